@@ -1,0 +1,23 @@
+"""subquad: transformer attention for less than N², with an honest account of what it costs in quality."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from subquad.functional import attention
+from subquad.masks import Mask
+from subquad.methods import *  # noqa: F403  (the methods: see their __all__)
+from subquad.methods import __all__ as _methods
+from subquad.ops.backends import backends, use_backend
+
+if TYPE_CHECKING:
+    from subquad import hf, nn
+
+__version__ = "0.1.0"
+__all__ = ["Mask", "attention", "backends", "hf", "nn", "use_backend", *_methods]
+
+
+def __getattr__(name: str) -> Any:
+    """Load `sq.nn` and `sq.hf` on first use."""
+    if name in ("nn", "hf"):
+        return importlib.import_module(f"subquad.{name}")
+    raise AttributeError(f"module 'subquad' has no attribute {name!r}")

@@ -1,0 +1,260 @@
+"""`Mask`: which query may attend to which key, without an N×M tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from subquad.shapes import Sizes
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Mask:
+    """Who may attend to whom, as a small immutable value. True = may attend. Combine with ``&``.
+
+    Build one with `Mask.causal`, `Mask.padding`, `Mask.segments`, `Mask.window` or `Mask.dense`; the fields are for
+    methods to read. A query that can see no key at all, and a padded query, has output 0.
+
+    >>> mask = Mask.causal() & Mask.padding([3, 5])
+    >>> mask
+    Mask.causal() & Mask.padding(…)
+    >>> mask.to_dense(5, 5)[0, 0].int()
+    tensor([[1, 0, 0, 0, 0],
+            [1, 1, 0, 0, 0],
+            [1, 1, 1, 0, 0],
+            [0, 0, 0, 0, 0],
+            [0, 0, 0, 0, 0]], dtype=torch.int32)
+    """
+
+    is_causal: bool = False
+    offset: int | Tensor | None = None  # where the first query stands among the keys
+    span: int | None = None
+    both: tuple[Tensor, ...] = ()  # padding of self-attention, lengths (B,) or bool (B,N)
+    keys: tuple[Tensor, ...] = ()  # bool (B,M) or lengths (B,)
+    queries: tuple[Tensor, ...] = ()  # bool (B,N) or lengths (B,)
+    ids: tuple[Tensor, ...] = ()  # segment numbers (B,N); negative = padding
+    allowed: tuple[Tensor, ...] = ()  # bool (B|1,H|1,N,M)
+
+    # ------------------------------------------------------------------ makers
+
+    @staticmethod
+    def causal(offset: int | Tensor | None = None) -> Mask:
+        """Query i sees the keys up to i + offset: none of the future.
+
+        `offset` is where the first query stands among the keys: 0 in self-attention, and t − 1 for a decode step
+        with one query and t cached keys. It may be a tensor, () or (B,), for caches of a static size. Without it
+        N and M must be equal.
+        """
+        return Mask(is_causal=True, offset=offset)
+
+    @staticmethod
+    def padding(
+        both: Tensor | Sequence[int] | None = None,
+        *,
+        keys: Tensor | Sequence[int] | None = None,
+        queries: Tensor | Sequence[int] | None = None,
+    ) -> Mask:
+        """Only the real tokens take part: lengths (B,) of left-aligned items, or bool (B, positions), True = real.
+
+        `Mask.padding(lengths)` is for self-attention and pads both sides; cross-attention names its sides:
+        `Mask.padding(keys=…, queries=…)`, each optional.
+        """
+        if both is not None and (keys is not None or queries is not None):
+            raise ValueError("give Mask.padding one padding for both sides, or keys=… and queries=…, not a mixture")
+        if both is None and keys is None and queries is None:
+            raise ValueError("Mask.padding needs lengths (B,) or a bool (B, positions)")
+        return Mask(both=_paddings(both), keys=_paddings(keys), queries=_paddings(queries))
+
+    @staticmethod
+    def segments(ids: Tensor) -> Mask:
+        """Packed self-attention: tokens see their own segment only. `ids` is an int (B,N); negative = padding."""
+        if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
+            raise ValueError(f"segment ids must be an int tensor (B, N), got {ids.dtype} {tuple(ids.shape)}")
+        return Mask(ids=(ids,))
+
+    @staticmethod
+    def window(width: int) -> Mask:
+        """Query i sees the keys j with |i − j| ≤ width; with `Mask.causal()`, the last width + 1 keys."""
+        if width < 0:
+            raise ValueError(f"a window reaches {width} keys to each side; it must be at least 0")
+        return Mask(span=width)
+
+    @staticmethod
+    def dense(allowed: Tensor) -> Mask:
+        """Any pattern, as a bool (B|1, H|1, N, M). Only methods that are quadratic anyway accept it."""
+        if allowed.ndim != 4 or allowed.dtype != torch.bool:
+            raise ValueError(
+                f"a dense mask is a bool (B|1, H|1, N, M), got {allowed.dtype} {tuple(allowed.shape)}; True = may attend"
+            )
+        return Mask(allowed=(allowed,))
+
+    def __and__(self, other: Mask) -> Mask:
+        """Both masks at once: what either forbids is forbidden."""
+        if not isinstance(other, Mask):
+            return NotImplemented
+        spans = [s for s in (self.span, other.span) if s is not None]
+        return Mask(
+            is_causal=self.is_causal or other.is_causal,
+            offset=_common_offset(self.offset, other.offset),
+            span=min(spans, default=None),
+            both=self.both + other.both,
+            keys=self.keys + other.keys,
+            queries=self.queries + other.queries,
+            ids=self.ids + other.ids,
+            allowed=self.allowed + other.allowed,
+        )
+
+    def __repr__(self) -> str:
+        parts = []
+        if self.is_causal:
+            parts.append("Mask.causal()" if self.offset is None else f"Mask.causal(offset={self.offset})")
+        parts += ["Mask.padding(…)"] * len(self.both)
+        sides = ", ".join(f"{side}=…" for side in ("keys", "queries") if getattr(self, side))
+        parts += [f"Mask.padding({sides})"] if sides else []
+        parts += ["Mask.segments(…)"] * len(self.ids)
+        parts += [] if self.span is None else [f"Mask.window({self.span})"]
+        parts += ["Mask.dense(…)"] * len(self.allowed)
+        return " & ".join(parts) or "Mask()"
+
+    # ------------------------------------------------------------------ readers
+
+    def key_padding(self, M: int) -> Tensor | None:
+        """Bool (B,M), True where the key is real; None when every key is."""
+        return self._real((*self.both, *self.keys), M)
+
+    def query_padding(self, N: int) -> Tensor | None:
+        """Bool (B,N), True where the query is real; None when every query is."""
+        return self._real((*self.both, *self.queries), N)
+
+    @property
+    def only_padding(self) -> bool:
+        """Whether each side's padding says it all: no pattern between queries and keys."""
+        return not (self.is_causal or self.span is not None or self.ids or self.allowed)
+
+    @property
+    def only_causal(self) -> bool:
+        """Whether this is the plain causal mask of self-attention, starts aligned, and nothing more about the keys."""
+        aligned = self.offset is None or (isinstance(self.offset, int) and self.offset == 0)
+        rest = self.both or self.keys or self.ids or self.allowed or self.span is not None
+        return self.is_causal and aligned and not rest
+
+    def visible(self, N: int, M: int, device: torch.device) -> Tensor | None:
+        """Which keys each query may see, a bool that broadcasts to (B,H,N,M); None when all. (B,1,1,M) for padding."""
+        keys = self.key_padding(M)
+        if self.only_padding:
+            return None if keys is None else keys[:, None, None, :]
+        pattern = self.pattern(N, M, device)
+        return pattern if keys is None else pattern & keys[:, None, None, :]
+
+    def to_dense(self, N: int, M: int, device: torch.device | None = None) -> Tensor:
+        """The whole mask as a bool (B|1, H|1, N, M), padded queries included."""
+        dense = self.pattern(N, M, device)
+        queries, keys = self.query_padding(N), self.key_padding(M)
+        if queries is not None:
+            dense = dense & queries[:, None, :, None]
+        if keys is not None:
+            dense = dense & keys[:, None, None, :]
+        return dense
+
+    def pattern(self, N: int, M: int, device: torch.device | None = None) -> Tensor:
+        """What is left of `to_dense` without padding: a bool (B|1, H|1, N, M)."""
+        dense = torch.ones(1, 1, N, M, dtype=torch.bool, device=device)
+        if self.is_causal or self.span is not None:
+            ahead = torch.arange(M, device=device) - self._positions(N, device)
+            if self.is_causal:
+                dense = dense & (ahead <= 0)
+            if self.span is not None:
+                dense = dense & (ahead.abs() <= self.span)
+        for ids in self.ids:
+            dense = dense & (ids[:, None, :, None] == ids[:, None, None, :])
+        for allowed in self.allowed:
+            dense = dense & allowed
+        return dense
+
+    def check(self, sizes: Sizes, device: torch.device) -> None:
+        """Raise ValueError where this mask does not fit attention of these sizes; the message names both sides."""
+        B, H, N, M = sizes.B, sizes.H, sizes.N, sizes.M
+        for what, given in (("one padding for both sides", self.both), ("segments", self.ids)):
+            if given and N != M:
+                raise ValueError(
+                    f"the mask gives {what}, but there are {N} queries and {M} keys; "
+                    "use Mask.padding(keys=…, queries=…) for cross-attention"
+                )
+        if (self.is_causal or self.span is not None) and self.offset is None and N != M:
+            raise ValueError(
+                f"a causal or window mask over {N} queries and {M} keys must say where the first query stands: "
+                f"Mask.causal(offset={max(M - N, 0)}) continues a cached sequence, offset=0 aligns the starts"
+            )
+        for side, positions in (("both", N), ("queries", N), ("keys", M), ("ids", N)):
+            for tensor in getattr(self, side):
+                _check_padding(tensor, side, B, positions, device)
+        for allowed in self.allowed:
+            for axis, (size, have) in enumerate(zip((B, H, N, M), allowed.shape, strict=True)):
+                if have != size and not (have == 1 and axis < 2):
+                    raise ValueError(f"the dense mask is {tuple(allowed.shape)} but attention is {(B, H, N, M)}")
+            _check_device("the dense mask", allowed, device)
+
+    def _real(self, paddings: tuple[Tensor, ...], positions: int) -> Tensor | None:
+        real = [_as_bool(padding, positions) for padding in paddings] + [ids >= 0 for ids in self.ids]
+        if not real:
+            return None
+        together = real[0]
+        for more in real[1:]:
+            together = together & more
+        return together
+
+    def _positions(self, N: int, device: torch.device | None) -> Tensor:
+        """Where each query stands among the keys: (N,1), or (B,1,N,1) when the offset differs by item."""
+        own = torch.arange(N, device=device)[:, None]
+        if isinstance(self.offset, Tensor):
+            return own + self.offset.to(own.device).reshape(-1, 1, 1, 1)
+        return own + (self.offset or 0)
+
+
+def _paddings(padding: Tensor | Sequence[int] | None) -> tuple[Tensor, ...]:
+    if padding is None:
+        return ()
+    tensor = torch.as_tensor(padding)
+    if tensor.is_floating_point() or tensor.ndim not in (1, 2) or (tensor.ndim == 2) != (tensor.dtype == torch.bool):
+        raise ValueError(
+            f"padding is int lengths (B,) or a bool (B, positions) with True = real, got {tensor.dtype} "
+            f"{tuple(tensor.shape)}"
+        )
+    return (tensor,)
+
+
+def _as_bool(padding: Tensor, positions: int) -> Tensor:
+    if padding.ndim == 2:
+        return padding
+    return torch.arange(positions, device=padding.device) < padding[:, None]
+
+
+def _check_padding(tensor: Tensor, side: str, batch: int, positions: int, device: torch.device) -> None:
+    what = {"both": "padding", "ids": "segment ids"}.get(side, f"padding of the {side}")
+    if tensor.shape[0] != batch:
+        raise ValueError(f"the mask's {what} is for a batch of {tensor.shape[0]}, but the batch is {batch}")
+    if tensor.ndim == 2 and tensor.shape[1] != positions:
+        raise ValueError(f"the mask's {what} has {tensor.shape[1]} positions, but there are {positions}")
+    _check_device(f"the mask's {what}", tensor, device)
+    # Lengths on a CPU can be read without a stall; on a GPU a length past the end acts as the full length.
+    if tensor.ndim == 1 and tensor.device.type == "cpu" and not torch.compiler.is_compiling():
+        longest, shortest = int(tensor.max()), int(tensor.min())
+        if longest > positions or shortest < 0:
+            wrong = longest if longest > positions else shortest
+            raise ValueError(f"the mask's {what} has a length of {wrong}, but there are {positions} positions")
+
+
+def _check_device(what: str, tensor: Tensor, device: torch.device) -> None:
+    if tensor.device != device:
+        raise ValueError(f"{what} is on {tensor.device} but `query` is on {device}; move them together")
+
+
+def _common_offset(a: int | Tensor | None, b: int | Tensor | None) -> int | Tensor | None:
+    if a is None or b is None or a is b:
+        return b if a is None else a
+    if isinstance(a, int) and a == b:
+        return a
+    raise ValueError(f"two masks place the first query differently: offset {a} and offset {b}")

@@ -1,0 +1,93 @@
+"""The methods: the mapping from name to class, and the ways to name one."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from subquad.methods.base import Bound, Method, Traits, nearest
+from subquad.methods.clustered import Clustered
+from subquad.methods.full import Full
+from subquad.methods.improved_clustered import ImprovedClustered
+from subquad.methods.oracle_top import OracleTopK
+from subquad.methods.shared_full import SharedFull
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (Full, SharedFull, OracleTopK, Clustered, ImprovedClustered)
+}
+
+__all__ = [
+    "METHODS",
+    "Bound",
+    "Clustered",
+    "Full",
+    "ImprovedClustered",
+    "Method",
+    "OracleTopK",
+    "SharedFull",
+    "Traits",
+    "from_dict",
+    "list_methods",
+    "parse_method",
+    "resolve",
+]
+
+
+def list_methods() -> list[str]:
+    """The names of all methods.
+
+    >>> list_methods()
+    ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered']
+    """
+    return list(METHODS)
+
+
+def resolve(method: str | Method) -> Method:
+    """A method object from a name or a method object. ValueError names the nearest known name."""
+    if isinstance(method, Method):
+        return method
+    if not isinstance(method, str):
+        raise TypeError(f"`method` is a name or a method object, got {type(method).__name__}")
+    return parse_method(method)
+
+
+def parse_method(text: str) -> Method:
+    """Read a method as the command line writes it: a name, or `name:setting=value,…`.
+
+    >>> parse_method("i-clustered:clusters=25,topk=16")
+    ImprovedClustered(clusters=25, bits=63, iterations=10, topk=16, seed=0)
+    """
+    name, _, rest = text.partition(":")
+    settings: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        setting, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"{text!r}: write settings as {name}:setting=value, not {part!r}")
+        settings[setting.strip()] = _read_value(_class(name), setting.strip(), value.strip())
+    return _class(name).from_settings(settings)
+
+
+def from_dict(data: Mapping[str, Any]) -> Method:
+    """The inverse of `Method.to_dict`.
+
+    >>> from_dict(Clustered(clusters=25).to_dict())
+    Clustered(clusters=25, bits=63, iterations=10, seed=0)
+    """
+    settings = dict(data)
+    if "name" not in settings:
+        raise ValueError(f"a method as a dict needs its 'name'; got {sorted(settings)}")
+    return _class(settings.pop("name")).from_settings(settings)
+
+
+def _class(name: str) -> type[Method]:
+    if name not in METHODS:
+        raise ValueError(f"no method {name!r}{nearest(name, list(METHODS))}; there are {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def _read_value(cls: type[Method], setting: str, text: str) -> Any:
+    default = next((f.default for f in fields(cls) if f.name == setting), text)
+    kind = type(default)
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{cls.name!r}: {setting}={text!r} is not a {kind.__name__} (default: {default})") from None

@@ -1,0 +1,221 @@
+"""What every method is: settings as plain data, traits beside them, one checked call."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subquad.masks import Mask
+from subquad.shapes import validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a method can do, as data. The docs, the refusals and the contract suite are all read from this.
+
+    `exact_limit` is the settings at which the method equals exact attention, as {setting: "N", "M" or a number}, or the
+    reason why there are none. `example` is settings that put every part of the method to work at some 50 tokens.
+    """
+
+    causal: Literal["strict", "values-only", "no"]
+    cross: bool  # N ≠ M, and queries that are not the keys' tokens
+    key_padding: bool
+    segments: bool
+    window: bool
+    dense_mask: bool
+    bias: bool
+    gqa: bool
+    dropout: str  # what dropout_p > 0 drops
+    partial: bool  # offers `partial`: (out, lse)
+    stochastic: bool  # depends on the seed
+    order_free: bool  # permuting the queries permutes the outputs
+    learned: bool = False
+    needs_hidden: bool = False
+    exact_limit: Mapping[str, int | str] | str
+    example: Mapping[str, int] = field(default_factory=dict)
+    complexity: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Method:
+    """One attention mechanism: a frozen dataclass that holds its hyper-parameters and nothing else.
+
+    A subclass gives `name`, `traits`, its settings as fields with defaults, and `attend`.
+    """
+
+    name: ClassVar[str]
+    traits: ClassVar[Traits]
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Mask,
+        bias: Tensor | None,
+        scale: float,
+        dropout_p: float,
+        seed: int,
+    ) -> Tensor:
+        """The computation, on inputs that `__call__` has checked. Padded queries may come out as anything finite."""
+        raise NotImplementedError(f"{type(self).__name__} defines no attend")
+
+    def __call__(
+        self,
+        query: Float[Tensor, "B H N D"],
+        key: Float[Tensor, "B G M D"],
+        value: Float[Tensor, "B G M E"],
+        *,
+        mask: Mask | None = None,
+        is_causal: bool = False,
+        bias: Float[Tensor, "#B #H N M"] | None = None,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        dropout_p: float = 0.0,
+        seed: int | None = None,
+    ) -> Float[Tensor, "B H N E"]:
+        """Attention by this method; arguments, shapes and errors as in `subquad.attention`."""
+        sizes = validate(query, key, value, enable_gqa)
+        mask = mask or Mask()
+        if is_causal:
+            mask = mask & Mask.causal(offset=mask.offset if mask.is_causal else 0)
+        mask.check(sizes, query.device)
+        self._check_options(query, key, bias, dropout_p)
+        reason = self.refuses(mask, bias=bias is not None, gqa=sizes.H != sizes.G, cross=sizes.N != sizes.M)
+        if reason:
+            raise ValueError(reason)
+        device = query.device.type
+        if torch.is_autocast_enabled(device) and query.dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(device)
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        with torch.autocast(device, enabled=False):
+            out = self.attend(
+                query,
+                key,
+                value,
+                mask=mask,
+                bias=bias,
+                scale=sizes.D**-0.5 if scale is None else scale,
+                dropout_p=dropout_p,
+                seed=self.default_seed if seed is None else seed,
+            )
+        real = mask.query_padding(sizes.N)
+        return out if real is None else out.masked_fill(~real[:, None, :, None], 0.0)
+
+    @property
+    def default_seed(self) -> int:
+        """The seed of a call that names none: the field `seed`, where the method has one."""
+        return getattr(self, "seed", 0)
+
+    def refuses(self, mask: Mask, *, bias: bool = False, gqa: bool = False, cross: bool = False) -> str | None:
+        """Why this method cannot take such a call, in one line with the remedy; None where it can."""
+        t = self.traits
+        checks = {
+            "a causal mask": mask.is_causal and t.causal == "no",
+            "cross-attention (keys that are not the queries' tokens)": cross and not t.cross,
+            "padding": bool(mask.both or mask.keys or mask.queries) and not t.key_padding,
+            "segments": bool(mask.ids) and not t.segments,
+            "a window": mask.span is not None and not t.window,
+            "a dense mask": bool(mask.allowed) and not t.dense_mask,
+            "an additive bias": bias and not t.bias,
+            "grouped-query heads": gqa and not t.gqa,
+        }
+        lacks = [what for what, refused in checks.items() if refused]
+        if not lacks:
+            return None
+        why = f": {_CAUSAL_REASON}" if lacks[0] == "a causal mask" else ""
+        return f"{self.name!r} does not support {' or '.join(lacks)}{why}; use method='full' here"
+
+    def bind(
+        self,
+        *,
+        heads: int,
+        head_dim: int,
+        kv_heads: int | None = None,
+        max_length: int | None = None,
+        shared: nn.Module | None = None,
+    ) -> Bound:
+        """The module that runs this method for one layer; a method with learned parameters makes them here.
+
+        `max_length` and `shared` are for methods whose parameters need a longest length or are shared by layers.
+        """
+        return Bound(self, heads=heads, kv_heads=kv_heads or heads, head_dim=head_dim)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name and settings as plain data: `{"name": "clustered", "clusters": 100, …}`."""
+        return {"name": self.name, **asdict(self)}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
+        """Build from settings; those left out keep their defaults. ValueError names an unknown one and the nearest."""
+        known = [f.name for f in fields(cls)]
+        for setting in settings:
+            if setting not in known:
+                have = f"it has {', '.join(known)}" if known else "it has none"
+                raise ValueError(f"{cls.name!r} has no setting {setting!r}{nearest(setting, known)}; {have}")
+        return cls(**settings)
+
+    def __str__(self) -> str:
+        """As the command line writes it, with the settings that differ from the defaults."""
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"{self.name}:{','.join(changed)}" if changed else self.name
+
+    def _require(self, **least: int) -> None:
+        """Check that whole-number settings are at least so much."""
+        for setting, minimum in least.items():
+            have = getattr(self, setting)
+            if not isinstance(have, int) or isinstance(have, bool) or have < minimum:
+                raise ValueError(f"{self.name!r}: {setting}={have!r}, but it must be a whole number ≥ {minimum}")
+
+    def _check_options(self, query: Tensor, key: Tensor, bias: Tensor | None, dropout_p: float) -> None:
+        if not 0.0 <= dropout_p < 1.0:
+            raise ValueError(f"dropout_p={dropout_p}, but it must be in [0, 1)")
+        if bias is None:
+            return
+        want = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        fits = bias.ndim == 4 and all(b == w or (b == 1 and i < 2) for i, (b, w) in enumerate(zip(bias.shape, want)))
+        if not fits:
+            raise ValueError(f"`bias` is {tuple(bias.shape)} but attention is (B|1, H|1, N, M) = {want}")
+        if not bias.is_floating_point():
+            raise TypeError(f"`bias` is {bias.dtype}; it is added to the logits and must be floating (use a Mask to hide keys)")
+        if bias.device != query.device:
+            raise ValueError(f"`bias` is on {bias.device} but `query` is on {query.device}; move them together")
+
+
+_CAUSAL_REASON = "its output at one position depends on later positions, so the future would leak"
+
+
+class Bound(nn.Module):
+    """A method attached to one layer. Calls like the method; remembers the head counts it was made for."""
+
+    def __init__(self, method: Method, *, heads: int, kv_heads: int, head_dim: int):
+        super().__init__()
+        self.method = method
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """As `subquad.attention`, less `method`."""
+        if query.shape[1:4:2] != (self.heads, self.head_dim) or key.shape[1] != self.kv_heads:
+            raise ValueError(
+                f"this layer was bound for {self.heads} heads of width {self.head_dim} and {self.kv_heads} key heads, "
+                f"but `query` is {tuple(query.shape)} and `key` is {tuple(key.shape)}"
+            )
+        return self.method(query, key, value, enable_gqa=self.heads != self.kv_heads, **options)
+
+    def extra_repr(self) -> str:
+        """What `print(module)` shows."""
+        return str(self.method)
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """A hint at the known word that looks most like this one, or nothing."""
+    match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {match[0]!r}?" if match else ""

@@ -1,0 +1,139 @@
+"""Clustered attention: one attention row for each cluster of queries.
+
+Vyas, Katharopoulos, Fleuret 2020, "Fast Transformers with Clustered Attention", section 3.2:
+
+    S     = clusters of the queries (k-means of sign hashes under Hamming distance)      section 3.2.2, C.1
+    Q^c_j = Σ_{i ∈ S_j} Q_i / |S_j|                                                      equation 3
+    A^c   = softmax(Q^c Kᵀ / √D)                                                         equation 4
+    V̂_i   = (A^c V)_j  for i ∈ S_j                                                       equations 5, 6
+
+==========  ==================
+paper       here
+==========  ==================
+C           clusters
+B           bits
+L           iterations
+S           labels
+Q^c         centroids
+==========  ==================
+
+Deviations from the published code, each on purpose: planes and starts come from a seed, the same for every item, head
+and call; the start knows padding; an item with no more queries than clusters is exact. Non-causal: a centroid averages
+future queries. The gradient flows through the means and A^c; the labels are constants.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.methods.base import Method, Traits
+from subquad.methods.full import sdpa
+from subquad.ops.grouping import broadcast, group_mean
+from subquad.ops.hashing import hash_codes
+from subquad.ops.kmeans import hamming_kmeans
+from subquad.ops.packing import per_segment
+
+
+def cluster_queries(
+    query: Float[Tensor, "B H N D"], mask: Mask, clusters: int, bits: int, iterations: int, seed: int
+) -> Int64[Tensor, "B H N"]:
+    """Cluster each head's queries: labels in [0, clusters), `clusters` for padded queries."""
+    codes = hash_codes(query, bits, seed)
+    return hamming_kmeans(codes, mask.query_padding(query.shape[2]), clusters, bits, iterations)
+
+
+def clustered_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask,
+    *,
+    labels: Int64[Tensor, "B H N"],
+    clusters: int,
+    scale: float,
+    dropout_p: float,
+) -> Float[Tensor, "B H N E"]:
+    """Attention of the centroids, handed to their members."""
+    centroids = group_mean(query.to(torch.promote_types(query.dtype, torch.float32)), labels, clusters)
+    keys_only = Mask(keys=(*mask.both, *mask.keys))
+    of_centroids = sdpa(
+        centroids.to(query.dtype), key, value, mask=keys_only, bias=None, scale=scale, dropout_p=dropout_p
+    )
+    return broadcast(of_centroids, labels)
+
+
+@dataclass(frozen=True)
+class Clustered(Method):
+    """Clustered attention.
+
+    Args:
+        clusters: C, clusters of queries for each head. An item with no more queries is computed exactly.
+        bits: length of the hash, 1 to 63.
+        iterations: Lloyd iterations of k-means.
+        seed: of the hash planes. The same seed gives "i-clustered" the same clusters.
+
+    >>> import torch, subquad as sq
+    >>> q, k, v = torch.randn(3, 2, 4, 300, 64)
+    >>> sq.attention(q, k, v, method=sq.Clustered(clusters=25)).shape
+    torch.Size([2, 4, 300, 64])
+    """
+
+    clusters: int = 100
+    bits: int = 63
+    iterations: int = 10
+    seed: int = 0
+
+    name: ClassVar[str] = "clustered"
+    traits: ClassVar[Traits] = Traits(
+        causal="no",
+        cross=True,
+        key_padding=True,
+        segments=True,
+        window=False,
+        dense_mask=False,
+        bias=False,
+        gqa=True,
+        dropout="weights of the centroids, one draw for all members of a cluster",
+        partial=False,
+        stochastic=True,
+        order_free=False,
+        exact_limit={"clusters": "N"},
+        example={"clusters": 5, "bits": 15, "iterations": 3},
+        complexity="O(C·M·D + N·C·iterations) time, O(N·C) memory",
+        source="Vyas et al. 2020, section 3.2",
+    )
+
+    def __post_init__(self) -> None:
+        self._require(clusters=1, bits=1, iterations=0, seed=0)
+        if self.bits > 63:
+            raise ValueError(f"{self.name!r}: bits={self.bits}, but a hash is one 64-bit word: at most 63")
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Mask,
+        bias: Tensor | None,
+        scale: float,
+        dropout_p: float,
+        seed: int,
+    ) -> Tensor:
+        """Cluster the queries, attend with the centroids, broadcast."""
+        attend = partial(self._attend_one, scale=scale, dropout_p=dropout_p, seed=seed)
+        return per_segment(attend, query, key, value, mask) if mask.ids else attend(query, key, value, mask)
+
+    def _attend_one(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, *, scale: float, dropout_p: float, seed: int
+    ) -> Tensor:
+        clusters = min(self.clusters, query.shape[2])
+        labels = cluster_queries(query, mask, clusters, self.bits, self.iterations, seed)
+        return clustered_attention(
+            query, key, value, mask, labels=labels, clusters=clusters, scale=scale, dropout_p=dropout_p
+        )

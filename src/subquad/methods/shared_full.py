@@ -1,0 +1,53 @@
+"""Shared full attention: exact attention with the queries as keys.
+
+    out_i = Σ_j softmax_j(q_i·q_j / √D) v_j                    Vyas et al. 2020, section 4.1 ("shared-full")
+
+What Reformer's shared queries and keys approximate; a yardstick, as quadratic as "full". The keys that are passed in are
+checked and then not read. With grouped-query heads every query head is its own key head.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.methods.base import Method
+from subquad.methods.full import Full, sdpa
+from subquad.ops.heads import repeat_heads
+
+
+@dataclass(frozen=True)
+class SharedFull(Method):
+    """Exact attention whose keys are the queries. Self-attention only.
+
+    >>> import torch, subquad as sq
+    >>> q, k, v = torch.randn(3, 1, 2, 5, 4)
+    >>> torch.equal(sq.attention(q, k, v, method="shared-full"), sq.attention(q, q, v, method="full"))
+    True
+    """
+
+    name: ClassVar[str] = "shared-full"
+    traits = replace(
+        Full.traits,
+        cross=False,
+        partial=False,
+        exact_limit="the queries stand in for the keys: it equals exact attention only where they are equal",
+        source="Vyas et al. 2020, section 4.1",
+    )
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Mask,
+        bias: Tensor | None,
+        scale: float,
+        dropout_p: float,
+        seed: int,
+    ) -> Tensor:
+        """Exact attention of the queries with themselves."""
+        value = repeat_heads(value, query.shape[1])
+        return sdpa(query, query, value, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)

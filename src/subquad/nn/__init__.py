@@ -1,0 +1,5 @@
+"""Modules: attention layers that run any method."""
+
+from subquad.nn.attention import MultiheadAttention
+
+__all__ = ["MultiheadAttention"]

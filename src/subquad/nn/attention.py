@@ -1,0 +1,89 @@
+"""`MultiheadAttention`: projections around any method."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subquad.masks import Mask
+from subquad.methods import Method, resolve
+
+
+class MultiheadAttention(nn.Module):
+    """Multi-head attention by any method, batch first.
+
+        out = concat_h(attention(x W_Q^h, y W_K^h, y W_V^h)) W_O
+
+    Args:
+        embed_dim: width of queries and outputs.
+        num_heads: H; must divide `embed_dim`.
+        method: a name, a name with settings, or a method object.
+        kv_heads: G, for grouped-query attention; defaults to `num_heads`, which must be a multiple of it.
+        kdim: width of the key inputs; defaults to `embed_dim`.
+        vdim: width of the value inputs; defaults to `kdim`.
+        bias: whether the projections have biases.
+        dropout: in training, the rate of dropout as the method's trait `dropout` says.
+        max_length: the longest input, for methods whose parameters depend on it.
+
+    >>> import torch, subquad as sq
+    >>> layer = sq.nn.MultiheadAttention(384, 12, method=sq.ImprovedClustered(clusters=25))
+    >>> layer(torch.randn(2, 100, 384), mask=sq.Mask.padding([100, 70])).shape
+    torch.Size([2, 100, 384])
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        method: str | Method = "full",
+        kv_heads: int | None = None,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        max_length: int | None = None,
+    ):
+        super().__init__()
+        kv_heads = kv_heads or num_heads
+        if embed_dim % num_heads:
+            raise ValueError(f"embed_dim={embed_dim} does not divide into num_heads={num_heads}")
+        if num_heads % kv_heads:
+            raise ValueError(f"num_heads={num_heads} is not a multiple of kv_heads={kv_heads}")
+        head_dim = embed_dim // num_heads
+        kdim = embed_dim if kdim is None else kdim
+        self.num_heads, self.kv_heads, self.head_dim, self.dropout = num_heads, kv_heads, head_dim, dropout
+        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.k_proj = nn.Linear(kdim, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(kdim if vdim is None else vdim, kv_heads * head_dim, bias=bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.attention = resolve(method).bind(
+            heads=num_heads, kv_heads=kv_heads, head_dim=head_dim, max_length=max_length
+        )
+
+    def forward(
+        self,
+        query: Float[Tensor, "B N _q"],
+        key: Float[Tensor, "B M _k"] | None = None,
+        value: Float[Tensor, "B M _v"] | None = None,
+        *,
+        mask: Mask | None = None,
+        is_causal: bool = False,
+        bias: Tensor | None = None,
+        seed: int | None = None,
+    ) -> Float[Tensor, "B N _q"]:
+        """Attend from `query` to `key` and `value`; alone, self-attention; `value` defaults to `key`."""
+        key = query if key is None else key
+        value = key if value is None else value
+        out = self.attention(
+            self._split(self.q_proj(query), self.num_heads),
+            self._split(self.k_proj(key), self.kv_heads),
+            self._split(self.v_proj(value), self.kv_heads),
+            mask=mask,
+            is_causal=is_causal,
+            bias=bias,
+            seed=seed,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        return self.out_proj(out.transpose(1, 2).flatten(2))
+
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)

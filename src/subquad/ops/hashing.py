@@ -1,0 +1,27 @@
+"""Sign-of-projection hashing: one 64-bit word for each vector."""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from subquad.randomness import gaussian
+
+
+def hash_codes(x: Float[Tensor, "B H N D"], bits: int, seed: int) -> Int64[Tensor, "B H N"]:
+    """Bit l of the word is 1 where x·w_l > 0, with w_l ~ N(0, I) drawn from the seed: one set for all heads and items.
+
+    Two vectors at angle θ differ in a bit with probability θ/π (Charikar 2002). Projections are taken in fp32, fp64
+    for fp64 inputs. 1 ≤ bits ≤ 63.
+    """
+    x = x.detach()
+    x = x if x.dtype == torch.float64 else x.float()
+    planes = gaussian(seed, bits, x.shape[-1], like=x)
+    positive = x @ planes.T > 0
+    weights = torch.bitwise_left_shift(1, torch.arange(bits, device=x.device))
+    return (positive * weights).sum(-1)
+
+
+def unpack_signs(codes: Int64[Tensor, "..."], bits: int) -> Float[Tensor, "... {bits}"]:
+    """The bits of each word as −1 and +1 in fp32, lowest bit first."""
+    shifts = torch.arange(bits, device=codes.device)
+    return (torch.bitwise_right_shift(codes[..., None], shifts) & 1).float() * 2 - 1

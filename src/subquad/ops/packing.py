@@ -1,0 +1,62 @@
+"""Packed sequences: take segments apart into a padded batch, and put them together again."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from subquad.masks import Mask
+
+
+def per_segment(
+    attend: Callable[[Tensor, Tensor, Tensor, Mask], Tensor],
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G N D"],
+    value: Float[Tensor, "B G N E"],
+    mask: Mask,
+) -> Float[Tensor, "B H N E"]:
+    """Run `attend` on every segment as if it were a batch item of its own; positions in no segment get 0.
+
+    The number of segments and the longest one are read from the ids, so this waits for the device once. A segment is
+    all the positions of one batch item with one id, in order, be they adjacent or not.
+    """
+    ids = _joint_ids(mask)
+    B, N = ids.shape
+    packed = ids >= 0
+    item = torch.arange(B, device=ids.device)[:, None].expand(B, N)
+    pairs = torch.stack([item[packed], ids[packed]], dim=1)
+    _, segment, lengths = pairs.unique(dim=0, return_inverse=True, return_counts=True)
+    if len(lengths) == 0:
+        return value.new_zeros(*query.shape[:3], value.shape[-1])
+    place = (segment, _rank_within(segment, lengths))
+
+    def unpack(x: Tensor) -> Tensor:
+        """(B,N,…) to (segments, longest, …)."""
+        parts = x.new_zeros(len(lengths), int(lengths.max()), *x.shape[2:])
+        return parts.index_put(place, x[packed])
+
+    inner = Mask.padding(lengths)
+    for side, real in (("keys", mask.key_padding(N)), ("queries", mask.query_padding(N))):
+        inner = inner if real is None else inner & Mask.padding(**{side: unpack(real)})
+    heads_first = [unpack(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value)]
+    out = attend(*heads_first, inner).transpose(1, 2)
+    together = out.new_zeros(B, N, *out.shape[2:])
+    return together.index_put(tuple(packed.nonzero().T), out[place]).transpose(1, 2)
+
+
+def _rank_within(segment: Int[Tensor, "T"], lengths: Int[Tensor, "S"]) -> Int[Tensor, "T"]:
+    """Of each token its number within its segment."""
+    order = segment.argsort(stable=True)
+    first = lengths.cumsum(0) - lengths
+    ranks = torch.arange(len(segment), device=segment.device) - first[segment[order]]
+    return torch.empty_like(segment).scatter(0, order, ranks)
+
+
+def _joint_ids(mask: Mask) -> Int[Tensor, "B N"]:
+    """One id a token: equal where all of the mask's segmentations agree, −1 where one of them is negative."""
+    joint = mask.ids[0]
+    for ids in mask.ids[1:]:
+        apart = joint * (ids.max() + 1).clamp(min=1) + ids
+        joint = torch.where((joint >= 0) & (ids >= 0), apart, -1)
+    return joint

@@ -1,0 +1,30 @@
+"""Softmax over visible keys, where a row may have none, and partials that merge."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def visible_softmax(
+    logits: Float[Tensor, "*row K"], visible: Bool[Tensor, "..."] | None
+) -> Float[Tensor, "*row K"]:
+    """Softmax over the visible entries of each row; a row without any is all 0, with gradient 0."""
+    if visible is None:
+        return logits.softmax(-1)
+    # A finite minimum instead of −inf: −inf rows would be NaN forward and backward.
+    weights = logits.masked_fill(~visible, torch.finfo(logits.dtype).min).softmax(-1)
+    return weights * visible
+
+
+def merge_partials(
+    partials: list[tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]],
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """Attention over the union of disjoint sets of keys: out = Σ_p e^{lse_p} out_p / Σ_p e^{lse_p}.
+
+    A part that saw no key has lse = −inf and counts for nothing.
+    """
+    outs = torch.stack([out for out, _ in partials])
+    lses = torch.stack([lse for _, lse in partials])
+    lse = torch.logsumexp(lses, 0)
+    weights = torch.where(torch.isneginf(lses), 0.0, (lses - torch.where(torch.isneginf(lse), 0.0, lse)).exp())
+    return (weights[..., None] * outs).sum(0), lse
