@@ -132,14 +132,14 @@ class Mask:
     @property
     def only_padding(self) -> bool:
         """Whether each side's padding says it all: no pattern between queries and keys."""
-        return not (self.is_causal or self.span is not None or self.ids or self.allowed)
+        return not self.is_causal and self.span is None and len(self.ids) + len(self.allowed) == 0
 
     @property
     def only_causal(self) -> bool:
         """Whether this is the plain causal mask of self-attention, starts aligned, and nothing more about the keys."""
         aligned = self.offset is None or (isinstance(self.offset, int) and self.offset == 0)
-        rest = self.both or self.keys or self.ids or self.allowed or self.span is not None
-        return self.is_causal and aligned and not rest
+        rest = len(self.both) + len(self.keys) + len(self.ids) + len(self.allowed)
+        return self.is_causal and aligned and self.span is None and rest == 0
 
     def visible(self, N: int, M: int, device: torch.device) -> Tensor | None:
         """Which keys each query may see, a bool that broadcasts to (B,H,N,M); None when all. (B,1,1,M) for padding."""

@@ -86,7 +86,7 @@ def _class(name: str) -> type[Method]:
 
 def _read_value(cls: type[Method], setting: str, text: str) -> Any:
     default = next((f.default for f in fields(cls) if f.name == setting), text)
-    kind = type(default)
+    kind: type = type(default)
     try:
         return kind(text)
     except ValueError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -83,6 +83,7 @@ class Method:
         seed: int | None = None,
     ) -> Float[Tensor, "B H N E"]:
         """Attention by this method; arguments, shapes and errors as in `subquad.attention`."""
+        query, key, value = _as_autocast(query), _as_autocast(key), _as_autocast(value)
         sizes = validate(query, key, value, enable_gqa)
         mask = mask or Mask()
         if is_causal:
@@ -92,11 +93,7 @@ class Method:
         reason = self.refuses(mask, bias=bias is not None, gqa=sizes.H != sizes.G, cross=sizes.N != sizes.M)
         if reason:
             raise ValueError(reason)
-        device = query.device.type
-        if torch.is_autocast_enabled(device) and query.dtype != torch.float64:
-            dtype = torch.get_autocast_dtype(device)
-            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(query.device.type, enabled=False):
             out = self.attend(
                 query,
                 key,
@@ -154,7 +151,7 @@ class Method:
         return {"name": self.name, **asdict(self)}
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
+    def from_settings(cls, settings: Mapping[str, Any]) -> Method:
         """Build from settings; those left out keep their defaults. ValueError names an unknown one and the nearest."""
         known = [f.name for f in fields(cls)]
         for setting in settings:
@@ -185,9 +182,19 @@ class Method:
         if not fits:
             raise ValueError(f"`bias` is {tuple(bias.shape)} but attention is (B|1, H|1, N, M) = {want}")
         if not bias.is_floating_point():
-            raise TypeError(f"`bias` is {bias.dtype}; it is added to the logits and must be floating (use a Mask to hide keys)")
+            raise TypeError(
+                f"`bias` is {bias.dtype}; it is added to the logits and must be floating (use a Mask to hide keys)"
+            )
         if bias.device != query.device:
             raise ValueError(f"`bias` is on {bias.device} but `query` is on {query.device}; move them together")
+
+
+def _as_autocast(x: Tensor) -> Tensor:
+    """Cast as autocast casts the arguments of SDPA: one by one, all but fp64."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64:
+        return x
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 _CAUSAL_REASON = "its output at one position depends on later positions, so the future would leak"

@@ -34,7 +34,7 @@ from subquad.masks import Mask
 from subquad.methods.base import Method, Traits
 from subquad.methods.full import sdpa
 from subquad.ops.grouping import broadcast, group_mean
-from subquad.ops.hashing import hash_codes
+from subquad.ops.hashing import check_bits, hash_codes
 from subquad.ops.kmeans import hamming_kmeans
 from subquad.ops.packing import per_segment
 
@@ -110,8 +110,7 @@ class Clustered(Method):
 
     def __post_init__(self) -> None:
         self._require(clusters=1, bits=1, iterations=0, seed=0)
-        if self.bits > 63:
-            raise ValueError(f"{self.name!r}: bits={self.bits}, but a hash is one 64-bit word: at most 63")
+        check_bits(self.name, self.bits)
 
     def attend(
         self,

@@ -7,6 +7,7 @@ segments, dense masks and biases take a mask over queries and keys, as in any ex
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -23,19 +24,20 @@ def sdpa(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Mask, bias: Tensor | None, scale: float, dropout_p: float
 ) -> Tensor:
     """Exact attention under a `Mask`, by the cheapest SDPA call that says it. Queries that see no key get 0."""
-    options = {"scale": scale, "dropout_p": dropout_p, "enable_gqa": query.shape[1] != key.shape[1]}
+    gqa = query.shape[1] != key.shape[1]
+    exact = partial(F.scaled_dot_product_attention, scale=scale, dropout_p=dropout_p, enable_gqa=gqa)
     if mask.only_causal and bias is None:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, **options)
+        return exact(query, key, value, is_causal=True)
     visible = mask.visible(query.shape[2], key.shape[2], query.device)
     if visible is None:
         bias = None if bias is None else bias.to(query.dtype)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, **options)
+        return exact(query, key, value, attn_mask=bias)
     sees_any = visible.any(-1, keepdim=True)
     # A row without a visible key is NaN in some SDPA kernels: let it see all, then make it 0.
     attn_mask = visible | ~sees_any
     if bias is not None:
         attn_mask = bias.to(query.dtype).masked_fill(~attn_mask, -torch.inf)
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask, **options)
+    out = exact(query, key, value, attn_mask=attn_mask)
     return out.masked_fill(~sees_any, 0.0)
 
 

@@ -35,6 +35,7 @@ from subquad.masks import Mask
 from subquad.methods.base import Method
 from subquad.methods.clustered import Clustered, cluster_queries
 from subquad.ops.grouping import broadcast, group_mean, sort_into_blocks
+from subquad.ops.hashing import check_bits
 from subquad.ops.heads import repeat_heads
 from subquad.ops.packing import per_segment
 from subquad.ops.softmax import visible_softmax
@@ -115,8 +116,8 @@ class ImprovedClustered(Method):
     )
 
     def __post_init__(self) -> None:
-        Clustered(self.clusters, self.bits, self.iterations, self.seed)
-        self._require(topk=1)
+        self._require(clusters=1, bits=1, iterations=0, topk=1, seed=0)
+        check_bits(self.name, self.bits)
 
     def attend(
         self,

@@ -21,9 +21,7 @@ def group_sizes(labels: Int64[Tensor, "B H N"], groups: int) -> Int64[Tensor, "B
     return counts.scatter_add(2, labels, torch.ones_like(labels))[..., :groups]
 
 
-def broadcast(
-    of_group: Float[Tensor, "B H C E"], labels: Int64[Tensor, "B H N"]
-) -> Float[Tensor, "B H N E"]:
+def broadcast(of_group: Float[Tensor, "B H C E"], labels: Int64[Tensor, "B H N"]) -> Float[Tensor, "B H N E"]:
     """Hand every member its group's row; 0 to those in no group."""
     B, H, _, E = of_group.shape
     rows = torch.cat([of_group, of_group.new_zeros(B, H, 1, E)], dim=2)
@@ -73,7 +71,9 @@ def sort_into_blocks(labels: Int64[Tensor, "B H N"], groups: int, size: int) -> 
     rank = torch.arange(N, device=labels.device) - first_token.gather(2, ordered)
     slot = torch.where(ordered == groups, blocks * size, first_slot.gather(2, ordered) + rank)
     group = torch.searchsorted(
-        last_block, torch.arange(blocks, device=labels.device).expand(*labels.shape[:2], blocks).contiguous(), right=True
+        last_block,
+        torch.arange(blocks, device=labels.device).expand(*labels.shape[:2], blocks).contiguous(),
+        right=True,
     )
     return Blocks(torch.empty_like(slot).scatter(2, order, slot), group.clamp(max=groups - 1), size)
 

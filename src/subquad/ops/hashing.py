@@ -6,6 +6,14 @@ from torch import Tensor
 
 from subquad.randomness import gaussian
 
+MAX_BITS = 63  # of a signed 64-bit word
+
+
+def check_bits(owner: str, bits: int) -> None:
+    """Raise ValueError where a hash of so many bits does not fit its word."""
+    if bits > MAX_BITS:
+        raise ValueError(f"{owner!r}: bits={bits}, but a hash is one 64-bit word: at most {MAX_BITS}")
+
 
 def hash_codes(x: Float[Tensor, "B H N D"], bits: int, seed: int) -> Int64[Tensor, "B H N"]:
     """Bit l of the word is 1 where x·w_l > 0, with w_l ~ N(0, I) drawn from the seed: one set for all heads and items.

@@ -39,8 +39,8 @@ def per_segment(
     inner = Mask.padding(lengths)
     for side, real in (("keys", mask.key_padding(N)), ("queries", mask.query_padding(N))):
         inner = inner if real is None else inner & Mask.padding(**{side: unpack(real)})
-    heads_first = [unpack(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value)]
-    out = attend(*heads_first, inner).transpose(1, 2)
+    q, k, v = (unpack(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value))
+    out = attend(q, k, v, inner).transpose(1, 2)
     together = out.new_zeros(B, N, *out.shape[2:])
     return together.index_put(tuple(packed.nonzero().T), out[place]).transpose(1, 2)
 

@@ -5,9 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 
-def visible_softmax(
-    logits: Float[Tensor, "*row K"], visible: Bool[Tensor, "..."] | None
-) -> Float[Tensor, "*row K"]:
+def visible_softmax(logits: Float[Tensor, "*row K"], visible: Bool[Tensor, "..."] | None) -> Float[Tensor, "*row K"]:
     """Softmax over the visible entries of each row; a row without any is all 0, with gradient 0."""
     if visible is None:
         return logits.softmax(-1)

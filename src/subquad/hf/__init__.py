@@ -1,0 +1,27 @@
+"""Any method inside pretrained Hugging Face models (transformers 5).
+
+sq.hf.swap(model, sq.ImprovedClustered(clusters=25))   # in place; returns which layer runs what
+sq.hf.restore(model)                                   # the model's own attention again
+sq.hf.reattach(AutoModel.from_pretrained(folder))      # what `save_pretrained` recorded
+sq.hf.extend_positions(model, 4096)                    # past the learned positions
+"""
+
+from subquad.hf.boundary import register
+from subquad.hf.layers import Layer, find_layers
+from subquad.hf.positions import extend_positions, position_limit
+from subquad.hf.swapping import Swapped, describe, reattach, refusals, restore, swap
+
+register()
+
+__all__ = [
+    "Layer",
+    "Swapped",
+    "describe",
+    "extend_positions",
+    "find_layers",
+    "position_limit",
+    "reattach",
+    "refusals",
+    "restore",
+    "swap",
+]

@@ -1,0 +1,161 @@
+"""The attention layers of a transformers model: found, numbered, labelled."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from subquad.methods import Bound, Method
+
+_CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer of a model, as found before anything is attached."""
+
+    number: int
+    name: str
+    module: nn.Module
+    cross: bool
+    causal: bool
+    windowed: bool
+    biased: bool
+
+    @property
+    def label(self) -> str:
+        """How messages call it."""
+        return f"{self.number} ({self.name})"
+
+    @property
+    def kind(self) -> str:
+        """Its kind in words, "causal self-attention" and the like."""
+        words = ["causal" if self.causal else "", "windowed" if self.windowed else ""]
+        words += ["biased" if self.biased else "", "cross-attention" if self.cross else "self-attention"]
+        return " ".join(filter(None, words))
+
+    def refusal(self, method: Method) -> str | None:
+        """Why this method cannot run in this layer, or None."""
+        traits, name = method.traits, method.name
+        if traits.needs_hidden:
+            return f"{name!r} reads the layer's input, which a pretrained model does not hand to its attention"
+        if self.causal and traits.causal != "strict":
+            return (
+                f"{name!r} is not causal and this layer is: the output at one position would depend on later tokens, "
+                "so training would leak the future and generation would not match it"
+            )
+        if self.cross and not traits.cross:
+            return f"{name!r} is for self-attention and this is cross-attention"
+        if self.windowed and not traits.window:
+            return f"{name!r} has no window and this layer attends to a window only (and is cheap already)"
+        if self.biased and not traits.bias:
+            return f"{name!r} takes no additive bias and this layer adds a position bias to its logits"
+        heads, kv_heads, _ = head_counts(self.module)
+        if heads != kv_heads and not traits.gqa:
+            return f"{name!r} has no grouped-query attention and this layer has {heads} heads on {kv_heads} key heads"
+        return None
+
+
+class Attached(nn.Module):
+    """A bound method on one layer, with what the boundary must know of the layer at call time."""
+
+    def __init__(self, layer: Layer, bound: Bound):
+        super().__init__()
+        self.bound = bound
+        self.label, self.cross, self.causal = layer.label, layer.cross, layer.causal
+        self.config_window = getattr(getattr(layer.module, "config", None), "sliding_window", None)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """Run the method."""
+        return self.bound(query, key, value, **options)
+
+    def window_width(self, passed: int, causal: bool) -> int:
+        """How far a windowed layer sees to each side, by the rule of transformers' own window masks.
+
+        Causal windows hold `sliding_window` tokens with the query itself, bidirectional ones reach that far.
+        """
+        width = self.config_window or passed
+        return width - 1 if causal else width
+
+
+def find_layers(model: nn.Module) -> list[Layer]:
+    """All attention layers of a model that go through transformers' attention interface, in the model's order.
+
+    Raises:
+        TypeError: not a transformers model.
+        ValueError: the model, or a part of it, computes attention in its own way; named.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"expected a transformers PreTrainedModel, got {type(model).__name__}")
+    for name, part in model.named_modules():
+        if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation():
+            where = f" (its part {name!r})" if name else ""
+            raise ValueError(
+                f"{type(part).__name__}{where} computes its attention itself, not through transformers' attention "
+                "interface, so nothing can be swapped into it; architectures that can: BERT, RoBERTa, DistilBERT, "
+                "ModernBERT, ViT, wav2vec2, Whisper, T5, BART, Llama, GPT-2 and most others"
+            )
+    found = [(name, module) for name, module in model.named_modules() if _uses_interface(module)]
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no attention layer that goes through the attention interface")
+    return [_describe(number, name, module) for number, (name, module) in enumerate(found)]
+
+
+def head_counts(module: nn.Module) -> tuple[int, int, int]:
+    """(query heads, key/value heads, head width) of an attention module, from its attributes or its config."""
+    config = getattr(module, "config", None)
+    heads = _first(module, config, "num_heads", "n_heads", "num_attention_heads")
+    kv_heads = _first(module, config, "num_key_value_heads") or heads
+    width = _first(module, config, "head_dim", "attention_head_size", "key_value_proj_dim", "d_kv")
+    if width is None and heads is not None:
+        hidden = _first(module, config, "embed_dim", "hidden_size", "d_model", "dim")
+        width = hidden // heads if hidden else None
+    if heads is None or kv_heads is None or width is None:
+        raise ValueError(f"cannot tell the head count and width of {type(module).__name__}")
+    return heads, kv_heads, width
+
+
+def _first(module: nn.Module, config: Any, *names: str) -> int | None:
+    for owner in (module, config):
+        for name in names:
+            value = getattr(owner, name, None)
+            if isinstance(value, int):
+                return value
+    return None
+
+
+def _uses_interface(module: nn.Module) -> bool:
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def _describe(number: int, name: str, module: nn.Module) -> Layer:
+    cross = getattr(module, "is_cross_attention", None)
+    if cross is None:
+        cross = bool(_CROSS.search(type(module).__name__) or _CROSS.search(".".join(name.split(".")[-3:])))
+    config = getattr(module, "config", None)
+    # A decoder that is asked, in its config, to attend both ways.
+    causal = bool(getattr(module, "is_causal", False)) and getattr(config, "is_causal", True) is not False
+    return Layer(
+        number=number,
+        name=name,
+        module=module,
+        cross=bool(cross),
+        causal=causal and not cross,
+        windowed=_is_windowed(module, config),
+        biased="position_bias" in inspect.signature(type(module).forward).parameters,
+    )
+
+
+def _is_windowed(module: nn.Module, config: Any) -> bool:
+    if hasattr(module, "sliding_window"):
+        return module.sliding_window is not None
+    kinds, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    if kinds and index is not None:
+        return kinds[index] == "sliding_attention"
+    return getattr(config, "sliding_window", None) is not None

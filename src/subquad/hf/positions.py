@@ -1,0 +1,100 @@
+"""Longer inputs: extend learned absolute positions."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+_TABLES = ("position_embeddings", "embed_positions", "wpe", "position_embedding")
+
+
+def position_limit(model: PreTrainedModel) -> int | None:
+    """How many tokens the learned positions of this model reach; None where positions set no limit."""
+    tables = _learned_tables(model)
+    return min((table.num_embeddings - _reserved(model, table) for _, table in tables), default=None)
+
+
+def extend_positions(model: PreTrainedModel, length: int, *, how: str = "interpolate") -> PreTrainedModel:
+    """Let a model with learned absolute positions read `length` tokens, in place and without training.
+
+    Args:
+        model: any text model; relative and rotary positions need nothing and are left as they are.
+        length: tokens that the model must take; no more than now changes nothing.
+        how: "interpolate" stretches the learned table linearly; "tile" repeats it.
+
+    Short inputs then see other positions than before under "interpolate", the same ones under "tile". The tokenizer
+    has a limit of its own: set `tokenizer.model_max_length`.
+
+    Raises:
+        ValueError: the model's length is fixed by something else (image patches, audio frames), or `how` is unknown.
+    """
+    if how not in ("interpolate", "tile"):
+        raise ValueError(f"how={how!r}, but positions are extended by 'interpolate' or 'tile'")
+    if length < 1:
+        raise ValueError(f"length={length}, but it must be at least 1")
+    _refuse_fixed(model)
+    for owner, table in _learned_tables(model):
+        reserved = _reserved(model, table)
+        rows = table.weight.data[reserved:]
+        if length > rows.shape[0]:
+            longer = torch.cat([table.weight.data[:reserved], _stretch(rows, length, how)])
+            _set_rows(table, longer)
+            _grow_buffers(owner, longer.shape[0])
+            config = getattr(owner, "config", model.config)
+            _grow_config(model, config, rows.shape[0], length)
+    return model
+
+
+def _stretch(rows: Tensor, length: int, how: str) -> Tensor:
+    if how == "tile":
+        return rows[torch.arange(length, device=rows.device) % rows.shape[0]]
+    stretched = F.interpolate(rows.T[None].float(), size=length, mode="linear", align_corners=True)
+    return stretched[0].T.to(rows.dtype)
+
+
+def _learned_tables(model: PreTrainedModel) -> list[tuple[nn.Module, nn.Embedding]]:
+    """(the module that holds it, the table) for every trained table of absolute positions."""
+    found = []
+    for owner in model.modules():
+        for name, child in owner.named_children():
+            if name in _TABLES and isinstance(child, nn.Embedding):
+                found.append((owner, child))
+    return found
+
+
+def _reserved(model: PreTrainedModel, table: nn.Embedding) -> int:
+    """Rows at the front that no token uses: BART's offset, or the padding row of RoBERTa and those before it."""
+    offset = getattr(table, "offset", None)
+    if isinstance(offset, int):
+        return offset
+    return 0 if table.padding_idx is None else table.padding_idx + 1
+
+
+def _set_rows(table: nn.Embedding, rows: Tensor) -> None:
+    table.weight = nn.Parameter(rows, requires_grad=table.weight.requires_grad)
+    table.num_embeddings = rows.shape[0]
+
+
+def _grow_buffers(owner: nn.Module, rows: int) -> None:
+    """Lengthen the (1, positions) buffers that BERT-like embeddings read positions and token types from."""
+    for name, buffer in list(owner.named_buffers(recurse=False)):
+        if name == "position_ids":
+            setattr(owner, name, torch.arange(rows, device=buffer.device)[None])
+        elif name == "token_type_ids":
+            setattr(owner, name, buffer.new_zeros(1, rows))
+
+
+def _grow_config(model: PreTrainedModel, config: object, before: int, length: int) -> None:
+    for holder in {id(c): c for c in (config, model.config)}.values():
+        for name in ("max_position_embeddings", "n_positions"):
+            limit = getattr(holder, name, None)
+            if isinstance(limit, int) and limit >= before:
+                setattr(holder, name, limit - before + length)
+
+
+def _refuse_fixed(model: PreTrainedModel) -> None:
+    if model.main_input_name not in ("input_ids", "inputs_embeds"):
+        raise ValueError(
+            f"{type(model).__name__} reads {model.main_input_name!r}: its length is fixed by its images or audio, "
+            "not by a table of token positions"
+        )

@@ -1,0 +1,155 @@
+"""Put methods into a model, take them out, say what runs where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from subquad.hf.boundary import NAME
+from subquad.hf.layers import Attached, Layer, find_layers, head_counts
+from subquad.methods import Full, Method, from_dict, resolve
+
+_BEFORE = "_subquad_before"  # on a swapped model: (config, its attention implementation) before the swap
+
+AnyMethod = str | Method
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """Which layer runs what. Prints as a table; `methods` is {layer number: method}, without layers left alone."""
+
+    layers: tuple[Layer, ...]
+    methods: Mapping[int, Method]
+
+    def __str__(self) -> str:
+        table = Table("layer", "name", "kind", "method", box=None)
+        for layer in self.layers:
+            own = "(the model's own)"
+            table.add_row(str(layer.number), layer.name, layer.kind, str(self.methods.get(layer.number, own)))
+        console = Console(width=120, no_color=True)
+        with console.capture() as capture:
+            console.print(table)
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def swap(model: PreTrainedModel, method: AnyMethod | Mapping[int | str, AnyMethod]) -> Swapped:
+    """Put a method into a pretrained model, in place.
+
+    Args:
+        model: any transformers model whose attention goes through the attention interface.
+        method: one method for every layer, or a mapping from layer numbers (as `describe` counts them) or name
+            patterns ("encoder.*", as fnmatch reads them; later entries win) to methods. Layers that a mapping leaves
+            out run "full": exact attention.
+
+    What is attached is written into `model.config`, so `save_pretrained` keeps it: see `reattach`. Swapping again
+    replaces what was there. Nothing changes when an error is raised.
+
+    Raises:
+        ValueError: an architecture outside the interface, a layer that cannot run its method (with the reason), an
+            unknown method, or a number or pattern that names no layer.
+        TypeError: not a transformers model.
+    """
+    layers = find_layers(model)
+    methods = _assign(layers, method)
+    for layer in layers:
+        reason = layer.refusal(methods[layer.number])
+        if reason:
+            hint = "" if isinstance(method, Mapping) else "; pass a mapping to swap only the layers that can"
+            raise ValueError(f"layer {layer.label} of {type(model).__name__}: {reason}{hint}")
+    attached = {layer.number: Attached(layer, _bind(layer, methods[layer.number])) for layer in layers}
+    restore(model)
+    for layer in layers:
+        layer.module.add_module(NAME, attached[layer.number].train(layer.module.training))
+    setattr(model, _BEFORE, [(config, config._attn_implementation) for config in _configs(model)])
+    for config in _configs(model):
+        config._attn_implementation = NAME
+    model.config.subquad = {
+        "layers": len(layers),
+        "methods": {str(number): method.to_dict() for number, method in methods.items()},
+    }
+    return Swapped(tuple(layers), methods)
+
+
+def restore(model: PreTrainedModel) -> None:
+    """Give a model its own attention back, in place; nothing happens to a model that was not swapped."""
+    for module in list(model.modules()):
+        if isinstance(getattr(module, NAME, None), Attached):
+            delattr(module, NAME)
+    for config, implementation in getattr(model, _BEFORE, []):
+        config._attn_implementation = implementation
+    for forget in (lambda: delattr(model, _BEFORE), lambda: delattr(model.config, NAME)):
+        try:
+            forget()
+        except AttributeError:
+            continue
+
+
+def reattach(model: PreTrainedModel) -> Swapped:
+    """Swap in what `save_pretrained` recorded of an earlier swap.
+
+        model = sq.hf.reattach(AutoModel.from_pretrained(folder))
+
+    Raises:
+        ValueError: the config records no swap, or one of a model with another number of layers.
+    """
+    record = getattr(model.config, NAME, None)
+    if record is None:
+        raise ValueError(f"the config of this {type(model).__name__} records no swapped attention; use sq.hf.swap")
+    layers = len(find_layers(model))
+    if record["layers"] != layers:
+        raise ValueError(f"the config records a swap of {record['layers']} layers but the model has {layers}")
+    return swap(model, {int(number): from_dict(method) for number, method in record["methods"].items()})
+
+
+def describe(model: PreTrainedModel) -> Swapped:
+    """Which layer runs what, whether or not the model is swapped."""
+    layers = find_layers(model)
+    attached = {layer.number: getattr(layer.module, NAME, None) for layer in layers}
+    return Swapped(tuple(layers), {n: a.bound.method for n, a in attached.items() if isinstance(a, Attached)})
+
+
+def refusals(model: PreTrainedModel, method: AnyMethod) -> dict[int, str]:
+    """Which layers cannot run this method, and why: {layer number: reason}. Empty when all can."""
+    reasons = {layer.number: layer.refusal(resolve(method)) for layer in find_layers(model)}
+    return {number: reason for number, reason in reasons.items() if reason}
+
+
+def _assign(layers: list[Layer], method: AnyMethod | Mapping[int | str, AnyMethod]) -> dict[int, Method]:
+    if not isinstance(method, Mapping):
+        return {layer.number: resolve(method) for layer in layers}
+    methods: dict[int, Method] = {layer.number: Full() for layer in layers}
+    for key, wanted in method.items():
+        chosen = [layer.number for layer in layers if _names(key, layer)]
+        if not chosen:
+            raise ValueError(
+                f"no layer is named by {key!r}; the model has layers 0 to {len(layers) - 1}, "
+                f"from {layers[0].name!r} to {layers[-1].name!r}"
+            )
+        methods.update(dict.fromkeys(chosen, resolve(wanted)))
+    return methods
+
+
+def _names(key: int | str, layer: Layer) -> bool:
+    return key == layer.number if isinstance(key, int) else fnmatchcase(layer.name, key)
+
+
+def _bind(layer: Layer, method: Method) -> Any:
+    heads, kv_heads, head_dim = head_counts(layer.module)
+    return method.bind(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+
+
+def _configs(model: nn.Module) -> list[PreTrainedConfig]:
+    """Every config in the model, outermost first, each once."""
+    configs: dict[int, PreTrainedConfig] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig):
+            configs.setdefault(id(config), config)
+    return list(configs.values())

@@ -1,0 +1,187 @@
+"""What models hand to their attention: padding, packing, caches, windows, and what is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import subquad as sq
+from tests.hf.models import TEXT, VOCAB, build, padded_ids
+
+ROOT = Path(__file__).parents[2]
+GENERATE = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+def test_generate_left_padded(name, cache):
+    case = build(name)
+    options = GENERATE | {"cache_implementation": cache}
+    want = case.model.generate(**case.inputs, **options)
+    sq.hf.swap(case.model, "full")
+    have = case.model.generate(**case.inputs, **options)
+    torch.testing.assert_close(torch.stack(have.logits), torch.stack(want.logits), atol=1e-4, rtol=1e-4)
+    assert torch.equal(have.sequences, want.sequences)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
+def test_generate_encoder_decoder(name):
+    case = build(name)
+    inputs = {k: v for k, v in case.inputs.items() if not k.startswith("decoder")}
+    want = case.model.generate(**inputs, **GENERATE)
+    sq.hf.swap(case.model, "full")
+    have = case.model.generate(**inputs, **GENERATE)
+    torch.testing.assert_close(torch.stack(have.logits), torch.stack(want.logits), atol=1e-4, rtol=1e-4)
+
+
+def test_beam_search():
+    case = build("llama")
+    want = case.model.generate(**case.inputs, max_new_tokens=5, num_beams=3, do_sample=False)
+    sq.hf.swap(case.model, "full")
+    assert torch.equal(case.model.generate(**case.inputs, max_new_tokens=5, num_beams=3, do_sample=False), want)
+
+
+def test_static_cache_step_by_step_equals_one_pass():
+    model = build("llama").model
+    ids, _ = padded_ids(pads=0)
+    want = model(input_ids=ids).logits
+    sq.hf.swap(model, "full")
+    cache = hf.StaticCache(config=model.config, max_cache_len=40)
+    first = model(input_ids=ids[:, :9], past_key_values=cache).logits
+    second = model(input_ids=ids[:, 9:14], past_key_values=cache).logits
+    steps = [model(input_ids=ids[:, t : t + 1], past_key_values=cache).logits for t in range(14, 17)]
+    torch.testing.assert_close(torch.cat([first, second, *steps], 1), want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_packed_sequences_equal_separate_ones(name):
+    model = build(name).model
+    sq.hf.swap(model, "full")
+    ids, _ = padded_ids(pads=0)
+    position_ids = torch.cat([torch.arange(7), torch.arange(10)])[None].expand(2, -1)
+    packed = model(input_ids=ids, position_ids=position_ids, use_cache=False).logits
+    apart = [model(input_ids=ids[:, :7]).logits, model(input_ids=ids[:, 7:]).logits]
+    torch.testing.assert_close(packed, torch.cat(apart, 1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_gradient_checkpointing(name):
+    case = build(name)
+    case.model.train()
+    for module in case.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    sq.hf.swap(case.model, "full" if name == "llama" else "i-clustered:clusters=4,topk=3")
+
+    def gradient():
+        case.model.zero_grad()
+        torch.manual_seed(3)
+        case.output().square().mean().backward()
+        return [p.grad.clone() for p in case.model.parameters() if p.grad is not None]
+
+    want = gradient()
+    case.model.gradient_checkpointing_enable()
+    for have, wanted in zip(gradient(), want, strict=True):
+        torch.testing.assert_close(have, wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_compiled_equals_eager_without_a_graph_break():
+    cases = ["bert=i-clustered:clusters=4,topk=3", "bert=full", "llama=full", "modernbert=full", "bart=full"]
+    command = [sys.executable, "-m", "tests.hf.compiled", *cases]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert dict(zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True)) == dict.fromkeys(cases)
+
+
+def test_dropout_reaches_the_method_in_training_only():
+    case = build("bert")
+    for module in case.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    for layer in sq.hf.find_layers(case.model):
+        layer.module.dropout.p = 0.5
+    sq.hf.swap(case.model, "clustered:clusters=4")
+    assert torch.equal(case.output(), case.output())
+    case.model.train()
+    assert not torch.equal(case.output(), case.output())
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remember the largest number of elements of any tensor that an operation returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.largest = max(self.largest, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize(("method", "quadratic"), [
+    ("clustered:clusters=4", False), ("i-clustered:clusters=4,topk=3", False), ("oracle-top:topk=3", True)
+])  # fmt: skip
+def test_no_tensor_over_queries_and_keys_for_a_linear_method(method, quadratic):
+    length = 2048
+    config = hf.BertConfig(**(TEXT | {"max_position_embeddings": length, "hidden_size": 8, "num_attention_heads": 1}))
+    model = hf.BertModel(config).eval()
+    sq.hf.swap(model, method)
+    ids = torch.randint(5, VOCAB, (1, length))
+    mask = torch.ones_like(ids)
+    mask[0, -100:] = 0
+    with torch.no_grad(), LargestTensor() as seen:
+        model(input_ids=ids, attention_mask=mask)
+    assert (seen.largest >= length * length) == quadratic
+
+
+def test_prepared_4d_masks_are_refused():
+    model = build("bert").model
+    sq.hf.swap(model, "full")
+    ids, _ = padded_ids()
+    with pytest.raises(ValueError, match=r"layer 0 .* 2-D padding masks"):
+        model(input_ids=ids, attention_mask=torch.ones(2, 1, 17, 17, dtype=torch.bool))
+
+
+def test_asking_for_attention_weights_is_refused():
+    model = build("bert").model
+    sq.hf.swap(model, "full")
+    with pytest.raises(ValueError, match="output_attentions"):
+        model(input_ids=padded_ids()[0], output_attentions=True)
+
+
+def test_keywords_that_change_the_result_are_refused_by_name():
+    config = hf.Gemma2Config(**TEXT, num_key_value_heads=2, head_dim=8, attn_logit_softcapping=5.0)
+    model = hf.Gemma2ForCausalLM(config).eval()
+    sq.hf.swap(model, "full")
+    with pytest.raises(ValueError, match=r"layer 0 .*'softcap'"):
+        model(input_ids=padded_ids()[0])
+
+
+def test_patterns_that_a_model_overlays_are_refused():
+    model = build("llama").model
+    sq.hf.swap(model, "full")
+    from transformers.masking_utils import create_causal_mask
+
+    embeds = torch.zeros(1, 5, 32)
+    overlay = {"or_mask_function": lambda b, h, q, k: q == k}
+    with pytest.raises(ValueError, match="overlays a pattern of its own"):
+        create_causal_mask(model.config, embeds, None, None, **overlay)
+    blocks = {"block_sequence_ids": torch.zeros(1, 5, dtype=torch.long)}
+    with pytest.raises(ValueError, match="masks attention by 'or_masks"):
+        create_causal_mask(model.config, embeds, None, None, **blocks)
+
+
+def test_mixed_precision_model():
+    case = build("bert")
+    want = case.output()
+    case.model.to(torch.bfloat16)
+    sq.hf.swap(case.model, "full")
+    have = case.output()
+    assert have.dtype == torch.bfloat16
+    torch.testing.assert_close(have.float(), want, atol=0.25, rtol=0.1)
