@@ -1,0 +1,70 @@
+"""The shape of `report.json`, which tables, plots and the page are drawn from.
+
+Times are medians in milliseconds, memory is in MiB, lengths are token counts as strings (JSON keys). A figure that was not
+measured is absent or None, never 0.
+"""
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+
+class Cost(TypedDict):
+    """Time and memory of one thing at one length, beside exact attention in the same run."""
+
+    ms: float  # median
+    ms_low: float  # 25th percentile
+    ms_high: float  # 75th percentile
+    repeats: int
+    speedup: float  # median of exact's time / this one's, run by run, so > 1 is faster than exact
+    extra_mib: float | None  # peak of memory allocated on top of what was there before
+
+
+class Quality(TypedDict):
+    """How close to the exact model. Embedding models have the first group, language models the perplexities."""
+
+    cosine_mean: NotRequired[float]
+    cosine_p5: NotRequired[float]
+    top1: NotRequired[float]  # share of queries whose best passage is the exact model's
+    recall10: NotRequired[float]  # share of the exact model's ten best passages that are found among ten
+    perplexity: NotRequired[float]
+    layer_error: NotRequired[dict[str, float]]  # layer number -> ‖out − exact‖ / ‖exact‖ on the exact model's q, k, v
+    weights_l1: NotRequired[float]  # mean over sampled heads and queries of ‖A − A_exact‖₁, in [0, 2]
+
+
+class MethodReport(TypedDict):
+    """One row: a method with its settings."""
+
+    method: str  # as the command line writes it, "i-clustered:clusters=25"
+    settings: dict[str, Any]  # Method.to_dict()
+    status: Literal["exact", "measured", "refused"]
+    reason: NotRequired[str]  # why it was refused, or which layers stay exact
+    layers: NotRequired[list[int]]  # the layers that run it
+    fidelity: NotRequired[dict[str, float]]  # length -> fidelity in [0, 1], what --min-fidelity is compared with
+    quality: NotRequired[dict[str, Quality]]  # length -> quality; the model's own length has the fullest entry
+    model: NotRequired[dict[str, Cost]]  # length -> cost of a whole forward pass of one sequence
+    op: NotRequired[dict[str, Cost]]  # length -> cost of one layer's attention alone
+    crossover: NotRequired[float | None]  # tokens from which on the op is faster than exact attention; None = not seen
+    task: NotRequired[dict[str, float]]  # metric name -> score
+
+
+class Recommendation(TypedDict):
+    """What to do, and why."""
+
+    choice: str  # a method as the command line writes it; "full" = stay with exact attention
+    headline: str
+    reasons: list[str]
+
+
+class Report(TypedDict):
+    """All of `report.json`."""
+
+    created: str  # ISO 8601, UTC
+    command: str
+    versions: dict[str, str]
+    hardware: dict[str, str]
+    settings: dict[str, Any]  # max_length, lengths, op_lengths, min_fidelity, seeds, passages …
+    model: dict[str, Any]  # name, class, kind, parameters, heads, head_dim, layers, position_limit
+    text: dict[str, Any]  # source, documents, passages, queries, tokens
+    task: NotRequired[dict[str, Any]]  # name, metric, examples, baseline figures
+    methods: list[MethodReport]
+    recommendation: Recommendation
+    notes: list[str]  # what a reader must know: what was skipped and why, how a figure was taken
