@@ -38,7 +38,7 @@ from subquad.ops.grouping import broadcast, group_mean, sort_into_blocks
 from subquad.ops.hashing import check_bits
 from subquad.ops.heads import repeat_heads
 from subquad.ops.packing import per_segment
-from subquad.ops.softmax import visible_softmax
+from subquad.ops.softmax import hide, visible_softmax
 
 BLOCK = 32  # slots a block: small enough to waste few, large enough for dense products
 
@@ -58,9 +58,11 @@ def improved_clustered_attention(
     """Equations 9 to 17, in the dtype of the inputs, which is fp32 or fp64."""
     visible = Mask(keys=(*mask.both, *mask.keys)).visible(query.shape[2], key.shape[2], query.device)
     centroids = group_mean(query, labels, clusters)
-    of_centroids = visible_softmax(centroids @ key.transpose(-1, -2) * scale, visible)
+    centroid_logits = centroids @ key.transpose(-1, -2) * scale
+    of_centroids = visible_softmax(centroid_logits, visible)
 
-    top = of_centroids.detach().topk(min(topk, key.shape[2]), dim=-1).indices
+    # By logits, which order the keys as A^c does: weights that underflow to 0 would tie with those of hidden keys.
+    top = hide(centroid_logits, visible).detach().topk(min(topk, key.shape[2]), dim=-1).indices
     mass = of_centroids.gather(-1, top).sum(-1, keepdim=True)
     rest = F.dropout(of_centroids.scatter(-1, top, 0.0), dropout_p) @ value
 

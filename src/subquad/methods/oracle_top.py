@@ -18,16 +18,14 @@ from subquad.masks import Mask
 from subquad.methods.base import Method
 from subquad.methods.full import Full
 from subquad.ops.heads import repeat_heads
-from subquad.ops.softmax import visible_softmax
+from subquad.ops.softmax import hide, visible_softmax
 
 CHUNK = 2**22  # logits of a head that are in memory at a time
 
 
 def attend_top(logits: Tensor, visible: Tensor | None, value: Tensor, topk: int, dropout_p: float) -> Tensor:
     """Softmax over the topk largest visible logits of each row, applied to the values."""
-    if visible is not None:
-        logits = logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
-    top = logits.topk(min(topk, logits.shape[-1]), dim=-1)
+    top = hide(logits, visible).topk(min(topk, logits.shape[-1]), dim=-1)
     seen = None if visible is None else visible.expand_as(logits).gather(-1, top.indices)
     weights = F.dropout(visible_softmax(top.values, seen), dropout_p)
     return torch.zeros_like(logits).scatter(-1, top.indices, weights) @ value

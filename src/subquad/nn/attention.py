@@ -43,7 +43,12 @@ class MultiheadAttention(nn.Module):
         max_length: int | None = None,
     ):
         super().__init__()
-        kv_heads = kv_heads or num_heads
+        kv_heads = num_heads if kv_heads is None else kv_heads
+        for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kv_heads", kv_heads)):
+            if size < 1:
+                raise ValueError(f"{name}={size}, but it must be at least 1")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout={dropout}, but it must be in [0, 1)")
         if embed_dim % num_heads:
             raise ValueError(f"embed_dim={embed_dim} does not divide into num_heads={num_heads}")
         if num_heads % kv_heads:

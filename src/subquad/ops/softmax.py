@@ -7,11 +7,13 @@ from torch import Tensor
 
 def visible_softmax(logits: Float[Tensor, "*row K"], visible: Bool[Tensor, "..."] | None) -> Float[Tensor, "*row K"]:
     """Softmax over the visible entries of each row; a row without any is all 0, with gradient 0."""
-    if visible is None:
-        return logits.softmax(-1)
-    # A finite minimum instead of −inf: −inf rows would be NaN forward and backward.
-    weights = logits.masked_fill(~visible, torch.finfo(logits.dtype).min).softmax(-1)
-    return weights * visible
+    weights = hide(logits, visible).softmax(-1)
+    return weights if visible is None else weights * visible
+
+
+def hide(logits: Float[Tensor, "*row K"], visible: Bool[Tensor, "..."] | None) -> Float[Tensor, "*row K"]:
+    """Logits with the invisible ones at the dtype's minimum; finite, because −inf rows are NaN both ways."""
+    return logits if visible is None else logits.masked_fill(~visible, torch.finfo(logits.dtype).min)
 
 
 def merge_partials(

@@ -1,0 +1,96 @@
+"""Imports run strictly downward."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import subquad
+
+SOURCE = Path(subquad.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# From the ground up. A file may import from a lower level and from its own folder, and from nowhere else.
+LEVELS = [
+    {"shapes"},
+    {"masks", "randomness"},
+    {"ops"},
+    {"methods"},
+    {"functional"},
+    {"nn"},
+    {"hf"},
+    {"report", "training", "measure"},
+    {"experiments", "workflows"},
+    {"cli"},
+]
+LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
+MAY_IMPORT = {
+    "transformers": {"hf", "training", "workflows", "experiments"},
+    "matplotlib": {"report"},
+    "triton": {"triton.py"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports anywhere in it, as dotted names."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            names.add(node.module)
+            if node.module == "subquad":
+                names |= {f"subquad.{alias.name}" for alias in node.names}
+    return names
+
+
+def layer(path: Path) -> str:
+    """The part of the house that a file is in: its folder, or its name at the top."""
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def inner(names: set[str]) -> set[str]:
+    """Those parts of subquad that are imported, `subquad.ops.kmeans` → `ops`."""
+    return {name.split(".")[1] for name in names if name.startswith("subquad.") and name.split(".")[1] in LEVEL}
+
+
+def identify(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def test_every_part_has_a_level():
+    assert {layer(path) for path in FILES} - {"__init__", "__main__"} <= set(LEVEL)
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if layer(p) in LEVEL], ids=identify)
+def test_imports_run_downward(path):
+    upward = {name for name in inner(imports(path)) - {layer(path)} if LEVEL[name] >= LEVEL[layer(path)]}
+    assert not upward
+
+
+@pytest.mark.parametrize("path", FILES, ids=identify)
+def test_outside_packages_stay_in_their_rooms(path):
+    tops = {name.split(".")[0] for name in imports(path)}
+    misplaced = {top for top in tops & set(MAY_IMPORT) if not MAY_IMPORT[top] & {layer(path), path.name}}
+    assert not misplaced
+
+
+def test_the_reader_of_imports_sees_them():
+    assert {"ops", "masks", "methods"} <= inner(imports(SOURCE / "methods" / "clustered.py"))
+    assert "torch" in imports(SOURCE / "masks.py")
+
+
+def test_importing_subquad_imports_nothing_heavy():
+    heavy = "{'transformers', 'matplotlib', 'sklearn', 'triton', 'subquad.hf', 'subquad.nn'}"
+    code = f"import sys, subquad; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_nn_loads_on_first_use_and_an_unknown_name_does_not():
+    assert subquad.nn.MultiheadAttention.__module__ == "subquad.nn.attention"
+    with pytest.raises(AttributeError, match="'subquad' has no attribute 'colour'"):
+        subquad.colour  # noqa: B018
