@@ -1,0 +1,99 @@
+"""Write the tables of methods in README.md and docs/ from the methods' traits.
+
+    python docs/tables.py
+
+What stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->` is generated; tests/test_docs.py fails where it is out
+of date.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import subquad as sq
+
+ROOT = Path(__file__).parents[1]
+MASKS = {"key_padding": "padding", "segments": "segments", "window": "window", "dense_mask": "dense"}
+CAUSAL = {"strict": "yes", "values-only": "values only", "no": "no"}
+
+
+def yes(flag: bool) -> str:
+    """A truth value in words."""
+    return "yes" if flag else "no"
+
+
+def masks(traits: sq.Traits) -> str:
+    """The masks that a method takes besides the causal one."""
+    return ", ".join(word for trait, word in MASKS.items() if getattr(traits, trait)) or "none"
+
+
+def settings(method: type[sq.Method]) -> str:
+    """Settings with their defaults."""
+    return ", ".join(f"`{field.name}={field.default}`" for field in fields(method)) or "none"
+
+
+def exact_when(traits: sq.Traits) -> str:
+    """The settings at which a method equals exact attention."""
+    if isinstance(traits.exact_limit, Mapping):
+        return " and ".join(f"`{name}` ≥ {value}" for name, value in traits.exact_limit.items()) or "always"
+    return "never"
+
+
+def methods_table(folder: str) -> str:
+    """One row a method; `folder` is where its page is, seen from the file that holds the table."""
+    header = ["method", "settings", "causal", "cross-attention", "other masks", "bias", "exact when", "cost"]
+    rows = [header, ["---"] * len(header)]
+    for name, method in sq.METHODS.items():
+        t = method.traits
+        link = f"[`{name}`]({folder}{name}.md)"
+        options = [CAUSAL[t.causal], yes(t.cross), masks(t), yes(t.bias)]
+        rows.append([link, settings(method), *options, exact_when(t), t.complexity])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def traits_table(traits: sq.Traits) -> str:
+    """All traits of one method."""
+    why = f": {traits.exact_limit}" if isinstance(traits.exact_limit, str) else ""
+    rows = {
+        "causal": CAUSAL[traits.causal],
+        "cross-attention": yes(traits.cross),
+        "other masks": masks(traits),
+        "additive bias": yes(traits.bias),
+        "grouped-query heads": yes(traits.gqa),
+        "exact when": exact_when(traits) + why,
+        "depends on the seed": yes(traits.stochastic),
+        "permuted queries give permuted outputs": yes(traits.order_free),
+        "learned parameters": yes(traits.learned),
+        "can return (out, log-sum-exp)": yes(traits.partial),
+        "dropout drops": traits.dropout,
+        "cost": traits.complexity,
+        "source": traits.source,
+    }
+    return "\n".join(["| trait | |", "| --- | --- |", *(f"| {what} | {value} |" for what, value in rows.items())])
+
+
+def fill(text: str, name: str, body: str) -> str:
+    """Replace what stands between the two marks called `name`, which must be there."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    filled, count = re.subn(f"({begin}\n).*?({end})", lambda m: f"{m[1]}\n{body}\n\n{m[2]}", text, flags=re.DOTALL)
+    if count != 1:
+        raise ValueError(f"the marks {begin} and {end} must be there once, not {count} times")
+    return filled
+
+
+def generated() -> dict[Path, str]:
+    """Every file that holds a generated table, as it should be."""
+    files = {
+        path: fill(path.read_text("utf-8"), "methods", methods_table(folder))
+        for path, folder in ((ROOT / "README.md", "docs/methods/"), (ROOT / "docs/index.md", "methods/"))
+    }
+    for name, method in sq.METHODS.items():
+        page = ROOT / "docs" / "methods" / f"{name}.md"
+        files[page] = fill(page.read_text("utf-8"), "traits", traits_table(method.traits))
+    return files
+
+
+if __name__ == "__main__":
+    for path, text in generated().items():
+        path.write_text(text, "utf-8")

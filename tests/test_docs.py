@@ -1,0 +1,129 @@
+"""The documents are true: their code runs, their tables are those of the traits, their links lead somewhere."""
+
+import doctest
+import re
+import runpy
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+import subquad as sq
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+WITH_CODE = [
+    ROOT / "README.md",
+    DOCS / "index.md",
+    *sorted(DOCS.glob("methods/*.md")),
+    *sorted(DOCS.glob("how-to/*.md")),
+]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+BLOCK = re.compile(
+    r"(?P<mark><!-- (?P<note>[^\n]*) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
+)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path, language: str) -> list[re.Match]:
+    return [found for found in BLOCK.finditer(path.read_text("utf-8")) if found["language"] == language]
+
+
+def prose(path: Path) -> str:
+    return BLOCK.sub("", path.read_text("utf-8"))
+
+
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def nav_pages(entry: object) -> list[str]:
+    if isinstance(entry, str):
+        return [entry]
+    parts = entry.values() if isinstance(entry, dict) else entry
+    return [page for part in parts for page in nav_pages(part)]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working folder, and no network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+# ---------------------------------------------------------------------- code
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("path", [path for path in WITH_CODE if blocks(path, "python")], ids=name_of)
+def test_python_blocks_run(path: Path):
+    namespace: dict[str, object] = {"__name__": "docs"}
+    for block in blocks(path, "python"):
+        if (block["note"] or "").startswith("skip: "):
+            continue
+        line = path.read_text("utf-8")[: block.start("code")].count("\n")
+        if ">>> " in block["code"]:
+            examples = doctest.DocTestParser().get_doctest(block["code"], {}, name_of(path), str(path), line)
+            examples.globs = namespace
+            report: list[str] = []
+            failed, _ = doctest.DocTestRunner(verbose=False).run(examples, out=report.append, clear_globs=False)
+            assert not failed, "".join(report)
+        else:
+            exec(compile("\n" * line + block["code"], str(path), "exec"), namespace)
+
+
+def test_readme_commands_are_those_that_ci_runs():
+    listed = subprocess.run([str(ROOT / ".ci" / "run"), "--list"], capture_output=True, text=True, check=True)
+    commands = [
+        block["code"].strip()
+        for block in blocks(ROOT / "README.md", "sh")
+        if (block["note"] or "").startswith("command: ")
+    ]
+    assert len(commands) == 2
+    assert all("\n" not in command for command in commands)
+    assert listed.stdout.splitlines() == commands
+
+
+# ---------------------------------------------------------------------- methods
+
+
+@pytest.mark.parametrize("name", sq.list_methods())
+def test_every_method_has_a_page_with_all_its_settings_in_the_navigation(name: str):
+    page = DOCS / "methods" / f"{name}.md"
+    text = page.read_text("utf-8")
+    documented = re.findall(r"^\| `(\w+)` \| (\S+) \| .{20,} \|$", text, re.MULTILINE)
+    assert documented == [(field.name, str(field.default)) for field in fields(sq.METHODS[name])]
+    assert f"`sq.{sq.METHODS[name].__name__}`" in text
+    assert blocks(page, "python")
+    assert f"methods/{name}.md" in nav_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"])
+
+
+def test_tables_of_methods_are_those_of_the_traits():
+    for path, text in runpy.run_path(str(DOCS / "tables.py"))["generated"]().items():
+        assert path.read_text("utf-8") == text, f"{name_of(path)} is out of date: run python docs/tables.py"
+
+
+# ---------------------------------------------------------------------- links
+
+
+def test_the_navigation_lists_every_page_once():
+    listed = nav_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"])
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_relative_links_lead_somewhere(path: Path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if re.match(r"https?://", target):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
+        assert there.is_file(), f"{target} leads nowhere"
+        assert DOCS not in path.parents or DOCS in there.parents, f"{target} leaves the documentation"
+        assert not anchor or anchor in anchors(there), f"{target}: no such heading"
