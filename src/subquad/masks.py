@@ -87,7 +87,8 @@ class Mask:
         """Any pattern, as a bool (B|1, H|1, N, M). Only methods that are quadratic anyway accept it."""
         if allowed.ndim != 4 or allowed.dtype != torch.bool:
             raise ValueError(
-                f"a dense mask is a bool (B|1, H|1, N, M), got {allowed.dtype} {tuple(allowed.shape)}; True = may attend"
+                f"a dense mask is a bool (B|1, H|1, N, M) with True = may attend, got {allowed.dtype} "
+                f"{tuple(allowed.shape)}"
             )
         return Mask(allowed=(allowed,))
 

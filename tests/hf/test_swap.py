@@ -99,9 +99,12 @@ def test_a_causal_pattern_of_layers_can_be_swapped_where_possible():
     torch.testing.assert_close(mine, case.output(), atol=1e-5, rtol=1e-5)
 
 
-def test_cross_attention_layers_take_clustered_attention():
-    case = build("bart")
-    sq.hf.swap(case.model, {"*encoder_attn": "i-clustered:clusters=4,topk=64"})
+@pytest.mark.parametrize(("name", "pattern"), [("bart", "*encoder_attn"), ("whisper", "*encoder_attn")])
+def test_cross_attention_of_a_causal_decoder_refuses_methods_that_mix_queries(name, pattern):
+    case = build(name)
+    with pytest.raises(ValueError, match="mixes queries, and those of this cross-attention are a causal decoder"):
+        sq.hf.swap(case.model, {pattern: "i-clustered:clusters=4,topk=64"})
+    sq.hf.swap(case.model, {pattern: "oracle-top:topk=64"})
     mine = case.output()
     sq.hf.restore(case.model)
     torch.testing.assert_close(mine, case.output(), atol=1e-5, rtol=1e-5)

@@ -2,23 +2,25 @@
 
 sq.hf.swap(model, sq.ImprovedClustered(clusters=25))   # in place; returns which layer runs what
 sq.hf.restore(model)                                   # the model's own attention again
-sq.hf.reattach(AutoModel.from_pretrained(folder))      # what `save_pretrained` recorded
+sq.hf.reattach(model)                                  # after loading: what `save_pretrained` recorded
 sq.hf.extend_positions(model, 4096)                    # past the learned positions
 """
 
-from subquad.hf.boundary import register
-from subquad.hf.layers import Layer, find_layers
+from subquad.hf.boundary import NAME, register
+from subquad.hf.layers import Layer, find_layers, head_counts
 from subquad.hf.positions import extend_positions, position_limit
 from subquad.hf.swapping import Swapped, describe, reattach, refusals, restore, swap
 
 register()
 
 __all__ = [
+    "NAME",
     "Layer",
     "Swapped",
     "describe",
     "extend_positions",
     "find_layers",
+    "head_counts",
     "position_limit",
     "reattach",
     "refusals",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ class Layer:
     causal: bool
     windowed: bool
     biased: bool
+    in_causal_decoder: bool = False  # cross-attention whose queries come one after the other
 
     @property
     def label(self) -> str:
@@ -48,6 +49,11 @@ class Layer:
             return (
                 f"{name!r} is not causal and this layer is: the output at one position would depend on later tokens, "
                 "so training would leak the future and generation would not match it"
+            )
+        if self.in_causal_decoder and traits.causal == "no":
+            return (
+                f"{name!r} mixes queries, and those of this cross-attention are a causal decoder's: the output at "
+                "one position would depend on later tokens"
             )
         if self.cross and not traits.cross:
             return f"{name!r} is for self-attention and this is cross-attention"
@@ -103,7 +109,8 @@ def find_layers(model: nn.Module) -> list[Layer]:
     found = [(name, module) for name, module in model.named_modules() if _uses_interface(module)]
     if not found:
         raise ValueError(f"{type(model).__name__} has no attention layer that goes through the attention interface")
-    return [_describe(number, name, module) for number, (name, module) in enumerate(found)]
+    layers = [_describe(number, name, module) for number, (name, module) in enumerate(found)]
+    return [replace(layer, in_causal_decoder=_serves_causal_decoder(layer, layers)) for layer in layers]
 
 
 def head_counts(module: nn.Module) -> tuple[int, int, int]:
@@ -150,6 +157,19 @@ def _describe(number: int, name: str, module: nn.Module) -> Layer:
         windowed=_is_windowed(module, config),
         biased="position_bias" in inspect.signature(type(module).forward).parameters,
     )
+
+
+def _serves_causal_decoder(layer: Layer, layers: list[Layer]) -> bool:
+    """Whether the self-attention next to this cross-attention, with which it shares most of its name, is causal."""
+    if not layer.cross:
+        return False
+    nearest = max(_shared_parts(layer.name, other.name) for other in layers if other is not layer)
+    return any(o.causal for o in layers if o is not layer and _shared_parts(layer.name, o.name) == nearest)
+
+
+def _shared_parts(a: str, b: str) -> int:
+    pairs = list(zip(a.split("."), b.split("."), strict=False))
+    return next((n for n, (x, y) in enumerate(pairs) if x != y), len(pairs))
 
 
 def _is_windowed(module: nn.Module, config: Any) -> bool:

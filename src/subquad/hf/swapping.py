@@ -26,7 +26,7 @@ class Swapped:
     """Which layer runs what. Prints as a table; `methods` is {layer number: method}, without layers left alone."""
 
     layers: tuple[Layer, ...]
-    methods: Mapping[int, Method]
+    methods: dict[int, Method]
 
     def __str__(self) -> str:
         table = Table("layer", "name", "kind", "method", box=None)
@@ -39,7 +39,7 @@ class Swapped:
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def swap(model: PreTrainedModel, method: AnyMethod | Mapping[int | str, AnyMethod]) -> Swapped:
+def swap(model: PreTrainedModel, method: AnyMethod | Mapping[Any, AnyMethod]) -> Swapped:
     """Put a method into a pretrained model, in place.
 
     Args:
@@ -94,7 +94,8 @@ def restore(model: PreTrainedModel) -> None:
 def reattach(model: PreTrainedModel) -> Swapped:
     """Swap in what `save_pretrained` recorded of an earlier swap.
 
-        model = sq.hf.reattach(AutoModel.from_pretrained(folder))
+        model = AutoModel.from_pretrained(folder)
+        sq.hf.reattach(model)
 
     Raises:
         ValueError: the config records no swap, or one of a model with another number of layers.
@@ -121,7 +122,7 @@ def refusals(model: PreTrainedModel, method: AnyMethod) -> dict[int, str]:
     return {number: reason for number, reason in reasons.items() if reason}
 
 
-def _assign(layers: list[Layer], method: AnyMethod | Mapping[int | str, AnyMethod]) -> dict[int, Method]:
+def _assign(layers: list[Layer], method: AnyMethod | Mapping[Any, AnyMethod]) -> dict[int, Method]:
     if not isinstance(method, Mapping):
         return {layer.number: resolve(method) for layer in layers}
     methods: dict[int, Method] = {layer.number: Full() for layer in layers}

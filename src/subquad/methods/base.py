@@ -178,8 +178,8 @@ class Method:
         if bias is None:
             return
         want = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        fits = bias.ndim == 4 and all(b == w or (b == 1 and i < 2) for i, (b, w) in enumerate(zip(bias.shape, want)))
-        if not fits:
+        have = tuple(bias.shape)
+        if len(have) != 4 or have[2:] != want[2:] or have[0] not in (1, want[0]) or have[1] not in (1, want[1]):
             raise ValueError(f"`bias` is {tuple(bias.shape)} but attention is (B|1, H|1, N, M) = {want}")
         if not bias.is_floating_point():
             raise TypeError(

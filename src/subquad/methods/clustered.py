@@ -104,7 +104,7 @@ class Clustered(Method):
         order_free=False,
         exact_limit={"clusters": "N"},
         example={"clusters": 5, "bits": 15, "iterations": 3},
-        complexity="O(C·M·D + N·C·iterations) time, O(N·C) memory",
+        complexity="O(C·M·D + N·C·bits·iterations) time, O(N·(C + bits)) memory",
         source="Vyas et al. 2020, section 3.2",
     )
 

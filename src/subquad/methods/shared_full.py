@@ -2,8 +2,8 @@
 
     out_i = Σ_j softmax_j(q_i·q_j / √D) v_j                    Vyas et al. 2020, section 4.1 ("shared-full")
 
-What Reformer's shared queries and keys approximate; a yardstick, as quadratic as "full". The keys that are passed in are
-checked and then not read. With grouped-query heads every query head is its own key head.
+What Reformer's shared queries and keys approximate; a yardstick, as quadratic as "full". The keys that are passed in
+are checked and then not read. With grouped-query heads every query head is its own key head.
 """
 
 from dataclasses import dataclass, replace

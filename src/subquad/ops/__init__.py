@@ -1,0 +1,1 @@
+"""Maths that methods share."""

@@ -1,21 +1,14 @@
 """The shape of `report.json`, which tables, plots and the page are drawn from.
 
-Times are medians in milliseconds, memory is in MiB, lengths are token counts as strings (JSON keys). A figure that was not
-measured is absent or None, never 0.
+Times are medians in milliseconds, memory is in MiB, lengths are token counts as strings (JSON keys). A figure that was
+not measured is absent or None, never 0.
 """
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from subquad.measure.timing import Cost
 
-class Cost(TypedDict):
-    """Time and memory of one thing at one length, beside exact attention in the same run."""
-
-    ms: float  # median
-    ms_low: float  # 25th percentile
-    ms_high: float  # 75th percentile
-    repeats: int
-    speedup: float  # median of exact's time / this one's, run by run, so > 1 is faster than exact
-    extra_mib: float | None  # peak of memory allocated on top of what was there before
+__all__ = ["Cost", "MethodReport", "Quality", "Recommendation", "Report"]
 
 
 class Quality(TypedDict):

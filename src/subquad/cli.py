@@ -1,0 +1,190 @@
+"""The command line: parse, call, print. Mistakes of the user end in one line and exit code 2."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import subquad as sq
+from subquad.methods import METHODS, Traits
+
+if TYPE_CHECKING:
+    from subquad.report.schema import Report
+    from subquad.workflows.compare import Settings
+
+app = typer.Typer(
+    help="Transformer attention for less than N², with an honest account of what it costs in quality.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+errors = Console(stderr=True)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+@contextmanager
+def _user_errors() -> Iterator[None]:
+    """One line and exit code 2 for what the user can mend; 130 for an interruption."""
+    from subquad.workflows.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        errors.print(f"[bold red]error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        errors.print("interrupted; the same command goes on from here")
+        raise typer.Exit(130) from None
+
+
+@app.command()
+def compare(
+    model: Annotated[
+        str | None, typer.Argument(help="Hub id or folder; default: the encoder of the demo extra.")
+    ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(help="Text to read: file, folder, .jsonl, .csv; repeatable. Default: Python's own documentation."),
+    ] = None,
+    column: Annotated[
+        str, typer.Option(help="The column of .jsonl, .csv and .tsv files that holds the text.")
+    ] = "text",
+    task: Annotated[
+        str | None, typer.Option(help="A labelled task too: banking77, movie-reviews, sts or retrieval.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(envvar="SUBQUAD_DATA", help="Where the task's data is.")] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(help='Methods as "name:setting=value,…"; repeatable, or several divided by spaces.'),
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="The model's own length in tokens; default: its positions, at most 512.")
+    ] = None,
+    min_fidelity: Annotated[
+        float, typer.Option(help="Recommend nothing below this mean cosine (or ratio of perplexities) to exact.")
+    ] = 0.99,
+    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1.")] = "cpu",
+    out: Annotated[Path, typer.Option(help="Folder for the report; interrupted runs resume from it.")] = Path(
+        "subquad-compare"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON and nothing else.")] = False,
+) -> None:
+    """Which attention can go into this model, what does that lose, what does it gain?"""
+    from subquad.workflows.errors import InputError
+
+    with _user_errors():
+        try:
+            from subquad.report.tables import rich_table
+            from subquad.report.write import write_report
+            from subquad.workflows.compare import DEFAULT_METHODS, Settings
+            from subquad.workflows.store import Store
+        except ImportError as error:
+            raise InputError(f"{error.name} is not installed: pip install 'subquad[demo]'") from None
+        settings = Settings(
+            model=model,
+            text=tuple(text or ()),
+            column=column,
+            task=task,
+            data_dir=data_dir,
+            methods=tuple(part for given in methods for part in given.split()) if methods else DEFAULT_METHODS,
+            max_length=max_length,
+            min_fidelity=min_fidelity,
+            device=device,
+        )
+        if out.exists() and not out.is_dir():
+            raise InputError(f"--out {out} is a file; give a folder")
+        report = _with_progress(settings, out)
+        paths = write_report(report, out)
+        Store.clear(out)
+    if as_json:
+        print(json.dumps(report, indent=1))
+        return
+    console = Console()
+    console.print(rich_table(report))
+    console.print(f"Report: {next(path for path in paths if path.suffix == '.html')}", soft_wrap=True)
+
+
+def _with_progress(settings: "Settings", out: Path) -> "Report":
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from subquad.workflows.compare import measure
+    from subquad.workflows.compare_report import report_of
+
+    columns = (TextColumn("{task.description:<42}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True) as bar:
+        shown = bar.add_task("loading")
+
+        def progress(what: str, done: int, total: int) -> None:
+            bar.update(shown, description=what, completed=done, total=total)
+            if not errors.is_terminal and done % 10 == 0:
+                print(f"{done}/{total} {what}", file=sys.stderr, flush=True)
+
+        return report_of(measure(settings, out, progress))
+
+
+@app.command()
+def methods(
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """The methods and what each can do."""
+    if as_json:
+        print(json.dumps({name: _traits(name) for name in METHODS}, indent=1, default=str))
+        return
+    console = Console()
+    for name, cls in METHODS.items():
+        able, unable = _abilities(cls.traits)
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+        table.add_row("settings", ", ".join(f"{k}={v}" for k, v in cls().to_dict().items() if k != "name") or "none")
+        table.add_row("supports", ", ".join(able))
+        table.add_row("refuses", ", ".join(unable) or "nothing")
+        table.add_row("cost", cls.traits.complexity)
+        table.add_row("source", cls.traits.source)
+        console.print(f"[bold]{name}[/]")
+        console.print(table)
+
+
+@app.command()
+def doctor() -> None:
+    """Versions, backends, what is fast here and why not."""
+    from subquad.workflows import machine
+
+    table = Table(box=None, show_header=False)
+    for what, found in (machine.versions() | machine.hardware()).items():
+        table.add_row(what, found)
+    for backend, state in sq.backends().items():
+        table.add_row(f"backend {backend}", state)
+    Console().print(table)
+
+
+def _traits(name: str) -> dict[str, Any]:
+    cls = METHODS[name]
+    return {"settings": cls().to_dict(), **{k: v for k, v in vars(cls.traits).items() if k != "example"}}
+
+
+def _abilities(traits: Traits) -> tuple[list[str], list[str]]:
+    """What a method supports and what it refuses, in words."""
+    words = {
+        "causal masks": traits.causal == "strict",
+        "cross-attention": traits.cross,
+        "padding": traits.key_padding,
+        "segments": traits.segments,
+        "windows": traits.window,
+        "dense masks": traits.dense_mask,
+        "bias": traits.bias,
+        "grouped-query heads": traits.gqa,
+    }
+    return [word for word, can in words.items() if can], [word for word, can in words.items() if not can]
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,60 @@
+"""Record what every attention layer of a swapped model is given."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subquad import hf
+from subquad.methods import Method
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """One call of one layer's attention."""
+
+    number: int
+    name: str
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    options: dict[str, Any]  # mask, bias, scale, dropout_p
+
+    def run(self, method: Method) -> Tensor:
+        """What this method makes of the same inputs."""
+        gqa = self.query.shape[1] != self.key.shape[1]
+        return method(self.query, self.key, self.value, enable_gqa=gqa, **self.options)
+
+
+@contextmanager
+def recorded(model: Any) -> Iterator[list[LayerInputs]]:
+    """Swap "full" into a model and collect the inputs of every attention call; afterwards the model is as before.
+
+    Raises:
+        ValueError: a query, key or value holds NaN or infinity; names it and the layer.
+    """
+    before = hf.describe(model).methods
+    calls: list[LayerInputs] = []
+    handles = []
+    for layer in hf.swap(model, "full").layers:
+
+        def hook(module: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any], layer: hf.Layer = layer) -> None:
+            for name, tensor in zip(("query", "key", "value"), args, strict=True):
+                if not torch.isfinite(tensor).all():
+                    raise ValueError(f"the {name} of attention layer {layer.label} is not finite (NaN or infinity)")
+            query, key, value = (a.detach() for a in args)
+            calls.append(LayerInputs(layer.number, layer.name, query, key, value, options))
+
+        attached = layer.module.get_submodule(hf.NAME)
+        handles.append(attached.register_forward_pre_hook(hook, with_kwargs=True))
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+        hf.restore(model)
+        if before:
+            hf.swap(model, before)

@@ -1,0 +1,68 @@
+"""How close something is to the exact model."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subquad.methods import Method
+
+
+def cosine(a: Float[Tensor, "n width"], b: Float[Tensor, "n width"]) -> Float[Tensor, "n"]:
+    """Cosine of each pair of rows."""
+    return torch.nn.functional.cosine_similarity(a.double(), b.double(), dim=-1).float()
+
+
+def percentile(values: Tensor, q: float) -> float:
+    """The q-quantile of some numbers, interpolated."""
+    return float(values.double().quantile(q))
+
+
+def relative_error(out: Tensor, exact: Tensor) -> float:
+    """‖out − exact‖ / ‖exact‖ over all entries; 0 where both are 0."""
+    error, size = (out.double() - exact.double()).norm(), exact.double().norm()
+    return float(error / size) if size > 0 else float(error > 0) * math.inf
+
+
+def attention_weights(
+    method: Method, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"], **options: Any
+) -> Float[Tensor, "B H N M"]:
+    """The attention matrix A that a method applies to its values, read off with the identity as values.
+
+    Every method here is linear in its values, out = A·V, so V = I gives A. N×M memory: for a few heads only.
+    """
+    identity = torch.eye(key.shape[2], dtype=key.dtype, device=key.device)
+    return method(query, key, identity.expand(*key.shape[:2], -1, -1), **options)
+
+
+def retrieval_agreement(
+    scores: Float[Tensor, "queries passages"], exact: Float[Tensor, "queries passages"], depth: int = 10
+) -> tuple[float, float]:
+    """Share of queries whose best passage is the exact model's, and of its `depth` best that are among `depth` here."""
+    depth = min(depth, exact.shape[1])
+    mine, its = scores.topk(depth, dim=1).indices, exact.topk(depth, dim=1).indices
+    top1 = (mine[:, 0] == its[:, 0]).float().mean()
+    found = (mine[:, :, None] == its[:, None, :]).any(1).float().mean()
+    return float(top1), float(found)
+
+
+def crossover(speedups: Mapping[int, float]) -> float | None:
+    """The length from which on a method is faster than exact attention, at every longer measured length.
+
+    `speedups` is {length: exact time / method time}. Between two lengths the logarithm of the speed-up is taken to be
+    linear in the logarithm of the length. None when the longest measured length is not faster.
+    """
+    lengths = sorted(speedups)
+    if not lengths or speedups[lengths[-1]] <= 1.0:
+        return None
+    faster_from = lengths[-1]
+    for length in reversed(lengths):
+        if speedups[length] <= 1.0:
+            low, high = math.log(speedups[length]), math.log(speedups[faster_from])
+            share = -low / (high - low)
+            return length * (faster_from / length) ** share
+        faster_from = length
+    return float(lengths[0])

@@ -1,0 +1,486 @@
+"""What a report says, as plain tables and facts: the terminal, Markdown and the page only lay them out.
+
+Every figure may be absent, None or not finite; all three read as "–".
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from subquad.report.schema import Cost, MethodReport, Quality, Report
+
+Tone = Literal["", "faster", "slower", "low", "missing"]
+MISSING = "–"
+
+FIGURES = {
+    "quality-vs-speed.png": (
+        "Fidelity against speed-up",
+        "Each method's fidelity to the exact model against the speed-up of a whole forward pass, a panel for each "
+        "length. Exact attention is at 1× and fidelity 1; the line joins the methods that no other beats in both.",
+    ),
+    "error-by-layer.png": (
+        "Error of each layer's attention",
+        "Relative error of the attention output of each layer, a line for each method; lower is closer to exact.",
+    ),
+    "time-vs-length.png": (
+        "Time of one attention call against length",
+        "Median time of one layer's attention against the number of tokens, both logarithmic. A ring marks the length "
+        "from which on a method is faster than exact attention.",
+    ),
+}
+
+
+def pieces(name: str) -> list[str]:
+    """A method's name, cut where a line may break: after the colon and the commas."""
+    return name.replace(":", ":\n").replace(",", ",\n").split("\n")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure as text, and how to read it: "low" = below the fidelity that was asked for."""
+
+    text: str
+    tone: Tone = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's head, the group that it belongs to (a length, mostly) and what it means."""
+
+    head: str
+    group: str = ""
+    about: str = ""
+    short: str = ""  # of the head, where room is scarce; its words may stand below each other
+
+    @property
+    def title(self) -> str:
+        """Group and head in one line."""
+        return f"{self.group}: {self.head}" if self.group else self.head
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method's row. `marks` are "baseline", "recommended", "3 of 6 layers"."""
+
+    name: str
+    cells: list[Cell]
+    marks: list[str] = field(default_factory=list)
+
+    @property
+    def pieces(self) -> list[str]:
+        """The name, cut where a line may break."""
+        return pieces(self.name)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns after the first one, which is the method, and a line for each method."""
+
+    columns: list[Column]
+    lines: list[Line]
+
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        """Runs of neighbouring columns with one group: (group, how many)."""
+        runs: list[tuple[str, int]] = []
+        for column in self.columns:
+            if runs and runs[-1][0] == column.group:
+                runs[-1] = (column.group, runs[-1][1] + 1)
+            else:
+                runs.append((column.group, 1))
+        return runs
+
+    def only(self, wanted: Callable[[int], bool]) -> "Table":
+        """The table with the columns whose place `wanted` accepts."""
+        kept = [i for i in range(len(self.columns)) if wanted(i)]
+        lines = [Line(line.name, [line.cells[i] for i in kept], line.marks) for line in self.lines]
+        return Table([self.columns[i] for i in kept], lines)
+
+    def dense(self) -> "Table":
+        """The table without columns in which nothing was measured."""
+        return self.only(lambda i: any(line.cells[i].tone != "missing" for line in self.lines))
+
+
+# ---------------------------------------------------------------------- reading a report
+
+
+def known(value: Any) -> float | None:
+    """The figure, or None where it is missing or not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def ran(report: Report) -> list[MethodReport]:
+    """The methods with figures, exact attention first."""
+    methods = [method for method in report["methods"] if method["status"] != "refused"]
+    return sorted(methods, key=lambda method: method["status"] != "exact")
+
+
+def refused(report: Report) -> dict[str, list[str]]:
+    """Reasons, and the methods that could not run for that reason."""
+    by_reason: dict[str, list[str]] = {}
+    for method in report["methods"]:
+        if method["status"] == "refused":
+            by_reason.setdefault(method.get("reason") or "no reason given", []).append(method["method"])
+    return by_reason
+
+
+def model_lengths(report: Report) -> list[str]:
+    """The lengths at which the whole model was measured, its own first."""
+    found = {length for m in ran(report) for part in _by_length(m) for length in part}
+    own = report["settings"].get("max_length")
+    return sorted(found | ({str(own)} if own is not None else set()), key=lambda n: (n != str(own), int(n)))
+
+
+def own_length(report: Report) -> str:
+    """The length that quality is measured at: the one asked for, or the model's own."""
+    return next(iter(model_lengths(report)), "")
+
+
+def op_lengths(report: Report) -> list[str]:
+    """The lengths at which one attention call was timed."""
+    return sorted({length for method in ran(report) for length in method.get("op", {})}, key=int)
+
+
+def quality(method: MethodReport, length: str) -> Quality:
+    """Quality at a length; empty where there is none."""
+    return (method.get("quality") or {}).get(length) or Quality()
+
+
+def cost(method: MethodReport, part: Literal["model", "op"], length: str) -> Cost | dict[str, Any]:
+    """Time and memory of a part at a length; empty where there is none."""
+    costs = method.get("model") if part == "model" else method.get("op")
+    return (costs or {}).get(length) or {}
+
+
+def fidelity(method: MethodReport, length: str) -> float | None:
+    """Fidelity at a length."""
+    return known((method.get("fidelity") or {}).get(length))
+
+
+def layer_errors(method: MethodReport) -> dict[int, float]:
+    """Relative error of each layer's attention output that is known, by layer number."""
+    errors: dict[int, float] = {}
+    for figures in (method.get("quality") or {}).values():
+        for layer, error in (figures.get("layer_error") or {}).items():
+            if known(error) is not None:
+                errors.setdefault(int(layer), error)
+    return dict(sorted(errors.items()))
+
+
+def min_fidelity(report: Report) -> float | None:
+    """The fidelity that was asked for."""
+    return known(report["settings"].get("min_fidelity"))
+
+
+def marks(report: Report, method: MethodReport) -> list[str]:
+    """What to say beside a method's name."""
+    layers = report["model"].get("layers")
+    total = len(layers) if isinstance(layers, Sequence) else layers
+    some = method.get("layers")
+    partial = method["status"] == "measured" and bool(some) and isinstance(total, int) and len(some or []) < total
+    said = {
+        "baseline": method["status"] == "exact",
+        "recommended": method["method"] == report["recommendation"]["choice"],
+        f"{len(some or [])} of {total} layers": partial,
+    }
+    return [mark for mark, holds in said.items() if holds]
+
+
+def remarks(report: Report) -> list[str]:
+    """What holds for single methods that ran: mostly which layers stay exact."""
+    return [f"{method['method']}: {method['reason']}" for method in ran(report) if method.get("reason")]
+
+
+# ---------------------------------------------------------------------- figures as text
+
+
+def number(value: Any, digits: int = 3) -> Cell:
+    """A figure with so many decimals."""
+    x = known(value)
+    return Cell(MISSING, "missing") if x is None else Cell(f"{x:,.{digits}f}")
+
+
+def size(value: Any) -> Cell:
+    """Milliseconds or MiB with three digits that mean something."""
+    x = known(value)
+    if x is None:
+        return Cell(MISSING, "missing")
+    digits = 2 if abs(x) < 10 else 1 if abs(x) < 100 else 0
+    return Cell(f"{x:,.{digits}f}")
+
+
+def speedup(value: Any) -> Cell:
+    """1.42×, or ↓0.62× where it is slower than exact attention."""
+    x = known(value)
+    if x is None:
+        return Cell(MISSING, "missing")
+    digits = 2 if x >= 0.095 else 3
+    shown = round(x, digits)
+    if shown < 1:
+        return Cell(f"↓{shown:.{digits}f}×", "slower")
+    return Cell(f"{shown:.2f}×" if shown < 100 else f"{shown:,.0f}×", "faster" if shown > 1 else "")
+
+
+def kept(value: Any, least: float | None) -> Cell:
+    """A fidelity with four decimals, and whether it is below what was asked for."""
+    x = known(value)
+    if x is None or least is None or x >= least:
+        return number(x, 4)
+    return Cell(number(x, 4).text, "low")
+
+
+def crossover(method: MethodReport) -> Cell:
+    """The length from which on a method is faster: "3,100", "≤ 512" (from the shortest one on) or "none" seen."""
+    if "crossover" not in method or method["status"] == "exact":
+        return Cell(MISSING, "missing")
+    x = known(method["crossover"])
+    if x is None:
+        return Cell("none", "slower")
+    shortest = min(map(int, method.get("op") or {}), default=0)
+    if x <= shortest:
+        return Cell(f"≤{shortest:,}", "faster")
+    return Cell(f"{two_digits(x):,}")
+
+
+def two_digits(x: float) -> int:
+    """Rounded to two digits: a crossover is not known any better."""
+    return int(round(x, 1 - math.floor(math.log10(x)))) if x >= 1 else 1
+
+
+# ---------------------------------------------------------------------- tables
+
+Maker = tuple[Column, Callable[[MethodReport], Cell]]
+
+
+def _table(report: Report, makers: Sequence[Maker]) -> Table:
+    lines = [Line(m["method"], [make(m) for _, make in makers], marks(report, m)) for m in ran(report)]
+    return Table([column for column, _ in makers], lines).dense()
+
+
+def quality_table(report: Report) -> Table:
+    """What the methods lose at the model's own length."""
+    own = own_length(report)
+    least = min_fidelity(report)
+    return _table(report, [*_closeness(report, own, least), *_inner_errors(own), *_ranking(own), *_task(report)])
+
+
+def speed_table(report: Report) -> Table:
+    """What the methods gain: speed-up at each length (with fidelity beyond the model's own), memory, crossover."""
+    own, *longer = model_lengths(report) or [""]
+    least = min_fidelity(report)
+    makers: list[Maker] = [_speed(own)]
+    for length in longer:
+        makers += [_speed(length), _fidelity(length, least)]
+    makers += [
+        _memory(own),
+        (Column("faster from", "", "tokens from which on one attention call is faster"), crossover),
+    ]
+    return _table(report, makers)
+
+
+def main_table(report: Report) -> Table:
+    """Loss and gain side by side."""
+    loss, gain = quality_table(report), speed_table(report)
+    lines = [Line(a.name, a.cells + b.cells, a.marks) for a, b in zip(loss.lines, gain.lines, strict=True)]
+    return Table(loss.columns + gain.columns, lines)
+
+
+def model_table(report: Report) -> Table:
+    """Every figure of whole forward passes, by length."""
+    least, makers = min_fidelity(report), list[Maker]()
+    for length in model_lengths(report):
+        makers += [*_closeness(report, length, least, always=True), _time("model", length), _range("model", length)]
+        makers += [_speed(length), _memory(length, group=length)]
+    return _table(report, [(replace(column, group=_tokens(column.group)), make) for column, make in makers])
+
+
+def op_table(report: Report) -> Table:
+    """Time of one attention call, and its speed-up, by length."""
+    makers: list[Maker] = []
+    for length in op_lengths(report):
+        makers += [_time("op", length), _speed(length, "op")]
+    return _table(report, makers)
+
+
+def op_memory_table(report: Report) -> Table:
+    """Peak extra memory of one attention call, by length."""
+    return _table(report, [_memory(length, "op", head=f"{int(length):,}") for length in op_lengths(report)])
+
+
+def layer_table(report: Report) -> Table:
+    """Relative error of each layer's attention output."""
+    numbers = sorted({layer for method in ran(report) for layer in layer_errors(method)})
+    mean: Maker = (Column("mean"), lambda m: number(_mean(layer_errors(m).values())))
+    return _table(report, [mean, *map(_layer, numbers)])
+
+
+def _layer(layer: int) -> Maker:
+    return Column(str(layer), "layer"), lambda m: number(layer_errors(m).get(layer))
+
+
+def _closeness(report: Report, length: str, least: float | None, always: bool = False) -> list[Maker]:
+    """Cosines, or perplexity and fidelity."""
+    group = length if always else ""
+    fidelity_column: Maker = (
+        Column("fidelity", group, "exact perplexity / this one's"),
+        lambda m: kept(fidelity(m, length), least),
+    )
+    return [
+        (
+            Column("cosine mean", group, "mean cosine to the exact model's embeddings"),
+            lambda m: kept(quality(m, length).get("cosine_mean"), least),
+        ),
+        (
+            Column("cosine p5", group, "5th percentile of those cosines"),
+            lambda m: number(quality(m, length).get("cosine_p5"), 4),
+        ),
+        (Column("perplexity", group), lambda m: number(quality(m, length).get("perplexity"), 2)),
+        *([] if _has_cosines(report) else [fidelity_column]),
+    ]
+
+
+def _has_cosines(report: Report) -> bool:
+    return any(known(quality(m, n).get("cosine_mean")) is not None for m in ran(report) for n in model_lengths(report))
+
+
+def _inner_errors(own: str) -> list[Maker]:
+    return [
+        (
+            Column("layer error", "", "‖out − exact‖ / ‖exact‖ of a layer's attention, mean over layers"),
+            lambda m: number(_mean(layer_errors(m).values())),
+        ),
+        (
+            Column("weights L1", "", "mean ‖A − exact A‖₁ of attention weights, 0 to 2", "weight L1"),
+            lambda m: number(quality(m, own).get("weights_l1")),
+        ),
+    ]
+
+
+def _ranking(own: str) -> list[Maker]:
+    return [
+        (
+            Column("top-1", "", "share of queries with the exact model's best passage"),
+            lambda m: number(quality(m, own).get("top1")),
+        ),
+        (
+            Column("recall@10", "", "share of the exact model's ten best passages found among ten", "rec. @10"),
+            lambda m: number(quality(m, own).get("recall10")),
+        ),
+    ]
+
+
+def _task(report: Report) -> list[Maker]:
+    metrics = dict.fromkeys(metric for method in ran(report) for metric in method.get("task") or {})
+    name = (report.get("task") or {}).get("name", "task")
+    return [_metric(name, metric) for metric in metrics]
+
+
+def _metric(name: str, metric: str) -> Maker:
+    return Column(metric, name, f"score of the task {name}"), lambda m: number((m.get("task") or {}).get(metric))
+
+
+def _speed(length: str, part: Literal["model", "op"] = "model") -> Maker:
+    column = Column("speed-up", length, "exact attention's time / this one's", "speed")
+    return column, lambda m: speedup(cost(m, part, length).get("speedup"))
+
+
+def _fidelity(length: str, least: float | None) -> Maker:
+    return Column("fidelity", length, "to the exact model", "fidel."), lambda m: kept(fidelity(m, length), least)
+
+
+def _time(part: Literal["model", "op"], length: str) -> Maker:
+    return Column("ms", length, "median"), lambda m: size(cost(m, part, length).get("ms"))
+
+
+def _range(part: Literal["model", "op"], length: str) -> Maker:
+    def quartiles(method: MethodReport) -> Cell:
+        figures = cost(method, part, length)
+        low, high = size(figures.get("ms_low")), size(figures.get("ms_high"))
+        return low if low.tone == "missing" else Cell(f"{low.text} to {high.text}")
+
+    return Column("quartiles", length, "25th and 75th percentile of the time in ms"), quartiles
+
+
+def _memory(length: str, part: Literal["model", "op"] = "model", head: str = "extra MiB", group: str = "") -> Maker:
+    about = "peak memory on top of what was allocated before"
+    return Column(head, group, about), lambda m: size(cost(m, part, length).get("extra_mib"))
+
+
+def _by_length(method: MethodReport) -> Iterable[Mapping[str, Any]]:
+    return (method.get(part) or {} for part in ("model", "quality", "fidelity"))  # type: ignore[misc]
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else None
+
+
+def _tokens(length: str) -> str:
+    return f"{int(length):,} tokens"
+
+
+# ---------------------------------------------------------------------- facts
+
+
+def short_name(report: Report) -> str:
+    """The model's name without the folder or organisation that it lies in."""
+    return str(report["model"].get("name") or "model").rstrip("/").rpartition("/")[2]
+
+
+def use(report: Report) -> str | None:
+    """The line of Python that does what is recommended; None where that is to change nothing."""
+    choice = report["recommendation"]["choice"]
+    return None if choice == "full" else f"sq.hf.swap(model, {choice!r})"
+
+
+def legend(report: Report) -> str:
+    """How to read the main table, and what a speed-up of 1 is."""
+    own, least = own_length(report), min_fidelity(report)
+    said = [
+        f"↓ slower than exact attention; {MISSING} not measured; lengths in tokens.",
+        f"Fidelity asked for: {least:g}." if least is not None else "",
+        f"Quality and extra memory are those at {own}." if own else "",
+        _exact_times(report),
+    ]
+    return " ".join(filter(None, said))
+
+
+def _exact_times(report: Report) -> str:
+    exact = next((method for method in ran(report) if method["status"] == "exact"), None)
+    times = {n: size(cost(exact, "model", n).get("ms")) for n in model_lengths(report)} if exact else {}
+    listed = [f"{time.text} ms at {n}" for n, time in times.items() if time.tone != "missing"]
+    return f"A forward pass with exact attention: {', '.join(listed)}." if listed else ""
+
+
+def facts(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
+    """(heading, [(name, value)]) of everything that the figures depend on."""
+    parts: dict[str, Mapping[str, Any]] = {
+        "Model": report["model"],
+        "Text": report["text"],
+        "Task": report.get("task") or {},
+        "Settings": report["settings"],
+        "Hardware": report["hardware"],
+        "Versions": report["versions"],
+    }
+    return [
+        (title, [(key.replace("_", " "), _fact(key, part[key])) for key in part])
+        for title, part in parts.items()
+        if part
+    ]
+
+
+def _fact(key: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {_fact(k, v)}" for k, v in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        if value and isinstance(value[0], Mapping):
+            return str(len(value))
+        return ", ".join(_fact(key, item) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool) and "seed" not in key:
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,322 @@
+"""A report's plots, as PNGs. Drawn on matplotlib's objects; its global state is left as it was."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from matplotlib import style
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from subquad.report import content
+from subquad.report.schema import MethodReport, Report
+
+# Okabe and Ito's palette, which most colour-blind readers can tell apart
+FAMILIES = {
+    "full": "#222222",
+    "clustered": "#0072B2",
+    "i-clustered": "#D55E00",
+    "oracle-top": "#009E73",
+    "shared-full": "#CC79A7",
+}
+OTHERS = ("#56B4E9", "#B8860B", "#7A5195", "#8C564B")
+MARKERS = "osD^vPX<>hp8"
+LOOK = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e7ea",
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#7a828a",
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "text.parse_math": False,  # a "$" in a model's name is no formula
+}
+DPI = 160
+FIDELITIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)  # where the axis may have ticks
+RESOLUTION = 1e-3  # of the fidelity axis at 1
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a method looks in every plot."""
+
+    color: str
+    marker: str
+
+    @property
+    def scale(self) -> float:
+        """Of the marker: a star looks small."""
+        return 1.8 if self.marker == "*" else 1.0
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Keywords of `Axes.plot`."""
+        return {"color": self.color, "marker": self.marker, "markersize": 5.5 * self.scale, "linewidth": 1.7}
+
+
+def plots(report: Report) -> dict[str, bytes]:
+    """PNGs by name; a plot without figures to draw is left out. Names, titles and texts: `content.FIGURES`."""
+    draw: dict[str, Callable[[Report], Figure | None]] = {
+        "quality-vs-speed.png": quality_vs_speed,
+        "error-by-layer.png": error_by_layer,
+        "time-vs-length.png": time_vs_length,
+    }
+    with style.context(["default", LOOK]):
+        figures = {name: make(report) for name, make in draw.items()}
+        return {name: _png(figure) for name, figure in figures.items() if figure is not None}
+
+
+def styles(report: Report) -> dict[str, Style]:
+    """A colour for each family of methods, a shade for each of its settings; every method has its own marker."""
+    members: dict[str, list[str]] = {}
+    for method in content.ran(report):
+        members.setdefault(method["method"].partition(":")[0], []).append(method["method"])
+    strangers = [family for family in members if family not in FAMILIES]
+    bases = FAMILIES | {family: OTHERS[i % len(OTHERS)] for i, family in enumerate(strangers)}
+    order = [method["method"] for method in content.ran(report) if method["method"] != "full"]
+    looks = {
+        name: Style(_shade(bases[family], i, len(names)), MARKERS[order.index(name) % len(MARKERS)])
+        for family, names in members.items()
+        for i, name in enumerate(names)
+        if name != "full"
+    }
+    return {"full": Style(FAMILIES["full"], "*")} | looks
+
+
+# ---------------------------------------------------------------------- fidelity against speed-up
+
+
+def quality_vs_speed(report: Report) -> Figure | None:
+    """A panel for each length of the model; None where no method has both figures."""
+    panels = {length: points for length in content.model_lengths(report) if (points := _points(report, length))}
+    if not panels:
+        return None
+    columns = min(len(panels), 3)
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(max(3.5 * columns, 6.5), 3.6 * rows + 1.3), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
+    looks = styles(report)
+    _scale_both(
+        axes[0], [point for points in panels.values() for point in points.values()], content.min_fidelity(report)
+    )
+    for ax, (length, points) in zip(axes, panels.items(), strict=False):
+        _panel(ax, length, points, looks, content.min_fidelity(report))
+    for ax in axes[len(panels) :]:
+        ax.set_visible(False)
+    for ax in axes:
+        ax.set_xlabel("speed-up of a forward pass")
+    for ax in axes[::columns]:
+        ax.set_ylabel("fidelity to the exact model")
+    named = [name for name in looks if any(name in points for points in panels.values())]
+    handles = [_handle(looks[name], name) for name in named] + _guides(report)
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(3, len(handles)))
+    return _titled(figure, report, "fidelity against speed-up")
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other one beats in both, slowest first."""
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(points, reverse=True):
+        if not front or y > front[-1][1]:
+            front.append((x, y))
+    return front[::-1]
+
+
+def _points(report: Report, length: str) -> dict[str, tuple[float, float]]:
+    """(speed-up, fidelity) of the methods that have both; empty where only exact attention has."""
+    points = {m["method"]: p for m in content.ran(report) if m["status"] == "measured" and (p := _point(m, length))}
+    exact = {m["method"]: (1.0, 1.0) for m in content.ran(report) if m["status"] == "exact"}
+    return exact | points if points else {}
+
+
+def _point(method: MethodReport, length: str) -> tuple[float, float] | None:
+    speed = content.known(content.cost(method, "model", length).get("speedup"))
+    fidelity = content.fidelity(method, length)
+    return None if speed is None or speed <= 0 or fidelity is None else (speed, min(fidelity, 1.0))
+
+
+def _panel(
+    ax: Any, length: str, points: Mapping[str, tuple[float, float]], looks: Mapping[str, Style], least: float | None
+) -> None:
+    ax.set_title(f"{int(length):,} tokens", fontsize=10.5)
+    ax.axvline(1.0, color="#9aa2aa", linewidth=1)
+    if least is not None:
+        ax.axhline(least, color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)))
+        ax.fill_between([1.0, ax.get_xlim()[1]], least, ax.get_ylim()[1], color="#009E73", alpha=0.09, linewidth=0)
+    front = pareto(list(points.values()))
+    ax.plot(*zip(*front, strict=True), color="#8a929a", linewidth=1.3, zorder=2)
+    for name, (x, y) in points.items():
+        look = {"marker": looks[name].marker, "markersize": 8 * looks[name].scale, "color": looks[name].color}
+        ax.plot(x, y, linestyle="", markeredgecolor="white", markeredgewidth=0.8, zorder=3, **look)
+
+
+def _scale_both(ax: Any, points: Sequence[tuple[float, float]], least: float | None) -> None:
+    """Logarithmic speed-ups, and fidelities spread where they are near 1; shared by all panels."""
+    speeds = [x for x, _ in points]
+    ax.set_xscale("log")
+    ax.set_xlim(min(*speeds, 0.9) / 1.2, max(max(speeds) * 1.2, 2.2))
+    _ticks(ax.xaxis, ax.get_xlim(), lambda x: f"{x:g}×")
+    ax.set_yscale("function", functions=(_spread, _gathered))
+    lowest = min([y for _, y in points] + ([least] if least is not None else []))
+    bottom, top = _spread(np.array([lowest, 1.0]))
+    margin = 0.06 * max(top - bottom, 0.5)
+    ax.set_ylim(*_gathered(np.array([bottom - margin, top + margin])))
+    low = ax.get_ylim()[0]
+    ax.yaxis.set_major_locator(
+        FixedLocator([y for y in (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1) if y >= low])
+    )
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+
+
+def _spread(fidelity: Any) -> Any:
+    """Fidelity to its place on the axis: 0.9, 0.99 and 0.999 about as far apart from each other; 1 is finite."""
+    return -np.log10(np.maximum(1.0 + RESOLUTION - np.asarray(fidelity, dtype=float), 1e-9))
+
+
+def _gathered(place: Any) -> Any:
+    return 1.0 + RESOLUTION - 10.0 ** -np.asarray(place, dtype=float)
+
+
+def _guides(report: Report) -> list[Line2D]:
+    least = content.min_fidelity(report)
+    front = Line2D([], [], color="#8a929a", linewidth=1.3, label="not beaten in both")
+    asked = Line2D([], [], color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)), label=f"fidelity asked for: {least}")
+    return [front, asked] if least is not None else [front]
+
+
+# ---------------------------------------------------------------------- error by layer
+
+
+def error_by_layer(report: Report) -> Figure | None:
+    """A line for each method; None where no layer's error is known and above 0."""
+    looks = styles(report)
+    errors = {m["method"]: {n: e for n, e in content.layer_errors(m).items() if e > 0} for m in content.ran(report)}
+    errors = {name: by_layer for name, by_layer in errors.items() if by_layer}
+    if not errors:
+        return None
+    figure = Figure(figsize=(9.6, 4.4), layout="constrained")
+    ax = figure.subplots()
+    worst_first = sorted(errors, key=lambda name: -sum(errors[name].values()) / len(errors[name]))
+    for name in worst_first:
+        ax.plot(list(errors[name]), list(errors[name].values()), label=name, **looks[name].line)
+    ax.set_yscale("log")
+    _ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.grid(axis="x", visible=False)
+    ax.set_xlabel("layer")
+    ax.set_ylabel("‖out − exact‖ / ‖exact‖")
+    figure.legend(loc="outside right upper")
+    return _titled(figure, report, "error of each layer's attention")
+
+
+# ---------------------------------------------------------------------- time against length
+
+
+def time_vs_length(report: Report) -> Figure | None:
+    """Exact attention and the methods, with rings where they cross; None where nothing was timed."""
+    looks = styles(report)
+    times = {m["method"]: t for m in content.ran(report) if (t := _times(m, content.op_lengths(report)))}
+    if not times:
+        return None
+    figure = Figure(figsize=(9.6, 5.2), layout="constrained")
+    ax = figure.subplots()
+    methods = {m["method"]: m for m in content.ran(report) if m["method"] in times}
+    common = max(set.intersection(*(set(t) for t in times.values())), default=None)
+    for name in sorted(methods, key=lambda name: -times[name].get(common or 0, 0.0)):
+        look = looks[name].line | ({"linewidth": 2.8, "zorder": 3} if methods[name]["status"] == "exact" else {})
+        ax.plot(list(times[name]), list(times[name].values()), label=_timed(methods[name]), **look)
+    _mark_crossovers(ax, methods, times, looks)
+    _log_axes(ax)
+    figure.legend(loc="outside right upper")
+    return _titled(figure, report, "time of one attention call against length")
+
+
+def _times(method: MethodReport, lengths: Sequence[str]) -> dict[int, float]:
+    found = {int(n): content.known(content.cost(method, "op", n).get("ms")) for n in lengths}
+    return {n: ms for n, ms in found.items() if ms is not None and ms > 0}
+
+
+def _timed(method: MethodReport) -> str:
+    """A method's entry in the legend."""
+    if method["status"] == "exact":
+        return f"{method['method']} (exact attention)"
+    at = content.crossover(method)
+    if at.tone in ("slower", "missing"):
+        return method["method"]
+    where = "at every length" if at.tone == "faster" else f"from {at.text} tokens"
+    return f"{method['method']}\n   faster {where}"
+
+
+def _mark_crossovers(
+    ax: Any, methods: Mapping[str, MethodReport], times: Mapping[str, Mapping[int, float]], looks: Mapping[str, Style]
+) -> None:
+    exact = next((times[name] for name, m in methods.items() if m["status"] == "exact"), None)
+    for name, method in methods.items():
+        at = content.known(method.get("crossover"))
+        if exact is None or at is None or not min(times[name]) < at < max(times[name]):
+            continue
+        height = float(np.exp(np.interp(np.log(at), np.log(list(exact)), np.log(list(exact.values())))))
+        ring = {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.8}
+        ax.plot(at, height, marker="o", color=looks[name].color, linestyle="", zorder=5, **ring)
+
+
+def _log_axes(ax: Any) -> None:
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    lengths = sorted({int(x) for line in ax.lines for x in line.get_xdata() if len(line.get_xdata()) > 1}) or None
+    if lengths:
+        ax.xaxis.set_major_locator(FixedLocator(lengths))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    _ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
+    ax.set_xlabel("tokens")
+    ax.set_ylabel("ms a call, one layer")
+
+
+# ---------------------------------------------------------------------- drawing
+
+
+def _ticks(axis: Any, limits: tuple[float, float], text: Callable[[float], str]) -> None:
+    """Ticks at round numbers, as many as there is room for, written out."""
+    low, high = limits
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        places = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
+        if len(places) <= 7:
+            break
+    axis.set_major_locator(FixedLocator(places))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(float(f"{value:.6g}"))))
+
+
+def _shade(base: str, i: int, of: int) -> str:
+    """The i-th of some shades of a colour, from light to dark."""
+    place = 0.0 if of == 1 else 2 * i / (of - 1) - 1
+    towards, share = (1.0, -0.45 * place) if place < 0 else (0.0, 0.5 * place)
+    return str(to_hex([channel + (towards - channel) * share for channel in to_rgb(base)]))
+
+
+def _handle(look: Style, name: str) -> Line2D:
+    points = 7.5 * look.scale
+    return Line2D([], [], linestyle="", marker=look.marker, markersize=points, color=look.color, label=name)
+
+
+def _titled(figure: Figure, report: Report, what: str) -> Figure:
+    name = content.short_name(report)
+    name = name if len(name) <= 50 else f"{name[:49]}…"
+    figure.suptitle(f"{name}: {what}", x=0.01, ha="left", fontsize=11.5, fontweight="bold")
+    return figure
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, facecolor="white")
+    return buffer.getvalue()

@@ -1,0 +1,173 @@
+"""A report in the terminal and in Markdown."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.measure import Measurement
+from rich.panel import Panel
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from subquad.report import content
+from subquad.report.content import Column, Line, Table
+from subquad.report.schema import Report
+
+TONES = {"": "", "faster": "green", "slower": "red", "low": "yellow", "missing": "dim"}
+
+
+def rich_table(report: Report) -> RenderableType:
+    """The main table and the recommendation, for a terminal; laid out by the width that there is when it is printed."""
+    return _Terminal(report)
+
+
+def markdown(report: Report, figures: Sequence[str] = ()) -> str:
+    """All of a report as Markdown. `figures` are the names of the plots that lie beside it."""
+    parts = [
+        f"# {_escaped(content.short_name(report))}: attention methods compared",
+        _recommendation(report),
+        "## Methods",
+        _table(content.main_table(report)),
+        _escaped(content.legend(report)),
+        _bullets(f"{', '.join(names)} refused: {reason}" for reason, names in content.refused(report).items()),
+        _bullets(content.remarks(report)),
+        *(f"![{title}]({name})\n\n{about}" for name, (title, about) in content.FIGURES.items() if name in figures),
+        *_section("Whole forward passes", content.model_table(report)),
+        *_section("Relative error of each layer's attention", content.layer_table(report)),
+        *_section("One attention call", content.op_table(report)),
+        *_section("Peak extra memory of one attention call, MiB", content.op_memory_table(report)),
+        *(part for title, pairs in content.facts(report) for part in (f"## {title}", _facts(pairs))),
+        "## Notes",
+        _bullets(report["notes"]) or "None.",
+        "## Command",
+        f"{_fenced(report['command'])}\n\n{_escaped(report['created'])}",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+# ---------------------------------------------------------------------- terminal
+
+
+class _Terminal:
+    """One table where it fits, else quality above speed; settings under the methods' names where that is not enough."""
+
+    def __init__(self, report: Report):
+        self.report = report
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        for layout in self._layouts():
+            if all(_width(console, options, table) <= options.max_width for table in layout):
+                break
+        yield Text(f"{content.short_name(self.report)}: {self.report['model'].get('kind', 'model')}", "bold")
+        yield from layout
+        if content.refused(self.report):
+            yield _refusals(self.report)
+        for line in (*content.remarks(self.report), content.legend(self.report)):
+            yield Text(line, "dim")
+        yield _panel(self.report)
+
+    def _layouts(self) -> list[list[RichTable]]:
+        one = [content.main_table(self.report)]
+        two = [
+            table for table in (content.quality_table(self.report), content.speed_table(self.report)) if table.columns
+        ]
+        return [[_rich(table, folded) for table in tables] for tables in (one, two) for folded in (False, True)]
+
+
+def _width(console: Console, options: ConsoleOptions, table: RichTable) -> int:
+    return Measurement.get(console, options.update(max_width=10_000), table).maximum
+
+
+def _rich(table: Table, folded: bool) -> RichTable:
+    drawn = RichTable(
+        box=box.SIMPLE_HEAD, padding=(0, 0 if folded else 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold"
+    )
+    drawn.add_column("method", no_wrap=True)
+    for column in table.columns:
+        drawn.add_column(_head(column), justify="right", no_wrap=True, vertical="top")
+    for line in table.lines:
+        style = "bold" if "recommended" in line.marks else ""
+        cells = [Text(cell.text, TONES[cell.tone]) for cell in line.cells]
+        drawn.add_row(_name(line, folded), *cells, style=style)
+    return drawn
+
+
+def _head(column: Column) -> Text:
+    """As narrow as it goes: a word a line."""
+    words = (column.short or column.head).split(" ")
+    return Text("\n".join([column.group, *words] if column.group else words))
+
+
+def _name(line: Line, folded: bool) -> Text:
+    name, colon, settings = line.name.partition(":")
+    text = Text(f"{name}{colon}\n  {settings}" if folded and settings else line.name)
+    if line.marks:
+        text.append(f"{chr(10) if folded else ''} ({', '.join(line.marks)})", "cyan")
+    return text
+
+
+def _refusals(report: Report) -> RichTable:
+    grid = RichTable.grid(padding=(0, 2, 0, 0))
+    for reason, names in content.refused(report).items():
+        grid.add_row(Text("\n".join(names)), Text(f"refused: {reason}", "dim"))
+    return grid
+
+
+def _panel(report: Report) -> Panel:
+    advice = report["recommendation"]
+    lines = [Text(advice["headline"], "bold"), *(Text(f"• {reason}") for reason in advice["reasons"])]
+    code = content.use(report)
+    if code:
+        lines.append(Text(code, "cyan"))
+    return Panel(Group(*lines), title="Recommendation", title_align="left", border_style="green" if code else "blue")
+
+
+# ---------------------------------------------------------------------- Markdown
+
+
+def _recommendation(report: Report) -> str:
+    advice = report["recommendation"]
+    code = content.use(report)
+    lines = [
+        f"**{_escaped(advice['headline'])}**",
+        _bullets(advice["reasons"]),
+        _fenced(code, "python") if code else "",
+    ]
+    return "\n\n".join(filter(None, lines))
+
+
+def _section(title: str, table: Table) -> list[str]:
+    return [f"## {title}", _table(table)] if table.columns else []
+
+
+def _table(table: Table) -> str:
+    rows = [["method", *(column.title for column in table.columns)]]
+    rows += [[_labelled(line), *(cell.text for cell in line.cells)] for line in table.lines]
+    head, *body = (f"| {' | '.join(map(_escaped, row))} |" for row in rows)
+    return "\n".join([head, f"|:---|{'---:|' * len(table.columns)}", *body])
+
+
+def _labelled(line: Line) -> str:
+    return f"{line.name} ({', '.join(line.marks)})" if line.marks else line.name
+
+
+def _facts(pairs: Sequence[tuple[str, str]]) -> str:
+    return _bullets(f"{name}: {value}" for name, value in pairs)
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {_escaped(line)}" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    """Plain text that Markdown must not read as markup; in one line."""
+    marked = "".join(f"\\{char}" if char in r"\`*[]<>|" else char for char in text)
+    return " ".join(marked.split())
+
+
+def _fenced(text: str, language: str = "sh") -> str:
+    """A code block whose fence is longer than any in the text."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}{language}\n{text}\n{fence}"

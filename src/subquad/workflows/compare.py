@@ -1,0 +1,368 @@
+"""`subquad compare`: which attention can go into this model, what does that lose, what does it gain?
+
+The work is cut into units whose results are kept until the report is written, so that an interrupted run resumes:
+
+    layers/<method>          error of every layer's output, distance of attention weights
+    quality/<method>         the text read at the model's own length
+    stretch/<length>/<i>     one sequence of that length through all methods in turn: time, outputs; memory once
+    op/<length>              one layer's attention alone, all methods in turn
+    task/<method>            the labelled task
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from subquad import hf
+from subquad.measure.capture import LayerInputs, recorded
+from subquad.measure.fidelity import attention_weights, relative_error
+from subquad.measure.memory import peak_extra_mib
+from subquad.measure.timing import interleaved, stopwatch
+from subquad.methods import Full, Method, parse_method
+from subquad.workflows import machine
+from subquad.workflows.errors import InputError, as_input_error
+from subquad.workflows.passages import Reading, read
+from subquad.workflows.pretrained import Pretrained, load, running
+from subquad.workflows.store import Store
+from subquad.workflows.tasks import Task, load_task
+from subquad.workflows.texts import read_documents, standard_library
+
+EXACT = "full"
+DEFAULT_METHODS = (
+    "shared-full",
+    "oracle-top:topk=32",
+    "clustered:clusters=25",
+    "clustered:clusters=100",
+    "i-clustered:clusters=25,topk=32",
+    "i-clustered:clusters=25,topk=64",
+    "i-clustered:clusters=50,topk=32",
+    "i-clustered:clusters=100,topk=32",
+)
+BATCH = 8
+TOO_SLOW = 4.0  # seconds a call: longer lengths of such a method are left out, and the report says so
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to compare, and how much work to spend."""
+
+    model: str | None = None
+    text: tuple[Path, ...] = ()
+    column: str = "text"
+    task: str | None = None
+    data_dir: Path | None = None
+    methods: tuple[str, ...] = DEFAULT_METHODS
+    max_length: int | None = None
+    min_fidelity: float = 0.99
+    device: str = "cpu"
+    lengths: tuple[int, ...] = (2048, 4096)  # beyond the model's own
+    op_lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
+    passages: int = 48
+    seed: int = 0
+
+
+@dataclass
+class Row:
+    """One method in one model: where it runs, or why it cannot."""
+
+    method: Method
+    layers: list[int]
+    reason: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The method as the command line writes it."""
+        return str(self.method)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether this is the yardstick."""
+        return isinstance(self.method, Full)
+
+    @property
+    def swap(self) -> dict[int, Method] | None:
+        """What `hf.swap` is given; None = the model's own attention."""
+        return None if self.is_exact else dict.fromkeys(self.layers, self.method)
+
+
+Progress = Callable[[str, int, int], None]  # what is under way, units done, units in all
+
+
+def measure(settings: Settings, out: Path, progress: Progress = lambda what, done, total: None) -> "Comparison":
+    """Measure everything and return the comparison with its results. Finished units are kept under `out`.
+
+    Raises:
+        InputError: something in the settings does not work; the message has the remedy.
+    """
+    progress("loading", 0, 1)
+    comparison = Comparison.prepare(settings)
+    with as_input_error():
+        comparison.check_finite()
+    store = Store(out, comparison.fingerprint())
+    comparison.resumed = store.found
+    units = list(comparison.units())
+    for done, (key, make) in enumerate(units):
+        progress(key, done, len(units))
+        comparison.results[key] = store.get(key, make)
+    progress("done", len(units), len(units))
+    return comparison
+
+
+@dataclass
+class Comparison:
+    """A comparison: model, text and rows at hand, and the results of the units so far."""
+
+    settings: Settings
+    pretrained: Pretrained
+    reading: Reading
+    rows: list[Row]
+    refused: list[Row]
+    task: Task | None
+    length: int
+    results: dict[str, Any] = field(default_factory=dict)  # by unit
+    resumed: int = 0  # units that an earlier, interrupted run had finished
+    models: dict[int, Pretrained] = field(default_factory=dict)  # with extended positions, by length
+
+    @classmethod
+    def prepare(cls, settings: Settings) -> "Comparison":
+        """Check all that the user gave, cheapest first, and load the model."""
+        if not 0.0 < settings.min_fidelity <= 1.0:
+            raise InputError(f"min-fidelity {settings.min_fidelity:g} must be above 0 and at most 1")
+        with as_input_error():
+            methods = list(dict.fromkeys([Full(), *map(parse_method, settings.methods)]))
+        documents = read_documents(settings.text, settings.column) if settings.text else None
+        task = load_task(settings.task, settings.data_dir) if settings.task else None
+        pretrained = load(settings.model, settings.device)
+        if task is not None and pretrained.kind != "embedding":
+            raise InputError(f"--task {task.name} needs an embedding model; {pretrained.name} is a {pretrained.kind}")
+        length = _own_length(settings.max_length, pretrained)
+        rows = [_row(pretrained, method) for method in methods]
+        reading = read(pretrained, documents or standard_library(), length, settings.passages, settings.seed)
+        return cls(
+            settings=settings,
+            pretrained=pretrained,
+            reading=reading,
+            rows=[row for row in rows if row.layers],
+            refused=[row for row in rows if not row.layers],
+            task=task,
+            length=length,
+        )
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths at which the whole model is run, its own first."""
+        return [self.length, *(n for n in sorted(self.settings.lengths) if n > self.length)]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """All that the results depend on."""
+        config = self.pretrained.model.config.to_dict()
+        config.pop("subquad", None)
+        weights = sum(float(p.detach().flatten()[:64].double().sum()) for p in self.pretrained.model.parameters())
+        return {
+            "model": [self.pretrained.name, repr(sorted(config.items(), key=str)), weights],
+            "methods": [row.name for row in self.rows],
+            "text": [self.reading.passages, self.reading.queries, len(self.reading.tokens)],
+            "task": None if self.task is None else [self.task.name, len(self.task.texts), self.task.texts[:3]],
+            "lengths": [self.lengths, self.settings.op_lengths],
+            "seed": self.settings.seed,
+            "machine": [machine.versions(), machine.hardware(self.settings.device)],
+        }
+
+    def check_finite(self) -> None:
+        """ValueError when NaN or infinity reaches an attention layer; names the layer."""
+        with recorded(self.pretrained.model):
+            self.pretrained.forward(self.reading.passages[:1])
+
+    # ------------------------------------------------------------------ units
+
+    def units(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """(key, what to run), in the order to run them: some read the results of those before."""
+        for row in self.rows:
+            yield f"layers/{row.name}", partial(self.layer_figures, row)
+        for row in self.rows:
+            yield f"quality/{row.name}", partial(self.quality, row)
+        for row in self.rows if self.task else []:
+            yield f"task/{row.name}", partial(self.task_score, row)
+        for length in self.lengths:
+            for i in range(stretches(length)):
+                yield f"stretch/{length}/{i}", partial(self.stretch, length, i)
+        for length in self.settings.op_lengths:
+            yield f"op/{length}", partial(self.op, length)
+
+    def layer_figures(self, row: Row) -> dict[str, Any]:
+        """On the exact model's own q, k and v of four passages: output errors, and L1 distances of weights."""
+        if row.is_exact:
+            return {}
+        errors: dict[str, list[float]] = {}
+        distances = []
+        for inputs, exact in self._exact_layers:
+            if inputs.number in row.layers:
+                error = relative_error(inputs.run(row.method), exact)
+                errors.setdefault(str(inputs.number), []).append(error)
+                distances.append(_weights_l1(row.method, inputs))
+        return {
+            "layer_error": {number: sum(e) / len(e) for number, e in errors.items()},
+            "weights_l1": sum(distances) / len(distances),
+        }
+
+    @cached_property
+    def _exact_layers(self) -> list[tuple[LayerInputs, torch.Tensor]]:
+        with recorded(self.pretrained.model) as calls:
+            for passage in self.reading.passages[:4]:
+                self.pretrained.forward([passage])
+        return [(inputs, inputs.run(Full())) for inputs in calls]
+
+    def quality(self, row: Row) -> dict[str, Any]:
+        """The passages and queries read with this method: embeddings, or losses."""
+        with running(self.pretrained.model, row.swap):
+            if self.pretrained.kind != "embedding":
+                return self._losses(self.reading.passages)
+            return {
+                "passages": _rounded(self._embed(self.reading.passages)),
+                "queries": _rounded(self._embed(self.reading.queries)),
+            }
+
+    def task_score(self, row: Row) -> dict[str, float]:
+        """The labelled task with this method in the model."""
+        assert self.task is not None
+        items = [self.pretrained.wrap(ids, self.length) for ids in self._task_ids]
+        with running(self.pretrained.model, row.swap):
+            return self.task.score(self._embed(items))
+
+    @cached_property
+    def _task_ids(self) -> list[list[int]]:
+        assert self.task is not None
+        return [self.pretrained.content_ids(text) for text in self.task.texts]
+
+    def stretch(self, length: int, i: int) -> dict[str, Any]:
+        """The i-th sequence of this length through every method in turn. The first one warms up: memory, no times."""
+        model = self._model_for(length)
+        item = self.reading.stretches(model, length, stretches(length))[i]
+        results = {}
+        for row in self._fast_enough(length):
+            forward = partial(model.forward, [item])
+            with running(model.model, row.swap):
+                result: dict[str, Any] = {}
+                if i == 0:
+                    result["extra_mib"] = peak_extra_mib(forward, model.device)
+                result["seconds"], output = stopwatch(forward, model.device)
+                result["output"] = _rounded(output) if isinstance(output, torch.Tensor) else list(output)
+            results[row.name] = result
+        return results
+
+    def _model_for(self, length: int) -> Pretrained:
+        """The model, with its positions extended where this length needs it."""
+        limit = self.pretrained.limit
+        if limit is None or length <= limit:
+            return self.pretrained
+        if length not in self.models:
+            longer = hf.extend_positions(copy.deepcopy(self.pretrained.model), length)
+            self.models = {length: self.pretrained.with_model(longer)}
+        return self.models[length]
+
+    def _fast_enough(self, length: int) -> list[Row]:
+        """Rows whose time at the length before says that they are worth their time at this one."""
+        shorter = [n for n in self.lengths if n < length]
+        if not shorter:
+            return self.rows
+        before = self.results[f"stretch/{shorter[-1]}/{stretches(shorter[-1]) - 1}"]
+        seconds = {name: result["seconds"] for name, result in before.items()}
+        return [row for row in self.rows if _worth(row, seconds, length / shorter[-1])]
+
+    def op(self, length: int) -> dict[str, Any]:
+        """One layer's attention alone, on N(0,1) inputs of its shape, batch 1: seconds of each round, and memory."""
+        model, rows = self.pretrained.model, self.rows
+        layer = hf.find_layers(model)[0]
+        heads, kv_heads, width = hf.head_counts(layer.module)
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        q, k, v = (
+            torch.randn(1, h, length, width, generator=generator).to(model.device, model.dtype)
+            for h in (heads, kv_heads, kv_heads)
+        )
+        shorter = [n for n in self.settings.op_lengths if n < length]
+        if shorter:
+            before = {name: min(result["seconds"]) for name, result in self.results[f"op/{shorter[-1]}"].items()}
+            rows = [row for row in rows if _worth(row, before, length / shorter[-1])]
+        gqa = heads != kv_heads
+        calls = {row.name: partial(row.method, q, k, v, is_causal=layer.causal, enable_gqa=gqa) for row in rows}
+        with torch.inference_mode():
+            memory = {name: peak_extra_mib(call, model.device) for name, call in calls.items()}
+            seconds = interleaved(calls, 9 if length <= 2048 else 5 if length <= 4096 else 3, model.device)
+        return {name: {"seconds": seconds[name], "extra_mib": memory[name]} for name in calls}
+
+    def _embed(self, items: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Embeddings in the items' order; batches hold items of like length."""
+        order = sorted(range(len(items)), key=lambda i: len(items[i]))
+        size = max(BATCH, min(64, BATCH * 512 // max(len(items[order[len(order) // 2]]), 1)))
+        parts = [self.pretrained.embed([items[i] for i in order[at : at + size]]) for at in range(0, len(order), size)]
+        vectors = torch.cat(parts)
+        return torch.empty_like(vectors).index_copy_(0, torch.tensor(order), vectors)
+
+    def _losses(self, items: Sequence[Sequence[int]]) -> dict[str, float]:
+        nll, count = 0.0, 0
+        for at in range(0, len(items), BATCH):
+            more, counted = self.pretrained.losses(items[at : at + BATCH], seed=self.settings.seed + at)
+            nll, count = nll + more, count + counted
+        if count == 0:
+            raise InputError("the text is too short to compute a perplexity")
+        return {"nll": nll, "count": count}
+
+
+def _own_length(asked: int | None, pretrained: Pretrained) -> int:
+    limit = pretrained.limit
+    if asked is None:
+        return min(limit or 512, 512)
+    if asked < 2:
+        raise InputError(f"max-length {asked} is too short: give at least 2 tokens")
+    if limit is not None and asked > limit:
+        raise InputError(
+            f"max-length {asked} is past the {limit} positions of {pretrained.name}; give at most {limit} "
+            "(longer inputs are measured anyway, with extended positions)"
+        )
+    return asked
+
+
+def _row(pretrained: Pretrained, method: Method) -> Row:
+    layers = [layer.number for layer in hf.find_layers(pretrained.model)]
+    with as_input_error():
+        refusals = hf.refusals(pretrained.model, method)
+    able = [number for number in layers if number not in refusals]
+    if not refusals:
+        return Row(method, able)
+    first = refusals[min(refusals)]
+    if not able:
+        return Row(method, [], first)
+    return Row(method, able, f"layers {', '.join(map(str, refusals))} stay exact: {first}")
+
+
+def stretches(length: int) -> int:
+    """How many sequences of a length are run, the first one as a warm-up."""
+    return 9 if length <= 512 else 6 if length <= 2048 else 4
+
+
+def _worth(row: Row, seconds: Mapping[str, float], growth: float) -> bool:
+    """Whether a method's time at a shorter length foretells no more than TOO_SLOW, or is no worse than exact's."""
+    if row.name not in seconds:
+        return False
+    own, exact = seconds[row.name], seconds[EXACT]
+    return own * growth**2 <= TOO_SLOW or own <= 1.2 * exact
+
+
+def _weights_l1(method: Method, inputs: LayerInputs, heads: int = 2, queries: int = 16) -> float:
+    """Mean over some heads and queries, evenly spaced, of the L1 distance of attention weights to exact ones."""
+    H, G = inputs.query.shape[1], inputs.key.shape[1]
+    chosen = torch.arange(heads) * H // heads
+    query, key = inputs.query[:, chosen], inputs.key[:, chosen * G // H]
+    options = inputs.options | {"bias": None}
+    mine, exact = (attention_weights(m, query, key, **options) for m in (method, Full()))
+    rows = torch.arange(queries) * query.shape[2] // queries
+    return float((mine - exact)[:, :, rows].abs().sum(-1).mean())
+
+
+def _rounded(vectors: torch.Tensor) -> list[list[float]]:
+    return [[round(x, 6) for x in row] for row in vectors.tolist()]

@@ -1,0 +1,238 @@
+"""From the results of a comparison's units to its report."""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from subquad import hf
+from subquad.measure.fidelity import cosine, crossover, percentile, retrieval_agreement
+from subquad.measure.timing import cost
+from subquad.report.schema import Cost, MethodReport, Quality, Report
+from subquad.workflows import machine
+from subquad.workflows.compare import DEFAULT_METHODS, EXACT, TOO_SLOW, Comparison, Row, Settings, stretches
+from subquad.workflows.recommend import recommend
+from subquad.workflows.texts import STANDARD_LIBRARY
+
+
+def report_of(comparison: Comparison) -> Report:
+    """All figures and the recommendation."""
+    c, s = comparison, comparison.settings
+    methods = [_method_report(c, row) for row in c.rows] + [_refused(row) for row in c.refused]
+    report: Report = {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": _command(s),
+        "versions": machine.versions(),
+        "hardware": machine.hardware(s.device),
+        "settings": {
+            "max_length": c.length,
+            "lengths": c.lengths,
+            "op_lengths": list(s.op_lengths),
+            "min_fidelity": s.min_fidelity,
+            "seed": s.seed,
+            "passages": len(c.reading.passages),
+        },
+        "model": _model(c),
+        "text": _text(c),
+        "methods": methods,
+        "recommendation": recommend(methods, c.lengths, s.min_fidelity),
+        "notes": _notes(c, methods),
+    }
+    if c.task:
+        report["task"] = {
+            "name": c.task.name,
+            "metric": c.task.metric,
+            "examples": len(c.task.texts),
+            "baselines": c.task.baselines,
+        }
+    return report
+
+
+def _model(c: Comparison) -> dict[str, Any]:
+    model = c.pretrained.model
+    layers = hf.find_layers(model)
+    heads, kv_heads, width = hf.head_counts(layers[0].module)
+    return {
+        "name": c.pretrained.name,
+        "class": type(model).__name__,
+        "kind": c.pretrained.kind,
+        "pooling": c.pretrained.pooling,
+        "parameters": model.num_parameters(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "layers": [{"number": layer.number, "name": layer.name, "kind": layer.kind} for layer in layers],
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": width,
+        "position_limit": c.pretrained.limit,
+    }
+
+
+def _text(c: Comparison) -> dict[str, Any]:
+    passages = c.reading.passages
+    return {
+        "source": ", ".join(map(str, c.settings.text)) or STANDARD_LIBRARY,
+        "documents": c.reading.documents,
+        "passages": len(passages),
+        "queries": len(c.reading.queries),
+        "tokens": len(c.reading.tokens),
+        "tokens_a_passage": sum(map(len, passages)) / len(passages),
+    }
+
+
+# ---------------------------------------------------------------------- one method
+
+
+def _refused(row: Row) -> MethodReport:
+    return {
+        "method": row.name,
+        "settings": row.method.to_dict(),
+        "status": "refused",
+        "reason": row.reason or "",
+    }
+
+
+def _method_report(c: Comparison, row: Row) -> MethodReport:
+    quality = {str(n): q for n in c.lengths if (q := _quality(c, row, n))}
+    op = {str(n): figures for n in c.settings.op_lengths if (figures := _op_cost(c, row, n))}
+    report: MethodReport = {
+        "method": row.name,
+        "settings": row.method.to_dict(),
+        "status": "exact" if row.is_exact else "measured",
+        "layers": row.layers,
+        "quality": quality,
+        "fidelity": {n: _fidelity(q, _quality(c, c.rows[0], int(n))) for n, q in quality.items()},
+        "model": {str(n): figures for n in c.lengths if (figures := _model_cost(c, row, n))},
+        "op": op,
+    }
+    if row.reason:
+        report["reason"] = row.reason
+    if not row.is_exact:
+        report["crossover"] = crossover({int(n): figures["speedup"] for n, figures in op.items()})
+    if c.task:
+        report["task"] = c.results[f"task/{row.name}"]
+    return report
+
+
+def _quality(c: Comparison, row: Row, length: int) -> Quality:
+    """Closeness to the exact model at a length; empty where the method was left out."""
+    if length == c.length:
+        return _own_quality(c, row)
+    units = _stretch_units(c, row, length)
+    if not units:
+        return {}
+    if c.pretrained.kind != "embedding":
+        nll, count = (sum(unit[row.name]["output"][part] for unit in units) for part in (0, 1))
+        return {"perplexity": _perplexity(nll, count)}
+    mine, exact = (torch.tensor([unit[name]["output"][0] for unit in units]) for name in (row.name, EXACT))
+    return _cosines(mine, exact)
+
+
+def _own_quality(c: Comparison, row: Row) -> Quality:
+    mine, exact = c.results[f"quality/{row.name}"], c.results[f"quality/{EXACT}"]
+    layers: Quality = c.results[f"layers/{row.name}"]
+    if "nll" in mine:
+        return {"perplexity": _perplexity(mine["nll"], mine["count"]), **layers}
+    passages, its_passages = torch.tensor(mine["passages"]), torch.tensor(exact["passages"])
+    top1, recall10 = retrieval_agreement(
+        _scores(torch.tensor(mine["queries"]), passages), _scores(torch.tensor(exact["queries"]), its_passages)
+    )
+    return {**_cosines(passages, its_passages), "top1": top1, "recall10": recall10, **layers}
+
+
+def _cosines(mine: torch.Tensor, exact: torch.Tensor) -> Quality:
+    cosines = cosine(mine, exact)
+    return {"cosine_mean": float(cosines.mean()), "cosine_p5": percentile(cosines, 0.05)}
+
+
+def _scores(queries: torch.Tensor, passages: torch.Tensor) -> torch.Tensor:
+    normalize = torch.nn.functional.normalize
+    return normalize(queries, dim=-1) @ normalize(passages, dim=-1).T
+
+
+def _fidelity(figures: Quality, exact: Quality) -> float:
+    """Mean cosine to the exact embeddings; for language models exact perplexity / this one's, at most 1."""
+    if "perplexity" in figures:
+        return min(1.0, exact["perplexity"] / figures["perplexity"])
+    return figures["cosine_mean"]
+
+
+def _perplexity(nll: float, count: int) -> float:
+    return math.exp(nll / max(count, 1))
+
+
+def _model_cost(c: Comparison, row: Row, length: int) -> Cost | None:
+    units = _stretch_units(c, row, length)
+    if not units:
+        return None
+    own, exact = ([unit[name]["seconds"] for unit in units[1:]] for name in (row.name, EXACT))
+    return cost(own, exact, units[0][row.name]["extra_mib"])
+
+
+def _op_cost(c: Comparison, row: Row, length: int) -> Cost | None:
+    unit = c.results[f"op/{length}"]
+    if row.name not in unit:
+        return None
+    return cost(unit[row.name]["seconds"], unit[EXACT]["seconds"], unit[row.name]["extra_mib"])
+
+
+def _stretch_units(c: Comparison, row: Row, length: int) -> list[dict[str, Any]]:
+    units = [c.results[f"stretch/{length}/{i}"] for i in range(stretches(length))]
+    return units if row.name in units[0] else []
+
+
+# ---------------------------------------------------------------------- what a reader must know
+
+
+def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
+    notes = [
+        "Times are medians of runs in turn with exact attention (SDPA) on batches of one; a speed-up is the median "
+        "of the ratios within a turn.",
+        "Layer errors and distances of weights are taken on the exact model's own queries, keys and values.",
+        "The op is timed on N(0,1) inputs of one layer's shape.",
+    ]
+    limit = c.pretrained.limit
+    if limit is not None and c.lengths[-1] > limit:
+        notes.append(
+            f"The model's positions reach {limit} tokens; beyond, they are interpolated without training. Fidelity "
+            "there compares with exact attention in the same extended model."
+        )
+    if len(c.reading.tokens) < c.lengths[-1]:
+        notes.append(f"The text has {len(c.reading.tokens)} tokens; longer sequences repeat it.")
+    if c.pretrained.kind == "masked-lm":
+        notes.append("Pseudo-perplexity: 15 % of the tokens masked at once, the same ones for every method.")
+    notes += [note for method in methods if (note := _left_out(c, method))]
+    if c.resumed:
+        notes.append(f"{c.resumed} of {len(c.results)} units come from an earlier, interrupted run.")
+    return notes
+
+
+def _left_out(c: Comparison, method: MethodReport) -> str | None:
+    if method["status"] == "refused":
+        return None
+    wanted: list[tuple[Sequence[int], Mapping[str, Cost]]] = [
+        (c.lengths, method["model"]),
+        (c.settings.op_lengths, method["op"]),
+    ]
+    skipped = [n for lengths, have in wanted for n in lengths if str(n) not in have]
+    if not skipped:
+        return None
+    return (
+        f"{method['method']} was left out from {min(skipped)} tokens on: its time at the length before foretold over "
+        f"{TOO_SLOW:g} s a call."
+    )
+
+
+def _command(s: Settings) -> str:
+    words = ["subquad", "compare", *([s.model] if s.model else [])]
+    words += [word for path in s.text for word in ("--text", str(path))]
+    words += ["--column", s.column] if s.column != "text" else []
+    words += ["--task", s.task] if s.task else []
+    words += ["--data-dir", str(s.data_dir)] if s.data_dir and s.task else []
+    words += ["--methods", " ".join(s.methods)] if s.methods != DEFAULT_METHODS else []
+    words += ["--max-length", str(s.max_length)] if s.max_length else []
+    words += ["--min-fidelity", f"{s.min_fidelity:g}"] if s.min_fidelity != 0.99 else []
+    words += ["--device", s.device] if s.device != "cpu" else []
+    return shlex.join(words)

@@ -1,0 +1,61 @@
+"""Cut documents into what a model reads: passages, queries, and stretches of an exact length."""
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from subquad.workflows.errors import InputError
+from subquad.workflows.pretrained import Pretrained
+
+SHORTEST = 16  # content tokens of a passage
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Token ids, special tokens included, of what is read."""
+
+    passages: list[list[int]]
+    queries: list[list[int]]
+    tokens: list[int]  # of all documents, one after the other, without special tokens
+    documents: int
+
+    def stretches(self, pretrained: Pretrained, length: int, count: int) -> list[list[int]]:
+        """`count` items of exactly `length` tokens, evenly spread over the text (which repeats where it is short)."""
+        content = length - len(pretrained.wrap([], length))
+        tokens = self.tokens * (1 + content // len(self.tokens))
+        last = len(tokens) - content
+        starts = [last * i // max(count - 1, 1) for i in range(count)]
+        return [pretrained.wrap(tokens[start : start + content], length) for start in starts]
+
+
+def read(pretrained: Pretrained, documents: Sequence[str], length: int, passages: int, seed: int) -> Reading:
+    """Cut each document into passages of at most `length` tokens and keep `passages` of them, drawn by the seed.
+
+    The queries, two a passage where it has as many sentences, are sentences of the passages of six words or more.
+    """
+    own = length - len(pretrained.wrap([], length))
+    if own < 1:
+        raise InputError(f"max-length {length} leaves no room beside the model's special tokens")
+    ids = [pretrained.content_ids(document) for document in documents]
+    chunks = [chunk for doc in ids for at in range(0, len(doc), own) if len(chunk := doc[at : at + own]) >= SHORTEST]
+    chunks = chunks or [doc for doc in ids if doc]
+    if not chunks:
+        raise InputError("the text holds no tokens that the model knows")
+    draw = random.Random(seed)
+    chosen = draw.sample(chunks, min(passages, len(chunks)))
+    queries = [query for chunk in chosen for query in _queries(pretrained, chunk, draw)]
+    return Reading(
+        passages=[pretrained.wrap(chunk, length) for chunk in chosen],
+        queries=[pretrained.wrap(query, length) for query in queries],
+        tokens=[token for doc in ids for token in doc],
+        documents=len(documents),
+    )
+
+
+def _queries(pretrained: Pretrained, chunk: list[int], draw: random.Random) -> list[list[int]]:
+    text = pretrained.tokenizer.decode(chunk)
+    sentences = [s for s in re.split(r"(?<=[.!?])\s+", text) if 6 <= len(s.split()) <= 40]
+    if not sentences:
+        return [chunk[: max(1, len(chunk) // 4)]]
+    return [pretrained.content_ids(s) for s in draw.sample(sentences, min(2, len(sentences)))]

@@ -1,0 +1,69 @@
+"""From figures to advice."""
+
+from collections.abc import Sequence
+
+from subquad.report.schema import MethodReport, Recommendation
+
+MARGIN = 1.1  # faster by less than this is noise
+
+
+def recommend(methods: Sequence[MethodReport], lengths: Sequence[int], min_fidelity: float) -> Recommendation:
+    """The fastest method that keeps the asked fidelity, length by length; exact attention where none is faster.
+
+    `methods` and the result are as in `report.schema`.
+    """
+    measured = [method for method in methods if method["status"] == "measured"]
+    best = {length: _best(measured, str(length), min_fidelity) for length in lengths}
+    own = lengths[0]
+    reasons = [_reason(measured, best[length], length, min_fidelity) for length in lengths]
+    chosen = best[own]
+    if chosen is not None:
+        headline = f"Use {chosen['method']}: {_figures(chosen, str(own))} at {own} tokens."
+        return {"choice": chosen["method"], "headline": headline, "reasons": reasons}
+    longer = next(((length, method) for length in lengths[1:] if (method := best[length])), None)
+    headline = f"Stay with exact attention at {own} tokens"
+    if longer is None:
+        where = f" and up to {lengths[-1]}" if len(lengths) > 1 else ""
+        return {"choice": "full", "headline": f"{headline}{where}.", "reasons": reasons}
+    length, method = longer
+    headline += f"; at {length} tokens use {method['method']}: {_figures(method, str(length))}."
+    return {"choice": "full", "headline": headline, "reasons": reasons}
+
+
+def _best(methods: Sequence[MethodReport], length: str, min_fidelity: float) -> MethodReport | None:
+    good = [
+        m for m in methods if _speedup(m, length) >= MARGIN and m.get("fidelity", {}).get(length, 0.0) >= min_fidelity
+    ]
+    return max(good, key=lambda m: _speedup(m, length), default=None)
+
+
+def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: int, min_fidelity: float) -> str:
+    at = str(length)
+    if best is not None:
+        return (
+            f"{length} tokens: {best['method']} is the fastest with fidelity ≥ {min_fidelity:g}: {_figures(best, at)}."
+        )
+    timed = [m for m in methods if at in m.get("model", {}) and at in m.get("fidelity", {})]
+    if not timed:
+        return f"{length} tokens: no method but exact attention could be measured."
+    close = [m for m in timed if m["fidelity"][at] >= min_fidelity]
+    if close:
+        fastest = max(close, key=lambda m: _speedup(m, at))
+        return (
+            f"{length} tokens: exact attention is fastest at fidelity ≥ {min_fidelity:g}; "
+            f"the nearest is {fastest['method']}: {_figures(fastest, at)}."
+        )
+    closest = max(timed, key=lambda m: m["fidelity"][at])
+    return (
+        f"{length} tokens: no method reaches fidelity {min_fidelity:g}; "
+        f"the closest is {closest['method']}: {_figures(closest, at)}."
+    )
+
+
+def _figures(method: MethodReport, length: str) -> str:
+    return f"{_speedup(method, length):.2f}× the speed of exact attention, fidelity {method['fidelity'][length]:.3f}"
+
+
+def _speedup(method: MethodReport, length: str) -> float:
+    costs = method.get("model", {})
+    return costs[length]["speedup"] if length in costs else 0.0

@@ -1,0 +1,148 @@
+"""Labelled tasks: what an embedding model's attention costs on something that people measure."""
+
+import csv
+import io
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from subquad.workflows.errors import InputError
+from subquad.workflows.texts import json_line, read_text, table_rows
+
+Embed = Callable[[Sequence[str]], Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Texts to embed, and how embeddings become scores."""
+
+    name: str
+    metric: str
+    texts: list[str]
+    score: Callable[[Tensor], dict[str, float]]
+    baselines: dict[str, float] = field(default_factory=dict)
+
+
+def load_task(name: str, data: Path | None) -> Task:
+    """A task by name, with its data from a folder (or, for sts and retrieval, a file).
+
+    Raises:
+        InputError: an unknown task, no data folder, or data that is missing or malformed.
+    """
+    if name not in TASKS:
+        raise InputError(f"no task {name!r}; there are {', '.join(TASKS)}")
+    if data is None:
+        raise InputError(f"task {name!r} needs its data: --data-dir FOLDER, or the environment variable SUBQUAD_DATA")
+    if not data.exists():
+        raise InputError(f"no data folder at {data}")
+    return TASKS[name](data)
+
+
+def _banking77(data: Path) -> Task:
+    rows = {part: _labelled_csv(_find(data, "banking77", f"{part}.csv")) for part in ("train", "test")}
+    return _probe("banking77", "intent accuracy of a logistic probe on frozen embeddings", rows["train"], rows["test"])
+
+
+def _movie_reviews(data: Path) -> Task:
+    """2,000 reviews in NLTK's archive; cv000-cv799 train, cv800-cv999 test, of each class."""
+    archive = _find(data, "movie_reviews", "movie_reviews.zip")
+    train: list[tuple[str, str]] = []
+    test: list[tuple[str, str]] = []
+    try:
+        with zipfile.ZipFile(archive) as files:
+            names = sorted(n for n in files.namelist() if n.endswith(".txt") and Path(n).parent.name in ("pos", "neg"))
+            for name in names:
+                path = Path(name)
+                part = test if path.name >= "cv800" else train
+                part.append((files.read(name).decode("utf-8", errors="replace"), path.parent.name))
+    except zipfile.BadZipFile:
+        raise InputError(f"{archive} is not a zip archive") from None
+    if not train or not test:
+        raise InputError(f"{archive} does not hold the movie reviews (pos/cv….txt, neg/cv….txt)")
+    return _probe("movie-reviews", "accuracy of a logistic probe on frozen embeddings", train, test)
+
+
+def _sts(data: Path) -> Task:
+    """A TSV without header: sentence, sentence, score."""
+    path = _find(data, "sts", "sts.tsv")
+    rows = list(csv.reader(io.StringIO(read_text(path)), delimiter="\t", quoting=csv.QUOTE_NONE))
+    try:
+        gold = [float(row[2]) for row in rows]
+    except (IndexError, ValueError):
+        raise InputError(f"{path}: each line must be sentence, sentence, score, divided by tabs") from None
+
+    def score(vectors: Tensor) -> dict[str, float]:
+        from scipy.stats import spearmanr
+
+        similarity = torch.nn.functional.cosine_similarity(vectors[0::2], vectors[1::2])
+        return {"spearman": float(spearmanr(similarity.numpy(), gold).statistic)}
+
+    return Task("sts", "Spearman correlation of cosines with scores", [s for row in rows for s in row[:2]], score)
+
+
+def _retrieval(data: Path) -> Task:
+    """A .jsonl (or .csv, .tsv) of rows with a question and the passage that answers it."""
+    path = data if data.is_file() else _first(data / "retrieval.jsonl", data / "retrieval" / "retrieval.jsonl")
+    text = read_text(path)
+    if path.suffix == ".jsonl":
+        rows = [json_line(path, n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    else:
+        rows = [row for _, row in table_rows(path, text)]
+    for number, row in enumerate(rows, 1):
+        if not {"question", "passage"} <= row.keys():
+            raise InputError(f"{path}, row {number}: needs 'question' and 'passage'; it has {', '.join(row)}")
+    passages = list(dict.fromkeys(str(row["passage"]) for row in rows))
+    wanted = torch.tensor([passages.index(str(row["passage"])) for row in rows])
+
+    def score(vectors: Tensor) -> dict[str, float]:
+        vectors = torch.nn.functional.normalize(vectors, dim=-1)
+        found = (vectors[len(passages) :] @ vectors[: len(passages)].T).argmax(1)
+        return {"recall@1": float((found == wanted).float().mean())}
+
+    return Task("retrieval", "recall@1", passages + [str(row["question"]) for row in rows], score)
+
+
+TASKS: dict[str, Callable[[Path], Task]] = {
+    "banking77": _banking77,
+    "movie-reviews": _movie_reviews,
+    "sts": _sts,
+    "retrieval": _retrieval,
+}
+
+
+def _probe(name: str, metric: str, train: list[tuple[str, str]], test: list[tuple[str, str]]) -> Task:
+    labels = [label for _, label in train + test]
+    majority = max(set(labels), key=labels.count)
+
+    def score(vectors: Tensor) -> dict[str, float]:
+        from sklearn.linear_model import LogisticRegression
+
+        x = torch.nn.functional.normalize(vectors, dim=-1).numpy()
+        probe = LogisticRegression(C=10.0, max_iter=300).fit(x[: len(train)], labels[: len(train)])
+        return {"accuracy": float(probe.score(x[len(train) :], labels[len(train) :]))}
+
+    chance = sum(label == majority for _, label in test) / len(test)
+    return Task(name, metric, [text for text, _ in train + test], score, {"majority class": chance})
+
+
+def _labelled_csv(path: Path) -> list[tuple[str, str]]:
+    rows = [row for _, row in table_rows(path, read_text(path))]
+    if not rows or not {"text", "category"} <= rows[0].keys():
+        raise InputError(f"{path} needs the columns 'text' and 'category'")
+    return [(str(row["text"]), str(row["category"])) for row in rows]
+
+
+def _find(data: Path, folder: str, file: str) -> Path:
+    """The file itself, in the task's own folder, or in a folder of many tasks' data."""
+    return data if data.is_file() else _first(data / folder / file, data / file)
+
+
+def _first(*candidates: Path) -> Path:
+    for path in candidates:
+        if path.exists():
+            return path
+    raise InputError(f"no {candidates[0].name} at {' or '.join(str(path) for path in candidates)}")
