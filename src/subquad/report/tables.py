@@ -29,7 +29,7 @@ def markdown(report: Report, figures: Sequence[str] = ()) -> str:
         "## Methods",
         _table(content.main_table(report)),
         _escaped(content.legend(report)),
-        _bullets(f"{', '.join(names)} refused: {reason}" for reason, names in content.refused(report).items()),
+        _bullets(f"Refused: {', '.join(names)}: {reason}" for reason, names in content.refused(report).items()),
         _bullets(content.remarks(report)),
         *(f"![{title}]({name})\n\n{about}" for name, (title, about) in content.FIGURES.items() if name in figures),
         *_section("Whole forward passes", content.model_table(report)),

@@ -1,0 +1,52 @@
+import io
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from subquad.report import content
+from subquad.report.plots import pareto, plots, styles
+from tests.report import sample
+
+
+@pytest.mark.parametrize("make", [sample.encoder, sample.causal])
+def test_all_three_are_drawn(make):
+    before = dict(matplotlib.rcParams)
+    drawn = plots(make())
+    assert list(drawn) == list(content.FIGURES)
+    assert dict(matplotlib.rcParams) == before
+    for png in drawn.values():
+        pixels = imread(io.BytesIO(png), format="png")
+        assert pixels.shape[1] >= 1000
+        assert 0.005 < np.mean(pixels[..., :3].min(-1) < 0.9) < 0.5  # neither blank nor a blot
+
+
+def test_only_exact_attention_has_nothing_but_its_time():
+    report = sample.encoder()
+    report["methods"] = report["methods"][:1]
+    assert list(plots(report)) == ["time-vs-length.png"]
+
+
+def test_one_method_and_no_exact_row():
+    report = sample.encoder()
+    report["methods"] = report["methods"][5:6]
+    assert len(plots(report)) == 3
+
+
+def test_a_name_is_no_formula():
+    report = sample.encoder()
+    report["model"]["name"] = "a$\\frac$_" * 20
+    assert len(plots(report)) == 3
+
+
+def test_pareto():
+    points = [(1.0, 1.0), (0.5, 0.9), (2.0, 0.9), (2.0, 0.8), (3.0, 0.5), (1.5, 0.7)]
+    assert pareto(points) == [(1.0, 1.0), (2.0, 0.9), (3.0, 0.5)]
+
+
+def test_methods_look_different_and_families_alike():
+    looks = styles(sample.encoder())
+    assert len({look.marker for look in looks.values()}) == len(looks)
+    assert len({look.color for look in looks.values()}) == len(looks)
+    assert looks["full"].color == "#222222"
