@@ -141,6 +141,29 @@ def test_the_mass_of_the_top_keys_carries_gradient():
     torch.testing.assert_close(grads, wanted)
 
 
+def dropped(method: sq.Method) -> torch.Tensor:
+    """Which weights dropout sets to 0, (1, 2, 20, 20)."""
+    q, k = vectors("random", 20, 0), vectors("random", 20, 1)
+    identity = torch.eye(20, dtype=torch.float64).expand(1, 2, 20, 20)
+    torch.manual_seed(0)
+    return method(q, k, identity, dropout_p=0.5) == 0
+
+
+def test_dropout_of_clustered_is_one_draw_a_cluster():
+    zero = dropped(sq.Clustered(clusters=1))
+    assert 0.2 < zero.double().mean() < 0.8
+    assert torch.equal(zero, zero[:, :, :1].expand_as(zero))
+
+
+def test_dropout_of_improved_clustered_is_a_draw_a_cluster_and_one_a_query_on_the_top_keys():
+    q, k = vectors("random", 20, 0), vectors("random", 20, 1)
+    order = (q.mean(2, keepdim=True) @ k.mT).argsort(descending=True).expand(1, 2, 20, 20)
+    top, rest = dropped(sq.ImprovedClustered(clusters=1, topk=8)).gather(-1, order).split([8, 12], dim=-1)
+    assert all(0.2 < zero.double().mean() < 0.8 for zero in (top, rest))
+    assert torch.equal(rest, rest[:, :, :1].expand_as(rest))
+    assert not torch.equal(top, top[:, :, :1].expand_as(top))
+
+
 # ---------------------------------------------------------------- the yardsticks
 
 
