@@ -16,6 +16,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import subquad as sq
 from subquad import Mask, Method, Traits
@@ -550,6 +552,15 @@ class MethodContract:
 
     # ------------------------------------------------------------ plain data
 
+    def test_work_grows_as_the_traits_say(self, method: Method):
+        def work(tokens: int) -> int:
+            with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+                method(*qkv(tokens, tokens))
+            return counter.get_total_flops()
+
+        growth = work(512) / work(128)  # 4 for linear work, 16 for quadratic
+        assert (growth < 8) == method.traits.subquadratic
+
     def test_round_trips_as_dict_text_and_name(self, method: Method):
         assert sq.from_dict(json.loads(json.dumps(method.to_dict()))) == method
         assert sq.parse_method(str(method)) == method
@@ -570,7 +581,7 @@ class MethodContract:
                 with pytest.raises(ValueError, match=f"'{method.name}': {setting.name}={bad}, but it must be"):
                     replace(method, **{setting.name: bad})
             for bad in ("1.5", "many"):
-                with pytest.raises(ValueError, match=f"'{method.name}': {setting.name}='{bad}' is not a int"):
+                with pytest.raises(ValueError, match=f"'{method.name}': {setting.name}='{bad}' is not a whole number"):
                     sq.parse_method(f"{method.name}:{setting.name}={bad}")
 
     def test_unknown_settings_are_refused_by_name(self, method: Method):

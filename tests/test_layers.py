@@ -21,7 +21,8 @@ LEVELS = [
     {"functional"},
     {"nn"},
     {"hf"},
-    {"report", "training", "measure"},
+    {"training", "measure"},
+    {"report"},
     {"experiments", "workflows"},
     {"cli"},
 ]

@@ -78,6 +78,9 @@ def from_dict(data: Mapping[str, Any]) -> Method:
     return _class(settings.pop("name")).from_settings(settings)
 
 
+_KINDS = {int: "a whole number", float: "a number"}
+
+
 def _class(name: str) -> type[Method]:
     if name not in METHODS:
         raise ValueError(f"no method {name!r}{nearest(name, list(METHODS))}; there are {', '.join(METHODS)}")
@@ -90,4 +93,6 @@ def _read_value(cls: type[Method], setting: str, text: str) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise ValueError(f"{cls.name!r}: {setting}={text!r} is not a {kind.__name__} (default: {default})") from None
+        raise ValueError(
+            f"{cls.name!r}: {setting}={text!r} is not {_KINDS.get(kind, kind.__name__)} (default: {default})"
+        ) from None

@@ -35,6 +35,7 @@ class Traits:
     partial: bool  # offers `partial`: (out, lse)
     stochastic: bool  # depends on the seed
     order_free: bool  # permuting the queries permutes the outputs
+    subquadratic: bool  # its work grows by less than N·M
     learned: bool = False
     needs_hidden: bool = False
     exact_limit: Mapping[str, int | str] | str

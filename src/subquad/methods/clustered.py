@@ -102,6 +102,7 @@ class Clustered(Method):
         partial=False,
         stochastic=True,
         order_free=False,
+        subquadratic=True,
         exact_limit={"clusters": "N"},
         example={"clusters": 5, "bits": 15, "iterations": 3},
         complexity="O(C·M·D + N·C·bits·iterations) time, O(N·(C + bits)) memory",

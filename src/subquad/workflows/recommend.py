@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from subquad.methods import METHODS
 from subquad.report.schema import MethodReport, Recommendation
 
-MARGIN = 1.1  # faster by less than this is noise
+MARGIN = 1.1  # faster by less than this is no gain worth a change
 
 
 def recommend(methods: Sequence[MethodReport], lengths: Sequence[int], min_fidelity: float) -> Recommendation:
@@ -12,8 +13,9 @@ def recommend(methods: Sequence[MethodReport], lengths: Sequence[int], min_fidel
 
     `methods` and the result are as in `report.schema`.
     """
-    measured = [method for method in methods if method["status"] == "measured"]
-    best = {length: _best(measured, str(length), min_fidelity) for length in lengths}
+    measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
+    exact = next(m for m in methods if m["status"] == "exact")
+    best = {length: _best(measured, exact, str(length), min_fidelity) for length in lengths}
     own = lengths[0]
     reasons = [_reason(measured, best[length], length, min_fidelity) for length in lengths]
     chosen = best[own]
@@ -30,11 +32,24 @@ def recommend(methods: Sequence[MethodReport], lengths: Sequence[int], min_fidel
     return {"choice": "full", "headline": headline, "reasons": reasons}
 
 
-def _best(methods: Sequence[MethodReport], length: str, min_fidelity: float) -> MethodReport | None:
-    good = [
-        m for m in methods if _speedup(m, length) >= MARGIN and m.get("fidelity", {}).get(length, 0.0) >= min_fidelity
-    ]
-    return max(good, key=lambda m: _speedup(m, length), default=None)
+def _is_candidate(method: MethodReport) -> bool:
+    """Quadratic methods are yardsticks: where they come out faster than exact attention, it is by chance."""
+    return METHODS[method["settings"]["name"]].traits.subquadratic
+
+
+def _best(
+    methods: Sequence[MethodReport], exact: MethodReport, length: str, min_fidelity: float
+) -> MethodReport | None:
+    faithful = [m for m in methods if m.get("fidelity", {}).get(length, 0.0) >= min_fidelity]
+    faster = [m for m in faithful if _is_faster(m, exact, length)]
+    return max(faster, key=lambda m: _speedup(m, length), default=None)
+
+
+def _is_faster(method: MethodReport, exact: MethodReport, length: str) -> bool:
+    """Faster by the margin, and by more than the noise: the middle halves of both times lie apart."""
+    if _speedup(method, length) < MARGIN:
+        return False
+    return method["model"][length]["ms_high"] < exact["model"][length]["ms_low"]
 
 
 def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: int, min_fidelity: float) -> str:
@@ -45,7 +60,7 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
         )
     timed = [m for m in methods if at in m.get("model", {}) and at in m.get("fidelity", {})]
     if not timed:
-        return f"{length} tokens: no method but exact attention could be measured."
+        return f"{length} tokens: no method but exact attention and its quadratic relatives could be measured."
     close = [m for m in timed if m["fidelity"][at] >= min_fidelity]
     if close:
         fastest = max(close, key=lambda m: _speedup(m, at))

@@ -1,0 +1,57 @@
+"""Closeness to exact attention."""
+
+import math
+
+import pytest
+import torch
+
+import subquad as sq
+from subquad.measure.fidelity import (
+    attention_weights,
+    cosine,
+    crossover,
+    percentile,
+    relative_error,
+    retrieval_agreement,
+)
+
+
+def test_cosine_and_percentile():
+    a, b = torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([[2.0, 0.0], [1.0, 0.0]])
+    torch.testing.assert_close(cosine(a, b), torch.tensor([1.0, 0.5**0.5], dtype=torch.float64))
+    assert percentile(torch.arange(101.0), 0.05) == pytest.approx(5.0)
+
+
+def test_relative_error():
+    exact = torch.tensor([3.0, 4.0])
+    assert relative_error(exact, exact) == 0.0
+    assert relative_error(torch.zeros(2), exact) == 1.0
+    assert relative_error(torch.zeros(2), torch.zeros(2)) == 0.0
+    assert relative_error(exact, torch.zeros(2)) == math.inf
+
+
+def test_weights_are_the_softmax_and_apply_to_any_values():
+    q, k, v = torch.randn(3, 1, 2, 7, 4)
+    torch.testing.assert_close(attention_weights(sq.Full(), q, k), (q @ k.mT / 2).softmax(-1))
+    method = sq.ImprovedClustered(clusters=2, topk=2)
+    torch.testing.assert_close(attention_weights(method, q, k) @ v, method(q, k, v))
+
+
+def test_retrieval_agreement():
+    exact = torch.tensor([[3.0, 2.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
+    assert retrieval_agreement(exact, exact, depth=2) == (1.0, 1.0)
+    other = torch.tensor([[2.0, 3.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
+    assert retrieval_agreement(other, exact, depth=2) == (0.5, 1.0)
+    assert retrieval_agreement(-exact, exact, depth=2) == (0.0, 0.0)
+    assert retrieval_agreement(-exact, exact, depth=10) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("speedups", "tokens"), [
+    ({512: 0.5, 1024: 2.0}, 512 * 2**0.5),
+    ({512: 0.5, 1024: 2.0, 2048: 0.9, 4096: 3.0}, 2048 * 2 ** (math.log(1 / 0.9) / math.log(3 / 0.9))),
+    ({512: 1.5, 1024: 2.0}, 512),
+    ({512: 1.5, 1024: 0.9}, None),
+    ({}, None),
+])  # fmt: skip
+def test_crossover(speedups, tokens):
+    assert crossover(speedups) == (None if tokens is None else pytest.approx(tokens))

@@ -1,0 +1,36 @@
+from dataclasses import replace
+
+import pytest
+
+from subquad.workflows import compare
+from tests.workflows import tiny
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """The folder of a tiny model, by name; made once."""
+    root, made = tmp_path_factory.mktemp("models"), {}
+
+    def folder(name):
+        if name not in made:
+            made[name] = tiny.save(name, root / name)
+        return str(made[name])
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """A folder of text files."""
+    folder = tmp_path_factory.mktemp("text")
+    for i, document in enumerate(tiny.documents()):
+        (folder / f"{i}.txt").write_text(document)
+    return folder
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Let the command measure at short lengths only."""
+    prepare = compare.Comparison.prepare
+    small = {"lengths": (96,), "op_lengths": (32, 64), "passages": 6}
+    monkeypatch.setattr(compare.Comparison, "prepare", lambda settings: prepare(replace(settings, **small)))

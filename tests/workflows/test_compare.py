@@ -1,0 +1,149 @@
+"""The main job, end to end on tiny models."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from subquad.report.write import write_report
+from subquad.workflows.compare import Comparison, Settings, measure
+from subquad.workflows.compare_report import report_of
+
+METHODS = (
+    "clustered:clusters=4",
+    "i-clustered:clusters=4,topk=4",
+    "i-clustered:clusters=4,topk=200",
+    "oracle-top:topk=2",
+)
+
+
+@pytest.fixture
+def settings(model, text):
+    def make(name, **changed):
+        small = Settings(
+            model=model(name),
+            text=(text,),
+            methods=METHODS,
+            max_length=48,
+            lengths=(96,),
+            op_lengths=(32, 64),
+            passages=6,
+        )
+        return replace(small, **changed)
+
+    return make
+
+
+def by_method(report):
+    return {method["method"]: method for method in report["methods"]}
+
+
+def test_embedding_model(settings, tmp_path):
+    report = report_of(measure(settings("bert"), tmp_path))
+    rows = by_method(report)
+    assert list(rows) == ["full", *METHODS]
+    assert rows["full"]["status"] == "exact"
+    for row in rows.values():
+        assert set(row["model"]) == set(row["quality"]) == {"48", "96"}
+        assert set(row["op"]) == {"32", "64"}
+        assert all(cost["ms"] > 0 and cost["speedup"] > 0 for cost in row["model"].values())
+        assert row["model"]["96"]["extra_mib"] > 0
+    exact, everything = rows["full"]["quality"]["48"], rows["i-clustered:clusters=4,topk=200"]["quality"]["48"]
+    for figures in (exact, everything):
+        assert figures["cosine_mean"] == pytest.approx(1.0, abs=1e-5)
+        assert figures["top1"] == figures["recall10"] == 1.0
+    assert everything["weights_l1"] == pytest.approx(0.0, abs=1e-4)
+    rough, better = (rows[name]["quality"]["48"] for name in METHODS[:2])
+    assert 0 < better["weights_l1"] <= rough["weights_l1"] <= 2  # proposition 2
+    assert set(rough["layer_error"]) == {"0", "1"}
+    assert min(rough["layer_error"].values()) > 1e-3
+    assert rough["cosine_mean"] < everything["cosine_mean"]
+    assert rows[METHODS[0]]["model"]["48"]["repeats"] == 7
+    assert rows["full"]["model"]["48"]["speedup"] == 1.0
+
+
+def test_the_report_is_complete_and_serialisable(settings, tmp_path):
+    report = report_of(measure(settings("bert", seed=3), tmp_path))
+    assert json.loads(json.dumps(report)) == report
+    assert report["settings"]["seed"] == 3
+    assert report["versions"]["torch"]
+    assert report["hardware"]["cores"]
+    assert report["model"]["position_limit"] == 64
+    assert report["text"]["documents"] == 12
+    assert report["recommendation"]["headline"]
+    assert "--max-length 48" in report["command"]
+    names = {path.name for path in write_report(report, tmp_path)}
+    assert {"report.json", "report.md", "report.html"} <= names
+    assert any("interpolated" in note for note in report["notes"])
+
+
+def test_masked_language_model_gets_pseudo_perplexity(settings, tmp_path):
+    rows = by_method(report_of(measure(settings("masked"), tmp_path)))
+    exact, rough = rows["full"]["quality"]["48"], rows["clustered:clusters=4"]["quality"]["48"]
+    assert exact["perplexity"] > 1
+    assert rough["perplexity"] != exact["perplexity"]
+    assert rows["clustered:clusters=4"]["fidelity"]["96"] <= 1.0
+    assert "cosine_mean" not in exact
+
+
+def test_causal_language_model_refuses_clustered_methods_and_says_so(settings, tmp_path):
+    report = report_of(measure(settings("gpt2"), tmp_path))
+    rows = by_method(report)
+    assert [rows[name]["status"] for name in METHODS] == ["refused", "refused", "refused", "measured"]
+    assert "not causal" in rows["clustered:clusters=4"]["reason"]
+    assert rows["oracle-top:topk=2"]["quality"]["48"]["perplexity"] > 1
+    assert report["recommendation"]["choice"] == "full"
+    assert "Stay with exact attention" in report["recommendation"]["headline"]
+
+
+def test_layers_that_cannot_run_a_method_stay_exact(settings, tmp_path):
+    rows = by_method(report_of(measure(settings("modernbert"), tmp_path)))
+    clustered = rows["clustered:clusters=4"]
+    assert clustered["layers"] == [0]
+    assert "layers 1, 2 stay exact" in clustered["reason"]
+    assert set(clustered["quality"]["48"]["layer_error"]) == {"0"}
+
+
+class Stop(Exception):
+    """The user pulls the plug."""
+
+
+def test_an_interrupted_run_resumes(settings, tmp_path, monkeypatch):
+    def stop_at_the_stretches(what, done, total):
+        if what.startswith("stretch/96"):
+            raise Stop
+
+    with pytest.raises(Stop):
+        measure(settings("bert"), tmp_path, stop_at_the_stretches)
+    assert not (tmp_path / "report.json").exists()
+    monkeypatch.setattr(Comparison, "quality", lambda *_: pytest.fail("done before"))
+    comparison = measure(settings("bert"), tmp_path)
+    assert comparison.resumed == 5 + 5 + 8
+    assert any("interrupted run" in note for note in report_of(comparison)["notes"])
+
+
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"max_length": 40}, {"methods": METHODS[:1]}, {"op_lengths": (32,)}])
+def test_results_of_other_settings_are_not_reused(settings, tmp_path, changed):
+    first = Comparison.prepare(settings("bert")).fingerprint()
+    assert Comparison.prepare(settings("bert")).fingerprint() == first
+    assert Comparison.prepare(settings("bert", **changed)).fingerprint() != first
+
+
+def test_the_model_is_left_as_it_was(settings, tmp_path):
+    comparison = measure(settings("bert"), tmp_path)
+    model = comparison.pretrained.model
+    assert model.config._attn_implementation == "sdpa"
+    assert not hasattr(model.config, "subquad")
+    assert model.embeddings.position_embeddings.num_embeddings == 64
+
+
+def test_a_task_adds_its_score(settings, tmp_path):
+    data = tmp_path / "banking77"
+    data.mkdir()
+    for part, rows in (("train", 24), ("test", 8)):
+        lines = [f'"{"key value query" if i % 2 else "head layer model"} {i}",{i % 2}' for i in range(rows)]
+        (data / f"{part}.csv").write_text("\n".join(["text,category", *lines]))
+    report = report_of(measure(settings("bert", task="banking77", data_dir=tmp_path), tmp_path / "out"))
+    assert by_method(report)["full"]["task"]["accuracy"] >= 0.9
+    assert report["task"]["baselines"]["majority class"] == 0.5
+    assert report["task"]["examples"] == 32

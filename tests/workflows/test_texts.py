@@ -1,0 +1,41 @@
+"""Where text comes from."""
+
+import pytest
+
+from subquad.workflows.errors import InputError
+from subquad.workflows.texts import read_documents, standard_library
+
+
+def test_the_standard_library_is_long_english():
+    documents = standard_library()
+    assert len(documents) > 20
+    assert sum(map(len, documents)) > 300_000
+    assert " the " in documents[0]
+    assert documents == standard_library()
+
+
+def test_files_folders_and_tables(tmp_path):
+    (tmp_path / "a.txt").write_text("first")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "b.md").write_text("second")
+    (tmp_path / "deep" / "ignored.png").write_bytes(b"\0")
+    (tmp_path / "c.jsonl").write_text('{"text": "third"}\n\n{"text": ""}\n{"text": "fourth"}\n')
+    (tmp_path / "d.csv").write_text('id,text\n1,"fifth, with comma"\n')
+    (tmp_path / "e.tsv").write_text("id\ttext\n1\tsixth\n")
+    found = read_documents([tmp_path])
+    assert found == ["first", "third", "fourth", "fifth, with comma", "second", "sixth"]
+    assert read_documents([tmp_path / "d.csv"], column="id") == ["1"]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("a.txt", b"", "is empty"),
+    ("a.txt", b"\xff\xfe\x00", "not a text file"),
+    ("a.csv", b"body\nx\n", "line 2: no column 'text'; it has body"),
+    ("a.jsonl", b"[1]\n", "expected an object"),
+    ("a.jsonl", b'{"text": ""}\n', "no text in"),
+])  # fmt: skip
+def test_what_is_no_text_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message) as error:
+        read_documents([tmp_path / name])
+    assert str(tmp_path / name) in str(error.value)
