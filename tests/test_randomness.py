@@ -1,36 +1,45 @@
+"""The same seed, the same numbers; nobody else's generator."""
+
 import torch
 
-from subquad.randomness import gaussian
+from subquad.randomness import orthogonal
 
 LIKE = torch.zeros(1)
 
 
-def test_same_seed_same_numbers_another_seed_others():
-    assert torch.equal(gaussian(7, 3, 4, LIKE), gaussian(7, 3, 4, LIKE))
-    assert not torch.equal(gaussian(7, 3, 4, LIKE), gaussian(8, 3, 4, LIKE))
+def test_the_seed_decides():
+    assert torch.equal(orthogonal(7, 3, 4, LIKE), orthogonal(7, 3, 4, LIKE))
+    assert not torch.equal(orthogonal(7, 3, 4, LIKE), orthogonal(8, 3, 4, LIKE))
 
 
-def test_the_global_generator_is_neither_read_nor_moved():
-    torch.manual_seed(1)
-    state, first = torch.get_rng_state(), gaussian(7, 3, 4, LIKE)
+def test_the_global_generator_is_left_alone():
+    torch.manual_seed(3)
+    state, first = torch.get_rng_state(), orthogonal(7, 3, 4, LIKE)
     assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(2)
-    assert torch.equal(gaussian(7, 3, 4, LIKE), first)
+    torch.manual_seed(4)
+    assert torch.equal(orthogonal(7, 3, 4, LIKE), first)
 
 
-def test_the_numbers_are_standard_normal():
-    x = gaussian(0, 200, 200, torch.zeros(1, dtype=torch.float64))
-    assert abs(x.mean()) < 0.02
-    assert abs(x.std() - 1) < 0.02
-    assert abs((x.abs() < 1).double().mean() - 0.6827) < 0.01
+def test_rows_are_orthonormal_in_runs():
+    x = orthogonal(0, 10, 4, LIKE.double())
+    assert x.shape == (10, 4)
+    for start in (0, 4, 8):
+        block = x[start : start + 4]
+        torch.testing.assert_close(block @ block.T, torch.eye(len(block), dtype=torch.float64))
 
 
-def test_dtype_follows_and_the_numbers_do_not_change_with_it():
-    double = gaussian(0, 3, 4, LIKE.double())
+def test_directions_are_uniform():
+    """Without the sign of R's diagonal the first coordinate of the first row would always have one sign."""
+    rows = torch.stack([orthogonal(seed, 3, 3, LIKE.double()) for seed in range(2000)])
+    assert rows.mean(0).abs().max() < 0.06  # standard error 0.013
+    torch.testing.assert_close((rows**2).mean(0), torch.full((3, 3), 1 / 3, dtype=torch.float64), atol=0.03, rtol=0)
+
+
+def test_dtype_follows_and_only_rounds():
+    double = orthogonal(0, 3, 4, LIKE.double())
     assert double.dtype == torch.float64
-    assert torch.equal(gaussian(0, 3, 4, LIKE), double.float())
+    assert torch.equal(orthogonal(0, 3, 4, LIKE), double.float())
 
 
-def test_fake_tensors_know_shape_and_dtype():
-    torch.library.opcheck(torch.ops.subquad.gaussian.default, (7, 3, 4))
-    assert gaussian(7, 3, 4, LIKE).shape == (3, 4)
+def test_the_custom_op_is_well_formed():
+    torch.library.opcheck(torch.ops.subquad.orthogonal.default, (7, 3, 4))

@@ -9,24 +9,33 @@ import torch
 from torch import Tensor
 
 
-@torch.library.custom_op("subquad::gaussian", mutates_args=())
-def _gaussian(seed: int, rows: int, columns: int) -> Tensor:
+@torch.library.custom_op("subquad::orthogonal", mutates_args=())
+def _orthogonal(seed: int, rows: int, columns: int) -> Tensor:
     # A custom op because Dynamo can trace neither a Generator nor a draw that must come out the same at every call.
     generator = torch.Generator("cpu").manual_seed(seed)
-    return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+    blocks = -(-rows // columns)
+    gauss = torch.randn(blocks, columns, columns, generator=generator, dtype=torch.float64)
+    q, r = torch.linalg.qr(gauss)
+    q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]  # else Householder's signs bias the directions
+    return q.transpose(1, 2).reshape(-1, columns)[:rows].contiguous()
 
 
-@_gaussian.register_fake
+@_orthogonal.register_fake
 def _(seed: int, rows: int, columns: int) -> Tensor:
     return torch.empty(rows, columns, dtype=torch.float64)
 
 
-def gaussian(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
-    """A (rows, columns) matrix of independent N(0, 1) numbers, in `like`'s dtype and on its device.
+def orthogonal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
+    """`rows` random unit vectors of width `columns`, in `like`'s dtype and on its device.
+
+    Each is uniform on the sphere, and each run of `columns` rows is orthogonal, so that together they cover the
+    directions more evenly than independent ones.
 
     >>> import torch
-    >>> a, b = (gaussian(7, 3, 4, like=torch.zeros(1)) for _ in range(2))
-    >>> torch.equal(a, b)
+    >>> planes = orthogonal(7, 6, 4, like=torch.zeros(1))
+    >>> torch.equal(planes, orthogonal(7, 6, 4, like=torch.zeros(1)))
+    True
+    >>> torch.allclose(planes[:4] @ planes[:4].T, torch.eye(4), atol=1e-6)
     True
     """
-    return _gaussian(seed, rows, columns).to(device=like.device, dtype=like.dtype)
+    return _orthogonal(seed, rows, columns).to(device=like.device, dtype=like.dtype)

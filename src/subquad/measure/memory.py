@@ -10,8 +10,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 
-def peak_extra_mib(call: Callable[[], Any], device: torch.device | None = None) -> float:
-    """MiB that torch's allocator held at most during a call, less what it held before: results and temporaries.
+def peak_extra_mib(call: Callable[[], Any], device: torch.device | None = None) -> tuple[float, Any]:
+    """MiB that torch's allocator held at most during a call, less what it held before, and what the call returned.
+
+    Results and temporaries count.
 
     On a CPU from the profiler's record of every allocation, kernels' own buffers included; on CUDA from the caching
     allocator's statistics.
@@ -20,18 +22,18 @@ def peak_extra_mib(call: Callable[[], Any], device: torch.device | None = None) 
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        call()
+        returned = call()
         torch.cuda.synchronize(device)
-        return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+        return (torch.cuda.max_memory_allocated(device) - before) / 2**20, returned
     with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        call()
+        returned = call()
     result = record.profiler.kineto_results if record.profiler else None
     events = [event for event in (result.events() if result else []) if event.name() == "[memory]"]
     level = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         level += event.nbytes()
         peak = max(peak, level)
-    return peak / 2**20
+    return peak / 2**20, returned
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from subquad.randomness import gaussian
+from subquad.randomness import orthogonal
 
 MAX_BITS = 63  # of a signed 64-bit word
 
@@ -16,14 +16,15 @@ def check_bits(owner: str, bits: int) -> None:
 
 
 def hash_codes(x: Float[Tensor, "B H N D"], bits: int, seed: int) -> Int64[Tensor, "B H N"]:
-    """Bit l of the word is 1 where x·w_l > 0, with w_l ~ N(0, I) drawn from the seed: one set for all heads and items.
+    """Bit l of the word is 1 where x·w_l > 0, for random directions w_l drawn from the seed: one set for all heads.
 
-    Two vectors at angle θ differ in a bit with probability θ/π (Charikar 2002). Projections are taken in fp32, fp64
-    for fp64 inputs. 1 ≤ bits ≤ 63.
+    Two vectors at angle θ differ in a bit with probability θ/π (Charikar 2002). The directions are orthogonal in runs
+    of D, which leaves that probability and lowers the variance over bits (super-bit LSH, Ji et al. 2012). Projections
+    are taken in fp32, fp64 for fp64 inputs. 1 ≤ bits ≤ 63.
     """
     x = x.detach()
     x = x if x.dtype == torch.float64 else x.float()
-    planes = gaussian(seed, bits, x.shape[-1], like=x)
+    planes = orthogonal(seed, bits, x.shape[-1], like=x)
     positive = x @ planes.T > 0
     weights = torch.bitwise_left_shift(1, torch.arange(bits, device=x.device))
     return (positive * weights).sum(-1)

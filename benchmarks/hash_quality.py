@@ -1,0 +1,90 @@
+"""How much the hash matters: clustered attention in a pretrained encoder, with the paper's hash and with ours.
+
+    python benchmarks/hash_quality.py [--text PATH …] [--length 512] [--items 24]
+
+Prints the mean cosine of final embeddings to the exact model's, for k-means on
+
+    paper       signs of independent Gaussian projections of the queries as they are (Vyas et al. 2020)
+    centred     the same, of queries less their mean
+    subquad     centred, with orthogonal directions: what the library does
+    Euclidean   Lloyd's algorithm on the queries themselves: what hashing gives up
+"""
+
+import argparse
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+from subquad.measure.fidelity import cosine
+from subquad.methods import clustered, improved_clustered
+from subquad.ops import hashing
+from subquad.ops.grouping import group_mean
+from subquad.ops.kmeans import hamming_kmeans
+from subquad.workflows import machine
+from subquad.workflows.passages import read
+from subquad.workflows.pretrained import load, running
+from subquad.workflows.texts import read_documents, standard_library
+
+OURS = clustered.cluster_queries
+METHODS = ("clustered:clusters=25", "i-clustered:clusters=25", "i-clustered:clusters=50")
+
+
+def independent(seed, rows, columns, like):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, columns, generator=generator, dtype=torch.float64).to(like)
+
+
+def hamming(centre, directions):
+    def labels(query, mask, clusters, bits, iterations, seed):
+        real = mask.query_padding(query.shape[2])
+        with patch.object(hashing, "orthogonal", directions):
+            codes = hashing.hash_codes(clustered.centred(query, real) if centre else query, bits, seed)
+        return hamming_kmeans(codes, real, clusters, bits, iterations)
+
+    return labels
+
+
+def euclidean(query, mask, clusters, bits, iterations, seed):
+    labels = OURS(query, mask, clusters, bits, iterations, seed)
+    for _ in range(iterations):
+        means = group_mean(query, labels, clusters)
+        nearest = torch.cdist(query, means).argmin(-1)
+        labels = torch.where(labels == clusters, labels, nearest)
+    return labels
+
+
+HASHES = {
+    "paper": hamming(False, independent),
+    "centred": hamming(True, independent),
+    "subquad": OURS,
+    "Euclidean": euclidean,
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, nargs="*", default=[])
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--items", type=int, default=24)
+    given = parser.parse_args()
+    pretrained = load(None)
+    documents = read_documents(given.text) if given.text else standard_library()
+    items = read(pretrained, documents, given.length, given.items, seed=0).passages
+    exact = torch.cat([pretrained.embed([item]) for item in items])
+    print(f"{len(items)} passages, {sum(map(len, items)) / len(items):.0f} tokens each; {machine.versions()}")
+    print(f"{'':<12}" + "".join(f"{method:>26}" for method in METHODS))
+    for name, labels in HASHES.items():
+        row = []
+        for method in METHODS:
+            with (
+                patch.object(clustered, "cluster_queries", labels),
+                patch.object(improved_clustered, "cluster_queries", labels),
+                running(pretrained.model, method),
+            ):
+                row.append(float(cosine(torch.cat([pretrained.embed([item]) for item in items]), exact).mean()))
+        print(f"{name:<12}" + "".join(f"{value:>26.4f}" for value in row))
+
+
+if __name__ == "__main__":
+    main()
