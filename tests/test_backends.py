@@ -43,8 +43,8 @@ def test_the_choice_ends_with_the_block_even_after_an_error():
 def test_blocks_nest():
     with sq.use_backend("reference"):
         with sq.use_backend("reference"):
-            assert module._forced.get() == "reference"
-        assert module._forced.get() == "reference"
+            assert module.chosen_backend() == "reference"
+        assert module.chosen_backend() == "reference"
 
 
 def test_the_choice_is_of_this_thread_only():
@@ -53,5 +53,13 @@ def test_the_choice_is_of_this_thread_only():
         thread = threading.Thread(target=lambda: seen.append(module._forced.get()))
         thread.start()
         thread.join()
-        assert module._forced.get() == "reference"
+        assert module.chosen_backend() == "reference"
     assert seen == [None]
+
+
+def test_the_fastest_available_is_chosen_unless_one_is_forced(monkeypatch):
+    assert module.chosen_backend() == "reference"
+    monkeypatch.setitem(module._REFUSALS, "cpu", None)
+    assert module.chosen_backend() == "cpu"
+    with sq.use_backend("reference"):
+        assert module.chosen_backend() == "reference"

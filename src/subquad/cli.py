@@ -13,6 +13,7 @@ from rich.table import Table
 
 import subquad as sq
 from subquad.methods import METHODS, Traits
+from subquad.ops.backends import chosen_backend
 
 if TYPE_CHECKING:
     from subquad.report.schema import Report
@@ -162,7 +163,7 @@ def doctor() -> None:
     for what, found in (machine.versions() | machine.hardware()).items():
         table.add_row(what, found)
     for backend, state in sq.backends().items():
-        table.add_row(f"backend {backend}", state)
+        table.add_row(f"backend {backend}", "in use" if backend == chosen_backend() else state)
     Console().print(table)
 
 

@@ -163,6 +163,24 @@ def test_keywords_that_change_the_result_are_refused_by_name():
         model(input_ids=padded_ids()[0])
 
 
+def test_a_window_that_the_attention_is_not_told_of_is_refused():
+    config = hf.PhimoeConfig(**TEXT, num_key_value_heads=2, sliding_window=5, num_local_experts=2)
+    model = hf.PhimoeForCausalLM(config).eval()
+    sq.hf.swap(model, "full")
+    with pytest.raises(ValueError, match="has a window by its config"):
+        model(input_ids=padded_ids()[0])
+
+
+def test_chunked_attention_is_refused():
+    config = hf.Llama4TextConfig(
+        **TEXT, num_key_value_heads=2, head_dim=8, intermediate_size_mlp=48, num_local_experts=2,
+        layer_types=["chunked_attention", "full_attention"],
+    )  # fmt: skip
+    model = hf.Llama4ForCausalLM(config)
+    with pytest.raises(ValueError, match=r"layer 0 .*attends within chunks"):
+        sq.hf.swap(model, "full")
+
+
 def test_patterns_that_a_model_overlays_are_refused():
     model = build("llama").model
     sq.hf.swap(model, "full")

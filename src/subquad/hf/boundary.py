@@ -103,8 +103,11 @@ def attend(
                              f"it is refused because ignoring it could change the result")  # fmt: skip
     causal = layer.causal if is_causal is None else is_causal
     mask = _mask_of(layer, query, key, attention_mask, causal)
-    if kwargs.get("sliding_window") is not None:
-        mask = mask & Mask.window(layer.window_width(kwargs["sliding_window"], causal))
+    window = kwargs.get("sliding_window")
+    if layer.windowed and window is None:
+        raise ValueError(f"layer {layer.label} has a window by its config but does not tell its attention; refused")
+    if window is not None:
+        mask = mask & Mask.window(layer.window_width(window, causal))
         if not mask.is_causal and mask.offset is None:
             mask = mask & Mask(offset=key.shape[2] - query.shape[2])
     out = layer(query, key, value, mask=mask, bias=position_bias, scale=scaling, dropout_p=dropout)

@@ -26,6 +26,7 @@ class Layer:
     causal: bool
     windowed: bool
     biased: bool
+    chunked: bool = False
     in_causal_decoder: bool = False  # cross-attention whose queries come one after the other
 
     @property
@@ -43,6 +44,8 @@ class Layer:
     def refusal(self, method: Method) -> str | None:
         """Why this method cannot run in this layer, or None."""
         traits, name = method.traits, method.name
+        if self.chunked:
+            return "this layer attends within chunks, which subquad does not know"
         if traits.needs_hidden:
             return f"{name!r} reads the layer's input, which a pretrained model does not hand to its attention"
         if self.causal and traits.causal != "strict":
@@ -73,7 +76,7 @@ class Attached(nn.Module):
     def __init__(self, layer: Layer, bound: Bound):
         super().__init__()
         self.bound = bound
-        self.label, self.cross, self.causal = layer.label, layer.cross, layer.causal
+        self.label, self.cross, self.causal, self.windowed = layer.label, layer.cross, layer.causal, layer.windowed
         self.config_window = getattr(getattr(layer.module, "config", None), "sliding_window", None)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -155,6 +158,7 @@ def _describe(number: int, name: str, module: nn.Module) -> Layer:
         cross=bool(cross),
         causal=causal and not cross,
         windowed=_is_windowed(module, config),
+        chunked=_kind_in_config(module, config) == "chunked_attention",
         biased="position_bias" in inspect.signature(type(module).forward).parameters,
     )
 
@@ -175,7 +179,10 @@ def _shared_parts(a: str, b: str) -> int:
 def _is_windowed(module: nn.Module, config: Any) -> bool:
     if hasattr(module, "sliding_window"):
         return module.sliding_window is not None
+    kind = _kind_in_config(module, config)
+    return kind == "sliding_attention" if kind else getattr(config, "sliding_window", None) is not None
+
+
+def _kind_in_config(module: nn.Module, config: Any) -> str | None:
     kinds, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
-    if kinds and index is not None:
-        return kinds[index] == "sliding_attention"
-    return getattr(config, "sliding_window", None) is not None
+    return kinds[index] if kinds and index is not None else None

@@ -25,6 +25,12 @@ def backends() -> dict[str, str]:
     return {name: reason or "available" for name, reason in _REFUSALS.items()}
 
 
+def chosen_backend() -> str:
+    """The backend that ops run on now: the one forced, else the fastest available."""
+    available = [name for name in ("triton", "cpu", "reference") if _REFUSALS[name] is None]
+    return _forced.get() or available[0]
+
+
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Force one backend inside the block, in this thread or task only.
