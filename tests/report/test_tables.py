@@ -4,7 +4,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from subquad.report import content
+from subquad.report import cells, content
 from subquad.report.tables import markdown, rich_table
 from tests.report import sample
 
@@ -63,7 +63,7 @@ def test_markdown_holds_every_fact(make):
     facts = [report["command"], report["created"], report["recommendation"]["headline"], "0.99"]
     facts += [*report["notes"], *report["recommendation"]["reasons"], *report["versions"].values()]
     facts += [m["method"] for m in report["methods"]] + [m["reason"] for m in report["methods"] if "reason" in m]
-    facts += [content.size(c["ms"]).text for m in report["methods"] for c in m.get("op", {}).values()]
+    facts += [cells.size(c["ms"]).text for m in report["methods"] for c in m.get("op", {}).values()]
     facts += [f"({name})" for name in content.FIGURES]
     assert [fact for fact in facts if fact not in text] == []
 
@@ -87,7 +87,7 @@ def test_markdown_tables_are_rectangular():
     ],
 )
 def test_speedup(value, text, tone):
-    assert content.speedup(value) == content.Cell(text, tone)
+    assert cells.speedup(value) == cells.Cell(text, tone)
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_speedup(value, text, tone):
 )
 def test_crossover(crossover, text):
     method = copy.deepcopy(sample.encoder()["methods"][4]) | {"crossover": crossover}
-    assert content.crossover(method).text == text
+    assert cells.crossover(method).text == text
 
 
 def test_fidelity_below_what_was_asked_for_is_told():
-    assert content.kept(0.98, 0.99).tone == "low"
-    assert content.kept(0.99, 0.99).tone == ""
-    assert content.kept(0.98, None).tone == ""
+    assert cells.kept(0.98, 0.99).tone == "low"
+    assert cells.kept(0.99, 0.99).tone == ""
+    assert cells.kept(0.98, None).tone == ""

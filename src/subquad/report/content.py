@@ -1,17 +1,23 @@
-"""What a report says, as plain tables and facts: the terminal, Markdown and the page only lay them out.
+"""What a report says, as plain tables and facts: the terminal, Markdown and the page only lay them out."""
 
-Every figure may be absent, None or not finite; all three read as "–".
-"""
-
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from subquad.report.schema import Cost, MethodReport, Quality, Report
-
-Tone = Literal["", "faster", "slower", "low", "missing"]
-MISSING = "–"
+from subquad.report.cells import MISSING, Cell, crossover, kept, known, number, size, speedup
+from subquad.report.reading import (
+    cost,
+    fidelity,
+    layer_errors,
+    marks,
+    min_fidelity,
+    model_lengths,
+    op_lengths,
+    own_length,
+    quality,
+    ran,
+)
+from subquad.report.schema import MethodReport, Report
 
 FIGURES = {
     "quality-vs-speed.png": (
@@ -34,14 +40,6 @@ FIGURES = {
 def pieces(name: str) -> list[str]:
     """A method's name, cut where a line may break: after the colon and the commas."""
     return name.replace(":", ":\n").replace(",", ",\n").split("\n")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A figure as text, and how to read it: "low" = below the fidelity that was asked for."""
-
-    text: str
-    tone: Tone = ""
 
 
 @dataclass(frozen=True)
@@ -100,154 +98,6 @@ class Table:
     def dense(self) -> "Table":
         """The table without columns in which nothing was measured."""
         return self.only(lambda i: any(line.cells[i].tone != "missing" for line in self.lines))
-
-
-# ---------------------------------------------------------------------- reading a report
-
-
-def known(value: Any) -> float | None:
-    """The figure, or None where it is missing or not finite."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def ran(report: Report) -> list[MethodReport]:
-    """The methods with figures, exact attention first."""
-    methods = [method for method in report["methods"] if method["status"] != "refused"]
-    return sorted(methods, key=lambda method: method["status"] != "exact")
-
-
-def refused(report: Report) -> dict[str, list[str]]:
-    """Reasons, and the methods that could not run for that reason."""
-    by_reason: dict[str, list[str]] = {}
-    for method in report["methods"]:
-        if method["status"] == "refused":
-            by_reason.setdefault(method.get("reason") or "no reason given", []).append(method["method"])
-    return by_reason
-
-
-def model_lengths(report: Report) -> list[str]:
-    """The lengths at which the whole model was measured, its own first."""
-    found = {length for m in ran(report) for part in _by_length(m) for length in part}
-    own = report["settings"].get("max_length")
-    return sorted(found | ({str(own)} if own is not None else set()), key=lambda n: (n != str(own), int(n)))
-
-
-def own_length(report: Report) -> str:
-    """The length that quality is measured at: the one asked for, or the model's own."""
-    return next(iter(model_lengths(report)), "")
-
-
-def op_lengths(report: Report) -> list[str]:
-    """The lengths at which one attention call was timed."""
-    return sorted({length for method in ran(report) for length in method.get("op", {})}, key=int)
-
-
-def quality(method: MethodReport, length: str) -> Quality:
-    """Quality at a length; empty where there is none."""
-    return (method.get("quality") or {}).get(length) or Quality()
-
-
-def cost(method: MethodReport, part: Literal["model", "op"], length: str) -> Cost | dict[str, Any]:
-    """Time and memory of a part at a length; empty where there is none."""
-    costs = method.get("model") if part == "model" else method.get("op")
-    return (costs or {}).get(length) or {}
-
-
-def fidelity(method: MethodReport, length: str) -> float | None:
-    """Fidelity at a length."""
-    return known((method.get("fidelity") or {}).get(length))
-
-
-def layer_errors(method: MethodReport) -> dict[int, float]:
-    """Relative error of each layer's attention output that is known, by layer number."""
-    errors: dict[int, float] = {}
-    for figures in (method.get("quality") or {}).values():
-        for layer, error in (figures.get("layer_error") or {}).items():
-            if known(error) is not None:
-                errors.setdefault(int(layer), error)
-    return dict(sorted(errors.items()))
-
-
-def min_fidelity(report: Report) -> float | None:
-    """The fidelity that was asked for."""
-    return known(report["settings"].get("min_fidelity"))
-
-
-def marks(report: Report, method: MethodReport) -> list[str]:
-    """What to say beside a method's name."""
-    layers = report["model"].get("layers")
-    total = len(layers) if isinstance(layers, Sequence) else layers
-    some = method.get("layers")
-    partial = method["status"] == "measured" and bool(some) and isinstance(total, int) and len(some or []) < total
-    said = {
-        "baseline": method["status"] == "exact",
-        "recommended": method["method"] == report["recommendation"]["choice"],
-        f"{len(some or [])} of {total} layers": partial,
-    }
-    return [mark for mark, holds in said.items() if holds]
-
-
-def remarks(report: Report) -> list[str]:
-    """What holds for single methods that ran: mostly which layers stay exact."""
-    return [f"{method['method']}: {method['reason']}" for method in ran(report) if method.get("reason")]
-
-
-# ---------------------------------------------------------------------- figures as text
-
-
-def number(value: Any, digits: int = 3) -> Cell:
-    """A figure with so many decimals."""
-    x = known(value)
-    return Cell(MISSING, "missing") if x is None else Cell(f"{x:,.{digits}f}")
-
-
-def size(value: Any) -> Cell:
-    """Milliseconds or MiB with three digits that mean something."""
-    x = known(value)
-    if x is None:
-        return Cell(MISSING, "missing")
-    digits = 2 if abs(x) < 10 else 1 if abs(x) < 100 else 0
-    return Cell(f"{x:,.{digits}f}")
-
-
-def speedup(value: Any) -> Cell:
-    """1.42×, or ↓0.62× where it is slower than exact attention."""
-    x = known(value)
-    if x is None:
-        return Cell(MISSING, "missing")
-    digits = 2 if x >= 0.095 else 3
-    shown = round(x, digits)
-    if shown < 1:
-        return Cell(f"↓{shown:.{digits}f}×", "slower")
-    return Cell(f"{shown:.2f}×" if shown < 100 else f"{shown:,.0f}×", "faster" if shown > 1 else "")
-
-
-def kept(value: Any, least: float | None) -> Cell:
-    """A fidelity with four decimals, and whether it is below what was asked for."""
-    x = known(value)
-    if x is None or least is None or x >= least:
-        return number(x, 4)
-    return Cell(number(x, 4).text, "low")
-
-
-def crossover(method: MethodReport) -> Cell:
-    """The length from which on a method is faster: "3,100", "≤ 512" (from the shortest one on) or "none" seen."""
-    if "crossover" not in method or method["status"] == "exact":
-        return Cell(MISSING, "missing")
-    x = known(method["crossover"])
-    if x is None:
-        return Cell("none", "slower")
-    shortest = min(map(int, method.get("op") or {}), default=0)
-    if x <= shortest:
-        return Cell(f"≤{shortest:,}", "faster")
-    return Cell(f"{two_digits(x):,}")
-
-
-def two_digits(x: float) -> int:
-    """Rounded to two digits: a crossover is not known any better."""
-    return int(round(x, 1 - math.floor(math.log10(x)))) if x >= 1 else 1
 
 
 # ---------------------------------------------------------------------- tables
@@ -407,10 +257,6 @@ def _range(part: Literal["model", "op"], length: str) -> Maker:
 def _memory(length: str, part: Literal["model", "op"] = "model", head: str = "extra MiB", group: str = "") -> Maker:
     about = "peak memory on top of what was allocated before"
     return Column(head, group, about), lambda m: size(cost(m, part, length).get("extra_mib"))
-
-
-def _by_length(method: MethodReport) -> Iterable[Mapping[str, Any]]:
-    return (method.get(part) or {} for part in ("model", "quality", "fidelity"))  # type: ignore[misc]
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from subquad.report import content
+from subquad.report import content, reading
 from subquad.report.content import Table
 from subquad.report.schema import Report
 
@@ -26,9 +26,9 @@ def html(report: Report, plots: Mapping[str, bytes]) -> str:
         name=content.short_name(report),
         use=content.use(report),
         main=content.main_table(report),
-        refused=content.refused(report),
+        refused=reading.refused(report),
         pieces=content.pieces,
-        remarks=content.remarks(report),
+        remarks=reading.remarks(report),
         legend=content.legend(report),
         figures=_figures(plots),
         tables=_tables(report),

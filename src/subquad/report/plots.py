@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from subquad.report import content
+from subquad.report import cells, content, reading
 from subquad.report.schema import MethodReport, Report
 
 # Okabe and Ito's palette, which most colour-blind readers can tell apart
@@ -76,11 +76,11 @@ def plots(report: Report) -> dict[str, bytes]:
 def styles(report: Report) -> dict[str, Style]:
     """A colour for each family of methods, a shade for each of its settings; every method has its own marker."""
     members: dict[str, list[str]] = {}
-    for method in content.ran(report):
+    for method in reading.ran(report):
         members.setdefault(method["method"].partition(":")[0], []).append(method["method"])
     strangers = [family for family in members if family not in FAMILIES]
     bases = FAMILIES | {family: OTHERS[i % len(OTHERS)] for i, family in enumerate(strangers)}
-    order = [method["method"] for method in content.ran(report) if method["method"] != "full"]
+    order = [method["method"] for method in reading.ran(report) if method["method"] != "full"]
     looks = {
         name: Style(_shade(bases[family], i, len(names)), MARKERS[order.index(name) % len(MARKERS)])
         for family, names in members.items()
@@ -95,7 +95,7 @@ def styles(report: Report) -> dict[str, Style]:
 
 def quality_vs_speed(report: Report) -> Figure | None:
     """A panel for each length of the model; None where no method has both figures."""
-    panels = {length: points for length in content.model_lengths(report) if (points := _points(report, length))}
+    panels = {length: points for length in reading.model_lengths(report) if (points := _points(report, length))}
     if not panels:
         return None
     columns = min(len(panels), 3)
@@ -104,10 +104,10 @@ def quality_vs_speed(report: Report) -> Figure | None:
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
     looks = styles(report)
     _scale_both(
-        axes[0], [point for points in panels.values() for point in points.values()], content.min_fidelity(report)
+        axes[0], [point for points in panels.values() for point in points.values()], reading.min_fidelity(report)
     )
     for ax, (length, points) in zip(axes, panels.items(), strict=False):
-        _panel(ax, length, points, looks, content.min_fidelity(report))
+        _panel(ax, length, points, looks, reading.min_fidelity(report))
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     for ax in axes:
@@ -131,14 +131,14 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _points(report: Report, length: str) -> dict[str, tuple[float, float]]:
     """(speed-up, fidelity) of the methods that have both; empty where only exact attention has."""
-    points = {m["method"]: p for m in content.ran(report) if m["status"] == "measured" and (p := _point(m, length))}
-    exact = {m["method"]: (1.0, 1.0) for m in content.ran(report) if m["status"] == "exact"}
+    points = {m["method"]: p for m in reading.ran(report) if m["status"] == "measured" and (p := _point(m, length))}
+    exact = {m["method"]: (1.0, 1.0) for m in reading.ran(report) if m["status"] == "exact"}
     return exact | points if points else {}
 
 
 def _point(method: MethodReport, length: str) -> tuple[float, float] | None:
-    speed = content.known(content.cost(method, "model", length).get("speedup"))
-    fidelity = content.fidelity(method, length)
+    speed = cells.known(reading.cost(method, "model", length).get("speedup"))
+    fidelity = reading.fidelity(method, length)
     return None if speed is None or speed <= 0 or fidelity is None else (speed, min(fidelity, 1.0))
 
 
@@ -186,7 +186,7 @@ def _gathered(place: Any) -> Any:
 
 
 def _guides(report: Report) -> list[Line2D]:
-    least = content.min_fidelity(report)
+    least = reading.min_fidelity(report)
     front = Line2D([], [], color="#8a929a", linewidth=1.3, label="not beaten in both")
     asked = Line2D([], [], color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)), label=f"fidelity asked for: {least}")
     return [front, asked] if least is not None else [front]
@@ -198,7 +198,7 @@ def _guides(report: Report) -> list[Line2D]:
 def error_by_layer(report: Report) -> Figure | None:
     """A line for each method; None where no layer's error is known and above 0."""
     looks = styles(report)
-    errors = {m["method"]: {n: e for n, e in content.layer_errors(m).items() if e > 0} for m in content.ran(report)}
+    errors = {m["method"]: {n: e for n, e in reading.layer_errors(m).items() if e > 0} for m in reading.ran(report)}
     errors = {name: by_layer for name, by_layer in errors.items() if by_layer}
     if not errors:
         return None
@@ -223,12 +223,12 @@ def error_by_layer(report: Report) -> Figure | None:
 def time_vs_length(report: Report) -> Figure | None:
     """Exact attention and the methods, with rings where they cross; None where nothing was timed."""
     looks = styles(report)
-    times = {m["method"]: t for m in content.ran(report) if (t := _times(m, content.op_lengths(report)))}
+    times = {m["method"]: t for m in reading.ran(report) if (t := _times(m, reading.op_lengths(report)))}
     if not times:
         return None
     figure = Figure(figsize=(9.6, 5.2), layout="constrained")
     ax = figure.subplots()
-    methods = {m["method"]: m for m in content.ran(report) if m["method"] in times}
+    methods = {m["method"]: m for m in reading.ran(report) if m["method"] in times}
     common = max(set.intersection(*(set(t) for t in times.values())), default=None)
     for name in sorted(methods, key=lambda name: -times[name].get(common or 0, 0.0)):
         look = looks[name].line | ({"linewidth": 2.8, "zorder": 3} if methods[name]["status"] == "exact" else {})
@@ -240,7 +240,7 @@ def time_vs_length(report: Report) -> Figure | None:
 
 
 def _times(method: MethodReport, lengths: Sequence[str]) -> dict[int, float]:
-    found = {int(n): content.known(content.cost(method, "op", n).get("ms")) for n in lengths}
+    found = {int(n): cells.known(reading.cost(method, "op", n).get("ms")) for n in lengths}
     return {n: ms for n, ms in found.items() if ms is not None and ms > 0}
 
 
@@ -248,7 +248,7 @@ def _timed(method: MethodReport) -> str:
     """A method's entry in the legend."""
     if method["status"] == "exact":
         return f"{method['method']} (exact attention)"
-    at = content.crossover(method)
+    at = cells.crossover(method)
     if at.tone in ("slower", "missing"):
         return method["method"]
     where = "at every length" if at.tone == "faster" else f"from {at.text} tokens"
@@ -260,7 +260,7 @@ def _mark_crossovers(
 ) -> None:
     exact = next((times[name] for name, m in methods.items() if m["status"] == "exact"), None)
     for name, method in methods.items():
-        at = content.known(method.get("crossover"))
+        at = cells.known(method.get("crossover"))
         if exact is None or at is None or not min(times[name]) < at < max(times[name]):
             continue
         height = float(np.exp(np.interp(np.log(at), np.log(list(exact)), np.log(list(exact.values())))))

@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from subquad.report import content
+from subquad.report import content, reading
 from subquad.report.content import Column, Line, Table
 from subquad.report.schema import Report
 
@@ -29,8 +29,8 @@ def markdown(report: Report, figures: Sequence[str] = ()) -> str:
         "## Methods",
         _table(content.main_table(report)),
         _escaped(content.legend(report)),
-        _bullets(f"Refused: {', '.join(names)}: {reason}" for reason, names in content.refused(report).items()),
-        _bullets(content.remarks(report)),
+        _bullets(f"Refused: {', '.join(names)}: {reason}" for reason, names in reading.refused(report).items()),
+        _bullets(reading.remarks(report)),
         *(f"![{title}]({name})\n\n{about}" for name, (title, about) in content.FIGURES.items() if name in figures),
         *_section("Whole forward passes", content.model_table(report)),
         *_section("Relative error of each layer's attention", content.layer_table(report)),
@@ -60,9 +60,9 @@ class _Terminal:
                 break
         yield Text(f"{content.short_name(self.report)}: {self.report['model'].get('kind', 'model')}", "bold")
         yield from layout
-        if content.refused(self.report):
+        if reading.refused(self.report):
             yield _refusals(self.report)
-        for line in (*content.remarks(self.report), content.legend(self.report)):
+        for line in (*reading.remarks(self.report), content.legend(self.report)):
             yield Text(line, "dim")
         yield _panel(self.report)
 
@@ -108,7 +108,7 @@ def _name(line: Line, folded: bool) -> Text:
 
 def _refusals(report: Report) -> RichTable:
     grid = RichTable.grid(padding=(0, 2, 0, 0))
-    for reason, names in content.refused(report).items():
+    for reason, names in reading.refused(report).items():
         grid.add_row(Text("\n".join(names)), Text(f"refused: {reason}", "dim"))
     return grid
 

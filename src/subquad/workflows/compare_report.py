@@ -204,9 +204,16 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
     if c.pretrained.kind == "masked-lm":
         notes.append("Pseudo-perplexity: 15 % of the tokens masked at once, the same ones for every method.")
     notes += [note for method in methods if (note := _left_out(c, method))]
+    notes += [note for row in (*c.rows, *c.refused) if (note := _defaults(row))]
     if c.resumed:
         notes.append(f"{c.resumed} of {len(c.results)} units come from an earlier, interrupted run.")
     return notes
+
+
+def _defaults(row: Row) -> str | None:
+    """What a bare name stands for."""
+    settings = ", ".join(f"{name}={value}" for name, value in row.method.to_dict().items() if name != "name")
+    return f"{row.name} alone means {settings}." if settings and ":" not in row.name else None
 
 
 def _left_out(c: Comparison, method: MethodReport) -> str | None:

@@ -1,0 +1,78 @@
+"""Figures as text. Every figure may be absent, None or not finite; all three read as "–"."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from subquad.report.schema import MethodReport
+
+Tone = Literal["", "faster", "slower", "low", "missing"]
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure as text, and how to read it: "low" = below the fidelity that was asked for."""
+
+    text: str
+    tone: Tone = ""
+
+
+def known(value: Any) -> float | None:
+    """The figure, or None where it is missing or not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def number(value: Any, digits: int = 3) -> Cell:
+    """A figure with so many decimals."""
+    x = known(value)
+    return Cell(MISSING, "missing") if x is None else Cell(f"{x:,.{digits}f}")
+
+
+def size(value: Any) -> Cell:
+    """Milliseconds or MiB with three digits that mean something."""
+    x = known(value)
+    if x is None:
+        return Cell(MISSING, "missing")
+    digits = 2 if abs(x) < 10 else 1 if abs(x) < 100 else 0
+    return Cell(f"{x:,.{digits}f}")
+
+
+def speedup(value: Any) -> Cell:
+    """1.42×, or ↓0.62× where it is slower than exact attention."""
+    x = known(value)
+    if x is None:
+        return Cell(MISSING, "missing")
+    digits = 2 if x >= 0.095 else 3
+    shown = round(x, digits)
+    if shown < 1:
+        return Cell(f"↓{shown:.{digits}f}×", "slower")
+    return Cell(f"{shown:.2f}×" if shown < 100 else f"{shown:,.0f}×", "faster" if shown > 1 else "")
+
+
+def kept(value: Any, least: float | None) -> Cell:
+    """A fidelity with four decimals, and whether it is below what was asked for."""
+    x = known(value)
+    if x is None or least is None or x >= least:
+        return number(x, 4)
+    return Cell(number(x, 4).text, "low")
+
+
+def crossover(method: MethodReport) -> Cell:
+    """The length from which on a method is faster: "3,100", "≤ 512" (from the shortest one on) or "none" seen."""
+    if "crossover" not in method or method["status"] == "exact":
+        return Cell(MISSING, "missing")
+    x = known(method["crossover"])
+    if x is None:
+        return Cell("none", "slower")
+    shortest = min(map(int, method.get("op") or {}), default=0)
+    if x <= shortest:
+        return Cell(f"≤{shortest:,}", "faster")
+    return Cell(f"{two_digits(x):,}")
+
+
+def two_digits(x: float) -> int:
+    """Rounded to two digits: a crossover is not known any better."""
+    return int(round(x, 1 - math.floor(math.log10(x)))) if x >= 1 else 1

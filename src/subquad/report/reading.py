@@ -1,0 +1,93 @@
+"""Read a report, in which every figure may be absent."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from subquad.report.cells import known
+from subquad.report.schema import Cost, MethodReport, Quality, Report
+
+
+def ran(report: Report) -> list[MethodReport]:
+    """The methods with figures, exact attention first."""
+    methods = [method for method in report["methods"] if method["status"] != "refused"]
+    return sorted(methods, key=lambda method: method["status"] != "exact")
+
+
+def refused(report: Report) -> dict[str, list[str]]:
+    """Reasons, and the methods that could not run for that reason."""
+    by_reason: dict[str, list[str]] = {}
+    for method in report["methods"]:
+        if method["status"] == "refused":
+            by_reason.setdefault(method.get("reason") or "no reason given", []).append(method["method"])
+    return by_reason
+
+
+def model_lengths(report: Report) -> list[str]:
+    """The lengths at which the whole model was measured, its own first."""
+    found = {length for m in ran(report) for part in _by_length(m) for length in part}
+    own = report["settings"].get("max_length")
+    return sorted(found | ({str(own)} if own is not None else set()), key=lambda n: (n != str(own), int(n)))
+
+
+def own_length(report: Report) -> str:
+    """The length that quality is measured at: the one asked for, or the model's own."""
+    return next(iter(model_lengths(report)), "")
+
+
+def op_lengths(report: Report) -> list[str]:
+    """The lengths at which one attention call was timed."""
+    return sorted({length for method in ran(report) for length in method.get("op", {})}, key=int)
+
+
+def quality(method: MethodReport, length: str) -> Quality:
+    """Quality at a length; empty where there is none."""
+    return (method.get("quality") or {}).get(length) or Quality()
+
+
+def cost(method: MethodReport, part: Literal["model", "op"], length: str) -> Cost | dict[str, Any]:
+    """Time and memory of a part at a length; empty where there is none."""
+    costs = method.get("model") if part == "model" else method.get("op")
+    return (costs or {}).get(length) or {}
+
+
+def fidelity(method: MethodReport, length: str) -> float | None:
+    """Fidelity at a length."""
+    return known((method.get("fidelity") or {}).get(length))
+
+
+def layer_errors(method: MethodReport) -> dict[int, float]:
+    """Relative error of each layer's attention output that is known, by layer number."""
+    errors: dict[int, float] = {}
+    for figures in (method.get("quality") or {}).values():
+        for layer, error in (figures.get("layer_error") or {}).items():
+            if known(error) is not None:
+                errors.setdefault(int(layer), error)
+    return dict(sorted(errors.items()))
+
+
+def min_fidelity(report: Report) -> float | None:
+    """The fidelity that was asked for."""
+    return known(report["settings"].get("min_fidelity"))
+
+
+def marks(report: Report, method: MethodReport) -> list[str]:
+    """What to say beside a method's name."""
+    layers = report["model"].get("layers")
+    total = len(layers) if isinstance(layers, Sequence) else layers
+    some = method.get("layers")
+    partial = method["status"] == "measured" and bool(some) and isinstance(total, int) and len(some or []) < total
+    said = {
+        "baseline": method["status"] == "exact",
+        "recommended": method["method"] == report["recommendation"]["choice"],
+        f"{len(some or [])} of {total} layers": partial,
+    }
+    return [mark for mark, holds in said.items() if holds]
+
+
+def remarks(report: Report) -> list[str]:
+    """What holds for single methods that ran: mostly which layers stay exact."""
+    return [f"{method['method']}: {method['reason']}" for method in ran(report) if method.get("reason")]
+
+
+def _by_length(method: MethodReport) -> Iterable[Mapping[str, Any]]:
+    return (method.get(part) or {} for part in ("model", "quality", "fidelity"))  # type: ignore[misc]
