@@ -64,6 +64,9 @@ def compare(
         str | None, typer.Option(help="A labelled task too: banking77, movie-reviews, sts or retrieval.")
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(envvar="SUBQUAD_DATA", help="Where the task's data is.")] = None,
+    examples: Annotated[
+        int | None, typer.Option(help="Use so many of the task's examples, drawn by lot; default: all.")
+    ] = None,
     methods: Annotated[
         list[str] | None,
         typer.Option(help='Methods as "name:setting=value,…"; repeatable, or several divided by spaces.'),
@@ -97,6 +100,7 @@ def compare(
             column=column,
             task=task,
             data_dir=data_dir,
+            examples=examples,
             methods=tuple(part for given in methods for part in given.split()) if methods else DEFAULT_METHODS,
             max_length=max_length,
             min_fidelity=min_fidelity,

@@ -74,6 +74,7 @@ def bad_inputs(model, text, folder):
         "must be above 0 and at most 1": [bert, "--min-fidelity", "1.5"],
         "no task 'bank'; there are banking77": [bert, "--task", "bank"],
         "needs its data: --data-dir": [bert, "--task", "banking77"],
+        "examples 1 is too few": [bert, "--task", "sts", "--data-dir", str(folder / "sts.tsv"), "--examples", "1"],
         "no data folder at": [bert, "--task", "sts", "--data-dir", str(folder / "nowhere")],
         "no train.csv at": [bert, "--task", "banking77", "--data-dir", str(folder)],
         "needs an embedding model": [model("gpt2"), "--task", "sts", "--data-dir", str(folder / "sts.tsv")],

@@ -144,6 +144,9 @@ def test_a_task_adds_its_score(settings, tmp_path):
         lines = [f'"{"key value query" if i % 2 else "head layer model"} {i}",{i % 2}' for i in range(rows)]
         (data / f"{part}.csv").write_text("\n".join(["text,category", *lines]))
     report = report_of(measure(settings("bert", task="banking77", data_dir=tmp_path), tmp_path / "out"))
-    assert by_method(report)["full"]["task"]["accuracy"] >= 0.9
+    rows = by_method(report)
+    assert rows["full"]["task"]["accuracy"] >= 0.9
+    assert rows["full"]["task"]["cosine"] == 1.0
+    assert 0 < rows["clustered:clusters=4"]["task"]["cosine"] < 1.0
     assert report["task"]["baselines"]["majority class"] == 0.5
     assert report["task"]["examples"] == 32

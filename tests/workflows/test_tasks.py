@@ -57,6 +57,23 @@ def test_retrieval_finds_each_questions_passage(tmp_path, name):
     assert task.score(vectors) == {"recall@1": pytest.approx(2 / 3)}
 
 
+@pytest.mark.parametrize(("examples", "kept"), [(None, 40), (99, 40), (20, 20), (2, 2)])
+def test_examples_keeps_that_share_of_both_parts(tmp_path, examples, kept):
+    for part, rows in (("train", 30), ("test", 10)):
+        (tmp_path / f"{part}.csv").write_text("text,category\n" + "".join(f"{part} {i},x\n" for i in range(rows)))
+    texts = load_task("banking77", tmp_path, examples).texts
+    assert len(texts) == kept
+    assert sum(text.startswith("test") for text in texts) == max(1, kept // 4)
+    assert texts == load_task("banking77", tmp_path, examples).texts
+
+
+def test_examples_of_pairs_are_whole_rows(tmp_path):
+    (tmp_path / "sts.tsv").write_text("".join(f"a{i}\tb{i}\t{i}\n" for i in range(10)))
+    texts = load_task("sts", tmp_path, 4).texts
+    assert [text[0] for text in texts] == ["a", "b"] * 4
+    assert [text[1:] for text in texts[::2]] == [text[1:] for text in texts[1::2]]
+
+
 @pytest.mark.parametrize(("task", "file", "content", "message"), [
     ("banking77", "train.csv", "text,label\na,b\n", "needs the columns"),
     ("movie-reviews", "movie_reviews.zip", "no zip", "not a zip archive"),

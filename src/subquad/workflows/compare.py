@@ -21,7 +21,7 @@ import torch
 
 from subquad import hf
 from subquad.measure.capture import LayerInputs, recorded
-from subquad.measure.fidelity import attention_weights, relative_error
+from subquad.measure.fidelity import attention_weights, cosine, relative_error
 from subquad.measure.memory import peak_extra_mib
 from subquad.measure.timing import interleaved, stopwatch
 from subquad.methods import Full, Method, parse_method
@@ -56,6 +56,7 @@ class Settings:
     column: str = "text"
     task: str | None = None
     data_dir: Path | None = None
+    examples: int | None = None
     methods: tuple[str, ...] = DEFAULT_METHODS
     max_length: int | None = None
     min_fidelity: float = 0.99
@@ -136,7 +137,7 @@ class Comparison:
         with as_input_error():
             methods = list(dict.fromkeys([Full(), *map(parse_method, settings.methods)]))
         documents = read_documents(settings.text, settings.column) if settings.text else None
-        task = load_task(settings.task, settings.data_dir) if settings.task else None
+        task = load_task(settings.task, settings.data_dir, settings.examples) if settings.task else None
         pretrained = load(settings.model, settings.device)
         if task is not None and pretrained.kind != "embedding":
             raise InputError(f"--task {task.name} needs an embedding model; {pretrained.name} is a {pretrained.kind}")
@@ -228,16 +229,22 @@ class Comparison:
             }
 
     def task_score(self, row: Row) -> dict[str, float]:
-        """The labelled task with this method in the model."""
+        """The labelled task with this method in the model, and the cosine of its embeddings to the exact ones."""
         assert self.task is not None
-        items = [self.pretrained.wrap(ids, self.length) for ids in self._task_ids]
+        if row.is_exact:
+            return self.task.score(self._exact_task) | {"cosine": 1.0}
         with running(self.pretrained.model, row.swap):
-            return self.task.score(self._embed(items))
+            vectors = self._embed(self._task_items)
+        return self.task.score(vectors) | {"cosine": float(cosine(vectors, self._exact_task).mean())}
 
     @cached_property
-    def _task_ids(self) -> list[list[int]]:
+    def _task_items(self) -> list[list[int]]:
         assert self.task is not None
-        return [self.pretrained.content_ids(text) for text in self.task.texts]
+        return [self.pretrained.wrap(self.pretrained.content_ids(text), self.length) for text in self.task.texts]
+
+    @cached_property
+    def _exact_task(self) -> torch.Tensor:
+        return self._embed(self._task_items)
 
     def stretch(self, length: int, i: int) -> dict[str, Any]:
         """The i-th sequence of this length through every method in turn. The first one warms up: memory, no times."""

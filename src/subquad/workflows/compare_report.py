@@ -238,6 +238,7 @@ def _command(s: Settings) -> str:
     words += ["--column", s.column] if s.column != "text" else []
     words += ["--task", s.task] if s.task else []
     words += ["--data-dir", str(s.data_dir)] if s.data_dir and s.task else []
+    words += ["--examples", str(s.examples)] if s.examples else []
     words += ["--methods", " ".join(s.methods)] if s.methods != DEFAULT_METHODS else []
     words += ["--max-length", str(s.max_length)] if s.max_length else []
     words += ["--min-fidelity", f"{s.min_fidelity:g}"] if s.min_fidelity != 0.99 else []

@@ -2,10 +2,12 @@
 
 import csv
 import io
+import random
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from torch import Tensor
 from subquad.workflows.errors import InputError
 from subquad.workflows.texts import json_line, read_text, table_rows
 
-Embed = Callable[[Sequence[str]], Tensor]
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class Task:
     baselines: dict[str, float] = field(default_factory=dict)
 
 
-def load_task(name: str, data: Path | None) -> Task:
-    """A task by name, with its data from a folder (or, for sts and retrieval, a file).
+def load_task(name: str, data: Path | None, examples: int | None = None) -> Task:
+    """A task by name, with its data from a folder (or a file); of more than `examples` rows, so many drawn by lot.
 
     Raises:
         InputError: an unknown task, no data folder, or data that is missing or malformed.
@@ -39,15 +41,25 @@ def load_task(name: str, data: Path | None) -> Task:
         raise InputError(f"task {name!r} needs its data: --data-dir FOLDER, or the environment variable SUBQUAD_DATA")
     if not data.exists():
         raise InputError(f"no data folder at {data}")
-    return TASKS[name](data)
+    if examples is not None and examples < 2:
+        raise InputError(f"examples {examples} is too few: give at least 2")
+    return TASKS[name](data, examples)
 
 
-def _banking77(data: Path) -> Task:
-    rows = {part: _labelled_csv(_find(data, "banking77", f"{part}.csv")) for part in ("train", "test")}
-    return _probe("banking77", "intent accuracy of a logistic probe on frozen embeddings", rows["train"], rows["test"])
+def _some(rows: list[Row], of: int, examples: int | None) -> list[Row]:
+    """The share of these rows that leaves `examples` of all `of` rows, in their order; always the same ones."""
+    if examples is None or examples >= of:
+        return rows
+    count = max(1, len(rows) * examples // of)
+    return [rows[i] for i in sorted(random.Random(0).sample(range(len(rows)), count))]
 
 
-def _movie_reviews(data: Path) -> Task:
+def _banking77(data: Path, examples: int | None) -> Task:
+    train, test = (_labelled_csv(_find(data, "banking77", f"{part}.csv")) for part in ("train", "test"))
+    return _probe("banking77", "intent accuracy of a logistic probe on frozen embeddings", train, test, examples)
+
+
+def _movie_reviews(data: Path, examples: int | None) -> Task:
     """2,000 reviews in NLTK's archive; cv000-cv799 train, cv800-cv999 test, of each class."""
     archive = _find(data, "movie_reviews", "movie_reviews.zip")
     train: list[tuple[str, str]] = []
@@ -63,13 +75,14 @@ def _movie_reviews(data: Path) -> Task:
         raise InputError(f"{archive} is not a zip archive") from None
     if not train or not test:
         raise InputError(f"{archive} does not hold the movie reviews (pos/cv….txt, neg/cv….txt)")
-    return _probe("movie-reviews", "accuracy of a logistic probe on frozen embeddings", train, test)
+    return _probe("movie-reviews", "accuracy of a logistic probe on frozen embeddings", train, test, examples)
 
 
-def _sts(data: Path) -> Task:
+def _sts(data: Path, examples: int | None) -> Task:
     """A TSV without header: sentence, sentence, score."""
     path = _find(data, "sts", "sts.tsv")
     rows = list(csv.reader(io.StringIO(read_text(path)), delimiter="\t", quoting=csv.QUOTE_NONE))
+    rows = _some(rows, len(rows), examples)
     try:
         gold = [float(row[2]) for row in rows]
     except (IndexError, ValueError):
@@ -84,7 +97,7 @@ def _sts(data: Path) -> Task:
     return Task("sts", "Spearman correlation of cosines with scores", [s for row in rows for s in row[:2]], score)
 
 
-def _retrieval(data: Path) -> Task:
+def _retrieval(data: Path, examples: int | None) -> Task:
     """A .jsonl (or .csv, .tsv) of rows with a question and the passage that answers it."""
     path = data if data.is_file() else _first(data / "retrieval.jsonl", data / "retrieval" / "retrieval.jsonl")
     text = read_text(path)
@@ -95,6 +108,7 @@ def _retrieval(data: Path) -> Task:
     for number, row in enumerate(rows, 1):
         if not {"question", "passage"} <= row.keys():
             raise InputError(f"{path}, row {number}: needs 'question' and 'passage'; it has {', '.join(row)}")
+    rows = _some(rows, len(rows), examples)
     passages = list(dict.fromkeys(str(row["passage"]) for row in rows))
     wanted = torch.tensor([passages.index(str(row["passage"])) for row in rows])
 
@@ -106,7 +120,7 @@ def _retrieval(data: Path) -> Task:
     return Task("retrieval", "recall@1", passages + [str(row["question"]) for row in rows], score)
 
 
-TASKS: dict[str, Callable[[Path], Task]] = {
+TASKS: dict[str, Callable[[Path, int | None], Task]] = {
     "banking77": _banking77,
     "movie-reviews": _movie_reviews,
     "sts": _sts,
@@ -114,7 +128,11 @@ TASKS: dict[str, Callable[[Path], Task]] = {
 }
 
 
-def _probe(name: str, metric: str, train: list[tuple[str, str]], test: list[tuple[str, str]]) -> Task:
+def _probe(
+    name: str, metric: str, train: list[tuple[str, str]], test: list[tuple[str, str]], examples: int | None
+) -> Task:
+    total = len(train) + len(test)
+    train, test = _some(train, total, examples), _some(test, total, examples)
     labels = [label for _, label in train + test]
     majority = max(set(labels), key=labels.count)
 
