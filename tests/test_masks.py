@@ -139,7 +139,7 @@ def test_only_causal_is_the_plain_causal_mask():
 
 
 def test_offsets_agree_or_raise():
-    assert (Mask.causal(offset=2) & Mask.causal()).offset == 2
+    assert (Mask.causal(offset=2) & Mask.window(1)).offset == 2
     assert (Mask.causal(offset=2) & Mask.causal(offset=2)).offset == 2
     with pytest.raises(ValueError, match="offset 2 and offset 3"):
         Mask.causal(offset=2) & Mask.causal(offset=3)
@@ -185,7 +185,7 @@ def test_repr_reads_as_it_is_written(mask, text):
         (lambda: Mask.padding(torch.tensor([[1, 0]])), "got torch.int64"),
         (lambda: Mask.segments(torch.tensor([0, 1])), r"int tensor \(B, N\), got torch.int64 \(2,\)"),
         (lambda: Mask.segments(torch.zeros(1, 2)), "got torch.float32"),
-        (lambda: Mask.window(-1), "must be at least 0"),
+        (lambda: Mask.window(-1), "must be a whole number ≥ 0"),
         (lambda: Mask.dense(torch.ones(1, 1, 2, 2)), "got torch.float32"),
         (lambda: Mask.dense(torch.ones(2, 2, dtype=torch.bool)), r"got torch.bool \(2, 2\)"),
     ],
@@ -240,7 +240,9 @@ def test_is_causal_is_the_mask():
     torch.testing.assert_close(padded[:, :, :3], out[:, :, :3])
 
 
-def test_is_causal_keeps_the_offset_of_a_causal_mask():
+def test_is_causal_means_offset_0_and_never_widens():
     q, k, v = torch.randn(3, 1, 1, 4, 2)
-    step = sq.attention(q[:, :, 3:], k, v, method="full", is_causal=True, mask=Mask.causal(offset=3))
-    torch.testing.assert_close(step, sq.attention(q, k, v, method="full", is_causal=True)[:, :, 3:])
+    want = sq.attention(q, k, v, method="full", is_causal=True)
+    torch.testing.assert_close(sq.attention(q, k, v, method="full", is_causal=True, mask=Mask.causal()), want)
+    with pytest.raises(ValueError, match="offset 3 and offset 0"):
+        sq.attention(q[:, :, 3:], k, v, method="full", is_causal=True, mask=Mask.causal(offset=3))

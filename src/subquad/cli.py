@@ -101,7 +101,7 @@ def compare(
             task=task,
             data_dir=data_dir,
             examples=examples,
-            methods=tuple(part for given in methods for part in given.split()) if methods else DEFAULT_METHODS,
+            methods=DEFAULT_METHODS if methods is None else tuple(part for given in methods for part in given.split()),
             max_length=max_length,
             min_fidelity=min_fidelity,
             device=device,
@@ -109,7 +109,10 @@ def compare(
         if out.exists() and not out.is_dir():
             raise InputError(f"--out {out} is a file; give a folder")
         report = _with_progress(settings, out)
-        paths = write_report(report, out)
+        try:
+            paths = write_report(report, out)
+        except OSError as error:
+            raise InputError(f"cannot write the report to {out}: {error.strerror}") from None
         Store.clear(out)
     if as_json:
         print(json.dumps(report, indent=1))
@@ -131,7 +134,7 @@ def _with_progress(settings: "Settings", out: Path) -> "Report":
 
         def progress(what: str, done: int, total: int) -> None:
             bar.update(shown, description=what, completed=done, total=total)
-            if not errors.is_terminal and done % 10 == 0:
+            if not errors.is_terminal and total > 1 and (done % 10 == 0 or done == total):
                 print(f"{done}/{total} {what}", file=sys.stderr, flush=True)
 
         return report_of(measure(settings, out, progress))

@@ -48,6 +48,9 @@ class Mask:
         with one query and t cached keys. It may be a tensor, () or (B,), for caches of a static size. Without it
         N and M must be equal.
         """
+        whole = isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0
+        if not (offset is None or isinstance(offset, Tensor) or whole):
+            raise ValueError(f"offset={offset!r}, but the first query stands at a whole number ≥ 0 among the keys")
         return Mask(is_causal=True, offset=offset)
 
     @staticmethod
@@ -69,8 +72,9 @@ class Mask:
         return Mask(both=_paddings(both), keys=_paddings(keys), queries=_paddings(queries))
 
     @staticmethod
-    def segments(ids: Tensor) -> Mask:
+    def segments(ids: Tensor | Sequence[Sequence[int]]) -> Mask:
         """Packed self-attention: tokens see their own segment only. `ids` is an int (B,N); negative = padding."""
+        ids = torch.as_tensor(ids)
         if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
             raise ValueError(f"segment ids must be an int tensor (B, N), got {ids.dtype} {tuple(ids.shape)}")
         return Mask(ids=(ids,))
@@ -78,8 +82,8 @@ class Mask:
     @staticmethod
     def window(width: int) -> Mask:
         """Query i sees the keys j with |i − j| ≤ width; with `Mask.causal()`, the last width + 1 keys."""
-        if width < 0:
-            raise ValueError(f"a window reaches {width} keys to each side; it must be at least 0")
+        if not isinstance(width, int) or isinstance(width, bool) or width < 0:
+            raise ValueError(f"a window reaches {width!r} keys to each side, but it must be a whole number ≥ 0")
         return Mask(span=width)
 
     @staticmethod
@@ -93,13 +97,15 @@ class Mask:
         return Mask(allowed=(allowed,))
 
     def __and__(self, other: Mask) -> Mask:
-        """Both masks at once: what either forbids is forbidden."""
+        """Both masks at once: what either forbids is forbidden. A window stands where a causal mask's offset says."""
         if not isinstance(other, Mask):
             return NotImplemented
+        if self.is_causal and other.is_causal:
+            _check_same_offset(self.offset, other.offset)
         spans = [s for s in (self.span, other.span) if s is not None]
         return Mask(
             is_causal=self.is_causal or other.is_causal,
-            offset=_common_offset(self.offset, other.offset),
+            offset=self.offset if other.offset is None else other.offset,
             span=min(spans, default=None),
             both=self.both + other.both,
             keys=self.keys + other.keys,
@@ -189,6 +195,10 @@ class Mask:
                 f"a causal or window mask over {N} queries and {M} keys must say where the first query stands: "
                 f"Mask.causal(offset={max(M - N, 0)}) continues a cached sequence, offset=0 aligns the starts"
             )
+        if isinstance(self.offset, Tensor) and self.offset.shape not in ((), (1,), (B,)):
+            raise ValueError(
+                f"the mask's offset is {tuple(self.offset.shape)}, but it must be () or ({B},) for the batch"
+            )
         for side, positions in (("both", N), ("queries", N), ("keys", M), ("ids", N)):
             for tensor in getattr(self, side):
                 _check_padding(tensor, side, B, positions, device)
@@ -253,9 +263,8 @@ def _check_device(what: str, tensor: Tensor, device: torch.device) -> None:
         raise ValueError(f"{what} is on {tensor.device} but `query` is on {device}; move them together")
 
 
-def _common_offset(a: int | Tensor | None, b: int | Tensor | None) -> int | Tensor | None:
-    if a is None or b is None or a is b:
-        return b if a is None else a
-    if isinstance(a, int) and a == b:
-        return a
-    raise ValueError(f"two masks place the first query differently: offset {a} and offset {b}")
+def _check_same_offset(a: int | Tensor | None, b: int | Tensor | None) -> None:
+    """Two causal masks must place the first query alike; without an offset they place it at 0."""
+    a, b = (0 if offset is None else offset for offset in (a, b))
+    if a is not b and (isinstance(a, Tensor) or isinstance(b, Tensor) or a != b):
+        raise ValueError(f"two masks place the first query differently: offset {a} and offset {b}")

@@ -148,6 +148,15 @@ def test_prepared_4d_masks_are_refused():
         model(input_ids=ids, attention_mask=torch.ones(2, 1, 17, 17, dtype=torch.bool))
 
 
+def test_a_mask_of_the_wrong_length_names_both():
+    model = build("bert").model
+    sq.hf.swap(model, "full")
+    mask = torch.ones(2, 14, dtype=torch.long)
+    mask[:, -1] = 0
+    with pytest.raises(ValueError, match="has 14 positions, but there are 17 keys"):
+        model(input_ids=padded_ids()[0], attention_mask=mask)
+
+
 def test_asking_for_attention_weights_is_refused():
     model = build("bert").model
     sq.hf.swap(model, "full")

@@ -152,6 +152,28 @@ def test_describe_prints_a_line_a_layer():
     assert len(text.splitlines()) == 1 + 6
 
 
+def test_describe_does_not_claim_what_no_longer_runs():
+    case = build("bert")
+    sq.hf.swap(case.model, "clustered:clusters=3")
+    case.model.set_attn_implementation("sdpa")
+    assert not sq.hf.describe(case.model).methods
+
+
+@pytest.mark.parametrize(
+    ("mapping", "error"), [({}, ValueError), ({True: "full"}, TypeError), ({(0,): "full"}, TypeError)]
+)
+def test_odd_mappings_are_refused(mapping, error):
+    with pytest.raises(error):
+        sq.hf.swap(build("bert").model, mapping)
+
+
+def test_a_damaged_record_is_named():
+    model = build("bert").model
+    model.config.subquad = {"layers": 2}
+    with pytest.raises(ValueError, match="record of a swap is damaged"):
+        sq.hf.reattach(model)
+
+
 def test_swapping_twice_replaces_and_restore_still_finds_the_models_own():
     case = build("bert")
     own = case.output()

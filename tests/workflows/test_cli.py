@@ -47,6 +47,11 @@ def bad_inputs(model, text, folder):
     (folder / "rows.jsonl").write_text('{"body": "text"}\n')
     (folder / "broken.jsonl").write_text("{oops\n")
     (folder / "file").write_text("")
+    (folder / "good.tsv").write_text("a\tb\t1\na\tc\t2\n")
+    (folder / "word.txt").write_text("hi")
+    (folder / "one").mkdir()
+    for part in ("train", "test"):
+        (folder / "one" / f"{part}.csv").write_text("text,category\na,x\n")
     (folder / "hollow").mkdir()
     (folder / "damaged").mkdir()
     (folder / "damaged" / "config.json").write_text("{not json")
@@ -65,8 +70,14 @@ def bad_inputs(model, text, folder):
         "no column 'text'; it has body": [bert, "--text", str(folder / "rows.jsonl")],
         "line 1: not JSON": [bert, "--text", str(folder / "broken.jsonl")],
         "past the 64 positions": [bert, "--max-length", "65"],
-        "max-length 1 is too short": [bert, "--max-length", "1"],
-        "no room beside": [bert, "--max-length", "2"],
+        "leaves 8 tokens beside the special ones": [bert, "--max-length", "10"],
+        "leaves -2 tokens": [bert, "--max-length", "0"],
+        "text is too short": [bert, "--text", str(folder / "word.txt")],
+        "--methods names none": [bert, "--methods", ""],
+        "one class only": [bert, "--task", "banking77", "--data-dir", str(folder / "one")],
+        "all scores are alike": [bert, "--task", "sts", "--data-dir", str(folder / "sts.tsv")],
+        "cannot write to the folder": [bert, "--out", str(folder / "file" / "below")],
+        "there is no folder 'nosuchmodel' here": ["nosuchmodel"],
         "did you mean 'clustered'": [bert, "--methods", "clusterd"],
         "did you mean 'clusters'": [bert, "--methods", "clustered:cluster=4"],
         "clusters=0, but it must be a whole number ≥ 1": [bert, "--methods", "clustered:clusters=0"],
@@ -77,7 +88,7 @@ def bad_inputs(model, text, folder):
         "examples 1 is too few": [bert, "--task", "sts", "--data-dir", str(folder / "sts.tsv"), "--examples", "1"],
         "no data folder at": [bert, "--task", "sts", "--data-dir", str(folder / "nowhere")],
         "no train.csv at": [bert, "--task", "banking77", "--data-dir", str(folder)],
-        "needs an embedding model": [model("gpt2"), "--task", "sts", "--data-dir", str(folder / "sts.tsv")],
+        "needs an embedding model": [model("gpt2"), "--task", "sts", "--data-dir", str(folder / "good.tsv")],
         "is a file; give a folder": [bert, "--out", str(folder / "file")],
         "no device 'tpu9'": [bert, "--device", "tpu9"],
     }

@@ -1,6 +1,10 @@
 """Advice follows the figures."""
 
-from subquad.workflows.recommend import recommend
+from functools import partial
+
+from subquad.workflows import recommend as module
+
+recommend = partial(module.recommend, tokens=10_000)
 
 
 def row(method, fidelity, speedup, lengths=(512,), noise=0.01):
@@ -61,4 +65,12 @@ def test_longer_lengths_are_named():
 def test_nothing_measured():
     advice = recommend([EXACT, {"method": "clustered", "settings": {}, "status": "refused"}], [512], 0.99)
     assert advice["choice"] == "full"
-    assert "no method but exact attention and its quadratic relatives" in advice["reasons"][0]
+    assert "no sub-quadratic method was measured" in advice["reasons"][0]
+
+
+def test_lengths_past_the_text_are_not_judged():
+    methods = [EXACT, row("i-clustered", 0.995, 1.5, (512, 2048))]
+    advice = module.recommend(methods, [512, 2048], 0.99, tokens=1000)
+    assert advice["choice"] == "i-clustered"
+    assert advice["reasons"][1] == "2048 tokens: not judged, the text has 1000 tokens only."
+    assert module.recommend(methods, [512, 2048], 0.99, tokens=100)["choice"] == "full"

@@ -97,6 +97,8 @@ def attend(
             f"{type(module).__name__} is set to attn_implementation={NAME!r} but no method is attached to it: "
             "call sq.hf.swap(model, method), or sq.hf.reattach(model) after loading a saved model"
         )
+    if kwargs.get("output_attentions"):
+        raise ValueError("output_attentions=True asks for attention weights, which no method here returns")
     for name, given in kwargs.items():
         if name not in _HARMLESS and given is not None and given is not False:
             raise ValueError(f"layer {layer.label} passes {name!r} to its attention, which subquad does not know; "
@@ -158,10 +160,14 @@ def _segments(mask_function: Any, batch: int, length: int, device: torch.device 
 
 def _mask_of(layer: Attached, query: Tensor, key: Tensor, given: Tensor | None, causal: bool) -> Mask:
     N, M = query.shape[2], key.shape[2]
-    if given is not None and (given.ndim != 2 or given.shape[1] != M):
+    if given is not None and given.ndim != 2:
         raise ValueError(
-            f"layer {layer.label} was given an attention mask of shape {tuple(given.shape)} for {M} keys; subquad "
-            "takes 2-D padding masks (batch, tokens) only: prepared 4-D masks would need N×M memory"
+            f"layer {layer.label} was given an attention mask of shape {tuple(given.shape)}; subquad takes 2-D padding "
+            "masks (batch, tokens) only: prepared 4-D masks would need N×M memory"
+        )
+    if given is not None and given.shape[1] != M:
+        raise ValueError(
+            f"layer {layer.label}: the attention mask has {given.shape[1]} positions, but there are {M} keys"
         )
     if layer.cross:
         return Mask() if given is None else Mask.padding(keys=given > 0)

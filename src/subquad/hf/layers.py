@@ -100,7 +100,9 @@ def find_layers(model: nn.Module) -> list[Layer]:
         ValueError: the model, or a part of it, computes attention in its own way; named.
     """
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"expected a transformers PreTrainedModel, got {type(model).__name__}")
+        inner = "; give it model[0].auto_model" if type(model).__name__ == "SentenceTransformer" else ""
+        inner = "; swap before compiling" if type(model).__name__ == "OptimizedModule" else inner
+        raise TypeError(f"expected a transformers PreTrainedModel, got {type(model).__name__}{inner}")
     for name, part in model.named_modules():
         if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation():
             where = f" (its part {name!r})" if name else ""

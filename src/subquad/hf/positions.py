@@ -30,8 +30,8 @@ def extend_positions(model: PreTrainedModel, length: int, *, how: str = "interpo
     """
     if how not in ("interpolate", "tile"):
         raise ValueError(f"how={how!r}, but positions are extended by 'interpolate' or 'tile'")
-    if length < 1:
-        raise ValueError(f"length={length}, but it must be at least 1")
+    if not isinstance(length, int) or length < 1:
+        raise ValueError(f"length={length!r}, but it must be a whole number ≥ 1")
     _refuse_fixed(model)
     for owner, table in _learned_tables(model):
         reserved = _reserved(model, table)

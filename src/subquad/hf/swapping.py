@@ -103,6 +103,8 @@ def reattach(model: PreTrainedModel) -> Swapped:
     record = getattr(model.config, NAME, None)
     if record is None:
         raise ValueError(f"the config of this {type(model).__name__} records no swapped attention; use sq.hf.swap")
+    if not isinstance(record, dict) or not {"layers", "methods"} <= record.keys():
+        raise ValueError(f"the config's record of a swap is damaged: {record!r}")
     layers = len(find_layers(model))
     if record["layers"] != layers:
         raise ValueError(f"the config records a swap of {record['layers']} layers but the model has {layers}")
@@ -110,10 +112,18 @@ def reattach(model: PreTrainedModel) -> Swapped:
 
 
 def describe(model: PreTrainedModel) -> Swapped:
-    """Which layer runs what, whether or not the model is swapped."""
+    """Which layer runs what, whether or not the model is swapped.
+
+    A swapped layer whose attention was then set by other means (`model.set_attn_implementation`) runs the model's own.
+    """
     layers = find_layers(model)
-    attached = {layer.number: getattr(layer.module, NAME, None) for layer in layers}
+    attached = {layer.number: getattr(layer.module, NAME, None) for layer in layers if _runs_ours(layer)}
     return Swapped(tuple(layers), {n: a.bound.method for n, a in attached.items() if isinstance(a, Attached)})
+
+
+def _runs_ours(layer: Layer) -> bool:
+    config = getattr(layer.module, "config", None)
+    return getattr(config, "_attn_implementation", None) == NAME
 
 
 def refusals(model: PreTrainedModel, method: AnyMethod) -> dict[int, str]:
@@ -125,6 +135,8 @@ def refusals(model: PreTrainedModel, method: AnyMethod) -> dict[int, str]:
 def _assign(layers: list[Layer], method: AnyMethod | Mapping[Any, AnyMethod]) -> dict[int, Method]:
     if not isinstance(method, Mapping):
         return {layer.number: resolve(method) for layer in layers}
+    if not method:
+        raise ValueError("the mapping from layers to methods is empty")
     methods: dict[int, Method] = {layer.number: Full() for layer in layers}
     for key, wanted in method.items():
         chosen = [layer.number for layer in layers if _names(key, layer)]
@@ -138,6 +150,8 @@ def _assign(layers: list[Layer], method: AnyMethod | Mapping[Any, AnyMethod]) ->
 
 
 def _names(key: int | str, layer: Layer) -> bool:
+    if isinstance(key, bool) or not isinstance(key, int | str):
+        raise TypeError(f"layers are named by number or pattern, got {key!r}")
     return key == layer.number if isinstance(key, int) else fnmatchcase(layer.name, key)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 from subquad.masks import Mask
 from subquad.shapes import validate
+
+MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +89,10 @@ class Method:
         """Attention by this method; arguments, shapes and errors as in `subquad.attention`."""
         query, key, value = _as_autocast(query), _as_autocast(key), _as_autocast(value)
         sizes = validate(query, key, value, enable_gqa)
+        self._check_options(query, key, mask, bias, scale, dropout_p, seed)
         mask = mask or Mask()
-        if is_causal:
-            mask = mask & Mask.causal(offset=mask.offset if mask.is_causal else 0)
+        mask = mask & Mask.causal(offset=0) if is_causal else mask
         mask.check(sizes, query.device)
-        self._check_options(query, key, bias, dropout_p)
         reason = self.refuses(mask, bias=bias is not None, gqa=sizes.H != sizes.G, cross=sizes.N != sizes.M)
         if reason:
             raise ValueError(reason)
@@ -118,7 +120,7 @@ class Method:
         t = self.traits
         checks = {
             "a causal mask": mask.is_causal and t.causal == "no",
-            "cross-attention (keys that are not the queries' tokens)": cross and not t.cross,
+            "fewer or more keys than queries (cross-attention, or a step on a cache)": cross and not t.cross,
             "padding": bool(mask.both or mask.keys or mask.queries) and not t.key_padding,
             "segments": bool(mask.ids) and not t.segments,
             "a window": mask.span is not None and not t.window,
@@ -173,7 +175,26 @@ class Method:
             if not isinstance(have, int) or isinstance(have, bool) or have < minimum:
                 raise ValueError(f"{self.name!r}: {setting}={have!r}, but it must be a whole number ≥ {minimum}")
 
-    def _check_options(self, query: Tensor, key: Tensor, bias: Tensor | None, dropout_p: float) -> None:
+    def _check_options(
+        self,
+        query: Tensor,
+        key: Tensor,
+        mask: Mask | None,
+        bias: Tensor | None,
+        scale: float | None,
+        dropout_p: float,
+        seed: int | None,
+    ) -> None:
+        if not (mask is None or isinstance(mask, Mask)):
+            raise TypeError(
+                f"`mask` is a {type(mask).__name__}, but it must be a sq.Mask: Mask.padding(…) for padding, "
+                "Mask.dense(…) for a bool (B,H,N,M)"
+            )
+        if scale is not None and not math.isfinite(scale):
+            raise ValueError(f"scale={scale}, but it must be a finite number")
+        seed = self.default_seed if seed is None else seed
+        if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+            raise ValueError(f"seed={seed!r}, but it must be a whole number from 0 to 2⁶³ − 1")
         if not 0.0 <= dropout_p < 1.0:
             raise ValueError(f"dropout_p={dropout_p}, but it must be in [0, 1)")
         if bias is None:
@@ -195,6 +216,8 @@ def _as_autocast(x: Tensor) -> Tensor:
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64:
         return x
     device = x.device.type
+    if not torch.amp.is_autocast_available(device):
+        return x
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 

@@ -75,7 +75,13 @@ class MultiheadAttention(nn.Module):
         bias: Tensor | None = None,
         seed: int | None = None,
     ) -> Float[Tensor, "B N _q"]:
-        """Attend from `query` to `key` and `value`; alone, self-attention; `value` defaults to `key`."""
+        """Attend from `query` to `key` and `value`; alone, self-attention; `value` defaults to `key`.
+
+        A padded query's attention is 0, so that its output is the bias of the last projection.
+        """
+        method = self.attention.method
+        if key is not None and key is not query and not method.traits.cross:
+            raise ValueError(f"{method.name!r} does not support cross-attention: its keys are the queries")
         key = query if key is None else key
         value = key if value is None else value
         out = self.attention(

@@ -134,6 +134,8 @@ class Comparison:
         """Check all that the user gave, cheapest first, and load the model."""
         if not 0.0 < settings.min_fidelity <= 1.0:
             raise InputError(f"min-fidelity {settings.min_fidelity:g} must be above 0 and at most 1")
+        if not settings.methods:
+            raise InputError("no methods to compare: --methods names none")
         with as_input_error():
             methods = list(dict.fromkeys([Full(), *map(parse_method, settings.methods)]))
         documents = read_documents(settings.text, settings.column) if settings.text else None
@@ -323,8 +325,6 @@ def _own_length(asked: int | None, pretrained: Pretrained) -> int:
     limit = pretrained.limit
     if asked is None:
         return min(limit or 512, 512)
-    if asked < 2:
-        raise InputError(f"max-length {asked} is too short: give at least 2 tokens")
     if limit is not None and asked > limit:
         raise InputError(
             f"max-length {asked} is past the {limit} positions of {pretrained.name}; give at most {limit} "

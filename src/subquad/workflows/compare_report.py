@@ -38,14 +38,14 @@ def report_of(comparison: Comparison) -> Report:
         "model": _model(c),
         "text": _text(c),
         "methods": methods,
-        "recommendation": recommend(methods, c.lengths, s.min_fidelity),
+        "recommendation": recommend(methods, c.lengths, s.min_fidelity, tokens=len(c.reading.tokens)),
         "notes": _notes(c, methods),
     }
     if c.task:
         report["task"] = {
             "name": c.task.name,
             "metric": c.task.metric,
-            "examples": len(c.task.texts),
+            "examples": c.task.examples,
             "baselines": c.task.baselines,
         }
     return report
@@ -200,7 +200,7 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
             "there compares with exact attention in the same extended model."
         )
     if len(c.reading.tokens) < c.lengths[-1]:
-        notes.append(f"The text has {len(c.reading.tokens)} tokens; longer sequences repeat it.")
+        notes.append(f"The text has {len(c.reading.tokens)} tokens in all; longer sequences repeat it.")
     if c.pretrained.kind == "masked-lm":
         notes.append("Pseudo-perplexity: 15 % of the tokens masked at once, the same ones for every method.")
     notes += [note for method in methods if (note := _left_out(c, method))]

@@ -35,13 +35,14 @@ def read(pretrained: Pretrained, documents: Sequence[str], length: int, passages
     The queries, two a passage where it has as many sentences, are sentences of the passages of six words or more.
     """
     own = length - len(pretrained.wrap([], length))
-    if own < 1:
-        raise InputError(f"max-length {length} leaves no room beside the model's special tokens")
+    if own < SHORTEST:
+        raise InputError(
+            f"max-length {length} leaves {own} tokens beside the special ones; passages have {SHORTEST} or more"
+        )
     ids = [pretrained.content_ids(document) for document in documents]
     chunks = [chunk for doc in ids for at in range(0, len(doc), own) if len(chunk := doc[at : at + own]) >= SHORTEST]
-    chunks = chunks or [doc for doc in ids if doc]
     if not chunks:
-        raise InputError("the text holds no tokens that the model knows")
+        raise InputError(f"the text is too short: no document has the {SHORTEST} tokens of a passage")
     draw = random.Random(seed)
     chosen = draw.sample(chunks, min(passages, len(chunks)))
     queries = [query for chunk in chosen for query in _queries(pretrained, chunk, draw)]

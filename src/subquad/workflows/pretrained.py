@@ -155,6 +155,7 @@ def _load(auto: Any, where: str) -> Any:
         return auto.from_pretrained(where)
     except Exception as error:  # transformers, safetensors and the hub client raise kinds of their own
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason += "" if Path(where).exists() else f" (and there is no folder {where!r} here)"
         raise InputError(
             f"cannot load {auto.__name__.removeprefix('Auto').lower()} from {where!r}: {reason}"
         ) from error

@@ -8,24 +8,29 @@ from subquad.report.schema import MethodReport, Recommendation
 MARGIN = 1.1  # faster by less than this is no gain worth a change
 
 
-def recommend(methods: Sequence[MethodReport], lengths: Sequence[int], min_fidelity: float) -> Recommendation:
+def recommend(
+    methods: Sequence[MethodReport], lengths: Sequence[int], min_fidelity: float, tokens: int
+) -> Recommendation:
     """The fastest method that keeps the asked fidelity, length by length; exact attention where none is faster.
 
+    A length past the text's `tokens` is not judged: text that repeats makes queries alike, which flatters clustering.
     `methods` and the result are as in `report.schema`.
     """
     measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
     exact = next(m for m in methods if m["status"] == "exact")
-    best = {length: _best(measured, exact, str(length), min_fidelity) for length in lengths}
+    judged = [length for length in lengths if length <= tokens]
+    best = {length: _best(measured, exact, str(length), min_fidelity) for length in judged}
     own = lengths[0]
-    reasons = [_reason(measured, best[length], length, min_fidelity) for length in lengths]
-    chosen = best[own]
+    reasons = [_reason(measured, best[length], length, min_fidelity) for length in judged]
+    reasons += [f"{n} tokens: not judged, the text has {tokens} tokens only." for n in lengths if n > tokens]
+    chosen = best.get(own)
     if chosen is not None:
         headline = f"Use {chosen['method']}: {_figures(chosen, str(own))} at {own} tokens."
         return {"choice": chosen["method"], "headline": headline, "reasons": reasons}
-    longer = next(((length, method) for length in lengths[1:] if (method := best[length])), None)
+    longer = next(((length, method) for length in judged if (method := best[length])), None)
     headline = f"Stay with exact attention at {own} tokens"
     if longer is None:
-        where = f" and up to {lengths[-1]}" if len(lengths) > 1 else ""
+        where = f" and up to {judged[-1]}" if len(judged) > 1 else ""
         return {"choice": "full", "headline": f"{headline}{where}.", "reasons": reasons}
     length, method = longer
     headline += f"; at {length} tokens use {method['method']}: {_figures(method, str(length))}."
@@ -60,7 +65,7 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
         )
     timed = [m for m in methods if at in m.get("model", {}) and at in m.get("fidelity", {})]
     if not timed:
-        return f"{length} tokens: no method but exact attention and its quadratic relatives could be measured."
+        return f"{length} tokens: no sub-quadratic method was measured; see what was refused or left out."
     close = [m for m in timed if m["fidelity"][at] >= min_fidelity]
     if close:
         fastest = max(close, key=lambda m: _speedup(m, at))

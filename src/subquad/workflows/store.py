@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from subquad.workflows.errors import InputError
+
 PROGRESS = ".progress"
 
 
@@ -17,7 +19,10 @@ class Store:
     def __init__(self, folder: Path, settings: Any):
         text = json.dumps(settings, sort_keys=True)
         self.folder = folder / PROGRESS / hashlib.sha256(text.encode()).hexdigest()[:16]
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot write to the folder {folder}: {error.strerror}") from None
         self.found = len(list(self.folder.glob("*.json")))
 
     def get(self, key: str, make: Callable[[], Any]) -> Any:

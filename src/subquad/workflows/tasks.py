@@ -25,6 +25,7 @@ class Task:
     name: str
     metric: str
     texts: list[str]
+    examples: int  # labelled ones: texts, pairs or questions
     score: Callable[[Tensor], dict[str, float]]
     baselines: dict[str, float] = field(default_factory=dict)
 
@@ -88,13 +89,18 @@ def _sts(data: Path, examples: int | None) -> Task:
     except (IndexError, ValueError):
         raise InputError(f"{path}: each line must be sentence, sentence, score, divided by tabs") from None
 
+    if len(set(gold)) < 2:
+        raise InputError(f"{path}: all scores are alike; a rank correlation needs different ones")
+
     def score(vectors: Tensor) -> dict[str, float]:
         from scipy.stats import spearmanr
 
         similarity = torch.nn.functional.cosine_similarity(vectors[0::2], vectors[1::2])
         return {"spearman": float(spearmanr(similarity.numpy(), gold).statistic)}
 
-    return Task("sts", "Spearman correlation of cosines with scores", [s for row in rows for s in row[:2]], score)
+    return Task(
+        "sts", "Spearman correlation of cosines with scores", [s for row in rows for s in row[:2]], len(rows), score
+    )
 
 
 def _retrieval(data: Path, examples: int | None) -> Task:
@@ -117,7 +123,7 @@ def _retrieval(data: Path, examples: int | None) -> Task:
         found = (vectors[len(passages) :] @ vectors[: len(passages)].T).argmax(1)
         return {"recall@1": float((found == wanted).float().mean())}
 
-    return Task("retrieval", "recall@1", passages + [str(row["question"]) for row in rows], score)
+    return Task("retrieval", "recall@1", passages + [str(row["question"]) for row in rows], len(rows), score)
 
 
 TASKS: dict[str, Callable[[Path, int | None], Task]] = {
@@ -133,6 +139,8 @@ def _probe(
 ) -> Task:
     total = len(train) + len(test)
     train, test = _some(train, total, examples), _some(test, total, examples)
+    if len({label for _, label in train}) < 2:
+        raise InputError(f"the training part of {name} has one class only; a probe needs two")
     labels = [label for _, label in train + test]
     majority = max(set(labels), key=labels.count)
 
@@ -144,7 +152,8 @@ def _probe(
         return {"accuracy": float(probe.score(x[len(train) :], labels[len(train) :]))}
 
     chance = sum(label == majority for _, label in test) / len(test)
-    return Task(name, metric, [text for text, _ in train + test], score, {"majority class": chance})
+    texts = [text for text, _ in train + test]
+    return Task(name, metric, texts, len(texts), score, {"majority class": chance})
 
 
 def _labelled_csv(path: Path) -> list[tuple[str, str]]:
