@@ -90,6 +90,8 @@ def generated() -> dict[Path, str]:
     }
     for name, method in sq.METHODS.items():
         page = ROOT / "docs" / "methods" / f"{name}.md"
+        if not page.exists():
+            raise SystemExit(f"{page} is missing: write the page of {method.name!r} first")
         files[page] = fill(page.read_text("utf-8"), "traits", traits_table(method.traits))
     return files
 
