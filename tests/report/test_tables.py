@@ -23,9 +23,14 @@ def test_terminal_fits_and_cuts_nothing(make, width):
     assert "…" not in text
 
 
-def test_terminal_is_one_table_at_120_and_two_at_80():
-    assert printed(sample.encoder(), 120).count("baseline") == 1
-    assert printed(sample.encoder(), 80).count("baseline") == 2
+def test_terminal_is_one_table_at_120_and_several_at_80():
+    report = sample.encoder()
+    assert printed(report, 120).count("baseline") == 1
+    assert printed(report, 80).count("baseline") == 3  # quality, task, speed
+    del report["task"]
+    for method in report["methods"]:
+        method.pop("task", None)
+    assert printed(report, 80).count("baseline") == 2
 
 
 def test_terminal_says_what_it_must():

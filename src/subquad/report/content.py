@@ -114,7 +114,12 @@ def quality_table(report: Report) -> Table:
     """What the methods lose at the model's own length."""
     own = own_length(report)
     least = min_fidelity(report)
-    return _table(report, [*_closeness(report, own, least), *_inner_errors(own), *_ranking(own), *_task(report)])
+    return _table(report, [*_closeness(report, own, least), *_inner_errors(own), *_ranking(own)])
+
+
+def task_table(report: Report) -> Table:
+    """The scores of the labelled task; no columns where there was none."""
+    return _table(report, _task(report))
 
 
 def speed_table(report: Report) -> Table:
@@ -132,10 +137,13 @@ def speed_table(report: Report) -> Table:
 
 
 def main_table(report: Report) -> Table:
-    """Loss and gain side by side."""
-    loss, gain = quality_table(report), speed_table(report)
-    lines = [Line(a.name, a.cells + b.cells, a.marks) for a, b in zip(loss.lines, gain.lines, strict=True)]
-    return Table(loss.columns + gain.columns, lines)
+    """Loss, task and gain side by side."""
+    tables = (quality_table(report), task_table(report), speed_table(report))
+    lines = [
+        Line(parts[0].name, [cell for part in parts for cell in part.cells], parts[0].marks)
+        for parts in zip(*(table.lines for table in tables), strict=True)
+    ]
+    return Table([column for table in tables for column in table.columns], lines)
 
 
 def model_table(report: Report) -> Table:

@@ -68,10 +68,9 @@ class _Terminal:
 
     def _layouts(self) -> list[list[RichTable]]:
         one = [content.main_table(self.report)]
-        two = [
-            table for table in (content.quality_table(self.report), content.speed_table(self.report)) if table.columns
-        ]
-        return [[_rich(table, folded) for table in tables] for tables in (one, two) for folded in (False, True)]
+        parts = (content.quality_table(self.report), content.task_table(self.report), content.speed_table(self.report))
+        apart = [table for table in parts if table.columns]
+        return [[_rich(table, folded) for table in tables] for tables in (one, apart) for folded in (False, True)]
 
 
 def _width(console: Console, options: ConsoleOptions, table: RichTable) -> int:
