@@ -170,7 +170,7 @@ class Comparison:
             "model": [self.pretrained.name, repr(sorted(config.items(), key=str)), weights],
             "methods": [row.name for row in self.rows],
             "text": [self.reading.passages, self.reading.queries, len(self.reading.tokens)],
-            "task": None if self.task is None else [self.task.name, len(self.task.texts), self.task.texts[:3]],
+            "task": None if self.task is None else [self.task.name, self.task.texts],
             "lengths": [self.lengths, self.settings.op_lengths],
             "seed": self.settings.seed,
             "machine": [machine.versions(), machine.hardware(self.settings.device)],
