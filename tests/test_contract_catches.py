@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from subquad import Clustered, Full, Mask, Method
+from subquad.methods.base import Call
 from tests.contract import MethodContract
 
 CLUSTERED = {"clusters": 5, "bits": 15, "iterations": 3}
@@ -18,25 +19,26 @@ the = MethodContract()
 class PaddingLeak(Clustered):
     """Forgets that some keys are padding."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, mask: Mask, **options: object) -> Tensor:
-        return super().attend(query, key, value, mask=Mask(queries=mask.both), **options)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        return super().attend(query, key, value, call.under(Mask(queries=call.mask.both)))
 
 
 @dataclass(frozen=True)
 class PaddingInTheMeans(Clustered):
     """Lets padded queries into the clusters."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, mask: Mask, **options: object) -> Tensor:
-        return super().attend(query, key, value, mask=Mask(keys=mask.both), **options)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        return super().attend(query, key, value, call.under(Mask(keys=call.mask.both)))
 
 
 @dataclass(frozen=True)
 class FutureLeak(Full):
     """Sees one key too many."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, mask: Mask, **options: object) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        mask = call.mask
         shifted = replace(mask, offset=(mask.offset or 0) + 1) if mask.is_causal else mask
-        return super().attend(query, key, value, mask=shifted, **options)
+        return super().attend(query, key, value, call.under(shifted))
 
 
 @dataclass(frozen=True)
@@ -45,41 +47,41 @@ class ClusteredCausal(Clustered):
 
     traits = replace(Clustered.traits, causal="strict")
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, mask: Mask, **options: object) -> Tensor:
-        return super().attend(query, key, value, mask=Mask(both=mask.both), **options)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        return super().attend(query, key, value, call.under(Mask(both=call.mask.both)))
 
 
 @dataclass(frozen=True)
 class BatchCoupling(Full):
     """Scales by a statistic of the whole batch."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: object) -> Tensor:
-        return super().attend(query / query.std(), key, value, **options)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        return super().attend(query / query.std(), key, value, call)
 
 
 @dataclass(frozen=True)
 class GlobalGenerator(Clustered):
     """Draws its planes from torch's own generator."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, seed: int, **options: object) -> Tensor:
-        return super().attend(query, key, value, seed=int(torch.randint(2**31, ())), **options)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        return super().attend(query, key, value, replace(call, seed=int(torch.randint(2**31, ()))))
 
 
 @dataclass(frozen=True)
 class Detached(Full):
     """Computes the right numbers with the wrong gradient."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: object) -> Tensor:
-        return super().attend(query.detach(), key, value, **options)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        return super().attend(query.detach(), key, value, call)
 
 
 @dataclass(frozen=True)
 class WrongHeads(Full):
     """Deals the key heads out in turn instead of in runs."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, **options: object) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         times = query.shape[1] // key.shape[1]
-        return super().attend(query, key.repeat(1, times, 1, 1), value.repeat(1, times, 1, 1), **options)
+        return super().attend(query, key.repeat(1, times, 1, 1), value.repeat(1, times, 1, 1), call)
 
 
 BROKEN = [

@@ -47,6 +47,21 @@ class Traits:
     source: str
 
 
+@dataclass(frozen=True, eq=False)
+class Call:
+    """How attention is asked for, checked: what `Method.__call__` hands to `attend` beside query, key and value."""
+
+    mask: Mask
+    bias: Tensor | None
+    scale: float
+    dropout_p: float
+    seed: int
+
+    def under(self, mask: Mask) -> Call:
+        """The same call under another mask."""
+        return Call(mask, self.bias, self.scale, self.dropout_p, self.seed)
+
+
 @dataclass(frozen=True)
 class Method:
     """One attention mechanism: a frozen dataclass that holds its hyper-parameters and nothing else.
@@ -57,18 +72,7 @@ class Method:
     name: ClassVar[str]
     traits: ClassVar[Traits]
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Mask,
-        bias: Tensor | None,
-        scale: float,
-        dropout_p: float,
-        seed: int,
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """The computation, on inputs that `__call__` has checked. Padded queries may come out as anything finite."""
         raise NotImplementedError(f"{type(self).__name__} defines no attend")
 
@@ -96,17 +100,15 @@ class Method:
         reason = self.refuses(mask, bias=bias is not None, gqa=sizes.H != sizes.G, cross=sizes.N != sizes.M)
         if reason:
             raise ValueError(reason)
+        call = Call(
+            mask=mask,
+            bias=bias,
+            scale=sizes.D**-0.5 if scale is None else scale,
+            dropout_p=dropout_p,
+            seed=self.default_seed if seed is None else seed,
+        )
         with torch.autocast(query.device.type, enabled=False):
-            out = self.attend(
-                query,
-                key,
-                value,
-                mask=mask,
-                bias=bias,
-                scale=sizes.D**-0.5 if scale is None else scale,
-                dropout_p=dropout_p,
-                seed=self.default_seed if seed is None else seed,
-            )
+            out = self.attend(query, key, value, call)
         real = mask.query_padding(sizes.N)
         return out if real is None else out.masked_fill(~real[:, None, :, None], 0.0)
 

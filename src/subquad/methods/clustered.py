@@ -28,7 +28,6 @@ future queries. The gradient flows through the means and A^c; the labels are con
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -36,7 +35,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.methods.base import Method, Traits
+from subquad.methods.base import Call, Method, Traits
 from subquad.methods.full import sdpa
 from subquad.ops.grouping import broadcast, group_mean
 from subquad.ops.hashing import check_bits, hash_codes
@@ -66,19 +65,15 @@ def clustered_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Mask,
+    call: Call,
     *,
     labels: Int64[Tensor, "B H N"],
     clusters: int,
-    scale: float,
-    dropout_p: float,
 ) -> Float[Tensor, "B H N E"]:
     """Attention of the centroids, handed to their members."""
     centroids = group_mean(query.to(torch.promote_types(query.dtype, torch.float32)), labels, clusters)
-    keys_only = Mask(keys=(*mask.both, *mask.keys))
-    of_centroids = sdpa(
-        centroids.to(query.dtype), key, value, mask=keys_only, bias=None, scale=scale, dropout_p=dropout_p
-    )
+    keys_only = Mask(keys=(*call.mask.both, *call.mask.keys))
+    of_centroids = sdpa(centroids.to(query.dtype), key, value, call.under(keys_only))
     return broadcast(of_centroids, labels)
 
 
@@ -128,27 +123,12 @@ class Clustered(Method):
         self._require(clusters=1, bits=1, iterations=0, seed=0)
         check_bits(self.name, self.bits)
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Mask,
-        bias: Tensor | None,
-        scale: float,
-        dropout_p: float,
-        seed: int,
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """Cluster the queries, attend with the centroids, broadcast."""
-        attend = partial(self._attend_one, scale=scale, dropout_p=dropout_p, seed=seed)
-        return per_segment(attend, query, key, value, mask) if mask.ids else attend(query, key, value, mask)
-
-    def _attend_one(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, *, scale: float, dropout_p: float, seed: int
-    ) -> Tensor:
+        if call.mask.ids:
+            return per_segment(
+                lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
+            )
         clusters = min(self.clusters, query.shape[2])
-        labels = cluster_queries(query, mask, clusters, self.bits, self.iterations, seed)
-        return clustered_attention(
-            query, key, value, mask, labels=labels, clusters=clusters, scale=scale, dropout_p=dropout_p
-        )
+        labels = cluster_queries(query, call.mask, clusters, self.bits, self.iterations, call.seed)
+        return clustered_attention(query, key, value, call, labels=labels, clusters=clusters)

@@ -15,17 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.methods.base import Method, Traits
+from subquad.methods.base import Call, Method, Traits
 from subquad.ops.heads import repeat_heads
 from subquad.ops.softmax import visible_softmax
 
 
-def sdpa(
-    query: Tensor, key: Tensor, value: Tensor, *, mask: Mask, bias: Tensor | None, scale: float, dropout_p: float
-) -> Tensor:
-    """Exact attention under a `Mask`, by the cheapest SDPA call that says it. Queries that see no key get 0."""
-    gqa = query.shape[1] != key.shape[1]
-    exact = partial(F.scaled_dot_product_attention, scale=scale, dropout_p=dropout_p, enable_gqa=gqa)
+def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    """Exact attention by the cheapest SDPA call that says the mask. Queries that see no key get 0."""
+    mask, bias, gqa = call.mask, call.bias, query.shape[1] != key.shape[1]
+    exact = partial(F.scaled_dot_product_attention, scale=call.scale, dropout_p=call.dropout_p, enable_gqa=gqa)
     if mask.only_causal and bias is None:
         return exact(query, key, value, is_causal=True)
     visible = mask.visible(query.shape[2], key.shape[2], query.device)
@@ -71,20 +69,9 @@ class Full(Method):
         source="Vaswani et al. 2017; Dao et al. 2022",
     )
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Mask,
-        bias: Tensor | None,
-        scale: float,
-        dropout_p: float,
-        seed: int,
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """Exact attention."""
-        return sdpa(query, key, value, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
+        return sdpa(query, key, value, call)
 
     def partial(
         self, query: Tensor, key: Tensor, value: Tensor, *, mask: Mask | None = None, scale: float | None = None

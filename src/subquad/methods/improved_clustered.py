@@ -23,7 +23,6 @@ Fewer visible keys than topk: those there are.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -32,7 +31,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.methods.base import Method
+from subquad.methods.base import Call, Method
 from subquad.methods.clustered import Clustered, cluster_queries
 from subquad.ops.grouping import broadcast, group_mean, sort_into_blocks
 from subquad.ops.hashing import check_bits
@@ -47,16 +46,15 @@ def improved_clustered_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Mask,
+    call: Call,
     *,
     labels: Int64[Tensor, "B H N"],
     clusters: int,
     topk: int,
-    scale: float,
-    dropout_p: float,
 ) -> Float[Tensor, "B H N E"]:
     """Equations 9 to 17, in the dtype of the inputs, which is fp32 or fp64."""
-    visible = Mask(keys=(*mask.both, *mask.keys)).visible(query.shape[2], key.shape[2], query.device)
+    scale, dropout_p = call.scale, call.dropout_p
+    visible = Mask(keys=(*call.mask.both, *call.mask.keys)).visible(query.shape[2], key.shape[2], query.device)
     centroids = group_mean(query, labels, clusters)
     centroid_logits = centroids @ key.transpose(-1, -2) * scale
     of_centroids = visible_softmax(centroid_logits, visible)
@@ -121,38 +119,23 @@ class ImprovedClustered(Method):
         self._require(clusters=1, bits=1, iterations=0, topk=1, seed=0)
         check_bits(self.name, self.bits)
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Mask,
-        bias: Tensor | None,
-        scale: float,
-        dropout_p: float,
-        seed: int,
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """Cluster the queries, attend with the centroids, redo each cluster's top keys for its members."""
-        attend = partial(self._attend_one, scale=scale, dropout_p=dropout_p, seed=seed)
-        return per_segment(attend, query, key, value, mask) if mask.ids else attend(query, key, value, mask)
-
-    def _attend_one(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, *, scale: float, dropout_p: float, seed: int
-    ) -> Tensor:
+        if call.mask.ids:
+            return per_segment(
+                lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
+            )
         clusters = min(self.clusters, query.shape[2])
-        labels = cluster_queries(query, mask, clusters, self.bits, self.iterations, seed)
+        labels = cluster_queries(query, call.mask, clusters, self.bits, self.iterations, call.seed)
         exact = torch.promote_types(query.dtype, torch.float32)
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
         out = improved_clustered_attention(
             query.to(exact),
             key.to(exact),
             value.to(exact),
-            mask,
+            call,
             labels=labels,
             clusters=clusters,
             topk=self.topk,
-            scale=scale,
-            dropout_p=dropout_p,
         )
         return out.to(query.dtype)

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.masks import Mask
-from subquad.methods.base import Method
+from subquad.methods.base import Call, Method
 from subquad.methods.full import Full
 from subquad.ops.heads import repeat_heads
 from subquad.ops.softmax import hide, visible_softmax
@@ -57,30 +56,19 @@ class OracleTopK(Method):
     def __post_init__(self) -> None:
         self._require(topk=1)
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Mask,
-        bias: Tensor | None,
-        scale: float,
-        dropout_p: float,
-        seed: int,
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """Top-k attention, a chunk of queries at a time."""
         N, M = query.shape[2], key.shape[2]
         exact = torch.promote_types(query.dtype, torch.float32)
         query, key, value, dtype = query.to(exact), key.to(exact), value.to(exact), query.dtype
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-        visible = mask.visible(N, M, query.device)
+        visible = call.mask.visible(N, M, query.device)
         step = max(1, CHUNK // M)
         parts = []
         for start in range(0, N, step):
             rows = slice(start, start + step)
-            logits = query[:, :, rows] @ key.transpose(-1, -2) * scale
-            logits = logits if bias is None else logits + bias[:, :, rows]
+            logits = query[:, :, rows] @ key.transpose(-1, -2) * call.scale
+            logits = logits if call.bias is None else logits + call.bias[:, :, rows]
             seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
-            parts.append(attend_top(logits, seen, value, self.topk, dropout_p))
+            parts.append(attend_top(logits, seen, value, self.topk, call.dropout_p))
         return torch.cat(parts, dim=2).to(dtype)

@@ -11,8 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from subquad.masks import Mask
-from subquad.methods.base import Method
+from subquad.methods.base import Call, Method
 from subquad.methods.full import Full, sdpa
 from subquad.ops.heads import repeat_heads
 
@@ -36,18 +35,7 @@ class SharedFull(Method):
         source="Vyas et al. 2020, section 4.1",
     )
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Mask,
-        bias: Tensor | None,
-        scale: float,
-        dropout_p: float,
-        seed: int,
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """Exact attention of the queries with themselves."""
         value = repeat_heads(value, query.shape[1])
-        return sdpa(query, query, value, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
+        return sdpa(query, query, value, call)
