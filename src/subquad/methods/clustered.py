@@ -55,8 +55,8 @@ def cluster_queries(
 def centred(query: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H N D"]:
     """Queries less the mean of the item's real ones, head by head."""
     # In fp64, so that the order of the sum, which changes with the amount of padding, cannot turn a bit of the hash.
-    wide = query.double()
-    weights = wide.new_ones(1, 1, query.shape[2], 1) if real is None else real[:, None, :, None].double()
+    wide = query.to(torch.float32 if query.device.type == "mps" else torch.float64)  # Apple's GPUs have no fp64
+    weights = wide.new_ones(1, 1, query.shape[2], 1) if real is None else real[:, None, :, None].to(wide.dtype)
     mean = (wide * weights).sum(2, keepdim=True) / weights.sum(2, keepdim=True).clamp(min=1)
     return (wide - mean).to(torch.promote_types(query.dtype, torch.float32))
 
