@@ -3,9 +3,11 @@ import io
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from subquad.report import content
+from subquad.report import plots as drawing
 from subquad.report.plots import pareto, plots, styles
 from tests.report import sample
 
@@ -50,3 +52,15 @@ def test_methods_look_different_and_families_alike():
     assert len({look.marker for look in looks.values()}) == len(looks)
     assert len({look.color for look in looks.values()}) == len(looks)
     assert looks["full"].color == "#222222"
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.2, 0.29), (0.93, 0.97), (0.9, 1.1), (0.1, 1.6), (3.0, 5000.0), (0.05, 0.051)]
+)
+def test_a_logarithmic_axis_has_two_to_seven_ticks(low, high):
+    axes = Figure().add_subplot()
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    drawing._ticks(axes.yaxis, (low, high), "{:g}".format)
+    inside = [tick for tick in axes.get_yticks() if low <= tick <= high]
+    assert (2 if high / low > 1.05 else 1) <= len(inside) <= 7

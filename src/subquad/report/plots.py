@@ -288,7 +288,8 @@ def _ticks(axis: Any, limits: tuple[float, float], text: Callable[[float], str])
     """Ticks at round numbers, as many as there is room for, written out."""
     low, high = limits
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1, 2, 5), (1, 3), (1,)):
+    tenths, halves = [i / 10 for i in range(10, 100)], [i / 2 for i in range(2, 20)]
+    for steps in (tenths, halves, range(1, 10), (1, 2, 5), (1, 3), (1,)):  # the finest for which there is room
         places = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
         if len(places) <= 7:
             break
