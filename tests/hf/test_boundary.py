@@ -11,6 +11,7 @@ import transformers as hf
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import subquad as sq
+from subquad.hf.boundary import attend
 from tests.hf.models import TEXT, VOCAB, build, padded_ids
 
 ROOT = Path(__file__).parents[2]
@@ -170,6 +171,17 @@ def test_keywords_that_change_the_result_are_refused_by_name():
     sq.hf.swap(model, "full")
     with pytest.raises(ValueError, match=r"layer 0 .*'softcap'"):
         model(input_ids=padded_ids()[0])
+
+
+def test_the_window_of_a_step_ends_at_the_last_filled_slot_of_a_static_cache():
+    model = build("mistral").model
+    sq.hf.swap(model, "full")
+    module = sq.hf.find_layers(model)[0].module
+    q, k, v = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 40, 8), torch.randn(1, 2, 40, 8)
+    filled = torch.where(torch.arange(40) < 14, 1, -1)[None]
+    out, _ = attend(module, q, k, v, filled, sliding_window=5)
+    want = sq.attention(q, k[:, :, 9:14], v[:, :, 9:14], method="full", enable_gqa=True)
+    torch.testing.assert_close(out, want.transpose(1, 2))
 
 
 def test_a_window_that_the_attention_is_not_told_of_is_refused():

@@ -110,8 +110,6 @@ def attend(
         raise ValueError(f"layer {layer.label} has a window by its config but does not tell its attention; refused")
     if window is not None:
         mask = mask & Mask.window(layer.window_width(window, causal))
-        if not mask.is_causal and mask.offset is None:
-            mask = mask & Mask(offset=key.shape[2] - query.shape[2])
     out = layer(query, key, value, mask=mask, bias=position_bias, scale=scaling, dropout_p=dropout)
     return out.transpose(1, 2).contiguous(), None
 
@@ -182,5 +180,5 @@ def _mask_of(layer: Attached, query: Tensor, key: Tensor, given: Tensor | None, 
     elif given is not None:
         mask = Mask.padding(keys=given > 0)
         offset = (given[0] >= 0).sum() - N
-    # A single query that continues the sequence sees every filled slot: causality adds nothing.
-    return mask & Mask.causal(offset=offset) if causal and N > 1 else mask
+    # A single query that continues the sequence sees every filled slot: causality adds nothing, but a window may.
+    return mask & (Mask.causal(offset=offset) if causal and N > 1 else Mask(offset=offset))

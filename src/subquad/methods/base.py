@@ -93,6 +93,7 @@ class Method:
         """Attention by this method; arguments, shapes and errors as in `subquad.attention`."""
         query, key, value = _as_autocast(query), _as_autocast(key), _as_autocast(value)
         sizes = validate(query, key, value, enable_gqa)
+        seed = self.default_seed if seed is None else seed
         self._check_options(query, key, mask, bias, scale, dropout_p, seed)
         mask = mask or Mask()
         mask = mask & Mask.causal(offset=0) if is_causal else mask
@@ -105,7 +106,7 @@ class Method:
             bias=bias,
             scale=sizes.D**-0.5 if scale is None else scale,
             dropout_p=dropout_p,
-            seed=self.default_seed if seed is None else seed,
+            seed=seed,
         )
         with torch.autocast(query.device.type, enabled=False):
             out = self.attend(query, key, value, call)
@@ -185,7 +186,7 @@ class Method:
         bias: Tensor | None,
         scale: float | None,
         dropout_p: float,
-        seed: int | None,
+        seed: int,
     ) -> None:
         if not (mask is None or isinstance(mask, Mask)):
             raise TypeError(
@@ -194,7 +195,6 @@ class Method:
             )
         if scale is not None and not math.isfinite(scale):
             raise ValueError(f"scale={scale}, but it must be a finite number")
-        seed = self.default_seed if seed is None else seed
         if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
             raise ValueError(f"seed={seed!r}, but it must be a whole number from 0 to 2⁶³ − 1")
         if not 0.0 <= dropout_p < 1.0:

@@ -39,7 +39,6 @@ LOOK = {
     "text.parse_math": False,  # a "$" in a model's name is no formula
 }
 DPI = 160
-FIDELITIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)  # where the axis may have ticks
 RESOLUTION = 1e-3  # of the fidelity axis at 1
 
 
