@@ -6,8 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from subquad.report import content
-from subquad.report import plots as drawing
+from subquad.report import content, drawing
 from subquad.report.plots import pareto, plots, styles
 from tests.report import sample
 
@@ -61,6 +60,6 @@ def test_a_logarithmic_axis_has_two_to_seven_ticks(low, high):
     axes = Figure().add_subplot()
     axes.set_yscale("log")
     axes.set_ylim(low, high)
-    drawing._ticks(axes.yaxis, (low, high), "{:g}".format)
+    drawing.ticks(axes.yaxis, (low, high), "{:g}".format)
     inside = [tick for tick in axes.get_yticks() if low <= tick <= high]
     assert (2 if high / low > 1.05 else 1) <= len(inside) <= 7

@@ -3,9 +3,12 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypedDict
 
 import torch
+
+from subquad.methods import Method
 
 
 class Cost(TypedDict):
@@ -23,11 +26,74 @@ def interleaved(
     calls: Mapping[str, Callable[[], Any]], rounds: int, device: torch.device | None = None
 ) -> dict[str, list[float]]:
     """Seconds of each call in each round: every round runs all of them once, one after the other. No warm-up."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            seconds[name].append(stopwatch(call, device)[0])
+    return by_name([one_round(calls, device) for _ in range(rounds)])
+
+
+def one_round(
+    calls: Mapping[str, Callable[[], Any]],
+    device: torch.device | None = None,
+    between: Callable[[], Any] = lambda: None,
+) -> dict[str, float]:
+    """Seconds of each call, one after the other; before each one `between` runs, outside the stopwatch."""
+    seconds = {}
+    for name, call in calls.items():
+        between()
+        seconds[name] = stopwatch(call, device)[0]
     return seconds
+
+
+def by_name(rounds: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Rounds of seconds as the seconds of each call, round by round."""
+    return {name: [seconds[name] for seconds in rounds] for name in rounds[0]} if rounds else {}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much time measuring may take, and when it is enough."""
+
+    seconds: float  # a call's share: the rounds of three calls may take three times as long
+    least: int = 3  # rounds, however long they take
+    enough: int = 9  # rounds, if the medians stand
+    most: int = 500
+    precision: float = 0.01  # a median stands when its quartiles' distance / √rounds is below this share of it
+
+
+def until_steady(
+    calls: Mapping[str, Callable[[], Any]],
+    effort: Effort,
+    device: torch.device | None = None,
+    between: Callable[[], Any] = lambda: None,
+) -> dict[str, list[float]]:
+    """Seconds of each call in each round, as `interleaved`, for as many rounds as the medians need or time allows.
+
+    One to three rounds before them warm up and do not count.
+    """
+    start = time.perf_counter()
+    allowed = effort.seconds * len(calls)
+
+    def left() -> bool:
+        return time.perf_counter() - start < allowed
+
+    for _ in range(3):
+        one_round(calls, device, between)
+        if time.perf_counter() - start > 0.1 * allowed:
+            break
+    rounds: list[dict[str, float]] = []
+    while len(rounds) < effort.least or (left() and len(rounds) < effort.most and not _steady(rounds, effort)):
+        rounds.append(one_round(calls, device, between))
+    return by_name(rounds)
+
+
+def _steady(rounds: Sequence[Mapping[str, float]], effort: Effort) -> bool:
+    if len(rounds) < effort.enough:
+        return False
+    spreads = [spread(seconds) for seconds in by_name(rounds).values()]
+    return all(s.high - s.low <= effort.precision * s.median * len(rounds) ** 0.5 for s in spreads)
+
+
+def foretold(method: Method, seconds: float, growth: float) -> float:
+    """Seconds of a call at `growth` times the length, from those at this length and how the method's work grows."""
+    return seconds * growth ** (1 if method.traits.subquadratic else 2)
 
 
 def stopwatch(call: Callable[[], Any], device: torch.device | None = None) -> tuple[float, Any]:
@@ -44,22 +110,35 @@ def cost(own: Sequence[float], exact: Sequence[float], extra_mib: float | None =
 
     The speed-up is the median over rounds of exact / own: a slow moment of the machine hits both sides of a ratio.
     """
-    low, high = _quartiles(own)
+    ms = spread([1e3 * seconds for seconds in own])
     return {
-        "ms": 1e3 * statistics.median(own),
-        "ms_low": 1e3 * low,
-        "ms_high": 1e3 * high,
+        "ms": ms.median,
+        "ms_low": ms.low,
+        "ms_high": ms.high,
         "repeats": len(own),
-        "speedup": statistics.median(e / o for e, o in zip(exact, own, strict=True)),
+        "speedup": spread(ratios(own, exact)).median,
         "extra_mib": extra_mib,
     }
 
 
-def _quartiles(seconds: Sequence[float]) -> tuple[float, float]:
-    if len(seconds) == 1:
-        return seconds[0], seconds[0]
-    quartiles = statistics.quantiles(seconds, n=4, method="inclusive")
-    return quartiles[0], quartiles[2]
+def ratios(own: Sequence[float], exact: Sequence[float]) -> list[float]:
+    """Exact attention's time / this one's, round by round, so > 1 is faster than exact."""
+    return [e / o for e, o in zip(exact, own, strict=True)]
+
+
+class Spread(NamedTuple):
+    """Quartiles of some numbers."""
+
+    low: float
+    median: float
+    high: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """25th percentile, median and 75th percentile."""
+    if len(values) == 1:
+        return Spread(values[0], values[0], values[0])
+    return Spread(*statistics.quantiles(values, n=4, method="inclusive"))
 
 
 def _wait(device: torch.device | None) -> None:

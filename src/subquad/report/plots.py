@@ -2,62 +2,18 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from io import BytesIO
 from typing import Any
 
 import numpy as np
-from matplotlib import style
-from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from subquad.report import cells, content, reading
+from subquad.report import cells, content, drawing, reading
+from subquad.report.drawing import Style, log_lengths, ticks
 from subquad.report.schema import MethodReport, Report
 
-# Okabe and Ito's palette, which most colour-blind readers can tell apart
-FAMILIES = {
-    "full": "#222222",
-    "clustered": "#0072B2",
-    "i-clustered": "#D55E00",
-    "oracle-top": "#009E73",
-    "shared-full": "#CC79A7",
-}
-OTHERS = ("#56B4E9", "#B8860B", "#7A5195", "#8C564B")
-MARKERS = "osD^vPX<>hp8"
-LOOK = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e4e7ea",
-    "axes.axisbelow": True,
-    "axes.edgecolor": "#7a828a",
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "text.parse_math": False,  # a "$" in a model's name is no formula
-}
-DPI = 160
 RESOLUTION = 1e-3  # of the fidelity axis at 1
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a method looks in every plot."""
-
-    color: str
-    marker: str
-
-    @property
-    def scale(self) -> float:
-        """Of the marker: a star looks small."""
-        return 1.8 if self.marker == "*" else 1.0
-
-    @property
-    def line(self) -> dict[str, Any]:
-        """Keywords of `Axes.plot`."""
-        return {"color": self.color, "marker": self.marker, "markersize": 5.5 * self.scale, "linewidth": 1.7}
 
 
 def plots(report: Report) -> dict[str, bytes]:
@@ -67,26 +23,14 @@ def plots(report: Report) -> dict[str, bytes]:
         "error-by-layer.png": error_by_layer,
         "time-vs-length.png": time_vs_length,
     }
-    with style.context(["default", LOOK]):
+    with drawing.look():
         figures = {name: make(report) for name, make in draw.items()}
-        return {name: _png(figure) for name, figure in figures.items() if figure is not None}
+        return {name: drawing.png(figure) for name, figure in figures.items() if figure is not None}
 
 
 def styles(report: Report) -> dict[str, Style]:
-    """A colour for each family of methods, a shade for each of its settings; every method has its own marker."""
-    members: dict[str, list[str]] = {}
-    for method in reading.ran(report):
-        members.setdefault(method["method"].partition(":")[0], []).append(method["method"])
-    strangers = [family for family in members if family not in FAMILIES]
-    bases = FAMILIES | {family: OTHERS[i % len(OTHERS)] for i, family in enumerate(strangers)}
-    order = [method["method"] for method in reading.ran(report) if method["method"] != "full"]
-    looks = {
-        name: Style(_shade(bases[family], i, len(names)), MARKERS[order.index(name) % len(MARKERS)])
-        for family, names in members.items()
-        for i, name in enumerate(names)
-        if name != "full"
-    }
-    return {"full": Style(FAMILIES["full"], "*")} | looks
+    """The look of every method that ran."""
+    return drawing.styles([method["method"] for method in reading.ran(report)])
 
 
 # ---------------------------------------------------------------------- fidelity against speed-up
@@ -161,7 +105,7 @@ def _scale_both(ax: Any, points: Sequence[tuple[float, float]], least: float | N
     speeds = [x for x, _ in points]
     ax.set_xscale("log")
     ax.set_xlim(min(*speeds, 0.9) / 1.2, max(max(speeds) * 1.2, 2.2))
-    _ticks(ax.xaxis, ax.get_xlim(), lambda x: f"{x:g}×")
+    ticks(ax.xaxis, ax.get_xlim(), lambda x: f"{x:g}×")
     ax.set_yscale("function", functions=(_spread, _gathered))
     lowest = min([y for _, y in points] + ([least] if least is not None else []))
     bottom, top = _spread(np.array([lowest, 1.0]))
@@ -207,7 +151,7 @@ def error_by_layer(report: Report) -> Figure | None:
     for name in worst_first:
         ax.plot(list(errors[name]), list(errors[name].values()), label=name, **looks[name].line)
     ax.set_yscale("log")
-    _ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
+    ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(axis="x", visible=False)
     ax.set_xlabel("layer")
@@ -233,7 +177,9 @@ def time_vs_length(report: Report) -> Figure | None:
         look = looks[name].line | ({"linewidth": 2.8, "zorder": 3} if methods[name]["status"] == "exact" else {})
         ax.plot(list(times[name]), list(times[name].values()), label=_timed(methods[name]), **look)
     _mark_crossovers(ax, methods, times, looks)
-    _log_axes(ax)
+    log_lengths(ax)
+    ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
+    ax.set_ylabel("ms a call, one layer")
     figure.legend(loc="outside right upper")
     return _titled(figure, report, "time of one attention call against length")
 
@@ -267,41 +213,7 @@ def _mark_crossovers(
         ax.plot(at, height, marker="o", color=looks[name].color, linestyle="", zorder=5, **ring)
 
 
-def _log_axes(ax: Any) -> None:
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
-    lengths = sorted({int(x) for line in ax.lines for x in line.get_xdata() if len(line.get_xdata()) > 1}) or None
-    if lengths:
-        ax.xaxis.set_major_locator(FixedLocator(lengths))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
-    _ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
-    ax.set_xlabel("tokens")
-    ax.set_ylabel("ms a call, one layer")
-
-
 # ---------------------------------------------------------------------- drawing
-
-
-def _ticks(axis: Any, limits: tuple[float, float], text: Callable[[float], str]) -> None:
-    """Ticks at round numbers, as many as there is room for, written out."""
-    low, high = limits
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    tenths, halves = [i / 10 for i in range(10, 100)], [i / 2 for i in range(2, 20)]
-    for steps in (tenths, halves, range(1, 10), (1, 2, 5), (1, 3), (1,)):  # the finest for which there is room
-        places = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
-        if len(places) <= 7:
-            break
-    axis.set_major_locator(FixedLocator(places))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: text(float(f"{value:.6g}"))))
-
-
-def _shade(base: str, i: int, of: int) -> str:
-    """The i-th of some shades of a colour, from light to dark."""
-    place = 0.0 if of == 1 else 2 * i / (of - 1) - 1
-    towards, share = (1.0, -0.45 * place) if place < 0 else (0.0, 0.5 * place)
-    return str(to_hex([channel + (towards - channel) * share for channel in to_rgb(base)]))
 
 
 def _handle(look: Style, name: str) -> Line2D:
@@ -314,9 +226,3 @@ def _titled(figure: Figure, report: Report, what: str) -> Figure:
     name = name if len(name) <= 50 else f"{name[:49]}…"
     figure.suptitle(f"{name}: {what}", x=0.01, ha="left", fontsize=11.5, fontweight="bold")
     return figure
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, facecolor="white")
-    return buffer.getvalue()

@@ -1,6 +1,6 @@
 """A report in the terminal and in Markdown."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from subquad.report import content, reading
 from subquad.report.content import Column, Line, Table
+from subquad.report.markup import bullets, escaped, facts, fenced, table_of
 from subquad.report.schema import Report
 
 TONES = {"": "", "faster": "green", "slower": "red", "low": "yellow", "missing": "dim"}
@@ -24,23 +25,23 @@ def rich_table(report: Report) -> RenderableType:
 def markdown(report: Report, figures: Sequence[str] = ()) -> str:
     """All of a report as Markdown. `figures` are the names of the plots that lie beside it."""
     parts = [
-        f"# {_escaped(content.short_name(report))}: attention methods compared",
+        f"# {escaped(content.short_name(report))}: attention methods compared",
         _recommendation(report),
         "## Methods",
-        _table(content.main_table(report)),
-        _escaped(content.legend(report)),
-        _bullets(f"Refused: {', '.join(names)}: {reason}" for reason, names in reading.refused(report).items()),
-        _bullets(reading.remarks(report)),
+        table_of(content.main_table(report)),
+        escaped(content.legend(report)),
+        bullets(f"Refused: {', '.join(names)}: {reason}" for reason, names in reading.refused(report).items()),
+        bullets(reading.remarks(report)),
         *(f"![{title}]({name})\n\n{about}" for name, (title, about) in content.FIGURES.items() if name in figures),
         *_section("Whole forward passes", content.model_table(report)),
         *_section("Relative error of each layer's attention", content.layer_table(report)),
         *_section("One attention call", content.op_table(report)),
         *_section("Peak extra memory of one attention call, MiB", content.op_memory_table(report)),
-        *(part for title, pairs in content.facts(report) for part in (f"## {title}", _facts(pairs))),
+        *(part for title, pairs in content.facts(report) for part in (f"## {title}", facts(pairs))),
         "## Notes",
-        _bullets(report["notes"]) or "None.",
+        bullets(report["notes"]) or "None.",
         "## Command",
-        f"{_fenced(report['command'])}\n\n{_escaped(report['created'])}",
+        f"{fenced(report['command'])}\n\n{escaped(report['created'])}",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -128,45 +129,12 @@ def _recommendation(report: Report) -> str:
     advice = report["recommendation"]
     code = content.use(report)
     lines = [
-        f"**{_escaped(advice['headline'])}**",
-        _bullets(advice["reasons"]),
-        _fenced(code, "python") if code else "",
+        f"**{escaped(advice['headline'])}**",
+        bullets(advice["reasons"]),
+        fenced(code, "python") if code else "",
     ]
     return "\n\n".join(filter(None, lines))
 
 
 def _section(title: str, table: Table) -> list[str]:
-    return [f"## {title}", _table(table)] if table.columns else []
-
-
-def _table(table: Table) -> str:
-    rows = [["method", *(column.title for column in table.columns)]]
-    rows += [[_labelled(line), *(cell.text for cell in line.cells)] for line in table.lines]
-    head, *body = (f"| {' | '.join(map(_escaped, row))} |" for row in rows)
-    return "\n".join([head, f"|:---|{'---:|' * len(table.columns)}", *body])
-
-
-def _labelled(line: Line) -> str:
-    return f"{line.name} ({', '.join(line.marks)})" if line.marks else line.name
-
-
-def _facts(pairs: Sequence[tuple[str, str]]) -> str:
-    return _bullets(f"{name}: {value}" for name, value in pairs)
-
-
-def _bullets(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {_escaped(line)}" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    """Plain text that Markdown must not read as markup; in one line."""
-    marked = "".join(f"\\{char}" if char in r"\`*[]<>|" else char for char in text)
-    return " ".join(marked.split())
-
-
-def _fenced(text: str, language: str = "sh") -> str:
-    """A code block whose fence is longer than any in the text."""
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    return f"{fence}{language}\n{text}\n{fence}"
+    return [f"## {title}", table_of(table)] if table.columns else []

@@ -23,7 +23,7 @@ from subquad import hf
 from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.fidelity import attention_weights, cosine, relative_error
 from subquad.measure.memory import peak_extra_mib
-from subquad.measure.timing import interleaved, stopwatch
+from subquad.measure.timing import foretold, interleaved, stopwatch
 from subquad.methods import Full, Method, parse_method
 from subquad.workflows import machine
 from subquad.workflows.errors import InputError, as_input_error
@@ -355,8 +355,7 @@ def _worth(row: Row, seconds: Mapping[str, float], growth: float) -> bool:
     """Whether a method's time at a shorter length foretells no more than TOO_SLOW; exact attention always is."""
     if row.is_exact:
         return True
-    power = 1 if row.method.traits.subquadratic else 2
-    return row.name in seconds and seconds[row.name] * growth**power <= TOO_SLOW
+    return row.name in seconds and foretold(row.method, seconds[row.name], growth) <= TOO_SLOW
 
 
 def _weights_l1(method: Method, inputs: LayerInputs, heads: int = 2, queries: int = 16) -> float:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 
 class InputError(ValueError):
     """Something the user gave does not work; the message is one line with the remedy. Exit code 2."""
@@ -17,3 +19,11 @@ def as_input_error(prefix: str = "") -> Iterator[None]:
         raise
     except (ValueError, TypeError) as error:
         raise InputError(prefix + " ".join(str(error).split())) from error
+
+
+def check_device(device: str) -> None:
+    """InputError where nothing can be put on this device."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch raises either, by how the device is missing
+        raise InputError(f"no device {device!r} here: {str(error).splitlines()[0]}") from None

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad import hf
-from subquad.workflows.errors import InputError, as_input_error
+from subquad.workflows.errors import InputError, as_input_error, check_device
 
 Kind = Literal["embedding", "masked-lm", "causal-lm"]
 
@@ -104,7 +104,7 @@ def load(name: str | None, device: str = "cpu") -> Pretrained:
     """
     import transformers
 
-    _check_device(device)
+    check_device(device)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     where = name or _demo_model()
@@ -124,13 +124,6 @@ def load(name: str | None, device: str = "cpu") -> Pretrained:
         raise InputError(f"{where}: a masked language model whose tokenizer has no mask token")
     limit = hf.position_limit(model) or getattr(config, "max_position_embeddings", None)
     return Pretrained(name or "all-MiniLM-L6-v2", model, tokenizer, kind, _pooling(where), limit)
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch raises either, by how the device is missing
-        raise InputError(f"no device {device!r} here: {str(error).splitlines()[0]}") from None
 
 
 def _demo_model() -> str:

@@ -1,0 +1,129 @@
+"""What all plots share: the look of methods, axes, PNGs. matplotlib's global state is left as it was."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+from matplotlib import style
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+# Okabe and Ito's palette, which most colour-blind readers can tell apart
+FAMILIES = {
+    "full": "#222222",
+    "clustered": "#0072B2",
+    "i-clustered": "#D55E00",
+    "oracle-top": "#009E73",
+    "shared-full": "#CC79A7",
+}
+OTHERS = ("#56B4E9", "#B8860B", "#7A5195", "#8C564B")
+MARKERS = "osD^vPX<>hp8"
+LOOK = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e7ea",
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#7a828a",
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "text.parse_math": False,  # a "$" in a model's name is no formula
+}
+DPI = 160
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a method looks in every plot."""
+
+    color: str
+    marker: str
+
+    @property
+    def scale(self) -> float:
+        """Of the marker: a star looks small."""
+        return 1.8 if self.marker == "*" else 1.0
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Keywords of `Axes.plot`."""
+        return {"color": self.color, "marker": self.marker, "markersize": 5.5 * self.scale, "linewidth": 1.7}
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """Figures made and saved inside the block have the look of our plots."""
+    with style.context(["default", LOOK]):
+        yield
+
+
+def styles(names: Sequence[str]) -> dict[str, Style]:
+    """A colour for each family of methods, a shade for each of its settings; every method has its own marker."""
+    members: dict[str, list[str]] = {}
+    for name in names:
+        members.setdefault(name.partition(":")[0], []).append(name)
+    strangers = [family for family in members if family not in FAMILIES]
+    bases = FAMILIES | {family: OTHERS[i % len(OTHERS)] for i, family in enumerate(strangers)}
+    order = [name for name in names if name != "full"]
+    looks = {
+        name: Style(_shade(bases[family], i, len(alike)), MARKERS[order.index(name) % len(MARKERS)])
+        for family, alike in members.items()
+        for i, name in enumerate(alike)
+        if name != "full"
+    }
+    return {"full": Style(FAMILIES["full"], "*")} | looks
+
+
+def log_lengths(ax: Any) -> None:
+    """Both axes logarithmic, with ticks at the lengths that lines have, as many as there is room for."""
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    lengths = sorted({int(x) for line in ax.lines for x in line.get_xdata() if len(line.get_xdata()) > 1}) or None
+    if lengths:
+        ax.xaxis.set_major_locator(FixedLocator(_apart(lengths)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    ax.set_xlabel("tokens")
+
+
+def _apart(lengths: Sequence[int]) -> list[int]:
+    """Those lengths that lie at least a tenth of the axis apart, from the longest down."""
+    least = (lengths[-1] / lengths[0]) ** 0.1
+    kept = [lengths[-1]]
+    for length in reversed(lengths[:-1]):
+        if kept[-1] / length >= least * (1 - 1e-9):
+            kept.append(length)
+    return kept[::-1]
+
+
+def ticks(axis: Any, limits: tuple[float, float], text: Callable[[float], str]) -> None:
+    """Ticks at round numbers, as many as there is room for, written out."""
+    low, high = limits
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    tenths, halves = [i / 10 for i in range(10, 100)], [i / 2 for i in range(2, 20)]
+    for steps in (tenths, halves, range(1, 10), (1, 2, 5), (1, 3), (1,)):  # the finest for which there is room
+        places = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
+        if len(places) <= 7:
+            break
+    axis.set_major_locator(FixedLocator(places))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(float(f"{value:.6g}"))))
+
+
+def _shade(base: str, i: int, of: int) -> str:
+    """The i-th of some shades of a colour, from light to dark."""
+    place = 0.0 if of == 1 else 2 * i / (of - 1) - 1
+    towards, share = (1.0, -0.45 * place) if place < 0 else (0.0, 0.5 * place)
+    return str(to_hex([channel + (towards - channel) * share for channel in to_rgb(base)]))
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, facecolor="white")
+    return buffer.getvalue()

@@ -1,0 +1,43 @@
+"""Write the files of a report."""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_files(contents: Mapping[str, bytes], folder: Path, stale: Iterable[str] = ()) -> list[Path]:
+    """Write files into a folder, made if need be; return their paths.
+
+    Each replaces an earlier file of its name in one step, after all of them are on the disk. Files of an earlier report
+    that this one does not have, `stale`, are removed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {name: folder / f".{name}.part" for name in contents}
+    try:
+        for name, data in contents.items():
+            parts[name].write_bytes(data)
+        for name, part in parts.items():
+            os.replace(part, folder / name)
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+    for name in set(stale) - contents.keys():
+        (folder / name).unlink(missing_ok=True)
+    return [folder / name for name in contents]
+
+
+def as_json(data: Any) -> bytes:
+    """JSON with null for NaN and infinity, which it does not have."""
+    return json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    """The same data with None for NaN and infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
