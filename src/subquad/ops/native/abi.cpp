@@ -1,0 +1,107 @@
+// The C interface of the native library, and which instruction-set variant of the kernels it calls.
+#include <atomic>
+#include <cstring>
+#include <string>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "kernels.hpp"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// SUBQUAD_VARIANTS is a definition of the build: VARIANT(fastest) … VARIANT(baseline)
+#define VARIANT(name) extern const Kernels kernels_##name;
+SUBQUAD_VARIANTS
+#undef VARIANT
+
+namespace {
+
+constexpr int ABI_VERSION = 1;  // one higher with every change that an older `ops/native/*.py` cannot call
+
+namespace runs {
+
+#if defined(__x86_64__)
+// Not among the names that all compilers' __builtin_cpu_supports knows.
+bool f16c() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+bool avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c() && __builtin_cpu_supports("bmi") &&
+         __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+}
+bool avx512() {
+  return avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+bool avx512vpopcnt() {
+  return avx512() && __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("avx512ifma");
+}
+#endif
+bool baseline() { return true; }
+
+}  // namespace runs
+
+struct Variant {
+  const char *name;
+  const Kernels *kernels;
+  bool (*runs)();
+};
+
+#define VARIANT(name) {#name, &kernels_##name, runs::name},
+constexpr Variant VARIANTS[] = {SUBQUAD_VARIANTS};
+#undef VARIANT
+
+const Variant *fastest() {
+  for (const Variant &variant : VARIANTS)
+    if (variant.runs()) return &variant;
+  return nullptr;  // not reached: the last is the baseline
+}
+
+std::atomic<const Variant *> in_use{fastest()};
+
+}  // namespace
+
+EXPORT int subquad_abi_version(void) { return ABI_VERSION; }
+
+// Names of the variants that run on this CPU, fastest first, with spaces between.
+EXPORT const char *subquad_variants(void) {
+  static const std::string names = [] {
+    std::string found;
+    for (const Variant &variant : VARIANTS)
+      if (variant.runs()) found += (found.empty() ? "" : " ") + std::string(variant.name);
+    return found;
+  }();
+  return names.c_str();
+}
+
+EXPORT const char *subquad_variant(void) { return in_use.load()->name; }
+
+// 0, or −1 where no variant of that name runs here. "" is the fastest.
+EXPORT int subquad_use_variant(const char *name) {
+  if (!*name) {
+    in_use = fastest();
+    return 0;
+  }
+  for (const Variant &variant : VARIANTS)
+    if (!std::strcmp(variant.name, name) && variant.runs()) {
+      in_use = &variant;
+      return 0;
+    }
+  return -1;
+}
+
+EXPORT int subquad_has_openmp(void) {
+#if defined(_OPENMP)
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+// Each returns the bytes of workspace that it needs; with a workspace in its arguments, it runs.
+EXPORT int64_t subquad_hash(const Hashing *arguments) { return in_use.load()->kernels->hash(*arguments); }
+EXPORT int64_t subquad_kmeans(const Clustering *arguments) { return in_use.load()->kernels->kmeans(*arguments); }
+EXPORT int64_t subquad_forward(const Forward *arguments) { return in_use.load()->kernels->forward(*arguments); }
+EXPORT int64_t subquad_backward(const Backward *arguments) { return in_use.load()->kernels->backward(*arguments); }
