@@ -1,0 +1,518 @@
+"""Other packages' attention side by side with subquad's and with exact attention (SDPA), in one run.
+
+    python benchmarks/peers.py [--lengths 512,1024] [--repeats 15] [--peers linformer] [--threads 2] [--out peers.md]
+
+Attention alone: batch 1, 6 heads of width 64, fp32, no padding, no dropout. Every round runs all of them once, one
+after the other, so that they meet the same noise. Peers that are not installed are named with the command that installs
+them; one that fails is listed with the reason, and the others go on. How to install them: benchmarks/README.md.
+"""
+
+import importlib
+import random
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import subquad as sq
+from subquad.measure.fidelity import relative_error
+from subquad.measure.timing import Cost, cost, interleaved
+from subquad.report import cells
+from subquad.workflows import machine
+
+BATCH, HEADS, WIDTH = 1, 6, 64
+CLUSTERS, BITS, ITERATIONS, TOPK = 100, 63, 10, 32
+TOPICS = 128  # of the inputs
+SEEDS = (0, 1, 2)  # the error is their mean; the first is timed
+CLUSTERED = sq.Clustered(clusters=CLUSTERS, bits=BITS, iterations=ITERATIONS)
+I_CLUSTERED = sq.ImprovedClustered(clusters=CLUSTERS, bits=BITS, iterations=ITERATIONS, topk=TOPK)
+
+Call = Callable[[], object]
+
+
+class Inputs(NamedTuple):
+    """(batch, heads, tokens, width) each."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class Core:
+    """Attention on given inputs, ready to run."""
+
+    run: Callable[[], Tensor]
+    leaves: Sequence[Tensor]  # what backward differentiates by
+    unpack: Callable[[Tensor], Tensor] = field(default=lambda out: out)  # to (batch, heads, tokens, width)
+
+    def forward(self) -> Tensor:
+        with torch.no_grad():
+            return self.run()
+
+    def forward_backward(self, gradient: Tensor) -> Sequence[Tensor]:
+        return torch.autograd.grad(self.run(), self.leaves, gradient)
+
+
+class Contender(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    package: str
+    make: Callable[[Inputs, int], Core]  # from inputs and a seed
+    measured: str  # what exactly is timed
+    like: str = ""  # the row of subquad's method of the same name
+    approximates: bool = True  # exact attention of these q, k, v; otherwise its error says nothing
+
+
+class Timing(NamedTuple):
+    """One direction, beside SDPA and relative to subquad's method of the same name."""
+
+    cost: Cost
+    like: float | None  # subquad's time / this one's
+
+
+class Row(NamedTuple):
+    contender: Contender
+    error: float | None = None
+    forward: Timing | None = None
+    both: Timing | None = None  # forward and backward
+    failure: str = ""
+
+
+# ---------------------------------------------------------------------- inputs
+
+
+def inputs_of(length: int) -> Inputs:
+    """Queries and keys scattered around the same topics, so that attention has something to find; random values."""
+    generator = torch.Generator().manual_seed(SEEDS[0])
+    topics = torch.randn(BATCH, HEADS, TOPICS, WIDTH, generator=generator)
+
+    def scattered() -> Tensor:
+        topic = torch.randint(TOPICS, (BATCH, HEADS, length, 1), generator=generator).expand(-1, -1, -1, WIDTH)
+        return topics.gather(2, topic) + 0.5 * torch.randn(BATCH, HEADS, length, WIDTH, generator=generator)
+
+    return Inputs(scattered(), scattered(), torch.randn(BATCH, HEADS, length, WIDTH, generator=generator))
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().requires_grad_()
+
+
+def seed_global_generators(seed: int) -> None:
+    """Peers draw planes, features and starts from torch's and NumPy's global generators, some at every call."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+
+
+# ---------------------------------------------------------------------- SDPA and subquad
+
+
+def exact(inputs: Inputs, seed: int) -> Core:
+    q, k, v = map(leaf, inputs)
+    return Core(lambda: sdpa(q, k, v), (q, k, v))
+
+
+def ours(method: sq.Method) -> Callable[[Inputs, int], Core]:
+    def make(inputs: Inputs, seed: int) -> Core:
+        q, k, v = map(leaf, inputs)
+        return Core(lambda: sq.attention(q, k, v, method=method, seed=seed), (q, k, v))
+
+    return make
+
+
+# ---------------------------------------------------------------------- pytorch-fast-transformers
+
+
+@lru_cache(maxsize=1)
+def fast_masks(length: int) -> tuple[object, object, object]:
+    """What its modules take after q, k and v: everything may be seen. Made once; its masks cache what they derive."""
+    from fast_transformers.masking import FullMask, LengthMask
+
+    lengths = torch.full((BATCH,), length)
+    return FullMask(length), LengthMask(lengths), LengthMask(lengths)
+
+
+def fast(module: str, use_key: bool = True, **settings: object) -> Callable[[Inputs, int], Core]:
+    def make(inputs: Inputs, seed: int) -> Core:
+        attention = getattr(importlib.import_module("fast_transformers.attention"), module)(**settings).eval()
+        q, k, v = (leaf(x.transpose(1, 2)) for x in inputs)
+        masks = fast_masks(q.shape[1])
+        leaves = (q, k, v) if use_key else (q, v)
+        return Core(lambda: attention(q, k, v, *masks), leaves, lambda out: out.transpose(1, 2))
+
+    return make
+
+
+# ---------------------------------------------------------------------- performer, linformer, reformer
+
+
+def performer(inputs: Inputs, seed: int) -> Core:
+    from performer_pytorch import FastAttention
+
+    attention = FastAttention(dim_heads=WIDTH).eval()
+    q, k, v = map(leaf, inputs)
+    return Core(lambda: attention(q, k, v), (q, k, v))
+
+
+class Given(nn.Module):
+    """In place of a linear layer: returns the tensor that it was made with."""
+
+    def __init__(self, tensor: Tensor):
+        super().__init__()
+        self.tensor = tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tensor
+
+
+def linformer(inputs: Inputs, seed: int) -> Core:
+    from linformer import LinformerSelfAttention
+
+    q, k, v = (leaf(x.transpose(1, 2).flatten(2)) for x in inputs)
+    layer = LinformerSelfAttention(dim=HEADS * WIDTH, seq_len=q.shape[1], heads=HEADS).eval()
+    layer.to_q, layer.to_k, layer.to_v, layer.to_out = Given(q), Given(k), Given(v), nn.Identity()
+    leaves = (q, k, v, layer.proj_k, layer.proj_v)
+    return Core(lambda: layer(q), leaves, lambda out: out.unflatten(2, (HEADS, WIDTH)).transpose(1, 2))
+
+
+def reformer(inputs: Inputs, seed: int) -> Core:
+    from reformer_pytorch import LSHAttention
+
+    attention = LSHAttention().eval()
+    qk, v = leaf(inputs.query.flatten(0, 1)), leaf(inputs.value.flatten(0, 1))
+    return Core(lambda: attention(qk, v)[0], (qk, v), lambda out: out.unflatten(0, (BATCH, HEADS)))
+
+
+# ---------------------------------------------------------------------- who is compared
+
+MODULES = {
+    "pytorch-fast-transformers": "fast_transformers.attention",
+    "performer-pytorch": "performer_pytorch",
+    "linformer": "linformer",
+    "reformer-pytorch": "reformer_pytorch",
+}
+INSTALL = {name: f"pip install {name}" for name in MODULES} | {
+    "pytorch-fast-transformers": "pip install --no-build-isolation pytorch-fast-transformers"
+}
+OURS = (
+    Contender("SDPA", "torch", exact, "scaled_dot_product_attention, exact"),
+    Contender("subquad clustered", "subquad", ours(CLUSTERED), f"sq.attention with {CLUSTERED!r}"),
+    Contender("subquad i-clustered", "subquad", ours(I_CLUSTERED), f"sq.attention with {I_CLUSTERED!r}"),
+)
+FAST = {"clusters": CLUSTERS, "bits": BITS, "iterations": ITERATIONS, "attention_dropout": 0.0}
+PEERS = (
+    Contender(
+        "fast-transformers clustered",
+        "pytorch-fast-transformers",
+        fast("ClusteredAttention", **FAST),
+        "the module ClusteredAttention (it has no projections), masks made beforehand; "
+        "it draws new planes and starts in every call",
+        like="subquad clustered",
+    ),
+    Contender(
+        "fast-transformers improved-clustered",
+        "pytorch-fast-transformers",
+        fast("ImprovedClusteredAttention", topk=TOPK, **FAST),
+        "the module ImprovedClusteredAttention, as above; its gradient leaves out the path through the top-k mass",
+        like="subquad i-clustered",
+    ),
+    Contender(
+        "fast-transformers linear",
+        "pytorch-fast-transformers",
+        fast("LinearAttention", query_dimensions=WIDTH),
+        "the module LinearAttention with its default feature map elu + 1: another function than softmax attention",
+        approximates=False,
+    ),
+    Contender(
+        "fast-transformers reformer",
+        "pytorch-fast-transformers",
+        fast("ReformerAttention", use_key=False, attention_dropout=0.0),
+        "the module ReformerAttention with its defaults (chunks of 32, 8 bits, 4 rounds); "
+        "keys are its normalised queries, so the keys given are not read",
+        approximates=False,
+    ),
+    Contender(
+        "performer",
+        "performer-pytorch",
+        performer,
+        "the module FastAttention (it has no projections) with its default 266 random features, drawn beforehand",
+    ),
+    Contender(
+        "linformer",
+        "linformer",
+        linformer,
+        "LinformerSelfAttention, k = 256, with its four linear layers taken out: the projection of keys and values "
+        "along the length (untrained, its gradient included), and attention",
+        approximates=False,
+    ),
+    Contender(
+        "reformer",
+        "reformer-pytorch",
+        reformer,
+        "the module LSHAttention (it has no projections) with its defaults (buckets of 64, 8 rounds); keys are its "
+        "normalised queries, so the keys given are not read; lengths must be multiples of 128",
+        approximates=False,
+    ),
+)
+
+
+def installed(package: str) -> str | None:
+    """The version of a package, or None."""
+    if package == "subquad":
+        return sq.__version__
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def present(peers: Sequence[str]) -> tuple[list[Contender], dict[str, str]]:
+    """Those of these peers that can be imported, and for each of the others why not."""
+    absent = {}
+    for name in peers:
+        if installed(name) is None:
+            absent[name] = f"not installed: {INSTALL[name]}"
+            continue
+        try:
+            importlib.import_module(MODULES[name])
+        except Exception as error:  # whatever a package does when it is imported, the others go on
+            absent[name] = f"{installed(name)} cannot be imported: {reason(error)}"
+    return [peer for peer in PEERS if peer.package in peers and peer.package not in absent], absent
+
+
+def reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+# ---------------------------------------------------------------------- measuring
+
+
+def measure(contenders: Sequence[Contender], length: int, repeats: int) -> list[Row]:
+    """A row for each contender at one length. SDPA must be among them."""
+    inputs = inputs_of(length)
+    truth = sdpa(*inputs)
+    forward, both, errors, failures = {}, {}, {}, {}
+    for one in contenders:
+        say(f"{length:,} tokens: warming up {one.name}")
+        try:
+            forward[one.name], both[one.name], errors[one.name] = warmed_up(one, inputs, truth)
+        except Exception as error:  # what a peer cannot do at this length must not stop the others
+            failures[one.name] = reason(error)
+    seconds = timed(f"{length:,} tokens, forward", forward, repeats)
+    seconds_both = timed(f"{length:,} tokens, forward+backward", both, repeats)
+    return [
+        Row(one, failure=failures[one.name])
+        if one.name in failures
+        else Row(one, errors[one.name], timing(one, seconds), timing(one, seconds_both))
+        for one in contenders
+    ]
+
+
+def warmed_up(one: Contender, inputs: Inputs, truth: Tensor) -> tuple[Call, Call, float | None]:
+    """Forward, forward+backward, both of which have run, and the mean error over the seeds."""
+    errors = []
+    for seed in reversed(SEEDS):
+        seed_global_generators(seed)
+        core = one.make(inputs, seed)
+        out = core.forward()
+        if core.unpack(out).shape != truth.shape:
+            raise ValueError(f"its output has shape {tuple(core.unpack(out).shape)}, not {tuple(truth.shape)}")
+        errors.append(relative_error(core.unpack(out), truth))
+    gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(SEEDS[0]))
+    both = partial(core.forward_backward, gradient)
+    for call in (core.forward, both, both):
+        call()
+    return core.forward, both, statistics.mean(errors) if one.approximates else None
+
+
+def timed(what: str, calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each call in each round."""
+    seed_global_generators(SEEDS[0])
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for done in range(repeats):
+        say(f"{what}: round {done + 1} of {repeats}")
+        for name, took in interleaved(calls, rounds=1).items():
+            seconds[name] += took
+    return seconds
+
+
+def timing(one: Contender, seconds: dict[str, list[float]]) -> Timing:
+    own, like = seconds[one.name], seconds.get(one.like)
+    return Timing(cost(own, seconds["SDPA"]), cost(own, like)["speedup"] if like else None)
+
+
+def say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+# ---------------------------------------------------------------------- report
+
+HEAD = (
+    "method",
+    "version",
+    *(
+        f"{direction}{what}"
+        for direction in ("fwd", "fwd+bwd")
+        for what in (" ms", " quartiles", " vs SDPA", " vs ours")
+    ),
+    "error",
+)
+LEGEND = (
+    "fwd: forward; bwd: backward; ms: the median over rounds, then its quartiles.",
+    "vs SDPA: speed relative to exact attention's, the median over rounds of SDPA's time / this one's; ↓ is slower.",
+    "vs ours: speed relative to subquad's method of the same name, likewise.",
+    "error: ‖out − exact‖ / ‖exact‖, the mean over 3 seeds; – where the method is not meant to be close to exact "
+    "attention of these q, k, v. It compares implementations on these inputs, not methods in a model.",
+)
+
+
+def lines_of(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Rows as text, by the columns of HEAD."""
+    return [
+        (
+            row.contender.name,
+            installed(row.contender.package) or "",
+            *figures(row.forward),
+            *figures(row.both),
+            "failed" if row.failure else cells.number(row.error).text,
+        )
+        for row in rows
+    ]
+
+
+def figures(timing: Timing | None) -> tuple[str, ...]:
+    if timing is None:
+        return (cells.MISSING,) * 4
+    median, low, high = (cells.size(timing.cost[key]).text for key in ("ms", "ms_low", "ms_high"))
+    return median, f"{low}–{high}", cells.speedup(timing.cost["speedup"]).text, cells.speedup(timing.like).text
+
+
+def failures_of(rows: Sequence[Row]) -> list[str]:
+    return [f"{row.contender.name} failed: {row.failure}" for row in rows if row.failure]
+
+
+def conditions(repeats: int) -> list[str]:
+    """What ran where, one fact a line."""
+    can_run = [name for name, state in sq.backends().items() if state.startswith("available")]
+    return [
+        f"batch {BATCH}, {HEADS} heads, width {WIDTH}, fp32, no padding, no dropout; {CLUSTERS} clusters, {BITS} bits, "
+        f"{ITERATIONS} iterations, top-{TOPK}",
+        f"inputs: queries and keys scattered (0.5·N(0, 1)) around {TOPICS} topics from N(0, 1), values from N(0, 1): "
+        "peaked attention, which is hard for random features; each peer gets them contiguous in its own layout, "
+        "and putting them there is not timed",
+        f"{repeats} rounds, each of which runs all rows once, in turn; forward without gradients; backward to what is "
+        "read of q, k and v, and to parameters",
+        "the global generators, which peers draw from, are seeded before each warm-up and each measurement; clusters "
+        "of pytorch-fast-transformers that run empty restart from the system's entropy all the same",
+        "; ".join(f"{what} {found}" for what, found in (machine.versions() | machine.hardware()).items()),
+        f"subquad {sq.__version__}; its backends that can run here: {', '.join(can_run)}",
+    ]
+
+
+def show(console: Console, length: int, rows: Sequence[Row]) -> None:
+    """One length's table in the terminal, as narrow as it goes: versions are below it, quartiles under their median."""
+    table = Table(
+        title=f"{length:,} tokens", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
+    )
+    table.padding = (0, 1, 0, 0)
+    table.add_column("method", overflow="fold")
+    for column in ("fwd ms", "vs SDPA", "vs ours", "fwd+bwd ms", "vs SDPA", "vs ours", "error"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, _, ms, quartiles, sdpa_, like, both, both_quartiles, both_sdpa, both_like, error in lines_of(rows):
+        pair, both_pair = f"{ms}\n{quartiles}", f"{both}\n{both_quartiles}"
+        table.add_row(name, pair, sdpa_, like, both_pair, both_sdpa, both_like, error)
+    console.print(table)
+    for failure in failures_of(rows):
+        console.print(failure, markup=False, soft_wrap=True)
+
+
+def markdown(results: dict[int, list[Row]], absent: dict[str, str], repeats: int) -> str:
+    """Everything as Markdown."""
+    parts = ["# Attention of other packages beside subquad's", "Written by `benchmarks/peers.py`.", bullets(LEGEND)]
+    for length, rows in results.items():
+        lines = [HEAD, (":---", ":---", *("---:" for _ in HEAD[2:])), *lines_of(rows)]
+        parts += [f"## {length:,} tokens", "\n".join(map(markdown_row, lines)), bullets(failures_of(rows))]
+    ran = [row.contender for row in next(iter(results.values()))]
+    parts += ["## What is measured", bullets(f"{one.name}: {one.measured}" for one in ran)]
+    parts += ["## Not measured", bullets(f"{name}: {why}" for name, why in absent.items())] if absent else []
+    parts += ["## Conditions", bullets(conditions(repeats))]
+    parts += ["## Command", f"```sh\npython benchmarks/peers.py {shlex.join(sys.argv[1:])}\n```"]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def markdown_row(line: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |"
+
+
+def bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+# ---------------------------------------------------------------------- command line
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def lengths_of(text: str) -> list[int]:
+    try:
+        lengths = [int(part) for part in text.split(",")]
+    except ValueError:
+        lengths = []
+    if not lengths or min(lengths) < 1:
+        raise typer.BadParameter(f"{text!r}: give lengths in tokens, divided by commas: 512,1024")
+    return lengths
+
+
+def peers_of(text: str) -> list[str]:
+    peers = [part for part in text.split(",") if part]
+    unknown = [name for name in peers if name not in MODULES]
+    if unknown:
+        raise typer.BadParameter(f"no peer {', '.join(unknown)}; there are {', '.join(MODULES)}")
+    return peers
+
+
+@app.command(help=__doc__.partition("\n")[0])
+def main(
+    lengths: Annotated[str, typer.Option(help="In tokens, divided by commas.")] = "512,1024,2048,4096,16384",
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds at each length, in each direction.")] = 15,
+    peers: Annotated[str, typer.Option(help='Packages, divided by commas; "" for none.')] = ",".join(MODULES),
+    threads: Annotated[int | None, typer.Option(min=1, help="torch's threads; default: torch's own choice.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Markdown file to write.")] = None,
+) -> None:
+    chosen, asked = lengths_of(lengths), peers_of(peers)
+    if out is not None and not out.parent.is_dir():
+        raise typer.BadParameter(f"--out {out}: there is no folder {out.parent}")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    found, absent = present(asked)
+    console = Console()
+    results = {}
+    for length in chosen:
+        results[length] = measure([*OURS, *found], length, repeats)
+        show(console, length, results[length])
+        if out is not None:  # after each length: what is there stays if a later one is interrupted
+            out.write_text(markdown(results, absent, repeats), "utf-8")
+    versions = {one.package: installed(one.package) for one in (*OURS, *found)}
+    below = [*LEGEND, ", ".join(f"{name} {number}" for name, number in versions.items())]
+    for line in (*below, *(f"{name}: {why}" for name, why in absent.items())):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    app()
