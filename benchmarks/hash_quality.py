@@ -18,8 +18,9 @@ import torch
 
 from subquad.measure.fidelity import cosine
 from subquad.methods import clustered, improved_clustered
-from subquad.ops import hashing
+from subquad.ops.backends import use_backend
 from subquad.ops.grouping import group_mean
+from subquad.ops.hashing import hash_codes, reference
 from subquad.ops.kmeans import hamming_kmeans
 from subquad.workflows import machine
 from subquad.workflows.passages import read
@@ -38,8 +39,8 @@ def independent(seed, rows, columns, like):
 def hamming(centre, directions):
     def labels(query, mask, clusters, bits, iterations, seed):
         real = mask.query_padding(query.shape[2])
-        with patch.object(hashing, "orthogonal", directions):
-            codes = hashing.hash_codes(clustered.centred(query, real) if centre else query, bits, seed)
+        with patch.object(reference, "orthogonal", directions):
+            codes = hash_codes(query, bits, seed, centre=centre, real=real)
         return hamming_kmeans(codes, real, clusters, bits, iterations)
 
     return labels
@@ -78,6 +79,7 @@ def main():
         row = []
         for method in METHODS:
             with (
+                use_backend("reference"),  # compiled code clusters by itself
                 patch.object(clustered, "cluster_queries", labels),
                 patch.object(improved_clustered, "cluster_queries", labels),
                 running(pretrained.model, method),

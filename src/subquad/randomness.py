@@ -5,6 +5,8 @@ from a CPU generator and then move. (Dropout on attention weights is the excepti
 as every dropout does, so that activation checkpointing replays it.)
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -12,9 +14,14 @@ from torch import Tensor
 @torch.library.custom_op("subquad::orthogonal", mutates_args=())
 def _orthogonal(seed: int, rows: int, columns: int) -> Tensor:
     # A custom op because Dynamo can trace neither a Generator nor a draw that must come out the same at every call.
+    return _drawn(seed, rows, columns).clone()
+
+
+@lru_cache(maxsize=256)  # of layers and seeds in use: a draw takes longer than clustered attention to 512 tokens
+def _drawn(seed: int, rows: int, columns: int) -> Tensor:
     generator = torch.Generator("cpu").manual_seed(seed)
     blocks = -(-rows // columns)
-    gauss = torch.randn(blocks, columns, columns, generator=generator, dtype=torch.float64)
+    gauss = torch.randn(blocks, columns, columns, generator=generator, dtype=torch.float64, device="cpu")
     q, r = torch.linalg.qr(gauss)
     q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]  # else Householder's signs bias the directions
     return q.transpose(1, 2).reshape(-1, columns)[:rows].contiguous()

@@ -3,7 +3,8 @@
 import torch
 
 from subquad import Mask
-from subquad.methods.clustered import centred, cluster_queries
+from subquad.methods.clustered import cluster_queries
+from subquad.ops.hashing.reference import centred
 from tests.oracle import normal
 
 

@@ -71,9 +71,12 @@ class Method:
 
     name: ClassVar[str]
     traits: ClassVar[Traits]
+    zeroes_padding: ClassVar[bool] = False  # whether `attend` gives 0 for padded queries: else the caller sees to it
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-        """The computation, on inputs that `__call__` has checked. Padded queries may come out as anything finite."""
+        """The computation, on inputs that `__call__` has checked. Padded queries may come out as anything finite
+        unless the class says `zeroes_padding`.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no attend")
 
     def __call__(
@@ -111,7 +114,7 @@ class Method:
         with torch.autocast(query.device.type, enabled=False):
             out = self.attend(query, key, value, call)
         real = mask.query_padding(sizes.N)
-        return out if real is None else out.masked_fill(~real[:, None, :, None], 0.0)
+        return out if real is None or self.zeroes_padding else out.masked_fill(~real[:, None, :, None], 0.0)
 
     @property
     def default_seed(self) -> int:

@@ -31,15 +31,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Traits
 from subquad.methods.full import sdpa
+from subquad.ops.backends import choose
 from subquad.ops.grouping import broadcast, group_mean
 from subquad.ops.hashing import check_bits, hash_codes
 from subquad.ops.kmeans import hamming_kmeans
+from subquad.ops.native import clustered as compiled
 from subquad.ops.packing import per_segment
 
 
@@ -48,17 +50,8 @@ def cluster_queries(
 ) -> Int64[Tensor, "B H N"]:
     """Cluster each head's queries: labels in [0, clusters), `clusters` for padded queries."""
     real = mask.query_padding(query.shape[2])
-    codes = hash_codes(centred(query.detach(), real), bits, seed)
+    codes = hash_codes(query, bits, seed, centre=True, real=real)
     return hamming_kmeans(codes, real, clusters, bits, iterations)
-
-
-def centred(query: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H N D"]:
-    """Queries less the mean of the item's real ones, head by head."""
-    # In fp64, so that the order of the sum, which changes with the amount of padding, cannot turn a bit of the hash.
-    wide = query.to(torch.float32 if query.device.type == "mps" else torch.float64)  # Apple's GPUs have no fp64
-    weights = wide.new_ones(1, 1, query.shape[2], 1) if real is None else real[:, None, :, None].to(wide.dtype)
-    mean = (wide * weights).sum(2, keepdim=True) / weights.sum(2, keepdim=True).clamp(min=1)
-    return (wide - mean).to(torch.promote_types(query.dtype, torch.float32))
 
 
 def clustered_attention(
@@ -99,6 +92,7 @@ class Clustered(Method):
     seed: int = 0
 
     name: ClassVar[str] = "clustered"
+    zeroes_padding: ClassVar[bool] = True  # they are in no cluster
     traits: ClassVar[Traits] = Traits(
         causal="no",
         cross=True,
@@ -130,5 +124,10 @@ class Clustered(Method):
                 lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
             )
         clusters = min(self.clusters, query.shape[2])
+        if choose(cpu=compiled.refusal(query, call.dropout_p)) == "cpu":
+            hashing = {"bits": self.bits, "iterations": self.iterations, "seed": call.seed}
+            return compiled.clustered_attention(
+                query, key, value, call.mask, clusters=clusters, topk=0, scale=call.scale, **hashing
+            )
         labels = cluster_queries(query, call.mask, clusters, self.bits, self.iterations, call.seed)
         return clustered_attention(query, key, value, call, labels=labels, clusters=clusters)

@@ -33,9 +33,11 @@ from torch import Tensor
 from subquad.masks import Mask
 from subquad.methods.base import Call, Method
 from subquad.methods.clustered import Clustered, cluster_queries
+from subquad.ops.backends import choose
 from subquad.ops.grouping import broadcast, group_mean, sort_into_blocks
 from subquad.ops.hashing import check_bits
 from subquad.ops.heads import repeat_heads
+from subquad.ops.native import clustered as compiled
 from subquad.ops.packing import per_segment
 from subquad.ops.softmax import hide, visible_softmax
 
@@ -106,6 +108,7 @@ class ImprovedClustered(Method):
     seed: int = 0
 
     name: ClassVar[str] = "i-clustered"
+    zeroes_padding: ClassVar[bool] = True  # they are in no cluster
     traits = replace(
         Clustered.traits,
         dropout="weights of the centroids on the other keys, one draw a cluster, and of each query on its top keys",
@@ -126,6 +129,11 @@ class ImprovedClustered(Method):
                 lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
             )
         clusters = min(self.clusters, query.shape[2])
+        if choose(cpu=compiled.refusal(query, call.dropout_p)) == "cpu":
+            hashing = {"bits": self.bits, "iterations": self.iterations, "seed": call.seed}
+            return compiled.clustered_attention(
+                query, key, value, call.mask, clusters=clusters, topk=self.topk, scale=call.scale, **hashing
+            )
         labels = cluster_queries(query, call.mask, clusters, self.bits, self.iterations, call.seed)
         exact = torch.promote_types(query.dtype, torch.float32)
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])

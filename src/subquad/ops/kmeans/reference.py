@@ -1,4 +1,4 @@
-"""K-means of hash codes under Hamming distance."""
+"""K-means of hash codes in plain PyTorch."""
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -14,14 +14,7 @@ def hamming_kmeans(
     bits: int,
     iterations: int,
 ) -> Int64[Tensor, "B H N"]:
-    """Lloyd's algorithm on {0,1}^bits: assign to the nearest centroid code, then majority vote of every bit.
-
-    Deterministic: the start is `clusters` evenly spaced real positions of each item, the lowest cluster number wins a
-    tie of distances, and a tied bit or an empty cluster keeps its old value. After `iterations` rounds comes one more
-    assignment. An item with no more real positions than clusters skips all this: each position is its own cluster.
-
-    Returns labels in [0, clusters), and `clusters` for padding: "in no cluster".
-    """
+    """As `subquad.ops.kmeans.hamming_kmeans`."""
     B, H, N = codes.shape
     rank, count = _ranks(real, B, N, codes.device)
     if clusters >= N:

@@ -1,10 +1,11 @@
 """Sign-of-projection hashing: one 64-bit word for each vector."""
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from subquad.randomness import orthogonal
+from subquad.ops.backends import choose
+from subquad.ops.hashing import cpu, reference
 
 MAX_BITS = 63  # of a signed 64-bit word
 
@@ -15,19 +16,25 @@ def check_bits(owner: str, bits: int) -> None:
         raise ValueError(f"{owner!r}: bits={bits}, but a hash is one 64-bit word: at most {MAX_BITS}")
 
 
-def hash_codes(x: Float[Tensor, "B H N D"], bits: int, seed: int) -> Int64[Tensor, "B H N"]:
+def hash_codes(
+    x: Float[Tensor, "B H N D"],
+    bits: int,
+    seed: int,
+    *,
+    centre: bool = False,
+    real: Bool[Tensor, "B N"] | None = None,
+) -> Int64[Tensor, "B H N"]:
     """Bit l of the word is 1 where x·w_l > 0, for random directions w_l drawn from the seed: one set for all heads.
 
     Two vectors at angle θ differ in a bit with probability θ/π (Charikar 2002). The directions are orthogonal in runs
     of D, which leaves that probability and lowers the variance over bits (super-bit LSH, Ji et al. 2012). Projections
-    are taken in fp32, fp64 for fp64 inputs. 1 ≤ bits ≤ 63.
+    are taken in fp32, fp64 for fp64 inputs. 1 ≤ bits ≤ 63. With `centre`, the vectors are taken less the mean of their
+    head's real ones. Words of padding (`real` False) are 0.
     """
     x = x.detach()
-    x = x if x.dtype == torch.float64 else x.float()
-    planes = orthogonal(seed, bits, x.shape[-1], like=x)
-    positive = x @ planes.T > 0
-    weights = torch.bitwise_left_shift(1, torch.arange(bits, device=x.device))
-    return (positive * weights).sum(-1)
+    if choose(cpu=cpu.refusal(x)) == "cpu":
+        return cpu.hash_codes(x, bits, seed, centre, real)
+    return reference.hash_codes(x, bits, seed, centre=centre, real=real)
 
 
 def unpack_signs(codes: Int64[Tensor, "..."], bits: int) -> Float[Tensor, "... {bits}"]:

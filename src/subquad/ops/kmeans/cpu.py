@@ -1,0 +1,28 @@
+"""K-means of hash codes in compiled code."""
+
+import torch
+from torch import Tensor
+
+from subquad.ops.native import interface
+from subquad.ops.native.interface import pointer
+
+
+def refusal(codes: Tensor) -> str | None:
+    """Why the compiled kernel cannot take these codes; None where it can."""
+    return None if codes.device.type == "cpu" else f"the codes are on {codes.device}"
+
+
+@torch.library.custom_op("subquad::hamming_kmeans", mutates_args=(), device_types="cpu")
+def hamming_kmeans(codes: Tensor, real: Tensor | None, clusters: int, iterations: int) -> Tensor:
+    """As `subquad.ops.kmeans.hamming_kmeans`; bits that no code uses change nothing."""
+    codes, real = codes.contiguous(), None if real is None else real.contiguous()
+    B, H, N = codes.shape
+    labels = torch.empty_like(codes)
+    sizes = interface.Sizes(B, H, H, N, N, 1, 1, clusters, 0, iterations, 0, torch.get_num_threads())
+    interface.run("kmeans", interface.Clustering(sizes, pointer(codes), pointer(real), pointer(labels)))
+    return labels
+
+
+@hamming_kmeans.register_fake
+def _(codes: Tensor, real: Tensor | None, clusters: int, iterations: int) -> Tensor:
+    return torch.empty_like(codes, memory_format=torch.contiguous_format)

@@ -1,0 +1,68 @@
+// What crosses the C interface: plain data, laid out alike for C++ and for ctypes (`subquad/ops/native/structures.py`).
+#pragma once
+#include <cstdint>
+
+// Rows of contiguous floats, one for each (batch item, head, token); strides count elements.
+struct Rows {
+  void *data;
+  int64_t batch, head, token;
+};
+
+enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+
+// Axes as everywhere: B batch, H query heads, G key heads, N queries, M keys, D and E widths, C clusters, K top keys.
+struct Sizes {
+  int64_t B, H, G, N, M, D, E, C, K;
+  int64_t iterations;
+  int32_t dtype, threads;
+};
+
+struct Hashing {
+  Sizes sizes;
+  Rows query;
+  const uint8_t *query_real;  // (B,N), or null where all are
+  const float *planes;        // (bits, D)
+  int64_t bits;
+  int64_t centre;   // whether to take the vectors less their mean
+  uint64_t *codes;  // (B,H,N)
+  void *workspace;
+};
+
+struct Clustering {
+  Sizes sizes;
+  const uint64_t *codes;      // (B,H,N)
+  const uint8_t *query_real;  // (B,N), or null
+  int64_t *labels;            // (B,H,N); C for padding
+  void *workspace;
+};
+
+// What the forward pass hands to the backward pass. Ranks number an item's real keys.
+struct Saved {
+  int32_t *order;    // (B,H,N) positions of the real queries, sorted by cluster
+  int32_t *offsets;  // (B,H,C+1) where each cluster starts in `order`
+  int32_t *top;      // (B,H,C,K) ranks of the top keys, ascending
+  float *centroids;  // (B,H,C,D)
+  float *rest;       // (B,H,C,E) the centroids' attention to all but their top keys
+  float *lse;        // (B,H,C) log-sum-exp of the centroids' logits
+  float *mass;       // (B,H,C) the weight of the top keys
+};
+
+struct Forward {
+  Sizes sizes;
+  Rows query, key, value, out;
+  const uint8_t *query_real, *key_real;
+  const float *planes;  // (bits, D)
+  int64_t bits;
+  float scale;
+  Saved saved;
+  void *workspace;
+};
+
+struct Backward {
+  Sizes sizes;
+  Rows query, key, value, grad_out, grad_query, grad_key, grad_value;
+  const uint8_t *query_real, *key_real;
+  float scale;
+  Saved saved;
+  void *workspace;
+};

@@ -1,0 +1,285 @@
+// The whole backward pass, from the clusters, top keys and log-sum-exps that the forward pass saved.
+//
+// With w the members' own weights on the top keys T, P the centroids' weights, m the mass and r the rest:
+//
+//     out_i = m Σ_T w_il V_l + r          dR = Σ_i dO_i        dm = Σ_i δ_i,  δ_i = Σ_T w_il dO_i·V_l
+//     members    ds_il = m w_il (dO_i·V_l − δ_i)               dV_l += Σ_i m w_il dO_i
+//     centroids  dP_l = dR·V_l outside T, dm inside            dS_l = P_l (dP_l − dR·r − dm m)
+//
+// Memory stays O(N): groups of heads go one after the other, each with buffers for its own products only.
+
+constexpr int64_t GRAD_CHUNK = 2048;  // keys a task, fixed so that results do not depend on the threads
+
+struct HeadGradients {
+  float *rest, *mass;          // (C,E'), (C): dR, dm
+  float *keys, *values;        // (C,K,D'), (C,K,E'): from the members
+  float *queries;              // (N,D') in the order of the clusters: from the members
+  float *of_centroids;         // (chunks,C,D')
+  float *centroids;            // (C,D') padded rows
+  float *centroids_scaled;     // (D',C') transposed
+  float *rest_transposed;      // (E',C')
+  float *shift, *lse;          // (C'): dR·r + dm·m
+
+  HeadGradients(Arena &arena, const Sizes &s) {
+    const int64_t C = round_up(s.C, W), D = round_up(s.D, W), E = round_up(s.E, W);
+    rest = arena.take<float>(C * E);
+    mass = arena.take<float>(C);
+    keys = arena.take<float>(s.C * s.K * D);
+    values = arena.take<float>(s.C * s.K * E);
+    queries = arena.take<float>(s.K ? s.N * D : 0);
+    of_centroids = arena.take<float>((s.M + GRAD_CHUNK - 1) / GRAD_CHUNK * s.C * D);
+    centroids = arena.take<float>(C * D);
+    centroids_scaled = arena.take<float>(D * C);
+    rest_transposed = arena.take<float>(E * C);
+    shift = arena.take<float>(C);
+    lse = arena.take<float>(C);
+  }
+};
+
+struct GradScratch {
+  float *key_rows, *value_rows, *keys, *values, *hidden;  // a cluster's top keys: rows and transposed
+  float *queries, *grads, *weights, *products, *inverse;  // a tile of members
+  float *tile_keys, *tile_values, *grad_keys, *grad_values, *weights_t, *products_t;  // a tile of keys
+  int64_t *cursor;  // (heads of a group, C) how far each list of top keys has been walked
+
+  GradScratch(Arena &arena, const Sizes &s) {
+    const int64_t K = round_up(s.K, W), D = round_up(s.D, W), E = round_up(s.E, W), C = round_up(s.C, W);
+    key_rows = arena.take<float>(K * D);
+    value_rows = arena.take<float>(K * E);
+    keys = arena.take<float>(D * K);
+    values = arena.take<float>(E * K);
+    hidden = arena.take<float>(K);
+    queries = arena.take<float>(MEMBER_TILE * D);
+    grads = arena.take<float>(MEMBER_TILE * E);
+    weights = arena.take<float>(MEMBER_TILE * K);
+    products = arena.take<float>(MEMBER_TILE * K);
+    inverse = arena.take<float>(MEMBER_TILE);
+    tile_keys = arena.take<float>(KEY_TILE * D);
+    tile_values = arena.take<float>(KEY_TILE * E);
+    grad_keys = arena.take<float>(KEY_TILE * D);
+    grad_values = arena.take<float>(KEY_TILE * E);
+    weights_t = arena.take<float>(KEY_TILE * C);
+    products_t = arena.take<float>(KEY_TILE * C);
+    cursor = arena.take<int64_t>(s.H / s.G * s.C);
+  }
+};
+
+static inline float dot(const float *a, const float *b, int64_t n) {
+  float total = 0;
+  for (int64_t i = 0; i < n; i++) total += a[i] * b[i];
+  return total;
+}
+
+// A tile's weights and products dO·V become m·w and ds; returns Σ δ.
+static float softmax_gradient(const GradScratch &own, int64_t count, int64_t lanes, float mass, float scale) {
+  float total = 0;
+  for (int64_t i = 0; i < count; i++) {
+    float *w = own.weights + i * lanes, *p = own.products + i * lanes;
+    vf weighted = {};
+    for (int64_t j = 0; j < lanes; j += W) weighted += load(w + j) * load(p + j);
+    const float delta = sum(weighted) * own.inverse[i], share = mass * own.inverse[i];
+    total += delta;
+    for (int64_t j = 0; j < lanes; j += W) {
+      vf mw = load(w + j) * share;
+      store(w + j, mw);
+      store(p + j, mw * (load(p + j) - delta) * scale);
+    }
+  }
+  return total;
+}
+
+// What cluster c's members give: dR, dm, their queries' gradients, and those of the cluster's top keys and values.
+template <class T>
+static void members_backward(const Backward &a, const Positions &keys, int64_t b, int64_t h, int64_t c,
+                             const HeadGradients &to, const GradScratch &own) {
+  const Sizes &s = a.sizes;
+  const int64_t row = (b * s.H + h) * s.C + c, g = h / (s.H / s.G), K = s.K < keys.count ? s.K : keys.count;
+  const int64_t lanes = round_up(K, W), D = round_up(s.D, W), E = round_up(s.E, W);
+  const int32_t *bounds = a.saved.offsets + (b * s.H + h) * (s.C + 1) + c, *order = a.saved.order + (b * s.H + h) * s.N;
+  float *grad_rest = to.rest + c * E, *grad_keys = to.keys + c * s.K * D, *grad_values = to.values + c * s.K * E;
+  zero(grad_rest, E);
+  zero(grad_keys, s.K * D);
+  zero(grad_values, s.K * E);
+  to.mass[c] = 0;
+  if (bounds[0] == bounds[1]) return;
+  if (K) {
+    gather<T>(a.key, b, g, keys, a.saved.top + row * s.K, K, s.D, own.key_rows, D);
+    pack_transposed(own.key_rows, lanes, s.D, D, own.keys, lanes);
+    gather<T>(a.value, b, g, keys, a.saved.top + row * s.K, K, s.E, own.value_rows, E);
+    pack_transposed(own.value_rows, lanes, s.E, E, own.values, lanes);
+    for (int64_t j = 0; j < lanes; j++) own.hidden[j] = j < K ? 0 : -__builtin_inff();
+  }
+  for (int64_t first = bounds[0]; first < bounds[1]; first += MEMBER_TILE) {
+    const int64_t count = bounds[1] - first < MEMBER_TILE ? bounds[1] - first : MEMBER_TILE;
+    pack_rows<T>(a.grad_out, b, h, order, first, count, s.E, own.grads, E);
+    for (int64_t i = 0; i < count; i++)
+      for (int64_t e = 0; e < E; e++) grad_rest[e] += own.grads[i * E + e];
+    if (!K) continue;
+    pack_rows<T>(a.query, b, h, order, first, count, s.D, own.queries, D);
+    gemm(count, lanes, s.D, own.queries, D, 1, own.keys, lanes, own.weights, lanes, false);
+    softmax_rows(own.weights, count, lanes, a.scale, own.hidden, own.inverse);
+    gemm(count, lanes, s.E, own.grads, E, 1, own.values, lanes, own.products, lanes, false);
+    to.mass[c] += softmax_gradient(own, count, lanes, a.saved.mass[row], a.scale);
+    gemm(count, D, K, own.products, lanes, 1, own.key_rows, D, to.queries + first * D, D, false);
+    gemm(K, D, count, own.products, 1, lanes, own.queries, D, grad_keys, D, true);
+    gemm(K, E, count, own.weights, 1, lanes, own.grads, E, grad_values, E, true);
+  }
+}
+
+// One head's centroids and gradients of the rest, laid out for the products over the keys.
+static void prepare_centroids(const Backward &a, int64_t bh, const HeadGradients &to) {
+  const Sizes &s = a.sizes;
+  const int64_t C = round_up(s.C, W), D = round_up(s.D, W), E = round_up(s.E, W);
+  zero(to.rest + s.C * E, (C - s.C) * E);
+  for (int64_t c = 0; c < C; c++) {
+    const int64_t row = bh * s.C + c;
+    const bool real = c < s.C;
+    for (int64_t d = 0; d < D; d++)
+      to.centroids[c * D + d] = real && d < s.D ? a.saved.centroids[row * s.D + d] * a.scale : 0;
+    to.lse[c] = real ? a.saved.lse[row] : __builtin_inff();
+    to.shift[c] = real ? dot(to.rest + c * E, a.saved.rest + row * s.E, s.E) + to.mass[c] * a.saved.mass[row] : 0;
+  }
+  pack_transposed(to.centroids, C, s.D, D, to.centroids_scaled, C);
+  pack_transposed(to.rest, C, s.E, E, to.rest_transposed, C);
+}
+
+// weights_t ← P = e^{S − lse}; products_t ← P (dP − shift): the gradient of S, whose scale is in the centroids.
+static void centroid_gradient(const GradScratch &own, const HeadGradients &of, int64_t count, int64_t columns) {
+  for (int64_t v = 0; v < columns; v += W) {
+    const vf lse = load(of.lse + v), shift = load(of.shift + v);
+    for (int64_t i = 0; i < count; i++) {
+      float *weights = own.weights_t + i * columns + v, *products = own.products_t + i * columns + v;
+      vf p = exp_nonpositive(load(weights) - lse);
+      store(weights, p);
+      store(products, p * (load(products) - shift));
+    }
+  }
+}
+
+// Calls run(c, slot, row of the tile) for every top key of every cluster among the keys [rank, rank + count).
+template <class Run>
+static void for_top_keys(const int32_t *top, int64_t C, int64_t stride, int64_t K, const int64_t *cursor, int64_t rank,
+                         int64_t count, Run &&run) {
+  for (int64_t c = 0; c < C; c++)
+    for (int64_t slot = cursor[c]; slot < K && top[c * stride + slot] < rank + count; slot++)
+      run(c, slot, top[c * stride + slot] - rank);
+}
+
+// One head's part in a tile of keys: adds to the tile's gradients and to the centroids'.
+static void tile_backward(const Backward &a, int64_t bh, int64_t K, int64_t rank, int64_t count, const HeadGradients &of,
+                          int64_t chunk, int64_t *cursor, const GradScratch &own) {
+  const Sizes &s = a.sizes;
+  const int64_t C = round_up(s.C, W), D = round_up(s.D, W), E = round_up(s.E, W);
+  const int32_t *top = a.saved.top + bh * s.C * s.K;
+  gemm(count, C, s.D, own.tile_keys, D, 1, of.centroids_scaled, C, own.weights_t, C, false);
+  gemm(count, C, s.E, own.tile_values, E, 1, of.rest_transposed, C, own.products_t, C, false);
+  for_top_keys(top, s.C, s.K, K, cursor, rank, count,
+               [&](int64_t c, int64_t, int64_t i) { own.products_t[i * C + c] = of.mass[c]; });
+  centroid_gradient(own, of, count, C);
+  for_top_keys(top, s.C, s.K, K, cursor, rank, count, [&](int64_t c, int64_t slot, int64_t i) {
+    own.weights_t[i * C + c] = 0;
+    const float *keys = of.keys + (c * s.K + slot) * D, *values = of.values + (c * s.K + slot) * E;
+    for (int64_t d = 0; d < D; d++) own.grad_keys[i * D + d] += keys[d];
+    for (int64_t e = 0; e < E; e++) own.grad_values[i * E + e] += values[e];
+    cursor[c]++;
+  });
+  gemm(count, D, s.C, own.products_t, C, 1, of.centroids, D, own.grad_keys, D, true);
+  gemm(count, E, s.C, own.weights_t, C, 1, of.rest, E, own.grad_values, E, true);
+  gemm(s.C, D, count, own.products_t, 1, C, own.tile_keys, D, of.of_centroids + chunk * s.C * D, D, true);
+}
+
+// A chunk of one key head's keys: the gradients of its keys and values, and its part of the centroids'.
+template <class T>
+static void keys_backward(const Backward &a, const Positions &keys, int64_t b, int64_t g, int64_t chunk,
+                          const HeadGradients *heads, const GradScratch &own) {
+  const Sizes &s = a.sizes;
+  const int64_t group = s.H / s.G, D = round_up(s.D, W), E = round_up(s.E, W), K = s.K < keys.count ? s.K : keys.count;
+  const int64_t start = chunk * GRAD_CHUNK, end = start + GRAD_CHUNK < keys.count ? start + GRAD_CHUNK : keys.count;
+  for (int64_t i = 0; i < group; i++) {
+    zero(heads[i].of_centroids + chunk * s.C * D, s.C * D);
+    for (int64_t c = 0; c < s.C; c++) {
+      const int32_t *top = a.saved.top + ((b * s.H + g * group + i) * s.C + c) * s.K;
+      int64_t &cursor = own.cursor[i * s.C + c];
+      for (cursor = 0; cursor < K && top[cursor] < start; cursor++) {}
+    }
+  }
+  for (int64_t rank = start; rank < end; rank += KEY_TILE) {
+    const int64_t count = end - rank < KEY_TILE ? end - rank : KEY_TILE;
+    pack_rows<T>(a.key, b, g, keys.at, rank, count, s.D, own.tile_keys, D);
+    pack_rows<T>(a.value, b, g, keys.at, rank, count, s.E, own.tile_values, E);
+    zero(own.grad_keys, count * D);
+    zero(own.grad_values, count * E);
+    for (int64_t i = 0; i < group; i++)
+      tile_backward(a, b * s.H + g * group + i, K, rank, count, heads[i], chunk, own.cursor + i * s.C, own);
+    for (int64_t i = 0; i < count; i++) {
+      store_row(own.grad_keys + i * D, s.D, row_of<T>(a.grad_key, b, g, keys[rank + i]));
+      store_row(own.grad_values + i * E, s.E, row_of<T>(a.grad_value, b, g, keys[rank + i]));
+    }
+  }
+}
+
+// The members of cluster c: what came from their own products, and their share of the centroid's gradient.
+template <class T>
+static void queries_backward(const Backward &a, const Positions &keys, int64_t b, int64_t h, int64_t c,
+                             const HeadGradients &of, float *row) {
+  const Sizes &s = a.sizes;
+  const int64_t D = round_up(s.D, W), chunks = (keys.count + GRAD_CHUNK - 1) / GRAD_CHUNK;
+  const int32_t *bounds = a.saved.offsets + (b * s.H + h) * (s.C + 1) + c, *order = a.saved.order + (b * s.H + h) * s.N;
+  float *shared = of.centroids + c * D;  // its rows have been read
+  zero(shared, D);
+  for (int64_t chunk = 0; chunk < chunks; chunk++)
+    for (int64_t d = 0; d < D; d++) shared[d] += of.of_centroids[(chunk * s.C + c) * D + d];
+  for (int64_t d = 0; d < D; d++) shared[d] *= a.scale / (float)(bounds[1] - bounds[0]);
+  const bool own_products = s.K > 0 && keys.count > 0;
+  for (int64_t i = bounds[0]; i < bounds[1]; i++) {
+    const float *own = of.queries + i * D;
+    for (int64_t d = 0; d < D; d++) row[d] = own_products ? own[d] + shared[d] : shared[d];
+    store_row(row, s.D, row_of<T>(a.grad_query, b, h, order[i]));
+  }
+}
+
+template <class T>
+static int64_t backward_of(const Backward &a) {
+  const Sizes &s = a.sizes;
+  const int64_t group = s.H / s.G, all = s.B * s.G, wave = all < 2 * s.threads ? all : 2 * s.threads;
+  Arena arena{(char *)a.workspace};
+  const Masks queries(arena, a.query_real, s.B, s.N), keys(arena, a.key_real, s.B, s.M);
+  HeadGradients *heads = arena.take<HeadGradients>(wave * group);
+  for (int64_t i = 0; i < wave * group; i++) {
+    const HeadGradients head(arena, s);
+    if (arena.base) heads[i] = head;
+  }
+  const PerThread<GradScratch> scratch(arena, s);
+  if (!arena.base) return arena.used;
+
+  const int64_t step = s.C / 16 + 1, steps = (s.C + step - 1) / step, chunks = (s.M + GRAD_CHUNK - 1) / GRAD_CHUNK;
+  for (int64_t first = 0; first < all; first += wave) {
+    const int64_t now = all - first < wave ? all - first : wave;
+    auto head_of = [&](int64_t i) { return first / s.G * s.H + first % s.G * group + i; };  // heads of a wave adjoin
+    auto over_clusters = [&](auto &&run) {
+      parallel_for(s.threads, now * group * steps, [&](int64_t task, int thread) {
+        const int64_t bh = head_of(task / steps), from = task % steps * step;
+        for (int64_t c = from; c < from + step && c < s.C; c++)
+          run(bh / s.H, bh % s.H, c, heads[task / steps], scratch.of[thread]);
+      });
+    };
+    over_clusters([&](int64_t b, int64_t h, int64_t c, const HeadGradients &head, const GradScratch &own) {
+      members_backward<T>(a, keys.of(b), b, h, c, head, own);
+    });
+    parallel_for(s.threads, now * group, [&](int64_t i, int) { prepare_centroids(a, head_of(i), heads[i]); });
+    parallel_for(s.threads, now * chunks, [&](int64_t task, int thread) {
+      const int64_t i = task / chunks, chunk = task % chunks, b = (first + i) / s.G, g = (first + i) % s.G;
+      if (chunk == 0) {
+        zero_padding<T>(a.grad_key, a.key_real, b, g, s.M, s.D);
+        zero_padding<T>(a.grad_value, a.key_real, b, g, s.M, s.E);
+      }
+      if (chunk * GRAD_CHUNK < keys.of(b).count)
+        keys_backward<T>(a, keys.of(b), b, g, chunk, heads + i * group, scratch.of[thread]);
+    });
+    over_clusters([&](int64_t b, int64_t h, int64_t c, const HeadGradients &head, const GradScratch &own) {
+      if (c == 0) zero_padding<T>(a.grad_query, a.query_real, b, h, s.N, s.D);
+      queries_backward<T>(a, keys.of(b), b, h, c, head, own.queries);
+    });
+  }
+  return arena.used;
+}

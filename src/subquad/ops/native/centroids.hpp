@@ -1,0 +1,259 @@
+// Attention of the centroids to all keys, with the selection of each centroid's top keys in the same pass.
+//
+// Keys are rows and centroids are lanes: a tile of logits is K·(Q^c)ᵀ, so that neither keys nor values are transposed and
+// the softmax runs down the columns. The C×M weights are never stored: a tile of them lives in the cache. The sum over the
+// top keys is taken out of the sum over all keys at the end.
+
+constexpr int64_t KEY_TILE = 64;
+constexpr int64_t KEY_CHUNK = 4096;  // keys a task, fixed so that results do not depend on the threads
+
+struct Candidates {
+  float *logits;
+  int32_t *ranks;
+  int64_t room;
+};
+
+// What one chunk of keys gives: softmax sums relative to `highest`, and the best keys so far.
+struct Partial {
+  float *highest, *total;  // (B,H,chunks,C)
+  float *out;              // (B,H,chunks,C,E') Σ e^{logit − highest} V
+  float *logits;           // (B,H,chunks,C,K) of the candidates
+  int32_t *ranks;          // (B,H,chunks,C,K)
+  int32_t *found;          // (B,H,chunks,C)
+  int64_t chunks, width;   // width: E rounded up to whole vectors
+
+  Partial(Arena &arena, const Sizes &s) {
+    chunks = (s.M + KEY_CHUNK - 1) / KEY_CHUNK;
+    width = round_up(s.E, W);
+    const int64_t rows = s.B * s.H * chunks * s.C;
+    highest = arena.take<float>(rows);
+    total = arena.take<float>(rows);
+    out = arena.take<float>(rows * width);
+    logits = arena.take<float>(rows * s.K);
+    ranks = arena.take<int32_t>(rows * s.K);
+    found = arena.take<int32_t>(rows);
+  }
+};
+
+struct CentroidScratch {
+  float *queries;    // (D',C') scaled centroids, transposed
+  float *rows;       // (C',D') for the transposition
+  float *keys;       // (KEY_TILE,D)
+  float *values;     // (KEY_TILE,E')
+  float *tile;       // (KEY_TILE,C')
+  float *highest, *total, *bound;  // (C')
+  float *out;        // (C',E')
+  Candidates candidates;  // (C',room)
+  float *first;             // (room,C') the first tiles, kept to find a first bound
+  int32_t *found, *numbers;
+
+  // Room for the first keys to give a bound that few later ones pass, and for as many again as are kept.
+  static int64_t room_for(int64_t K) {
+    const int64_t first = 8 * K < 256 ? 8 * K : 256, least = 2 * K + KEY_TILE;
+    return K ? round_up(first > least ? first : least, KEY_TILE) : 0;
+  }
+
+  CentroidScratch(Arena &arena, const Sizes &s) {
+    const int64_t C = round_up(s.C, W), D = round_up(s.D, W), E = round_up(s.E, W), room = room_for(s.K);
+    queries = arena.take<float>(D * C);
+    rows = arena.take<float>(D * C);
+    keys = arena.take<float>(KEY_TILE * s.D);
+    values = arena.take<float>(KEY_TILE * E);
+    tile = arena.take<float>(KEY_TILE * C);
+    highest = arena.take<float>(C);
+    total = arena.take<float>(C);
+    bound = arena.take<float>(C);
+    out = arena.take<float>(C * E);
+    candidates = {arena.take<float>(C * room + W), arena.take<int32_t>(C * room + W), room};
+    found = arena.take<int32_t>(C);
+    first = arena.take<float>(room * C);
+    numbers = arena.take<int32_t>(room * W);
+  }
+};
+
+// Centroids [first, first + count) as columns, times the scale.
+static void pack_centroids(const float *centroids, int64_t count, int64_t width, float scale, float *rows, float *to) {
+  const int64_t C = round_up(count, W), D = round_up(width, W);
+  for (int64_t c = 0; c < C; c++)
+    for (int64_t d = 0; d < D; d++) rows[c * D + d] = c < count && d < width ? centroids[c * width + d] * scale : 0;
+  pack_transposed(rows, C, width, D, to, C);
+}
+
+static void prune(const CentroidScratch &own, int64_t c, int64_t K) {
+  const Candidates &all = own.candidates;
+  float kth;
+  own.found[c] = (int32_t)keep_largest(all.logits + c * all.room, all.ranks + c * all.room, own.found[c], K,
+                                       own.numbers, &kth);
+  own.bound[c] = kth;
+}
+
+// Keys above the smallest logit that can still be among the top K join the candidates.
+static void take_best(const CentroidScratch &own, const float *tile, int64_t columns, int64_t count, int64_t first_rank,
+                      int64_t K) {
+  const Candidates &all = own.candidates;
+  for (int64_t v = 0; v < columns; v += W)
+    for (int64_t i = 0; i < count; i++) {
+      const float *logits = tile + i * columns + v;
+      for (uint32_t better = bits_greater(load(logits), load(own.bound + v)); better; better &= better - 1) {
+        const int lane = __builtin_ctz(better);
+        const int64_t c = v + lane, at = c * all.room + own.found[c]++;
+        all.logits[at] = logits[lane];
+        all.ranks[at] = (int32_t)(first_rank + i);
+        if (own.found[c] == all.room) prune(own, c, K);
+      }
+    }
+}
+
+// The first tiles, which would all pass, are kept until a bound for them can be found in one go.
+static void select_keys(const CentroidScratch &own, int64_t C, int64_t seen, int64_t count, bool last, int64_t first_rank,
+                        int64_t K) {
+  const int64_t columns = round_up(C, W), kept = own.candidates.room;
+  if (seen >= kept) return take_best(own, own.tile, columns, count, first_rank + seen, K);
+  for (int64_t i = 0; i < count * columns; i += W) store(own.first + seen * columns + i, load(own.tile + i));
+  seen += count;
+  if (seen < kept && !last) return;
+  for (int64_t v = 0; v < columns; v += W) {
+    vf bound = splat(-__builtin_inff());
+    if (seen > K) bound = bound_of_columns(own.first + v, columns, seen, K, own.numbers);
+    for (int lane = 0; lane < W; lane++) own.bound[v + lane] = v + lane < C ? bound[lane] : __builtin_inff();
+  }
+  take_best(own, own.first, columns, seen, first_rank, K);
+}
+
+// tile ← e^{tile − highest}, with the running maximum, sum and output brought to the new maximum.
+static void online_softmax(const CentroidScratch &own, int64_t C, int64_t count, int64_t width) {
+  const int64_t columns = round_up(C, W);
+  for (int64_t v = 0; v < columns; v += W) {
+    vf old = load(own.highest + v), high = old, total = load(own.total + v);
+    for (int64_t i = 0; i < count; i++) high = maximum(load(own.tile + i * columns + v), high);
+    if (bits_greater(high, old)) {
+      vf shrink = exp_nonpositive(old - high);
+      total *= shrink;
+      for (int lane = 0; lane < W && v + lane < C; lane++) {
+        if (shrink[lane] == 1.0f) continue;
+        float *out = own.out + (v + lane) * width;
+        for (int64_t e = 0; e < width; e += W) store(out + e, load(out + e) * shrink[lane]);
+      }
+      store(own.highest + v, high);
+    }
+    for (int64_t i = 0; i < count; i++) {
+      vf p = exp_nonpositive(load(own.tile + i * columns + v) - high);
+      total += p;
+      store(own.tile + i * columns + v, p);
+    }
+    store(own.total + v, total);
+  }
+}
+
+// Centroids [first, last) of one head over one chunk of its keys.
+template <class T>
+static void attend_chunk(const Forward &a, const Positions &keys, int64_t b, int64_t h, int64_t chunk, int64_t first,
+                         int64_t last, const CentroidScratch &own, const Partial &partial) {
+  const Sizes &s = a.sizes;
+  const int64_t C = last - first, columns = round_up(C, W), width = partial.width, K = s.K, g = h / (s.H / s.G);
+  const int64_t end = (chunk + 1) * KEY_CHUNK < keys.count ? (chunk + 1) * KEY_CHUNK : keys.count;
+  pack_centroids(a.saved.centroids + ((b * s.H + h) * s.C + first) * s.D, C, s.D, a.scale, own.rows, own.queries);
+  for (int64_t c = 0; c < columns; c++) {
+    own.highest[c] = -__builtin_inff();
+    own.total[c] = 0;
+    own.found[c] = 0;
+  }
+  zero(own.out, columns * width);
+  for (int64_t rank = chunk * KEY_CHUNK; rank < end; rank += KEY_TILE) {
+    const int64_t count = end - rank < KEY_TILE ? end - rank : KEY_TILE;
+    pack_rows<T>(a.key, b, g, keys.at, rank, count, s.D, own.keys, s.D);
+    pack_rows<T>(a.value, b, g, keys.at, rank, count, s.E, own.values, width);
+    gemm(count, columns, s.D, own.keys, s.D, 1, own.queries, columns, own.tile, columns, false);
+    const int64_t start = chunk * KEY_CHUNK;
+    if (K) select_keys(own, C, rank - start, count, rank + count == end, start, K);
+    online_softmax(own, C, count, width);
+    gemm(C, width, count, own.tile, 1, columns, own.values, width, own.out, width, true);
+  }
+  for (int64_t c = 0; c < C; c++) {
+    const int64_t row = ((b * s.H + h) * partial.chunks + chunk) * s.C + first + c;
+    if (own.found[c] > K) prune(own, c, K);
+    partial.highest[row] = own.highest[c];
+    partial.total[row] = own.total[c];
+    partial.found[row] = own.found[c];
+    for (int64_t e = 0; e < width; e++) partial.out[row * width + e] = own.out[c * width + e];
+    for (int64_t i = 0; i < own.found[c]; i++) {
+      partial.logits[row * K + i] = own.candidates.logits[c * own.candidates.room + i];
+      partial.ranks[row * K + i] = own.candidates.ranks[c * own.candidates.room + i];
+    }
+  }
+}
+
+struct MergeScratch {
+  float *logits, *weights, *out, *of_top;
+  int32_t *ranks, *numbers;
+
+  MergeScratch(Arena &arena, const Sizes &s, const Partial &partial) {
+    const int64_t all = partial.chunks * s.K + W;
+    logits = arena.take<float>(all);
+    weights = arena.take<float>(round_up(s.K, W));
+    ranks = arena.take<int32_t>(all);
+    numbers = arena.take<int32_t>(all);
+    out = arena.take<float>(partial.width);
+    of_top = arena.take<float>(partial.width);
+  }
+};
+
+struct Merged {
+  float highest, total;
+  int64_t found;
+};
+
+// One centroid's chunks together: Σ e^{logit − highest} and Σ e^{logit − highest} V over all keys, and its top keys.
+static Merged merge_chunks(const Forward &a, int64_t keys, int64_t row, const Partial &partial, const MergeScratch &own) {
+  const Sizes &s = a.sizes;
+  const int64_t chunks = (keys + KEY_CHUNK - 1) / KEY_CHUNK;
+  Merged merged = {-__builtin_inff(), 0, 0};
+  auto at = [&](int64_t chunk) { return (row / s.C * partial.chunks + chunk) * s.C + row % s.C; };
+  for (int64_t i = 0; i < chunks; i++)
+    merged.highest = partial.highest[at(i)] > merged.highest ? partial.highest[at(i)] : merged.highest;
+  zero(own.out, partial.width);
+  for (int64_t i = 0; i < chunks; i++) {
+    const float share = __builtin_expf(partial.highest[at(i)] - merged.highest);
+    merged.total += share * partial.total[at(i)];
+    for (int64_t e = 0; e < partial.width; e++) own.out[e] += share * partial.out[at(i) * partial.width + e];
+    for (int64_t j = 0; j < partial.found[at(i)]; j++, merged.found++) {
+      own.logits[merged.found] = partial.logits[at(i) * s.K + j];
+      own.ranks[merged.found] = partial.ranks[at(i) * s.K + j];
+    }
+  }
+  // Candidates are taken, pruned and put together in the order of the keys, so the top keys come out ascending.
+  float kth;
+  if (merged.found > s.K)
+    merged.found = keep_largest(own.logits, own.ranks, merged.found, s.K, own.numbers, &kth);
+  for (int64_t i = 0; i < s.K; i++) a.saved.top[row * s.K + i] = i < merged.found ? own.ranks[i] : 0;
+  return merged;
+}
+
+// The top keys' part of the sums is their mass; what is left is the attention to all other keys. `values` are the top
+// keys' packed rows.
+static void split_off_top(const Forward &a, int64_t row, const Merged &merged, const float *values, int64_t width,
+                          const MergeScratch &own) {
+  const Sizes &s = a.sizes;
+  const int64_t lanes = round_up(merged.found, W);
+  vf mass = {};
+  for (int64_t i = merged.found; i < lanes; i++) own.logits[i] = -__builtin_inff();
+  for (int64_t i = 0; i < lanes; i += W) {
+    const vf p = exp_nonpositive(load(own.logits + i) - merged.highest);
+    mass += p;
+    store(own.weights + i, p);
+  }
+  gemm(1, width, merged.found, own.weights, lanes, 1, values, width, own.of_top, width, false);
+  const float norm = 1 / merged.total;
+  for (int64_t e = 0; e < s.E; e++) a.saved.rest[row * s.E + e] = (own.out[e] - own.of_top[e]) * norm;
+  a.saved.lse[row] = merged.highest + __builtin_logf(merged.total);
+  a.saved.mass[row] = sum(mass) * norm;
+}
+
+// A cluster without members, or without keys to attend to: nothing, and nothing to differentiate.
+static void attend_nothing(const Forward &a, int64_t row) {
+  const Sizes &s = a.sizes;
+  for (int64_t i = 0; i < s.K; i++) a.saved.top[row * s.K + i] = 0;
+  for (int64_t e = 0; e < s.E; e++) a.saved.rest[row * s.E + e] = 0;
+  a.saved.lse[row] = __builtin_inff();
+  a.saved.mass[row] = 0;
+}

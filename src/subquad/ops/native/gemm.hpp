@@ -1,0 +1,56 @@
+// Small dense products on packed operands: C (rows × columns) = A·B, or C += A·B.
+// A's element (r, d) is a[r * a_row + d * a_step], so that A may be read transposed; B and C are rows of whole vectors.
+
+template <int R, int V>
+static inline void gemm_block(int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b,
+                              int64_t b_row, float *c, int64_t c_row, bool add) {
+  vf acc[R][V];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) acc[r][v] = add ? load(c + r * c_row + v * W) : vf{};
+  for (int64_t d = 0; d < depth; d++) {
+    vf row[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) row[v] = load(b + d * b_row + v * W);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      vf x = splat(a[r * a_row + d * a_step]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) acc[r][v] += x * row[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) store(c + r * c_row + v * W, acc[r][v]);
+}
+
+template <int V>
+static void gemm_rows(int64_t rows, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b,
+                      int64_t b_row, float *c, int64_t c_row, bool add) {
+  for (; rows >= GEMM_ROWS; rows -= GEMM_ROWS, a += GEMM_ROWS * a_row, c += GEMM_ROWS * c_row)
+    gemm_block<GEMM_ROWS, V>(depth, a, a_row, a_step, b, b_row, c, c_row, add);
+  switch (rows) {
+    case 1: return gemm_block<1, V>(depth, a, a_row, a_step, b, b_row, c, c_row, add);
+    case 2: return gemm_block<2, V>(depth, a, a_row, a_step, b, b_row, c, c_row, add);
+    case 3: return gemm_block<3, V>(depth, a, a_row, a_step, b, b_row, c, c_row, add);
+    case 4: return gemm_block<4, V>(depth, a, a_row, a_step, b, b_row, c, c_row, add);
+    case 5: return gemm_block<5, V>(depth, a, a_row, a_step, b, b_row, c, c_row, add);
+  }
+}
+
+// `columns` is a multiple of W.
+static void gemm(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_step,
+                 const float *b, int64_t b_row, float *c, int64_t c_row, bool add) {
+  for (int64_t left = columns / W; left > 0; left -= GEMM_VECTORS, b += GEMM_VECTORS * W, c += GEMM_VECTORS * W) {
+    if (left >= GEMM_VECTORS)
+      gemm_rows<GEMM_VECTORS>(rows, depth, a, a_row, a_step, b, b_row, c, c_row, add);
+    else if (left == 3)
+      gemm_rows<(GEMM_VECTORS > 3 ? 3 : 1)>(rows, depth, a, a_row, a_step, b, b_row, c, c_row, add);
+    else if (left == 2)
+      gemm_rows<(GEMM_VECTORS > 2 ? 2 : 1)>(rows, depth, a, a_row, a_step, b, b_row, c, c_row, add);
+    else
+      gemm_rows<1>(rows, depth, a, a_row, a_step, b, b_row, c, c_row, add);
+  }
+}

@@ -1,0 +1,82 @@
+// Sign hashes of vectors, centred or as they are.
+
+constexpr int64_t MEAN_BLOCK = 1024;  // rows a partial sum, fixed so that results do not depend on the threads
+constexpr int64_t HASH_TILE = 64;     // rows a product
+constexpr int64_t WORD = 64;          // bits of a code
+
+struct HashScratch {
+  double *partial;  // (B,H,blocks,D) sums
+  double *mean;     // (B,H,D)
+  float *planes;    // (D,64) transposed, the unused bits 0
+  float *tile;      // a thread: (64,D) centred rows
+  float *products;  // a thread: (64,64)
+  int64_t blocks;
+
+  HashScratch(Arena &arena, const Sizes &s) {
+    blocks = (s.N + MEAN_BLOCK - 1) / MEAN_BLOCK;
+    partial = arena.take<double>(s.B * s.H * blocks * s.D);
+    mean = arena.take<double>(s.B * s.H * s.D);
+    planes = arena.take<float>(s.D * WORD);
+    tile = arena.take<float>(s.threads * HASH_TILE * s.D);
+    products = arena.take<float>(s.threads * HASH_TILE * WORD);
+  }
+
+  void set_planes(const float *from, int64_t bits, int64_t D) {
+    for (int64_t d = 0; d < D; d++)
+      for (int64_t bit = 0; bit < WORD; bit++) planes[d * WORD + bit] = bit < bits ? from[bit * D + d] : 0;
+  }
+};
+
+// In fp64, as the reference does: the order of the sum, which padding may change, must not turn a bit of the hash.
+template <class T>
+static void sum_rows(const Rows &rows, int64_t b, int64_t h, const Positions &positions, int64_t first, int64_t last,
+                     int64_t D, double *total) {
+  for (int64_t d = 0; d < D; d++) total[d] = 0;
+  for (int64_t i = first; i < last; i++) {
+    const T *row = row_of<T>(rows, b, h, positions[i]);
+    for (int64_t d = 0; d < D; d++) total[d] += widen(row[d]);
+  }
+}
+
+template <class T>
+static void hash_tile(const Rows &rows, int64_t b, int64_t h, const Positions &positions, int64_t first, int64_t last,
+                      int64_t D, const double *mean, const float *planes, float *tile, float *products,
+                      uint64_t *codes) {
+  for (int64_t i = first; i < last; i++) {
+    const T *row = row_of<T>(rows, b, h, positions[i]);
+    float *centred = tile + (i - first) * D;
+    for (int64_t d = 0; d < D; d++) centred[d] = (float)(widen(row[d]) - mean[d]);
+  }
+  gemm(last - first, WORD, D, tile, D, 1, planes, WORD, products, WORD, false);
+  for (int64_t i = first; i < last; i++) {
+    uint64_t code = 0;
+    for (int64_t v = 0; v < WORD; v += W)
+      code |= (uint64_t)bits_greater(load(products + (i - first) * WORD + v), vf{}) << v;
+    codes[i] = code;
+  }
+}
+
+// The codes of one head's real queries, by rank. `threads` > 1 splits the sequence.
+template <class T>
+static void hash_head(const Rows &query, int64_t b, int64_t h, const Positions &positions, const Sizes &s,
+                      const HashScratch &scratch, bool centre, int threads, int thread, uint64_t *codes) {
+  const int64_t bh = b * s.H + h, n = positions.count, blocks = (n + MEAN_BLOCK - 1) / MEAN_BLOCK;
+  double *partial = scratch.partial + bh * scratch.blocks * s.D, *mean = scratch.mean + bh * s.D;
+  parallel_for(threads, centre ? blocks : 0, [&](int64_t block, int) {
+    int64_t last = block * MEAN_BLOCK + MEAN_BLOCK;
+    sum_rows<T>(query, b, h, positions, block * MEAN_BLOCK, last < n ? last : n, s.D, partial + block * s.D);
+  });
+  for (int64_t d = 0; d < s.D; d++) {
+    mean[d] = 0;
+    for (int64_t block = 0; centre && block < blocks; block++) mean[d] += partial[block * s.D + d];
+    mean[d] /= n > 0 ? n : 1;
+  }
+  parallel_for(threads, blocks, [&](int64_t block, int of_team) {
+    int64_t own = threads > 1 ? of_team : thread, end = block * MEAN_BLOCK + MEAN_BLOCK;
+    end = end < n ? end : n;
+    for (int64_t first = block * MEAN_BLOCK; first < end; first += HASH_TILE)
+      hash_tile<T>(query, b, h, positions, first, first + HASH_TILE < end ? first + HASH_TILE : end, s.D, mean,
+                   scratch.planes, scratch.tile + own * HASH_TILE * s.D, scratch.products + own * HASH_TILE * WORD,
+                   codes);
+  });
+}

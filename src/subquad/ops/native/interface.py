@@ -1,0 +1,134 @@
+"""Calls into the native library: its structures for ctypes, laid out as in `arguments.hpp`, and how a kernel is run."""
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.ops.native import library
+
+FLOAT32 = torch.empty(0, dtype=torch.float32, device="cpu")
+ALIGNMENT = 64  # of the workspace: a cache line
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class Rows(Structure):
+    """Rows of contiguous elements, one for each (batch item, head, token)."""
+
+    _fields_ = [("data", c_void_p), ("batch", c_int64), ("head", c_int64), ("token", c_int64)]
+
+
+class Sizes(Structure):
+    """The axes, and how to run."""
+
+    _fields_ = [
+        *((axis, c_int64) for axis in ("B", "H", "G", "N", "M", "D", "E", "C", "K", "iterations")),
+        ("dtype", c_int32),
+        ("threads", c_int32),
+    ]
+
+
+class Saved(Structure):
+    """What the forward pass of clustered attention hands to its backward pass."""
+
+    _fields_ = [(name, c_void_p) for name in ("order", "offsets", "top", "centroids", "rest", "lse", "mass")]
+
+
+class Hashing(Structure):
+    """Sign hashes."""
+
+    _fields_ = [
+        ("sizes", Sizes),
+        ("query", Rows),
+        ("query_real", c_void_p),
+        ("planes", c_void_p),
+        ("bits", c_int64),
+        ("centre", c_int64),
+        ("codes", c_void_p),
+        ("workspace", c_void_p),
+    ]
+
+
+class Clustering(Structure):
+    """K-means of codes."""
+
+    _fields_ = [
+        ("sizes", Sizes),
+        ("codes", c_void_p),
+        ("query_real", c_void_p),
+        ("labels", c_void_p),
+        ("workspace", c_void_p),
+    ]
+
+
+class Forward(Structure):
+    """Clustered and improved clustered attention."""
+
+    _fields_ = [
+        ("sizes", Sizes),
+        *((name, Rows) for name in ("query", "key", "value", "out")),
+        ("query_real", c_void_p),
+        ("key_real", c_void_p),
+        ("planes", c_void_p),
+        ("bits", c_int64),
+        ("scale", c_float),
+        ("saved", Saved),
+        ("workspace", c_void_p),
+    ]
+
+
+class Backward(Structure):
+    """Their gradients."""
+
+    _fields_ = [
+        ("sizes", Sizes),
+        *((name, Rows) for name in ("query", "key", "value", "grad_out", "grad_query", "grad_key", "grad_value")),
+        ("query_real", c_void_p),
+        ("key_real", c_void_p),
+        ("scale", c_float),
+        ("saved", Saved),
+        ("workspace", c_void_p),
+    ]
+
+
+def refusal(x: Tensor) -> str | None:
+    """Why the compiled kernels cannot read this tensor; None where they can."""
+    if x.device.type != "cpu":
+        return f"the tensors are on {x.device}"
+    if x.dtype not in DTYPES:
+        return f"the dtype is {x.dtype}, and the kernels compute in fp32"
+    return None
+
+
+def run(kernel: str, arguments: Structure) -> None:
+    """Ask `kernel` how much workspace it needs, get that from torch, and run it."""
+    function = getattr(library(), f"subquad_{kernel}")
+    function.restype, function.argtypes = c_int64, [POINTER(type(arguments))]
+    # From torch's allocator, so that its profilers see all memory. An uninitialised tensor: kernels read what they wrote.
+    workspace = torch.empty(function(byref(arguments)) + ALIGNMENT, dtype=torch.uint8, device="cpu")
+    arguments.workspace = -(-workspace.data_ptr() // ALIGNMENT) * ALIGNMENT
+    function(byref(arguments))
+
+
+def sizes(query: Tensor, key: Tensor, value: Tensor, *, clusters: int, topk: int, iterations: int) -> Sizes:
+    """The axes of one attention call, with torch's number of threads."""
+    B, H, N, D = query.shape
+    _, G, M, E = value.shape
+    return Sizes(B, H, G, N, M, D, E, clusters, topk, iterations, DTYPES[query.dtype], torch.get_num_threads())
+
+
+def rows(x: Tensor) -> Rows:
+    """A tensor (B, heads, tokens, width) with contiguous rows."""
+    return Rows(x.data_ptr(), *x.stride()[:3])
+
+
+def with_contiguous_rows(x: Tensor) -> Tensor:
+    """The tensor itself where the elements of a row adjoin, else a copy."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def pointer(x: Tensor | None) -> Any:
+    """Where a contiguous tensor's elements are; null for None."""
+    return None if x is None else ctypes.c_void_p(x.data_ptr())

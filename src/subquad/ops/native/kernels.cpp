@@ -1,0 +1,56 @@
+// All kernels, compiled once for each instruction-set variant, each in a namespace of its own.
+#include <cstdint>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "kernels.hpp"
+
+namespace SUBQUAD_VARIANT {
+
+constexpr int MAX_THREADS = 1024;
+
+#include "simd.hpp"
+#include "gemm.hpp"
+#include "rows.hpp"
+#include "parallel.hpp"
+#include "positions.hpp"
+#include "select.hpp"
+#include "hash.hpp"
+#include "kmeans.hpp"
+#include "grouping.hpp"
+#include "centroids.hpp"
+#include "members.hpp"
+#include "forward.hpp"
+#include "backward.hpp"
+#include "single.hpp"
+
+template <class Arguments, class Run>
+static int64_t by_dtype(const Arguments &a, Run &&run) {
+  switch (a.sizes.dtype) {
+    case BFLOAT16: return run(bf16{});
+    case FLOAT16: return run(f16{});
+    default: return run(float{});
+  }
+}
+
+static int64_t hash(const Hashing &a) {
+  return by_dtype(a, [&](auto x) { return hash_of<decltype(x)>(a); });
+}
+static int64_t forward(const Forward &a) {
+  return by_dtype(a, [&](auto x) { return forward_of<decltype(x)>(a); });
+}
+static int64_t backward(const Backward &a) {
+  return by_dtype(a, [&](auto x) { return backward_of<decltype(x)>(a); });
+}
+
+}  // namespace SUBQUAD_VARIANT
+
+#define JOIN(a, b) a##b
+#define TABLE(variant) JOIN(kernels_, variant)
+extern const Kernels TABLE(SUBQUAD_VARIANT);
+const Kernels TABLE(SUBQUAD_VARIANT) = {SUBQUAD_VARIANT::hash, SUBQUAD_VARIANT::kmeans_of, SUBQUAD_VARIANT::forward,
+                                        SUBQUAD_VARIANT::backward};

@@ -1,0 +1,10 @@
+// One table of kernels for each instruction-set variant.
+#pragma once
+#include "arguments.hpp"
+
+struct Kernels {
+  int64_t (*hash)(const Hashing &);  // each returns the bytes of workspace that it needs; with a workspace, it runs
+  int64_t (*kmeans)(const Clustering &);
+  int64_t (*forward)(const Forward &);
+  int64_t (*backward)(const Backward &);
+};

@@ -1,0 +1,156 @@
+// K-means of 64-bit codes under Hamming distance: Lloyd's algorithm, bit for bit as `subquad.ops.kmeans` states it.
+//
+// Exact short cuts: it ends when no label changes (then nothing ever will), and the votes for a centroid's bits are
+// updated by the codes that changed their cluster.
+
+constexpr int64_t KMEANS_BLOCK = 8192;  // codes whose changes of votes fit 16 bits
+constexpr uint64_t PRESENT = 1ull << 63;  // set in every code: its votes count a cluster's members
+
+static inline int popcount(uint64_t x) {
+#if defined(__POPCNT__) || defined(__aarch64__)
+  return __builtin_popcountll(x);
+#else
+  x -= (x >> 1) & 0x5555555555555555;
+  x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333);
+  return (((x + (x >> 4)) & 0x0f0f0f0f0f0f0f0f) * 0x0101010101010101) >> 56;
+#endif
+}
+
+// The nearest centroid of each code; the lowest number wins a tie.
+static void nearest(const uint64_t *codes, int64_t count, const uint64_t *centroids, int64_t C, int32_t *labels) {
+  int64_t i = 0;
+#if defined(__AVX512VPOPCNTDQ__) && defined(__AVX512IFMA__)
+  const __m512i shift = _mm512_set1_epi64(1ll << 40);
+  for (; i < count; i += 32) {  // the last round may read and write up to 31 past the end: there is room for them
+    __m512i x[4], best[4];
+    for (int j = 0; j < 4; j++) {
+      x[j] = _mm512_loadu_si512(codes + i + 8 * j);
+      best[j] = _mm512_set1_epi64(-1);
+    }
+    for (int64_t c = 0; c < C; c++) {
+      __m512i centroid = _mm512_set1_epi64(centroids[c]), number = _mm512_set1_epi64(c);
+      for (int j = 0; j < 4; j++) {
+        __m512i distance = _mm512_popcnt_epi64(_mm512_xor_si512(x[j], centroid));
+        best[j] = _mm512_min_epu64(best[j], _mm512_madd52lo_epu64(number, distance, shift));  // distance·2⁴⁰ + number
+      }
+    }
+    for (int j = 0; j < 4; j++)
+      _mm256_storeu_si256((__m256i *)(labels + i + 8 * j), _mm512_cvtepi64_epi32(best[j]));
+  }
+#else
+  for (; i < count; i++) {
+    uint64_t best = ~0ull;
+    for (int64_t c = 0; c < C; c++) {
+      uint64_t key = ((uint64_t)popcount(codes[i] ^ centroids[c]) << 40) + (uint64_t)c;
+      best = key < best ? key : best;
+    }
+    labels[i] = (int32_t)best;
+  }
+#endif
+}
+
+// votes[bit] += sign where the code's bit is set.
+static inline void vote(int16_t *votes, uint64_t code, bool add) {
+#if defined(__AVX512BW__)
+  __m512i one = _mm512_set1_epi16(add ? 1 : -1), low = _mm512_loadu_si512(votes), high = _mm512_loadu_si512(votes + 32);
+  _mm512_storeu_si512(votes, _mm512_mask_add_epi16(low, (__mmask32)code, low, one));
+  _mm512_storeu_si512(votes + 32, _mm512_mask_add_epi16(high, (__mmask32)(code >> 32), high, one));
+#else
+  for (int bit = 0; bit < 64; bit++) votes[bit] += add ? (code >> bit) & 1 : -(int)((code >> bit) & 1);
+#endif
+}
+
+struct KmeansScratch {
+  uint64_t *centroids;  // a head in flight: (C)
+  int32_t *votes;       // a thread: (C,64)
+  int16_t *changes;     // a thread: (C,64)
+  int32_t *proposed;    // a thread: a block's new labels
+  int64_t *changed;     // a thread
+
+  KmeansScratch(Arena &arena, const Sizes &s) {
+    centroids = arena.take<uint64_t>(s.threads * s.C);
+    votes = arena.take<int32_t>(s.threads * s.C * WORD);
+    changes = arena.take<int16_t>(s.threads * s.C * WORD);
+    proposed = arena.take<int32_t>(s.threads * (KMEANS_BLOCK + 32));
+    changed = arena.take<int64_t>(s.threads * 8);  // a cache line each
+  }
+};
+
+// Assign a block of codes anew; add the changes of votes to the thread's. Returns how many labels changed.
+static int64_t reassign(const uint64_t *codes, int32_t *labels, int64_t count, const uint64_t *centroids, int64_t C,
+                        int32_t *proposed, int16_t *changes, int32_t *votes) {
+  nearest(codes, count, centroids, C, proposed);
+  int64_t changed = 0;
+  for (int64_t i = 0; i < C * WORD; i++) changes[i] = 0;
+  for (int64_t i = 0; i < count; i++) {
+    if (proposed[i] == labels[i]) continue;
+    if (labels[i] >= 0) vote(changes + labels[i] * WORD, codes[i], false);
+    vote(changes + proposed[i] * WORD, codes[i], true);
+    labels[i] = proposed[i];
+    changed++;
+  }
+  if (changed)
+    for (int64_t i = 0; i < C * WORD; i++) votes[i] += changes[i];
+  return changed;
+}
+
+// A bit is what most members have; a tie, and so an empty cluster, keeps the old one.
+static uint64_t majority(const int32_t *const *votes, int teams, int64_t c, uint64_t old) {
+  int32_t ones[WORD];
+  for (int bit = 0; bit < WORD; bit++) ones[bit] = votes[0][c * WORD + bit];
+  for (int t = 1; t < teams; t++)
+    for (int bit = 0; bit < WORD; bit++) ones[bit] += votes[t][c * WORD + bit];
+  uint64_t set = 0, tied = 0;
+  const int32_t members = ones[WORD - 1];
+#if defined(__AVX512F__)
+  for (int v = 0; v < WORD; v += 16) {
+    __m512i twice = _mm512_slli_epi32(_mm512_loadu_si512(ones + v), 1), all = _mm512_set1_epi32(members);
+    set |= (uint64_t)_mm512_cmpgt_epi32_mask(twice, all) << v;
+    tied |= (uint64_t)_mm512_cmpeq_epi32_mask(twice, all) << v;
+  }
+#else
+  for (int bit = 0; bit < WORD; bit++) {
+    set |= (uint64_t)(2 * ones[bit] > members) << bit;
+    tied |= (uint64_t)(2 * ones[bit] == members) << bit;
+  }
+#endif
+  return set | (tied & old);
+}
+
+// Labels of one head's codes, by rank; `codes` has room for 32 more. `threads` > 1 splits the sequence.
+static void kmeans_head(uint64_t *codes, int64_t n, const Sizes &s, const KmeansScratch &scratch, int threads,
+                        int thread, int32_t *labels) {
+  if (n <= s.C) {
+    for (int64_t i = 0; i < n; i++) labels[i] = (int32_t)i;
+    return;
+  }
+  const int64_t C = s.C, table = C * WORD;
+  const int team = threads > 1 ? threads : 1, own = threads > 1 ? 0 : thread;
+  uint64_t *centroids = scratch.centroids + own * C;
+  const int32_t *votes[MAX_THREADS];
+  for (int t = 0; t < team; t++) {
+    int32_t *clear = scratch.votes + (own + t) * table;
+    for (int64_t i = 0; i < table; i++) clear[i] = 0;
+    votes[t] = clear;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    codes[i] |= PRESENT;
+    labels[i] = -1;
+  }
+  for (int64_t c = 0; c < C; c++) centroids[c] = codes[c * n / C];
+  const int64_t block = team > 1 ? round_up((n + 4 * team - 1) / (4 * team), 32) : KMEANS_BLOCK;
+  const int64_t size = block < KMEANS_BLOCK ? block : KMEANS_BLOCK, tasks = (n + size - 1) / size;
+  for (int64_t round = 0; round <= s.iterations; round++) {
+    int64_t changed = 0;
+    for (int t = 0; t < team; t++) scratch.changed[(own + t) * 8] = 0;
+    parallel_for(team, tasks, [&](int64_t task, int of_team) {
+      int64_t t = own + of_team, first = task * size, count = n - first < size ? n - first : size;
+      scratch.changed[t * 8] +=
+          reassign(codes + first, labels + first, count, centroids, C, scratch.proposed + t * (KMEANS_BLOCK + 32),
+                   scratch.changes + t * table, scratch.votes + t * table);
+    });
+    for (int t = 0; t < team; t++) changed += scratch.changed[(own + t) * 8];
+    if (!changed || round == s.iterations) return;
+    for (int64_t c = 0; c < C; c++) centroids[c] = majority(votes, team, c, centroids[c]);
+  }
+}

@@ -1,0 +1,110 @@
+// What the clusters' members do: each attends to its cluster's top keys, which are packed once for all of them.
+
+constexpr int64_t MEMBER_TILE = 64;
+
+struct MemberScratch {
+  float *rows;            // (K',D' or E') for the transposition
+  float *keys, *values;   // (D,K') transposed; (K,E')
+  float *hidden;          // (K') 0 for a key, −∞ for the filling up to whole vectors
+  float *queries;         // (MEMBER_TILE,D)
+  float *weights;         // (MEMBER_TILE,K')
+  float *out;             // (MEMBER_TILE,E')
+  float *inverse;         // (MEMBER_TILE)
+
+  MemberScratch(Arena &arena, const Sizes &s) {
+    const int64_t K = round_up(s.K, W), D = round_up(s.D, W), E = round_up(s.E, W);
+    rows = arena.take<float>(K * (D > E ? D : E));
+    keys = arena.take<float>(D * K);
+    values = arena.take<float>(K * E);
+    hidden = arena.take<float>(K);
+    queries = arena.take<float>(MEMBER_TILE * s.D);
+    weights = arena.take<float>(MEMBER_TILE * K);
+    out = arena.take<float>(MEMBER_TILE * E);
+    inverse = arena.take<float>(MEMBER_TILE);
+  }
+};
+
+// The rows of `count` keys by rank, packed: (count', width') with zeros to whole vectors both ways.
+template <class T>
+static void gather(const Rows &rows, int64_t b, int64_t g, const Positions &keys, const int32_t *ranks, int64_t count,
+                   int64_t width, float *to, int64_t padded) {
+  for (int64_t i = 0; i < count; i++) load_row(row_of<T>(rows, b, g, keys[ranks[i]]), width, to + i * padded, padded);
+  zero(to + count * padded, (round_up(count, W) - count) * padded);
+}
+
+// Rows of logits·scale + hidden to e^{x − max}; `inverse` gets 1 / Σ of each.
+static void softmax_rows(float *rows, int64_t count, int64_t width, float scale, const float *hidden, float *inverse) {
+  for (int64_t i = 0; i < count; i++) {
+    float *row = rows + i * width;
+    vf high = splat(-__builtin_inff()), total = {};
+    for (int64_t j = 0; j < width; j += W) {
+      vf logits = load(row + j) * scale + load(hidden + j);
+      store(row + j, logits);
+      high = maximum(logits, high);
+    }
+    const vf top = splat(highest(high));
+    for (int64_t j = 0; j < width; j += W) {
+      vf p = exp_nonpositive(load(row + j) - top);
+      total += p;
+      store(row + j, p);
+    }
+    inverse[i] = 1 / sum(total);
+  }
+}
+
+// The top keys of one cluster, packed for the products of all its members.
+template <class T>
+static void pack_top(const Forward &a, const Positions &keys, int64_t b, int64_t g, const int32_t *top, int64_t K,
+                     const MemberScratch &own) {
+  const Sizes &s = a.sizes;
+  const int64_t lanes = round_up(K, W), wide = round_up(s.D, W);
+  gather<T>(a.key, b, g, keys, top, K, s.D, own.rows, wide);
+  pack_transposed(own.rows, lanes, s.D, wide, own.keys, lanes);
+  gather<T>(a.value, b, g, keys, top, K, s.E, own.values, round_up(s.E, W));
+  for (int64_t j = 0; j < lanes; j++) own.hidden[j] = j < K ? 0 : -__builtin_inff();
+}
+
+// out_i = rest_c + mass_c · softmax(Q_i·K_topᵀ) V_top for the members of a cluster, whose top keys are packed.
+template <class T>
+static void attend_members(const Forward &a, int64_t b, int64_t h, const int32_t *members, int64_t size, int64_t row,
+                           int64_t K, const MemberScratch &own) {
+  const Sizes &s = a.sizes;
+  const int64_t lanes = round_up(K, W), width = round_up(s.E, W);
+  const float *rest = a.saved.rest + row * s.E, mass = a.saved.mass[row];
+  if (K == 0) {
+    for (int64_t i = 0; i < size; i++) store_row(rest, s.E, row_of<T>(a.out, b, h, members[i]));
+    return;
+  }
+  for (int64_t first = 0; first < size; first += MEMBER_TILE) {
+    const int64_t count = size - first < MEMBER_TILE ? size - first : MEMBER_TILE;
+    pack_rows<T>(a.query, b, h, members, first, count, s.D, own.queries, s.D);
+    gemm(count, lanes, s.D, own.queries, s.D, 1, own.keys, lanes, own.weights, lanes, false);
+    softmax_rows(own.weights, count, lanes, a.scale, own.hidden, own.inverse);
+    gemm(count, width, K, own.weights, lanes, 1, own.values, width, own.out, width, false);
+    for (int64_t i = 0; i < count; i++) {
+      float *out = own.out + i * width;
+      const float share = mass * own.inverse[i];
+      for (int64_t e = 0; e < s.E; e++) out[e] = rest[e] + share * out[e];
+      store_row(out, s.E, row_of<T>(a.out, b, h, members[first + i]));
+    }
+  }
+}
+
+// Everything that one cluster does once the keys' chunks are done.
+template <class T>
+static void finish_cluster(const Forward &a, const Positions &keys, int64_t b, int64_t h, int64_t c,
+                           const Partial &partial, const MergeScratch &merging, const MemberScratch &own) {
+  const Sizes &s = a.sizes;
+  const int64_t bh = b * s.H + h, row = bh * s.C + c, K = s.K < keys.count ? s.K : keys.count;
+  const int32_t *bounds = a.saved.offsets + bh * (s.C + 1) + c;
+  const int32_t *members = a.saved.order + bh * s.N + bounds[0];
+  if (bounds[0] == bounds[1]) return attend_nothing(a, row);
+  if (keys.count == 0) {
+    attend_nothing(a, row);
+  } else {
+    const Merged merged = merge_chunks(a, keys.count, row, partial, merging);
+    if (K) pack_top<T>(a, keys, b, h / (s.H / s.G), a.saved.top + row * s.K, K, own);
+    split_off_top(a, row, merged, own.values, partial.width, merging);
+  }
+  attend_members<T>(a, b, h, members, bounds[1] - bounds[0], row, K, own);
+}

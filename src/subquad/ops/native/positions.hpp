@@ -1,0 +1,33 @@
+// Which positions of an item are real. Everything below works on their ranks, so that padding costs nothing.
+
+struct Positions {
+  const int32_t *at;  // null: every position is real
+  int64_t count;
+  int64_t operator[](int64_t rank) const { return at ? at[rank] : rank; }
+  const int32_t *from(int64_t rank) const { return at ? at + rank : nullptr; }
+};
+
+struct Masks {
+  int32_t *at;      // (B, positions), or null
+  int64_t *counts;  // (B), or null
+  int64_t positions;
+
+  Masks(Arena &arena, const uint8_t *real, int64_t B, int64_t positions) : at(nullptr), counts(nullptr), positions(positions) {
+    if (!real) return;
+    at = arena.take<int32_t>(B * positions);
+    counts = arena.take<int64_t>(B);
+    if (!arena.base) return;
+    for (int64_t b = 0; b < B; b++) {
+      int64_t count = 0;
+      for (int64_t i = 0; i < positions; i++) {
+        at[b * positions + count] = (int32_t)i;
+        count += real[b * positions + i] != 0;
+      }
+      counts[b] = count;
+    }
+  }
+
+  Positions of(int64_t b) const {
+    return counts ? Positions{at + b * positions, counts[b]} : Positions{nullptr, positions};
+  }
+};

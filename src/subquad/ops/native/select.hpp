@@ -1,0 +1,68 @@
+// The k largest of a few hundred values.
+
+// The k-th largest of `count` ≥ k values, by bisection on their bits; no branch depends on the data. NaNs count as −∞.
+// `numbers` is scratch of round_up(count, W).
+static float kth_largest(const float *values, int64_t count, int64_t k, int32_t *numbers) {
+  const int64_t padded = round_up(count, W);
+  for (int64_t i = 0; i < count; i++) {
+    const int32_t bits = (int32_t)as_bits(values[i] == values[i] ? values[i] : -__builtin_inff());
+    numbers[i] = bits ^ ((bits >> 31) & 0x7fffffff);
+  }
+  for (int64_t i = count; i < padded; i++) numbers[i] = INT32_MIN;
+  int32_t kth = count_at_least(numbers, padded, 0) >= k ? 0 : INT32_MIN;
+  for (int bit = 30; bit >= 0; bit--) {
+    const int32_t more = kth | (1 << bit);
+    kth = count_at_least(numbers, padded, more) >= k ? more : kth;
+  }
+  return as_float((uint32_t)(kth ^ ((kth >> 31) & 0x7fffffff)));
+}
+
+// For each of W columns a bound that at least k of its `count` values exceed, and few more: bisection on the upper half
+// of the bits, all columns at once. `numbers` is scratch of count·W.
+static vf bound_of_columns(const float *values, int64_t row, int64_t count, int64_t k, int32_t *numbers) {
+  for (int64_t i = 0; i < count; i++) *(vi_anywhere *)(numbers + i * W) = ordered(load(values + i * row));
+  vi kth = vi{} + INT32_MIN;
+  for (int bit = 31; bit >= 16; bit--) {
+    const vi more = kth ^ (int32_t)(1u << bit);  // sets the bit; at first it clears the sign
+    vi found = {};
+    for (int64_t i = 0; i < count; i++) found -= *(const vi_anywhere *)(numbers + i * W) >= more;
+    const vi enough = found >= (int32_t)k;
+    kth = (enough & more) | (~enough & kth);
+  }
+  return unordered(kth - 1);
+}
+
+// Move the k largest of `count` > k pairs to the front, in their order, NaNs left out. Ties: the first. Returns how many
+// were kept, which is k without NaNs, and the k-th value. There is room for W − 1 more in both.
+static int64_t keep_largest(float *values, int32_t *indices, int64_t count, int64_t k, int32_t *numbers, float *kth) {
+  const float bound = *kth = kth_largest(values, count, k, numbers);
+  int64_t above = 0, tied = 0, kept = 0;
+  for (int64_t i = 0; i < count; i++) {
+    above += values[i] > bound;
+    tied += values[i] == bound;
+  }
+#if defined(__AVX512F__)
+  if (above + tied == k) {
+    for (int64_t i = 0; i < count; i += W) {
+      const __mmask16 present = count - i < W ? (1u << (count - i)) - 1 : 0xffff;
+      const __m512 v = _mm512_loadu_ps(values + i);
+      const __m512i index = _mm512_loadu_si512(indices + i);
+      const __mmask16 keep = _mm512_mask_cmp_ps_mask(present, v, _mm512_set1_ps(bound), _CMP_GE_OQ);
+      _mm512_storeu_ps(values + kept, _mm512_maskz_compress_ps(keep, v));  // what it writes past `kept` has been read
+      _mm512_storeu_si512(indices + kept, _mm512_maskz_compress_epi32(keep, index));
+      kept += __builtin_popcount(keep);
+    }
+    return kept;
+  }
+#endif
+  int64_t ties = k - above;
+  for (int64_t i = 0; i < count; i++) {
+    const float value = values[i];
+    const bool tie = value == bound && ties > 0, keep = value > bound || tie;
+    values[kept] = value;
+    indices[kept] = indices[i];
+    kept += keep;
+    ties -= tie;
+  }
+  return kept;
+}

@@ -1,0 +1,114 @@
+// Vectors of floats as wide as the variant's registers, in the compiler's own vector types: one source for all variants.
+// Included inside the variant's namespace, so that no variant's code can be linked into another.
+
+#if defined(__AVX512F__)
+constexpr int W = 16;  // lanes
+constexpr int GEMM_ROWS = 6, GEMM_VECTORS = 4;  // of the accumulators: 24 of 32 registers
+#elif defined(__AVX2__)
+constexpr int W = 8;
+constexpr int GEMM_ROWS = 6, GEMM_VECTORS = 2;  // 12 of 16
+#else
+constexpr int W = 4;
+constexpr int GEMM_ROWS = 6, GEMM_VECTORS = 2;
+#endif
+
+typedef float vf __attribute__((vector_size(W * 4), may_alias));
+typedef int32_t vi __attribute__((vector_size(W * 4), may_alias));
+typedef float vf_anywhere __attribute__((vector_size(W * 4), aligned(4), may_alias));
+typedef int32_t vi_anywhere __attribute__((vector_size(W * 4), aligned(4), may_alias));
+
+static inline vf load(const float *p) { return *(const vf_anywhere *)p; }
+static inline void store(float *p, vf v) { *(vf_anywhere *)p = v; }
+static inline vf splat(float x) { return x - vf{}; }  // x − 0 is x, for −0 and NaN too
+static inline vf select(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+static inline vf maximum(vf a, vf b) { return select(a > b, a, b); }
+
+static inline float sum(vf v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#else
+  float total = 0;
+  for (int i = 0; i < W; i++) total += v[i];
+  return total;
+#endif
+}
+
+// How many of the whole numbers are at least `bound`; `padded` is a multiple of W.
+static inline int64_t count_at_least(const int32_t *numbers, int64_t padded, int32_t bound) {
+  int64_t count = 0;
+#if defined(__AVX512F__)
+  for (int64_t i = 0; i < padded; i += W)
+    count += __builtin_popcount(_mm512_cmpge_epi32_mask(_mm512_loadu_si512(numbers + i), _mm512_set1_epi32(bound)));
+#else
+  vi total = {};
+  for (int64_t i = 0; i < padded; i += W) total -= *(const vi_anywhere *)(numbers + i) >= bound;
+  for (int lane = 0; lane < W; lane++) count += total[lane];
+#endif
+  return count;
+}
+
+// Floats as whole numbers in the same order, and back: the magnitude's bits are flipped where the sign is set.
+static inline vi ordered(vf x) { return (vi)x ^ (((vi)x >> 31) & 0x7fffffff); }
+static inline vf unordered(vi x) { return (vf)(x ^ ((x >> 31) & 0x7fffffff)); }
+
+static inline float highest(vf v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
+  float best = v[0];
+  for (int i = 1; i < W; i++) best = v[i] > best ? v[i] : best;
+  return best;
+#endif
+}
+
+// One bit for each lane where a > b.
+static inline uint32_t bits_greater(vf a, vf b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GT_OQ));
+#else
+  vi greater = a > b;
+  uint32_t bits = 0;
+  for (int i = 0; i < W; i++) bits |= (uint32_t)(greater[i] & 1) << i;
+  return bits;
+#endif
+}
+
+// eˣ for x ≤ 0, to 2 ulp: 2ⁿ · eʳ with r = x − n ln 2. Below −87, where fp32 ends, 0; NaN stays NaN.
+static inline vf exp_nonpositive(vf x) {
+  const vf magic = splat(12582912.0f);  // 1.5·2²³: adding it rounds to the nearest whole number, in the low bits
+  vf shifted = x * 1.44269504088896341f + magic;
+  vf n = shifted - magic;
+  vf r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  vf p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  vf power = (vf)(((vi)shifted << 23) + (127 << 23));
+  return select(x < splat(-87.0f), vf{}, p * power);
+}
+
+// Transpose W×W in registers: log2 W rounds that interleave row i with row i + W/2.
+static inline void transpose(vf (&rows)[W]) {
+  vi low, high;
+  for (int i = 0; i < W; i++) {
+    low[i] = (i & 1) * W + i / 2;
+    high[i] = (i & 1) * W + W / 2 + i / 2;
+  }
+#pragma GCC unroll 4
+  for (int round = 1; round < W; round *= 2) {
+    vf mixed[W];
+#pragma GCC unroll 16
+    for (int i = 0; i < W / 2; i++) {
+      mixed[2 * i] = __builtin_shuffle(rows[i], rows[i + W / 2], low);
+      mixed[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + W / 2], high);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < W; i++) rows[i] = mixed[i];
+  }
+}
