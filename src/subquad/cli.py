@@ -11,9 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-import subquad as sq
 from subquad.methods import METHODS, Traits
-from subquad.ops.backends import chosen_backend
 
 if TYPE_CHECKING:
     from subquad.report.schema import Report
@@ -167,10 +165,8 @@ def doctor() -> None:
     from subquad.workflows import machine
 
     table = Table(box=None, show_header=False)
-    for what, found in (machine.versions() | machine.hardware()).items():
-        table.add_row(what, found)
-    for backend, state in sq.backends().items():
-        table.add_row(f"backend {backend}", "in use" if backend == chosen_backend() else state)
+    for what, found in (machine.versions() | machine.hardware() | machine.backends()).items():
+        table.add_row(what, _escape(found))
     Console().print(table)
 
 

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import torch
 
+from subquad.ops import native
+from subquad.ops.backends import backends as states
+from subquad.ops.backends import chosen_backend
+
 
 def versions() -> dict[str, str]:
     """Versions of everything that results depend on; packages that are not installed are left out."""
@@ -31,6 +35,22 @@ def hardware(device: str = "cpu") -> dict[str, str]:
     if torch.device(device).type == "cuda":
         described["gpu"] = torch.cuda.get_device_name(device)
     return described
+
+
+def backends() -> dict[str, str]:
+    """For each backend, as "backend NAME": what runs, or what is missing, what that costs and the remedy."""
+    described = states() | {"reference": "plain PyTorch", "cpu": _cpu_backend()}
+    in_use = chosen_backend()
+    return {f"backend {name}": f"{'in use: ' * (name == in_use)}{what}" for name, what in described.items()}
+
+
+def _cpu_backend() -> str:
+    reason = native.refusal()
+    if reason is not None:
+        return f"{reason}. Until then clustered methods run as plain PyTorch: slower than exact attention when short"
+    others = [name for name in native.variants() if name != native.variant()]
+    threads = "OpenMP" if native.has_openmp() else "built without OpenMP: on one thread"
+    return f"variant {native.variant()} ({', '.join(others) or 'no other'} could run here too), {threads}"
 
 
 def _processor() -> str:

@@ -17,7 +17,7 @@ import torch  # noqa: F401  (first: its wheel brings the OpenMP runtime, and the
 
 ABI_VERSION = 1  # as in abi.cpp
 _FILE = {"darwin": "libsubquad.dylib", "win32": "subquad.dll"}.get(sys.platform, "libsubquad.so")
-_AGAIN = "in subquad's folder: pip install -v --force-reinstall --no-deps ."  # -v shows what fails
+_AGAIN = "run `pip install -v --force-reinstall --no-deps .` in subquad's folder"  # -v shows what fails
 
 
 def library() -> ctypes.CDLL:
@@ -80,9 +80,9 @@ def _load(path: Path) -> tuple[ctypes.CDLL | None, str | None]:
         _declare(found)
         version = found.subquad_abi_version()
     except (OSError, AttributeError) as error:
-        return None, f"{path} cannot be loaded: {error}; {_AGAIN}"
+        return None, f"the compiled library cannot be loaded ({error}): {_AGAIN}"
     if version != ABI_VERSION:
-        return None, f"{path} has interface {version} but this Python code calls {ABI_VERSION}; {_AGAIN}"
+        return None, f"{path} has interface {version} but this Python code calls {ABI_VERSION}: {_AGAIN}"
     return found, None
 
 
@@ -95,8 +95,8 @@ def _declare(found: ctypes.CDLL) -> None:
 def _missing() -> str:
     compiler = _compiler()
     if compiler is None:
-        return f"this install has no compiled library, and there is no C++ compiler; install one, then {_AGAIN}"
-    return f"this install has no compiled library: compiling failed or was not tried; with {compiler}, {_AGAIN}"
+        return f"no compiled library in this install, for want of a C++ compiler: install one, then {_AGAIN}"
+    return f"no compiled library in this install, though there is a C++ compiler now ({compiler}): {_AGAIN}"
 
 
 def _compiler() -> str | None:

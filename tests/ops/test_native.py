@@ -1,0 +1,188 @@
+"""The native library: how it is found, loaded and refused, and its instruction-set variants."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import subquad as sq
+from subquad.ops import native
+
+here = pytest.mark.skipif(native.refusal() is not None, reason=f"backend cpu: {native.refusal()}")
+
+
+@pytest.mark.skipif(os.environ.get("SUBQUAD_REQUIRE_CPU") != "1", reason="SUBQUAD_REQUIRE_CPU is not 1")
+def test_the_library_is_there_where_it_must_be():
+    """Elsewhere the tests of compiled kernels skip themselves without it: they must not do so unseen."""
+    assert native.refusal() is None
+    assert sq.backends()["cpu"] == "available"
+
+
+@here
+def test_it_says_what_it_can_do():
+    assert native.variants()[-1] == "baseline"
+    assert len(set(native.variants())) == len(native.variants())
+    assert native.variant() == native.variants()[0], "the fastest is not in use"
+    assert native.library().subquad_abi_version() == native.ABI_VERSION
+
+
+@here
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="a CPU without AVX2, or not an x86-64"
+)
+def test_torch_and_the_library_agree_on_the_cpu():
+    assert "avx2" in native.variants()
+    assert ("avx512" in native.variants()) == (torch.backends.cpu.get_cpu_capability() == "AVX512")
+
+
+# ---------------------------------------------------------------------- variants
+
+
+@here
+def test_each_variant_can_be_forced_for_a_while():
+    fastest = native.variant()
+    for name in native.variants():
+        with native.use_variant(name):
+            assert native.variant() == name
+        assert native.variant() == fastest
+
+
+@here
+def test_variants_nest():
+    fastest, slowest = native.variant(), native.variants()[-1]
+    with native.use_variant(slowest):
+        with native.use_variant(fastest):
+            assert native.variant() == fastest
+        assert native.variant() == slowest
+    assert native.variant() == fastest
+
+
+@here
+def test_a_variant_ends_with_an_error():
+    fastest = native.variant()
+    with pytest.raises(KeyError), native.use_variant(native.variants()[-1]):
+        raise KeyError
+    assert native.variant() == fastest
+
+
+@here
+def test_a_variant_is_forced_for_all_threads():
+    seen = []
+    with native.use_variant("baseline"):
+        thread = threading.Thread(target=lambda: seen.append(native.variant()))
+        thread.start()
+        thread.join()
+    assert seen == ["baseline"]
+
+
+@here
+@pytest.mark.parametrize("name", ["sse9", "", "avx"])
+def test_an_unknown_variant_is_refused_with_those_that_run_here(name):
+    before = native.variant()
+    refused = pytest.raises(ValueError, match=rf"no variant '{name}' runs here; there are .*baseline")
+    with refused, native.use_variant(name):
+        pass
+    assert native.variant() == before
+
+
+@here
+def test_the_library_itself_refuses_an_unknown_variant():
+    assert native.library().subquad_use_variant(b"sse9") == -1
+    assert native.library().subquad_use_variant(b"baseline") == 0
+    assert native.variant() == "baseline"
+    assert native.library().subquad_use_variant(b"") == 0
+    assert native.variant() == native.variants()[0]
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def test_without_the_file_and_with_a_compiler_it_says_what_to_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setenv("CXX", f"{sys.executable} -flag")
+    library, reason = native._find()
+    assert library is None
+    assert reason is not None
+    assert reason.startswith("no compiled library in this install")
+    assert f"there is a C++ compiler now ({sys.executable})" in reason
+    assert "pip install -v --force-reinstall --no-deps ." in reason
+
+
+@pytest.mark.parametrize(("cxx", "path"), [("no-such-compiler", None), ("", "empty")])
+def test_without_the_file_and_a_compiler_it_says_what_to_install(monkeypatch, tmp_path, cxx, path):
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setenv("CXX", cxx)
+    if path is not None:
+        monkeypatch.setenv("PATH", str(tmp_path / path))
+    _, reason = native._find()
+    assert reason is not None
+    assert "for want of a C++ compiler: install one" in reason
+
+
+def test_a_damaged_file_is_a_reason(tmp_path):
+    damaged = tmp_path / native._FILE
+    damaged.write_bytes(b"not a library")
+    library, reason = native._load(damaged)
+    assert library is None
+    assert reason is not None
+    assert reason.startswith("the compiled library cannot be loaded (")
+    assert str(damaged) in reason
+
+
+def test_a_library_of_something_else_is_a_reason():
+    library, reason = native._load(Path(torch._C.__file__))
+    assert library is None
+    assert reason is not None
+    assert "subquad_variants" in reason
+
+
+@here
+def test_a_library_of_another_version_is_a_reason(monkeypatch):
+    path = Path(native.__file__).with_name(native._FILE)
+    monkeypatch.setattr(native, "ABI_VERSION", 1_000_000)
+    library, reason = native._load(path)
+    assert library is None
+    assert reason is not None
+    assert f"{path} has interface " in reason
+    assert "but this Python code calls 1000000" in reason
+
+
+def test_a_refused_library_cannot_be_had(monkeypatch):
+    monkeypatch.setattr(native, "_LIBRARY", None)
+    monkeypatch.setattr(native, "_REFUSAL", "it is Sunday")
+    assert native.refusal() == sq.backends()["cpu"] == "it is Sunday"
+    with pytest.raises(RuntimeError, match="native library cannot be used: it is Sunday"):
+        native.variants()
+    with pytest.raises(ValueError, match="backend 'cpu' cannot run here: it is Sunday"), sq.use_backend("cpu"):
+        pass
+
+
+# ---------------------------------------------------------------------- OpenMP
+
+
+@here
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_one_openmp_runtime_serves_torch_and_the_library():
+    """Two would fight for the cores. torch brings one under the plain name that the library asks for."""
+    code = """
+import subquad.ops.native as native, torch
+native.library()
+torch.rand(64, 64) @ torch.rand(64, 64)
+names = {line.split(maxsplit=5)[-1].strip() for line in open("/proc/self/maps") if "/" in line}
+print(*sorted(name for name in names if "omp" in name.rpartition("/")[2]), sep="\\n")
+print(*sorted(name for name in names if "subquad" in name.rpartition("/")[2]), sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    runtime, library = done.stdout.split()
+    assert Path(runtime).parent == Path(torch.__file__).parent / "lib"
+    assert Path(library).name == native._FILE
+
+
+@here
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="OpenMP is used on Linux only")
+def test_the_library_has_openmp():
+    assert native.has_openmp()

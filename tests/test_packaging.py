@@ -1,0 +1,112 @@
+"""What is in a wheel and in a source distribution, with a C++ compiler and without. No network, no isolation."""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+from itertools import combinations
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LIBRARY = "subquad/ops/native/libsubquad.so"
+SOURCES = {"abi.cpp", "kernels.cpp", "kernels.hpp"}
+DATA = {"subquad/py.typed", "subquad/report/page.html.j2"}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the names are those of Linux"),
+    pytest.mark.skipif(shutil.which("cmake") is None, reason="no CMake outside pip's build environment"),
+]
+
+
+def build(what: str, into: Path, **settings: str) -> Path:
+    pytest.importorskip("scikit_build_core")
+    code = f"from scikit_build_core import build; build.build_{what}({str(into)!r}, {settings!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    (built,) = into.glob("subquad-*")
+    return built
+
+
+def names_in(wheel: Path) -> set[str]:
+    with ZipFile(wheel) as file:
+        return set(file.namelist())
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> tuple[Path, Path]:
+    """A wheel and its build folder; unoptimised, which takes seconds, and leaves all inline functions to be seen."""
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+    folder = tmp_path_factory.mktemp("build")
+    wheel = build("wheel", tmp_path_factory.mktemp("wheel"), **{"cmake.build-type": "Debug", "build-dir": str(folder)})
+    return wheel, folder
+
+
+def test_one_wheel_serves_every_python(compiled):
+    wheel, _ = compiled
+    assert wheel.name.split("-", 2)[-1].startswith("py3-none-linux_")
+
+
+def test_a_wheel_holds_the_library_and_no_sources_and_no_other_library(compiled):
+    names = names_in(compiled[0])
+    assert {LIBRARY, *DATA, "subquad/__init__.py"} <= names
+    assert {name for name in names if ".so" in name} == {LIBRARY}
+    assert not {name for name in names if name.endswith((".cpp", ".hpp", "CMakeLists.txt"))}
+    assert all(name.startswith("subquad") for name in names)
+
+
+def test_the_library_shows_its_own_functions_only(compiled, tmp_path):
+    with ZipFile(compiled[0]) as file:
+        path = file.extract(LIBRARY, tmp_path)
+    shown = defined_in(Path(path), "-D")
+    assert {"subquad_abi_version", "subquad_variants"} <= shown
+    assert all(name.startswith("subquad_") for name in shown)
+
+
+def test_no_function_of_one_variant_can_be_linked_into_another(compiled):
+    """The linker keeps one of two inline functions of the same name: it could be one that this CPU cannot run."""
+    objects = sorted(compiled[1].rglob("kernels.cpp.o"))
+    assert objects
+    symbols = {path.parents[4].name: defined_in(path) - {"DW.ref.__gxx_personality_v0"} for path in objects}
+    assert all(symbols.values())
+    for one, other in combinations(symbols, 2):
+        assert not symbols[one] & symbols[other], f"in {one} and {other}"
+
+
+def test_the_runtime_of_openmp_is_asked_for_by_the_name_that_torch_brings(compiled):
+    if shutil.which("readelf") is None:
+        pytest.skip("no readelf")
+    (path,) = compiled[1].glob("libsubquad.so")
+    done = subprocess.run(["readelf", "-d", str(path)], capture_output=True, text=True, check=True)
+    needed = {line.partition("[")[2].rstrip("]") for line in done.stdout.splitlines() if "(NEEDED)" in line}
+    assert {name for name in needed if "omp" in name} == {"libgomp.so.1"}
+
+
+def test_without_a_compiler_a_wheel_of_python_alone_comes_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    wheel = build("wheel", tmp_path)
+    assert wheel.name.endswith("-py3-none-any.whl")
+    names = names_in(wheel)
+    assert {*DATA, "subquad/ops/native/__init__.py"} <= names
+    assert not {name for name in names if name.endswith((".so", ".cpp", ".hpp"))}
+
+
+def test_a_source_distribution_holds_all_that_a_build_needs(tmp_path):
+    with tarfile.open(build("sdist", tmp_path)) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    assert {"CMakeLists.txt", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"} <= names
+    assert {f"src/subquad/ops/native/{name}" for name in SOURCES} <= names
+    assert {f"src/{name}" for name in DATA} <= names
+    assert not {name for name in names if name.endswith(".so") or name.startswith((".", "benchmarks"))}
+
+
+def defined_in(path: Path, *options: str) -> set[str]:
+    """The names that an object or library defines for others."""
+    if shutil.which("nm") is None:
+        pytest.skip("no nm")
+    command = ["nm", "--defined-only", "--extern-only", "--format=posix", *options, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {line.split()[0] for line in done.stdout.splitlines()}
