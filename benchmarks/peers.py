@@ -12,6 +12,7 @@ import random
 import shlex
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -30,6 +31,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import subquad as sq
 from subquad.measure.fidelity import relative_error
 from subquad.measure.timing import Cost, cost, interleaved
+from subquad.ops.backends import chosen_backend
 from subquad.report import cells
 from subquad.workflows import machine
 
@@ -314,8 +316,8 @@ def measure(contenders: Sequence[Contender], length: int, repeats: int) -> list[
             forward[one.name], both[one.name], errors[one.name] = warmed_up(one, inputs, truth)
         except Exception as error:  # what a peer cannot do at this length must not stop the others
             failures[one.name] = reason(error)
-    seconds = timed(f"{length:,} tokens, forward", forward, repeats)
-    seconds_both = timed(f"{length:,} tokens, forward+backward", both, repeats)
+    seconds = timed(f"{length:,} tokens, forward", forward, repeats, failures)
+    seconds_both = timed(f"{length:,} tokens, forward+backward", both, repeats, failures)
     return [
         Row(one, failure=failures[one.name])
         if one.name in failures
@@ -341,15 +343,23 @@ def warmed_up(one: Contender, inputs: Inputs, truth: Tensor) -> tuple[Call, Call
     return core.forward, both, statistics.mean(errors) if one.approximates else None
 
 
-def timed(what: str, calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each call in each round."""
+def timed(what: str, calls: dict[str, Call], repeats: int, failures: dict[str, str]) -> dict[str, list[float]]:
+    """Seconds of each call in each round. A call that fails takes no further part; its reason goes to `failures`."""
+
+    def caught(name: str) -> None:
+        try:
+            calls[name]()
+        except Exception as error:  # a peer that draws anew in every call may fail in any
+            failures[name] = reason(error)
+
     seed_global_generators(SEEDS[0])
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for done in range(repeats):
         say(f"{what}: round {done + 1} of {repeats}")
-        for name, took in interleaved(calls, rounds=1).items():
+        running = {name: partial(caught, name) for name in calls if name not in failures}
+        for name, took in interleaved(running, rounds=1).items():
             seconds[name] += took
-    return seconds
+    return {name: took for name, took in seconds.items() if name not in failures}
 
 
 def timing(one: Contender, seconds: dict[str, list[float]]) -> Timing:
@@ -373,6 +383,7 @@ HEAD = (
     ),
     "error",
 )
+NAME = 12  # characters of a method's name on a line in the terminal: with the figures beside it, 80 columns
 LEGEND = (
     "fwd: forward; bwd: backward; ms: the median over rounds, then its quartiles.",
     "vs SDPA: speed relative to exact attention's, the median over rounds of SDPA's time / this one's; ↓ is slower.",
@@ -409,7 +420,6 @@ def failures_of(rows: Sequence[Row]) -> list[str]:
 
 def conditions(repeats: int) -> list[str]:
     """What ran where, one fact a line."""
-    can_run = [name for name, state in sq.backends().items() if state.startswith("available")]
     return [
         f"batch {BATCH}, {HEADS} heads, width {WIDTH}, fp32, no padding, no dropout; {CLUSTERS} clusters, {BITS} bits, "
         f"{ITERATIONS} iterations, top-{TOPK}",
@@ -421,7 +431,7 @@ def conditions(repeats: int) -> list[str]:
         "the global generators, which peers draw from, are seeded before each warm-up and each measurement; clusters "
         "of pytorch-fast-transformers that run empty restart from the system's entropy all the same",
         "; ".join(f"{what} {found}" for what, found in (machine.versions() | machine.hardware()).items()),
-        f"subquad {sq.__version__}; its backends that can run here: {', '.join(can_run)}",
+        f"subquad {sq.__version__} on its backend {chosen_backend()!r}",
     ]
 
 
@@ -431,12 +441,12 @@ def show(console: Console, length: int, rows: Sequence[Row]) -> None:
         title=f"{length:,} tokens", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
     )
     table.padding = (0, 1, 0, 0)
-    table.add_column("method", overflow="fold")
+    table.add_column("method", min_width=NAME)
     for column in ("fwd ms", "vs SDPA", "vs ours", "fwd+bwd ms", "vs SDPA", "vs ours", "error"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, _, ms, quartiles, sdpa_, like, both, both_quartiles, both_sdpa, both_like, error in lines_of(rows):
         pair, both_pair = f"{ms}\n{quartiles}", f"{both}\n{both_quartiles}"
-        table.add_row(name, pair, sdpa_, like, both_pair, both_sdpa, both_like, error)
+        table.add_row(textwrap.fill(name, NAME), pair, sdpa_, like, both_pair, both_sdpa, both_like, error)
     console.print(table)
     for failure in failures_of(rows):
         console.print(failure, markup=False, soft_wrap=True)
@@ -509,7 +519,8 @@ def main(
         if out is not None:  # after each length: what is there stays if a later one is interrupted
             out.write_text(markdown(results, absent, repeats), "utf-8")
     versions = {one.package: installed(one.package) for one in (*OURS, *found)}
-    below = [*LEGEND, ", ".join(f"{name} {number}" for name, number in versions.items())]
+    packages = ", ".join(f"{name} {number}" for name, number in versions.items())
+    below = [*LEGEND, f"{packages}; subquad's backend: {chosen_backend()}"]
     for line in (*below, *(f"{name}: {why}" for name, why in absent.items())):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -72,6 +72,29 @@ def test_a_peer_that_fails_is_listed_with_the_reason_and_the_others_go_on(
     assert "–" not in row(written, "good")
 
 
+def test_a_peer_that_fails_while_it_is_timed_leaves_the_rounds_to_the_others(
+    peers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def flaky(inputs: object, seed: int):
+        core, calls = peers.exact(inputs, seed), iter(range(6))  # warming up takes 4, the rounds of forward 2
+
+        def run():
+            if next(calls, None) is None:
+                raise RuntimeError("no luck")
+            return core.run()
+
+        return peers.Core(run, core.leaves)
+
+    found = [peers.Contender("flaky", "torch", flaky, "SDPA again"), peers.Contender("good", "torch", peers.exact, "")]
+    monkeypatch.setattr(peers, "present", lambda asked: (found, {}))
+    result = run(peers, "--lengths", "16", "--out", str(tmp_path / "peers.md"))
+    assert result.exit_code == 0, result.output
+    written = (tmp_path / "peers.md").read_text("utf-8")
+    assert "- flaky failed: RuntimeError: no luck\n" in written
+    assert row(written, "flaky")[2:] == ["–"] * 8 + ["failed"]
+    assert row(written, "good")[2] != "–"
+
+
 def test_a_peer_that_cannot_be_imported_is_named_with_the_reason(peers: ModuleType, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(peers, "version", lambda package: "0.0")
     monkeypatch.setitem(peers.MODULES, "linformer", "a_module_that_is_not_there")
