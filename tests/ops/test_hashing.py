@@ -3,8 +3,13 @@ import math
 import pytest
 import torch
 
+from subquad.ops.backends import use_backend
 from subquad.ops.hashing import hash_codes, unpack_signs
+from subquad.ops.hashing.reference import centred
+from subquad.randomness import orthogonal
 from tests.oracle import normal
+
+pytestmark = pytest.mark.usefixtures("implementation")
 
 
 @pytest.mark.parametrize("angle", [0.3, 1.0, 2.0, 3.0])
@@ -26,9 +31,12 @@ def test_a_bit_is_the_sign_of_its_projection():
     assert torch.equal(unpack_signs(hash_codes(-x, 63, seed=1), 63), -unpack_signs(codes, 63))
 
 
-def test_length_and_dtype_of_a_vector_do_not_matter():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_length_and_dtype_of_a_vector_do_not_matter(dtype):
     x = normal(2, 3, 5, 4).bfloat16()
-    assert torch.equal(hash_codes(1000 * x.double(), 63, seed=1), hash_codes(x, 63, seed=1))
+    with use_backend("reference"):
+        want = hash_codes(1024 * x.to(dtype), 63, seed=1)
+    assert torch.equal(hash_codes(x, 63, seed=1), want)
 
 
 def test_zero_has_no_bit_set():
@@ -56,3 +64,30 @@ def test_unpack_reads_the_lowest_bit_first():
 
 def test_codes_carry_no_gradient():
     assert not hash_codes(normal(1, 1, 5, 4).requires_grad_(), 20, seed=3).requires_grad
+
+
+@pytest.mark.parametrize("centre", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_all_implementations_agree_but_where_a_projection_is_nearly_zero(centre, dtype):
+    x = (normal(2, 3, 2100, 24) + 2).to(dtype)
+    real = normal(2, 2100) > -0.5
+    have = hash_codes(x, 63, seed=5, centre=centre, real=real)
+    with use_backend("reference"):
+        want = hash_codes(x, 63, seed=5, centre=centre, real=real)
+    differing = unpack_signs(have, 63) != unpack_signs(want, 63)
+    assert not differing[~real[:, None].expand(2, 3, -1)].any()
+    vectors = centred(x, real) if centre else x.float()
+    projections = vectors @ orthogonal(5, 63, 24, like=vectors).T
+    assert differing.float().mean() < 1e-4
+    assert (projections[differing].abs() < 1e-5).all()
+
+
+def test_centring_takes_a_common_offset_away_and_nothing_of_pads():
+    x, offset = normal(1, 2, 40, 8), 8 * normal(1, 2, 1, 8, seed=1).round()
+    real = torch.arange(40)[None] % 3 > 0
+    plain = hash_codes(x, 63, seed=0, centre=True, real=real)
+    moved = hash_codes(torch.where(real[:, None, :, None], x, 1e4) + offset, 63, seed=0, centre=True, real=real)
+    same = unpack_signs(plain, 63) == unpack_signs(moved, 63)
+    assert same.float().mean() > 0.999  # rounding of the offset sum may turn a bit
+    assert (plain.mT[~real] == 0).all()
+    assert not torch.equal(plain, hash_codes(x + offset, 63, seed=0, real=real))

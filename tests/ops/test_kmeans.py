@@ -1,11 +1,14 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from subquad.ops.backends import use_backend
 from subquad.ops.hashing import hash_codes
 from subquad.ops.kmeans import hamming_kmeans
 from tests.oracle import normal
+
+pytestmark = pytest.mark.usefixtures("implementation")
 
 
 def slow_kmeans(codes: list[int], clusters: int, bits: int, iterations: int) -> list[int]:
@@ -48,8 +51,8 @@ def problems(draw):
 
 
 @given(problems())
-@settings(deadline=None, max_examples=80)
-def test_equals_the_slow_one_bit_for_bit(problem):
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_equals_the_slow_one_bit_for_bit(implementation, problem):
     codes, real, clusters, bits, iterations = problem
     assert torch.equal(hamming_kmeans(codes, real, clusters, bits, iterations), expected(*problem))
 
@@ -94,3 +97,13 @@ def test_clear_clusters_are_found():
     labels = hamming_kmeans(codes.view(1, 1, 30), None, 3, 20, 10)[0, 0]
     assert len({tuple(labels[i::3].unique().tolist()) for i in range(3)}) <= 3
     assert sum(len(labels[i::3].unique()) for i in range(3)) == 3
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 20_000), (3, 5, 777)], ids=str)
+@pytest.mark.parametrize("clusters", [3, 100, 300])
+def test_all_implementations_agree_on_many_codes(shape, clusters):
+    codes = hash_codes(normal(*shape, 8), 63, seed=0)
+    real = normal(shape[0], shape[2]) > -1
+    with use_backend("reference"):
+        want = hamming_kmeans(codes, real, clusters, 63, 10)
+    assert torch.equal(hamming_kmeans(codes, real, clusters, 63, 10), want)

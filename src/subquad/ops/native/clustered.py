@@ -98,7 +98,7 @@ def _outputs(query: Tensor, key: Tensor, value: Tensor, clusters: int, topk: int
 
 
 def _token_major(like: Tensor, width: int) -> Tensor:
-    """An empty (B,H,N,width) that lies in memory as (B,N,H,width), as SDPA's outputs do: models merge heads for free."""
+    """An empty (B,H,N,width) that lies in memory as (B,N,H,width): models merge the heads without a copy."""
     B, H, N, _ = like.shape
     return like.new_empty(B, N, H, width).transpose(1, 2)
 

@@ -28,6 +28,7 @@ static void cluster_head(const Forward &a, const Positions &queries, int64_t b, 
   if (queries.count > s.C) hash_head<T>(a.query, b, h, queries, s, hash, true, threads, thread, codes);
   kmeans_head(codes, queries.count, s, kmeans, threads, thread, labels);
   sort_by_label(labels, queries, s.C, order, offsets);
+  for (int64_t i = queries.count; i < s.N; i++) order[i] = 0;
   parallel_for(threads, s.C, [&](int64_t c, int) {
     mean_row<T>(a.query, b, h, order + offsets[c], offsets[c + 1] - offsets[c], s.D,
                 a.saved.centroids + (bh * s.C + c) * s.D);

@@ -1,0 +1,28 @@
+"""Run `torch.library.opcheck` on every compiled op: schemas, autograd, shapes for the compiler, symbolic sizes."""
+
+import torch
+
+import subquad  # noqa: F401  (registers the ops)
+from tests.oracle import qkv, tracked
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    ops, checked = torch.ops.subquad, 0
+    real = torch.arange(20).expand(2, -1) < 15, torch.arange(30).expand(2, -1) < 25
+    for query_real, key_real in ((None, None), real):
+        for topk in (0, 6):
+            arguments = (*tracked(*qkv(20, 30)), query_real, key_real, 4, topk, 31, 3, 0.3, 5)
+            torch.library.opcheck(ops.clustered_forward.default, arguments)
+            checked += 1
+        query = qkv(20)[0]
+        torch.library.opcheck(ops.hash_codes.default, (query, 31, 0, True, query_real))
+        torch.library.opcheck(
+            ops.hamming_kmeans.default, (ops.hash_codes(query, 31, 0, True, query_real), query_real, 4, 3)
+        )
+        checked += 2
+    print("checked", checked)
+
+
+if __name__ == "__main__":
+    main()
