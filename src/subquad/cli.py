@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,8 +14,8 @@ from rich.table import Table
 from subquad.methods import METHODS, Traits
 
 if TYPE_CHECKING:
-    from subquad.report.schema import Report
-    from subquad.workflows.compare import Settings
+    from subquad.report.bench_schema import BenchReport
+    from subquad.workflows.bench import Settings
 
 app = typer.Typer(
     help="Transformer attention for less than N², with an honest account of what it costs in quality.",
@@ -88,7 +88,8 @@ def compare(
         try:
             from subquad.report.tables import rich_table
             from subquad.report.write import write_report
-            from subquad.workflows.compare import DEFAULT_METHODS, Settings
+            from subquad.workflows.compare import DEFAULT_METHODS, Settings, measure
+            from subquad.workflows.compare_report import report_of
             from subquad.workflows.store import Store
         except ImportError as error:
             raise InputError(f"{error.name} is not installed: pip install 'subquad[demo]'") from None
@@ -99,18 +100,16 @@ def compare(
             task=task,
             data_dir=data_dir,
             examples=examples,
-            methods=DEFAULT_METHODS if methods is None else tuple(part for given in methods for part in given.split()),
+            methods=DEFAULT_METHODS if methods is None else _divided(methods),
             max_length=max_length,
             min_fidelity=min_fidelity,
             device=device,
         )
-        if out.exists() and not out.is_dir():
-            raise InputError(f"--out {out} is a file; give a folder")
-        report = _with_progress(settings, out)
-        try:
+        _check_folder(out)
+        with _progress() as progress:
+            report = report_of(measure(settings, out, progress))
+        with _writing(out):
             paths = write_report(report, out)
-        except OSError as error:
-            raise InputError(f"cannot write the report to {out}: {error.strerror}") from None
         Store.clear(out)
     if as_json:
         print(json.dumps(report, indent=1))
@@ -120,11 +119,115 @@ def compare(
     console.print(f"Report: {next(path for path in paths if path.suffix == '.html')}", soft_wrap=True)
 
 
-def _with_progress(settings: "Settings", out: Path) -> "Report":
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+@app.command()
+def bench(
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(help='Methods as "name:setting=value,…"; repeatable, or several divided by spaces.'),
+    ] = None,
+    lengths: Annotated[str | None, typer.Option(help="Lengths in tokens, divided by commas.")] = None,
+    passes: Annotated[
+        str | None, typer.Option(help="forward, forward+backward, or both divided by a comma; default: both.")
+    ] = None,
+    dtypes: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64; divided by commas.")] = "float32",
+    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1.")] = "cpu",
+    batch: Annotated[int, typer.Option(help="Sequences in a call.")] = 1,
+    heads: Annotated[int, typer.Option(help="Heads.")] = 6,
+    head_dim: Annotated[int, typer.Option(help="Width of a head.")] = 64,
+    threads: Annotated[int | None, typer.Option(help="torch's threads; default: as many as it takes itself.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,
+    call_limit: Annotated[
+        float, typer.Option(help="Seconds; a call that is predicted to take longer is not run.")
+    ] = 10.0,
+    quick: Annotated[bool, typer.Option("--quick", help="Three lengths, forward, few rounds, no memory.")] = False,
+    compare: Annotated[
+        Path | None, typer.Option(help="The bench.json of an earlier run: say what changed beyond the noise.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results; interrupted runs resume from it.")] = Path(
+        "subquad-bench"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")] = False,
+) -> None:
+    """Time and memory of methods against length, beside SDPA in the same run."""
+    with _user_errors():
+        from subquad.workflows.bench import DEFAULT_METHODS, Settings
 
-    from subquad.workflows.compare import measure
-    from subquad.workflows.compare_report import report_of
+        settings = Settings.of(
+            lengths=lengths,
+            passes=passes,
+            quick=quick,
+            methods=DEFAULT_METHODS if methods is None else _divided(methods),
+            dtypes=dtypes,
+            device=device,
+            batch=batch,
+            heads=heads,
+            head_dim=head_dim,
+            threads=threads,
+            seed=seed,
+            call_limit=call_limit,
+        )
+        report, paths = _benched(settings, compare, out)
+    if as_json:
+        print(json.dumps(report, indent=1))
+        return
+    from subquad.report.bench_tables import rich_table
+
+    console = Console()
+    console.print(rich_table(report))
+    console.print(f"Results: {', '.join(map(str, paths))}", soft_wrap=True)
+
+
+def _benched(settings: "Settings", compare: Path | None, out: Path) -> "tuple[BenchReport, list[Path]]":
+    """Measure, compare with an earlier run if there is one, and write the files."""
+    from subquad.workflows.bench import measure
+    from subquad.workflows.bench_old import read_old
+    from subquad.workflows.bench_report import report_of
+    from subquad.workflows.errors import InputError
+    from subquad.workflows.store import Store
+
+    try:
+        from subquad.report.bench_changes import changes
+        from subquad.report.bench_write import write_bench
+    except ImportError as error:
+        raise InputError(f"{error.name} is not installed: pip install 'subquad[report]'") from None
+    old = None if compare is None else read_old(compare)
+    _check_folder(out)
+    with _progress() as progress:
+        report = report_of(measure(settings, out, progress))
+    if old is not None:
+        report["changes"] = changes(old, report, str(compare))
+    with _writing(out):
+        paths = write_bench(report, out)
+    Store.clear(out)
+    return report, paths
+
+
+def _divided(given: list[str]) -> tuple[str, ...]:
+    """A repeatable option whose values may hold several, divided by spaces."""
+    return tuple(part for one in given for part in one.split())
+
+
+def _check_folder(out: Path) -> None:
+    from subquad.workflows.errors import InputError
+
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file; give a folder")
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    from subquad.workflows.errors import InputError
+
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write the report to {out}: {error.strerror}") from None
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """What a long run tells of itself, on the standard error: a bar, or lines where it is no terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description:<42}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True) as bar:
@@ -135,7 +238,7 @@ def _with_progress(settings: "Settings", out: Path) -> "Report":
             if not errors.is_terminal and total > 1 and (done % 10 == 0 or done == total):
                 print(f"{done}/{total} {what}", file=sys.stderr, flush=True)
 
-        return report_of(measure(settings, out, progress))
+        yield progress
 
 
 @app.command()

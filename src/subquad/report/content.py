@@ -320,21 +320,22 @@ def facts(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
         "Versions": report["versions"],
     }
     return [
-        (title, [(key.replace("_", " "), _fact(key, part[key])) for key in part])
+        (title, [(key.replace("_", " "), fact(key, part[key])) for key in part])
         for title, part in parts.items()
         if part
     ]
 
 
-def _fact(key: str, value: Any) -> str:
+def fact(key: str, value: Any) -> str:
+    """A setting as text."""
     if value is None:
         return "none"
     if isinstance(value, Mapping):
-        return ", ".join(f"{k} {_fact(k, v)}" for k, v in value.items()) or "none"
+        return ", ".join(f"{k} {fact(k, v)}" for k, v in value.items()) or "none"
     if isinstance(value, list | tuple):
         if value and isinstance(value[0], Mapping):
             return str(len(value))
-        return ", ".join(_fact(key, item) for item in value)
+        return ", ".join(fact(key, item) for item in value)
     if isinstance(value, int) and not isinstance(value, bool) and "seed" not in key:
         return f"{value:,}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

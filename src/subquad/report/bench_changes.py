@@ -1,0 +1,93 @@
+"""What changed since an earlier run of `subquad bench`, beyond the noise."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from subquad.report.bench_schema import EXACT, BenchCell, BenchReport, Change, Changes
+
+TOLERANCE = 0.05
+Key = tuple[str, str, str, int]
+
+
+def changes(old: BenchReport, new: BenchReport, name: str) -> Changes:
+    """Every cell that both runs measured, and what else differs between them. `name` is what the old one is called.
+
+    Speed-ups against SDPA are compared, rather than times: SDPA ran in turn with the method both times, so another
+    load of the machine meets both sides. A method is faster when its speed-up grew by more than TOLERANCE and the
+    quartile ranges of its ratios do not overlap.
+    """
+    then, now = _measured(old), _measured(new)
+    return {
+        "old": name,
+        "created": old["created"],
+        "tolerance": TOLERANCE,
+        "cells": [_change(then[key], now[key]) for key in now if key in then],
+        "only_old": [_named(key) for key in then if key not in now],
+        "only_new": [_named(key) for key in now if key not in then],
+        "notes": list(_differences(old, new)),
+    }
+
+
+def _measured(report: BenchReport) -> dict[Key, BenchCell]:
+    return {
+        (cell["method"], cell["dtype"], cell["passes"], cell["length"]): cell
+        for cell in report["cells"]
+        if cell["status"] == "measured"
+    }
+
+
+def _named(key: Key) -> str:
+    method, dtype, passes, length = key
+    return f"{method}, {dtype}, {passes}, {length:,} tokens"
+
+
+def _change(then: BenchCell, now: BenchCell) -> Change:
+    speedups = [cell.get("speedup") for cell in (then, now)]
+    return {
+        "method": now["method"],
+        "dtype": now["dtype"],
+        "passes": now["passes"],
+        "length": now["length"],
+        "verdict": _verdict(then, now),
+        "speedups": speedups,
+        "speedup_ratio": _ratio(speedups[1], speedups[0]),
+        "time_ratio": then["ms"] / now["ms"],
+        "memory_ratio": _ratio(now.get("extra_bytes"), then.get("extra_bytes")),
+    }
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def _verdict(
+    then: BenchCell, now: BenchCell
+) -> Literal["faster", "slower", "within the noise", "no speed-up to compare"]:
+    if now["method"] == EXACT or not (then.get("speedup") and now.get("speedup")):
+        return "no speed-up to compare"
+    if _above(now, then):
+        return "faster"
+    return "slower" if _above(then, now) else "within the noise"
+
+
+def _above(one: BenchCell, other: BenchCell) -> bool:
+    """Whether one speed-up is above the other by more than the tolerance, and their quartile ranges lie apart."""
+    apart = one["speedup_low"] > other["speedup_high"]
+    return apart and one["speedup"] > other["speedup"] * (1 + TOLERANCE)
+
+
+def _differences(old: BenchReport, new: BenchReport) -> Iterator[str]:
+    """What else differs: machine, versions, settings that a time depends on, backend."""
+    if old["backend"] != new["backend"]:
+        yield f"backend: {old['backend']} then, {new['backend']} now"
+    yield from _differing("hardware", old["hardware"], new["hardware"])
+    yield from _differing("version of", old["versions"], new["versions"])
+    shaping = ("device", "batch", "heads", "head_dim", "seed", "quick")
+    then, now = ({name: report["settings"].get(name) for name in shaping} for report in (old, new))
+    yield from _differing("setting", then, now)
+
+
+def _differing(what: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted(then.keys() | now.keys()):
+        if then.get(name) != now.get(name):
+            yield f"{what} {name}: {then.get(name, 'none')} then, {now.get(name, 'none')} now"

@@ -1,0 +1,73 @@
+"""What follows from the times of `subquad bench`: exponents of growth and crossovers; and how to find cells."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from subquad.measure.fidelity import crossover
+from subquad.report.bench_schema import EXACT, BenchCell, Crossover
+
+Panel = tuple[str, str]  # dtype, passes
+
+
+def growth(values: Mapping[int, float]) -> dict[int, float]:
+    """Exponent p of value ∝ length^p, from each length to the next; under the longer one of both.
+
+    >>> growth({256: 1.0, 512: 2.0, 2048: 32.0})
+    {512: 1.0, 2048: 2.0}
+    """
+    lengths = sorted(values)
+    return {
+        longer: math.log(values[longer] / values[shorter]) / math.log(longer / shorter)
+        for shorter, longer in pairwise(lengths)
+    }
+
+
+def crossing(speedups: Mapping[int, float]) -> dict[str, Any]:
+    """State and tokens of a `Crossover`, from speed-ups by length."""
+    if not speedups:
+        return {"state": "unknown", "tokens": None}
+    ends = {"shortest": min(speedups), "longest": max(speedups)}
+    if all(speedup > 1.0 for speedup in speedups.values()):
+        return {"state": "below the shortest", "tokens": None, **ends}
+    tokens = crossover(speedups)
+    return {"state": "not reached" if tokens is None else "at", "tokens": tokens, **ends}
+
+
+def crossovers(cells: Sequence[BenchCell]) -> list[Crossover]:
+    """One for each method but SDPA in each panel."""
+    return [
+        Crossover(
+            method=method,
+            dtype=panel[0],
+            passes=panel[1],
+            **crossing(by_length(cells, panel, method, "speedup")),  # type: ignore[typeddict-item]
+        )
+        for panel in panels(cells)
+        for method in names(cells)
+        if method != EXACT
+    ]
+
+
+def panels(cells: Sequence[BenchCell]) -> list[Panel]:
+    """Dtypes and passes that were measured together, in the order of the cells."""
+    return list(dict.fromkeys((cell["dtype"], cell["passes"]) for cell in cells))
+
+
+def names(cells: Sequence[BenchCell]) -> list[str]:
+    """The methods, SDPA first."""
+    found = dict.fromkeys(cell["method"] for cell in cells)
+    return sorted(found, key=lambda name: name != EXACT)
+
+
+def of(cells: Sequence[BenchCell], panel: Panel, method: str) -> list[BenchCell]:
+    """A method's cells in a panel, shortest first."""
+    own = [cell for cell in cells if (cell["dtype"], cell["passes"], cell["method"]) == (*panel, method)]
+    return sorted(own, key=lambda cell: cell["length"])
+
+
+def by_length(cells: Sequence[BenchCell], panel: Panel, method: str, figure: str) -> dict[int, float]:
+    """A figure by length, where it is known and above 0."""
+    found: dict[int, Any] = {cell["length"]: cell.get(figure) for cell in of(cells, panel, method)}
+    return {length: float(value) for length, value in found.items() if value is not None and value > 0}

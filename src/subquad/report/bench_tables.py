@@ -1,0 +1,216 @@
+"""A benchmark in the terminal and in Markdown."""
+
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from subquad.report import cells
+from subquad.report.bench_figures import Panel, names, of, panels
+from subquad.report.bench_schema import EXACT, BenchCell, BenchReport, Change, Changes, Crossover
+from subquad.report.cells import Cell
+from subquad.report.content import Column, Line, Table, fact, pieces
+from subquad.report.markup import bullets, escaped, facts, fenced, table_of
+from subquad.report.tables import TONES
+
+HEADS = ("ms", "±", "speed-up", "quartiles", "µs/token", "growth", "MiB")
+LEGEND = (
+    "±: half the distance of the quartiles, of the median. speed-up: SDPA's time / the method's, in the same round, "
+    "and its quartiles. growth: exponent of the time from the length above. MiB: peak extra memory of a call."
+)
+
+
+def rich_table(report: BenchReport) -> RenderableType:
+    """A table for each dtype and passes, crossovers, and what changed; 80 columns are enough."""
+    parts: list[RenderableType] = []
+    for panel in panels(report["cells"]):
+        parts += [Text(f"\n{title(report, panel)}", "bold"), _terminal(report["cells"], panel)]
+        parts += [Text(f"• {line}") for line in _conclusions(report, panel)]
+    parts.append(Text(f"\n{LEGEND}", "dim"))
+    if "changes" in report:
+        parts += _changes(report["changes"])
+    return Group(*parts)
+
+
+def markdown(report: BenchReport, figures: Sequence[str] = ()) -> str:
+    """All of a benchmark as Markdown. `figures` are the names of the plots that lie beside it."""
+    parts = ["# Time and memory against length", *(f"![{name}]({name})" for name in figures)]
+    for panel in panels(report["cells"]):
+        parts += [f"## {escaped(title(report, panel))}", table_of(_full_table(report["cells"], panel))]
+        parts.append(bullets(_conclusions(report, panel)))
+    if "changes" in report:
+        found = report["changes"]
+        parts += ["## Changes", bullets(_summary(found)), table_of(_change_table(found["cells"]))]
+    settings = {"Settings": report["settings"], "Hardware": report["hardware"], "Versions": report["versions"]}
+    for heading, values in settings.items():
+        parts += [
+            f"## {heading}",
+            facts([(name.replace("_", " "), fact(name, value)) for name, value in values.items()]),
+        ]
+    parts += ["## Backends", f"In use: {escaped(report['backend'])}.", facts(list(report["backends"].items()))]
+    parts += ["## Methods", facts([(name, fact(name, settings)) for name, settings in report["methods"].items()])]
+    parts += ["## Notes", bullets(report["notes"]), "## Command", fenced(report["command"]), escaped(report["created"])]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def title(report: BenchReport, panel: Panel) -> str:
+    """What a panel shows."""
+    s, (dtype, passes) = report["settings"], panel
+    return f"{passes}, {dtype}: batch {s['batch']}, {s['heads']} heads of {s['head_dim']}, on {s['device']}"
+
+
+# ---------------------------------------------------------------------- figures
+
+
+def _row(cell: BenchCell) -> list[Cell]:
+    """What is shown of a cell, below HEADS."""
+    extra = cells.known(cell.get("extra_bytes"))
+    exact = cell["method"] == EXACT
+    return [
+        cells.size(cell.get("ms")),
+        _noise(cell),
+        Cell("") if exact else cells.speedup(cell.get("speedup")),
+        Cell("") if exact else _between(cell.get("speedup_low"), cell.get("speedup_high")),
+        cells.size(cell.get("us_per_token")),
+        cells.number(cell.get("growth"), 2),
+        cells.size(None if extra is None else extra / 2**20),
+    ]
+
+
+def _noise(cell: BenchCell) -> Cell:
+    low, median, high = (cells.known(figure) for figure in (cell.get("ms_low"), cell.get("ms"), cell.get("ms_high")))
+    if low is None or median is None or high is None:
+        return Cell(cells.MISSING, "missing")
+    return Cell(f"{50 * (high - low) / median:.0f}%")
+
+
+def _between(low: float | None, high: float | None) -> Cell:
+    if low is None or high is None:
+        return Cell(cells.MISSING, "missing")
+    return Cell("–".join(cells.speedup(x).text.strip("↓×") for x in (low, high)))
+
+
+def _conclusions(report: BenchReport, panel: Panel) -> Iterator[str]:
+    """Crossovers, and what was not run."""
+    for found in report["crossovers"]:
+        if (found["dtype"], found["passes"]) == panel:
+            yield f"{found['method']}: {_crossing(found)}"
+    reasons: dict[tuple[str, str], list[int]] = {}
+    for name in names(report["cells"]):
+        for cell in of(report["cells"], panel, name):
+            if cell["status"] == "not run":
+                reasons.setdefault((name, cell.get("reason", "no reason given")), []).append(cell["length"])
+    for (name, reason), lengths in reasons.items():
+        yield f"{name} at {', '.join(f'{n:,}' for n in lengths)} tokens: not run: {reason}"
+
+
+def _crossing(found: Crossover) -> str:
+    tokens = found["tokens"]
+    if found["state"] == "at" and tokens is not None:
+        return f"faster than SDPA from about {cells.two_digits(tokens):,} tokens on"
+    if found["state"] == "below the shortest":
+        return f"faster than SDPA at every length, from {found['shortest']:,} tokens on"
+    if found["state"] == "not reached":
+        return f"not faster than SDPA up to {found['longest']:,} tokens"
+    return "no speed-up is known: SDPA or the method was not run"
+
+
+# ---------------------------------------------------------------------- terminal
+
+
+def _terminal(found: Sequence[BenchCell], panel: Panel) -> RichTable:
+    table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    table.add_column("tokens", no_wrap=True)
+    for head in HEADS:
+        table.add_column(head, justify="right", no_wrap=True)
+    for name in names(found):
+        shown = f"{EXACT} (SDPA)" if name == EXACT else "\n  ".join(pieces(name))
+        table.add_row(Text(shown, "bold cyan"))
+        for cell in of(found, panel, name):
+            table.add_row(f"{cell['length']:>9,}", *(Text(c.text, TONES[c.tone]) for c in _row(cell)))
+    return table
+
+
+def _changes(found: Changes) -> list[RenderableType]:
+    lines: list[RenderableType] = [Text(f"\nAgainst {found['old']} of {found['created']}", "bold")]
+    lines += [Text(f"• {line}") for line in _summary(found)]
+    changed = [change for change in found["cells"] if change["verdict"] in ("faster", "slower")]
+    if not changed:
+        return lines
+    table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    for head in ("cell", "speed-up then", "now", "ratio", "time"):
+        table.add_column(head, justify="left" if head == "cell" else "right")
+    for change in changed:
+        name = f"{change['method']}, {change['length']:,}, {change['dtype']}, {change['passes']}"
+        row = _change_row(change)
+        table.add_row(name, *(Text(c.text, TONES[change["verdict"]]) for c in row[1:5]))
+    return [*lines, table]
+
+
+# ---------------------------------------------------------------------- Markdown
+
+
+def _full_table(found: Sequence[BenchCell], panel: Panel) -> Table:
+    heads = ("tokens", *HEADS, "bytes/token", "rounds")
+    lines = [
+        Line(
+            f"{name} (SDPA)" if name == EXACT else name,
+            [
+                Cell(f"{cell['length']:,}"),
+                *_row(cell),
+                cells.number(cell.get("bytes_per_token"), 0),
+                cells.number(cell.get("repeats"), 0),
+            ],
+        )
+        for name in names(found)
+        for cell in of(found, panel, name)
+    ]
+    return Table([Column(head) for head in heads], lines)
+
+
+def _change_table(found: Sequence[Change]) -> Table:
+    heads = (
+        "dtype",
+        "passes",
+        "tokens",
+        "verdict",
+        "speed-up then",
+        "now",
+        "ratio",
+        "time then / now",
+        "memory now / then",
+    )
+    lines = [
+        Line(c["method"], [Cell(c["dtype"]), Cell(c["passes"]), Cell(f"{c['length']:,}"), *_change_row(c)])
+        for c in found
+    ]
+    return Table([Column(head) for head in heads], lines)
+
+
+def _change_row(change: Change) -> list[Cell]:
+    then, now = change["speedups"]
+    return [
+        Cell(change["verdict"]),
+        cells.speedup(then),
+        cells.speedup(now),
+        cells.number(change["speedup_ratio"], 2),
+        cells.number(change["time_ratio"], 2),
+        cells.number(change["memory_ratio"], 2),
+    ]
+
+
+def _summary(found: Changes) -> Iterator[str]:
+    counts = dict.fromkeys(("faster", "slower", "within the noise"), 0)
+    for change in found["cells"]:
+        if change["verdict"] in counts:
+            counts[change["verdict"]] += 1
+    yield (
+        "; ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        + f" (a change counts above {100 * found['tolerance']:.0f} % and beyond the quartiles of both runs)"
+    )
+    for run, alone in (("the earlier run", found["only_old"]), ("this run", found["only_new"])):
+        if alone:
+            yield f"{len(alone)} cells are in {run} only: {'; '.join(alone[:4])}{' …' * (len(alone) > 4)}"
+    yield from (f"differs: {note}" for note in found["notes"])

@@ -1,0 +1,223 @@
+"""`subquad bench`: time and memory of methods against length, beside SDPA in the same run.
+
+The work is cut into units whose results are kept until the report is written, so that an interrupted run resumes:
+
+    time/<dtype>/<passes>/<length>               all methods and SDPA in turn, round by round
+    memory/<dtype>/<passes>/<length>/<method>    one call in a process of its own
+"""
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from subquad.measure.timing import Effort, foretold, stopwatch, until_steady
+from subquad.methods import Full, Method, parse_method
+from subquad.methods.base import nearest
+from subquad.ops.backends import chosen_backend
+from subquad.workflows import machine
+from subquad.workflows.bench_calls import DTYPES, PASSES, Calls, Load, threads
+from subquad.workflows.bench_memory import extra_memory
+from subquad.workflows.errors import InputError, as_input_error, check_device
+from subquad.workflows.store import Store
+
+DEFAULT_METHODS = ("clustered", "i-clustered")
+LENGTHS = (256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384)
+QUICK_LENGTHS = (256, 1024, 4096)
+THOROUGH = Effort(seconds=4.0, least=5, enough=21)
+BRIEF = Effort(seconds=0.5, least=3, enough=5, precision=0.03)
+PROBE = 2048  # tokens: a first length above it is foretold from a call of this length
+
+Progress = Callable[[str, int, int], None]  # what is under way, units done, units in all
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure. The defaults are the clustered paper's: batch 1, 6 heads, D = 64."""
+
+    methods: tuple[str, ...] = DEFAULT_METHODS
+    lengths: tuple[int, ...] = LENGTHS
+    passes: tuple[str, ...] = PASSES
+    dtypes: tuple[str, ...] = ("float32",)
+    device: str = "cpu"
+    batch: int = 1
+    heads: int = 6
+    head_dim: int = 64
+    threads: int | None = None  # None = as many as torch takes
+    seed: int = 0
+    call_limit: float = 10.0  # seconds: a call that is foretold to take longer is not run
+    quick: bool = False  # few rounds, no memory
+
+    @classmethod
+    def of(cls, *, lengths: str | None, passes: str | None, dtypes: str, quick: bool, **others: Any) -> "Settings":
+        """Settings from what the command line was given, lists as text; `quick` measures less where nothing is said."""
+        default_passes = PASSES[:1] if quick else PASSES
+        return cls(
+            lengths=(QUICK_LENGTHS if quick else LENGTHS) if lengths is None else tuple(map(_whole, _parts(lengths))),
+            passes=default_passes if passes is None else _parts(passes),
+            dtypes=_parts(dtypes),
+            quick=quick,
+            **others,
+        )
+
+    @property
+    def effort(self) -> Effort:
+        """How long to measure."""
+        return BRIEF if self.quick else THOROUGH
+
+    def check(self) -> None:
+        """InputError where something does not work; names both sides."""
+        for option, given in (("methods", self.methods), ("lengths", self.lengths)):
+            if not given:
+                raise InputError(f"nothing to measure: --{option} names none")
+        for option, given, known in (("pass", self.passes, PASSES), ("dtype", self.dtypes, tuple(DTYPES))):
+            if not given:
+                raise InputError(f"nothing to measure: no {option} is named; there are {', '.join(known)}")
+            for name in given:
+                if name not in known:
+                    raise InputError(f"no {option} {name!r}{nearest(name, list(known))}; there are {', '.join(known)}")
+        sizes = [("length", n) for n in self.lengths] + [("batch", self.batch), ("heads", self.heads)]
+        sizes += [("head-dim", self.head_dim)] + ([] if self.threads is None else [("threads", self.threads)])
+        for what, size in sizes:
+            if size < 1:
+                raise InputError(f"{what} {size} must be at least 1")
+        if not self.call_limit > 0:
+            raise InputError(f"call-limit {self.call_limit:g} must be above 0 seconds")
+        check_device(self.device)
+        if torch.device(self.device).type not in ("cpu", "cuda"):
+            raise InputError(f"cannot time device {self.device!r}: only cpu and cuda devices are waited for")
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(text.replace(",", " ").split())
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"length {text!r} is no whole number; lengths are written as 512,1024") from None
+
+
+def measure(settings: Settings, out: Path, progress: Progress = lambda what, done, total: None) -> "Bench":
+    """Measure everything and return it. Finished units are kept under `out`.
+
+    Raises:
+        InputError: something in the settings does not work; the message has the remedy.
+    """
+    settings.check()
+    with as_input_error(), threads(settings.threads):
+        bench = Bench(settings, list(dict.fromkeys([Full(), *map(parse_method, settings.methods)])))
+        bench.versions, bench.hardware = machine.versions(), machine.hardware(settings.device)
+    store = Store(out, bench.fingerprint())
+    bench.resumed = store.found
+    units = list(bench.units())
+    with threads(settings.threads):
+        for done, (key, make) in enumerate(units):
+            progress(key, done, len(units))
+            bench.results[key] = store.get(key, make)
+    progress("done", len(units), len(units))
+    return bench
+
+
+@dataclass
+class Bench:
+    """Settings, methods with SDPA first, and the results of the units so far."""
+
+    settings: Settings
+    methods: list[Method]
+    versions: dict[str, str] = field(default_factory=dict)
+    hardware: dict[str, str] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)  # by unit
+    resumed: int = 0  # units that an earlier, interrupted run had finished
+
+    @property
+    def loads(self) -> list[Load]:
+        """What is measured, panel by panel, the shortest first: the longer ones are foretold from them."""
+        s = self.settings
+        return [
+            Load(length, dtype, passes, s.batch, s.heads, s.head_dim, s.device, s.seed)
+            for dtype in dict.fromkeys(s.dtypes)
+            for passes in dict.fromkeys(s.passes)
+            for length in sorted(set(s.lengths))
+        ]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """All that the results depend on."""
+        return {
+            "settings": asdict(self.settings) | {"methods": [str(method) for method in self.methods]},
+            "machine": [self.versions, self.hardware, chosen_backend()],
+        }
+
+    def units(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """(key, what to run), in the order to run them: some read the results of those before."""
+        for load in self.loads:
+            yield f"time/{load.key}", partial(self.time, load)
+        for load in self.loads if not self.settings.quick else []:
+            for method in self.methods:
+                yield f"memory/{load.key}/{method}", partial(self.memory, load, method)
+
+    def time(self, load: Load) -> dict[str, Any]:
+        """Seconds of each method in each round, or the reason why it was not run."""
+        calls, reasons, able = Calls(load), {}, {}
+        for method in self.methods:
+            call = calls.of(str(method))
+            reason = self._too_slow(load, method) or _hindrance(call)
+            if reason is None:
+                able[str(method)] = call
+            else:
+                reasons[str(method)] = {"reason": reason}
+        seconds = until_steady(able, self.settings.effort, torch.device(load.device), calls.clear) if able else {}
+        return {name: {"seconds": rounds} for name, rounds in seconds.items()} | reasons
+
+    def memory(self, load: Load, method: Method) -> dict[str, Any] | None:
+        """Peak extra bytes of one call, and how they were counted; None where it is not run."""
+        if "reason" in self.results[f"time/{load.key}"][str(method)]:
+            return None
+        peak = extra_memory(load, str(method), self.settings.threads)
+        return {"bytes": peak.bytes, "how": peak.how}
+
+    def _too_slow(self, load: Load, method: Method) -> str | None:
+        length, seconds = self._shorter(load, method)
+        if length is None:
+            return None
+        expected = foretold(method, seconds, load.length / length)
+        return f"predicted {expected:,.0f} s a call" if expected > self.settings.call_limit else None
+
+    def _shorter(self, load: Load, method: Method) -> tuple[int | None, float]:
+        """The longest shorter length at which the method was run, and its seconds there; else one call, untold."""
+        shorter = [n for n in sorted(self.settings.lengths, reverse=True) if n < load.length]
+        for length in shorter:
+            result = self.results[f"time/{load.dtype}/{load.passes}/{length}"][str(method)]
+            if "seconds" in result:
+                return length, statistics.median(result["seconds"])
+        if shorter or load.length <= PROBE:
+            return None, 0.0
+        return PROBE, _second_call(replace(load, length=PROBE), method)
+
+
+def _second_call(load: Load, method: Method) -> float:
+    """Seconds of a call after one that warms up; 0 where it cannot run, which says itself why."""
+    calls = Calls(load)
+    call = calls.of(str(method))
+    if _hindrance(call) is not None:
+        return 0.0
+    calls.clear()
+    return stopwatch(call, torch.device(load.device))[0]
+
+
+def _hindrance(call: Callable[[], Any]) -> str | None:
+    """Why this call cannot run, from running it once."""
+    try:
+        call()
+    except (ValueError, TypeError) as refusal:
+        return " ".join(str(refusal).split())
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error):
+            return "out of memory"
+        raise
+    return None

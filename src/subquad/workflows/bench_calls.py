@@ -1,0 +1,95 @@
+"""The calls that `subquad bench` measures, on inputs drawn from a seed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subquad.functional import attention
+from subquad.methods import parse_method
+from subquad.report.bench_schema import EXACT
+
+DTYPES = {
+    name: getattr(torch, name)  # as torch names them
+    for name in ("float32", "bfloat16", "float16", "float64")
+}
+BACKWARD = "forward+backward"
+PASSES = ("forward", BACKWARD)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a call works on: all that a process must know to make the same inputs again."""
+
+    length: int
+    dtype: str
+    passes: str
+    batch: int
+    heads: int
+    head_dim: int
+    device: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """In the names of units."""
+        return f"{self.dtype}/{self.passes}/{self.length}"
+
+
+class Calls:
+    """Standard normal q, k and v (B,H,N,D), for "forward+backward" also the gradient of the output, and calls on them.
+
+    Draws the same numbers for every dtype.
+    """
+
+    def __init__(self, load: Load):
+        self.backward = load.passes == BACKWARD
+        generator = torch.Generator().manual_seed(load.seed)
+        shape = (load.batch, load.heads, load.length, load.head_dim)
+
+        def normal() -> Tensor:
+            return torch.randn(shape, generator=generator).to(load.device, DTYPES[load.dtype])
+
+        self.inputs = [normal().requires_grad_(self.backward) for _ in range(3)]
+        self.gradient = normal() if self.backward else None
+
+    def of(self, method: str) -> Callable[[], Tensor]:
+        """A call of this method; "full" is SDPA itself, without anything of ours around it."""
+        if method == EXACT:
+            return self._call(F.scaled_dot_product_attention)
+        return self._call(partial(attention, method=parse_method(method)))
+
+    def clear(self) -> None:
+        """Forget the gradients of the call before."""
+        for tensor in self.inputs:
+            tensor.grad = None
+
+    def _call(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[], Tensor]:
+        query, key, value = self.inputs
+
+        def forward() -> Tensor:
+            with torch.inference_mode():
+                return attend(query, key, value)
+
+        def forward_and_backward() -> Tensor:
+            out = attend(query, key, value)
+            out.backward(self.gradient)
+            return out
+
+        return forward_and_backward if self.backward else forward
+
+
+@contextmanager
+def threads(number: int | None) -> Iterator[None]:
+    """torch runs on so many threads inside the block; None = as it is."""
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

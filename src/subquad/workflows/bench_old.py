@@ -1,0 +1,50 @@
+"""Read the `bench.json` of an earlier run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from subquad.report.bench_schema import KIND, SCHEMA, BenchReport
+from subquad.workflows.errors import InputError
+
+IDENTITY = {"method": str, "dtype": str, "passes": str, "length": int, "status": str}
+FIGURES = ("ms", "ms_low", "ms_high", "speedup", "speedup_low", "speedup_high", "extra_bytes")
+PARTS = {"created": str, "hardware": dict, "versions": dict, "settings": dict, "backend": str, "cells": list}
+
+
+def read_old(path: Path) -> BenchReport:
+    """The report of an earlier run, from its file or its folder.
+
+    Raises:
+        InputError: there is no such file, or it is something else.
+    """
+    path = path / "bench.json" if path.is_dir() else path
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise InputError(f"{path} is not JSON; --compare takes the bench.json of an earlier `subquad bench`") from None
+    if not isinstance(report, dict) or report.get("kind") != KIND:
+        raise InputError(f"{path} does not come from `subquad bench`; --compare takes the bench.json of an earlier run")
+    if report.get("schema") != SCHEMA:
+        raise InputError(f"{path} has schema {report.get('schema')!r} but this version reads {SCHEMA}; measure again")
+    for part, kind in PARTS.items():
+        if not isinstance(report.get(part), kind):
+            raise InputError(f"{path} is damaged: its {part!r} is no {kind.__name__}")
+    for number, cell in enumerate(report["cells"]):
+        _check(path, number, cell)
+    return report  # type: ignore[return-value]
+
+
+def _check(path: Path, number: int, cell: Any) -> None:
+    for name, kind in IDENTITY.items():
+        if not isinstance(cell, dict) or not isinstance(cell.get(name), kind):
+            raise InputError(f"{path} is damaged: {name!r} of cell {number} is no {kind.__name__}")
+    for name in FIGURES:
+        if not isinstance(cell.get(name), int | float | None):
+            raise InputError(f"{path} is damaged: {name!r} of cell {number} is no number")
+    if cell["status"] == "measured" and not all(cell.get(name) for name in FIGURES[:3]):
+        raise InputError(f"{path} is damaged: cell {number} is measured, but has no times")
+    if cell.get("speedup") and not all(cell.get(name) for name in FIGURES[4:6]):
+        raise InputError(f"{path} is damaged: cell {number} has a speed-up without its quartiles")
