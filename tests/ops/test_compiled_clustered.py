@@ -98,7 +98,9 @@ def test_half_precision_equals_the_reference(variant, poisoned, method, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_values_of_every_kind_come_through(variant, special, dtype):
     """A single key has weight 1: its value comes out as it went in, through fp32 and back."""
-    value = torch.full((1, 1, 1, 21), min(special, torch.finfo(dtype).max) if special < torch.inf else special).to(dtype)
+    value = torch.full((1, 1, 1, 21), min(special, torch.finfo(dtype).max) if special < torch.inf else special).to(
+        dtype
+    )
     value[..., ::2] = -value[..., ::2] / 3
     q, k = normal(1, 1, 3, 4, dtype=dtype), normal(1, 1, 1, 4, dtype=dtype)
     out = sq.attention(q, k, value, method="clustered")
@@ -216,7 +218,7 @@ def test_double_backward_is_refused_not_wrong():
     q, k, v = tracked(*qkv(20))
     out = sq.attention(q, k, v, method="clustered:clusters=3")
     (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="does not require grad|not differentiable|no grad_fn|autograd"):
+    with pytest.raises(RuntimeError, match=r"subquad\.clustered_backward.* no autograd formula"):
         grad.sum().backward()
 
 

@@ -90,6 +90,8 @@ def _declare(found: ctypes.CDLL) -> None:
     found.subquad_variants.restype = ctypes.c_char_p
     found.subquad_variant.restype = ctypes.c_char_p
     found.subquad_use_variant.argtypes = [ctypes.c_char_p]
+    for kernel in ("hash", "kmeans", "forward", "backward"):
+        getattr(found, f"subquad_{kernel}").restype = ctypes.c_int64
 
 
 def _missing() -> str:

@@ -91,9 +91,9 @@ def _outputs(query: Tensor, key: Tensor, value: Tensor, clusters: int, topk: int
     positions = query.new_empty(B, H, N, dtype=torch.int32)
     offsets = query.new_empty(B, H, C + 1, dtype=torch.int32)
     top = query.new_empty(B, H, C, topk, dtype=torch.int32)
-    wide = {"dtype": torch.float32}
-    centroids, rest = query.new_empty(B, H, C, D, **wide), query.new_empty(B, H, C, E, **wide)
-    lse, mass = query.new_empty(B, H, C, **wide), query.new_empty(B, H, C, **wide)
+    centroids, rest, lse, mass = (
+        query.new_empty(B, H, C, *width, dtype=torch.float32) for width in ((D,), (E,), (), ())
+    )
     return _token_major(query, E), positions, offsets, top, centroids, rest, lse, mass
 
 

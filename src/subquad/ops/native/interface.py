@@ -1,7 +1,7 @@
 """Calls into the native library: its structures for ctypes, laid out as in `arguments.hpp`, and how a kernel is run."""
 
 import ctypes
-from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, byref, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -105,8 +105,7 @@ def refusal(x: Tensor) -> str | None:
 def run(kernel: str, arguments: Structure) -> None:
     """Ask `kernel` how much workspace it needs, get that from torch, and run it."""
     function = getattr(library(), f"subquad_{kernel}")
-    function.restype, function.argtypes = c_int64, [POINTER(type(arguments))]
-    # From torch's allocator, so that its profilers see all memory. An uninitialised tensor: kernels read what they wrote.
+    # From torch's allocator, so that its profilers see all memory; uninitialised: kernels read only what they wrote.
     workspace = torch.empty(function(byref(arguments)) + ALIGNMENT, dtype=torch.uint8, device="cpu")
     arguments.workspace = -(-workspace.data_ptr() // ALIGNMENT) * ALIGNMENT
     function(byref(arguments))

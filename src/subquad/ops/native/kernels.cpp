@@ -6,6 +6,9 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 #include "kernels.hpp"
 
@@ -16,6 +19,7 @@ constexpr int MAX_THREADS = 1024;
 #include "simd.hpp"
 #include "gemm.hpp"
 #include "rows.hpp"
+#include "arena.hpp"
 #include "parallel.hpp"
 #include "positions.hpp"
 #include "select.hpp"

@@ -108,15 +108,3 @@ static void zero(float *x, int64_t n) {
 }
 
 static inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
-
-// Hands out pieces of the workspace; with no workspace it only adds up how much is needed.
-struct Arena {
-  char *base;
-  int64_t used = 0;
-  template <class T>
-  T *take(int64_t count) {
-    T *piece = base ? (T *)(base + used) : nullptr;
-    used += round_up(count * (int64_t)sizeof(T), 64);
-    return piece;
-  }
-};

@@ -29,7 +29,7 @@ static vf bound_of_columns(const float *values, int64_t row, int64_t count, int6
     const vi enough = found >= (int32_t)k;
     kth = (enough & more) | (~enough & kth);
   }
-  return unordered(kth - 1);
+  return unordered((vi)((vu)kth - 1u));
 }
 
 // Move the k largest of `count` > k pairs to the front, in their order, NaNs left out. Ties: the first. Returns how many

@@ -14,6 +14,7 @@ constexpr int GEMM_ROWS = 6, GEMM_VECTORS = 2;
 
 typedef float vf __attribute__((vector_size(W * 4), may_alias));
 typedef int32_t vi __attribute__((vector_size(W * 4), may_alias));
+typedef uint32_t vu __attribute__((vector_size(W * 4), may_alias));  // wraps where vi must not
 typedef float vf_anywhere __attribute__((vector_size(W * 4), aligned(4), may_alias));
 typedef int32_t vi_anywhere __attribute__((vector_size(W * 4), aligned(4), may_alias));
 
@@ -89,7 +90,7 @@ static inline vf exp_nonpositive(vf x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  vf power = (vf)(((vi)shifted << 23) + (127 << 23));
+  vf power = (vf)(((vu)shifted << 23) + (127u << 23));
   return select(x < splat(-87.0f), vf{}, p * power);
 }
 
