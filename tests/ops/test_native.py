@@ -120,7 +120,7 @@ def test_without_the_file_and_a_compiler_it_says_what_to_install(monkeypatch, tm
         monkeypatch.setenv("PATH", str(tmp_path / path))
     _, reason = native._find()
     assert reason is not None
-    assert "for want of a C++ compiler: install one" in reason
+    assert "for want of a C++ compiler: install one (Debian, Ubuntu: apt install g++;" in reason
 
 
 def test_a_damaged_file_is_a_reason(tmp_path):

@@ -11,6 +11,10 @@ from subquad.ops import native
 from subquad.ops.backends import backends as states
 from subquad.ops.backends import chosen_backend
 
+# i-clustered, fp32, 512 to 4,096 tokens, 12 heads of 32, one thread of an AMD EPYC, beside `use_backend("reference")`:
+# 13 to 25 times with AVX-512 and VPOPCNTDQ, 8 with AVX2, 4 with the baseline.
+_COST = "clustered methods run as plain PyTorch: some 10 times slower, and slower than exact attention at short lengths"
+
 
 def versions() -> dict[str, str]:
     """Versions of everything that results depend on; packages that are not installed are left out."""
@@ -47,7 +51,7 @@ def backends() -> dict[str, str]:
 def _cpu_backend() -> str:
     reason = native.refusal()
     if reason is not None:
-        return f"{reason}. Until then clustered methods run as plain PyTorch: slower than exact attention when short"
+        return f"{reason}. Until then {_COST}"
     others = [name for name in native.variants() if name != native.variant()]
     threads = "OpenMP" if native.has_openmp() else "built without OpenMP: on one thread"
     return f"variant {native.variant()} ({', '.join(others) or 'no other'} could run here too), {threads}"

@@ -17,6 +17,7 @@ import torch  # noqa: F401  (first: its wheel brings the OpenMP runtime, and the
 
 ABI_VERSION = 1  # as in abi.cpp
 _FILE = {"darwin": "libsubquad.dylib", "win32": "subquad.dll"}.get(sys.platform, "libsubquad.so")
+_HOW = "Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install"
 _AGAIN = "run `pip install -v --force-reinstall --no-deps .` in subquad's folder"  # -v shows what fails
 
 
@@ -97,7 +98,7 @@ def _declare(found: ctypes.CDLL) -> None:
 def _missing() -> str:
     compiler = _compiler()
     if compiler is None:
-        return f"no compiled library in this install, for want of a C++ compiler: install one, then {_AGAIN}"
+        return f"no compiled library in this install, for want of a C++ compiler: install one ({_HOW}), then {_AGAIN}"
     return f"no compiled library in this install, though there is a C++ compiler now ({compiler}): {_AGAIN}"
 
 
