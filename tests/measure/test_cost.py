@@ -6,8 +6,10 @@ import time
 import pytest
 import torch
 
+import subquad as sq
+from subquad.measure import timing
 from subquad.measure.memory import peak_extra_mib
-from subquad.measure.timing import cost, interleaved, stopwatch
+from subquad.measure.timing import Effort, cost, foretold, interleaved, one_round, stopwatch, until_steady
 
 
 def test_interleaved_runs_every_call_once_a_round():
@@ -21,6 +23,65 @@ def test_stopwatch_returns_time_and_result():
     seconds, result = stopwatch(lambda: time.sleep(0.02) or 5)
     assert seconds >= 0.02
     assert result == 5
+
+
+def test_between_calls_something_else_runs_outside_the_stopwatch():
+    log = []
+    calls = {"a": lambda: log.append("a"), "b": lambda: log.append("b")}
+    seconds = one_round(calls, between=lambda: log.append("between") or time.sleep(0.02))
+    assert log == ["between", "a", "between", "b"]
+    assert max(seconds.values()) < 0.02
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only the calls move, which take the seconds that they return."""
+    now = [0.0]
+
+    def stopwatch(call, device=None):
+        seconds = call()
+        now[0] += seconds
+        return seconds, None
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing, "stopwatch", stopwatch)
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(("effort", "rounds"), [
+    (Effort(seconds=100.0, least=2, enough=6), 6),  # no noise: enough is enough
+    (Effort(seconds=3.0, least=2, enough=50), 5),  # 6 s for both: 5 rounds of 1.1 s after one that warms up
+    (Effort(seconds=0.01, least=4, enough=50), 4),  # however long they take
+])  # fmt: skip
+def test_rounds_without_noise(effort, rounds):
+    seconds = until_steady({"short": lambda: 0.1, "long": lambda: 1.0}, effort)
+    assert seconds == {"short": [0.1] * rounds, "long": [1.0] * rounds}
+
+
+@pytest.mark.usefixtures("clock")
+def test_noise_asks_for_more_rounds_until_the_median_stands():
+    def noisy():
+        while True:
+            yield from (0.9, 1.0, 1.1)
+
+    def rounds(**how):
+        noise = noisy()
+        return len(until_steady({"a": lambda: next(noise)}, Effort(seconds=1000.0, enough=9, **how))["a"])
+
+    assert 9 < rounds(precision=0.04) < rounds(precision=0.02) < 110
+    assert rounds(precision=0.02, most=12) == 12
+
+
+@pytest.mark.usefixtures("clock")
+def test_warm_up_does_not_count():
+    slow_at_first = iter([9.0, 5.0, 3.0] + [1.0] * 50)
+    seconds = until_steady({"a": lambda: next(slow_at_first)}, Effort(seconds=1000.0, enough=5))
+    assert seconds["a"] == [1.0] * 5
+
+
+def test_what_is_foretold_follows_the_growth_of_the_method():
+    assert foretold(sq.Clustered(), 2.0, growth=4.0) == 8.0
+    assert foretold(sq.Full(), 2.0, growth=4.0) == 32.0
 
 
 def test_the_speedup_is_the_median_of_ratios_within_rounds():

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from subquad.report.bench_schema import EXACT, BenchCell, BenchReport, Change, Changes
+from subquad.report.cells import known
 
 TOLERANCE = 0.05
 Key = tuple[str, str, str, int]
@@ -56,8 +57,9 @@ def _change(then: BenchCell, now: BenchCell) -> Change:
     }
 
 
-def _ratio(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None
+def _ratio(above: Any, below: Any) -> float | None:
+    top, bottom = known(above), known(below)
+    return top / bottom if top is not None and bottom else None
 
 
 def _verdict(

@@ -18,7 +18,7 @@ import torch
 from subquad.measure.timing import Effort, foretold, stopwatch, until_steady
 from subquad.methods import Full, Method, parse_method
 from subquad.methods.base import nearest
-from subquad.ops.backends import chosen_backend
+from subquad.ops.backends import choose
 from subquad.workflows import machine
 from subquad.workflows.bench_calls import DTYPES, PASSES, Calls, Load, threads
 from subquad.workflows.bench_memory import extra_memory
@@ -146,11 +146,16 @@ class Bench:
             for length in sorted(set(s.lengths))
         ]
 
+    @property
+    def backend(self) -> str:
+        """The fastest backend on the device; calls that it does not take run on the reference."""
+        return choose(triton=None) if torch.device(self.settings.device).type == "cuda" else choose(cpu=None)
+
     def fingerprint(self) -> dict[str, Any]:
         """All that the results depend on."""
         return {
             "settings": asdict(self.settings) | {"methods": [str(method) for method in self.methods]},
-            "machine": [self.versions, self.hardware, chosen_backend()],
+            "machine": [self.versions, self.hardware, self.backend],
         }
 
     def units(self) -> Iterator[tuple[str, Callable[[], Any]]]:

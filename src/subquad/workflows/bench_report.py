@@ -7,7 +7,6 @@ from typing import Any
 import subquad as sq
 from subquad.measure.timing import ratios, spread
 from subquad.methods import Method
-from subquad.ops.backends import chosen_backend
 from subquad.report.bench_figures import by_length, crossovers, growth, names, of, panels
 from subquad.report.bench_schema import EXACT, KIND, SCHEMA, BenchCell, BenchReport
 from subquad.workflows.bench import Bench, Settings
@@ -39,7 +38,7 @@ def report_of(bench: Bench) -> BenchReport:
         "command": _command(s),
         "versions": bench.versions,
         "hardware": bench.hardware,
-        "backend": chosen_backend(),
+        "backend": bench.backend,
         "backends": sq.backends(),
         "settings": {
             "lengths": sorted(set(s.lengths)),

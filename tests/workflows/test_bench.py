@@ -1,0 +1,337 @@
+"""`subquad bench`, end to end on tiny shapes. Nothing here depends on how long anything takes."""
+
+import csv
+import json
+import os
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from subquad.cli import app
+from subquad.measure.resident import Peak
+from subquad.measure.timing import Effort
+from subquad.workflows import bench
+from subquad.workflows.bench import Bench, Settings, measure
+from subquad.workflows.bench_report import report_of
+
+SMALL = ["--heads", "2", "--head-dim", "8", "--methods", "clustered:clusters=4 i-clustered:clusters=4,topk=4"]
+NAMES = ["full", "clustered:clusters=4", "i-clustered:clusters=4,topk=4"]
+FILES = {"bench.json", "bench.csv", "bench.md", "time-per-token.png", "memory-per-token.png", "speedup.png"}
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch):
+    """Two rounds each, and memory without a process of its own."""
+    monkeypatch.setattr(bench, "THOROUGH", Effort(seconds=0.0, least=2))
+    monkeypatch.setattr(bench, "BRIEF", Effort(seconds=0.0, least=1))
+    monkeypatch.setattr(bench, "extra_memory", lambda load, method, threads: Peak(load.length * 100, "made up"))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run the command with small heads; results in `tmp_path / "out"` if nothing else is said."""
+
+    def runs(*words, out=tmp_path / "out"):
+        lengths = [] if "--lengths" in words else ["--lengths", "16,32"]
+        return CliRunner().invoke(app, ["bench", *SMALL, *lengths, *words, "--out", str(out)])
+
+    return runs
+
+
+@pytest.fixture
+def written(tmp_path):
+    return lambda: json.loads((tmp_path / "out" / "bench.json").read_text())
+
+
+def test_a_whole_run(run, tmp_path, written):
+    done = run("--dtypes", "float32,bfloat16", "--batch", "2", "--seed", "3")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    for title in ("forward, float32: batch 2, 2 heads of 8", "forward+backward, bfloat16"):
+        assert title in done.stdout
+    assert "32/32 done" in done.stderr
+    report = written()
+    assert [cell["method"] for cell in report["cells"]] == NAMES * 8
+    for cell in report["cells"]:
+        assert cell["status"] == "measured"
+        assert 0 < cell["ms_low"] <= cell["ms"] <= cell["ms_high"]
+        assert cell["repeats"] == 2
+        assert cell["us_per_token"] == pytest.approx(1e3 * cell["ms"] / (2 * cell["length"]))
+        assert 0 < cell["speedup_low"] <= cell["speedup"] <= cell["speedup_high"]
+        assert (cell["extra_bytes"], cell["bytes_per_token"]) == (100 * cell["length"], 50)
+        assert ("growth" in cell) == (cell["length"] == 32)
+    assert [cell["speedup"] for cell in report["cells"] if cell["method"] == "full"] == [1.0] * 8
+    assert len(report["crossovers"]) == 2 * 4
+    assert report["settings"]["seed"] == 3
+    assert report["hardware"]["threads"] == str(torch.get_num_threads())
+    assert report["methods"][NAMES[2]]["topk"] == 4
+    rows = list(csv.DictReader((tmp_path / "out" / "bench.csv").read_text().splitlines()))
+    assert [row["method"] for row in rows] == NAMES * 8
+
+
+def test_methods_may_be_repeated_and_full_is_there_once(run, written):
+    assert run("--methods", "full", "--quick").exit_code == 0
+    assert [cell["method"] for cell in written()["cells"]] == NAMES * 2
+
+
+def test_json_prints_the_results_alone(run, written):
+    done = run("--json")
+    assert json.loads(done.stdout) == written()
+
+
+def test_quick_measures_less(run, written, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "QUICK_LENGTHS", (16, 24, 40))
+    done = CliRunner().invoke(app, ["bench", *SMALL, "--quick", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    report = written()
+    assert {cell["passes"] for cell in report["cells"]} == {"forward"}
+    assert [cell["length"] for cell in report["cells"][::3]] == [16, 24, 40]
+    assert {cell["repeats"] for cell in report["cells"]} == {1}
+    assert all("extra_bytes" not in cell for cell in report["cells"])
+    assert any("quick" in note for note in report["notes"])
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES - {"memory-per-token.png"}
+
+
+def test_what_is_said_goes_before_quick(run, written):
+    assert run("--quick", "--passes", "forward+backward", "--lengths", "32 16").exit_code == 0
+    assert [(cell["passes"], cell["length"]) for cell in written()["cells"][::3]] == [
+        ("forward+backward", 16),
+        ("forward+backward", 32),
+    ]
+
+
+def test_defaults_are_the_papers_setting():
+    settings = Settings()
+    assert (settings.batch, settings.heads, settings.head_dim) == (1, 6, 64)
+    assert settings.lengths == (256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384)
+    assert settings == Settings.of(lengths=None, passes=None, dtypes="float32", quick=False)
+
+
+@pytest.mark.parametrize("number", ["1", "2"])
+def test_threads_are_recorded_and_restored(run, written, number):
+    before = torch.get_num_threads()
+    assert run("--threads", number, "--quick").exit_code == 0
+    assert written()["hardware"]["threads"] == number
+    assert written()["settings"]["threads"] == int(number)
+    assert torch.get_num_threads() == before
+
+
+# ---------------------------------------------------------------------- resume
+
+
+def test_an_interrupted_run_resumes(run, written, tmp_path, monkeypatch):
+    measured, time = [], Bench.time
+
+    def interrupted(self, load):
+        if load.length == 32 and not measured[1:]:
+            measured.append("interrupted")
+            raise KeyboardInterrupt
+        measured.append(load.length)
+        return time(self, load)
+
+    monkeypatch.setattr(Bench, "time", interrupted)
+    done = run("--passes", "forward")
+    assert done.exit_code == 130
+    assert "goes on from here" in done.stderr
+    assert not (tmp_path / "out" / "bench.json").exists()
+    assert run("--passes", "forward").exit_code == 0
+    assert measured == [16, "interrupted", 32]
+    assert "1 of 8 units come from an earlier, interrupted run." in written()["notes"]
+    assert not (tmp_path / "out" / ".progress").exists()
+
+
+def test_other_settings_do_not_resume(tmp_path, monkeypatch):
+    settings = Settings(methods=("clustered:clusters=4",), lengths=(16,), heads=1, head_dim=8, quick=True)
+    assert measure(settings, tmp_path).resumed == 0
+    assert measure(settings, tmp_path).resumed == 2
+    assert measure(replace(settings, methods=("clustered:clusters=4,seed=0",)), tmp_path).resumed == 2  # the same
+    for other in ({"seed": 1}, {"heads": 2}, {"quick": False}, {"methods": ("clustered:clusters=5",)}):
+        assert measure(replace(settings, **other), tmp_path).resumed == 0
+
+
+# ---------------------------------------------------------------------- what is not run
+
+
+def test_a_call_that_is_predicted_to_take_too_long_is_not_run(run, written, monkeypatch):
+    monkeypatch.setattr(
+        bench, "foretold", lambda method, seconds, growth: 71.4 * growth if method.name == "full" else 0
+    )
+    done = run("--passes", "forward", "--call-limit", "142")
+    assert "full at 32 tokens: not run: predicted 143 s a call" in done.stdout
+    cells = {(cell["method"], cell["length"]): cell for cell in written()["cells"]}
+    exact = cells["full", 32]
+    assert (exact["status"], exact["reason"]) == ("not run", "predicted 143 s a call")
+    assert "ms" not in exact
+    assert "extra_bytes" not in exact
+    assert cells["full", 16]["ms"] > 0
+    assert cells[NAMES[1], 32]["ms"] > 0
+    assert "speedup" not in cells[NAMES[1], 32]
+    assert cells[NAMES[1], 16]["speedup"] > 0
+    assert written()["crossovers"][0]["longest"] == 16
+    assert run("--passes", "forward", "--call-limit", "144").exit_code == 0
+    assert {cell["status"] for cell in written()["cells"]} == {"measured"}
+
+
+def test_a_long_first_length_is_foretold_from_a_shorter_call(run, written, monkeypatch):
+    monkeypatch.setattr(bench, "PROBE", 16)
+    asked = []
+    monkeypatch.setattr(bench, "foretold", lambda method, seconds, growth: asked.append((seconds, growth)) or 99.0)
+    assert run("--lengths", "64", "--passes", "forward").exit_code == 0
+    assert {cell.get("reason") for cell in written()["cells"]} == {"predicted 99 s a call"}
+    assert [growth for _, growth in asked] == [4.0] * 3
+    assert all(seconds > 0 for seconds, _ in asked)
+
+
+def test_a_method_left_out_is_foretold_from_where_it_last_ran(monkeypatch):
+    growths = []
+
+    def foretold(method, seconds, growth):
+        growths.append(growth)
+        return 0.0 if growth == 2 and len(growths) == 1 else 99.0
+
+    monkeypatch.setattr(bench, "foretold", foretold)
+    settings = Settings(methods=("full",), lengths=(16, 32, 64, 128), passes=("forward",), heads=1, head_dim=8)
+    made = Bench(settings, [bench.Full()])
+    for load in made.loads:
+        made.results[f"time/{load.key}"] = made.time(load)
+    assert growths == [2.0, 2.0, 4.0]
+    assert [("seconds" in result["full"]) for result in made.results.values()] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(("error", "reason"), [
+    (ValueError("it is causal;\nuse 'full'"), "it is causal; use 'full'"),
+    (TypeError("no int8"), "no int8"),
+    (torch.OutOfMemoryError("CUDA out of memory"), "out of memory"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory"),
+    (MemoryError(), "out of memory"),
+])  # fmt: skip
+def test_what_a_method_refuses_is_a_reason(error, reason, monkeypatch, tmp_path):
+    of = bench.Calls.of
+
+    def refusing(self, method):
+        def refuse():
+            raise error
+
+        return refuse if method == NAMES[1] else of(self, method)
+
+    monkeypatch.setattr(bench.Calls, "of", refusing)
+    settings = Settings(methods=(NAMES[1],), lengths=(16,), passes=("forward",), heads=1, head_dim=8)
+    exact, refused = report_of(measure(settings, tmp_path))["cells"]
+    assert (refused["status"], refused["reason"]) == ("not run", reason)
+    assert exact["status"] == "measured"
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), RuntimeError("a bug"), AssertionError()])
+def test_a_mistake_of_ours_is_not_hidden(error, monkeypatch, tmp_path):
+    def broken(self, method):
+        def call():
+            raise error
+
+        return call
+
+    monkeypatch.setattr(bench.Calls, "of", broken)
+    with pytest.raises(type(error)):
+        measure(Settings(lengths=(16,), quick=True), tmp_path)
+
+
+# ---------------------------------------------------------------------- an earlier run
+
+
+def test_compare_tells_what_changed(run, written, tmp_path):
+    assert run("--quick").exit_code == 0
+    old = written()
+    for cell in old["cells"]:  # so far away that no noise reaches it
+        factor = {NAMES[1]: 1e-6, NAMES[2]: 1e6}.get(cell["method"], 1.0)
+        cell |= {name: factor * cell[name] for name in ("speedup", "speedup_low", "speedup_high")}
+    old["cells"][-1]["length"] = 64
+    old["hardware"]["cores"] = "1024"
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "bench.json").write_text(json.dumps(old))
+    for path in (tmp_path / "old" / "bench.json", tmp_path / "old"):
+        done = run("--quick", "--compare", str(path))
+        assert done.exit_code == 0, done.output
+        assert "2 faster; 1 slower; 0 within the noise" in done.stdout.replace("\n", " ")
+        verdicts = {(c["method"], c["length"]): c["verdict"] for c in written()["changes"]["cells"]}
+        assert verdicts[NAMES[1], 16] == verdicts[NAMES[1], 32] == "faster"
+        assert verdicts[NAMES[2], 16] == "slower"
+        assert written()["changes"]["only_old"] == [f"{NAMES[2]}, float32, forward, 64 tokens"]
+        assert f"hardware cores: 1024 then, {os.cpu_count()} now" in written()["changes"]["notes"]
+
+
+def damaged(tmp_path):
+    """Files that are no results of a benchmark, by what is said about them."""
+    cell = {"method": "full", "dtype": "float32", "passes": "forward", "length": 16, "status": "measured"}
+    times = {"ms": 1.0, "ms_low": 1.0, "ms_high": 1.0}
+    whole = {
+        "kind": "subquad bench", "schema": 1, "created": "", "hardware": {}, "versions": {}, "settings": {},
+        "backend": "cpu", "cells": [cell | times],
+    }  # fmt: skip
+    contents = {
+        "is not JSON": "{oops",
+        "does not come from `subquad bench`": '{"methods": []}',
+        "has schema 2 but this version reads 1": json.dumps(whole | {"schema": 2}),
+        "its 'cells' is no list": json.dumps(whole | {"cells": {}}),
+        "'length' of cell 0 is no int": json.dumps(whole | {"cells": [cell | times | {"length": "16"}]}),
+        "'method' of cell 0 is no str": json.dumps(whole | {"cells": [7]}),
+        "'ms_low' of cell 0 is no number": json.dumps(whole | {"cells": [cell | times | {"ms_low": "1"}]}),
+        "cell 0 is measured, but has no times": json.dumps(whole | {"cells": [cell]}),
+        "has a speed-up without its quartiles": json.dumps(whole | {"cells": [cell | times | {"speedup": 2.0}]}),
+    }
+    for number, (message, text) in enumerate(contents.items()):
+        path = tmp_path / f"{number}.json"
+        path.write_text(text)
+        yield message, ["--compare", str(path)]
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\0")
+    yield "is not JSON", ["--compare", str(tmp_path / "binary.json")]
+
+
+def bad_inputs(tmp_path):
+    (tmp_path / "file").write_text("")
+    yield from damaged(tmp_path)
+    yield "cannot read", ["--compare", str(tmp_path / "missing.json")]
+    yield "did you mean 'clustered'", ["--methods", "clusterd"]
+    yield "clusters=0, but it must be a whole number ≥ 1", ["--methods", "clustered:clusters=0"]
+    yield "no dtype 'int8'; there are float32, bfloat16, float16, float64", ["--dtypes", "float32,int8"]
+    yield "no dtype 'float23'; did you mean 'float32'?", ["--dtypes", "float23"]
+    yield "no pass 'sideways'; there are forward, forward+backward", ["--passes", "sideways"]
+    yield "no pass is named", ["--passes", ","]
+    yield "no dtype is named", ["--dtypes", ""]
+    yield "--lengths names none", ["--lengths", " "]
+    yield "length '12x' is no whole number", ["--lengths", "16,12x"]
+    yield "length 0 must be at least 1", ["--lengths", "16,0"]
+    yield "length -4 must be at least 1", ["--lengths", "-4"]
+    yield "heads 0 must be at least 1", ["--heads", "0"]
+    yield "batch 0 must be at least 1", ["--batch", "0"]
+    yield "head-dim -1 must be at least 1", ["--head-dim", "-1"]
+    yield "threads 0 must be at least 1", ["--threads", "0"]
+    yield "call-limit 0 must be above 0 seconds", ["--call-limit", "0"]
+    yield "no device 'tpu9' here", ["--device", "tpu9"]
+    yield "cannot time device 'meta'", ["--device", "meta"]
+    yield "is a file; give a folder", ["--out", str(tmp_path / "file")]
+    yield "cannot write to the folder", ["--out", str(tmp_path / "file" / "below")]
+
+
+def test_bad_input_is_one_line_and_exit_code_2(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(Bench, "time", lambda *_: pytest.fail("must be told before anything is measured"))
+    for message, words in bad_inputs(tmp_path):
+        done = CliRunner().invoke(app, ["bench", *SMALL, "--out", str(tmp_path / "out"), *words])
+        assert done.exit_code == 2, (message, done.output, done.exception)
+        assert message in done.stderr, (message, done.stderr)
+        assert done.stderr.strip().splitlines()[-1].startswith("error:"), done.stderr
+        assert done.stderr.count("error:") == 1
+        assert not list((tmp_path / "out").glob("bench*"))
+
+
+def test_no_methods_at_all(tmp_path):
+    done = CliRunner().invoke(app, ["bench", "--methods", " ", "--out", str(tmp_path)])
+    assert (done.exit_code, "--methods names none" in done.stderr) == (2, True)
+
+
+def test_without_matplotlib_the_remedy_is_told(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "subquad.report.bench_write", None)
+    done = run()
+    assert done.exit_code == 2
+    assert "pip install 'subquad[report]'" in done.stderr
