@@ -5,25 +5,18 @@ template <int R, int V>
 static inline void gemm_block(int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b,
                               int64_t b_row, float *c, int64_t c_row, bool add) {
   vf acc[R][V];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) acc[r][v] = add ? load(c + r * c_row + v * W) : vf{};
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int v = 0; v < V; v++) acc[r][v] = add ? load(c + r * c_row + v * W) : vf{};
   for (int64_t d = 0; d < depth; d++) {
     vf row[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) row[v] = load(b + d * b_row + v * W);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
+    UNROLL for (int v = 0; v < V; v++) row[v] = load(b + d * b_row + v * W);
+    UNROLL for (int r = 0; r < R; r++) {
       vf x = splat(a[r * a_row + d * a_step]);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v++) acc[r][v] += x * row[v];
+      UNROLL for (int v = 0; v < V; v++) acc[r][v] += x * row[v];
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) store(c + r * c_row + v * W, acc[r][v]);
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int v = 0; v < V; v++) store(c + r * c_row + v * W, acc[r][v]);
 }
 
 template <int V>

@@ -1,5 +1,6 @@
 // All kernels, compiled once for each instruction-set variant, each in a namespace of its own.
 #include <cstdint>
+#include <utility>
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
@@ -11,6 +12,13 @@
 #endif
 
 #include "kernels.hpp"
+
+// Registers hold an array only where every loop over it is unrolled.
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
 
 namespace SUBQUAD_VARIANT {
 

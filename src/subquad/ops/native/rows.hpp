@@ -90,13 +90,11 @@ static void pack_transposed(const float *from, int64_t count, int64_t width, int
   for (int64_t i = 0; i < count; i += W)
     for (int64_t d = 0; d < width; d += W) {
       vf block[W];
-#pragma GCC unroll 16
-      for (int r = 0; r < W; r++) block[r] = load(from + (i + r) * from_row + d);
+      UNROLL for (int r = 0; r < W; r++) block[r] = load(from + (i + r) * from_row + d);
       transpose(block);
       int64_t rows = width - d < W ? width - d : W;
       if (rows == W) {
-#pragma GCC unroll 16
-        for (int r = 0; r < W; r++) store(to + (d + r) * to_row + i, block[r]);
+        UNROLL for (int r = 0; r < W; r++) store(to + (d + r) * to_row + i, block[r]);
       } else {
         for (int r = 0; r < rows; r++) store(to + (d + r) * to_row + i, block[r]);
       }

@@ -94,22 +94,25 @@ static inline vf exp_nonpositive(vf x) {
   return select(x < splat(-87.0f), vf{}, p * power);
 }
 
+// The lower (half = 0) or upper (half = W / 2) halves of two vectors, interleaved.
+template <int half, int... i>
+static inline vf interleave(vf a, vf b, std::integer_sequence<int, i...>) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(a, b, (i % 2 * W + half + i / 2)...);
+#else
+  return __builtin_shuffle(a, b, vi{(i % 2 * W + half + i / 2)...});
+#endif
+}
+
 // Transpose W×W in registers: log2 W rounds that interleave row i with row i + W/2.
 static inline void transpose(vf (&rows)[W]) {
-  vi low, high;
-  for (int i = 0; i < W; i++) {
-    low[i] = (i & 1) * W + i / 2;
-    high[i] = (i & 1) * W + W / 2 + i / 2;
-  }
-#pragma GCC unroll 4
-  for (int round = 1; round < W; round *= 2) {
+  constexpr auto lanes = std::make_integer_sequence<int, W>{};
+  UNROLL for (int round = 1; round < W; round *= 2) {
     vf mixed[W];
-#pragma GCC unroll 16
-    for (int i = 0; i < W / 2; i++) {
-      mixed[2 * i] = __builtin_shuffle(rows[i], rows[i + W / 2], low);
-      mixed[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + W / 2], high);
+    UNROLL for (int i = 0; i < W / 2; i++) {
+      mixed[2 * i] = interleave<0>(rows[i], rows[i + W / 2], lanes);
+      mixed[2 * i + 1] = interleave<W / 2>(rows[i], rows[i + W / 2], lanes);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < W; i++) rows[i] = mixed[i];
+    UNROLL for (int i = 0; i < W; i++) rows[i] = mixed[i];
   }
 }
