@@ -144,6 +144,10 @@ def test_bands_are_the_quartiles_and_rings_the_crossovers():
         ax = figure(sample_bench.report(), "speedup.png").axes[0]
     band = ax.collections[0].get_paths()[0].vertices
     assert {round(y / (x / 100), 6) for x, y in band} == {0.98, 1.02}
+    with drawing.look():
+        times = figure(sample_bench.report(), "time-per-token.png").axes[0]
+    flat = times.collections[1].get_paths()[0].vertices  # of `clustered`, after SDPA's
+    assert {round(y / 0.5, 6) for _, y in flat} == {0.98, 1.02}
     rings = [line.get_xydata()[0] for line in ax.lines if len(line.get_xdata()) == 1]
     assert [list(ring) for ring in rings] == [[pytest.approx(1000), 1.0]]
 

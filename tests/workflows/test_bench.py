@@ -72,6 +72,20 @@ def test_a_whole_run(run, tmp_path, written):
     assert [row["method"] for row in rows] == NAMES * 8
 
 
+def test_gradients_do_not_add_up_from_call_to_call(monkeypatch):
+    seen, of = [], bench.Calls.of
+
+    def watched(self, method):
+        call = of(self, method)
+        return lambda: seen.append(self.inputs[0].grad is None) or call()
+
+    monkeypatch.setattr(bench.Calls, "of", watched)
+    settings = Settings(methods=(NAMES[1],), lengths=(16,), passes=("forward+backward",), heads=1, head_dim=8)
+    Bench(settings, [bench.Full(), bench.parse_method(NAMES[1])]).time(Bench(settings, []).loads[0])
+    assert len(seen) >= 2 + 2 * 2
+    assert all(seen[2:])  # after one call of each that shows whether it can run
+
+
 def test_methods_may_be_repeated_and_full_is_there_once(run, written):
     assert run("--methods", "full", "--quick").exit_code == 0
     assert [cell["method"] for cell in written()["cells"]] == NAMES * 2
@@ -159,7 +173,13 @@ def test_a_call_that_is_predicted_to_take_too_long_is_not_run(run, written, monk
     monkeypatch.setattr(
         bench, "foretold", lambda method, seconds, growth: 71.4 * growth if method.name == "full" else 0
     )
+    processes = []
+    monkeypatch.setattr(
+        bench, "extra_memory", lambda load, method, threads: processes.append((method, load.length)) or Peak(1, "")
+    )
     done = run("--passes", "forward", "--call-limit", "142")
+    assert ("full", 16) in processes
+    assert ("full", 32) not in processes
     assert "full at 32 tokens: not run: predicted 143 s a call" in done.stdout
     cells = {(cell["method"], cell["length"]): cell for cell in written()["cells"]}
     exact = cells["full", 32]

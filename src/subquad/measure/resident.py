@@ -61,6 +61,8 @@ def _peak_on_linux() -> int:
 
 
 def _peak_so_far() -> int:
+    if STATUS.exists():  # there, `getrusage` would tell the peak of the process that started this one
+        return _peak_on_linux()
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
