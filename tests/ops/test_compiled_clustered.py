@@ -12,6 +12,7 @@ from torch import Tensor
 import subquad as sq
 from subquad import Clustered, ImprovedClustered, Mask
 from subquad.ops import native
+from subquad.ops.native import interface
 from tests.oracle import gradients, normal, qkv, tracked
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason=f"no compiled kernels: {native.refusal()}")
@@ -157,8 +158,9 @@ def test_nan_stays_with_its_head_and_pads_may_hold_it(variant, method, side):
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 @pytest.mark.parametrize("count", [2, 3, 7])
-def test_the_number_of_threads_changes_nothing(method, count):
+def test_the_number_of_threads_changes_nothing(method, count, monkeypatch):
     """Bit for bit, with many heads and with one that is split along the sequence."""
+    monkeypatch.setattr(interface, "SMALL", 0)
     for shape in ({"N": 300, "B": 2, "H": 3}, {"N": 5000, "B": 1, "H": 1}):
         with threads(1):
             want = run(method, qkv(**shape))
@@ -167,7 +169,14 @@ def test_the_number_of_threads_changes_nothing(method, count):
         assert all(torch.equal(a, b) for a, b in zip(have, want, strict=True))
 
 
-def test_several_threads_may_call_at_once():
+def test_little_work_stays_on_one_thread():
+    with threads(4):
+        assert interface.threads(interface.SMALL - 1) == 1
+        assert interface.threads(interface.SMALL) == 4
+
+
+def test_several_threads_may_call_at_once(monkeypatch):
+    monkeypatch.setattr(interface, "SMALL", 0)
     inputs, method = qkv(200, D=16), ImprovedClustered(clusters=9, topk=5)
     want, got = run(method, inputs), []
 

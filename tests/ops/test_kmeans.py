@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from subquad.ops.backends import use_backend
 from subquad.ops.hashing import hash_codes
 from subquad.ops.kmeans import hamming_kmeans
+from subquad.ops.native import interface
 from tests.oracle import normal
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -107,3 +108,15 @@ def test_all_implementations_agree_on_many_codes(shape, clusters):
     with use_backend("reference"):
         want = hamming_kmeans(codes, real, clusters, 63, 10)
     assert torch.equal(hamming_kmeans(codes, real, clusters, 63, 10), want)
+
+
+def test_the_number_of_threads_changes_no_label(monkeypatch):
+    monkeypatch.setattr(interface, "SMALL", 0)
+    for shape in ((1, 1, 20_000), (3, 2, 500)):
+        codes, labels = hash_codes(normal(*shape, 8), 63, seed=0), []
+        for threads in (1, 2, 5):
+            before = torch.get_num_threads()
+            torch.set_num_threads(threads)
+            labels.append(hamming_kmeans(codes, None, 20, 63, 10))
+            torch.set_num_threads(before)
+        assert all(torch.equal(one, labels[0]) for one in labels)

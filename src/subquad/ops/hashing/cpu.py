@@ -19,7 +19,7 @@ def hash_codes(x: Tensor, bits: int, seed: int, centre: bool, real: Tensor | Non
     x, real = with_contiguous_rows(x), None if real is None else real.contiguous()
     planes = orthogonal(seed, bits, x.shape[3], like=interface.FLOAT32)
     codes = x.new_empty(x.shape[:3], dtype=torch.int64)
-    sizes = interface.sizes(x, x, x, clusters=1, topk=0, iterations=0)
+    sizes = interface.sizes(x, x, x, clusters=bits, topk=0, iterations=0)
     interface.run(
         "hash", interface.Hashing(sizes, rows(x), pointer(real), pointer(planes), bits, centre, pointer(codes))
     )

@@ -18,7 +18,8 @@ def hamming_kmeans(codes: Tensor, real: Tensor | None, clusters: int, iterations
     codes, real = codes.contiguous(), None if real is None else real.contiguous()
     B, H, N = codes.shape
     labels = torch.empty_like(codes)
-    sizes = interface.Sizes(B, H, H, N, N, 1, 1, clusters, 0, iterations, 0, torch.get_num_threads())
+    threads = interface.threads(B * H * N * clusters * (iterations + 1))
+    sizes = interface.Sizes(B, H, H, N, N, 1, 1, clusters, 0, iterations, 0, threads)
     interface.run("kmeans", interface.Clustering(sizes, pointer(codes), pointer(real), pointer(labels)))
     return labels
 

@@ -11,6 +11,7 @@ from subquad.ops.native import library
 
 FLOAT32 = torch.empty(0, dtype=torch.float32, device="cpu")
 ALIGNMENT = 64  # of the workspace: a cache line
+SMALL = 1 << 20  # products that one thread does in some 20 µs
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -115,7 +116,13 @@ def sizes(query: Tensor, key: Tensor, value: Tensor, *, clusters: int, topk: int
     """The axes of one attention call, with torch's number of threads."""
     B, H, N, D = query.shape
     _, G, M, E = value.shape
-    return Sizes(B, H, G, N, M, D, E, clusters, topk, iterations, DTYPES[query.dtype], torch.get_num_threads())
+    products = B * H * (clusters * M + N * topk) * (D + E)
+    return Sizes(B, H, G, N, M, D, E, clusters, topk, iterations, DTYPES[query.dtype], threads(products))
+
+
+def threads(products: int) -> int:
+    """Torch's number of threads; 1 for so little work that waking the others would take longer than it."""
+    return torch.get_num_threads() if products >= SMALL else 1
 
 
 def rows(x: Tensor) -> Rows:
