@@ -23,7 +23,7 @@ from subquad.workflows import machine
 from subquad.workflows.bench_calls import DTYPES, PASSES, Calls, Load, threads
 from subquad.workflows.bench_memory import extra_memory
 from subquad.workflows.errors import InputError, as_input_error, check_device
-from subquad.workflows.store import Store
+from subquad.workflows.store import Progress, Store
 
 DEFAULT_METHODS = ("clustered", "i-clustered")
 LENGTHS = (256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384)
@@ -31,8 +31,6 @@ QUICK_LENGTHS = (256, 1024, 4096)
 THOROUGH = Effort(seconds=4.0, least=5, enough=21)
 BRIEF = Effort(seconds=0.5, least=3, enough=5, precision=0.03)
 PROBE = 2048  # tokens: a first length above it is foretold from a call of this length
-
-Progress = Callable[[str, int, int], None]  # what is under way, units done, units in all
 
 
 @dataclass(frozen=True)
@@ -115,12 +113,8 @@ def measure(settings: Settings, out: Path, progress: Progress = lambda what, don
         bench.versions, bench.hardware = machine.versions(), machine.hardware(settings.device)
     store = Store(out, bench.fingerprint())
     bench.resumed = store.found
-    units = list(bench.units())
     with threads(settings.threads):
-        for done, (key, make) in enumerate(units):
-            progress(key, done, len(units))
-            bench.results[key] = store.get(key, make)
-    progress("done", len(units), len(units))
+        store.run(bench.units(), bench.results, progress)
     return bench
 
 

@@ -29,7 +29,7 @@ from subquad.workflows import machine
 from subquad.workflows.errors import InputError, as_input_error
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import Pretrained, load, running
-from subquad.workflows.store import Store
+from subquad.workflows.store import Progress, Store
 from subquad.workflows.tasks import Task, load_task
 from subquad.workflows.texts import read_documents, standard_library
 
@@ -91,9 +91,6 @@ class Row:
         return None if self.is_exact else dict.fromkeys(self.layers, self.method)
 
 
-Progress = Callable[[str, int, int], None]  # what is under way, units done, units in all
-
-
 def measure(settings: Settings, out: Path, progress: Progress = lambda what, done, total: None) -> "Comparison":
     """Measure everything and return the comparison with its results. Finished units are kept under `out`.
 
@@ -106,11 +103,7 @@ def measure(settings: Settings, out: Path, progress: Progress = lambda what, don
         comparison.check_finite()
     store = Store(out, comparison.fingerprint())
     comparison.resumed = store.found
-    units = list(comparison.units())
-    for done, (key, make) in enumerate(units):
-        progress(key, done, len(units))
-        comparison.results[key] = store.get(key, make)
-    progress("done", len(units), len(units))
+    store.run(comparison.units(), comparison.results, progress)
     return comparison
 
 

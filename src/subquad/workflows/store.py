@@ -4,13 +4,15 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from subquad.workflows.errors import InputError
 
 PROGRESS = ".progress"
+
+Progress = Callable[[str, int, int], None]  # what is under way, units done, units in all
 
 
 class Store:
@@ -35,6 +37,14 @@ class Store:
         part.write_text(json.dumps(result))
         os.replace(part, path)
         return result
+
+    def run(self, units: Iterable[tuple[str, Callable[[], Any]]], results: dict[str, Any], progress: Progress) -> None:
+        """Put the result of each unit into `results`, in their order: some read those before."""
+        units = list(units)
+        for done, (key, make) in enumerate(units):
+            progress(key, done, len(units))
+            results[key] = self.get(key, make)
+        progress("done", len(units), len(units))
 
     @staticmethod
     def clear(folder: Path) -> None:
