@@ -109,7 +109,7 @@ class Clustered(Method):
         subquadratic=True,
         exact_limit={"clusters": "N"},
         example={"clusters": 5, "bits": 15, "iterations": 3},
-        complexity="O(C·M·D + N·C·iterations) time, O(N + C·D) memory (plain PyTorch: k-means times bits)",
+        complexity="O(C·M·D + N·C·iterations) time, O(N + C·D) memory (plain PyTorch: see its page)",
         source="Vyas et al. 2020, section 3.2",
     )
 

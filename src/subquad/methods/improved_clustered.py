@@ -114,7 +114,7 @@ class ImprovedClustered(Method):
         dropout="weights of the centroids on the other keys, one draw a cluster, and of each query on its top keys",
         exact_limit={"topk": "M"},
         example={"clusters": 5, "bits": 15, "iterations": 3, "topk": 4},
-        complexity="O(C·M·D + N·(C·iterations + K·D)) time, O(N + C·(D + K)) memory (plain PyTorch: k-means times bits, C·M)",
+        complexity="O(C·M·D + N·(C·iterations + K·D)) time, O(N + C·(D + K)) memory (plain PyTorch: see its page)",
         source="Vyas et al. 2020, section 3.3",
     )
 

@@ -1,0 +1,130 @@
+"""How far each compiled kernel is from its floor: its time beside the least that arithmetic and memory traffic allow.
+
+    python benchmarks/kernels.py [--lengths 4096 16384] [--threads 2] [--repeats 30] [--out FILE.md]
+
+The setting is the paper's: one item, 6 heads, 64 wide, 100 clusters, 63 bits, 10 iterations, 32 top keys, fp32.
+
+The floor of a kernel is the larger of two times. Arithmetic: its multiplications and additions at the rate that the
+kernels' own dense products reach where there is little else to do (256 wide, as many queries as centroids). Memory: the
+bytes that it must read and write once, at the rate of a copy of a large tensor. Kernels that run only inside of others
+are differences of two times.
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+
+import torch
+
+import subquad as sq
+from subquad.measure.timing import interleaved
+from subquad.ops import native
+from subquad.ops.hashing import hash_codes
+from subquad.ops.kmeans import hamming_kmeans
+from subquad.workflows import machine
+
+H, D, C, K, BITS, ITERATIONS = 6, 64, 100, 32, 63, 10
+# With AVX-512's popcount, eight words are compared in four vector instructions, two a cycle: a quarter of a cycle a word,
+# in which products do 16 multiplications and additions.
+FLOPS_A_WORD = 16
+
+
+def medians(calls, repeats):
+    """Milliseconds of each call, in turn."""
+    for call in calls.values():
+        call()
+    return {name: 1e3 * statistics.median(times) for name, times in interleaved(calls, repeats).items()}
+
+
+def rates(repeats):
+    """GFLOP/s of the kernels' products, GB/s of a copy."""
+    queries, keys = torch.randn(1, 16, 96, 256), torch.randn(2, 1, 16, 2048, 256)
+    source, target = torch.randn(2, 32_000_000)
+    calls = {
+        "products": lambda: sq.attention(queries, *keys, method="clustered"),
+        "copy": lambda: target.copy_(source),
+    }
+    ms = medians(calls, repeats)
+    return 4 * queries.numel() * keys.shape[3] / ms["products"] / 1e6, 2 * 4 * source.numel() / ms["copy"] / 1e6
+
+
+def measured(N, repeats):
+    """Milliseconds of each kernel, and of SDPA."""
+    q, k, v, grad = torch.randn(4, 1, H, N, D)
+    codes = hash_codes(q, BITS, 0, centre=True)
+    calls = {
+        "hash": lambda: hash_codes(q, BITS, 0, centre=True),
+        "k-means": lambda: hamming_kmeans(codes, None, C, BITS, ITERATIONS),
+        "sdpa": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v),
+    }
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    for name in ("clustered", "i-clustered"):
+        out = sq.attention(*inputs, method=name)
+        calls[name] = lambda name=name: sq.attention(q, k, v, method=name)
+        calls[f"{name}, backward"] = lambda out=out: torch.autograd.grad(out, inputs, grad, retain_graph=True)
+    ms = medians(calls, repeats)
+    return ms | {
+        "centroids": ms["clustered"] - ms["hash"] - ms["k-means"],
+        "top keys": ms["i-clustered"] - ms["clustered"],
+    }
+
+
+def floors(N):
+    """Of each kernel: what it does, its multiplications and additions, and the bytes that it reads and writes once."""
+    rows = 4 * H * N * D  # of one of query, key, value, output
+    hashing, words = 2 * H * N * D * BITS, H * N * C * (ITERATIONS + 1) * FLOPS_A_WORD
+    centroids, members = 4 * H * N * C * D, 4 * H * N * K * D
+    return {
+        "hash": ("mean and sign bits of the queries", hashing, rows),
+        "k-means": ("of the codes", words, 8 * H * N),
+        "centroids": ("sort, means, centroids' attention, output", centroids, 4 * rows),
+        "top keys": ("selection and the members' own softmax", members, 2 * rows),
+        "clustered": ("the whole forward pass", hashing + words + centroids, 4 * rows),
+        "i-clustered": ("the whole forward pass", hashing + words + centroids + members, 4 * rows),
+        "clustered, backward": ("", 2.5 * centroids, 6 * rows),
+        "i-clustered, backward": ("", 2.5 * (centroids + members), 7 * rows),
+    }
+
+
+def report(lengths, repeats):
+    """The tables, as Markdown."""
+    gflops, gbytes = rates(repeats)
+    about = machine.hardware() | {"variant": native.variant()}
+    lines = [
+        f"{about['processor']}, {about['threads']} threads, variant {about['variant']}, torch {torch.__version__}.",
+        f"Products: {gflops:.0f} GFLOP/s. Copy: {gbytes:.0f} GB/s. Medians of {repeats} rounds, all calls in turn.",
+    ]
+    for N in lengths:
+        ms = measured(N, repeats)
+        lines += [
+            "",
+            f"{N} tokens; SDPA's forward pass takes {ms['sdpa']:.1f} ms:",
+            "",
+            "| kernel | | ms | floor, arithmetic | floor, memory | times its floor |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for name, (what, flop, size) in floors(N).items():
+            arithmetic, memory = flop / gflops / 1e6, size / gbytes / 1e6
+            least = max(arithmetic, memory)
+            lines.append(
+                f"| {name} | {what} | {ms[name]:.2f} | {arithmetic:.2f} | {memory:.2f} | {ms[name] / least:.1f} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    text = report(given.lengths, given.repeats)
+    print(text)
+    if given.out:
+        given.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
