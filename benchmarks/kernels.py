@@ -24,8 +24,8 @@ from subquad.ops.kmeans import hamming_kmeans
 from subquad.workflows import machine
 
 H, D, C, K, BITS, ITERATIONS = 6, 64, 100, 32, 63, 10
-# With AVX-512's popcount, eight words are compared in four vector instructions, two a cycle: a quarter of a cycle a word,
-# in which products do 16 multiplications and additions.
+# With AVX-512's popcount eight words are compared in four vector instructions, two a cycle: a quarter of a cycle a word.
+# In that time products do 16 multiplications and additions.
 FLOPS_A_WORD = 16
 
 
