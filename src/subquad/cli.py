@@ -190,7 +190,7 @@ def _benched(settings: "Settings", compare: Path | None, out: Path) -> "tuple[Be
         from subquad.report.bench_write import write_bench
     except ImportError as error:
         raise InputError(f"{error.name} is not installed: pip install 'subquad[report]'") from None
-    old = None if compare is None else read_old(compare)
+    old = None if compare is None else read_old(compare, settings)
     _check_folder(out)
     with _progress() as progress:
         report = report_of(measure(settings, out, progress))

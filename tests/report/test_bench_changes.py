@@ -89,12 +89,12 @@ def test_cells_in_one_of_the_files_are_named():
 def test_what_else_differs_is_told():
     old, new = sample_bench.report(), sample_bench.report()
     assert changes(old, new, "x")["notes"] == []
-    new["hardware"]["threads"], new["settings"]["heads"], new["backend"] = "8", 12, "reference"
+    new["hardware"]["threads"], new["settings"]["seed"], new["backend"] = "8", 12, "reference"
     del new["versions"]["torch"]
     new["settings"]["lengths"] = [1]  # shows in the cells
     assert changes(old, new, "x")["notes"] == [
         "backend: cpu then, reference now",
         "hardware threads: 4 then, 8 now",
         "version of torch: 2.13.0 then, none now",
-        "setting heads: 6 then, 12 now",
+        "setting seed: 0 then, 12 now",
     ]

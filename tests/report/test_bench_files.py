@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 from rich.console import Console
 
@@ -173,6 +174,25 @@ def test_one_length_and_one_panel_are_drawn():
     report = sample_bench.report(lengths=(256,))
     report["cells"] = [cell for cell in report["cells"] if (cell["dtype"], cell["passes"]) == ("float32", "forward")]
     assert list(plots(report)) == list(PLOTS)
+
+
+@pytest.mark.parametrize("name", PLOTS)
+@pytest.mark.parametrize("passes", [("forward",), ("forward", "forward+backward")])
+def test_title_and_legend_are_inside_the_picture(name, passes):
+    report = sample_bench.report()
+    report["cells"] = [cell for cell in report["cells"] if cell["dtype"] == "float32" and cell["passes"] in passes]
+    for cell in report["cells"][2::3]:
+        cell["method"] = "i-clustered:clusters=200,bits=31,iterations=20,topk=64"
+    report["crossovers"] = []
+    with drawing.look():
+        drawn = figure(report, name)
+        renderer = FigureCanvasAgg(drawn).get_renderer()
+        drawn.draw(renderer)
+        for part in (drawn._suptitle, *drawn.legends):
+            box = part.get_window_extent(renderer)
+            assert box.x0 >= 0
+            assert box.x1 <= drawn.bbox.x1
+            assert box.y0 >= 0
 
 
 def test_without_memory_its_plot_is_left_out_and_an_earlier_one_removed(tmp_path):

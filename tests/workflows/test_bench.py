@@ -285,8 +285,10 @@ def damaged(tmp_path):
     """Files that are no results of a benchmark, by what is said about them."""
     cell = {"method": "full", "dtype": "float32", "passes": "forward", "length": 16, "status": "measured"}
     times = {"ms": 1.0, "ms_low": 1.0, "ms_high": 1.0}
+    shape = {"batch": 1, "heads": 2, "head_dim": 8, "device": "cpu"}
     whole = {
-        "kind": "subquad bench", "schema": 1, "created": "", "hardware": {}, "versions": {}, "settings": {},
+        "kind": "subquad bench", "schema": 1, "created": "", "hardware": {}, "versions": {},
+        "settings": shape,
         "backend": "cpu", "cells": [cell | times],
     }  # fmt: skip
     contents = {
@@ -294,6 +296,10 @@ def damaged(tmp_path):
         "does not come from `subquad bench`": '{"methods": []}',
         "has schema 2 but this version reads 1": json.dumps(whole | {"schema": 2}),
         "its 'cells' is no list": json.dumps(whole | {"cells": {}}),
+        "has heads 12 but this run 2; they must match": json.dumps(whole | {"settings": shape | {"heads": 12}}),
+        "has head-dim 64 but this run 8": json.dumps(whole | {"settings": shape | {"head_dim": 64}}),
+        "has batch None but this run 1": json.dumps(whole | {"settings": {}}),
+        "measured on cuda:0 but this run is on cpu": json.dumps(whole | {"settings": shape | {"device": "cuda:0"}}),
         "'length' of cell 0 is no int": json.dumps(whole | {"cells": [cell | times | {"length": "16"}]}),
         "'method' of cell 0 is no str": json.dumps(whole | {"cells": [7]}),
         "'ms_low' of cell 0 is no number": json.dumps(whole | {"cells": [cell | times | {"ms_low": "1"}]}),

@@ -44,11 +44,13 @@ def figure(report: BenchReport, name: str) -> Figure | None:
                 ax.set_visible(False)
         row[0].set_ylabel(label)
     handles = {line.get_label(): line for ax in axes.flat for line in ax.lines if not line.get_label().startswith("_")}
-    drawn.legend(handles=list(handles.values()), loc="outside lower center", ncols=min(4, len(handles)))
+    entry = 0.7 + 0.08 * max(map(len, handles))  # inches of the widest: a handle and its letters
+    columns = max(1, min(4, len(handles), int(drawn.get_figwidth() / entry)))
+    drawn.legend(handles=list(handles.values()), loc="outside lower center", ncols=columns)
     s = report["settings"]
     threads = f"{s['threads']} thread{'' if s['threads'] == 1 else 's'}"
     shape = f"batch {s['batch']}, {s['heads']} heads of {s['head_dim']}, {s['device']}, {threads}"
-    drawn.suptitle(f"{heading} ({shape})", x=0.01, ha="left", fontsize=11.5, fontweight="bold")
+    drawn.suptitle(f"{heading}\n{shape}", x=0.01, ha="left", fontsize=11.5, fontweight="bold")
     return drawn
 
 

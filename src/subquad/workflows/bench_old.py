@@ -1,10 +1,14 @@
 """Read the `bench.json` of an earlier run."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from subquad.report.bench_schema import KIND, SCHEMA, BenchReport
+from subquad.workflows.bench import Settings
 from subquad.workflows.errors import InputError
 
 IDENTITY = {"method": str, "dtype": str, "passes": str, "length": int, "status": str}
@@ -12,11 +16,11 @@ FIGURES = ("ms", "ms_low", "ms_high", "speedup", "speedup_low", "speedup_high", 
 PARTS = {"created": str, "hardware": dict, "versions": dict, "settings": dict, "backend": str, "cells": list}
 
 
-def read_old(path: Path) -> BenchReport:
-    """The report of an earlier run, from its file or its folder.
+def read_old(path: Path, settings: Settings) -> BenchReport:
+    """The report of an earlier run, from its file or its folder, to be compared with a run of these settings.
 
     Raises:
-        InputError: there is no such file, or it is something else.
+        InputError: there is no such file, it is something else, or its inputs had another shape or kind of device.
     """
     path = path / "bench.json" if path.is_dir() else path
     try:
@@ -34,7 +38,19 @@ def read_old(path: Path) -> BenchReport:
             raise InputError(f"{path} is damaged: its {part!r} is no {kind.__name__}")
     for number, cell in enumerate(report["cells"]):
         _check(path, number, cell)
+    _check_alike(path, report["settings"], settings)
     return report  # type: ignore[return-value]
+
+
+def _check_alike(path: Path, then: Mapping[str, Any], now: Settings) -> None:
+    """InputError where the calls are not the same ones: no ratio of theirs would mean anything."""
+    for name in ("batch", "heads", "head_dim"):
+        if then.get(name) != getattr(now, name):
+            option = name.replace("_", "-")
+            raise InputError(f"{path} has {option} {then.get(name)} but this run {getattr(now, name)}; they must match")
+    device, kind = str(then.get("device")), torch.device(now.device).type
+    if device.partition(":")[0] != kind:
+        raise InputError(f"{path} was measured on {device} but this run is on {kind}; they must match")
 
 
 def _check(path: Path, number: int, cell: Any) -> None:
