@@ -256,18 +256,18 @@ static int64_t backward_of(const Backward &a) {
   for (int64_t first = 0; first < all; first += wave) {
     const int64_t now = all - first < wave ? all - first : wave;
     auto head_of = [&](int64_t i) { return first / s.G * s.H + first % s.G * group + i; };  // heads of a wave adjoin
-    auto over_clusters = [&](auto &&run) {
-      parallel_for(s.threads, now * group * steps, [&](int64_t task, int thread) {
-        const int64_t bh = head_of(task / steps), from = task % steps * step;
-        for (int64_t c = from; c < from + step && c < s.C; c++)
-          run(bh / s.H, bh % s.H, c, heads[task / steps], scratch.of[thread]);
-      });
+    auto over_clusters = [&](int64_t task, int thread, auto &&run) {
+      const int64_t bh = head_of(task / steps), from = task % steps * step;
+      for (int64_t c = from; c < from + step && c < s.C; c++)
+        run(bh / s.H, bh % s.H, c, heads[task / steps], scratch.of[thread]);
     };
-    over_clusters([&](int64_t b, int64_t h, int64_t c, const HeadGradients &head, const GradScratch &own) {
-      members_backward<T>(a, keys.of(b), b, h, c, head, own);
-    });
-    parallel_for(s.threads, now * group, [&](int64_t i, int) { prepare_centroids(a, head_of(i), heads[i]); });
-    parallel_for(s.threads, now * chunks, [&](int64_t task, int thread) {
+    const Stage members = {now * group * steps, [&](int64_t task, int thread) {
+      over_clusters(task, thread, [&](int64_t b, int64_t h, int64_t c, const HeadGradients &head, const GradScratch &own) {
+        members_backward<T>(a, keys.of(b), b, h, c, head, own);
+      });
+    }};
+    const Stage centroids = {now * group, [&](int64_t i, int) { prepare_centroids(a, head_of(i), heads[i]); }};
+    const Stage over_keys = {now * chunks, [&](int64_t task, int thread) {
       const int64_t i = task / chunks, chunk = task % chunks, b = (first + i) / s.G, g = (first + i) % s.G;
       if (chunk == 0) {
         zero_padding<T>(a.grad_key, a.key_real, b, g, s.M, s.D);
@@ -275,11 +275,14 @@ static int64_t backward_of(const Backward &a) {
       }
       if (chunk * GRAD_CHUNK < keys.of(b).count)
         keys_backward<T>(a, keys.of(b), b, g, chunk, heads + i * group, scratch.of[thread]);
-    });
-    over_clusters([&](int64_t b, int64_t h, int64_t c, const HeadGradients &head, const GradScratch &own) {
-      if (c == 0) zero_padding<T>(a.grad_query, a.query_real, b, h, s.N, s.D);
-      queries_backward<T>(a, keys.of(b), b, h, c, head, own.queries);
-    });
+    }};
+    const Stage over_queries = {now * group * steps, [&](int64_t task, int thread) {
+      over_clusters(task, thread, [&](int64_t b, int64_t h, int64_t c, const HeadGradients &head, const GradScratch &own) {
+        if (c == 0) zero_padding<T>(a.grad_query, a.query_real, b, h, s.N, s.D);
+        queries_backward<T>(a, keys.of(b), b, h, c, head, own.queries);
+      });
+    }};
+    parallel_stages(s.threads, members, centroids, over_keys, over_queries);
   }
   return arena.used;
 }

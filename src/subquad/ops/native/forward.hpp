@@ -61,32 +61,35 @@ static int64_t forward_of(const Forward &a) {
   if (!arena.base) return arena.used;
 
   const int64_t heads = s.B * s.H;
-  const int side_by_side = heads_side_by_side(s) ? s.threads : 1, within = side_by_side > 1 ? 1 : s.threads;
   hash.set_planes(a.planes, a.bits, s.D);
-  parallel_for(side_by_side, heads, [&](int64_t bh, int thread) {
+  auto cluster = [&](int64_t bh, int threads, int thread) {
     const int64_t b = bh / s.H;
-    cluster_head<T>(a, queries.of(b), b, bh % s.H, hash, kmeans, codes + bh * s.N, labels + bh * s.N, within, thread);
-  });
+    cluster_head<T>(a, queries.of(b), b, bh % s.H, hash, kmeans, codes + bh * s.N, labels + bh * s.N, threads, thread);
+  };
+  const bool side_by_side = heads_side_by_side(s);
+  for (int64_t bh = 0; !side_by_side && bh < heads; bh++) cluster(bh, s.threads, 0);
+  const Stage clusters = {side_by_side ? heads : 0, [&](int64_t bh, int thread) { cluster(bh, 1, thread); }};
 
   // Centroids are split over tasks only where there are too few heads and chunks: every part packs the keys again.
   const int64_t chunked = heads * partial.chunks, vectors = (s.C + W - 1) / W;
   int64_t parts = chunked % s.threads == 0 ? 1 : (4 * s.threads + chunked - 1) / chunked;
   parts = parts < vectors ? parts : vectors;
   const int64_t share = (vectors + parts - 1) / parts * W;
-  parallel_for(s.threads, chunked * parts, [&](int64_t task, int thread) {
+  const Stage attention = {chunked * parts, [&](int64_t task, int thread) {
     const int64_t first = task % parts * share, last = first + share < s.C ? first + share : s.C;
     const int64_t chunk = task / parts % partial.chunks, bh = task / parts / partial.chunks, b = bh / s.H;
     if (first < last && chunk * KEY_CHUNK < keys.of(b).count)
       attend_chunk<T>(a, keys.of(b), b, bh % s.H, chunk, first, last, centroids.of[thread], partial);
-  });
+  }};
 
   // A few clusters a task: fewer tasks to hand out, and still enough to share.
   const int64_t group = s.C / 16 + 1, groups = (s.C + group - 1) / group;
-  parallel_for(s.threads, heads * groups, [&](int64_t task, int thread) {
+  const Stage members_of = {heads * groups, [&](int64_t task, int thread) {
     const int64_t bh = task / groups, b = bh / s.H, h = bh % s.H, first = task % groups * group;
     if (first == 0) zero_padding<T>(a.out, a.query_real, b, h, s.N, s.E);
     for (int64_t c = first; c < first + group && c < s.C; c++)
       finish_cluster<T>(a, keys.of(b), b, h, c, partial, merging.of[thread], members.of[thread]);
-  });
+  }};
+  parallel_stages(s.threads, clusters, attention, members_of);
   return arena.used;
 }

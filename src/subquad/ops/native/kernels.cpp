@@ -3,6 +3,7 @@
 #include <utility>
 #if defined(_OPENMP)
 #include <omp.h>
+#include <sched.h>
 #endif
 #if defined(__x86_64__)
 #include <immintrin.h>

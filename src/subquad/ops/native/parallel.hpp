@@ -1,15 +1,63 @@
 // Tasks over the threads of the process's one OpenMP runtime, torch's.
 
-// Calls run(task, thread) for every task. Always asks for all `threads`: libgomp ends and restarts threads when teams
-// change their size, which would slow torch's next call as well as ours.
+// Tasks that must all be done before the next stage's begin.
 template <class Run>
-static void parallel_for(int threads, int64_t tasks, Run &&run) {
+struct Stage {
+  int64_t tasks;
+  Run run;  // run(task, thread)
+};
+template <class Run>
+Stage(int64_t, Run) -> Stage<Run>;
+
+struct Progress {
+  int64_t taken = 0, done = 0;
+};
+
+static inline void wait_a_little(int turn) {
+#if defined(__x86_64__)
+  if (turn < 10000) return _mm_pause();
+#endif
 #if defined(_OPENMP)
-  if (threads > 1 && tasks > 1) {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-    for (int64_t task = 0; task < tasks; task++) run(task, omp_get_thread_num());
+  if (turn >= 1000) sched_yield();  // somebody else may need the core to finish
+#endif
+}
+
+// Take tasks until none is left, then wait for those that other threads have taken.
+template <class Run>
+static void work_on(const Stage<Run> &stage, Progress &progress, int thread) {
+  int64_t task;
+  while ((task = __atomic_fetch_add(&progress.taken, 1, __ATOMIC_RELAXED)) < stage.tasks) {
+    stage.run(task, thread);
+    __atomic_fetch_add(&progress.done, 1, __ATOMIC_RELEASE);
+  }
+  for (int turn = 0; __atomic_load_n(&progress.done, __ATOMIC_ACQUIRE) < stage.tasks; turn++) wait_a_little(turn);
+}
+
+// Stages one after the other in one parallel region. A thread that the system wakes late finds its share done: on a busy
+// machine a call waits for it once, not at every stage. Always asks for all `threads`: libgomp ends and restarts threads
+// when teams change their size, which would slow torch's next call as well as ours.
+template <class... Run>
+static void parallel_stages(int threads, const Stage<Run> &...stages) {
+#if defined(_OPENMP)
+  if (threads > 1 && ((stages.tasks > 1) || ...)) {
+    Progress progress[sizeof...(stages)];
+#pragma omp parallel num_threads(threads)
+    {
+      const int thread = omp_get_thread_num();
+      Progress *of = progress;
+      (work_on(stages, *of++, thread), ...);
+    }
     return;
   }
 #endif
-  for (int64_t task = 0; task < tasks; task++) run(task, 0);
+  auto all = [](const auto &stage) {
+    for (int64_t task = 0; task < stage.tasks; task++) stage.run(task, 0);
+  };
+  (all(stages), ...);
+}
+
+// Calls run(task, thread) for every task.
+template <class Run>
+static void parallel_for(int threads, int64_t tasks, Run &&run) {
+  parallel_stages(threads, Stage{tasks, [&](int64_t task, int thread) { run(task, thread); }});
 }
