@@ -1,13 +1,12 @@
 """How far each compiled kernel is from its floor: its time beside the least that arithmetic and memory traffic allow.
 
-    python benchmarks/kernels.py [--lengths 4096 16384] [--threads 2] [--repeats 30] [--out FILE.md]
+    python benchmarks/kernels.py --gflops 235 [--lengths 4096 16384] [--threads 2] [--repeats 30] [--out FILE.md]
 
 The setting is the paper's: one item, 6 heads, 64 wide, 100 clusters, 63 bits, 10 iterations, 32 top keys, fp32.
 
-The floor of a kernel is the larger of two times. Arithmetic: its multiplications and additions at the rate that the
-kernels' own dense products reach where there is little else to do (256 wide, as many queries as centroids). Memory: the
-bytes that it must read and write once, at the rate of a copy of a large tensor. Kernels that run only inside of others
-are differences of two times.
+The floor of a kernel is the larger of two times. Arithmetic: its multiplications and additions at the rate of one
+core that `benchmarks/products.cpp` prints, times the threads. Memory: the bytes that it must read and write once, at
+the rate of a large tensor's copy. Kernels that run only inside of others are differences of two times.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from subquad.ops.kmeans import hamming_kmeans
 from subquad.workflows import machine
 
 H, D, C, K, BITS, ITERATIONS = 6, 64, 100, 32, 63, 10
-# With AVX-512's popcount eight words are compared in four vector instructions, two a cycle: a quarter of a cycle a word.
+# With AVX-512's popcount four vector instructions, two a cycle, compare eight words: a quarter of a cycle for one.
 # In that time products do 16 multiplications and additions.
 FLOPS_A_WORD = 16
 
@@ -36,16 +35,10 @@ def medians(calls, repeats):
     return {name: 1e3 * statistics.median(times) for name, times in interleaved(calls, repeats).items()}
 
 
-def rates(repeats):
-    """GFLOP/s of the kernels' products, GB/s of a copy."""
-    queries, keys = torch.randn(1, 16, 96, 256), torch.randn(2, 1, 16, 2048, 256)
+def copy_rate(repeats):
+    """GB/s of a copy."""
     source, target = torch.randn(2, 32_000_000)
-    calls = {
-        "products": lambda: sq.attention(queries, *keys, method="clustered"),
-        "copy": lambda: target.copy_(source),
-    }
-    ms = medians(calls, repeats)
-    return 4 * queries.numel() * keys.shape[3] / ms["products"] / 1e6, 2 * 4 * source.numel() / ms["copy"] / 1e6
+    return 2 * 4 * source.numel() / medians({"copy": lambda: target.copy_(source)}, repeats)["copy"] / 1e6
 
 
 def measured(N, repeats):
@@ -86,13 +79,14 @@ def floors(N):
     }
 
 
-def report(lengths, repeats):
+def report(lengths, repeats, gflops):
     """The tables, as Markdown."""
-    gflops, gbytes = rates(repeats)
+    gbytes = copy_rate(repeats)
     about = machine.hardware() | {"variant": native.variant()}
     lines = [
         f"{about['processor']}, {about['threads']} threads, variant {about['variant']}, torch {torch.__version__}.",
-        f"Products: {gflops:.0f} GFLOP/s. Copy: {gbytes:.0f} GB/s. Medians of {repeats} rounds, all calls in turn.",
+        f"Products: {gflops:.0f} GFLOP/s on all threads. Copy: {gbytes:.0f} GB/s.",
+        f"Medians of {repeats} rounds, all calls in turn.",
     ]
     for N in lengths:
         ms = measured(N, repeats)
@@ -115,12 +109,13 @@ def report(lengths, repeats):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384])
+    parser.add_argument("--gflops", type=float, required=True, help="of products on one core: benchmarks/products.cpp")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    text = report(given.lengths, given.repeats)
+    text = report(given.lengths, given.repeats, given.gflops * given.threads)
     print(text)
     if given.out:
         given.out.write_text(text)
