@@ -70,7 +70,7 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
     if close:
         fastest = max(close, key=lambda m: _speedup(m, at))
         return (
-            f"{length} tokens: exact attention is fastest at fidelity ≥ {min_fidelity:g}; "
+            f"{length} tokens: nothing with fidelity ≥ {min_fidelity:g} is clearly faster than exact attention; "
             f"the nearest is {fastest['method']}: {_figures(fastest, at)}."
         )
     closest = max(timed, key=lambda m: m["fidelity"][at])
