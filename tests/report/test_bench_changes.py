@@ -43,6 +43,20 @@ def test_verdict(factor, spread, expected):
     assert verdict(old, new) == expected
 
 
+@pytest.mark.parametrize(("then", "now", "expected"), [
+    ([2.5, 2.6, 2.5], [3.0, 3.1, 3.2], "faster"),
+    ([2.5, 2.6, 3.05], [3.0, 3.1, 3.2], "within the noise"),  # one visit of the old run was as fast
+    ([2.5, 2.6, 2.5], [3.0, 3.1, 2.55], "within the noise"),  # one of the new run as slow
+    ([2.5, 2.6, 3.05], None, "faster"),  # a file without visits: the quartiles alone
+])  # fmt: skip
+def test_every_visit_must_agree(then, now, expected):
+    old, new = pair(**speedups(1.2, 0.02))
+    next(cell for cell in old["cells"] if cell["method"] == "clustered")["visits"] = then
+    if now is not None:
+        next(cell for cell in new["cells"] if cell["method"] == "clustered")["visits"] = now
+    assert verdict(old, new) == expected
+
+
 def test_tolerance_alone_decides_when_there_is_no_noise():
     for factor, expected in ((1 + TOLERANCE - 0.001, "within the noise"), (1 + TOLERANCE + 0.001, "faster")):
         old, new = pair(**speedups(factor, 0.0))

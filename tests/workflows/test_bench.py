@@ -52,13 +52,13 @@ def test_a_whole_run(run, tmp_path, written):
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
     for title in ("forward, float32: batch 2, 2 heads of 8", "forward+backward, bfloat16"):
         assert title in done.stdout
-    assert "32/32 done" in done.stderr
+    assert "48/48 done" in done.stderr
     report = written()
     assert [cell["method"] for cell in report["cells"]] == NAMES * 8
     for cell in report["cells"]:
         assert cell["status"] == "measured"
         assert 0 < cell["ms_low"] <= cell["ms"] <= cell["ms_high"]
-        assert cell["repeats"] == 2
+        assert cell["repeats"] == 2 * bench.VISITS == 2 * len(cell["visits"])
         assert cell["us_per_token"] == pytest.approx(1e3 * cell["ms"] / (2 * cell["length"]))
         assert 0 < cell["speedup_low"] <= cell["speedup"] <= cell["speedup_high"]
         assert (cell["extra_bytes"], cell["bytes_per_token"]) == (100 * cell["length"], 50)
@@ -81,7 +81,7 @@ def test_gradients_do_not_add_up_from_call_to_call(monkeypatch):
 
     monkeypatch.setattr(bench.Calls, "of", watched)
     settings = Settings(methods=(NAMES[1],), lengths=(16,), passes=("forward+backward",), heads=1, head_dim=8)
-    Bench(settings, [bench.Full(), bench.parse_method(NAMES[1])]).time(Bench(settings, []).loads[0])
+    Bench(settings, [bench.Full(), bench.parse_method(NAMES[1])]).time(Bench(settings, []).loads[0], 0)
     assert len(seen) >= 2 + 2 * 2
     assert all(seen[2:])  # after one call of each that shows whether it can run
 
@@ -103,7 +103,7 @@ def test_quick_measures_less(run, written, tmp_path, monkeypatch):
     report = written()
     assert {cell["passes"] for cell in report["cells"]} == {"forward"}
     assert [cell["length"] for cell in report["cells"][::3]] == [16, 24, 40]
-    assert {cell["repeats"] for cell in report["cells"]} == {1}
+    assert {cell["repeats"] for cell in report["cells"]} == {bench.VISITS}
     assert all("extra_bytes" not in cell for cell in report["cells"])
     assert any("quick" in note for note in report["notes"])
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES - {"memory-per-token.png"}
@@ -139,12 +139,12 @@ def test_threads_are_recorded_and_restored(run, written, number):
 def test_an_interrupted_run_resumes(run, written, tmp_path, monkeypatch):
     measured, time = [], Bench.time
 
-    def interrupted(self, load):
+    def interrupted(self, load, visit):
         if load.length == 32 and not measured[1:]:
             measured.append("interrupted")
             raise KeyboardInterrupt
         measured.append(load.length)
-        return time(self, load)
+        return time(self, load, visit)
 
     monkeypatch.setattr(Bench, "time", interrupted)
     done = run("--passes", "forward")
@@ -152,16 +152,16 @@ def test_an_interrupted_run_resumes(run, written, tmp_path, monkeypatch):
     assert "goes on from here" in done.stderr
     assert not (tmp_path / "out" / "bench.json").exists()
     assert run("--passes", "forward").exit_code == 0
-    assert measured == [16, "interrupted", 32]
-    assert "1 of 8 units come from an earlier, interrupted run." in written()["notes"]
+    assert measured == [16, "interrupted", 32, 16, 32, 16, 32]  # every length once before the next visit
+    assert "1 of 12 units come from an earlier, interrupted run." in written()["notes"]
     assert not (tmp_path / "out" / ".progress").exists()
 
 
 def test_other_settings_do_not_resume(tmp_path, monkeypatch):
     settings = Settings(methods=("clustered:clusters=4",), lengths=(16,), heads=1, head_dim=8, quick=True)
     assert measure(settings, tmp_path).resumed == 0
-    assert measure(settings, tmp_path).resumed == 2
-    assert measure(replace(settings, methods=("clustered:clusters=4,seed=0",)), tmp_path).resumed == 2  # the same
+    assert measure(settings, tmp_path).resumed == 2 * bench.VISITS
+    assert measure(replace(settings, methods=("clustered:clusters=4,seed=0",)), tmp_path).resumed == 2 * bench.VISITS
     for other in ({"seed": 1}, {"heads": 2}, {"quick": False}, {"methods": ("clustered:clusters=5",)}):
         assert measure(replace(settings, **other), tmp_path).resumed == 0
 
@@ -216,7 +216,7 @@ def test_a_method_left_out_is_foretold_from_where_it_last_ran(monkeypatch):
     settings = Settings(methods=("full",), lengths=(16, 32, 64, 128), passes=("forward",), heads=1, head_dim=8)
     made = Bench(settings, [bench.Full()])
     for load in made.loads:
-        made.results[f"time/{load.key}"] = made.time(load)
+        made.results[f"time/{load.key}/0"] = made.time(load, 0)
     assert growths == [2.0, 2.0, 4.0]
     assert [("seconds" in result["full"]) for result in made.results.values()] == [True, True, False, False]
 
@@ -266,6 +266,7 @@ def test_compare_tells_what_changed(run, written, tmp_path):
     for cell in old["cells"]:  # so far away that no noise reaches it
         factor = {NAMES[1]: 1e-6, NAMES[2]: 1e6}.get(cell["method"], 1.0)
         cell |= {name: factor * cell[name] for name in ("speedup", "speedup_low", "speedup_high")}
+        cell["visits"] = [factor * visit for visit in cell["visits"]]
     old["cells"][-1]["length"] = 64
     old["hardware"]["cores"] = "1024"
     (tmp_path / "old").mkdir()

@@ -14,8 +14,8 @@ def changes(old: BenchReport, new: BenchReport, name: str) -> Changes:
     """Every cell that both runs measured, and what else differs between them. `name` is what the old one is called.
 
     Speed-ups against SDPA are compared, rather than times: SDPA ran in turn with the method both times, so another
-    load of the machine meets both sides. A method is faster when its speed-up grew by more than TOLERANCE and the
-    quartile ranges of its ratios do not overlap.
+    load of the machine meets both sides. A method is faster when its speed-up grew by more than TOLERANCE, the quartile
+    ranges of its ratios do not overlap, and every visit of the new run was faster than every visit of the old.
     """
     then, now = _measured(old), _measured(new)
     return {
@@ -73,8 +73,10 @@ def _verdict(
 
 
 def _above(one: BenchCell, other: BenchCell) -> bool:
-    """Whether one speed-up is above the other by more than the tolerance, and their quartile ranges lie apart."""
+    """Whether one speed-up is above the other by more than the tolerance, and their quartiles and visits lie apart."""
     apart = one["speedup_low"] > other["speedup_high"]
+    if one.get("visits") and other.get("visits"):
+        apart = apart and min(one["visits"]) > max(other["visits"])
     return apart and one["speedup"] > other["speedup"] * (1 + TOLERANCE)
 
 

@@ -27,6 +27,7 @@ class BenchCell(TypedDict):
     speedup: NotRequired[float]  # median over rounds of SDPA's time / this one's; absent where SDPA was not run
     speedup_low: NotRequired[float]
     speedup_high: NotRequired[float]
+    visits: NotRequired[list[float]]  # the speed-up of each visit: medians of rounds that followed each other
     extra_bytes: NotRequired[int | None]  # peak memory of a call, above what its inputs take
     bytes_per_token: NotRequired[float]
     memory: NotRequired[str]  # how memory was counted, or why it was not

@@ -208,7 +208,7 @@ def _summary(found: Changes) -> Iterator[str]:
             counts[change["verdict"]] += 1
     yield (
         "; ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        + f" (a change counts above {100 * found['tolerance']:.0f} % and beyond the quartiles of both runs)"
+        + f" (a change counts above {100 * found['tolerance']:.0f} % and beyond the quartiles and visits of both runs)"
     )
     for run, alone in (("the earlier run", found["only_old"]), ("this run", found["only_new"])):
         if alone:

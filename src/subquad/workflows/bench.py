@@ -2,8 +2,11 @@
 
 The work is cut into units whose results are kept until the report is written, so that an interrupted run resumes:
 
-    time/<dtype>/<passes>/<length>               all methods and SDPA in turn, round by round
+    time/<dtype>/<passes>/<length>/<visit>       all methods and SDPA in turn, round by round
     memory/<dtype>/<passes>/<length>/<method>    one call in a process of its own
+
+Every length is visited several times, with all others between and new inputs each time: rounds that follow each other
+agree better than runs do.
 """
 
 import statistics
@@ -28,8 +31,9 @@ from subquad.workflows.store import Progress, Store
 DEFAULT_METHODS = ("clustered", "i-clustered")
 LENGTHS = (256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384)
 QUICK_LENGTHS = (256, 1024, 4096)
-THOROUGH = Effort(seconds=4.0, least=5, enough=21)
-BRIEF = Effort(seconds=0.5, least=3, enough=5, precision=0.03)
+VISITS = 3
+THOROUGH = Effort(seconds=1.4, least=2, enough=9)  # a visit
+BRIEF = Effort(seconds=0.2, least=2, enough=3, precision=0.03)
 PROBE = 2048  # tokens: a first length above it is foretold from a call of this length
 
 
@@ -154,18 +158,20 @@ class Bench:
 
     def units(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         """(key, what to run), in the order to run them: some read the results of those before."""
-        for load in self.loads:
-            yield f"time/{load.key}", partial(self.time, load)
+        for visit in range(VISITS):
+            for load in self.loads:
+                yield f"time/{load.key}/{visit}", partial(self.time, load, visit)
         for load in self.loads if not self.settings.quick else []:
             for method in self.methods:
                 yield f"memory/{load.key}/{method}", partial(self.memory, load, method)
 
-    def time(self, load: Load) -> dict[str, Any]:
-        """Seconds of each method in each round, or the reason why it was not run."""
+    def time(self, load: Load, visit: int) -> dict[str, Any]:
+        """Seconds of each method in each round of a visit, or the reason why it was not run."""
         calls, reasons, able = Calls(load), {}, {}
         for method in self.methods:
             call = calls.of(str(method))
-            reason = self._too_slow(load, method) or _hindrance(call)
+            known = self._too_slow(load, method) if visit == 0 else self.timed(load, method).get("reason")
+            reason = known or _hindrance(call)
             if reason is None:
                 able[str(method)] = call
             else:
@@ -173,9 +179,16 @@ class Bench:
         seconds = until_steady(able, self.settings.effort, torch.device(load.device), calls.clear) if able else {}
         return {name: {"seconds": rounds} for name, rounds in seconds.items()} | reasons
 
+    def timed(self, load: Load, method: Method) -> dict[str, Any]:
+        """The visits so far: a method's seconds, visit by visit; or the reason why it was not run."""
+        visits = [self.results.get(f"time/{load.key}/{visit}") for visit in range(VISITS)]
+        results = [visit[str(method)] for visit in visits if visit is not None]
+        refused = next((result for result in results if "reason" in result), None)
+        return refused or {"visits": [result["seconds"] for result in results]}
+
     def memory(self, load: Load, method: Method) -> dict[str, Any] | None:
         """Peak extra bytes of one call, and how they were counted; None where it is not run."""
-        if "reason" in self.results[f"time/{load.key}"][str(method)]:
+        if "reason" in self.timed(load, method):
             return None
         peak = extra_memory(load, str(method), self.settings.threads)
         return {"bytes": peak.bytes, "how": peak.how}
@@ -191,9 +204,9 @@ class Bench:
         """The longest shorter length at which the method was run, and its seconds there; else one call, untold."""
         shorter = [n for n in sorted(self.settings.lengths, reverse=True) if n < load.length]
         for length in shorter:
-            result = self.results[f"time/{load.dtype}/{load.passes}/{length}"][str(method)]
-            if "seconds" in result:
-                return length, statistics.median(result["seconds"])
+            visits = self.timed(replace(load, length=length), method).get("visits")
+            if visits:
+                return length, statistics.median(visits[0])
         if shorter or load.length <= PROBE:
             return None, 0.0
         return PROBE, _second_call(replace(load, length=PROBE), method)

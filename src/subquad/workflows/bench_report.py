@@ -1,7 +1,9 @@
 """From the results of a benchmark's units to its report."""
 
 import shlex
+import statistics
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 import subquad as sq
@@ -75,8 +77,7 @@ def _cells(bench: Bench) -> list[BenchCell]:
 
 
 def _cell(bench: Bench, load: Load, method: Method) -> BenchCell:
-    by_name = bench.results[f"time/{load.key}"]
-    own, exact = by_name[str(method)], by_name[EXACT]
+    own, exact = bench.timed(load, method), bench.timed(load, bench.methods[0])
     cell: BenchCell = {
         "method": str(method),
         "dtype": load.dtype,
@@ -87,12 +88,15 @@ def _cell(bench: Bench, load: Load, method: Method) -> BenchCell:
     if "reason" in own:
         cell["reason"] = own["reason"]
         return cell
-    ms = spread([1e3 * seconds for seconds in own["seconds"]])
-    cell |= {"ms": ms.median, "ms_low": ms.low, "ms_high": ms.high, "repeats": len(own["seconds"])}
+    seconds: list[float] = list(chain(*own["visits"]))
+    ms = spread([1e3 * each for each in seconds])
+    cell |= {"ms": ms.median, "ms_low": ms.low, "ms_high": ms.high, "repeats": len(seconds)}
     cell["us_per_token"] = 1e3 * ms.median / (load.batch * load.length)
-    if "seconds" in exact:
-        faster = spread(ratios(own["seconds"], exact["seconds"]))
+    if "visits" in exact:
+        by_visit = [ratios(mine, theirs) for mine, theirs in zip(own["visits"], exact["visits"], strict=True)]
+        faster = spread(list(chain(*by_visit)))
         cell |= {"speedup": faster.median, "speedup_low": faster.low, "speedup_high": faster.high}
+        cell["visits"] = [statistics.median(visit) for visit in by_visit]
     memory = bench.results.get(f"memory/{load.key}/{method}")
     if memory is not None:
         cell["extra_bytes"], cell["memory"] = memory["bytes"], memory["how"]

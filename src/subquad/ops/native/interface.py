@@ -11,6 +11,7 @@ from subquad.ops.native import library
 
 FLOAT32 = torch.empty(0, dtype=torch.float32, device="cpu")
 ALIGNMENT = 64  # of the workspace: a cache line
+MAX_THREADS = 1024  # as in kernels.cpp
 SMALL = 1 << 20  # products that one thread does in some 20 µs
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -122,7 +123,7 @@ def sizes(query: Tensor, key: Tensor, value: Tensor, *, clusters: int, topk: int
 
 def threads(products: int) -> int:
     """Torch's number of threads; 1 for so little work that waking the others would take longer than it."""
-    return torch.get_num_threads() if products >= SMALL else 1
+    return min(torch.get_num_threads(), MAX_THREADS) if products >= SMALL else 1
 
 
 def rows(x: Tensor) -> Rows:
