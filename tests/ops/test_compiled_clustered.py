@@ -231,6 +231,17 @@ def test_double_backward_is_refused_not_wrong():
         grad.sum().backward()
 
 
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_transforms_of_torch_func_run_on_the_reference(method):
+    q, k, v = qkv(40)
+    want = run(method, (q, k, v), "reference")[1]
+    weights = normal(*method(q, k, v).shape, seed=99)
+    grad = torch.func.grad(lambda query: (method(query, k, v).double() * weights.double()).sum())(q)
+    torch.testing.assert_close(grad, want, atol=1e-5, rtol=1e-5)
+    with sq.use_backend("cpu"), pytest.raises(ValueError, match=r"inside a transform of torch\.func"):
+        torch.func.grad(lambda query: method(query, k, v).sum())(q)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [({"dropout_p": 0.1}, "no dropout"), ({"dtype": torch.float64}, "the dtype is torch.float64")],

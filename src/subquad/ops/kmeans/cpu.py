@@ -9,7 +9,7 @@ from subquad.ops.native.interface import pointer
 
 def refusal(codes: Tensor) -> str | None:
     """Why the compiled kernel cannot take these codes; None where it can."""
-    return None if codes.device.type == "cpu" else f"the codes are on {codes.device}"
+    return interface.refusal_of_any_dtype(codes)
 
 
 @torch.library.custom_op("subquad::hamming_kmeans", mutates_args=(), device_types="cpu")

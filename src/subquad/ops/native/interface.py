@@ -97,10 +97,19 @@ class Backward(Structure):
 
 def refusal(x: Tensor) -> str | None:
     """Why the compiled kernels cannot read this tensor; None where they can."""
+    reason = refusal_of_any_dtype(x)
+    if reason is None and x.dtype not in DTYPES:
+        return f"the dtype is {x.dtype}, and the kernels compute in fp32"
+    return reason
+
+
+def refusal_of_any_dtype(x: Tensor) -> str | None:
+    """As `refusal`, for what is no floating-point data."""
     if x.device.type != "cpu":
         return f"the tensors are on {x.device}"
-    if x.dtype not in DTYPES:
-        return f"the dtype is {x.dtype}, and the kernels compute in fp32"
+    # Dynamo has transforms of its own, and cannot ask.
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return "inside a transform of torch.func, which custom ops do not take part in"
     return None
 
 
