@@ -1,6 +1,7 @@
 """The benchmarks that can run in seconds do run; their peers are not needed."""
 
-import importlib.util
+import importlib
+import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
@@ -15,19 +16,23 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """benchmarks/peers.py, where no peer is installed; torch's global generator is put back afterwards."""
-    spec = importlib.util.spec_from_file_location("peers", ROOT / "benchmarks" / "peers.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = module.version
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # as for a script
+    module, contenders = importlib.import_module("peers"), importlib.import_module("contenders")
+    found = contenders.version
 
     def version(package: str) -> str:
-        if package in module.MODULES:
+        if package in contenders.MODULES:
             raise PackageNotFoundError(package)
         return found(package)
 
-    monkeypatch.setattr(module, "version", version)
+    monkeypatch.setattr(contenders, "version", version)
     with torch.random.fork_rng(devices=[]):
         yield module
+
+
+def contenders() -> ModuleType:
+    """benchmarks/contenders.py, as peers.py has imported it."""
+    return sys.modules["contenders"]
 
 
 def run(peers: ModuleType, *arguments: str):
@@ -44,7 +49,7 @@ def test_without_peers_subquad_and_sdpa_are_measured_and_the_peers_named(peers: 
     assert result.exit_code == 0, result.output
     written = (tmp_path / "peers.md").read_text("utf-8")
     for package in peers.MODULES:
-        missing = f"{package}: not installed: {peers.INSTALL[package]}"
+        missing = f"{package}: not installed: {contenders().INSTALL[package]}"
         assert missing in result.output
         assert f"- {missing}\n" in written
     shortest, longest = written.split("## 130 tokens")
@@ -60,7 +65,7 @@ def test_a_peer_that_fails_is_listed_with_the_reason_and_the_others_go_on(
     def broken(inputs: object, seed: int):
         raise RuntimeError("no | such\nkernel")
 
-    good = peers.Contender("good", "torch", peers.exact, "SDPA again", like="subquad clustered")
+    good = peers.Contender("good", "torch", contenders().exact, "SDPA again", like="subquad clustered")
     monkeypatch.setattr(
         peers, "present", lambda asked: ([peers.Contender("bad", "torch", broken, "nothing"), good], {})
     )
@@ -76,16 +81,19 @@ def test_a_peer_that_fails_while_it_is_timed_leaves_the_rounds_to_the_others(
     peers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def flaky(inputs: object, seed: int):
-        core, calls = peers.exact(inputs, seed), iter(range(6))  # warming up takes 4, the rounds of forward 2
+        core, calls = contenders().exact(inputs, seed), iter(range(6))  # warming up takes 4, the rounds of forward 2
 
         def run():
             if next(calls, None) is None:
                 raise RuntimeError("no luck")
             return core.run()
 
-        return peers.Core(run, core.leaves)
+        return contenders().Core(run, core.leaves)
 
-    found = [peers.Contender("flaky", "torch", flaky, "SDPA again"), peers.Contender("good", "torch", peers.exact, "")]
+    found = [
+        peers.Contender("flaky", "torch", flaky, "SDPA again"),
+        peers.Contender("good", "torch", contenders().exact, ""),
+    ]
     monkeypatch.setattr(peers, "present", lambda asked: (found, {}))
     result = run(peers, "--lengths", "16", "--out", str(tmp_path / "peers.md"))
     assert result.exit_code == 0, result.output
@@ -96,7 +104,7 @@ def test_a_peer_that_fails_while_it_is_timed_leaves_the_rounds_to_the_others(
 
 
 def test_a_peer_that_cannot_be_imported_is_named_with_the_reason(peers: ModuleType, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peers, "version", lambda package: "0.0")
+    monkeypatch.setattr(contenders(), "version", lambda package: "0.0")
     monkeypatch.setitem(peers.MODULES, "linformer", "a_module_that_is_not_there")
     found, absent = peers.present(["linformer"])
     assert not found
