@@ -335,7 +335,7 @@ def bad_inputs(tmp_path):
     yield "head-dim -1 must be at least 1", ["--head-dim", "-1"]
     yield "threads 0 must be at least 1", ["--threads", "0"]
     yield "call-limit 0 must be above 0 seconds", ["--call-limit", "0"]
-    yield "no device 'tpu9' here", ["--device", "tpu9"]
+    yield "cannot time device 'tpu9': only cpu and cuda", ["--device", "tpu9"]
     yield "cannot time device 'meta'", ["--device", "meta"]
     yield "is a file; give a folder", ["--out", str(tmp_path / "file")]
     yield "cannot write to the folder", ["--out", str(tmp_path / "file" / "below")]
@@ -362,3 +362,27 @@ def test_without_matplotlib_the_remedy_is_told(run, monkeypatch):
     done = run()
     assert done.exit_code == 2
     assert "pip install 'subquad[report]'" in done.stderr
+
+
+def test_a_length_whose_inputs_do_not_fit_is_a_reason(run, written, monkeypatch):
+    made = bench.Calls
+
+    def calls(load):
+        if load.length == 32:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")
+        return made(load)
+
+    monkeypatch.setattr(bench, "Calls", calls)
+    assert run("--quick").exit_code == 0
+    reasons = {(cell["length"], cell.get("reason")) for cell in written()["cells"]}
+    assert reasons == {(16, None), (32, "out of memory")}
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [(("--seed", "-1"), "seed -1 must be at least 0"), (("--device", "mps"), "only cpu and cuda")],
+)
+def test_seeds_and_devices_that_cannot_be_are_one_line(run, option, message):
+    done = run("--quick", *option)
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())

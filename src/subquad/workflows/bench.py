@@ -89,9 +89,11 @@ class Settings:
                 raise InputError(f"{what} {size} must be at least 1")
         if not self.call_limit > 0:
             raise InputError(f"call-limit {self.call_limit:g} must be above 0 seconds")
-        check_device(self.device)
-        if torch.device(self.device).type not in ("cpu", "cuda"):
+        if self.seed < 0:
+            raise InputError(f"seed {self.seed} must be at least 0")
+        if self.device.partition(":")[0] not in ("cpu", "cuda"):
             raise InputError(f"cannot time device {self.device!r}: only cpu and cuda devices are waited for")
+        check_device(self.device)
 
 
 def _parts(text: str) -> tuple[str, ...]:
@@ -167,7 +169,11 @@ class Bench:
 
     def time(self, load: Load, visit: int) -> dict[str, Any]:
         """Seconds of each method in each round of a visit, or the reason why it was not run."""
-        calls, reasons, able = Calls(load), {}, {}
+        try:
+            calls = Calls(load)
+        except (RuntimeError, MemoryError) as error:
+            return {str(method): {"reason": _out_of_memory(error)} for method in self.methods}
+        reasons, able = {}, {}
         for method in self.methods:
             call = calls.of(str(method))
             known = self._too_slow(load, method) if visit == 0 else self.timed(load, method).get("reason")
@@ -229,7 +235,12 @@ def _hindrance(call: Callable[[], Any]) -> str | None:
     except (ValueError, TypeError) as refusal:
         return " ".join(str(refusal).split())
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error):
-            return "out of memory"
-        raise
+        return _out_of_memory(error)
     return None
+
+
+def _out_of_memory(error: RuntimeError | MemoryError) -> str:
+    """The reason that such an error is; any other error goes on."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error):
+        return "out of memory"
+    raise error
