@@ -1,4 +1,4 @@
-// What crosses the C interface: plain data, laid out alike for C++ and for ctypes (`subquad/ops/native/structures.py`).
+// What crosses the C interface: plain data, laid out alike for C++ and for ctypes (`subquad/ops/native/interface.py`).
 #pragma once
 #include <cstdint>
 

@@ -21,7 +21,7 @@ static void nearest(const uint64_t *codes, int64_t count, const uint64_t *centro
   int64_t i = 0;
 #if defined(__AVX512VPOPCNTDQ__) && defined(__AVX512IFMA__)
   const __m512i shift = _mm512_set1_epi64(1ll << 40);
-  for (; i < count; i += 32) {  // the last round may read and write up to 31 past the end: there is room for them
+  for (; i < count; i += 32) {  // the last round may read and write up to 31 past the end: there is room, and nobody reads what comes of it
     __m512i x[4], best[4];
     for (int j = 0; j < 4; j++) {
       x[j] = _mm512_loadu_si512(codes + i + 8 * j);

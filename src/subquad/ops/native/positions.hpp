@@ -4,7 +4,6 @@ struct Positions {
   const int32_t *at;  // null: every position is real
   int64_t count;
   int64_t operator[](int64_t rank) const { return at ? at[rank] : rank; }
-  const int32_t *from(int64_t rank) const { return at ? at + rank : nullptr; }
 };
 
 struct Masks {
