@@ -46,3 +46,44 @@ def orthogonal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
     True
     """
     return _orthogonal(seed, rows, columns).to(device=like.device, dtype=like.dtype)
+
+
+@torch.library.custom_op("subquad::normal", mutates_args=())
+def _normal(seed: int, rows: int, columns: int) -> Tensor:
+    return _normal_drawn(seed, rows, columns).clone()
+
+
+@lru_cache(maxsize=256)
+def _normal_drawn(seed: int, rows: int, columns: int) -> Tensor:
+    # Each number comes from its own row, column and the seed, so that fewer rows are the first of more rows.
+    row = torch.arange(1, rows + 1, device="cpu")[:, None]
+    mixed = _mix(_mix(torch.tensor(seed, device="cpu")) + _mix(row) + torch.arange(columns, device="cpu") * _GOLDEN)
+    uniform = ((mixed >> 12 & (2**52 - 1)).double() + 0.5) / 2**52
+    return torch.special.ndtri(uniform)
+
+
+_GOLDEN = -7046029254386353131  # 2⁶⁴ / the golden ratio, as a signed number
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input changes half of the output's."""
+    x = x + _GOLDEN
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        x = (x ^ (x >> shift & (2 ** (64 - shift) - 1))) * factor
+    return x ^ (x >> 31 & (2**33 - 1))
+
+
+@_normal.register_fake
+def _(seed: int, rows: int, columns: int) -> Tensor:
+    return torch.empty(rows, columns, dtype=torch.float64)
+
+
+def normal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
+    """Independent standard normal numbers, in `like`'s dtype and on its device. More rows begin with the same ones.
+
+    >>> import torch
+    >>> few, many = (normal(7, rows, 3, like=torch.zeros(1)) for rows in (2, 5))
+    >>> torch.equal(few, many[:2])
+    True
+    """
+    return _normal(seed, rows, columns).to(device=like.device, dtype=like.dtype)

@@ -4,23 +4,26 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from subquad.methods.base import Bound, Method, Traits, nearest
+from subquad.methods.base import Bound, Fit, Method, Traits, nearest
 from subquad.methods.clustered import Clustered
 from subquad.methods.full import Full
 from subquad.methods.improved_clustered import ImprovedClustered
+from subquad.methods.learned_hash import LearnedHash
 from subquad.methods.oracle_top import OracleTopK
 from subquad.methods.shared_full import SharedFull
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (Full, SharedFull, OracleTopK, Clustered, ImprovedClustered)
+    method.name: method for method in (Full, SharedFull, OracleTopK, Clustered, ImprovedClustered, LearnedHash)
 }
 
 __all__ = [
     "METHODS",
     "Bound",
     "Clustered",
+    "Fit",
     "Full",
     "ImprovedClustered",
+    "LearnedHash",
     "Method",
     "OracleTopK",
     "SharedFull",
@@ -36,7 +39,7 @@ def list_methods() -> list[str]:
     """The names of all methods.
 
     >>> list_methods()
-    ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered']
+    ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lha']
     """
     return list(METHODS)
 

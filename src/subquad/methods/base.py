@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -39,10 +39,11 @@ class Traits:
     stochastic: bool  # depends on the seed
     order_free: bool  # permuting the queries permutes the outputs
     subquadratic: bool  # its work grows by less than N·M
+    positional: bool = False  # which keys a query meets depends on where they stand
     learned: bool = False
     needs_hidden: bool = False
     exact_limit: Mapping[str, int | str] | str
-    example: Mapping[str, int] = field(default_factory=dict)
+    example: Mapping[str, int | float | str] = field(default_factory=dict)
     complexity: str
     source: str
 
@@ -56,21 +57,36 @@ class Call:
     scale: float
     dropout_p: float
     seed: int
+    learned: nn.Module | None = None  # the learned parameters, as `Method.make_learned` made them
 
     def under(self, mask: Mask) -> Call:
         """The same call under another mask."""
-        return Call(mask, self.bias, self.scale, self.dropout_p, self.seed)
+        return replace(self, mask=mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How `subquad calibrate` fits a method's learned parameters on a frozen model: Adam on `Method.auxiliary_loss`."""
+
+    metric: Literal["utility", "error"]  # what is watched on held-out text: attention utility, or the outputs' error
+    learning_rate: float = 3e-3  # at the start; it falls along a half cosine to a tenth
+    steps: int = 400
 
 
 @dataclass(frozen=True)
 class Method:
     """One attention mechanism: a frozen dataclass that holds its hyper-parameters and nothing else.
 
-    A subclass gives `name`, `traits`, its settings as fields with defaults, and `attend`.
+    A subclass gives `name`, `traits`, its settings as fields with defaults, and `attend`. Where a setting changes what
+    the method can do, the object has traits of its own; those of the class are the defaults'. A setting with a fixed
+    choice of words lists them as `metadata={"choices": …}`.
+
+    A method with learned parameters also gives `make_learned`, and finds them in `call.learned`; it exists only bound.
     """
 
     name: ClassVar[str]
     traits: ClassVar[Traits]
+    fit: ClassVar[Fit | None] = None  # how its learned parameters are fitted to a frozen model, if they can be
     zeroes_padding: ClassVar[bool] = False  # whether `attend` gives 0 for padded queries: else the caller sees to it
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
@@ -94,6 +110,30 @@ class Method:
         seed: int | None = None,
     ) -> Float[Tensor, "B H N E"]:
         """Attention by this method; arguments, shapes and errors as in `subquad.attention`."""
+        if self.traits.learned:
+            raise ValueError(
+                f"{self.name!r} has learned parameters, so it exists only bound to a layer: in "
+                "sq.nn.MultiheadAttention, by sq.hf.swap, or by method.bind(heads=…, head_dim=…)"
+            )
+        options = {"mask": mask, "is_causal": is_causal, "bias": bias, "scale": scale, "enable_gqa": enable_gqa}
+        return self.run(*self.prepare(query, key, value, **options, dropout_p=dropout_p, seed=seed))
+
+    def prepare(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Mask | None = None,
+        is_causal: bool = False,
+        bias: Tensor | None = None,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        dropout_p: float = 0.0,
+        seed: int | None = None,
+        learned: nn.Module | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Call]:
+        """Check what is asked for, and return what `run` takes. Errors as in `subquad.attention`."""
         query, key, value = _as_autocast(query), _as_autocast(key), _as_autocast(value)
         sizes = validate(query, key, value, enable_gqa)
         seed = self.default_seed if seed is None else seed
@@ -110,10 +150,15 @@ class Method:
             scale=sizes.D**-0.5 if scale is None else scale,
             dropout_p=dropout_p,
             seed=seed,
+            learned=learned,
         )
+        return query, key, value, call
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Attention on what `prepare` has checked."""
         with torch.autocast(query.device.type, enabled=False):
             out = self.attend(query, key, value, call)
-        real = mask.query_padding(sizes.N)
+        real = call.mask.query_padding(query.shape[2])
         return out if real is None or self.zeroes_padding else out.masked_fill(~real[:, None, :, None], 0.0)
 
     @property
@@ -153,7 +198,20 @@ class Method:
 
         `max_length` and `shared` are for methods whose parameters need a longest length or are shared by layers.
         """
-        return Bound(self, heads=heads, kv_heads=kv_heads or heads, head_dim=head_dim)
+        kv_heads = kv_heads or heads
+        learned = shared if shared is not None else self.make_learned(heads, kv_heads, head_dim, max_length)
+        return Bound(self, heads=heads, kv_heads=kv_heads, head_dim=head_dim, learned=learned)
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
+        """The learned parameters of one layer as they start, drawn from the method's seed; None where it has none."""
+        return None
+
+    def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
+        """A loss for parameters that the output has no gradient to; None where there are none.
+
+        Its gradient to query, key and value is exactly 0, and the output's gradient to those parameters is exactly 0.
+        """
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         """Name and settings as plain data: `{"name": "clustered", "clusters": 100, …}`."""
@@ -180,6 +238,22 @@ class Method:
             have = getattr(self, setting)
             if not isinstance(have, int) or isinstance(have, bool) or have < minimum:
                 raise ValueError(f"{self.name!r}: {setting}={have!r}, but it must be a whole number ≥ {minimum}")
+
+    def _require_number(self, **least: float) -> None:
+        """Check that settings are numbers of at least so much."""
+        for setting, minimum in least.items():
+            have = getattr(self, setting)
+            number = isinstance(have, int | float) and not isinstance(have, bool)
+            if not number or not math.isfinite(have) or have < minimum:
+                raise ValueError(f"{self.name!r}: {setting}={have!r}, but it must be a number ≥ {minimum:g}")
+
+    def _check_choices(self) -> None:
+        """Check the settings that are one word of a fixed choice."""
+        for setting in fields(self):
+            have, choices = getattr(self, setting.name), setting.metadata.get("choices")
+            if choices is not None and (have not in choices or isinstance(have, bool)):
+                listed = ", ".join(map(repr, choices))
+                raise ValueError(f"{self.name!r}: {setting.name}={have!r}, but it must be one of {listed}")
 
     def _check_options(
         self,
@@ -232,19 +306,36 @@ _CAUSAL_REASON = "its output at one position depends on later positions, so the 
 class Bound(nn.Module):
     """A method attached to one layer. Calls like the method; remembers the head counts it was made for."""
 
-    def __init__(self, method: Method, *, heads: int, kv_heads: int, head_dim: int):
+    def __init__(self, method: Method, *, heads: int, kv_heads: int, head_dim: int, learned: nn.Module | None = None):
         super().__init__()
         self.method = method
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.learned = learned
+        self._loss: Tensor | None = None
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """As `subquad.attention`, less `method`."""
+        """As `subquad.attention`, less `method`. In training it keeps the auxiliary loss of this call."""
+        query, key, value, call = self.prepare(query, key, value, **options)
+        if self.learned is not None and self.training and torch.is_grad_enabled():
+            with torch.autocast(query.device.type, enabled=False):
+                self._loss = self.method.auxiliary_loss(query, key, value, call)
+        return self.method.run(query, key, value, call)
+
+    def prepare(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor, Call]:
+        """As `Method.prepare`, with the learned parameters in the call."""
+        options["enable_gqa"] = self.heads != self.kv_heads
+        query, key, value, call = self.method.prepare(query, key, value, learned=self.learned, **options)
         if query.shape[1:4:2] != (self.heads, self.head_dim) or key.shape[1] != self.kv_heads:
             raise ValueError(
                 f"this layer was bound for {self.heads} heads of width {self.head_dim} and {self.kv_heads} key heads, "
                 f"but `query` is {tuple(query.shape)} and `key` is {tuple(key.shape)}"
             )
-        return self.method(query, key, value, enable_gqa=self.heads != self.kv_heads, **options)
+        return query, key, value, call
+
+    def auxiliary_loss(self) -> Tensor | None:
+        """The auxiliary loss of the last call in training, and forget it; None where the method has none."""
+        loss, self._loss = self._loss, None
+        return loss
 
     def extra_repr(self) -> str:
         """What `print(module)` shows."""

@@ -36,7 +36,7 @@ def per_segment(
         parts = x.new_zeros(len(lengths), int(lengths.max()), *x.shape[2:])
         return parts.index_put(place, x[packed])
 
-    inner = Mask.padding(lengths)
+    inner = Mask.padding(lengths) & Mask(is_causal=mask.is_causal)  # order within a segment is order in the sequence
     for side, real in (("keys", mask.key_padding(N)), ("queries", mask.query_padding(N))):
         inner = inner if real is None else inner & Mask.padding(**{side: unpack(real)})
     q, k, v = (unpack(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value))

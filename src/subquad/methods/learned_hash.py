@@ -1,0 +1,236 @@
+"""Learning-to-hash attention (LHA): attention inside buckets that learned hash functions fill.
+
+Sun, Yang, Yoo 2022, "Sparse Attention with Learning-to-Hash", sections 3 and 4:
+
+    S_Q, S_K = softmax_b(H_Q(q_i)), softmax_b(H_K(k_j))                                   section 4.4
+    bucket b = the √2·N/B queries with the largest S_Q·b, and as many keys by S_K·b       section 4.4, algorithm 1
+    out_i    = attention of query i to the keys of its buckets                            equation 7
+    causal:  S_Q = S_K = softmax_b(H_Q(q_i) + H_K(k_i))                                   equation 18
+    ψ_b(i)   = Σ_{j in b} A_ij,   ψ'_b(j) ∝ Σ_{i in b} A_ij                               equations 11, 14
+    loss     = KL(ψ ‖ S_Q) + KL(ψ' ‖ S_K), means over tokens and heads                    equations 13, 19
+
+==========  ==================
+paper       here
+==========  ==================
+B           buckets
+N/B         bucket_size
+√2          enlarge
+H_Q, H_K    HashFunctions
+ψ, ψ'       utility_targets
+==========  ==================
+
+What the paper leaves open. A query in several buckets is merged by log-sum-exp, which counts a key as often as the two
+share a bucket ("multiplicity"), or once ("union"). A query in no bucket attends in the bucket that it scores highest
+itself; under a causal mask also to itself. The hash functions read q·√scale and k·√scale.
+
+Deviations from the paper, each on purpose. Membership in ψ is balanced by default, as the buckets are: with the paper's
+argmax and a frozen model the loss falls by sending everything to one bucket. ψ is renormalised over the buckets. Under a
+causal mask the exact ψ is that of causal attention.
+
+Deviations from the published code: no layer norm on queries and keys, separate hashes for them, padding is no key.
+Causality of the balanced buckets concerns values only: the top of a whole sequence is taken. `selection=argmax` puts
+each token in the one bucket that it scores highest, of any size, and is strictly causal.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subquad.masks import Mask
+from subquad.methods.base import Call, Fit, Method, Traits
+from subquad.ops.attention_sums import approximate_attention_sums, attention_sums
+from subquad.ops.bucket_attention import attend_buckets
+from subquad.ops.bucketing import balanced_buckets, log_odds, same_label_buckets
+from subquad.ops.buckets import Buckets, enlarged, members, real_lengths, top_of_each_bucket
+from subquad.ops.hash_functions import KINDS, HashFunctions
+from subquad.ops.heads import repeat_heads
+from subquad.ops.packing import per_segment
+
+
+def hash_scores(
+    query: Tensor, key: Tensor, functions: HashFunctions, scale: float, tied: bool
+) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
+    """The logits of S_Q and S_K. Tied, one score for both: equation 18."""
+    root = abs(scale) ** 0.5
+    of_query = functions.query(query * root)
+    of_key = repeat_heads(functions.key(key * root), query.shape[1])
+    if tied:
+        of_query = of_key = of_query + of_key
+    return of_query, of_key
+
+
+def membership(scores: Float[Tensor, "B H N C"], real: Tensor | None, balanced: bool) -> Float[Tensor, "B H N C"]:
+    """1 where a token is in a bucket: the N/B of it that score highest, or each token in its own best."""
+    B, _, N, C = scores.shape
+    if balanced:
+        sizes = enlarged(real_lengths(real, B, N, scores.device), C, 1.0)
+        inside = members(top_of_each_bucket(log_odds(scores), sizes, math.ceil(N / C), real), N)
+    else:
+        inside = F.one_hot(scores.argmax(-1), C)
+        inside = inside if real is None else inside * real[:, None, :, None]
+    return inside.to(scores.dtype)
+
+
+def divergence(
+    target: Float[Tensor, "B H N C"], logits: Float[Tensor, "B H N C"], real: Tensor | None
+) -> Float[Tensor, ""]:
+    """KL(target ‖ softmax(logits)), the mean over real tokens and heads; targets are normalised over the buckets here.
+
+    A token whose target is 0 in every bucket is left out.
+    """
+    total = target.sum(-1, keepdim=True)
+    counted = total[..., 0] > 0
+    counted = counted if real is None else counted & real[:, None, :]
+    target = target / torch.where(total > 0, total, 1.0)
+    each = (torch.special.xlogy(target, target) - target * logits.log_softmax(-1)).sum(-1)
+    return (each * counted).sum() / counted.sum().clamp(min=1)
+
+
+@dataclass(frozen=True)
+class LearnedHash(Method):
+    """Learning-to-hash attention. Its hash functions are learned: it exists only bound to a layer.
+
+    Args:
+        buckets: B. 0: as many as `bucket_size` asks for at the longest length that the layer is bound for.
+        bucket_size: queries, and keys, of a bucket before `enlarge`. 0: N/B.
+        hash: "mlp" or "linear".
+        hidden: width of the perceptron's hidden layer.
+        enlarge: factor on the bucket size; 1 for buckets of N/B.
+        merge: how often a key counts that shares several buckets with a query: "multiplicity" or once, "union".
+        selection: "balanced" buckets of one size, or each token in its "argmax" bucket: strictly causal.
+        membership: of the loss's ψ, "balanced" or, as in the paper, "argmax".
+        targets: ψ in the loss from "exact" attention, O(N²) time, or from random "features", O(N).
+        features: how many random features.
+        seed: of the start of the hash functions, and of the random features.
+
+    >>> import torch, subquad as sq
+    >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.LearnedHash(buckets=4))
+    >>> layer(torch.randn(2, 100, 64)).shape
+    torch.Size([2, 100, 64])
+    """
+
+    buckets: int = 8
+    bucket_size: int = 0
+    hash: str = field(default="mlp", metadata={"choices": KINDS})
+    hidden: int = 64
+    enlarge: float = math.sqrt(2)
+    merge: str = field(default="multiplicity", metadata={"choices": ("multiplicity", "union")})
+    selection: str = field(default="balanced", metadata={"choices": ("balanced", "argmax")})
+    membership: str = field(default="balanced", metadata={"choices": ("balanced", "argmax")})
+    targets: str = field(default="exact", metadata={"choices": ("exact", "features")})
+    features: int = 256
+    seed: int = 0
+
+    name: ClassVar[str] = "lha"
+    fit: ClassVar[Fit | None] = Fit(metric="utility")
+    traits: ClassVar[Traits] = Traits(
+        causal="values-only",
+        cross=True,
+        key_padding=True,
+        segments=True,
+        window=False,
+        dense_mask=False,
+        bias=False,
+        gqa=True,
+        dropout="attention weights in each bucket",
+        partial=False,
+        stochastic=False,
+        order_free=True,
+        subquadratic=False,
+        learned=True,
+        exact_limit={"buckets": 1},
+        example={"buckets": 4, "hidden": 8},
+        complexity="O(N·(B + 2N/B)·D) time with B buckets, O(N·(B + S)·D) with a bucket size of S",
+        source="Sun et al. 2022",
+    )
+
+    def __post_init__(self) -> None:
+        self._require(buckets=0, bucket_size=0, hidden=1, features=1, seed=0)
+        self._require_number(enlarge=1.0)
+        self._check_choices()
+        if self.buckets == self.bucket_size == 0:
+            raise ValueError(f"{self.name!r}: buckets=0 takes their number from bucket_size, which is 0 too")
+        traits = type(self).traits
+        if self.bucket_size > 0:
+            traits = replace(traits, subquadratic=True, exact_limit={"buckets": 1, "bucket_size": "M"})
+        if self.selection == "argmax":
+            traits = replace(traits, subquadratic=False, causal="strict", cross=False, exact_limit={"buckets": 1})
+        object.__setattr__(self, "traits", traits)
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
+        """Hash functions as they start."""
+        buckets = self.buckets
+        if buckets == 0:
+            if max_length is None:
+                raise ValueError(f"{self.name!r}: buckets=0 needs max_length when it is bound, to count the buckets")
+            buckets = math.ceil(max_length / self.bucket_size)
+        settings = {"kind": self.hash, "hidden": self.hidden, "seed": self.seed}
+        return HashFunctions(heads, kv_heads, head_dim, buckets, **settings)
+
+    def refuses(self, mask: Mask, *, bias: bool = False, gqa: bool = False, cross: bool = False) -> str | None:
+        """As every method's; under a causal mask queries and keys must be the same tokens."""
+        if mask.is_causal and cross:
+            return (
+                f"{self.name!r} ties the hashes of queries and keys under a causal mask, so they must be the same "
+                "tokens: it takes no cross-attention and no step on a cache there (generate with use_cache=False)"
+            )
+        return super().refuses(mask, bias=bias, gqa=gqa, cross=cross)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Hash, fill the buckets, attend inside them, merge."""
+        if call.mask.ids:
+            return per_segment(
+                lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
+            )
+        dtype = query.dtype
+        query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
+        buckets, union = self.meetings(query, key, call), self.merge == "union"
+        out, _ = attend_buckets(
+            query, key, value, buckets, call.mask, scale=call.scale, union=union, dropout_p=call.dropout_p
+        )
+        return out.to(dtype)
+
+    def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
+        """Which queries meet which keys."""
+        with torch.no_grad():
+            mask, tied = call.mask, call.mask.is_causal or self.selection == "argmax"
+            of_query, of_key = hash_scores(query, key, self._functions(call), call.scale, tied)
+            if self.selection == "argmax":
+                return same_label_buckets(of_query.argmax(-1), of_query.shape[3], mask)
+            return balanced_buckets(of_query, of_key, mask, enlarge=self.enlarge, size=self.bucket_size)
+
+    def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """KL(ψ ‖ S_Q) + KL(ψ' ‖ S_K): equations 13 and 19."""
+        return sum(self.divergences(query, key, call))
+
+    def divergences(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        """The two terms of the loss: of the queries and of the keys."""
+        exact = torch.promote_types(query.dtype, torch.float32)
+        query, key = query.detach().to(exact), key.detach().to(exact)
+        of_query, of_key = hash_scores(query, key, self._functions(call), call.scale, call.mask.is_causal)
+        psi_query, psi_key = self.utilities(query, key, of_query, of_key, call)
+        real_queries, real_keys = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
+        return divergence(psi_query, of_query, real_queries), divergence(psi_key, of_key, real_keys)
+
+    @torch.no_grad()
+    def utilities(
+        self, query: Tensor, key: Tensor, of_query: Tensor, of_key: Tensor, call: Call
+    ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
+        """ψ and ψ', not yet normalised over the buckets."""
+        mask, balanced = call.mask, self.membership == "balanced"
+        key = repeat_heads(key, query.shape[1])
+        in_query = membership(of_query, mask.query_padding(query.shape[2]), balanced)
+        in_key = membership(of_key, mask.key_padding(key.shape[2]), balanced)
+        if self.targets == "exact":
+            return attention_sums(query, key, mask, call.scale, in_key, in_query)
+        drawn = {"features": self.features, "seed": call.seed}
+        return approximate_attention_sums(query, key, mask, call.scale, in_key, in_query, **drawn)
+
+    def _functions(self, call: Call) -> HashFunctions:
+        assert isinstance(call.learned, HashFunctions)
+        return call.learned

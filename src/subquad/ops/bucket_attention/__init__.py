@@ -1,0 +1,69 @@
+"""Attention inside buckets, merged by log-sum-exp over the buckets that a query is in."""
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.ops.bucket_attention import reference
+from subquad.ops.buckets import Buckets
+from subquad.ops.softmax import merge_partials
+
+
+def bucket_attention(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    buckets: Buckets,
+    mask: Mask,
+    *,
+    scale: float,
+    key_bias: Float[Tensor, "B H M"] | None = None,
+    union: bool = False,
+    other_keys_only: bool = False,
+    dropout_p: float = 0.0,
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """Each query's attention over the keys that it meets, as a partial: (out, lse).
+
+        out_i = Σ_j m_ij e^{s_ij} v_j / Σ_j m_ij e^{s_ij},   lse_i = ln Σ_j m_ij e^{s_ij},   s_ij = scale·q_i·k_j + b_j
+
+    m_ij is how many buckets query i shares with key j: merging buckets by log-sum-exp is one softmax in which a shared
+    key counts that often. A query that meets no key has out = 0 and lse = −inf.
+
+    Args:
+        mask: its causal part and its window are applied; padding must be left out of the buckets already.
+        key_bias: b, added to the logits of each key.
+        union: a key counts once, however many buckets it shares with the query.
+        other_keys_only: a query does not see the key of its own number.
+
+    Inputs are fp32 or fp64. The gradient flows through out and lse to query, key, value and key_bias.
+    """
+    return reference.bucket_attention(
+        query,
+        key,
+        value,
+        buckets,
+        mask,
+        scale=scale,
+        key_bias=key_bias,
+        union=union,
+        other_keys_only=other_keys_only,
+        dropout_p=dropout_p,
+    )
+
+
+def attend_buckets(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    buckets: tuple[Buckets, ...],
+    mask: Mask,
+    **options: Any,
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """`bucket_attention` over several sets of buckets, merged. Options as there; `union` is that of each set."""
+    merged = bucket_attention(query, key, value, buckets[0], mask, **options)
+    for more in buckets[1:]:
+        if more.queries.shape[2] > 0:
+            merged = merge_partials([merged, bucket_attention(query, key, value, more, mask, **options)])
+    return merged

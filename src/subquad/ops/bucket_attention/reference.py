@@ -1,0 +1,78 @@
+"""Attention inside buckets in plain PyTorch."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.ops.buckets import Buckets, meets, members, rows
+from subquad.ops.heads import repeat_heads
+from subquad.ops.softmax import visible_softmax
+
+
+def bucket_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    buckets: Buckets,
+    mask: Mask,
+    *,
+    scale: float,
+    key_bias: Tensor | None,
+    union: bool,
+    other_keys_only: bool,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor]:
+    """As `subquad.ops.bucket_attention.bucket_attention`."""
+    N, M = query.shape[2], key.shape[2]
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+    queries, keys = buckets.queries, buckets.keys_of_block()
+    logits = rows(query, queries) @ rows(key, keys).transpose(-1, -2) * scale
+    if key_bias is not None:
+        logits = logits + rows(key_bias[..., None], keys).transpose(-1, -2)
+    if union:
+        logits = logits - shared_buckets(buckets, N, M).to(logits.dtype).log()
+    seen = visible(queries, keys, N, M, mask, other_keys_only)
+    weights = F.dropout(visible_softmax(logits, seen), dropout_p)
+    lse = logits.masked_fill(~seen, -torch.inf).logsumexp(-1)
+    return merge_blocks(weights @ rows(value, keys), lse, queries, N)
+
+
+def visible(
+    queries: Int64[Tensor, "B H T S"],
+    keys: Int64[Tensor, "B H T K"],
+    N: int,
+    M: int,
+    mask: Mask,
+    other_keys_only: bool,
+) -> Bool[Tensor, "B H T S K"]:
+    """Which key slots each query slot sees: filled ones, as the mask's pattern lets it."""
+    query, key = queries[..., :, None], keys[..., None, :]
+    seen = (query < N) & (key < M) & meets(query, key, mask)
+    return seen & (query != key) if other_keys_only else seen
+
+
+def shared_buckets(buckets: Buckets, N: int, M: int) -> Float[Tensor, "B H T S K"]:
+    """For each pair that meets in a block, how many blocks it meets in; at least 1."""
+    keys = buckets.keys_of_block()
+    query_in, key_in = rows(members(buckets.queries, N), buckets.queries), rows(members(keys, M), keys)
+    return (query_in @ key_in.transpose(-1, -2)).clamp(min=1)
+
+
+def merge_blocks(
+    outs: Float[Tensor, "B H T S E"], lses: Float[Tensor, "B H T S"], queries: Int64[Tensor, "B H T S"], N: int
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """Merge what each query got in its blocks: out = Σ_b e^{lse_b} out_b / Σ_b e^{lse_b}."""
+    B, H, T, S, E = outs.shape
+    slot = queries.flatten(2)
+    lses, outs = lses.flatten(2), outs.flatten(2, 3)
+    largest = lses.detach().new_full((B, H, N + 1), -torch.inf).scatter_reduce(2, slot, lses.detach(), "amax")
+    largest = torch.where(torch.isneginf(largest), 0.0, largest)
+    weights = torch.where(torch.isneginf(lses), 0.0, (lses - largest.gather(2, slot)).exp())
+    totals = weights.new_zeros(B, H, N + 1).scatter_add(2, slot, weights)[..., :N]
+    sums = outs.new_zeros(B, H, N + 1, E).scatter_add(2, slot[..., None].expand_as(outs), weights[..., None] * outs)
+    seen = totals > 0
+    safe = torch.where(seen, totals, 1.0)
+    lse = torch.where(seen, safe.log() + largest[..., :N], -torch.inf)
+    return sums[:, :, :N] / safe[..., None], lse

@@ -1,0 +1,98 @@
+"""From scores to buckets: balanced ones, and those of one label each."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.ops.buckets import Buckets, by_bucket, enlarged, real_lengths, top_of_each_bucket
+
+
+def balanced_buckets(
+    of_query: Float[Tensor, "B H N C"],
+    of_key: Float[Tensor, "B H M C"],
+    mask: Mask,
+    *,
+    enlarge: float,
+    size: int = 0,
+) -> tuple[Buckets, ...]:
+    """Each bucket takes the queries and the keys that score highest in it, N/B·enlarge of either (or size·enlarge).
+
+    Scores are logits over the buckets; tokens are ranked by their softmax.
+    A query that no bucket takes meets the keys of the bucket that it scores highest; under a causal mask itself too, as
+    every query does that a bucket takes when its scores as query and as key are the same. Sizes are each item's own.
+    """
+    B, _, N, C = of_query.shape
+    M, device = of_key.shape[2], of_query.device
+    real_queries, real_keys = mask.query_padding(N), mask.key_padding(M)
+    sides = []
+    for scores, real, tokens in ((of_query, real_queries, N), (of_key, real_keys, M)):
+        lengths = real_lengths(real, B, tokens, device)
+        sizes = enlarged(lengths, C, enlarge) if size == 0 else lengths.clamp(max=max(1, int(size * enlarge)))
+        most = math.ceil(tokens / C * enlarge) if size == 0 else max(1, int(size * enlarge))
+        sides.append(top_of_each_bucket(log_odds(scores), sizes, most, real))
+    queries, keys = sides
+    taken = torch.zeros(*of_query.shape[:2], N + 1, dtype=torch.bool, device=device)
+    alone = ~taken.scatter(2, queries.flatten(2), True)[..., :N]
+    alone = alone if real_queries is None else alone & real_queries[:, None]
+    labels = torch.where(alone, of_query.argmax(-1), C)
+    left_over, bucket = by_bucket(labels, C)
+    buckets = (Buckets(queries, keys), Buckets(left_over, keys, bucket))
+    if not mask.is_causal:
+        return buckets
+    return *buckets, with_itself(alone if real_keys is None else alone & real_keys[:, None])
+
+
+def log_odds(logits: Float[Tensor, "B H N C"]) -> Float[Tensor, "B H N C"]:
+    """ln(p/(1 − p)) of p = softmax(logits): orders tokens within a bucket as p does, without saturating at p = 1."""
+    total = logits.logsumexp(-1, keepdim=True)
+    largest = F.one_hot(logits.argmax(-1), logits.shape[-1]).bool()
+    rest_of_largest = logits.masked_fill(largest, -torch.inf).logsumexp(-1, keepdim=True)
+    rest = torch.where(largest, rest_of_largest, total + torch.log1p(-(logits - total).exp().clamp(max=0.5)))
+    return logits - rest
+
+
+def with_itself(alone: Bool[Tensor, "B H N"]) -> Buckets:
+    """A bucket of its own for each of these tokens."""
+    N = alone.shape[2]
+    slots = torch.where(alone, torch.arange(N, device=alone.device), N)[..., None]
+    return Buckets(slots, slots)
+
+
+def same_label_buckets(labels: Int64[Tensor, "B H N"], buckets: int, mask: Mask) -> tuple[Buckets, ...]:
+    """Every token meets all tokens of its label, however many those are; padded tokens none.
+
+    Tokens are sorted by label into blocks. One part pairs each block with itself, the next with the block before it,
+    and so on; blocks after it are left out under a causal mask, which would hide them whole.
+    """
+    N = labels.shape[2]
+    real, real_keys = mask.query_padding(N), mask.key_padding(N)
+    tokens, bucket = by_bucket(labels, buckets)
+    queries = tokens if real is None else hide_tokens(tokens, ~real)
+    keys = tokens if real_keys is None else hide_tokens(tokens, ~real_keys)
+    T = tokens.shape[2]
+    longest = T if torch.compiler.is_compiling() else _longest_run(bucket)
+    parts = []
+    for back in range(longest):
+        for shift in {back, back if mask.is_causal else -back}:
+            blocks = torch.arange(T, device=tokens.device) - shift
+            inside = (blocks >= 0) & (blocks < T)
+            blocks = blocks.clamp(0, max(T - 1, 0))
+            same = inside & (bucket[:, :, blocks] == bucket)
+            parts.append(Buckets(queries, torch.where(same[..., None], keys[:, :, blocks], N)))
+    return tuple(parts)
+
+
+def hide_tokens(slots: Int64[Tensor, "B H T S"], hidden: Bool[Tensor, "B N"]) -> Int64[Tensor, "B H T S"]:
+    """The slots, empty where their token is hidden."""
+    N = hidden.shape[1]
+    hidden = F.pad(hidden, (0, 1))[:, None, None].expand(*slots.shape[:3], -1)
+    return torch.where(hidden.gather(3, slots), N, slots)
+
+
+def _longest_run(bucket: Int64[Tensor, "B H T"]) -> int:
+    """The most blocks that one bucket has."""
+    return int(F.one_hot(bucket).sum(2).max()) if bucket.shape[2] else 0
