@@ -115,8 +115,20 @@ class Method:
                 f"{self.name!r} has learned parameters, so it exists only bound to a layer: in "
                 "sq.nn.MultiheadAttention, by sq.hf.swap, or by method.bind(heads=…, head_dim=…)"
             )
-        options = {"mask": mask, "is_causal": is_causal, "bias": bias, "scale": scale, "enable_gqa": enable_gqa}
-        return self.run(*self.prepare(query, key, value, **options, dropout_p=dropout_p, seed=seed))
+        return self.run(
+            *self.prepare(
+                query,
+                key,
+                value,
+                mask=mask,
+                is_causal=is_causal,
+                bias=bias,
+                scale=scale,
+                enable_gqa=enable_gqa,
+                dropout_p=dropout_p,
+                seed=seed,
+            )
+        )
 
     def prepare(
         self,

@@ -24,8 +24,8 @@ share a bucket ("multiplicity"), or once ("union"). A query in no bucket attends
 itself; under a causal mask also to itself. The hash functions read q·√scale and k·√scale.
 
 Deviations from the paper, each on purpose. Membership in ψ is balanced by default, as the buckets are: with the paper's
-argmax and a frozen model the loss falls by sending everything to one bucket. ψ is renormalised over the buckets. Under a
-causal mask the exact ψ is that of causal attention.
+argmax and a frozen model the loss falls by sending everything to one bucket. ψ is renormalised over the buckets. Under
+a causal mask the exact ψ is that of causal attention.
 
 Deviations from the published code: no layer norm on queries and keys, separate hashes for them, padding is no key.
 Causality of the balanced buckets concerns values only: the top of a whole sequence is taken. `selection=argmax` puts
@@ -169,8 +169,7 @@ class LearnedHash(Method):
             if max_length is None:
                 raise ValueError(f"{self.name!r}: buckets=0 needs max_length when it is bound, to count the buckets")
             buckets = math.ceil(max_length / self.bucket_size)
-        settings = {"kind": self.hash, "hidden": self.hidden, "seed": self.seed}
-        return HashFunctions(heads, kv_heads, head_dim, buckets, **settings)
+        return HashFunctions(heads, kv_heads, head_dim, buckets, kind=self.hash, hidden=self.hidden, seed=self.seed)
 
     def refuses(self, mask: Mask, *, bias: bool = False, gqa: bool = False, cross: bool = False) -> str | None:
         """As every method's; under a causal mask queries and keys must be the same tokens."""
@@ -206,7 +205,8 @@ class LearnedHash(Method):
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """KL(ψ ‖ S_Q) + KL(ψ' ‖ S_K): equations 13 and 19."""
-        return sum(self.divergences(query, key, call))
+        of_queries, of_keys = self.divergences(query, key, call)
+        return of_queries + of_keys
 
     def divergences(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         """The two terms of the loss: of the queries and of the keys."""

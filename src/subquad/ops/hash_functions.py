@@ -1,5 +1,7 @@
 """Learned hash functions H_Q and H_K: for every head, vectors to one score a bucket."""
 
+from itertools import pairwise
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -21,7 +23,7 @@ class HashFunction(nn.Module):
         super().__init__()
         sizes = [width, buckets] if kind == "linear" else [width, hidden, buckets]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for layer, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        for layer, (before, after) in enumerate(pairwise(sizes)):
             drawn = normal(seed + layer, heads * before, after, like=torch.zeros(1))
             gain = 2.0 if kind == "mlp" and layer == 0 else 1.0
             self.weights.append(nn.Parameter(drawn.view(heads, before, after) * (gain / before) ** 0.5))

@@ -64,7 +64,7 @@ def merge_blocks(
     outs: Float[Tensor, "B H T S E"], lses: Float[Tensor, "B H T S"], queries: Int64[Tensor, "B H T S"], N: int
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """Merge what each query got in its blocks: out = Σ_b e^{lse_b} out_b / Σ_b e^{lse_b}."""
-    B, H, T, S, E = outs.shape
+    B, H, _, _, E = outs.shape
     slot = queries.flatten(2)
     lses, outs = lses.flatten(2), outs.flatten(2, 3)
     largest = lses.detach().new_full((B, H, N + 1), -torch.inf).scatter_reduce(2, slot, lses.detach(), "amax")
