@@ -1,0 +1,19 @@
+"""The command line: parse, call, print. Mistakes of the user end in one line and exit code 2. One file a command."""
+
+import typer
+
+from subquad.cli import about, bench, compare
+
+app = typer.Typer(
+    help="Transformer attention for less than N², with an honest account of what it costs in quality.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (compare.compare, bench.bench, about.methods, about.doctor):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,61 @@
+"""`subquad methods` and `subquad doctor`: what there is, and what runs here."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from subquad.cli.common import escaped
+from subquad.methods import METHODS, Traits
+
+
+def methods(
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """The methods and what each can do."""
+    if as_json:
+        print(json.dumps({name: _traits(name) for name in METHODS}, indent=1, default=str))
+        return
+    console = Console()
+    for name, cls in METHODS.items():
+        able, unable = _abilities(cls.traits)
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+        table.add_row("settings", ", ".join(f"{k}={v}" for k, v in cls().to_dict().items() if k != "name") or "none")
+        table.add_row("supports", ", ".join(able))
+        table.add_row("refuses", ", ".join(unable) or "nothing")
+        table.add_row("cost", cls.traits.complexity)
+        table.add_row("source", cls.traits.source)
+        console.print(f"[bold]{name}[/]")
+        console.print(table)
+
+
+def doctor() -> None:
+    """Versions, backends, what is fast here and why not."""
+    from subquad.workflows import machine
+
+    table = Table(box=None, show_header=False)
+    for what, found in (machine.versions() | machine.hardware() | machine.backends()).items():
+        table.add_row(what, escaped(found))
+    Console().print(table)
+
+
+def _traits(name: str) -> dict[str, Any]:
+    cls = METHODS[name]
+    return {"settings": cls().to_dict(), **{k: v for k, v in vars(cls.traits).items() if k != "example"}}
+
+
+def _abilities(traits: Traits) -> tuple[list[str], list[str]]:
+    """What a method supports and what it refuses, in words."""
+    words = {
+        "causal masks": traits.causal == "strict",
+        "cross-attention": traits.cross,
+        "padding": traits.key_padding,
+        "segments": traits.segments,
+        "windows": traits.window,
+        "dense masks": traits.dense_mask,
+        "bias": traits.bias,
+        "grouped-query heads": traits.gqa,
+    }
+    return [word for word, can in words.items() if can], [word for word, can in words.items() if not can]

@@ -1,0 +1,96 @@
+"""`subquad bench`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from subquad.cli.common import check_folder, divided, progress_bar, user_errors, writing
+
+if TYPE_CHECKING:
+    from subquad.report.bench_schema import BenchReport
+    from subquad.workflows.bench import Settings
+
+
+def bench(
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(help='Methods as "name:setting=value,…"; repeatable, or several divided by spaces.'),
+    ] = None,
+    lengths: Annotated[str | None, typer.Option(help="Lengths in tokens, divided by commas.")] = None,
+    passes: Annotated[
+        str | None, typer.Option(help="forward, forward+backward, or both divided by a comma; default: both.")
+    ] = None,
+    dtypes: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64; divided by commas.")] = "float32",
+    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1.")] = "cpu",
+    batch: Annotated[int, typer.Option(help="Sequences in a call.")] = 1,
+    heads: Annotated[int, typer.Option(help="Heads.")] = 6,
+    head_dim: Annotated[int, typer.Option(help="Width of a head.")] = 64,
+    threads: Annotated[int | None, typer.Option(help="torch's threads; default: as many as it takes itself.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,
+    call_limit: Annotated[
+        float, typer.Option(help="Seconds; a call that is predicted to take longer is not run.")
+    ] = 10.0,
+    quick: Annotated[bool, typer.Option("--quick", help="Three lengths, forward, few rounds, no memory.")] = False,
+    compare: Annotated[
+        Path | None, typer.Option(help="The bench.json of an earlier run: say what changed beyond the noise.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results; interrupted runs resume from it.")] = Path(
+        "subquad-bench"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")] = False,
+) -> None:
+    """Time and memory of methods against length, beside SDPA in the same run."""
+    with user_errors():
+        from subquad.workflows.bench import DEFAULT_METHODS, Settings
+
+        settings = Settings.of(
+            lengths=lengths,
+            passes=passes,
+            quick=quick,
+            methods=DEFAULT_METHODS if methods is None else divided(methods),
+            dtypes=dtypes,
+            device=device,
+            batch=batch,
+            heads=heads,
+            head_dim=head_dim,
+            threads=threads,
+            seed=seed,
+            call_limit=call_limit,
+        )
+        report, paths = _benched(settings, compare, out)
+    if as_json:
+        print(json.dumps(report, indent=1))
+        return
+    from subquad.report.bench_tables import rich_table
+
+    console = Console()
+    console.print(rich_table(report))
+    console.print(f"Results: {', '.join(map(str, paths))}", soft_wrap=True)
+
+
+def _benched(settings: "Settings", compare: Path | None, out: Path) -> "tuple[BenchReport, list[Path]]":
+    """Measure, compare with an earlier run if there is one, and write the files."""
+    from subquad.workflows.bench import measure
+    from subquad.workflows.bench_old import read_old
+    from subquad.workflows.bench_report import report_of
+    from subquad.workflows.errors import InputError
+    from subquad.workflows.store import Store
+
+    try:
+        from subquad.report.bench_changes import changes
+        from subquad.report.bench_write import write_bench
+    except ImportError as error:
+        raise InputError(f"{error.name} is not installed: pip install 'subquad[report]'") from None
+    old = None if compare is None else read_old(compare, settings)
+    check_folder(out)
+    with progress_bar() as progress:
+        report = report_of(measure(settings, out, progress))
+    if old is not None:
+        report["changes"] = changes(old, report, str(compare))
+    with writing(out):
+        paths = write_bench(report, out)
+    Store.clear(out)
+    return report, paths

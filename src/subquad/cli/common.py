@@ -1,0 +1,72 @@
+"""What the commands share: errors in one line, progress, the folder that is written to."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+errors = Console(stderr=True)
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """One line and exit code 2 for what the user can mend; 130 for an interruption."""
+    from subquad.workflows.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        errors.print(f"[bold red]error:[/] {escaped(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        errors.print("interrupted; the same command goes on from here")
+        raise typer.Exit(130) from None
+
+
+def divided(given: list[str]) -> tuple[str, ...]:
+    """A repeatable option whose values may hold several, divided by spaces."""
+    return tuple(part for one in given for part in one.split())
+
+
+def check_folder(out: Path) -> None:
+    """InputError where the results have no folder to go to."""
+    from subquad.workflows.errors import InputError
+
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file; give a folder")
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Failures to write the results in one line."""
+    from subquad.workflows.errors import InputError
+
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write the report to {out}: {error.strerror}") from None
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """What a long run tells of itself, on the standard error: a bar, or lines where it is no terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:<42}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True) as bar:
+        shown = bar.add_task("loading")
+
+        def progress(what: str, done: int, total: int) -> None:
+            bar.update(shown, description=what, completed=done, total=total)
+            if not errors.is_terminal and total > 1 and (done % 10 == 0 or done == total):
+                print(f"{done}/{total} {what}", file=sys.stderr, flush=True)
+
+        yield progress
+
+
+def escaped(text: str) -> str:
+    """Plain text that rich must not read as markup."""
+    return text.replace("[", r"\[")

@@ -1,0 +1,82 @@
+"""`subquad compare`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from subquad.cli.common import check_folder, divided, progress_bar, user_errors, writing
+
+
+def compare(
+    model: Annotated[
+        str | None, typer.Argument(help="Hub id or folder; default: the encoder of the demo extra.")
+    ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(help="Text to read: file, folder, .jsonl, .csv; repeatable. Default: Python's own documentation."),
+    ] = None,
+    column: Annotated[
+        str, typer.Option(help="The column of .jsonl, .csv and .tsv files that holds the text.")
+    ] = "text",
+    task: Annotated[
+        str | None, typer.Option(help="A labelled task too: banking77, movie-reviews, sts or retrieval.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(envvar="SUBQUAD_DATA", help="Where the task's data is.")] = None,
+    examples: Annotated[
+        int | None, typer.Option(help="Use so many of the task's examples, drawn by lot; default: all.")
+    ] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(help='Methods as "name:setting=value,…"; repeatable, or several divided by spaces.'),
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="The model's own length in tokens; default: its positions, at most 512.")
+    ] = None,
+    min_fidelity: Annotated[
+        float, typer.Option(help="Recommend nothing below this mean cosine (or ratio of perplexities) to exact.")
+    ] = 0.99,
+    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1.")] = "cpu",
+    out: Annotated[Path, typer.Option(help="Folder for the report; interrupted runs resume from it.")] = Path(
+        "subquad-compare"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON and nothing else.")] = False,
+) -> None:
+    """Which attention can go into this model, what does that lose, what does it gain?"""
+    from subquad.workflows.errors import InputError
+
+    with user_errors():
+        try:
+            from subquad.report.tables import rich_table
+            from subquad.report.write import write_report
+            from subquad.workflows.compare import DEFAULT_METHODS, Settings, measure
+            from subquad.workflows.compare_report import report_of
+            from subquad.workflows.store import Store
+        except ImportError as error:
+            raise InputError(f"{error.name} is not installed: pip install 'subquad[demo]'") from None
+        settings = Settings(
+            model=model,
+            text=tuple(text or ()),
+            column=column,
+            task=task,
+            data_dir=data_dir,
+            examples=examples,
+            methods=DEFAULT_METHODS if methods is None else divided(methods),
+            max_length=max_length,
+            min_fidelity=min_fidelity,
+            device=device,
+        )
+        check_folder(out)
+        with progress_bar() as progress:
+            report = report_of(measure(settings, out, progress))
+        with writing(out):
+            paths = write_report(report, out)
+        Store.clear(out)
+    if as_json:
+        print(json.dumps(report, indent=1))
+        return
+    console = Console()
+    console.print(rich_table(report))
+    console.print(f"Report: {next(path for path in paths if path.suffix == '.html')}", soft_wrap=True)
