@@ -190,7 +190,8 @@ class MethodContract:
 
     def test_scale_multiplies_the_products(self, method: Method):
         q, k, v = qkv()
-        torch.testing.assert_close(run(method, q, k, v, scale=4 * 8**-0.5), run(method, 2 * q, 2 * k, v))
+        grown = (2 if method.traits.unit_keys else 4) * 8**-0.5
+        torch.testing.assert_close(run(method, q, k, v, scale=grown), run(method, 2 * q, 2 * k, v))
         assert not torch.allclose(run(method, q, k, v, scale=0.1), run(method, q, k, v), atol=1e-3)
 
     @where(has_exact_limit)
@@ -277,7 +278,7 @@ class MethodContract:
         order = normal(19, seed=5).argsort()
         close(run(method, q, k[:, :, order], v[:, :, order]), run(method, q, k, v))
 
-    @where(lambda traits: traits.order_free)
+    @where(lambda traits: traits.order_free and not traits.positional)
     def test_permuted_tokens_give_permuted_outputs(self, method: Method):
         q, k, v = qkv()
         order = normal(24, seed=5).argsort()
@@ -514,7 +515,8 @@ class MethodContract:
     def test_another_seed_gives_another_output(self, method: Method):
         outs = [run(method, *qkv(), seed=seed) for seed in (0, 1)]
         assert not torch.allclose(*outs, atol=1e-4)
-        assert torch.equal(outs[1], run(replace(method, seed=1), *qkv()))
+        if not method.traits.learned:  # whose seed is of the parameters' start as well
+            assert torch.equal(outs[1], run(replace(method, seed=1), *qkv()))
 
     @where(lambda traits: not traits.stochastic)
     def test_the_seed_of_a_method_without_randomness_changes_nothing(self, method: Method):

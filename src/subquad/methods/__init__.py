@@ -9,11 +9,14 @@ from subquad.methods.clustered import Clustered
 from subquad.methods.full import Full
 from subquad.methods.improved_clustered import ImprovedClustered
 from subquad.methods.learned_hash import LearnedHash
+from subquad.methods.learned_hash_tail import LearnedHashTail
+from subquad.methods.local import Local
 from subquad.methods.oracle_top import OracleTopK
 from subquad.methods.shared_full import SharedFull
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (Full, SharedFull, OracleTopK, Clustered, ImprovedClustered, LearnedHash)
+    method.name: method
+    for method in (Full, SharedFull, OracleTopK, Clustered, ImprovedClustered, LearnedHash, LearnedHashTail, Local)
 }
 
 __all__ = [
@@ -24,6 +27,8 @@ __all__ = [
     "Full",
     "ImprovedClustered",
     "LearnedHash",
+    "LearnedHashTail",
+    "Local",
     "Method",
     "OracleTopK",
     "SharedFull",
@@ -39,7 +44,7 @@ def list_methods() -> list[str]:
     """The names of all methods.
 
     >>> list_methods()
-    ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lha']
+    ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lha', 'lha-tail', 'local']
     """
     return list(METHODS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.masks import Mask
+from subquad.ops.packing import per_segment
 from subquad.shapes import validate
 
 MAX_SEED = 2**63 - 1
@@ -37,11 +38,14 @@ class Traits:
     dropout: str  # what dropout_p > 0 drops
     partial: bool  # offers `partial`: (out, lse)
     stochastic: bool  # depends on the seed
-    order_free: bool  # permuting the queries permutes the outputs
+    order_free: bool  # permuting the queries (and the keys with them, unless `positional`) permutes the outputs
     subquadratic: bool  # its work grows by less than N·M
     positional: bool = False  # which keys a query meets depends on where they stand
+    cached: bool = False  # not `cross`, but steps on a cache: N ≠ M under a mask that says where the queries stand
+    relative: bool = False  # the logits hold learned terms of the distance, beside the products
     learned: bool = False
     needs_hidden: bool = False
+    unit_keys: bool = False  # the keys are brought to length 1, so that logits grow as |q| and not as |q|·|k|
     exact_limit: Mapping[str, int | str] | str
     example: Mapping[str, int | float | str] = field(default_factory=dict)
     complexity: str
@@ -181,9 +185,10 @@ class Method:
     def refuses(self, mask: Mask, *, bias: bool = False, gqa: bool = False, cross: bool = False) -> str | None:
         """Why this method cannot take such a call, in one line with the remedy; None where it can."""
         t = self.traits
+        on_keys = t.cross or (t.cached and mask.offset is not None)
         checks = {
             "a causal mask": mask.is_causal and t.causal == "no",
-            "fewer or more keys than queries (cross-attention, or a step on a cache)": cross and not t.cross,
+            "fewer or more keys than queries (cross-attention, or a step on a cache)": cross and not on_keys,
             "padding": bool(mask.both or mask.keys or mask.queries) and not t.key_padding,
             "segments": bool(mask.ids) and not t.segments,
             "a window": mask.span is not None and not t.window,
@@ -300,6 +305,18 @@ class Method:
             )
         if bias.device != query.device:
             raise ValueError(f"`bias` is on {bias.device} but `query` is on {query.device}; move them together")
+
+
+def by_item(
+    attend: Callable[[Tensor, Tensor, Tensor, Call], Tensor], query: Tensor, key: Tensor, value: Tensor, call: Call
+) -> Tensor:
+    """Run `attend` in fp32 or better, and packed segments as if each were a batch item; the dtype in is that out."""
+    dtype = query.dtype
+    query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
+    if not call.mask.ids:
+        return attend(query, key, value, call).to(dtype)
+    out = per_segment(lambda q, k, v, mask: attend(q, k, v, call.under(mask)), query, key, value, call.mask)
+    return out.to(dtype)
 
 
 def _as_autocast(x: Tensor) -> Tensor:

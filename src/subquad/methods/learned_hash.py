@@ -47,21 +47,9 @@ from subquad.ops.attention_sums import approximate_attention_sums, attention_sum
 from subquad.ops.bucket_attention import attend_buckets
 from subquad.ops.bucketing import balanced_buckets, log_odds, same_label_buckets
 from subquad.ops.buckets import Buckets, enlarged, members, real_lengths, top_of_each_bucket
-from subquad.ops.hash_functions import KINDS, HashFunctions
+from subquad.ops.hash_functions import KINDS, HashFunctions, divergence, hash_scores
 from subquad.ops.heads import repeat_heads
 from subquad.ops.packing import per_segment
-
-
-def hash_scores(
-    query: Tensor, key: Tensor, functions: HashFunctions, scale: float, tied: bool
-) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
-    """The logits of S_Q and S_K. Tied, one score for both: equation 18."""
-    root = abs(scale) ** 0.5
-    of_query = functions.query(query * root)
-    of_key = repeat_heads(functions.key(key * root), query.shape[1])
-    if tied:
-        of_query = of_key = of_query + of_key
-    return of_query, of_key
 
 
 def membership(scores: Float[Tensor, "B H N C"], real: Tensor | None, balanced: bool) -> Float[Tensor, "B H N C"]:
@@ -74,21 +62,6 @@ def membership(scores: Float[Tensor, "B H N C"], real: Tensor | None, balanced: 
         inside = F.one_hot(scores.argmax(-1), C)
         inside = inside if real is None else inside * real[:, None, :, None]
     return inside.to(scores.dtype)
-
-
-def divergence(
-    target: Float[Tensor, "B H N C"], logits: Float[Tensor, "B H N C"], real: Tensor | None
-) -> Float[Tensor, ""]:
-    """KL(target ‖ softmax(logits)), the mean over real tokens and heads; targets are normalised over the buckets here.
-
-    A token whose target is 0 in every bucket is left out.
-    """
-    total = target.sum(-1, keepdim=True)
-    counted = total[..., 0] > 0
-    counted = counted if real is None else counted & real[:, None, :]
-    target = target / torch.where(total > 0, total, 1.0)
-    each = (torch.special.xlogy(target, target) - target * logits.log_softmax(-1)).sum(-1)
-    return (each * counted).sum() / counted.sum().clamp(min=1)
 
 
 @dataclass(frozen=True)
@@ -197,11 +170,21 @@ class LearnedHash(Method):
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""
         with torch.no_grad():
-            mask, tied = call.mask, call.mask.is_causal or self.selection == "argmax"
-            of_query, of_key = hash_scores(query, key, self._functions(call), call.scale, tied)
+            mask = call.mask
+            of_query, of_key = self.scores(query, key, call)
             if self.selection == "argmax":
                 return same_label_buckets(of_query.argmax(-1), of_query.shape[3], mask)
             return balanced_buckets(of_query, of_key, mask, enlarge=self.enlarge, size=self.bucket_size)
+
+    def scores(
+        self, query: Tensor, key: Tensor, call: Call
+    ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
+        """The logits of S_Q and S_K. Under a causal mask, and for argmax buckets, one score for both: equation 18."""
+        assert isinstance(call.learned, HashFunctions)
+        of_query, of_key = hash_scores(query, key, call.learned, call.scale)
+        if call.mask.is_causal or self.selection == "argmax":
+            of_query = of_key = of_query + of_key
+        return of_query, of_key
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """KL(ψ ‖ S_Q) + KL(ψ' ‖ S_K): equations 13 and 19."""
@@ -212,10 +195,9 @@ class LearnedHash(Method):
         """The two terms of the loss: of the queries and of the keys."""
         exact = torch.promote_types(query.dtype, torch.float32)
         query, key = query.detach().to(exact), key.detach().to(exact)
-        of_query, of_key = hash_scores(query, key, self._functions(call), call.scale, call.mask.is_causal)
+        of_query, of_key = self.scores(query, key, call)
         psi_query, psi_key = self.utilities(query, key, of_query, of_key, call)
-        real_queries, real_keys = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
-        return divergence(psi_query, of_query, real_queries), divergence(psi_key, of_key, real_keys)
+        return divergence(psi_query, of_query), divergence(psi_key, of_key)
 
     @torch.no_grad()
     def utilities(
@@ -230,7 +212,3 @@ class LearnedHash(Method):
             return attention_sums(query, key, mask, call.scale, in_key, in_query)
         drawn = {"features": self.features, "seed": call.seed}
         return approximate_attention_sums(query, key, mask, call.scale, in_key, in_query, **drawn)
-
-    def _functions(self, call: Call) -> HashFunctions:
-        assert isinstance(call.learned, HashFunctions)
-        return call.learned

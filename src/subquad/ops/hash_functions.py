@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from subquad.ops.heads import repeat_heads
 from subquad.randomness import normal
 
 KINDS = ("mlp", "linear")
@@ -46,3 +47,23 @@ class HashFunctions(nn.Module):
         self.query = HashFunction(heads, width, buckets, kind, hidden, seed)
         self.key = HashFunction(kv_heads, width, buckets, kind, hidden, seed + 1000)
         self.buckets = buckets
+
+
+def hash_scores(
+    query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"], functions: HashFunctions, scale: float
+) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
+    """H_Q(q·√scale) and H_K(k·√scale), for every query head."""
+    root = abs(scale) ** 0.5
+    return functions.query(query * root), repeat_heads(functions.key(key * root), query.shape[1])
+
+
+def divergence(target: Float[Tensor, "B H N C"], logits: Float[Tensor, "B H N C"]) -> Float[Tensor, ""]:
+    """KL(target ‖ softmax(logits)) over the last axis, the mean over all rows; targets need not be normalised.
+
+    Rows whose target is 0 throughout are left out: those of padding.
+    """
+    total = target.sum(-1, keepdim=True)
+    counted = total[..., 0] > 0
+    target = target / torch.where(total > 0, total, 1.0)
+    each = (torch.special.xlogy(target, target) - target * logits.log_softmax(-1)).sum(-1)
+    return (each * counted).sum() / counted.sum().clamp(min=1)

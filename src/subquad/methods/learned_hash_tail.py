@@ -1,0 +1,171 @@
+"""Learning-to-hash attention with a tail: a bucket's keys exactly, all other keys as a few centroids.
+
+An extension of Sun et al. 2022 (see "lha"): what their buckets miss is the mass of the keys that are not chosen.
+
+    β(i)   = argmax_b H_Q(q_i)_b                          every query is in exactly one bucket
+    K_b    = the `keys` keys with the largest H_K(k_j)_b   raw logits; the buckets of keys overlap
+    k̄, v̄   = mean key and value of n keys, those of one cell that are not in K_b
+    out_i  = softmax over K_β(i) with logits q·k/√D, and over the cells with logits q·k̄/√D + ln n
+
+    L_Q    = KL(t ‖ softmax_b H_Q(q_i)),  t_b = softmax_b(4 ln Σ_{j in K_b} A_ij)
+    L_K    = Σ_b KL(p_b ‖ softmax_j H_K(k_j)_b),  p_b(j) ∝ Σ_i r_ib A_ij,
+             r_ib = [b = β(i)] + ¼·[i is among the eight queries that score highest in b]
+
+The ¼ feeds buckets that no query is in. L_K's softmax runs over the keys, so that H_K ranks keys within a bucket. The
+targets t and p are constants; q and k are detached. Cells partition the keys: {CELLS}.
+
+The hash functions read q·√scale and k·√scale. Not causal: the centroids hold later keys.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from subquad.methods.base import Call, Fit, Method, Traits
+from subquad.ops.attention_sums import attention_sums
+from subquad.ops.bucketing import best_bucket
+from subquad.ops.buckets import Buckets, members, real_lengths
+from subquad.ops.hash_functions import KINDS, HashFunctions, divergence, hash_scores
+from subquad.ops.hashing import hash_codes
+from subquad.ops.heads import repeat_heads
+from subquad.ops.kmeans import hamming_kmeans
+from subquad.ops.packing import per_segment
+from subquad.ops.softmax import hide
+from subquad.ops.tail import attend_with_tail, complement_cells
+
+SHARPNESS = 4.0  # of the target of the queries
+FEEDING = 0.25  # weight in p_b of the queries that score highest in b
+FED = 8  # how many they are
+CELL_BITS, CELL_ITERATIONS = 63, 5  # of the k-means that makes the cells
+
+
+@dataclass(frozen=True)
+class LearnedHashTail(Method):
+    """Learned buckets of keys, and centroids for the keys outside. Its hash functions are learned: only bound.
+
+    Args:
+        buckets: B. Every query is in exactly one.
+        keys: exact keys of each bucket; more than there are keys uses all: exact.
+        cells: centroids that stand for the keys outside of a bucket; a query meets keys + cells in all.
+        hash: "mlp" or "linear".
+        hidden: width of the perceptron's hidden layer.
+        seed: of the start of the hash functions, and of the cells' hash planes.
+
+    >>> import torch, subquad as sq
+    >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.LearnedHashTail(buckets=4, keys=16, cells=4))
+    >>> layer(torch.randn(2, 100, 64)).shape
+    torch.Size([2, 100, 64])
+    """
+
+    buckets: int = 16
+    keys: int = 112
+    cells: int = 16
+    hash: str = field(default="mlp", metadata={"choices": KINDS})
+    hidden: int = 64
+    seed: int = 0
+
+    name: ClassVar[str] = "lha-tail"
+    fit: ClassVar[Fit | None] = Fit(metric="error")
+    traits: ClassVar[Traits] = Traits(
+        causal="no",
+        cross=True,
+        key_padding=True,
+        segments=True,
+        window=False,
+        dense_mask=False,
+        bias=False,
+        gqa=True,
+        dropout="attention weights of a bucket's keys and of the centroids",
+        partial=False,
+        stochastic=True,
+        order_free=True,
+        positional=True,  # the cells' k-means starts from evenly spaced keys
+        subquadratic=True,
+        learned=True,
+        exact_limit={"keys": "M"},
+        example={"buckets": 4, "keys": 6, "cells": 3, "hidden": 8},
+        complexity="O(N·(B + K + X)·D + M·B·X·D) time for K keys and X cells, O(N + B·(K + X)·D) memory",
+        source="extends Sun et al. 2022",
+    )
+
+    def __post_init__(self) -> None:
+        self._require(buckets=1, keys=1, cells=1, hidden=1, seed=0)
+        self._check_choices()
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
+        """Hash functions as they start."""
+        return HashFunctions(
+            heads, kv_heads, head_dim, self.buckets, kind=self.hash, hidden=self.hidden, seed=self.seed
+        )
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Hash, attend to the keys of each query's bucket and to the centroids of the others."""
+        if call.mask.ids:
+            return per_segment(
+                lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
+            )
+        dtype = query.dtype
+        query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
+        (buckets,) = self.meetings(query, key, call)
+        inside = buckets.keys[:, :: query.shape[1] // key.shape[1]]
+        tail = complement_cells(key, value, inside, self._cells(key, call), self.cells)
+        out = attend_with_tail(query, key, value, buckets, tail, scale=call.scale, dropout_p=call.dropout_p)
+        return out.to(dtype)
+
+    def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
+        """Which queries meet which keys exactly."""
+        B, M = query.shape[0], key.shape[2]
+        with torch.no_grad():
+            of_query, of_key = self.scores(query, key, call)
+            lengths = real_lengths(call.mask.key_padding(M), B, M, key.device)
+            return (best_bucket(of_query, of_key, call.mask, lengths.clamp(max=self.keys), self.keys),)
+
+    def scores(
+        self, query: Tensor, key: Tensor, call: Call
+    ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
+        """H_Q and H_K."""
+        assert isinstance(call.learned, HashFunctions)
+        return hash_scores(query, key, call.learned, call.scale)
+
+    def _cells(self, key: Tensor, call: Call) -> Int64[Tensor, "B G M"]:
+        real = call.mask.key_padding(key.shape[2])
+        codes = hash_codes(key, CELL_BITS, call.seed, centre=True, real=real)
+        return hamming_kmeans(codes, real, self.cells, CELL_BITS, CELL_ITERATIONS)
+
+    def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """L_Q + L_K."""
+        of_queries, of_keys = self.divergences(query, key, call)
+        return of_queries + of_keys
+
+    def divergences(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        """L_Q, the mean over queries, and L_K, the mean over items; both over heads."""
+        exact = torch.promote_types(query.dtype, torch.float32)
+        query, key = query.detach().to(exact), key.detach().to(exact)
+        of_query, of_key = self.scores(query, key, call)
+        real_queries, real_keys = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
+        with torch.no_grad():
+            (buckets,) = self.meetings(query, key, call)
+            inside = members(buckets.keys, key.shape[2]).to(exact)
+            chosen = feeding(of_query, real_queries)
+            mass, received = attention_sums(
+                query, repeat_heads(key, query.shape[1]), call.mask, call.scale, inside, chosen
+            )
+            target = (SHARPNESS * mass.clamp(min=torch.finfo(exact).tiny).log()).softmax(-1)
+            if real_queries is not None:
+                target = target * real_queries[:, None, :, None]
+        of_key = of_key if real_keys is None else hide(of_key, real_keys[:, None, :, None])
+        of_keys = divergence(received.transpose(-1, -2), of_key.transpose(-1, -2)) * self.buckets
+        return divergence(target, of_query), of_keys
+
+
+def feeding(of_query: Float[Tensor, "B H N C"], real: Tensor | None) -> Float[Tensor, "B H N C"]:
+    """r: whose attention each bucket's keys are to serve."""
+    own = F.one_hot(of_query.argmax(-1), of_query.shape[-1]).to(of_query.dtype)
+    visible = None if real is None else real[:, None, :, None]
+    top = hide(of_query, visible).topk(min(FED, of_query.shape[2]), dim=2).indices
+    fed = own.scatter_add(2, top, torch.full_like(own, FEEDING)[:, :, : top.shape[2]])
+    return fed if visible is None else fed * visible
