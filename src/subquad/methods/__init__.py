@@ -13,10 +13,21 @@ from subquad.methods.learned_hash_tail import LearnedHashTail
 from subquad.methods.local import Local
 from subquad.methods.oracle_top import OracleTopK
 from subquad.methods.shared_full import SharedFull
+from subquad.methods.smyrf import Smyrf
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (Full, SharedFull, OracleTopK, Clustered, ImprovedClustered, LearnedHash, LearnedHashTail, Local)
+    for method in (
+        Full,
+        SharedFull,
+        OracleTopK,
+        Clustered,
+        ImprovedClustered,
+        LearnedHash,
+        LearnedHashTail,
+        Local,
+        Smyrf,
+    )
 }
 
 __all__ = [
@@ -32,6 +43,7 @@ __all__ = [
     "Method",
     "OracleTopK",
     "SharedFull",
+    "Smyrf",
     "Traits",
     "from_dict",
     "list_methods",
@@ -44,7 +56,7 @@ def list_methods() -> list[str]:
     """The names of all methods.
 
     >>> list_methods()
-    ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lha', 'lha-tail', 'local']
+    ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lha', 'lha-tail', 'local', 'smyrf']
     """
     return list(METHODS)
 

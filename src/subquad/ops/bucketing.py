@@ -96,3 +96,22 @@ def hide_tokens(slots: Int64[Tensor, "B H T S"], hidden: Bool[Tensor, "B N"]) ->
 def _longest_run(bucket: Int64[Tensor, "B H T"]) -> int:
     """The most blocks that one bucket has."""
     return int(F.one_hot(bucket).sum(2).max()) if bucket.shape[2] else 0
+
+
+def best_bucket(
+    of_query: Float[Tensor, "B H N C"],
+    of_key: Float[Tensor, "B H M C"],
+    mask: Mask,
+    keys: Int64[Tensor, "B"],
+    most: int,
+) -> Buckets:
+    """Every query is in the one bucket that it scores highest; each bucket takes the `keys` that score highest in it.
+
+    Keys are ranked by the scores as they are, not over the buckets. `most` is the largest of `keys`.
+    """
+    N, M, C = of_query.shape[2], of_key.shape[2], of_query.shape[3]
+    real = mask.query_padding(N)
+    labels = of_query.argmax(-1)
+    labels = labels if real is None else torch.where(real[:, None], labels, C)
+    queries, bucket = by_bucket(labels, C)
+    return Buckets(queries, top_of_each_bucket(of_key, keys, most, mask.key_padding(M)), bucket)
