@@ -188,11 +188,25 @@ class MethodContract:
         assert len(method.traits.exact_limit) > 20
         assert (run(method, q, k, v) - naive(q, k, v)).abs().max() > 1e-3
 
+    @where(lambda traits: not traits.relative)
     def test_scale_multiplies_the_products(self, method: Method):
         q, k, v = qkv()
         grown = (2 if method.traits.unit_keys else 4) * 8**-0.5
         torch.testing.assert_close(run(method, q, k, v, scale=grown), run(method, 2 * q, 2 * k, v))
         assert not torch.allclose(run(method, q, k, v, scale=0.1), run(method, q, k, v), atol=1e-3)
+
+    @where(lambda traits: traits.relative)
+    def test_scale_multiplies_more_than_the_products(self, method: Method):
+        q, k, v = qkv()
+        doubled = run(method, 2 * q, 2 * k, v)
+        assert not torch.allclose(run(method, q, k, v, scale=4 * 8**-0.5), doubled, atol=1e-4)
+        assert not torch.allclose(run(method, q, k, v, scale=0.1), run(method, q, k, v), atol=1e-3)
+
+    @where(lambda traits: traits.relative)
+    def test_terms_of_the_distance_tell_equal_keys_apart(self, method: Method):
+        q, k, v = qkv()
+        same = k[:, :, :1].expand_as(k)
+        assert not torch.allclose(run(method, q, same, v), run(method, 0 * q, same, v), atol=1e-4)
 
     @where(has_exact_limit)
     def test_scale_as_in_naive_softmax(self, method: Method):
@@ -331,7 +345,7 @@ class MethodContract:
             with pytest.raises(ValueError, match=rf"'{method.name}' does not support a causal mask.*future"):
                 run(method, *qkv(), **options)
 
-    @where(lambda traits: traits.causal == "strict" and traits.cross)
+    @where(lambda traits: traits.causal == "strict" and (traits.cross or traits.cached))
     def test_a_cached_step_equals_the_row_of_the_whole(self, method: Method):
         q, k, v = qkv()
         whole = run(method, q, k, v, is_causal=True)
@@ -339,7 +353,7 @@ class MethodContract:
             step = run(method, q[:, :, t - 1 : t], k[:, :, :t], v[:, :, :t], mask=Mask.causal(offset=t - 1))
             close(step, whole[:, :, t - 1 : t])
 
-    @where(lambda traits: traits.causal == "strict" and traits.cross)
+    @where(lambda traits: traits.causal == "strict" and (traits.cross or traits.cached))
     def test_a_step_on_a_static_cache_equals_the_row_of_the_whole(self, method: Method):
         q, k, v = qkv()
         whole = run(method, q, k, v, is_causal=True)
@@ -641,6 +655,10 @@ class MethodContract:
     @where(lambda traits: not traits.cross)
     def test_cross_attention_is_refused(self, method: Method):
         self.refused(method, "cross-attention", *qkv(11, 19))
+
+    @where(lambda traits: not traits.cross and not traits.cached)
+    def test_a_step_on_a_cache_is_refused(self, method: Method):
+        self.refused(method, "a step on a cache", *qkv(1, 19), mask=Mask(offset=18))
 
     @where(lambda traits: not traits.key_padding)
     def test_padding_is_refused(self, method: Method):

@@ -5,6 +5,9 @@ VARIANTS = [  # settings that change what a method does, beside each method's ex
     "lha:buckets=3,hidden=8,selection=argmax",
     "lha:buckets=4,hash=linear,merge=union,enlarge=1.0",
     "lha:buckets=0,bucket_size=8,hidden=8",
+    "local:window=1",
+    "local:window=17",
+    "local:window=3,positions=relative",
     "smyrf:cluster_size=7,rounds=1",
 ]
 

@@ -17,12 +17,17 @@ class Buckets:
     """Which queries meet which keys: every query of a block meets every key of the block's bucket.
 
     Slots hold token numbers; an empty slot holds N, or M for keys: one past the end. Only real tokens are listed.
-    Without `bucket` there is one block for each bucket.
+    Without `bucket` there is one block for each bucket. With `span` only tokens at most that far apart meet.
     """
 
     queries: Int64[Tensor, "B H T S"]
     keys: Int64[Tensor, "B H C K"]
     bucket: Int64[Tensor, "B H T"] | None = None
+    span: int | None = None
+
+    def narrowed(self, mask: Mask) -> Mask:
+        """The mask, and the span of these buckets."""
+        return mask if self.span is None else mask & Mask.window(self.span)
 
     def keys_of_block(self) -> Int64[Tensor, "B H T K"]:
         """For every block the keys of its bucket."""
@@ -30,12 +35,13 @@ class Buckets:
             return self.keys
         return self.keys.gather(2, self.bucket[..., None].expand(*self.bucket.shape, self.keys.shape[3]))
 
-    def multiplicity(self, N: int, M: int, mask: Mask) -> Float[Tensor, "B H N M"]:
-        """How often each query meets each key. N×M memory: for tests and diagnostics."""
-        queries = members(self.queries, N)
+    def multiplicity(self, N: int, M: int, mask: Mask, rows: slice = slice(None)) -> Float[Tensor, "B H rows M"]:
+        """How often each query, of these rows, meets each key. N×M memory for all: for tests and diagnostics."""
+        queries = members(self.queries, N)[:, :, rows]
         keys = members(self.keys_of_block(), M)
         query, key = (torch.arange(n, device=queries.device)[None, None] for n in (N, M))
-        return queries @ keys.transpose(-1, -2) * meets(query[..., :, None], key[..., None, :], mask)
+        seen = meets(query[:, :, rows, None], key[..., None, :], self.narrowed(mask))
+        return queries @ keys.transpose(-1, -2) * seen
 
 
 def members(slots: Int64[Tensor, "B H C S"], tokens: int) -> Float[Tensor, "B H {tokens} C"]:
@@ -45,15 +51,20 @@ def members(slots: Int64[Tensor, "B H C S"], tokens: int) -> Float[Tensor, "B H 
     return inside[..., :tokens].transpose(-1, -2)
 
 
-def meets(query: Int64[Tensor, "..."], key: Int64[Tensor, "..."], mask: Mask) -> Bool[Tensor, "..."]:
-    """Whether the pattern of a mask, causal or a window, lets query number i see key number j.
+def steps_ahead(query: Int64[Tensor, "..."], key: Int64[Tensor, "..."], mask: Mask) -> Int64[Tensor, "..."]:
+    """How many tokens key number j stands after query number i, which the mask's offset places among the keys.
 
-    The batch is the first axis of `query` where the mask's offset differs by item.
+    The batch is the first axis of `query` where the offset differs by item.
     """
     offset = mask.offset
     if isinstance(offset, Tensor):
         offset = offset.to(query.device).reshape(-1, *[1] * (query.ndim - 1))
-    ahead = key - (query + (0 if offset is None else offset))
+    return key - (query + (0 if offset is None else offset))
+
+
+def meets(query: Int64[Tensor, "..."], key: Int64[Tensor, "..."], mask: Mask) -> Bool[Tensor, "..."]:
+    """Whether the pattern of a mask, causal or a window, lets query number i see key number j; as `steps_ahead`."""
+    ahead = steps_ahead(query, key, mask)
     seen = torch.ones_like(ahead, dtype=torch.bool)
     if mask.is_causal:
         seen = seen & (ahead <= 0)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -20,6 +21,9 @@ def per_segment(
 
     The number of segments and the longest one are read from the ids, so this waits for the device once. A segment is
     all the positions of one batch item with one id, in order, be they adjacent or not.
+
+    Raises:
+        ValueError: the mask has a window, and other tokens stand between those of one segment.
     """
     ids = _joint_ids(mask)
     B, N = ids.shape
@@ -29,6 +33,11 @@ def per_segment(
     _, segment, lengths = pairs.unique(dim=0, return_inverse=True, return_counts=True)
     if len(lengths) == 0:
         return value.new_zeros(*query.shape[:3], value.shape[-1])
+    if mask.span is not None and _runs(ids) > len(lengths):
+        raise ValueError(
+            f"the mask's window of {mask.span} counts all tokens, but inside a segment only its own are counted; that "
+            "differs here, because other tokens stand between those of one segment"
+        )
     place = (segment, _rank_within(segment, lengths))
 
     def unpack(x: Tensor) -> Tensor:
@@ -36,13 +45,20 @@ def per_segment(
         parts = x.new_zeros(len(lengths), int(lengths.max()), *x.shape[2:])
         return parts.index_put(place, x[packed])
 
-    inner = Mask.padding(lengths) & Mask(is_causal=mask.is_causal)  # order within a segment is order in the sequence
+    # Order within a segment is order in the sequence.
+    inner = Mask.padding(lengths) & Mask(is_causal=mask.is_causal, span=mask.span)
     for side, real in (("keys", mask.key_padding(N)), ("queries", mask.query_padding(N))):
         inner = inner if real is None else inner & Mask.padding(**{side: unpack(real)})
     q, k, v = (unpack(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value))
     out = attend(q, k, v, inner).transpose(1, 2)
     together = out.new_zeros(B, N, *out.shape[2:])
     return together.index_put(tuple(packed.nonzero().T), out[place]).transpose(1, 2)
+
+
+def _runs(ids: Int[Tensor, "B N"]) -> int:
+    """How many times a segment begins, or goes on after other tokens."""
+    before = F.pad(ids, (1, 0), value=-1)[:, :-1]
+    return int(((ids >= 0) & (ids != before)).sum())
 
 
 def _rank_within(segment: Int[Tensor, "T"], lengths: Int[Tensor, "S"]) -> Int[Tensor, "T"]:

@@ -20,6 +20,7 @@ def bucket_attention(
     *,
     scale: float,
     key_bias: Float[Tensor, "B H M"] | None = None,
+    of_distance: Float[Tensor, "B H N P"] | None = None,
     union: bool = False,
     other_keys_only: bool = False,
     dropout_p: float = 0.0,
@@ -34,11 +35,20 @@ def bucket_attention(
     Args:
         mask: its causal part and its window are applied; padding must be left out of the buckets already.
         key_bias: b, added to the logits of each key.
+        of_distance: added to the logits too, by how far the key stands from the query: row i holds its terms for the
+            distances −w, …, w in tokens ahead, or −w, …, 0 under a causal mask. The window w is that of the mask and
+            the buckets together, which must have one.
         union: a key counts once, however many buckets it shares with the query.
         other_keys_only: a query does not see the key of its own number.
 
-    Inputs are fp32 or fp64. The gradient flows through out and lse to query, key, value and key_bias.
+    Inputs are fp32 or fp64. The gradient flows through out and lse to query, key, value, key_bias and of_distance.
+
+    Raises:
+        ValueError: `of_distance` does not hold the distances of the window.
     """
+    mask = buckets.narrowed(mask)
+    if of_distance is not None:
+        _check_distances(of_distance.shape[3], mask)
     return reference.bucket_attention(
         query,
         key,
@@ -47,10 +57,19 @@ def bucket_attention(
         mask,
         scale=scale,
         key_bias=key_bias,
+        of_distance=of_distance,
         union=union,
         other_keys_only=other_keys_only,
         dropout_p=dropout_p,
     )
+
+
+def _check_distances(given: int, mask: Mask) -> None:
+    if mask.span is None:
+        raise ValueError("`of_distance` needs a window: its terms are those of the distances inside it")
+    wanted = mask.span + 1 if mask.is_causal else 2 * mask.span + 1
+    if given != wanted:
+        raise ValueError(f"`of_distance` holds {given} distances, but a window of {mask.span} has {wanted}")
 
 
 def attend_buckets(

@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.ops.buckets import Buckets, meets, members, rows
+from subquad.ops.buckets import Buckets, meets, members, rows, steps_ahead
 from subquad.ops.heads import repeat_heads
 from subquad.ops.softmax import visible_softmax
 
@@ -20,6 +20,7 @@ def bucket_attention(
     *,
     scale: float,
     key_bias: Tensor | None,
+    of_distance: Tensor | None,
     union: bool,
     other_keys_only: bool,
     dropout_p: float,
@@ -31,6 +32,8 @@ def bucket_attention(
     logits = rows(query, queries) @ rows(key, keys).transpose(-1, -2) * scale
     if key_bias is not None:
         logits = logits + rows(key_bias[..., None], keys).transpose(-1, -2)
+    if of_distance is not None:
+        logits = logits + of_pairs(of_distance, queries, keys, mask)
     if union:
         logits = logits - shared_buckets(buckets, N, M).to(logits.dtype).log()
     seen = visible(queries, keys, N, M, mask, other_keys_only)
@@ -51,6 +54,15 @@ def visible(
     query, key = queries[..., :, None], keys[..., None, :]
     seen = (query < N) & (key < M) & meets(query, key, mask)
     return seen & (query != key) if other_keys_only else seen
+
+
+def of_pairs(
+    of_distance: Float[Tensor, "B H N P"], queries: Int64[Tensor, "B H T S"], keys: Int64[Tensor, "B H T K"], mask: Mask
+) -> Float[Tensor, "B H T S K"]:
+    """For each pair of a block its query's term at their distance; that of pairs outside the window is not read."""
+    assert mask.span is not None
+    place = steps_ahead(queries[..., :, None], keys[..., None, :], mask) + mask.span
+    return rows(of_distance, queries).gather(4, place.clamp(0, of_distance.shape[3] - 1))
 
 
 def shared_buckets(buckets: Buckets, N: int, M: int) -> Float[Tensor, "B H T S K"]:

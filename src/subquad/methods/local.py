@@ -1,0 +1,191 @@
+"""Local attention: every query attends to the keys near it, with or without terms of their distance.
+
+    out_i = Σ_{j: |i − j| ≤ window} softmax_j(a_ij) v_j          under a causal mask j ≤ i: the last window + 1 keys
+    a_ij  = scale · q_i·k_j                                                              positions="none"
+    a_ij  = scale · ((q_i + u)·k_j + (q_i + v)·W_R r_{i−j})                              positions="relative"
+
+The second is that of Dai et al. 2019, "Transformer-XL", section 3.3: r_{i−j} holds sines and cosines of the distance,
+and u, v and W_R are learned, for each head its own.
+
+==========  =============================
+paper       here
+==========  =============================
+u           `content`
+v           `position`
+W_{k,R}     `weight`
+R           `sinusoids`
+==========  =============================
+
+Blocks of queries meet the one range of keys that their windows reach, so nothing is N×N. Only the distances inside the
+window are computed. i and j are positions in the tensor, so padding on either side changes no distance; the mask's
+offset places the queries among the keys, so a step on a cache is the same thing.
+
+Deviations from the paper: the sinusoids are as wide as all the heads together, since a layer's width is not known here.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from subquad.masks import Mask
+from subquad.methods.base import Call, Method, Traits
+from subquad.ops.bucket_attention import bucket_attention
+from subquad.ops.bucketing import hide_tokens
+from subquad.ops.buckets import Buckets
+from subquad.ops.packing import per_segment
+from subquad.randomness import normal
+
+BLOCK = 16  # the fewest queries of a block: smaller ones would share too few keys
+START = 0.02  # deviation of the parameters as they start, Transformer-XL's own
+
+
+def reach(window: int, N: int, M: int, mask: Mask) -> int:
+    """How far a query sees: the window or the mask's own, and no further than there are tokens."""
+    span = window if mask.span is None else min(window, mask.span)
+    if isinstance(mask.offset, Tensor):
+        return span
+    return min(span, max((mask.offset or 0) + N, M) - 1)
+
+
+def neighbours(N: int, M: int, heads: int, batch: int, span: int, mask: Mask, device: torch.device) -> Buckets:
+    """Blocks of queries that follow each other, each with the run of keys that reaches from the first one's window to
+    the last one's. Padding is left out.
+    """
+    size = min(N, max(span, BLOCK))
+    blocks = -(-N // size)
+    queries = torch.arange(blocks * size, device=device).view(1, 1, blocks, size).clamp(max=N)
+    width = min(size + span if mask.is_causal else size + 2 * span, M)
+    offset = mask.offset.to(device).view(-1, 1, 1, 1) if isinstance(mask.offset, Tensor) else mask.offset or 0
+    # Shifted to where there are keys: a run that begins before the first key, or ends behind the last, reads no less.
+    first = (queries[..., :1] + offset - span).clamp(0, M - width)
+    keys = first + torch.arange(width, device=device)
+    queries, keys = (x.expand(batch, heads, -1, -1) for x in (queries, keys))
+    for_keys, for_queries = mask.key_padding(M), mask.query_padding(N)
+    return Buckets(_without(queries, for_queries), _without(keys, for_keys), span=span)
+
+
+def _without(slots: Int64[Tensor, "B H T S"], real: Tensor | None) -> Int64[Tensor, "B H T S"]:
+    return slots if real is None else hide_tokens(slots, ~real)
+
+
+def sinusoids(distances: Int64[Tensor, "P"], width: int, dtype: torch.dtype) -> Float[Tensor, "P {width}"]:
+    """r: sines of the distances at geometric frequencies from 1 to 1/10000, then as many cosines, or one fewer."""
+    sines = -(-width // 2)
+    frequency = 10000.0 ** (-torch.arange(sines, device=distances.device, dtype=dtype) * 2 / width)
+    angles = distances[:, None].to(dtype) * frequency
+    return torch.cat([angles.sin(), angles[:, : width - sines].cos()], dim=-1)
+
+
+class RelativePositions(nn.Module):
+    """u, v and W_R of one layer. Their start is always the same."""
+
+    def __init__(self, heads: int, head_dim: int):
+        super().__init__()
+        width = heads * head_dim
+        shapes = (heads, 1, head_dim), (heads, 1, head_dim), (heads, width, head_dim)
+        drawn = [START * normal(n, h * rows, d, like=torch.zeros(1)) for n, (h, rows, d) in enumerate(shapes)]
+        u, v, w = (nn.Parameter(x.view(shape)) for x, shape in zip(drawn, shapes, strict=True))
+        self.content, self.position, self.weight = u, v, w
+
+    def forward(
+        self, query: Float[Tensor, "B H N D"], scale: float, span: int, is_causal: bool
+    ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B H N P"]]:
+        """(q + u, scale · (q + v)·W_R r): what meets the keys, and the terms of the distances, nearest to the past
+        first: of keys that stand −span, …, span (or 0) tokens ahead.
+        """
+        ahead = torch.arange(-span, 1 if is_causal else span + 1, device=query.device)
+        of_distance = sinusoids(-ahead, self.weight.shape[1], query.dtype) @ self.weight.to(query.dtype)
+        terms = (query + self.position.to(query.dtype)) @ of_distance.transpose(-1, -2) * scale
+        return query + self.content.to(query.dtype), terms
+
+
+def local_attention(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    call: Call,
+    buckets: Buckets,
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """Attention to the neighbours with its log-sum-exp, in the dtype of the inputs, which is fp32 or fp64."""
+    terms, positions = None, call.learned
+    if positions is not None:
+        query, terms = positions(query, call.scale, buckets.span, call.mask.is_causal)
+    return bucket_attention(
+        query, key, value, buckets, call.mask, scale=call.scale, of_distance=terms, dropout_p=call.dropout_p
+    )
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Window attention: each query sees the keys at most `window` tokens away.
+
+    Args:
+        window: tokens to each side; with a causal mask, to the past. The mask's own window narrows it.
+        positions: "none", or "relative": learned terms of the distance in the logits, as in Transformer-XL. With them
+            it exists only bound to a layer.
+
+    >>> import torch, subquad as sq
+    >>> q, k, v = torch.randn(3, 1, 2, 300, 4)
+    >>> near = sq.attention(q, k, v, method=sq.Local(window=20))
+    >>> exact = sq.attention(q, k, v, method="full", mask=sq.Mask.window(20))
+    >>> torch.allclose(near, exact, atol=1e-5)
+    True
+    """
+
+    window: int = 64
+    positions: str = field(default="none", metadata={"choices": ("none", "relative")})
+
+    name: ClassVar[str] = "local"
+    zeroes_padding: ClassVar[bool] = True  # it is in no block
+    traits: ClassVar[Traits] = Traits(
+        causal="strict",
+        cross=False,
+        cached=True,
+        key_padding=True,
+        segments=True,
+        window=True,
+        dense_mask=False,
+        bias=False,
+        gqa=True,
+        dropout="attention weights",
+        partial=False,
+        stochastic=False,
+        order_free=False,
+        subquadratic=True,
+        positional=True,
+        exact_limit={"window": "N"},
+        example={"window": 4},
+        complexity="O(N·W·D) time, O(N·(W + D)) memory with a window of W",
+        source="Child et al. 2019 and Beltagy et al. 2020 (windows); Dai et al. 2019 (relative positions)",
+    )
+
+    def __post_init__(self) -> None:
+        self._require(window=0)
+        self._check_choices()
+        if self.positions == "relative":
+            why = "its logits hold learned terms of the distance, which exact attention does not have"
+            traits = replace(type(self).traits, learned=True, relative=True, exact_limit=why)
+            object.__setattr__(self, "traits", traits)
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
+        """u, v and W_R, for relative positions."""
+        return RelativePositions(heads, head_dim) if self.positions == "relative" else None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Attend by blocks; within a segment its own tokens are counted."""
+        if call.mask.ids:
+            return per_segment(
+                lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
+            )
+        dtype = query.dtype
+        query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
+        (buckets,) = self.meetings(query, key, call)
+        return local_attention(query, key, value, call, buckets)[0].to(dtype)
+
+    def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
+        """Which queries meet which keys."""
+        (B, H, N, _), M, mask = query.shape, key.shape[2], call.mask
+        return (neighbours(N, M, H, B, reach(self.window, N, M, mask), mask, query.device),)
