@@ -36,7 +36,8 @@ def settings(method: type[sq.Method]) -> str:
 def exact_when(traits: sq.Traits) -> str:
     """The settings at which a method equals exact attention."""
     if isinstance(traits.exact_limit, Mapping):
-        return " and ".join(f"`{name}` ≥ {value}" for name, value in traits.exact_limit.items()) or "always"
+        limits = traits.exact_limit.items()
+        return " and ".join(f"`{name}` {'=' if isinstance(n, int) else '≥'} {n}" for name, n in limits) or "always"
     return "never"
 
 

@@ -1,0 +1,53 @@
+"""Dense oracles of bucketed methods: N×N softmax in which a key counts as often as the method says that it is met."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import subquad as sq
+from subquad.methods.base import Call
+
+Counts = Callable[[sq.Method, Tensor, Tensor, Call], Tensor]  # (B,H,N,M), how often each query meets each key
+
+
+def added(method: sq.Method, query: Tensor, key: Tensor, call: Call) -> Tensor:
+    """As often as the two share a bucket, over all sets of buckets."""
+    N, M = query.shape[2], key.shape[2]
+    return sum(part.multiplicity(N, M, call.mask) for part in method.meetings(query, key, call))
+
+
+def once_a_set(method: sq.Method, query: Tensor, key: Tensor, call: Call) -> Tensor:
+    """Once for each set of buckets in which the two share one."""
+    N, M = query.shape[2], key.shape[2]
+    return sum(part.multiplicity(N, M, call.mask).clamp(max=1) for part in method.meetings(query, key, call))
+
+
+@dataclass(frozen=True)
+class Bucketed:
+    """A method that attends inside buckets, and how its oracle counts."""
+
+    text: str
+    counts: Counts = added
+    keys: Callable[[Tensor, Tensor], Tensor] = lambda query, key: key  # what stands in for the keys
+
+    @property
+    def method(self) -> sq.Method:
+        return sq.parse_method(self.text)
+
+
+def weighted_softmax(query: Tensor, key: Tensor, value: Tensor, counts: Tensor, scale: float) -> Tensor:
+    """Σ_j m_ij e^{s_ij} v_j / Σ_j m_ij e^{s_ij}; 0 for a query that meets nothing."""
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+    logits = query @ key.mT * scale
+    logits = torch.where(counts > 0, logits + counts.clamp(min=1).log(), -torch.inf)
+    some = (counts > 0).any(-1, keepdim=True)
+    return torch.where(some, logits.masked_fill(~some, 0.0).softmax(-1), 0.0) @ value
+
+
+def oracle(bucketed: Bucketed, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    """The method's output from its own meetings, the slow way. Padded queries meet nothing."""
+    with torch.no_grad():
+        counts = bucketed.counts(bucketed.method, query, key, call).to(query.dtype)
+    return weighted_softmax(query, bucketed.keys(query, key), value, counts, call.scale)
