@@ -1,5 +1,7 @@
 """Sums of exact attention weights over groups of keys and of queries, in linear memory: what hashes learn from."""
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,19 +26,32 @@ def attention_sums(
 
     O(N·M·(D + C)) time, O(N·C) memory: some queries at a time. Padded queries have A = 0.
     """
-    N, M = query.shape[2], key.shape[2]
-    visible, real = mask.visible(N, M, query.device), mask.query_padding(N)
-    step = max(1, CHUNK // M)
+    M = key.shape[2]
     of_queries, of_keys = [], torch.zeros_like(key_weights)
-    for start in range(0, N, step):
-        rows = slice(start, start + step)
-        seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
-        weights = visible_softmax(query[:, :, rows] @ key.transpose(-1, -2) * scale, seen)
-        if real is not None:
-            weights = weights * real[:, None, rows, None]
+    for rows, weights in exact_weights(query, key, mask, scale, step=max(1, CHUNK // M)):
         of_queries.append(weights @ key_weights)
         of_keys += weights.transpose(-1, -2) @ query_weights[:, :, rows]
     return torch.cat(of_queries, dim=2), of_keys
+
+
+def exact_weights(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B H M D"],
+    mask: Mask,
+    scale: float,
+    *,
+    step: int,
+    bias: Tensor | None = None,
+) -> Iterator[tuple[slice, Float[Tensor, "B H rows M"]]]:
+    """A = softmax(scale·q kᵀ + bias) under the mask, for `step` queries at a time; 0 for padded queries."""
+    N, M = query.shape[2], key.shape[2]
+    visible, real = mask.visible(N, M, query.device), mask.query_padding(N)
+    for start in range(0, N, step):
+        rows = slice(start, start + step)
+        seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
+        logits = query[:, :, rows] @ key.transpose(-1, -2) * scale
+        weights = visible_softmax(logits if bias is None else logits + bias[:, :, rows], seen)
+        yield rows, weights if real is None else weights * real[:, None, rows, None]
 
 
 @torch.no_grad()
