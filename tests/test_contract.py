@@ -2,6 +2,10 @@ import subquad as sq
 from tests.contract import MethodContract
 
 VARIANTS = [  # settings that change what a method does, beside each method's example
+    "lsh:buckets=0,bucket_size=8,merge=union",
+    "lsh:buckets=4,hash=random",
+    "lsh:buckets=3,tail=3",
+    "lsh:buckets=4,hash=random,tail=2",
     "lha:buckets=3,hidden=8,selection=argmax",
     "lha:buckets=4,hash=linear,merge=union,enlarge=1.0",
     "lha:buckets=0,bucket_size=8,hidden=8",
@@ -9,6 +13,7 @@ VARIANTS = [  # settings that change what a method does, beside each method's ex
     "local:window=17",
     "local:window=3,positions=relative",
     "smyrf:cluster_size=7,rounds=1",
+    "reformer:rounds=1,chunk=3,buckets=6",
 ]
 
 

@@ -12,6 +12,8 @@ from subquad.methods.learned_hash import LearnedHash
 from subquad.methods.learned_hash_tail import LearnedHashTail
 from subquad.methods.local import Local
 from subquad.methods.oracle_top import OracleTopK
+from subquad.methods.random_hash import RandomHash
+from subquad.methods.reformer import Reformer
 from subquad.methods.shared_full import SharedFull
 from subquad.methods.smyrf import Smyrf
 
@@ -23,10 +25,12 @@ METHODS: dict[str, type[Method]] = {
         OracleTopK,
         Clustered,
         ImprovedClustered,
+        RandomHash,
         LearnedHash,
         LearnedHashTail,
         Local,
         Smyrf,
+        Reformer,
     )
 }
 
@@ -42,6 +46,8 @@ __all__ = [
     "Local",
     "Method",
     "OracleTopK",
+    "RandomHash",
+    "Reformer",
     "SharedFull",
     "Smyrf",
     "Traits",
@@ -55,8 +61,9 @@ __all__ = [
 def list_methods() -> list[str]:
     """The names of all methods.
 
-    >>> list_methods()
-    ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lha', 'lha-tail', 'local', 'smyrf']
+    >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
+    ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lsh', 'lha', 'lha-tail', 'local',
+     'smyrf', 'reformer']
     """
     return list(METHODS)
 

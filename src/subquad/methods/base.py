@@ -371,6 +371,14 @@ class Bound(nn.Module):
         return str(self.method)
 
 
+def tied_refusal(name: str) -> str:
+    """Why a method whose causal form ties the hashes of queries and keys takes no others there."""
+    return (
+        f"{name!r} ties the hashes of queries and keys under a causal mask, so they must be the same tokens: it takes "
+        "no cross-attention and no step on a cache there (generate with use_cache=False)"
+    )
+
+
 def nearest(word: str, known: list[str]) -> str:
     """A hint at the known word that looks most like this one, or nothing."""
     match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)

@@ -42,7 +42,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Fit, Method, Traits
+from subquad.methods.base import Call, Fit, Method, Traits, tied_refusal
 from subquad.ops.attention_sums import approximate_attention_sums, attention_sums
 from subquad.ops.bucket_attention import attend_buckets
 from subquad.ops.bucketing import balanced_buckets, log_odds, same_label_buckets
@@ -130,7 +130,7 @@ class LearnedHash(Method):
             raise ValueError(f"{self.name!r}: buckets=0 takes their number from bucket_size, which is 0 too")
         traits = type(self).traits
         if self.bucket_size > 0:
-            traits = replace(traits, subquadratic=True, exact_limit={"buckets": 1, "bucket_size": "M"})
+            traits = replace(traits, subquadratic=self.merge == "multiplicity", exact_limit={"buckets": 1, "bucket_size": "M"})
         if self.selection == "argmax":
             traits = replace(traits, subquadratic=False, causal="strict", cross=False, exact_limit={"buckets": 1})
         object.__setattr__(self, "traits", traits)
@@ -147,10 +147,7 @@ class LearnedHash(Method):
     def refuses(self, mask: Mask, *, bias: bool = False, gqa: bool = False, cross: bool = False) -> str | None:
         """As every method's; under a causal mask queries and keys must be the same tokens."""
         if mask.is_causal and cross:
-            return (
-                f"{self.name!r} ties the hashes of queries and keys under a causal mask, so they must be the same "
-                "tokens: it takes no cross-attention and no step on a cache there (generate with use_cache=False)"
-            )
+            return tied_refusal(self.name)
         return super().refuses(mask, bias=bias, gqa=gqa, cross=cross)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:

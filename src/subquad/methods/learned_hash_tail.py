@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.methods.base import Call, Fit, Method, Traits
@@ -30,17 +30,14 @@ from subquad.ops.attention_sums import attention_sums
 from subquad.ops.bucketing import best_bucket
 from subquad.ops.buckets import Buckets, members, real_lengths
 from subquad.ops.hash_functions import KINDS, HashFunctions, divergence, hash_scores
-from subquad.ops.hashing import hash_codes
 from subquad.ops.heads import repeat_heads
-from subquad.ops.kmeans import hamming_kmeans
 from subquad.ops.packing import per_segment
 from subquad.ops.softmax import hide
-from subquad.ops.tail import attend_with_tail, complement_cells
+from subquad.ops.tail import attend_with_tail, complement_cells, key_cells
 
 SHARPNESS = 4.0  # of the target of the queries
 FEEDING = 0.25  # weight in p_b of the queries that score highest in b
 FED = 8  # how many they are
-CELL_BITS, CELL_ITERATIONS = 63, 5  # of the k-means that makes the cells
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,8 @@ class LearnedHashTail(Method):
         query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
         (buckets,) = self.meetings(query, key, call)
         inside = buckets.keys[:, :: query.shape[1] // key.shape[1]]
-        tail = complement_cells(key, value, inside, self._cells(key, call), self.cells)
+        cell = key_cells(key, call.mask, self.cells, call.seed)
+        tail = complement_cells(key, value, inside, cell, self.cells)
         out = attend_with_tail(query, key, value, buckets, tail, scale=call.scale, dropout_p=call.dropout_p)
         return out.to(dtype)
 
@@ -130,11 +128,6 @@ class LearnedHashTail(Method):
         """H_Q and H_K."""
         assert isinstance(call.learned, HashFunctions)
         return hash_scores(query, key, call.learned, call.scale)
-
-    def _cells(self, key: Tensor, call: Call) -> Int64[Tensor, "B G M"]:
-        real = call.mask.key_padding(key.shape[2])
-        codes = hash_codes(key, CELL_BITS, call.seed, centre=True, real=real)
-        return hamming_kmeans(codes, real, self.cells, CELL_BITS, CELL_ITERATIONS)
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """L_Q + L_K."""

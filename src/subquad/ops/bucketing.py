@@ -31,9 +31,8 @@ def balanced_buckets(
     sides = []
     for scores, real, tokens in ((of_query, real_queries, N), (of_key, real_keys, M)):
         lengths = real_lengths(real, B, tokens, device)
-        sizes = enlarged(lengths, C, enlarge) if size == 0 else lengths.clamp(max=max(1, int(size * enlarge)))
-        most = math.ceil(tokens / C * enlarge) if size == 0 else max(1, int(size * enlarge))
-        sides.append(top_of_each_bucket(log_odds(scores), sizes, most, real))
+        sizes = bucket_sizes(lengths, C, enlarge, size)
+        sides.append(top_of_each_bucket(log_odds(scores), sizes, most_of(tokens, C, enlarge, size), real))
     queries, keys = sides
     taken = torch.zeros(*of_query.shape[:2], N + 1, dtype=torch.bool, device=device)
     alone = ~taken.scatter(2, queries.flatten(2), True)[..., :N]
@@ -44,6 +43,16 @@ def balanced_buckets(
     if not mask.is_causal:
         return buckets
     return *buckets, with_itself(alone if real_keys is None else alone & real_keys[:, None])
+
+
+def bucket_sizes(lengths: Int64[Tensor, "B"], buckets: int, enlarge: float, size: int) -> Int64[Tensor, "B"]:
+    """Tokens that a bucket takes of items of these lengths: n/B·enlarge, or size·enlarge where a size is given."""
+    return lengths.clamp(max=max(1, int(size * enlarge))) if size else enlarged(lengths, buckets, enlarge)
+
+
+def most_of(tokens: int, buckets: int, enlarge: float, size: int) -> int:
+    """At least the largest of `bucket_sizes` for items of at most so many tokens."""
+    return min(tokens, max(1, int(size * enlarge)) if size else math.ceil(tokens / buckets * enlarge))
 
 
 def log_odds(logits: Float[Tensor, "B H N C"]) -> Float[Tensor, "B H N C"]:

@@ -91,15 +91,15 @@ def top_of_each_bucket(
 ) -> Int64[Tensor, "B H C K"]:
     """Balanced selection: each bucket takes the `sizes` real tokens of its item that score highest in it.
 
-    `most` is at least the largest of the sizes.
+    `most` is at least the largest of the sizes. A token whose score is −inf is never taken.
     """
     N = scores.shape[2]
     ranked = scores.detach().transpose(-1, -2)
     if real is not None:
         ranked = ranked.masked_fill(~real[:, None, None, :], -torch.inf)
-    top = ranked.topk(min(most, N), dim=-1).indices
-    taken = torch.arange(top.shape[3], device=top.device) < sizes[:, None, None, None]
-    return torch.where(taken, top, N)
+    top = ranked.topk(min(most, N), dim=-1)
+    taken = torch.arange(top.indices.shape[3], device=scores.device) < sizes[:, None, None, None]
+    return torch.where(taken & ~torch.isneginf(top.values), top.indices, N)
 
 
 def by_bucket(

@@ -9,7 +9,9 @@ from torch import Tensor
 from subquad.masks import Mask
 from subquad.ops.bucket_attention import bucket_attention
 from subquad.ops.buckets import Buckets, members
+from subquad.ops.hashing import hash_codes
 from subquad.ops.heads import repeat_heads
+from subquad.ops.kmeans import hamming_kmeans
 from subquad.ops.softmax import merge_partials
 
 
@@ -20,6 +22,16 @@ class Tail:
     key: Float[Tensor, "B G C X D"]
     value: Float[Tensor, "B G C X E"]
     count: Float[Tensor, "B G C X"]
+
+
+BITS, ITERATIONS = 63, 5  # of the k-means that makes the cells
+
+
+def key_cells(key: Float[Tensor, "B G M D"], mask: Mask, cells: int, seed: int) -> Int64[Tensor, "B G M"]:
+    """Cells of keys that are alike: k-means of their sign hashes. Padded keys are in cell number `cells`."""
+    real = mask.key_padding(key.shape[2])
+    codes = hash_codes(key, BITS, seed, centre=True, real=real)
+    return hamming_kmeans(codes, real, cells, BITS, ITERATIONS)
 
 
 def complement_cells(

@@ -1,0 +1,172 @@
+"""Attention inside buckets that random hash functions fill: what learned ones are measured against.
+
+Sun, Yang, Yoo 2022, section 4.1, equation 9, without Reformer's tie of queries and keys:
+
+    H_Q(x) = H_K(x) = x [R; −R],   R: random directions; x is q·√scale or k·√scale
+    buckets, merge and causal form as in "lha"
+
+`hash=random` does not look at the vectors at all: its scores are random numbers of a token's place (the "Rand." row of
+the paper's table 1). With `tail` cells, every query is in the one bucket that it scores highest, and the keys outside
+of it come in as centroids, as in "lha-tail".
+
+The directions of bucket 2b and 2b + 1 are opposite; they depend on the seed, the bucket and the width alone, so that an
+item with fewer buckets has the first ones of an item with more. Random numbers go by the place among the real tokens.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.methods.base import Call, Method, Traits, tied_refusal
+from subquad.ops.bucket_attention import attend_buckets
+from subquad.ops.bucketing import balanced_buckets, best_bucket, bucket_sizes, most_of
+from subquad.ops.buckets import Buckets, real_lengths
+from subquad.ops.heads import repeat_heads
+from subquad.ops.packing import per_segment
+from subquad.ops.tail import attend_with_tail, complement_cells, key_cells
+from subquad.randomness import normal
+
+
+def plane_scores(x: Float[Tensor, "B H N D"], buckets: int, seed: int) -> Float[Tensor, "B H N C"]:
+    """x [R; −R], opposite directions side by side; an odd number of buckets lacks the last opposite."""
+    planes = normal(seed, (buckets + 1) // 2, x.shape[3], like=x)
+    return torch.stack([x @ planes.T, -(x @ planes.T)], dim=-1).flatten(3)[..., :buckets]
+
+
+def place_scores(x: Float[Tensor, "B H N D"], real: Tensor | None, buckets: int, seed: int) -> Float[Tensor, "B H N C"]:
+    """Random numbers by bucket and place among the item's real tokens; all heads have the same."""
+    B, H, N, _ = x.shape
+    drawn = normal(seed, N, buckets, like=x)
+    if real is None:
+        return drawn.expand(B, H, -1, -1)
+    place = (real.cumsum(1) - 1).clamp(min=0)
+    return drawn[place][:, None].expand(-1, H, -1, -1)
+
+
+@dataclass(frozen=True)
+class RandomHash(Method):
+    """Attention inside the buckets of random hash functions.
+
+    Args:
+        buckets: B. 0: as many as `bucket_size` asks for at the number of each item's keys.
+        bucket_size: queries, and keys, of a bucket before `enlarge`. 0: N/B.
+        hash: "planes", x[R; −R], or "random", which does not look at the vectors.
+        enlarge: factor on the bucket size; 1 for buckets of N/B.
+        merge: how often a key counts that shares several buckets with a query: "multiplicity" or once, "union".
+        tail: how many centroids stand for the keys outside of a query's one bucket; 0 for the paper's buckets.
+        seed: of the directions, or of the random numbers.
+
+    >>> import torch, subquad as sq
+    >>> q, k, v = torch.randn(3, 2, 4, 300, 64)
+    >>> sq.attention(q, k, v, method="lsh:buckets=4").shape
+    torch.Size([2, 4, 300, 64])
+    """
+
+    buckets: int = 8
+    bucket_size: int = 0
+    hash: str = field(default="planes", metadata={"choices": ("planes", "random")})
+    enlarge: float = math.sqrt(2)
+    merge: str = field(default="multiplicity", metadata={"choices": ("multiplicity", "union")})
+    tail: int = 0
+    seed: int = 0
+
+    name: ClassVar[str] = "lsh"
+    traits: ClassVar[Traits] = Traits(
+        causal="values-only",
+        cross=True,
+        key_padding=True,
+        segments=True,
+        window=False,
+        dense_mask=False,
+        bias=False,
+        gqa=True,
+        dropout="attention weights in each bucket",
+        partial=False,
+        stochastic=True,
+        order_free=True,
+        subquadratic=False,
+        exact_limit={"buckets": 1},
+        example={"buckets": 4},
+        complexity="O(N·(B + 2N/B)·D) time with B buckets, O(N·(B + S)·D) with a bucket size of S",
+        source="Sun et al. 2022, equation 9; Kitaev et al. 2020",
+    )
+
+    def __post_init__(self) -> None:
+        self._require(buckets=0, bucket_size=0, tail=0, seed=0)
+        self._require_number(enlarge=1.0)
+        self._check_choices()
+        if self.buckets == self.bucket_size == 0:
+            raise ValueError(f"{self.name!r}: buckets=0 takes their number from bucket_size, which is 0 too")
+        traits = type(self).traits
+        if self.bucket_size > 0:
+            traits = replace(traits, subquadratic=self.merge == "multiplicity", exact_limit={"buckets": 1, "bucket_size": "M"})
+        if self.hash == "random":
+            traits = replace(traits, order_free=False, positional=True)
+        if self.tail > 0:
+            traits = replace(traits, causal="no", positional=True)
+        object.__setattr__(self, "traits", traits)
+
+    def refuses(self, mask: Mask, *, bias: bool = False, gqa: bool = False, cross: bool = False) -> str | None:
+        """As every method's; under a causal mask queries and keys must be the same tokens."""
+        if mask.is_causal and cross:
+            return tied_refusal(self.name)
+        return super().refuses(mask, bias=bias, gqa=gqa, cross=cross)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Hash, fill the buckets, attend inside them, merge."""
+        if call.mask.ids:
+            return per_segment(
+                lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
+            )
+        dtype = query.dtype
+        query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
+        buckets = self.meetings(query, key, call)
+        if self.tail > 0:
+            inside = buckets[0].keys[:, :: query.shape[1] // key.shape[1]]
+            cell = key_cells(key, call.mask, self.tail, call.seed)
+            tail = complement_cells(key, value, inside, cell, self.tail)
+            out = attend_with_tail(query, key, value, buckets[0], tail, scale=call.scale, dropout_p=call.dropout_p)
+        else:
+            union = self.merge == "union"
+            out, _ = attend_buckets(
+                query, key, value, buckets, call.mask, scale=call.scale, union=union, dropout_p=call.dropout_p
+            )
+        return out.to(dtype)
+
+    def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
+        """Which queries meet which keys, in a bucket."""
+        B, M = query.shape[0], key.shape[2]
+        with torch.no_grad():
+            of_query, of_key = self.scores(query, key, call)
+            if self.tail == 0:
+                return balanced_buckets(of_query, of_key, call.mask, enlarge=self.enlarge, size=self.bucket_size)
+            lengths = real_lengths(call.mask.key_padding(M), B, M, key.device)
+            how = (of_key.shape[3], self.enlarge, self.bucket_size)
+            return (best_bucket(of_query, of_key, call.mask, bucket_sizes(lengths, *how), most_of(M, *how)),)
+
+    def scores(
+        self, query: Tensor, key: Tensor, call: Call
+    ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
+        """H_Q and H_K; −inf in buckets that an item has not. Under a causal mask their sum for both, as in "lha"."""
+        N, M = query.shape[2], key.shape[2]
+        lengths = real_lengths(call.mask.key_padding(M), query.shape[0], M, key.device)
+        buckets = self.buckets or math.ceil(M / self.bucket_size)
+        if self.hash == "random":
+            of_query = place_scores(query, call.mask.query_padding(N), buckets, call.seed)
+            of_key = place_scores(key, call.mask.key_padding(M), buckets, call.seed ^ 1)
+        else:
+            root = abs(call.scale) ** 0.5
+            of_query, of_key = (plane_scores(x * root, buckets, call.seed) for x in (query, key))
+        of_key = repeat_heads(of_key, query.shape[1])
+        if call.mask.is_causal:
+            of_query = of_key = of_query + of_key
+        if self.buckets == 0:
+            own = (lengths + self.bucket_size - 1) // self.bucket_size
+            absent = torch.arange(buckets, device=key.device) >= own.clamp(min=1)[:, None, None, None]
+            of_query, of_key = (x.masked_fill(absent, -torch.inf) for x in (of_query, of_key))
+        return of_query, of_key
