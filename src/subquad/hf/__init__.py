@@ -3,27 +3,36 @@
 sq.hf.swap(model, sq.ImprovedClustered(clusters=25))   # in place; returns which layer runs what
 sq.hf.restore(model)                                   # the model's own attention again
 sq.hf.reattach(model)                                  # after loading: what `save_pretrained` recorded
+sq.hf.load_adapter(model, "lha-adapter")               # learned parameters that `subquad calibrate` fitted
 sq.hf.extend_positions(model, 4096)                    # past the learned positions
 """
 
+from subquad.hf.adapters import Adapter, load_adapter, read_adapter, save_adapter, weights_mark
 from subquad.hf.boundary import NAME, register
 from subquad.hf.layers import Layer, find_layers, head_counts
 from subquad.hf.positions import extend_positions, position_limit
-from subquad.hf.swapping import Swapped, describe, reattach, refusals, restore, swap
+from subquad.hf.swapping import Swapped, bind, bounds, describe, reattach, refusals, restore, swap
 
 register()
 
 __all__ = [
     "NAME",
+    "Adapter",
     "Layer",
     "Swapped",
+    "bind",
+    "bounds",
     "describe",
     "extend_positions",
     "find_layers",
     "head_counts",
+    "load_adapter",
     "position_limit",
+    "read_adapter",
     "reattach",
     "refusals",
     "restore",
+    "save_adapter",
     "swap",
+    "weights_mark",
 ]

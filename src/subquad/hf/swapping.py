@@ -14,11 +14,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from subquad.hf.boundary import NAME
 from subquad.hf.layers import Attached, Layer, find_layers, head_counts
-from subquad.methods import Full, Method, from_dict, resolve
+from subquad.hf.positions import position_limit
+from subquad.methods import Bound, Full, Method, from_dict, resolve
 
 _BEFORE = "_subquad_before"  # on a swapped model: (config, its attention implementation) before the swap
 
-AnyMethod = str | Method
+AnyMethod = str | Method | Bound
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def swap(model: PreTrainedModel, method: AnyMethod | Mapping[Any, AnyMethod]) ->
         model: any transformers model whose attention goes through the attention interface.
         method: one method for every layer, or a mapping from layer numbers (as `describe` counts them) or name
             patterns ("encoder.*", as fnmatch reads them; later entries win) to methods. Layers that a mapping leaves
-            out run "full": exact attention.
+            out run "full": exact attention. A method that is bound already, with its learned parameters, is for one
+            layer; others with learned parameters are bound here, with those that they start with.
 
     What is attached is written into `model.config`, so `save_pretrained` keeps it: see `reattach`. Swapping again
     replaces what was there. Nothing changes when an error is raised.
@@ -57,13 +59,15 @@ def swap(model: PreTrainedModel, method: AnyMethod | Mapping[Any, AnyMethod]) ->
         TypeError: not a transformers model.
     """
     layers = find_layers(model)
-    methods = _assign(layers, method)
+    assigned = _assign(layers, method)
+    methods = {number: _method_of(given) for number, given in assigned.items()}
     for layer in layers:
         reason = layer.refusal(methods[layer.number])
         if reason:
             hint = "" if isinstance(method, Mapping) else "; pass a mapping to swap only the layers that can"
             raise ValueError(f"layer {layer.label} of {type(model).__name__}: {reason}{hint}")
-    attached = {layer.number: Attached(layer, _bind(layer, methods[layer.number])) for layer in layers}
+    longest = position_limit(model)
+    attached = {layer.number: Attached(layer, bind(layer, assigned[layer.number], longest)) for layer in layers}
     restore(model)
     for layer in layers:
         layer.module.add_module(NAME, attached[layer.number].train(layer.module.training))
@@ -98,7 +102,8 @@ def reattach(model: PreTrainedModel) -> Swapped:
         sq.hf.reattach(model)
 
     Raises:
-        ValueError: the config records no swap, or one of a model with another number of layers.
+        ValueError: the config records no swap, one of a model with another number of layers, or one of a method with
+            learned parameters: those are kept as an adapter.
     """
     record = getattr(model.config, NAME, None)
     if record is None:
@@ -108,7 +113,14 @@ def reattach(model: PreTrainedModel) -> Swapped:
     layers = len(find_layers(model))
     if record["layers"] != layers:
         raise ValueError(f"the config records a swap of {record['layers']} layers but the model has {layers}")
-    return swap(model, {int(number): from_dict(method) for number, method in record["methods"].items()})
+    methods = {int(number): from_dict(method) for number, method in record["methods"].items()}
+    for number, method in methods.items():
+        if method.traits.learned:
+            raise ValueError(
+                f"layer {number} ran {method.name!r}, whose learned parameters come from an adapter: use "
+                "sq.hf.load_adapter(model, folder)"
+            )
+    return swap(model, methods)
 
 
 def describe(model: PreTrainedModel) -> Swapped:
@@ -128,16 +140,45 @@ def _runs_ours(layer: Layer) -> bool:
 
 def refusals(model: PreTrainedModel, method: AnyMethod) -> dict[int, str]:
     """Which layers cannot run this method, and why: {layer number: reason}. Empty when all can."""
-    reasons = {layer.number: layer.refusal(resolve(method)) for layer in find_layers(model)}
+    reasons = {layer.number: layer.refusal(_method_of(method)) for layer in find_layers(model)}
     return {number: reason for number, reason in reasons.items() if reason}
 
 
-def _assign(layers: list[Layer], method: AnyMethod | Mapping[Any, AnyMethod]) -> dict[int, Method]:
+def bounds(model: PreTrainedModel) -> dict[int, Bound]:
+    """The bound methods that run in a swapped model: {layer number: bound}. Empty where nothing is swapped in."""
+    found = {layer.number: getattr(layer.module, NAME, None) for layer in find_layers(model) if _runs_ours(layer)}
+    return {number: attached.bound for number, attached in found.items() if isinstance(attached, Attached)}
+
+
+def bind(layer: Layer, method: AnyMethod, max_length: int | None = None) -> Bound:
+    """A method with its learned parameters for this layer; one that is bound already is checked.
+
+    Raises:
+        ValueError: it was bound for other head counts or another width than the layer's.
+    """
+    heads, kv_heads, head_dim = head_counts(layer.module)
+    if not isinstance(method, Bound):
+        return resolve(method).bind(heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_length=max_length)
+    if (method.heads, method.kv_heads, method.head_dim) != (heads, kv_heads, head_dim):
+        raise ValueError(
+            f"{method.method} was bound for {method.heads} heads of width {method.head_dim} and {method.kv_heads} key "
+            f"heads, but layer {layer.label} has {heads} of width {head_dim} and {kv_heads}"
+        )
+    return method
+
+
+def _method_of(given: AnyMethod) -> Method:
+    return given.method if isinstance(given, Bound) else resolve(given)
+
+
+def _assign(layers: list[Layer], method: AnyMethod | Mapping[Any, AnyMethod]) -> dict[int, AnyMethod]:
+    if isinstance(method, Bound):
+        raise ValueError(f"{method.method} is bound to one layer; give a mapping from layer numbers to bound methods")
     if not isinstance(method, Mapping):
         return {layer.number: resolve(method) for layer in layers}
     if not method:
         raise ValueError("the mapping from layers to methods is empty")
-    methods: dict[int, Method] = {layer.number: Full() for layer in layers}
+    methods: dict[int, AnyMethod] = {layer.number: Full() for layer in layers}
     for key, wanted in method.items():
         chosen = [layer.number for layer in layers if _names(key, layer)]
         if not chosen:
@@ -145,7 +186,7 @@ def _assign(layers: list[Layer], method: AnyMethod | Mapping[Any, AnyMethod]) ->
                 f"no layer is named by {key!r}; the model has layers 0 to {len(layers) - 1}, "
                 f"from {layers[0].name!r} to {layers[-1].name!r}"
             )
-        methods.update(dict.fromkeys(chosen, resolve(wanted)))
+        methods.update(dict.fromkeys(chosen, wanted if isinstance(wanted, Bound) else resolve(wanted)))
     return methods
 
 
@@ -153,11 +194,6 @@ def _names(key: int | str, layer: Layer) -> bool:
     if isinstance(key, bool) or not isinstance(key, int | str):
         raise TypeError(f"layers are named by number or pattern, got {key!r}")
     return key == layer.number if isinstance(key, int) else fnmatchcase(layer.name, key)
-
-
-def _bind(layer: Layer, method: Method) -> Any:
-    heads, kv_heads, head_dim = head_counts(layer.module)
-    return method.bind(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
 
 
 def _configs(model: nn.Module) -> list[PreTrainedConfig]:
