@@ -24,6 +24,18 @@ def once_a_set(method: sq.Method, query: Tensor, key: Tensor, call: Call) -> Ten
     return sum(part.multiplicity(N, M, call.mask).clamp(max=1) for part in method.meetings(query, key, call))
 
 
+def others_first(method: sq.Method, query: Tensor, key: Tensor, call: Call) -> Tensor:
+    """As `added`, without the query itself; itself alone where it meets no other key."""
+    counts, itself = added(method, query, key, call), torch.eye(query.shape[2])
+    others = counts * (1 - itself)
+    return torch.where(others.any(-1, keepdim=True), others, call.mask.to_dense(*counts.shape[2:]) * itself)
+
+
+def shared_unit_keys(query: Tensor, key: Tensor) -> Tensor:
+    """The queries, brought to length 1."""
+    return query / query.norm(dim=-1, keepdim=True)
+
+
 @dataclass(frozen=True)
 class Bucketed:
     """A method that attends inside buckets, and how its oracle counts."""

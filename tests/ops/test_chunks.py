@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from subquad.ops.chunks import even_chunks, even_shared_chunks, sort_real
+from subquad import Mask
+from subquad.ops.chunks import even_chunks, even_shared_chunks, runs_of_labels, sort_real
 from tests.oracle import normal
 
 
@@ -53,3 +54,30 @@ def test_items_are_cut_by_their_own_lengths():
     both = even_chunks(order, torch.tensor([12, 5]), torch.tensor([4, 2]), most=4, size=3)
     alone = even_chunks(order[1:], torch.tensor([5]), torch.tensor([2]), most=4, size=3)
     assert torch.equal(both[1:], alone)
+
+
+def met_in_runs(labels: list[int], groups: int, size: int) -> torch.Tensor:
+    """Who meets whom, by the rule itself."""
+    order = sorted((label, token) for token, label in enumerate(labels) if label < groups)
+    chunk = {token: rank // size for rank, (_, token) in enumerate(order)}
+    met = torch.zeros(len(labels), len(labels))
+    for i in chunk:
+        for j in chunk:
+            met[i, j] = labels[i] == labels[j] and chunk[j] in (chunk[i], chunk[i] - 1)
+    return met
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_runs_meet_their_label_in_two_chunks(seed):
+    generator = torch.Generator().manual_seed(seed)
+    N, groups, size = (int(torch.randint(1, most, (), generator=generator)) for most in (30, 7, 9))
+    labels = torch.randint(0, groups + 1, (2, 2, N), generator=generator)  # `groups` is in none
+    met = runs_of_labels(labels, groups, size).multiplicity(N, N, Mask())
+    for item, head in ((0, 0), (1, 1)):
+        assert torch.equal(met[item, head], met_in_runs(labels[item, head].tolist(), groups, size))
+
+
+def test_runs_do_not_wrap_around():
+    met = runs_of_labels(torch.zeros(1, 1, 12, dtype=torch.int64), 1, 4).multiplicity(12, 12, Mask())[0, 0]
+    assert met[0].nonzero()[:, 0].tolist() == [0, 1, 2, 3]
+    assert met[11].nonzero()[:, 0].tolist() == [4, 5, 6, 7, 8, 9, 10, 11]

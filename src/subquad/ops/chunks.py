@@ -1,8 +1,11 @@
 """Chunks: runs of a sorted order, cut by rank, so that padding has no part in where they begin."""
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+
+from subquad.ops.buckets import Buckets
 
 
 def sort_real(scores: Float[Tensor, "B H N"], real: Bool[Tensor, "B N"] | None) -> Int64[Tensor, "B H N"]:
@@ -15,7 +18,7 @@ def sort_real(scores: Float[Tensor, "B H N"], real: Bool[Tensor, "B N"] | None) 
 def tokens_at(order: Int64[Tensor, "B H N"], ranks: Int64[Tensor, "#B #H T S"], inside: Tensor) -> Tensor:
     """The tokens of these ranks in an order, (B,H,T,S); N, an empty slot, where `inside` is false."""
     B, H, N = order.shape
-    ranks = ranks.clamp(0, N - 1).expand(B, H, -1, -1)
+    ranks = ranks.clamp(0, N - 1).expand(B, H, *ranks.shape[2:])
     return torch.where(inside, order.gather(2, ranks.flatten(2)).unflatten(2, ranks.shape[2:]), N)
 
 
@@ -50,3 +53,33 @@ def _edges(lengths: Tensor, counts: Tensor, most: int) -> tuple[Int64[Tensor, "B
 def _between(order: Tensor, starts: Tensor, ends: Tensor, size: int) -> Int64[Tensor, "B H C S"]:
     ranks = starts[..., None] + torch.arange(size, device=order.device)
     return tokens_at(order, ranks[:, None], (ranks < ends[..., None])[:, None])
+
+
+def runs_of_labels(labels: Int64[Tensor, "B H N"], groups: int, size: int) -> Buckets:
+    """Sort tokens by (label, position), cut the order into chunks of `size`: each meets its label in two chunks.
+
+    Those are its own chunk and the one before it; the first has none before it. One block holds the tokens of one label
+    in one chunk. Labels of `groups` are in none. Outside of torch.compile the blocks that nobody uses are cut off.
+    """
+    N = labels.shape[2]
+    order = labels.argsort(dim=-1, stable=True)
+    label = labels.gather(2, order)
+    rank = torch.arange(N, device=labels.device).expand_as(labels)
+    first = label != F.pad(label, (1, 0), value=-1)[..., :-1]
+    begins = first | (rank % size == 0)
+    label_start, run_start = (torch.where(at, rank, 0).cummax(-1).values for at in (first, begins))
+
+    runs = -(-N // size) + groups
+    run = torch.where(label == groups, runs, begins.cumsum(-1) - 1)
+    nobody = torch.full((*labels.shape[:2], (runs + 1) * size), N, device=labels.device)
+    queries = nobody.scatter(2, run * size + torch.where(label == groups, 0, rank - run_start), order)
+    none = torch.zeros_like(nobody)[..., : runs + 1]
+    # Every token of a run brings the same number to `start`.
+    start = none.scatter(2, run, label_start.maximum((rank // size - 1) * size))[..., :runs]
+    end = none.scatter_reduce(2, run, rank + 1, "amax")[..., :runs]
+    queries = queries[..., : runs * size].unflatten(2, (runs, size))
+    if not torch.compiler.is_compiling():
+        used = int((end > 0).sum(-1).max())
+        queries, start, end = queries[:, :, :used], start[..., :used], end[..., :used]
+    ranks = start[..., None] + torch.arange(2 * size, device=labels.device)
+    return Buckets(queries, tokens_at(order, ranks, ranks < end[..., None]))

@@ -1,0 +1,154 @@
+"""Reformer: shared queries and keys, and attention inside buckets of a locality-sensitive hash.
+
+Kitaev, Kaiser, Levskaya 2020, "Reformer: The Efficient Transformer", section 2; "lsh-X" in Vyas et al. 2020 is this
+with X rounds:
+
+    k_j   = q_j / ‖q_j‖
+    h(x)  = argmax [xR; −xR], R a random D×b/2 matrix            b = 2n/m buckets, m the chunk
+    P_i   = {j: h(q_j) = h(q_i), j in i's chunk or in the one before}
+    chunks of m: the tokens sorted by (h, position)
+    out_i = Σ_{j ∈ P_i, j ≠ i} softmax_j(q_i·k_j / √D) v_j       self only if no other key is visible in any round
+    rounds are merged by log-sum-exp
+
+==========  =====================
+paper       here
+==========  =====================
+n_rounds    rounds
+m           chunk
+n_buckets   2⌈n/m⌉, at most `buckets`
+R           directions
+==========  =====================
+
+Choices. Only keys of the query's own bucket are visible; some published code lets it see its chunk's other buckets. The
+first chunk has no chunk before it; published code wraps around to the last. A key that several rounds find counts as
+often. An item with no more tokens than a chunk has one bucket. b is even and each item's own; `buckets` bounds
+it, else the hash would take O(N²/m) products, and buckets that then outgrow two chunks see the nearest ones.
+
+The keys that are passed in are checked and then not read. Causality concerns values only: chunks are cut from the whole
+sequence, so that later queries may move a key into or out of reach.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.ops.bucket_attention import attend_buckets, bucket_attention
+from subquad.ops.bucketing import hide_tokens, with_itself
+from subquad.ops.buckets import Buckets, real_lengths
+from subquad.ops.chunks import runs_of_labels
+from subquad.ops.heads import repeat_heads
+from subquad.ops.softmax import merge_partials
+from subquad.randomness import normal
+
+
+def hash_labels(
+    query: Float[Tensor, "B H N D"], directions: Float[Tensor, "R D"], used: Int64[Tensor, "B"]
+) -> Int64[Tensor, "B H N"]:
+    """argmax [xR; −xR], where each item uses the first `used` directions; label 0 where it uses none."""
+    projected = query @ directions.T
+    used = used[:, None, None]
+    beyond = torch.arange(len(directions), device=query.device) >= used[..., None]
+    nearest = projected.abs().masked_fill(beyond, -1.0).argmax(-1)
+    behind = projected.gather(3, nearest[..., None])[..., 0] < 0
+    return torch.where(behind, used + nearest, nearest).masked_fill(used == 0, 0)
+
+
+@dataclass(frozen=True)
+class Reformer(Method):
+    """Reformer's attention by locality-sensitive hashing. Self-attention only; the keys are the normalised queries.
+
+    Args:
+        rounds: how often the tokens are hashed and sorted anew.
+        chunk: m, tokens of a chunk. A query sees its bucket in its own chunk and in the one before.
+        buckets: the most buckets of a round; each item has 2⌈n/m⌉ or, where that is more, the even number up to this.
+        seed: of the directions.
+
+    >>> import torch, subquad as sq
+    >>> q, k, v = torch.randn(3, 1, 2, 50, 16)
+    >>> sq.attention(q, k, v, method=sq.Reformer(rounds=2, chunk=8), is_causal=True).shape
+    torch.Size([1, 2, 50, 16])
+    """
+
+    rounds: int = 4
+    chunk: int = 32
+    buckets: int = 64
+    seed: int = 0
+
+    name: ClassVar[str] = "reformer"
+    traits: ClassVar[Traits] = Traits(
+        causal="values-only",
+        cross=False,
+        key_padding=True,
+        segments=True,
+        window=False,
+        dense_mask=False,
+        bias=False,
+        gqa=True,
+        dropout="attention weights in each round",
+        partial=False,
+        stochastic=True,
+        order_free=False,
+        subquadratic=True,
+        positional=True,
+        unit_keys=True,
+        exact_limit="the keys are the queries, brought to length 1, and a query does not see itself",
+        example={"rounds": 2, "chunk": 8},
+        complexity="O(rounds·N·(B + m)·D) time with B buckets and chunks of m",
+        source="Kitaev et al. 2020, section 2",
+    )
+
+    def __post_init__(self) -> None:
+        self._require(rounds=1, chunk=1, buckets=2, seed=0)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Hash, sort, attend to the own bucket in two chunks, merge; a query that found no other key takes itself."""
+        return by_item(self._attend, query, key, value, call)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        mask = call.mask
+        options: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p}
+        buckets = self.meetings(query, key, call)
+        key, value = F.normalize(query, dim=-1), repeat_heads(value, query.shape[1])
+        others = attend_buckets(query, key, value, buckets, mask, other_keys_only=True, **options)
+        alone = with_itself(others[1].isneginf() & _real(mask, query, both=True)[:, None])
+        return merge_partials([others, bucket_attention(query, key, value, alone, mask, **options)])[0]
+
+    @torch.no_grad()
+    def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
+        """Which queries meet which keys in any round; themselves too, though they see themselves only where alone."""
+        B, _, N, D = query.shape
+        real = _real(call.mask, query, both=False)
+        lengths = real_lengths(real, B, N, query.device)
+        most = min(-(-N // self.chunk), self.buckets // 2)
+        used = (-(-lengths // self.chunk)).clamp(max=most)
+        used = torch.where(lengths <= self.chunk, 0, used)
+        directions = normal(call.seed, most, self.rounds * D, like=query).unflatten(1, (self.rounds, D))
+        parts = []
+        for of_round in directions.unbind(1):
+            labels = torch.where(real[:, None], hash_labels(query, of_round, used), 2 * most)
+            found = runs_of_labels(labels, 2 * most, self.chunk)
+            parts.append(_hide_padding(found, call.mask, N))
+        return tuple(parts)
+
+
+def _real(mask: Mask, query: Tensor, *, both: bool) -> Tensor:
+    """Which tokens are real as a query and as a key, or as either, (B,N)."""
+    B, _, N, _ = query.shape
+    every = torch.ones(B, N, dtype=torch.bool, device=query.device)
+    as_query, as_key = (every if side is None else side for side in (mask.query_padding(N), mask.key_padding(N)))
+    return as_query & as_key if both else as_query | as_key
+
+
+def _hide_padding(buckets: Buckets, mask: Mask, N: int) -> Buckets:
+    """Take out queries that are padding, and keys that are."""
+    queries, keys = mask.query_padding(N), mask.key_padding(N)
+    return Buckets(
+        buckets.queries if queries is None else hide_tokens(buckets.queries, ~queries),
+        buckets.keys if keys is None else hide_tokens(buckets.keys, ~keys),
+    )
