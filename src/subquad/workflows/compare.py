@@ -156,11 +156,8 @@ class Comparison:
 
     def fingerprint(self) -> dict[str, Any]:
         """All that the results depend on."""
-        config = self.pretrained.model.config.to_dict()
-        config.pop("subquad", None)
-        weights = sum(float(p.detach().flatten()[:64].double().sum()) for p in self.pretrained.model.parameters())
         return {
-            "model": [self.pretrained.name, repr(sorted(config.items(), key=str)), weights],
+            "model": self.pretrained.identity(),
             "methods": [row.name for row in self.rows],
             "text": [self.reading.passages, self.reading.queries, len(self.reading.tokens)],
             "task": None if self.task is None else [self.task.name, self.task.texts],

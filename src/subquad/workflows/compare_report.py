@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 
-from subquad import hf
 from subquad.measure.fidelity import cosine, crossover, percentile, retrieval_agreement
 from subquad.measure.timing import cost
 from subquad.report.schema import Cost, MethodReport, Quality, Report
 from subquad.workflows import machine
 from subquad.workflows.compare import DEFAULT_METHODS, EXACT, TOO_SLOW, Comparison, Row, Settings, stretches
 from subquad.workflows.recommend import recommend
-from subquad.workflows.texts import STANDARD_LIBRARY
 
 
 def report_of(comparison: Comparison) -> Report:
@@ -35,8 +33,8 @@ def report_of(comparison: Comparison) -> Report:
             "seed": s.seed,
             "passages": len(c.reading.passages),
         },
-        "model": _model(c),
-        "text": _text(c),
+        "model": c.pretrained.facts(),
+        "text": c.reading.facts(s.text),
         "methods": methods,
         "recommendation": recommend(methods, c.lengths, s.min_fidelity, tokens=len(c.reading.tokens)),
         "notes": _notes(c, methods),
@@ -49,37 +47,6 @@ def report_of(comparison: Comparison) -> Report:
             "baselines": c.task.baselines,
         }
     return report
-
-
-def _model(c: Comparison) -> dict[str, Any]:
-    model = c.pretrained.model
-    layers = hf.find_layers(model)
-    heads, kv_heads, width = hf.head_counts(layers[0].module)
-    return {
-        "name": c.pretrained.name,
-        "class": type(model).__name__,
-        "kind": c.pretrained.kind,
-        "pooling": c.pretrained.pooling,
-        "parameters": model.num_parameters(),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "layers": [{"number": layer.number, "name": layer.name, "kind": layer.kind} for layer in layers],
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": width,
-        "position_limit": c.pretrained.limit,
-    }
-
-
-def _text(c: Comparison) -> dict[str, Any]:
-    passages = c.reading.passages
-    return {
-        "source": ", ".join(map(str, c.settings.text)) or STANDARD_LIBRARY,
-        "documents": c.reading.documents,
-        "passages": len(passages),
-        "queries": len(c.reading.queries),
-        "tokens": len(c.reading.tokens),
-        "tokens_a_passage": sum(map(len, passages)) / len(passages),
-    }
 
 
 # ---------------------------------------------------------------------- one method

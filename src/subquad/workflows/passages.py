@@ -4,9 +4,12 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from subquad.workflows.errors import InputError
 from subquad.workflows.pretrained import Pretrained
+from subquad.workflows.texts import STANDARD_LIBRARY
 
 SHORTEST = 16  # content tokens of a passage
 
@@ -27,6 +30,17 @@ class Reading:
         last = len(tokens) - content
         starts = [last * i // max(count - 1, 1) for i in range(count)]
         return [pretrained.wrap(tokens[start : start + content], length) for start in starts]
+
+    def facts(self, paths: Sequence[Path]) -> dict[str, Any]:
+        """What a report says of the text, which came from these paths, or from the standard library."""
+        return {
+            "source": ", ".join(map(str, paths)) or STANDARD_LIBRARY,
+            "documents": self.documents,
+            "passages": len(self.passages),
+            "queries": len(self.queries),
+            "tokens": len(self.tokens),
+            "tokens_a_passage": sum(map(len, self.passages)) / len(self.passages),
+        }
 
 
 def read(pretrained: Pretrained, documents: Sequence[str], length: int, passages: int, seed: int) -> Reading:

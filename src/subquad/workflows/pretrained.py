@@ -61,6 +61,31 @@ class Pretrained:
         real = torch.tensor([[1] * len(item) + [0] * (longest - len(item)) for item in items])
         return {"input_ids": ids.to(self.device), "attention_mask": real.to(self.device)}
 
+    def facts(self) -> dict[str, Any]:
+        """What a report says of the model."""
+        layers = hf.find_layers(self.model)
+        heads, kv_heads, width = hf.head_counts(layers[0].module)
+        return {
+            "name": self.name,
+            "class": type(self.model).__name__,
+            "kind": self.kind,
+            "pooling": self.pooling,
+            "parameters": self.model.num_parameters(),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "layers": [{"number": layer.number, "name": layer.name, "kind": layer.kind} for layer in layers],
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": width,
+            "position_limit": self.limit,
+        }
+
+    def identity(self) -> list[Any]:
+        """What tells this model from another one: name, config, some of its weights."""
+        config = self.model.config.to_dict()
+        config.pop("subquad", None)
+        weights = sum(float(p.detach().flatten()[:64].double().sum()) for p in self.model.parameters())
+        return [self.name, repr(sorted(config.items(), key=str)), weights]
+
     # ------------------------------------------------------------------ reading
 
     @torch.inference_mode()
