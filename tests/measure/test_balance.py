@@ -11,7 +11,7 @@ from tests.measure.test_utility import inputs, linear_hash
 
 
 def sizes(queries, keys):
-    return BucketSizes(*(torch.tensor(x)[None, None] for x in (queries, keys)))
+    return BucketSizes(*(torch.tensor(x)[None, None] for x in (queries, keys, [True] * len(keys))))
 
 
 def test_tokens_are_counted_where_they_score_highest():
@@ -32,6 +32,15 @@ def test_padding_is_not_counted():
     assert found.queries.sum(-1).tolist() == [[20, 20], [6, 6]]
     assert found.keys[1:].equal(alone.keys)
     assert found.expected[:, 0, 0].tolist() == [10.0, 3.0]
+
+
+def test_buckets_that_a_shorter_item_has_not_are_not_counted():
+    q, k = inputs(2, 2, 32, 4)
+    mask = sq.Mask.padding([32, 8])
+    found = bucket_sizes(sq.RandomHash(buckets=0, bucket_size=8), q, k, mask=mask)
+    alone = bucket_sizes(sq.RandomHash(buckets=0, bucket_size=8), q[1:, :, :8], k[1:, :, :8])
+    assert found.exists.sum(-1).tolist() == [[4, 4], [1, 1]]
+    assert found.expected[1].equal(alone.expected[0])
 
 
 def test_both_denominators():

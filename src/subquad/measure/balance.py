@@ -28,6 +28,7 @@ class BucketSizes:
 
     queries: Int64[Tensor, "B H C"]
     keys: Int64[Tensor, "B H C"]
+    exists: Bool[Tensor, "B H C"]  # shorter items may have fewer buckets
 
     @property
     def total(self) -> Int64[Tensor, "B H C"]:
@@ -37,7 +38,7 @@ class BucketSizes:
     @property
     def expected(self) -> Float[Tensor, "B H 1"]:
         """E."""
-        return self.total.double().mean(-1, keepdim=True)
+        return self.total.sum(-1, keepdim=True).double() / self.exists.sum(-1, keepdim=True)
 
     @property
     def ratios(self) -> Float[Tensor, "B H C"]:
@@ -46,13 +47,13 @@ class BucketSizes:
 
     def imbalance(self) -> "Imbalance":
         """Shares of unbalanced buckets, of all items and heads together."""
-        size, ratio, total = self.total, self.ratios, self.expected
-        by_size = (size > 2 * total) | (size < total / 2)
+        size, ratio, expected = self.total, self.ratios, self.expected
+        by_size = (size > 2 * expected) | (size < expected / 2)
         by_ratio = (ratio > 2) | (ratio < 0.5)
         return Imbalance(
-            size=_share(by_size, torch.ones_like(by_size)),
+            size=_share(by_size, self.exists),
             size_of_filled=_share(by_size, size > 0),
-            ratio=_share(by_ratio, torch.ones_like(by_ratio)),
+            ratio=_share(by_ratio, self.exists),
             ratio_of_both=_share(by_ratio, (self.queries > 0) & (self.keys > 0)),
         )
 
@@ -81,9 +82,9 @@ def bucket_sizes(
     """
     of_query, of_key = scores(method, query, key, **options)
     mask = asked(method, query, key, **options)[2].mask
-    return BucketSizes(
-        counts(of_query, mask.query_padding(query.shape[2])), counts(of_key, mask.key_padding(key.shape[2]))
-    )
+    real_queries, real_keys = mask.query_padding(query.shape[2]), mask.key_padding(key.shape[2])
+    exists = ~torch.isneginf(of_query).all(2)
+    return BucketSizes(counts(of_query, real_queries), counts(of_key, real_keys), exists)
 
 
 def counts(scores: Float[Tensor, "B H N C"], real: Bool[Tensor, "B N"] | None) -> Int64[Tensor, "B H C"]:

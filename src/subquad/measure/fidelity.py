@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subquad.methods import Method
+from subquad.methods import Bound, Method
 
 
 def cosine(a: Float[Tensor, "n width"], b: Float[Tensor, "n width"]) -> Float[Tensor, "n"]:
@@ -30,13 +30,19 @@ def relative_error(out: Tensor, exact: Tensor) -> float:
 
 
 def attention_weights(
-    method: Method, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"], **options: Any
-) -> Float[Tensor, "B H N M"]:
+    method: Method | Bound,
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    *,
+    keys: slice = slice(None),
+    **options: Any,
+) -> Float[Tensor, "B H N columns"]:
     """The attention matrix A that a method applies to its values, read off with the identity as values.
 
-    Every method here is linear in its values, out = A·V, so V = I gives A. N×M memory: for a few heads only.
+    Every method here is linear in its values, out = A·V, so V = I gives A. N×M memory: for a few heads, or for a few
+    keys: with `keys` only their columns.
     """
-    identity = torch.eye(key.shape[2], dtype=key.dtype, device=key.device)
+    identity = torch.eye(key.shape[2], dtype=key.dtype, device=key.device)[:, keys]
     return method(query, key, identity.expand(*key.shape[:2], -1, -1), **options)
 
 

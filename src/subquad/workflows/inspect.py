@@ -1,0 +1,294 @@
+"""`subquad inspect`: what the methods choose in this model, and how much of exact attention that holds.
+
+Attention utility, balance of buckets and attention maps, on the queries and keys of the model with exact attention. The
+work is cut into units whose results are kept until the report is written, so that an interrupted run resumes:
+
+    layer/<i>/<number>      the i-th sequence in one layer: utilities and bounds, sizes of buckets
+    maps                    attention weights of one head on the first sequence
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from subquad import hf
+from subquad.measure.balance import bucket_sizes
+from subquad.measure.capture import LayerInputs, recorded
+from subquad.measure.fidelity import attention_weights
+from subquad.measure.hooks import ChoosesKeys, Hashes, inner
+from subquad.measure.utility import utilities
+from subquad.methods import Bound, Full, Method, parse_method
+from subquad.workflows import machine
+from subquad.workflows.errors import InputError, as_input_error
+from subquad.workflows.passages import Reading, read
+from subquad.workflows.pretrained import Pretrained, load
+from subquad.workflows.store import Progress, Store
+from subquad.workflows.texts import read_documents, standard_library
+
+# "{buckets}" is what --buckets says
+DEFAULT_METHODS = (
+    "clustered:clusters=25",
+    "i-clustered:clusters=25,topk=32",
+    "lsh:buckets={buckets}",
+    "smyrf:clusters={buckets}",
+    "lha:buckets={buckets}",
+)
+AT_N_B = {"enlarge": 1.0, "rounds": 1}  # the settings that give a query N/B keys
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to look at."""
+
+    model: str | None = None
+    text: tuple[Path, ...] = ()
+    column: str = "text"
+    methods: tuple[str, ...] = DEFAULT_METHODS
+    adapters: tuple[Path, ...] = ()
+    buckets: int = 4
+    length: int | None = None
+    sequences: int = 4
+    layer: int | None = None
+    head: int = 0
+    tokens: int = 40
+    device: str = "cpu"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method in one model: what runs in each layer."""
+
+    label: str
+    method: Method
+    by_layer: Mapping[int, Method | Bound]
+    calibrated: bool | None = None  # None: no learned parameters
+
+    def refusal(self, inputs: LayerInputs) -> str | None:
+        """Why it cannot run on these inputs."""
+        method = self.by_layer.get(inputs.number)
+        if method is None:
+            return "the adapter has no such layer"
+        if inner(method).traits.needs_hidden:
+            return f"{self.method.name!r} reads the layer's input, which a pretrained model does not hand on"
+        query, key, options = inputs.query, inputs.key, inputs.options
+        return inner(method).refuses(
+            options["mask"],
+            bias=options["bias"] is not None,
+            gqa=query.shape[1] != key.shape[1],
+            cross=query.shape[2] != key.shape[2],
+        )
+
+
+def measure(settings: Settings, out: Path, progress: Progress = lambda what, done, total: None) -> "Inspection":
+    """Measure everything and return the inspection with its results. Finished units are kept under `out`.
+
+    Raises:
+        InputError: something in the settings does not work; the message has the remedy.
+    """
+    progress("loading", 0, 1)
+    inspection = Inspection.prepare(settings)
+    with as_input_error():
+        inspection.inputs(0)
+    store = Store(out, inspection.fingerprint())
+    inspection.resumed = store.found
+    store.run(inspection.units(), inspection.results, progress)
+    return inspection
+
+
+@dataclass
+class Inspection:
+    """An inspection: model, text and rows at hand, and the results of the units so far."""
+
+    settings: Settings
+    pretrained: Pretrained
+    reading: Reading
+    rows: list[Row]
+    items: list[list[int]]  # the sequences
+    results: dict[str, Any] = field(default_factory=dict)  # by unit
+    resumed: int = 0  # units that an earlier, interrupted run had finished
+    recording: tuple[int, dict[int, LayerInputs]] | None = None  # of the sequence that was last at work
+
+    @classmethod
+    def prepare(cls, settings: Settings) -> "Inspection":
+        """Check all that the user gave, cheapest first, and load the model."""
+        for name in ("buckets", "sequences", "tokens"):
+            if getattr(settings, name) < 1:
+                raise InputError(f"--{name} {getattr(settings, name)} must be at least 1")
+        given = [method.replace("{buckets}", str(settings.buckets)) for method in settings.methods]
+        with as_input_error():
+            methods = list(dict.fromkeys(map(parse_method, given)))
+        documents = read_documents(settings.text, settings.column) if settings.text else None
+        pretrained = load(settings.model, settings.device)
+        settings = _fitted(settings, pretrained)
+        assert settings.length is not None
+        reading = read(pretrained, documents or standard_library(), settings.length, 1, settings.seed)
+        with as_input_error():
+            rows = [_row(method, pretrained, settings.length) for method in methods if method != Full()]
+            rows += [_adapted(folder, pretrained) for folder in settings.adapters]
+        return cls(
+            settings=settings,
+            pretrained=pretrained,
+            reading=reading,
+            rows=rows,
+            items=reading.stretches(pretrained, settings.length, settings.sequences),
+        )
+
+    @property
+    def layers(self) -> list[int]:
+        """The numbers of the attention layers."""
+        return [layer.number for layer in hf.find_layers(self.pretrained.model)]
+
+    @property
+    def keys(self) -> int:
+        """N/B, the keys of the upper bound."""
+        assert self.settings.length is not None
+        return max(1, self.settings.length // self.settings.buckets)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """All that the results depend on."""
+        return {
+            "model": self.pretrained.identity(),
+            "methods": [[row.label, _weights_of(row)] for row in self.rows],
+            "items": self.items,
+            "settings": [self.settings.buckets, self.settings.layer, self.settings.head, self.settings.tokens],
+            "machine": [machine.versions(), machine.hardware(self.settings.device)],
+        }
+
+    def inputs(self, i: int) -> dict[int, LayerInputs]:
+        """What the layers are given in the i-th sequence; ValueError when NaN or infinity reaches one."""
+        if self.recording is None or self.recording[0] != i:
+            with recorded(self.pretrained.model) as calls:
+                self.pretrained.forward([self.items[i]])
+            self.recording = i, {call.number: call for call in calls}
+        return self.recording[1]
+
+    # ------------------------------------------------------------------ units
+
+    def units(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """(key, what to run), in the order to run them."""
+        for i in range(len(self.items)):
+            for number in self.layers:
+                yield f"layer/{i}/{number}", partial(self.layer, i, number)
+            if i == 0:
+                yield "maps", self.maps
+
+    def layer(self, i: int, number: int) -> dict[str, Any]:
+        """Bounds, and for each method its utilities and the sizes of its buckets, or why it cannot run."""
+        inputs = self.inputs(i)[number]
+        reasons = {row.label: reason for row in self.rows if (reason := row.refusal(inputs))}
+        able = {row.label: row.by_layer[number] for row in self.rows if row.label not in reasons}
+        bound, found = utility_figures(inputs, able, self.keys)
+        sizes = size_figures(inputs, able)
+        figures = {label: found.get(label, {}) | sizes.get(label, {}) for label in able}
+        return {"bound": bound, "methods": figures | {label: {"reason": reason} for label, reason in reasons.items()}}
+
+    def maps(self) -> dict[str, list[list[float]]]:
+        """Weights of the head that was asked for, between the first tokens."""
+        s = self.settings
+        assert s.layer is not None
+        inputs, shown = self.inputs(0)[s.layer], slice(s.tokens)
+        rows = [Row("full", Full(), {s.layer: Full()}), *self.rows]
+        able = {row.label: row.by_layer[s.layer] for row in rows if not row.refusal(inputs)}
+        return {label: _map(method, inputs, s.head, shown) for label, method in able.items()}
+
+
+def utility_figures(
+    inputs: LayerInputs, methods: Mapping[str, Method | Bound], keys: int
+) -> tuple[list[float], dict[str, dict[str, Any]]]:
+    """The upper bound of each head; the utility of the methods that choose keys, with N/B of them and as given."""
+    given = {label: method for label, method in methods.items() if isinstance(inner(method), ChoosesKeys)}
+    asked = {f"given {label}": method for label, method in given.items()}
+    asked |= {f"n_b {label}": lean for label, method in given.items() if (lean := at_n_b(method)) is not method}
+    bound, found = utilities(asked, inputs.query, inputs.key, keys=keys, **_options(inputs))
+    figures: dict[str, dict[str, Any]] = {}
+    for label in given:
+        own = found[f"given {label}"]
+        variants = {"n_b": found.get(f"n_b {label}", own), "given": own}
+        figures[label] = {
+            "utility": {
+                variant: {name: getattr(of, name).mean(0).tolist() for name in ("utility", "keys", "bound")}
+                for variant, of in variants.items()
+            }
+        }
+    return bound.mean(0).tolist(), figures
+
+
+def size_figures(inputs: LayerInputs, methods: Mapping[str, Method | Bound]) -> dict[str, dict[str, Any]]:
+    """Sizes of the buckets of the methods that hash tokens: queries and keys, for each head."""
+    figures = {}
+    for label, method in methods.items():
+        if isinstance(inner(method), Hashes):
+            sizes = bucket_sizes(method, inputs.query, inputs.key, **_options(inputs))
+            figures[label] = {"queries": sizes.queries[0].tolist(), "keys": sizes.keys[0].tolist()}
+    return figures
+
+
+def at_n_b(method: Method | Bound) -> Method | Bound:
+    """The method with the settings that give a query N/B keys; itself where it has them."""
+    own = inner(method)
+    names = {f.name for f in fields(own)}
+    lean = replace(own, **{name: value for name, value in AT_N_B.items() if name in names})
+    if lean == own:
+        return method
+    if isinstance(method, Bound):
+        sizes = {"heads": method.heads, "kv_heads": method.kv_heads, "head_dim": method.head_dim}
+        return Bound(lean, **sizes, learned=method.learned)
+    return lean
+
+
+def _options(inputs: LayerInputs) -> dict[str, Any]:
+    return {name: inputs.options[name] for name in ("mask", "bias", "scale")}
+
+
+@torch.inference_mode()
+def _map(method: Method | Bound, inputs: LayerInputs, head: int, shown: slice) -> list[list[float]]:
+    gqa = {"enable_gqa": inputs.query.shape[1] != inputs.key.shape[1]}
+    weights = attention_weights(method, inputs.query, inputs.key, keys=shown, **gqa, **_options(inputs))
+    return [[round(weight, 6) for weight in row] for row in weights[0, head, shown].float().tolist()]
+
+
+# ---------------------------------------------------------------------- what the user gave
+
+
+def _fitted(settings: Settings, pretrained: Pretrained) -> Settings:
+    """The settings with the model's own length and a layer in the middle where none is named."""
+    limit, layers = pretrained.limit, hf.find_layers(pretrained.model)
+    length = min(limit or 512, 512) if settings.length is None else settings.length
+    if limit is not None and length > limit:
+        raise InputError(f"--length {length} is past the {limit} positions of {pretrained.name}; give at most {limit}")
+    if settings.buckets > length:
+        raise InputError(f"--buckets {settings.buckets} is more than the {length} tokens of a sequence")
+    layer = len(layers) // 2 if settings.layer is None else settings.layer
+    if not 0 <= layer < len(layers):
+        raise InputError(f"no layer {layer}: {pretrained.name} has layers 0 to {len(layers) - 1}")
+    heads = hf.head_counts(layers[layer].module)[0]
+    if not 0 <= settings.head < heads:
+        raise InputError(f"no head {settings.head}: layer {layer} of {pretrained.name} has heads 0 to {heads - 1}")
+    return replace(settings, length=length, layer=layer, tokens=min(settings.tokens, length))
+
+
+def _row(method: Method, pretrained: Pretrained, length: int) -> Row:
+    """A method as it starts: learned parameters are not fitted to the model."""
+    layers = hf.find_layers(pretrained.model)
+    if not method.traits.learned:
+        return Row(str(method), method, {layer.number: method for layer in layers})
+    by_layer = {layer.number: hf.bind(layer, method, length).to(pretrained.device).eval() for layer in layers}
+    return Row(f"{method} (not calibrated)", method, by_layer, calibrated=False)
+
+
+def _adapted(folder: Path, pretrained: Pretrained) -> Row:
+    """The methods of an adapter, with the parameters that were fitted to this model."""
+    by_layer = hf.read_adapter(folder).bounds(pretrained.model)
+    methods = [bound.method for bound in by_layer.values()]
+    various = "" if len(set(methods)) == 1 else " and others"
+    return Row(f"{methods[0]}{various} ({folder.name})", methods[0], by_layer, calibrated=True)
+
+
+def _weights_of(row: Row) -> float:
+    modules = [bound for bound in row.by_layer.values() if isinstance(bound, Bound)]
+    return sum(float(p.detach().double().sum()) for module in modules for p in module.parameters())

@@ -1,0 +1,182 @@
+"""From the results of an inspection's units to its report."""
+
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from subquad.measure.balance import BucketSizes
+from subquad.measure.hooks import ChoosesKeys
+from subquad.report.inspect_schema import (
+    KIND,
+    SCHEMA,
+    VARIANTS,
+    Inspected,
+    InspectReport,
+    LayerFigures,
+    Shares,
+    UtilityFigures,
+)
+from subquad.workflows import machine
+from subquad.workflows.inspect import DEFAULT_METHODS, Inspection, Row, Settings
+
+# command-line option -> setting
+OPTIONS = {
+    "--column": "column",
+    "--buckets": "buckets",
+    "--length": "length",
+    "--sequences": "sequences",
+    "--layer": "layer",
+    "--head": "head",
+    "--tokens": "tokens",
+    "--device": "device",
+    "--seed": "seed",
+}
+
+
+def report_of(inspection: Inspection, asked: Settings) -> InspectReport:
+    """All figures, with what they depend on. `asked` are the settings as the user gave them: those of the command."""
+    x, s = inspection, inspection.settings
+    text = x.reading.facts(s.text)
+    return {
+        "kind": KIND,
+        "schema": SCHEMA,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": _command(asked),
+        "versions": machine.versions(),
+        "hardware": machine.hardware(s.device),
+        "settings": {
+            "buckets": s.buckets,
+            "length": s.length,
+            "keys": x.keys,
+            "sequences": len(x.items),
+            "layer": s.layer,
+            "head": s.head,
+            "tokens": s.tokens,
+            "seed": s.seed,
+        },
+        "model": x.pretrained.facts(),
+        "text": {name: text[name] for name in ("source", "documents", "tokens")},
+        "bounds": {str(n): _mean([unit["bound"] for unit in _units(x, n)]) for n in x.layers},
+        "methods": [_inspected(x, row) for row in x.rows],
+        "maps": {
+            "layer": s.layer or 0,
+            "head": s.head,
+            "tokens": [_readable(x, token) for token in x.items[0][: s.tokens]],
+            "weights": x.results["maps"],
+        },
+        "notes": _notes(x),
+    }
+
+
+def _units(x: Inspection, layer: int) -> list[dict[str, Any]]:
+    return [x.results[f"layer/{i}/{layer}"] for i in range(len(x.items))]
+
+
+def _readable(x: Inspection, token: int) -> str:
+    text = x.pretrained.tokenizer.decode([token])
+    return text.strip() or repr(text)[1:-1]
+
+
+# ---------------------------------------------------------------------- one method
+
+
+def _inspected(x: Inspection, row: Row) -> Inspected:
+    layers = {str(n): _layer([unit["methods"][row.label] for unit in _units(x, n)]) for n in x.layers}
+    figures: Inspected = {
+        "method": row.label,
+        "settings": row.method.to_dict(),
+        "calibrated": row.calibrated,
+        "layers": layers,
+    }
+    hashed = [layer for layer in layers.values() if "queries" in layer]
+    if hashed:
+        figures["imbalance"] = _shares(hashed)
+    return figures
+
+
+def _layer(units: Sequence[dict[str, Any]]) -> LayerFigures:
+    """One layer of one method, from its sequences."""
+    if "reason" in units[0]:
+        return {"reason": units[0]["reason"]}
+    figures: LayerFigures = {}
+    if "utility" in units[0]:
+        figures["utility"] = {variant: _utility([unit["utility"][variant] for unit in units]) for variant in VARIANTS}
+    if "queries" in units[0]:
+        figures["queries"] = [unit["queries"] for unit in units]
+        figures["keys"] = [unit["keys"] for unit in units]
+        figures["imbalance"] = _shares([figures])
+    return figures
+
+
+def _utility(units: Sequence[dict[str, list[float]]]) -> UtilityFigures:
+    utility, keys, bound = (_mean([unit[name] for unit in units]) for name in ("utility", "keys", "bound"))
+    return {"utility": utility, "keys": keys, "bound": bound}
+
+
+def _mean(lists: Sequence[Sequence[float]]) -> list[float]:
+    """Place by place."""
+    return [sum(column) / len(column) for column in zip(*lists, strict=True)]
+
+
+def _shares(layers: Sequence[LayerFigures]) -> Shares:
+    queries, keys = (
+        torch.tensor([head for layer in layers for sequence in layer[side] for head in sequence])
+        for side in ("queries", "keys")
+    )
+    found = BucketSizes(queries[None], keys[None], torch.ones_like(queries[None]).bool()).imbalance()
+    names = ("size", "size_of_filled", "ratio", "ratio_of_both")
+    size, filled, ratio, both = (
+        None if share != share else share for name in names for share in [getattr(found, name)]
+    )
+    return {"size": size, "size_of_filled": filled, "ratio": ratio, "ratio_of_both": both}
+
+
+# ---------------------------------------------------------------------- what a reader must know
+
+
+def _notes(x: Inspection) -> list[str]:
+    s = x.settings
+    notes = [
+        "All figures are taken on the queries and keys of the model with exact attention, on the same sequences.",
+        f"The upper bound is that of {x.keys} keys a query, N/B with B = {s.buckets}. A method that chooses more may "
+        "be above it, and is never above the bound at its own number of keys.",
+    ]
+    causal = any("causal" in layer["kind"] for layer in x.pretrained.facts()["layers"])
+    if causal:
+        notes.append("Causal layers: utilities are those of causal attention, and no method sees a later key.")
+    if any(row.calibrated is False for row in x.rows):
+        notes.append('"Not calibrated": learned parameters as they start, before anything was fitted to this model.')
+    blind = [row.label for row in x.rows if not isinstance(row.method, ChoosesKeys)]
+    if blind:
+        notes.append(f"In the attention maps alone, because no query has chosen keys there: {', '.join(blind)}.")
+    notes += [note for row in x.rows for note in _refused(x, row)]
+    if len(x.reading.tokens) < (s.length or 0):
+        notes.append(f"The text has {len(x.reading.tokens)} tokens in all; longer sequences repeat it.")
+    if x.resumed:
+        notes.append(f"{x.resumed} of {len(x.results)} units come from an earlier, interrupted run.")
+    return notes
+
+
+def _refused(x: Inspection, row: Row) -> list[str]:
+    """Which layers it could not run in."""
+    by_reason: dict[str, list[str]] = {}
+    for number in x.layers:
+        reason = _units(x, number)[0]["methods"][row.label].get("reason")
+        if reason:
+            by_reason.setdefault(reason, []).append(str(number))
+    return [f"{row.label} is left out in layers {', '.join(at)}: {reason}" for reason, at in by_reason.items()]
+
+
+def _command(s: Settings) -> str:
+    standard = Settings()
+    words = ["subquad", "inspect", *([s.model] if s.model else [])]
+    words += [word for path in s.text for word in ("--text", str(path))]
+    words += ["--methods", " ".join(s.methods)] if s.methods != DEFAULT_METHODS else []
+    words += [word for folder in s.adapters for word in ("--adapter", str(folder))]
+    for option, setting in OPTIONS.items():
+        if getattr(s, setting) != getattr(standard, setting):
+            words += [option, str(getattr(s, setting))]
+    return shlex.join(words)
