@@ -8,6 +8,7 @@ Two methods of a method, beside `attend`, answer; a method has them or not:
 A token's bucket before any balancing is the one that it scores highest. Both are given fp32 or fp64 inputs.
 """
 
+from dataclasses import fields, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 from subquad.methods import Bound, Method
 from subquad.methods.base import Call
 from subquad.ops.buckets import Buckets
+
+AT_N_B = {"enlarge": 1.0, "rounds": 1}  # the settings that give a query N/B keys
 
 
 @runtime_checkable
@@ -38,6 +41,19 @@ class Hashes(Protocol):
 def inner(method: Method | Bound) -> Method:
     """The method itself."""
     return method.method if isinstance(method, Bound) else method
+
+
+def at_n_b(method: Method | Bound) -> Method | Bound:
+    """The method with the settings that give a query N/B keys; itself where it has them."""
+    own = inner(method)
+    names = {f.name for f in fields(own)}
+    lean = replace(own, **{name: value for name, value in AT_N_B.items() if name in names})
+    if lean == own:
+        return method
+    if isinstance(method, Bound):
+        sizes = {"heads": method.heads, "kv_heads": method.kv_heads, "head_dim": method.head_dim}
+        return Bound(lean, **sizes, learned=method.learned)
+    return lean
 
 
 def asked(

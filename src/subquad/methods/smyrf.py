@@ -33,6 +33,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.methods.random_hash import plane_scores
 from subquad.ops.bucket_attention import attend_buckets
 from subquad.ops.buckets import Buckets, real_lengths
 from subquad.ops.chunks import even_chunks, even_shared_chunks, sort_real
@@ -130,6 +131,21 @@ class Smyrf(Method):
             queries.append(even_chunks(of_queries, lengths[0], counts, most=most, size=self._size(N)))
             keys.append(even_shared_chunks(of_keys, lengths[1], counts, most=most, size=self._size(M)))
         return (Buckets(torch.cat(queries, dim=2), torch.cat(keys, dim=2)),)
+
+    @torch.no_grad()
+    def scores(
+        self, query: Tensor, key: Tensor, call: Call
+    ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
+        """[x R; −R] of F(q) and G(k): the hash that Sun et al. examine (figure 1, down).
+
+        For diagnostics: `attend` sorts along one direction instead, which makes chunks equal.
+        """
+        N, M = query.shape[2], key.shape[2]
+        f, g = asymmetric(
+            query, repeat_heads(key, query.shape[1]), call.mask.query_padding(N), call.mask.key_padding(M)
+        )
+        clusters = self.clusters if self.cluster_size == 0 else -(-max(N, M) // self.cluster_size)
+        return plane_scores(f, clusters, call.seed), plane_scores(g, clusters, call.seed)
 
     def _clusters_of(self, queries: Tensor, keys: Tensor, longest: int) -> tuple[Int64[Tensor, "B"], int]:
         """The number of clusters of each item, and the most that there can be."""

@@ -8,7 +8,7 @@ work is cut into units whose results are kept until the report is written, so th
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from subquad import hf
 from subquad.measure.balance import bucket_sizes
 from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.fidelity import attention_weights
-from subquad.measure.hooks import ChoosesKeys, Hashes, inner
+from subquad.measure.hooks import ChoosesKeys, Hashes, at_n_b, inner
 from subquad.measure.utility import utilities
 from subquad.methods import Bound, Full, Method, parse_method
 from subquad.workflows import machine
@@ -37,7 +37,6 @@ DEFAULT_METHODS = (
     "smyrf:clusters={buckets}",
     "lha:buckets={buckets}",
 )
-AT_N_B = {"enlarge": 1.0, "rounds": 1}  # the settings that give a query N/B keys
 
 
 @dataclass(frozen=True)
@@ -226,19 +225,6 @@ def size_figures(inputs: LayerInputs, methods: Mapping[str, Method | Bound]) -> 
             sizes = bucket_sizes(method, inputs.query, inputs.key, **_options(inputs))
             figures[label] = {"queries": sizes.queries[0].tolist(), "keys": sizes.keys[0].tolist()}
     return figures
-
-
-def at_n_b(method: Method | Bound) -> Method | Bound:
-    """The method with the settings that give a query N/B keys; itself where it has them."""
-    own = inner(method)
-    names = {f.name for f in fields(own)}
-    lean = replace(own, **{name: value for name, value in AT_N_B.items() if name in names})
-    if lean == own:
-        return method
-    if isinstance(method, Bound):
-        sizes = {"heads": method.heads, "kv_heads": method.kv_heads, "head_dim": method.head_dim}
-        return Bound(lean, **sizes, learned=method.learned)
-    return lean
 
 
 def _options(inputs: LayerInputs) -> dict[str, Any]:
