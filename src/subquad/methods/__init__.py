@@ -11,6 +11,7 @@ from subquad.methods.improved_clustered import ImprovedClustered
 from subquad.methods.learned_hash import LearnedHash
 from subquad.methods.learned_hash_tail import LearnedHashTail
 from subquad.methods.local import Local
+from subquad.methods.mixed_heads import MixedHeads
 from subquad.methods.oracle_top import OracleTopK
 from subquad.methods.random_hash import RandomHash
 from subquad.methods.reformer import Reformer
@@ -29,6 +30,7 @@ METHODS: dict[str, type[Method]] = {
         LearnedHash,
         LearnedHashTail,
         Local,
+        MixedHeads,
         Smyrf,
         Reformer,
     )
@@ -45,6 +47,7 @@ __all__ = [
     "LearnedHashTail",
     "Local",
     "Method",
+    "MixedHeads",
     "OracleTopK",
     "RandomHash",
     "Reformer",
@@ -63,7 +66,7 @@ def list_methods() -> list[str]:
 
     >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
     ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lsh', 'lha', 'lha-tail', 'local',
-     'smyrf', 'reformer']
+     'mixed-heads', 'smyrf', 'reformer']
     """
     return list(METHODS)
 

@@ -31,11 +31,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Method, Traits
+from subquad.methods.base import Call, Method, Traits, by_item
 from subquad.ops.bucket_attention import bucket_attention
 from subquad.ops.bucketing import hide_tokens
 from subquad.ops.buckets import Buckets
-from subquad.ops.packing import per_segment
 from subquad.randomness import normal
 
 BLOCK = 16  # the fewest queries of a block: smaller ones would share too few keys
@@ -176,14 +175,12 @@ class Local(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """Attend by blocks; within a segment its own tokens are counted."""
-        if call.mask.ids:
-            return per_segment(
-                lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
-            )
-        dtype = query.dtype
-        query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
-        (buckets,) = self.meetings(query, key, call)
-        return local_attention(query, key, value, call, buckets)[0].to(dtype)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+            (buckets,) = self.meetings(query, key, call)
+            return local_attention(query, key, value, call, buckets)[0]
+
+        return by_item(attend, query, key, value, call)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""

@@ -19,9 +19,20 @@ def balanced_buckets(
     enlarge: float,
     size: int = 0,
 ) -> tuple[Buckets, ...]:
+    """`best_of_each_bucket`, of scores that are logits over the buckets: tokens are ranked by their softmax."""
+    return best_of_each_bucket(log_odds(of_query), log_odds(of_key), mask, enlarge=enlarge, size=size)
+
+
+def best_of_each_bucket(
+    of_query: Float[Tensor, "B H N C"],
+    of_key: Float[Tensor, "B H M C"],
+    mask: Mask,
+    *,
+    enlarge: float,
+    size: int = 0,
+) -> tuple[Buckets, ...]:
     """Each bucket takes the queries and the keys that score highest in it, N/B·enlarge of either (or size·enlarge).
 
-    Scores are logits over the buckets; tokens are ranked by their softmax.
     A query that no bucket takes meets the keys of the bucket that it scores highest; under a causal mask itself too, as
     every query does that a bucket takes when its scores as query and as key are the same. Sizes are each item's own.
     """
@@ -32,7 +43,7 @@ def balanced_buckets(
     for scores, real, tokens in ((of_query, real_queries, N), (of_key, real_keys, M)):
         lengths = real_lengths(real, B, tokens, device)
         sizes = bucket_sizes(lengths, C, enlarge, size)
-        sides.append(top_of_each_bucket(log_odds(scores), sizes, most_of(tokens, C, enlarge, size), real))
+        sides.append(top_of_each_bucket(scores, sizes, most_of(tokens, C, enlarge, size), real))
     queries, keys = sides
     taken = torch.zeros(*of_query.shape[:2], N + 1, dtype=torch.bool, device=device)
     alone = ~taken.scatter(2, queries.flatten(2), True)[..., :N]

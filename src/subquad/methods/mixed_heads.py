@@ -1,0 +1,236 @@
+"""Mixed heads: every group of heads runs a method of its own.
+
+    out = concat(attention by method 1 on its heads, attention by method 2 on its heads, …)
+
+The best setting of Sun, Yang, Yoo 2022, "Sparse Attention with Learning-to-Hash", section 5.1, table 1: half of each
+layer's heads local, half of them learned hashes.
+
+The heads are dealt out in order, in proportion to the shares. A part sees its heads as if there were no others: its
+learned parameters, its random planes and its auxiliary loss are those that it would have alone.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby, pairwise
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from subquad.masks import Mask
+from subquad.methods.base import Call, Fit, Method, Traits
+from subquad.methods.learned_hash import LearnedHash
+from subquad.methods.local import Local
+
+BETWEEN = re.compile(r"\+(?=\s*(?:\d+\s*\*\s*)?[A-Za-z])")  # and not the plus of a number, as in 1e+20
+WEAKEST_FIRST = ("no", "values-only", "strict")
+# How traits that are yes or no combine; those of the layer's calls and of the heads' own working.
+ALL = (
+    "cross",
+    "key_padding",
+    "segments",
+    "window",
+    "dense_mask",
+    "bias",
+    "gqa",
+    "order_free",
+    "subquadratic",
+    "unit_keys",
+)
+ANY = ("stochastic", "positional", "relative", "learned", "needs_hidden")
+
+
+class Part(NamedTuple):
+    """A method, and for how many of the heads: as many as other parts have by the proportion of their shares."""
+
+    method: Method
+    share: int
+
+
+def combined(methods: Sequence[Method]) -> Traits:
+    """What methods on different heads can do together."""
+    traits = [method.traits for method in methods]
+
+    def said(trait: str) -> str:
+        return "; ".join(dict.fromkeys(f"{method.name}: {getattr(method.traits, trait)}" for method in methods))
+
+    return Traits(
+        causal=min((t.causal for t in traits), key=WEAKEST_FIRST.index),
+        **{trait: all(getattr(t, trait) for t in traits) for trait in ALL},
+        **{trait: any(getattr(t, trait) for t in traits) for trait in ANY},
+        cached=all(t.cross or t.cached for t in traits),
+        partial=False,
+        exact_limit="each group of heads is exact where its own method is: see there",
+        example={"methods": "local:window=4+lha:buckets=4;hidden=8"},
+        dropout=said("dropout"),
+        complexity=said("complexity"),
+        source=f"Sun et al. 2022, section 5.1 (half of the heads local, half hashed). {said('source')}",
+    )
+
+
+def written(parts: Sequence[Part]) -> str:
+    """The one spelling of some parts: equal neighbours together, the smallest shares, no settings at their defaults."""
+    together = [(text, sum(p.share for p in run)) for text, run in groupby(parts, key=lambda part: str(part.method))]
+    common = math.gcd(*(share for _, share in together))
+    shares = ((text.replace(",", ";"), share // common) for text, share in together)
+    return "+".join(text if share == 1 else f"{share}*{text}" for text, share in shares)
+
+
+def read(text: str) -> list[Part]:
+    """The parts of a text like `3*local:window=32+lha:buckets=8;hash=mlp`. ValueError says what is wrong with it."""
+    parts = [_read_part(part.strip()) for part in BETWEEN.split(text)]
+    for method, _ in parts:
+        if isinstance(method, MixedHeads):
+            raise ValueError(f"{method.name!r} inside itself: write its parts beside the others")
+    if len({part.method for part in parts}) == 1:
+        raise ValueError(f"only {str(parts[0].method)!r} is named, which needs no mixing")
+    seeds = sorted({part.method.default_seed for part in parts if hasattr(part.method, "seed")})
+    if len(seeds) > 1:
+        raise ValueError(
+            f"the parts have the seeds {' and '.join(map(str, seeds))}, but a call has one for all of them"
+        )
+    return parts
+
+
+def _read_part(text: str) -> Part:
+    from subquad.methods import parse_method  # the mapping of methods, which reads this file
+
+    share, star, name = text.rpartition("*")
+    if star and not (share.strip().isdecimal() and int(share) > 0):
+        raise ValueError(f"the share of {name.strip()!r} is {share.strip()!r}, not a whole number ≥ 1")
+    return Part(parse_method(name.strip().replace(";", ",")), int(share) if star else 1)
+
+
+@dataclass(frozen=True)
+class MixedHeads(Method):
+    """A method for each group of heads.
+
+    Args:
+        methods: the methods with `+` between them, their settings divided by `;`, each with a share of the heads before
+            a `*` where the shares are not equal: "3*local:window=32+lha:buckets=8;hash=mlp". `MixedHeads.of` writes it.
+
+    Raises:
+        ValueError: a text that names no methods, one method only, another mix, or parts of different seeds; and, when
+            heads are there, a number of heads that the shares do not divide.
+
+    >>> import torch, subquad as sq
+    >>> q, k, v = torch.randn(3, 1, 4, 50, 8)
+    >>> mixed = sq.MixedHeads("local:window=5+full")
+    >>> out = sq.attention(q, k, v, method=mixed)
+    >>> torch.equal(out[:, 2:], sq.attention(q[:, 2:], k[:, 2:], v[:, 2:], method="full"))
+    True
+    >>> mixed == sq.MixedHeads.of((sq.Local(window=5), 2), ("full", 2))
+    True
+    """
+
+    methods: str = field(
+        default="local+lha", metadata={"examples": ("local:window=2+full", "lha:buckets=2+local:window=4")}
+    )
+
+    name: ClassVar[str] = "mixed-heads"
+    fit: ClassVar[Fit | None] = LearnedHash.fit
+    traits: ClassVar[Traits] = combined((Local(), LearnedHash()))
+
+    def __post_init__(self) -> None:
+        try:
+            text = written(read(self.methods))
+            parts = read(text)
+        except ValueError as error:
+            raise ValueError(
+                f"{self.name!r}: methods={self.methods!r}, but it must be methods with '+' between them and ';' "
+                f"between their settings, as in 'local:window=32+lha:buckets=8;hash=mlp': {error}"
+            ) from None
+        methods = [part.method for part in parts]
+        object.__setattr__(self, "methods", text)
+        object.__setattr__(self, "_parts", tuple(parts))
+        object.__setattr__(self, "traits", combined(methods))
+        object.__setattr__(self, "fit", next((m.fit for m in methods if m.fit is not None), None))
+
+    @classmethod
+    def of(cls, *parts: tuple[str | Method, int]) -> "MixedHeads":
+        """From methods and their shares of the heads: `MixedHeads.of(("local:window=32", 3), (LearnedHash(), 1))`."""
+        return cls("+".join(f"{share}*{method}".replace(",", ";") for method, share in parts))
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The methods and their shares, in the order of the heads."""
+        return self.__dict__["_parts"]
+
+    @property
+    def default_seed(self) -> int:
+        """The seed of the parts."""
+        return max(part.method.default_seed for part in self.parts)
+
+    def deal(self, heads: int, kv_heads: int) -> list[tuple[slice, slice]]:
+        """The query heads and the key heads of each part. ValueError names what does not divide."""
+        shares = [part.share for part in self.parts]
+        if heads % sum(shares):
+            raise ValueError(
+                f"{str(self)!r} deals the heads out in {sum(shares)} equal shares, but there are {heads} heads"
+            )
+        ends = list(accumulate((share * heads // sum(shares) for share in shares), initial=0))
+        per_key = heads // kv_heads
+        between = [end for end in ends if end % per_key]
+        if between:
+            raise ValueError(
+                f"{str(self)!r} would divide {heads} heads after head {between[0]}, but each of the {kv_heads} key "
+                f"heads serves {per_key} query heads, which must stay together"
+            )
+        return [(slice(a, b), slice(a // per_key, b // per_key)) for a, b in pairwise(ends)]
+
+    def refuses(self, mask: Mask, *, bias: bool = False, gqa: bool = False, cross: bool = False) -> str | None:
+        """As every method's; names the parts that refuse."""
+        asked = {"bias": bias, "gqa": gqa, "cross": cross}
+        reasons = {str(part.method): part.method.refuses(mask, **asked) for part in self.parts}
+        refusing = {part: reason for part, reason in reasons.items() if reason}
+        if not refusing:
+            return None
+        part, reason = next(iter(refusing.items()))
+        general = super().refuses(mask, **asked)
+        if general is None:
+            return f"{self.name!r} does not support what its part {part!r} refuses: {reason}"
+        return f"{general} (or another method for {' and '.join(map(repr, refusing))}, which cannot do it)"
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
+        """The learned parameters of each part that has some, under the part's number."""
+        made = {
+            str(number): part.method.make_learned(own.stop - own.start, keys.stop - keys.start, head_dim, max_length)
+            for number, (part, (own, keys)) in enumerate(zip(self.parts, self.deal(heads, kv_heads), strict=True))
+        }
+        learned = {number: module for number, module in made.items() if module is not None}
+        return nn.ModuleDict(learned) if learned else None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Each part on its own heads."""
+        return torch.cat([part.attend(*inputs) for part, inputs in self._dealt(query, key, value, call)], dim=1)
+
+    def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
+        """The mean over the heads whose method has one; None where no method has."""
+        total, heads = None, 0
+        for part, inputs in self._dealt(query, key, value, call):
+            loss, own = part.auxiliary_loss(*inputs), inputs[0].shape[1]
+            if loss is not None:
+                total, heads = own * loss if total is None else total + own * loss, heads + own
+        return None if total is None else total / heads
+
+    def _dealt(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call
+    ) -> Iterator[tuple[Method, tuple[Tensor, Tensor, Tensor, Call]]]:
+        """Each part with what it is called with."""
+        learned = dict(call.learned.items()) if isinstance(call.learned, nn.ModuleDict) else {}
+        dealt = zip(self.parts, self.deal(query.shape[1], key.shape[1]), strict=True)
+        for number, (part, (own, keys)) in enumerate(dealt):
+            of_part = replace(
+                call,
+                mask=replace(call.mask, allowed=tuple(_of_heads(dense, own) for dense in call.mask.allowed)),
+                bias=None if call.bias is None else _of_heads(call.bias, own),
+                learned=learned.get(str(number)),
+            )
+            yield part.method, (query[:, own], key[:, keys], value[:, keys], of_part)
+
+
+def _of_heads(x: Tensor, heads: slice) -> Tensor:
+    """These heads of a (B, H or 1, N, M)."""
+    return x if x.shape[1] == 1 else x[:, heads]
