@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad import hf
-from subquad.methods import Method
+from subquad.methods import Bound, Method
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,10 @@ class LayerInputs:
     value: Tensor
     options: dict[str, Any]  # mask, bias, scale, dropout_p
 
-    def run(self, method: Method) -> Tensor:
+    def run(self, method: Method | Bound) -> Tensor:
         """What this method makes of the same inputs."""
+        if isinstance(method, Bound):
+            return method(self.query, self.key, self.value, **self.options)
         gqa = self.query.shape[1] != self.key.shape[1]
         return method(self.query, self.key, self.value, enable_gqa=gqa, **self.options)
 

@@ -1,0 +1,73 @@
+"""`subquad calibrate`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from subquad.cli.common import check_folder, progress_bar, user_errors, writing
+
+
+def calibrate(
+    model: Annotated[
+        str | None, typer.Argument(help="Hub id or folder; default: the encoder of the demo extra.")
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help='A method with learned parameters, as "name:setting=value,…".')
+    ] = "lha-tail",
+    text: Annotated[
+        list[Path] | None, typer.Option(help="Plain text to fit on: file, folder, .jsonl, .csv; repeatable.")
+    ] = None,
+    column: Annotated[
+        str, typer.Option(help="The column of .jsonl, .csv and .tsv files that holds the text.")
+    ] = "text",
+    steps: Annotated[int | None, typer.Option(help="At most so many steps; default: the method's own recipe.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Tokens of a passage; default: the model's positions, at most 512.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Passages a step.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the order of the passages, and which are kept apart.")] = 0,
+    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1.")] = "cpu",
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the adapter; an interrupted run goes on from it.")
+    ] = Path("subquad-adapter"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON and nothing else.")] = False,
+) -> None:
+    """Fit a method's learned parameters to a frozen model, from plain text."""
+    from subquad.workflows.errors import InputError
+
+    with user_errors():
+        try:
+            from subquad.report.adapter_card import rich_layers
+            from subquad.workflows.calibrate import Settings, save
+            from subquad.workflows.calibrate import calibrate as run
+        except ImportError as error:
+            raise InputError(f"{error.name} is not installed: pip install 'subquad[demo]'") from None
+        if not text:
+            raise InputError("no text to fit on: give --text FILE or FOLDER")
+        check_folder(out)
+        settings = Settings(
+            method=method,
+            text=tuple(text),
+            model=model,
+            column=column,
+            steps=steps,
+            max_length=max_length,
+            batch=batch,
+            seed=seed,
+            device=device,
+        )
+        with progress_bar() as progress:
+            fitted = run(settings, out, progress)
+        with writing(out):
+            save(fitted, out)
+    if as_json:
+        print(json.dumps(fitted.record, indent=1))
+        return
+    console = Console()
+    console.print(rich_layers(fitted.record))
+    for number, reason in fitted.refused.items():
+        console.print(f"layer {number} was left exact: {reason}", soft_wrap=True, highlight=False)
+    console.print(f"Adapter: {out} ({fitted.record['ended']}, {fitted.record['seconds']:.0f} s)", soft_wrap=True)

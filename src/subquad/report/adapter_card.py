@@ -1,0 +1,90 @@
+"""The card of an adapter: what was fitted, on what, and how well it did, in Markdown and on the terminal."""
+
+from typing import Any
+
+from rich.table import Table
+
+TITLES = {
+    "error": "relative error of the outputs",
+    "utility": "attention utility, buckets of N/B",
+    "keys": "distinct keys a query, buckets of N/B",
+}
+
+CARD = """# {method} for {model}
+
+Learned parameters of subquad's `{method}` attention, fitted to the frozen model {model} on plain text. The model itself
+is unchanged and not in this folder.
+
+```python
+import subquad as sq
+
+sq.hf.load_adapter(model, "{folder}")
+```
+
+{facts}
+
+Before and after, on the passages kept apart:
+
+{table}
+"""
+
+
+def figures(record: dict[str, Any]) -> list[str]:
+    """The figures that every measurement has, those with a title."""
+    return [name for name in TITLES if all(name in layer for layer in record["history"][0]["layers"].values())]
+
+
+def layer_rows(record: dict[str, Any]) -> list[list[str]]:
+    """One row a layer, "before → after" for each figure, and the means; after is where the layer did best."""
+    names = figures(record)
+    at = {entry["step"]: entry["layers"] for entry in record["history"]}
+    first = record["history"][0]["step"]
+    pairs = {
+        number: [(at[first][number][name], at[step][number][name]) for name in names]
+        for number, step in record["best"].items()
+    }
+    rows = [[number, *map(_arrow, pair)] for number, pair in pairs.items()]
+    means = [
+        (
+            sum(pair[i][0] for pair in pairs.values()) / len(pairs),
+            sum(pair[i][1] for pair in pairs.values()) / len(pairs),
+        )
+        for i in range(len(names))
+    ]
+    return [*rows, ["mean", *map(_arrow, means)]]
+
+
+def rich_layers(record: dict[str, Any]) -> Table:
+    """The layers' figures as a table for the terminal."""
+    table = Table("layer", *(TITLES[name] for name in figures(record)), box=None)
+    for row in layer_rows(record):
+        table.add_row(*row)
+    return table
+
+
+def adapter_card(record: dict[str, Any], folder: str) -> str:
+    """The card in Markdown."""
+    method, passages, settings = record["method"], record["passages"], record["settings"]
+    header = ["layer", *(TITLES[name] for name in figures(record))]
+    table = [header, ["---"] * len(header), *layer_rows(record)]
+    listed = ", ".join(f"`{name}={value}`" for name, value in method.items() if name != "name")
+    facts = [
+        f"Settings: {listed}.",
+        f"Text: {', '.join(record['text']['source'])} ({record['text']['documents']} documents), passages of at most "
+        f"{passages['tokens']} tokens. {passages['held_out']} of them were kept apart; the figures below are theirs.",
+        f"{record['history'][-1]['step']} steps of {settings['batch']} in {record['seconds']:.0f} s ({record['ended']}), "
+        f"Adam from {settings['learning_rate']:g} down to a tenth, seed {settings['seed']}. Each layer has the "
+        f"parameters with which its {record['metric']} was best.",
+    ]
+    return CARD.format(
+        method=method["name"],
+        model=record["model"],
+        folder=folder,
+        facts="\n".join(f"- {fact}" for fact in facts),
+        table="\n".join(f"| {' | '.join(row)} |" for row in table),
+    )
+
+
+def _arrow(pair: tuple[float, float]) -> str:
+    digits = 3 if max(pair) < 10 else 0
+    return " → ".join(f"{x:.{digits}f}" for x in pair)
