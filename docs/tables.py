@@ -28,6 +28,11 @@ def masks(traits: sq.Traits) -> str:
     return ", ".join(word for trait, word in MASKS.items() if getattr(traits, trait)) or "none"
 
 
+def cross(traits: sq.Traits) -> str:
+    """Whether a method takes other keys than the queries' own."""
+    return "steps on a cache" if traits.cached and not traits.cross else yes(traits.cross)
+
+
 def settings(method: type[sq.Method]) -> str:
     """Settings with their defaults."""
     return ", ".join(f"`{field.name}={field.default}`" for field in fields(method)) or "none"
@@ -48,7 +53,7 @@ def methods_table(folder: str) -> str:
     for name, method in sq.METHODS.items():
         t = method.traits
         link = f"[`{name}`]({folder}{name}.md)"
-        options = [CAUSAL[t.causal], yes(t.cross), masks(t), yes(t.bias)]
+        options = [CAUSAL[t.causal], cross(t), masks(t), yes(t.bias)]
         rows.append([link, settings(method), *options, exact_when(t), t.complexity])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -58,7 +63,7 @@ def traits_table(traits: sq.Traits) -> str:
     why = f": {traits.exact_limit}" if isinstance(traits.exact_limit, str) else ""
     rows = {
         "causal": CAUSAL[traits.causal],
-        "cross-attention": yes(traits.cross),
+        "cross-attention": cross(traits),
         "other masks": masks(traits),
         "additive bias": yes(traits.bias),
         "grouped-query heads": yes(traits.gqa),

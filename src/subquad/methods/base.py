@@ -83,7 +83,7 @@ class Method:
 
     A subclass gives `name`, `traits`, its settings as fields with defaults, and `attend`. Where a setting changes what
     the method can do, the object has traits of its own; those of the class are the defaults'. A setting with a fixed
-    choice of words lists them as `metadata={"choices": …}`.
+    choice of words lists them as `metadata={"choices": …}`, one of free text gives `metadata={"examples": …}`.
 
     A method with learned parameters also gives `make_learned`, and finds them in `call.learned`; it exists only bound.
     """
