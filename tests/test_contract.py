@@ -17,6 +17,7 @@ VARIANTS = [  # settings that change what a method does, beside each method's ex
     "mixed-heads:methods=lha:buckets=0;bucket_size=8;hidden=8+local:window=5",
     "smyrf:cluster_size=7,rounds=1",
     "reformer:rounds=1,chunk=3,buckets=6",
+    "routing:clusters=5,window=4",
 ]
 
 

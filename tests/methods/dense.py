@@ -31,6 +31,11 @@ def others_first(method: sq.Method, query: Tensor, key: Tensor, call: Call) -> T
     return torch.where(others.any(-1, keepdim=True), others, call.mask.to_dense(*counts.shape[2:]) * itself)
 
 
+def shared_keys(query: Tensor, key: Tensor) -> Tensor:
+    """The queries."""
+    return query
+
+
 def shared_unit_keys(query: Tensor, key: Tensor) -> Tensor:
     """The queries, brought to length 1."""
     return query / query.norm(dim=-1, keepdim=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import subquad as sq
 from subquad import Mask
-from tests.methods.dense import Bucketed, added, once_a_set, oracle, others_first, shared_unit_keys
+from tests.methods.dense import Bucketed, added, once_a_set, oracle, others_first, shared_keys, shared_unit_keys
 from tests.oracle import gradients, normal, tracked
 
 SHAPES = 200
@@ -21,6 +21,8 @@ METHODS = [
     Bucketed("smyrf:cluster_size=6,rounds=1"),
     Bucketed("reformer:rounds=3,chunk=5", others_first, shared_unit_keys),
     Bucketed("reformer:rounds=1,chunk=3,buckets=6", others_first, shared_unit_keys),
+    Bucketed("routing:clusters=4", keys=shared_keys),
+    Bucketed("routing:clusters=3,window=4", keys=shared_keys),
 ]
 
 

@@ -15,6 +15,7 @@ from subquad.methods.mixed_heads import MixedHeads
 from subquad.methods.oracle_top import OracleTopK
 from subquad.methods.random_hash import RandomHash
 from subquad.methods.reformer import Reformer
+from subquad.methods.routing import Routing
 from subquad.methods.shared_full import SharedFull
 from subquad.methods.smyrf import Smyrf
 
@@ -33,6 +34,7 @@ METHODS: dict[str, type[Method]] = {
         MixedHeads,
         Smyrf,
         Reformer,
+        Routing,
     )
 }
 
@@ -51,6 +53,7 @@ __all__ = [
     "OracleTopK",
     "RandomHash",
     "Reformer",
+    "Routing",
     "SharedFull",
     "Smyrf",
     "Traits",
@@ -66,7 +69,7 @@ def list_methods() -> list[str]:
 
     >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
     ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lsh', 'lha', 'lha-tail', 'local',
-     'mixed-heads', 'smyrf', 'reformer']
+     'mixed-heads', 'smyrf', 'reformer', 'routing']
     """
     return list(METHODS)
 

@@ -1,0 +1,120 @@
+"""Routing attention: each centroid of the queries gathers its nearest tokens, which attend to each other.
+
+Roy, Saffar, Vaswani, Grangier 2021, "Efficient Content-Based Sparse Attention with Routing Transformers", section 4.1
+and algorithm 1:
+
+    k_j   = q_j                                                     shared queries and keys
+    cluster c = the w tokens with the largest x̂·μ_c, x̂ = q/‖q‖
+    out_i = attention of query i to the keys of its clusters
+    μ_c  ← λ μ_c + (1 − λ) of the tokens nearest to μ_c             in training, λ = 0.999
+
+==========  ==========================
+paper       here
+==========  ==========================
+k           clusters
+w           `window`, or n / clusters
+μ           Centroids
+λ           DECAY
+==========  ==========================
+
+The paper shares queries and keys in its causal form; here they are shared in both, so one selection serves queries and
+keys. The keys that are passed in are checked and then not read. Centroids are compared by direction, and both their
+targets and they themselves are brought back to length 1 (spherical k-means). Only their choice is made with normalised
+vectors: the logits are those of the queries as they are.
+
+What the paper leaves open. A query in several clusters is merged by log-sum-exp: a key counts as often as the two share
+a cluster. A query that no centroid takes attends to the keys of its nearest one; under a causal mask also to itself.
+
+The centroids are state of the bound layer, not parameters: they move once in each forward pass in training, after they
+were used, by the tokens that are real as queries and as keys. In evaluation they stand still. A forward pass that is
+computed again, by activation checkpointing, moves them again. Causality concerns values only: w tokens of the
+whole sequence are taken.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.ops.bucket_attention import attend_buckets
+from subquad.ops.bucketing import best_of_each_bucket
+from subquad.ops.buckets import Buckets
+from subquad.ops.heads import repeat_heads
+from subquad.ops.spherical import Centroids
+
+
+@dataclass(frozen=True)
+class Routing(Method):
+    """Attention inside clusters of the queries. Its centroids follow the training: it exists only bound to a layer.
+
+    Args:
+        clusters: centroids of each head.
+        window: w, tokens of a cluster. 0: each item's n/clusters.
+        seed: of the centroids' start.
+
+    >>> import torch, subquad as sq
+    >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.Routing(clusters=4))
+    >>> layer(torch.randn(2, 100, 64), is_causal=True).shape
+    torch.Size([2, 100, 64])
+    """
+
+    clusters: int = 8
+    window: int = 0
+    seed: int = 0
+
+    name: ClassVar[str] = "routing"
+    traits: ClassVar[Traits] = Traits(
+        causal="values-only",
+        cross=False,
+        key_padding=True,
+        segments=True,
+        window=False,
+        dense_mask=False,
+        bias=False,
+        gqa=True,
+        dropout="attention weights in each cluster",
+        partial=False,
+        stochastic=False,
+        order_free=True,
+        subquadratic=False,
+        learned=True,
+        exact_limit="the queries stand in for the keys: it equals exact attention only where they are equal",
+        example={"clusters": 4},
+        complexity="O(N·(C + N/C)·D) time with C clusters, O(N·(C + W)·D) with a window of W",
+        source="Roy et al. 2021, section 4.1",
+    )
+
+    def __post_init__(self) -> None:
+        self._require(clusters=1, window=0, seed=0)
+        if self.window > 0:
+            object.__setattr__(self, "traits", replace(type(self).traits, subquadratic=True))
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
+        """Centroids as they start."""
+        return Centroids(heads, head_dim, self.clusters, self.seed)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Gather, attend inside the clusters, merge; in training the centroids then follow the queries."""
+        return by_item(self._attend, query, key, value, call)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        buckets, value = self.meetings(query, key, call), repeat_heads(value, query.shape[1])
+        centroids = _centroids(call)
+        if centroids.training:
+            N = query.shape[2]
+            sides = [side for side in (call.mask.query_padding(N), call.mask.key_padding(N)) if side is not None]
+            centroids.follow(query.detach(), torch.stack(sides).all(0) if sides else None)
+        return attend_buckets(query, query, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)[0]
+
+    @torch.no_grad()
+    def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
+        """Which queries meet which keys."""
+        scores = _centroids(call)(query)
+        return best_of_each_bucket(scores, scores, call.mask, enlarge=1.0, size=self.window)
+
+
+def _centroids(call: Call) -> Centroids:
+    assert isinstance(call.learned, Centroids)
+    return call.learned
