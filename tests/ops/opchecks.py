@@ -6,6 +6,26 @@ import subquad  # noqa: F401  (registers the ops)
 from tests.oracle import qkv, tracked
 
 
+def in_buckets(bias):
+    """Arguments of bucket attention: two sets, of which one names the bucket of each block."""
+    queries, keys = torch.arange(20).expand(2, 4, 1, -1), torch.arange(30).expand(2, 4, 1, -1)
+    bucket = torch.zeros(2, 4, 1, dtype=torch.int64)
+    offsets = torch.tensor([3, 5])
+    bias = None if bias is None else bias.requires_grad_()
+    return (
+        bias,
+        [queries] * 2,
+        [keys] * 2,
+        [bucket, torch.empty(0, dtype=torch.int64)],
+        [-1, 7],
+        offsets,
+        0,
+        True,
+        False,
+        0.3,
+    )
+
+
 def main() -> None:
     torch.set_num_threads(1)
     ops, checked = torch.ops.subquad, 0
@@ -21,6 +41,9 @@ def main() -> None:
             ops.hamming_kmeans.default, (ops.hash_codes(query, 31, 0, True, query_real), query_real, 4, 3)
         )
         checked += 2
+    for bias in (None, torch.zeros(2, 4, 30)):
+        torch.library.opcheck(ops.bucket_attention_forward.default, (*tracked(*qkv(20, 30, H=4)), *in_buckets(bias)))
+        checked += 1
     print("checked", checked)
 
 

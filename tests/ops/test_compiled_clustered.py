@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -13,10 +12,10 @@ import subquad as sq
 from subquad import Clustered, ImprovedClustered, Mask
 from subquad.ops import native
 from subquad.ops.native import interface
+from subquad.workflows.bench_calls import threads
 from tests.oracle import gradients, normal, qkv, tracked
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason=f"no compiled kernels: {native.refusal()}")
-VARIANTS = native.variants() if native.refusal() is None else []
 METHODS = [Clustered(clusters=7), ImprovedClustered(clusters=7, topk=9)]
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}  # one rounding of outputs near 1
 
@@ -29,32 +28,6 @@ SHAPES = {
     "one key": {"N": 20, "M": 1, "D": 8, "E": 6},
     "one query": {"N": 1, "M": 30, "D": 8, "E": 6},
 }
-
-
-@pytest.fixture(params=VARIANTS)
-def variant(request):
-    with native.use_variant(request.param):
-        yield request.param
-
-
-@pytest.fixture
-def poisoned():
-    """torch.empty hands out NaNs: reading what was never written shows."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
-@contextmanager
-def threads(count: int):
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def run(method, inputs, backend: str = "cpu", **options) -> list[Tensor]:
@@ -220,7 +193,7 @@ def test_the_ops_keep_torchs_rules():
     """`torch.library.opcheck`, in a process of its own: the run-time type checks here know no symbolic sizes."""
     done = subprocess.run([sys.executable, "-m", "tests.ops.opchecks"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["checked", "8"]
+    assert done.stdout.split() == ["checked", "10"]
 
 
 def test_double_backward_is_refused_not_wrong():

@@ -6,9 +6,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.ops.bucket_attention import reference
+from subquad.ops.backends import choose
+from subquad.ops.bucket_attention import cpu, reference
 from subquad.ops.buckets import Buckets
 from subquad.ops.softmax import merge_partials
+
+SLOTS = 1 << 18  # of a head, that one compiled call takes in several sets
 
 
 def bucket_attention(
@@ -46,14 +49,11 @@ def bucket_attention(
     Raises:
         ValueError: `of_distance` does not hold the distances of the window.
     """
-    mask = buckets.narrowed(mask)
-    if of_distance is not None:
-        _check_distances(of_distance.shape[3], mask)
-    return reference.bucket_attention(
+    return attend_buckets(
         query,
         key,
         value,
-        buckets,
+        (buckets,),
         mask,
         scale=scale,
         key_bias=key_bias,
@@ -64,25 +64,53 @@ def bucket_attention(
     )
 
 
-def _check_distances(given: int, mask: Mask) -> None:
-    if mask.span is None:
-        raise ValueError("`of_distance` needs a window: its terms are those of the distances inside it")
-    wanted = mask.span + 1 if mask.is_causal else 2 * mask.span + 1
-    if given != wanted:
-        raise ValueError(f"`of_distance` holds {given} distances, but a window of {mask.span} has {wanted}")
-
-
 def attend_buckets(
     query: Float[Tensor, "B H N D"],
     key: Float[Tensor, "B G M D"],
     value: Float[Tensor, "B G M E"],
     buckets: tuple[Buckets, ...],
     mask: Mask,
-    **options: Any,
+    *,
+    scale: float,
+    key_bias: Float[Tensor, "B H M"] | None = None,
+    of_distance: Float[Tensor, "B H N P"] | None = None,
+    union: bool = False,
+    other_keys_only: bool = False,
+    dropout_p: float = 0.0,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """`bucket_attention` over several sets of buckets, merged. Options as there; `union` is that of each set."""
-    merged = bucket_attention(query, key, value, buckets[0], mask, **options)
-    for more in buckets[1:]:
-        if more.queries.shape[2] > 0:
-            merged = merge_partials([merged, bucket_attention(query, key, value, more, mask, **options)])
-    return merged
+    buckets = buckets[:1] + tuple(more for more in buckets[1:] if more.queries.shape[2] > 0)
+    options: dict[str, Any] = {"scale": scale, "key_bias": key_bias, "other_keys_only": other_keys_only}
+    if choose(cpu=cpu.refusal(query, of_distance, union, dropout_p)) == "cpu":
+        parts = [cpu.attend_buckets(query, key, value, some, mask, **options) for some in _portions(buckets)]
+    else:
+        options |= {"of_distance": of_distance, "union": union, "dropout_p": dropout_p}
+        narrowed = [each.narrowed(mask) for each in buckets]
+        if of_distance is not None:
+            _check_distances(of_distance.shape[3], narrowed)
+        parts = [
+            reference.bucket_attention(query, key, value, each, window, **options)
+            for each, window in zip(buckets, narrowed, strict=True)
+        ]
+    return parts[0] if len(parts) == 1 else merge_partials(parts)
+
+
+def _portions(buckets: tuple[Buckets, ...]) -> list[tuple[Buckets, ...]]:
+    """The sets in portions for one compiled call each, whose memory grows with the slots."""
+    portions: list[tuple[Buckets, ...]] = []
+    slots = 0
+    for each in buckets:
+        size = each.queries.shape[2] * each.queries.shape[3] + each.keys.shape[2] * each.keys.shape[3]
+        if not portions or slots + size > SLOTS:
+            portions, slots = [*portions, ()], 0
+        portions[-1], slots = (*portions[-1], each), slots + size
+    return portions
+
+
+def _check_distances(given: int, masks: list[Mask]) -> None:
+    for mask in masks:
+        if mask.span is None:
+            raise ValueError("`of_distance` needs a window: its terms are those of the distances inside it")
+        wanted = mask.span + 1 if mask.is_causal else 2 * mask.span + 1
+        if given != wanted:
+            raise ValueError(f"`of_distance` holds {given} distances, but a window of {mask.span} has {wanted}")

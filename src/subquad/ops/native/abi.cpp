@@ -17,7 +17,7 @@ SUBQUAD_VARIANTS
 
 namespace {
 
-constexpr int ABI_VERSION = 1;  // one higher with every change that an older `ops/native/*.py` cannot call
+constexpr int ABI_VERSION = 2;  // one higher with every change that an older `ops/native/*.py` cannot call
 
 namespace runs {
 
@@ -105,3 +105,9 @@ EXPORT int64_t subquad_hash(const Hashing *arguments) { return in_use.load()->ke
 EXPORT int64_t subquad_kmeans(const Clustering *arguments) { return in_use.load()->kernels->kmeans(*arguments); }
 EXPORT int64_t subquad_forward(const Forward *arguments) { return in_use.load()->kernels->forward(*arguments); }
 EXPORT int64_t subquad_backward(const Backward *arguments) { return in_use.load()->kernels->backward(*arguments); }
+EXPORT int64_t subquad_bucket_forward(const BucketForward *arguments) {
+  return in_use.load()->kernels->bucket_forward(*arguments);
+}
+EXPORT int64_t subquad_bucket_backward(const BucketBackward *arguments) {
+  return in_use.load()->kernels->bucket_backward(*arguments);
+}

@@ -66,3 +66,48 @@ struct Backward {
   Saved saved;
   void *workspace;
 };
+
+// Slots hold token numbers; one that holds no number of a token is empty.
+struct BucketSet {
+  const int64_t *queries;  // (B,H,T,S)
+  const int64_t *keys;     // (B,H,C,K)
+  const int64_t *bucket;   // (B,H,T) the bucket of each block; null: block t is bucket t
+  int64_t T, S, C, K;
+  int64_t span;   // queries and keys further apart do not meet; −1: however far
+  int64_t first;  // the number of bucket 0 among those of all sets; an earlier set's where keys and span are the same
+};
+
+struct BucketSets {
+  const BucketSet *sets;
+  int64_t count;
+};
+
+// Which keys a query sees: query i stands at i + offset among them.
+struct Pattern {
+  int64_t causal, other_keys_only;
+  int64_t offset;
+  const int64_t *offsets;  // (B), or null where all have `offset`
+};
+
+struct BucketForward {
+  Sizes sizes;
+  Rows query, key, value, out;
+  const float *key_bias;  // (B,H,M), or null
+  BucketSets buckets;
+  Pattern pattern;
+  float scale;
+  float *lse;  // (B,H,N)
+  void *workspace;
+};
+
+struct BucketBackward {
+  Sizes sizes;
+  Rows query, key, value, out, grad_out, grad_query, grad_key, grad_value;  // grad_out: null where nobody reads `out`
+  const float *key_bias;
+  BucketSets buckets;
+  Pattern pattern;
+  float scale;
+  const float *lse, *grad_lse;  // (B,H,N); grad_lse: null where nobody reads `lse`
+  float *grad_key_bias;         // (B,H,M), or null
+  void *workspace;
+};

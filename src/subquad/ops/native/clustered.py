@@ -11,7 +11,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from subquad.masks import Mask
 from subquad.ops.native import interface
-from subquad.ops.native.interface import pointer, rows, with_contiguous_rows
+from subquad.ops.native.interface import pointer, rows, token_major, with_contiguous_rows
 from subquad.randomness import orthogonal
 
 
@@ -94,13 +94,7 @@ def _outputs(query: Tensor, key: Tensor, value: Tensor, clusters: int, topk: int
     centroids, rest, lse, mass = (
         query.new_empty(B, H, C, *width, dtype=torch.float32) for width in ((D,), (E,), (), ())
     )
-    return _token_major(query, E), positions, offsets, top, centroids, rest, lse, mass
-
-
-def _token_major(like: Tensor, width: int) -> Tensor:
-    """An empty (B,H,N,width) that lies in memory as (B,N,H,width): models merge the heads without a copy."""
-    B, H, N, _ = like.shape
-    return like.new_empty(B, N, H, width).transpose(1, 2)
+    return token_major(query, E), positions, offsets, top, centroids, rest, lse, mass
 
 
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -165,7 +159,7 @@ def _(grad_out, query, key, value, *_):  # type: ignore[no-untyped-def]
 
 def _gradients(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Empty, token-major as the projections before an attention are, so that their gradients need no copy."""
-    return _token_major(query, query.shape[3]), _token_major(key, key.shape[3]), _token_major(value, value.shape[3])
+    return token_major(query, query.shape[3]), token_major(key, key.shape[3]), token_major(value, value.shape[3])
 
 
 @register_flop_formula([torch.ops.subquad.clustered_forward])

@@ -1,7 +1,7 @@
 """Calls into the native library: its structures for ctypes, laid out as in `arguments.hpp`, and how a kernel is run."""
 
 import ctypes
-from ctypes import Structure, byref, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -95,6 +95,60 @@ class Backward(Structure):
     ]
 
 
+class BucketSet(Structure):
+    """A set of buckets."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("queries", "keys", "bucket")),
+        *((axis, c_int64) for axis in ("T", "S", "C", "K", "span", "first")),
+    ]
+
+
+class BucketSets(Structure):
+    """Several of them."""
+
+    _fields_ = [("sets", POINTER(BucketSet)), ("count", c_int64)]
+
+
+class Pattern(Structure):
+    """Which keys a query sees by their numbers."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("causal", "other_keys_only", "offset")),
+        ("offsets", c_void_p),
+    ]
+
+
+class BucketForward(Structure):
+    """Attention inside buckets."""
+
+    _fields_ = [
+        ("sizes", Sizes),
+        *((name, Rows) for name in ("query", "key", "value", "out")),
+        ("key_bias", c_void_p),
+        ("buckets", BucketSets),
+        ("pattern", Pattern),
+        ("scale", c_float),
+        ("lse", c_void_p),
+        ("workspace", c_void_p),
+    ]
+
+
+class BucketBackward(Structure):
+    """Its gradients."""
+
+    _fields_ = [
+        ("sizes", Sizes),
+        *((name, Rows) for name in ("query", "key", "value", "out", "grad_out")),
+        *((name, Rows) for name in ("grad_query", "grad_key", "grad_value")),
+        ("key_bias", c_void_p),
+        ("buckets", BucketSets),
+        ("pattern", Pattern),
+        ("scale", c_float),
+        *((name, c_void_p) for name in ("lse", "grad_lse", "grad_key_bias", "workspace")),
+    ]
+
+
 def refusal(x: Tensor) -> str | None:
     """Why the compiled kernels cannot read this tensor; None where they can."""
     reason = refusal_of_any_dtype(x)
@@ -125,8 +179,15 @@ def run(kernel: str, arguments: Structure) -> None:
 def sizes(query: Tensor, key: Tensor, value: Tensor, *, clusters: int, topk: int, iterations: int) -> Sizes:
     """The axes of one attention call, with torch's number of threads."""
     B, H, N, D = query.shape
-    _, G, M, E = value.shape
+    _, _, M, E = value.shape
     products = B * H * (clusters * M + N * topk) * (D + E)
+    return axes(query, value, clusters, topk, iterations, products)
+
+
+def axes(query: Tensor, value: Tensor, clusters: int, topk: int, iterations: int, products: int) -> Sizes:
+    """The same, with the number of products that the work comes to."""
+    B, H, N, D = query.shape
+    _, G, M, E = value.shape
     return Sizes(B, H, G, N, M, D, E, clusters, topk, iterations, DTYPES[query.dtype], threads(products))
 
 
@@ -143,6 +204,12 @@ def rows(x: Tensor) -> Rows:
 def with_contiguous_rows(x: Tensor) -> Tensor:
     """The tensor itself where the elements of a row adjoin, else a copy."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def token_major(like: Tensor, width: int) -> Tensor:
+    """An empty (B,H,N,width) that lies in memory as (B,N,H,width): models merge the heads without a copy."""
+    B, H, N, _ = like.shape
+    return like.new_empty(B, N, H, width).transpose(1, 2)
 
 
 def pointer(x: Tensor | None) -> Any:

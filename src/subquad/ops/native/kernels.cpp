@@ -39,6 +39,9 @@ constexpr int MAX_THREADS = 1024;
 #include "members.hpp"
 #include "forward.hpp"
 #include "backward.hpp"
+#include "bucket_lists.hpp"
+#include "bucket_forward.hpp"
+#include "bucket_backward.hpp"
 #include "single.hpp"
 
 template <class Arguments, class Run>
@@ -66,4 +69,5 @@ static int64_t backward(const Backward &a) {
 #define TABLE(variant) JOIN(kernels_, variant)
 extern const Kernels TABLE(SUBQUAD_VARIANT);
 const Kernels TABLE(SUBQUAD_VARIANT) = {SUBQUAD_VARIANT::hash, SUBQUAD_VARIANT::kmeans_of, SUBQUAD_VARIANT::forward,
-                                        SUBQUAD_VARIANT::backward};
+                                        SUBQUAD_VARIANT::backward, SUBQUAD_VARIANT::bucket_forward,
+                                        SUBQUAD_VARIANT::bucket_backward};

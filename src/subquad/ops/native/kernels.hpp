@@ -7,4 +7,6 @@ struct Kernels {
   int64_t (*kmeans)(const Clustering &);
   int64_t (*forward)(const Forward &);
   int64_t (*backward)(const Backward &);
+  int64_t (*bucket_forward)(const BucketForward &);
+  int64_t (*bucket_backward)(const BucketBackward &);
 };

@@ -1,0 +1,127 @@
+// Buckets as lists without gaps: the queries and keys of each, and of every token where it stands in them.
+
+struct Listing {
+  int32_t *tokens;  // (slots) of the buckets, one after the other
+  int32_t *starts;  // (buckets + 1) of each bucket in `tokens`
+  int32_t *places;  // (slots) of the tokens, one after the other: where each stands in `tokens`, ascending
+  int32_t *firsts;  // (positions + 1) of each token in `places`
+
+  Listing(Arena &arena, int64_t slots, int64_t buckets, int64_t positions) {
+    tokens = arena.take<int32_t>(slots);
+    starts = arena.take<int32_t>(buckets + 1);
+    places = arena.take<int32_t>(slots);
+    firsts = arena.take<int32_t>(positions + 1);
+  }
+
+  int64_t size(int64_t bucket) const { return starts[bucket + 1] - starts[bucket]; }
+
+  void find_places(int64_t buckets, int64_t positions) const {
+    sort_by_label(tokens, Positions{nullptr, starts[buckets]}, positions, places, firsts);
+  }
+};
+
+// How many slots and buckets a head has in all sets together.
+struct Extent {
+  int64_t buckets = 0, queries = 0, keys = 0, most_keys = 0;
+
+  Extent(const BucketSets &of) {
+    for (int64_t i = 0; i < of.count; i++) {
+      const BucketSet &set = of.sets[i];
+      queries += set.T * set.S;
+      most_keys = set.K > most_keys ? set.K : most_keys;
+      if (set.first < buckets) continue;  // the keys are those of an earlier set
+      buckets += set.C;
+      keys += set.C * set.K;
+    }
+  }
+};
+
+static inline bool filled(int64_t slot, int64_t positions) { return (uint64_t)slot < (uint64_t)positions; }
+
+static void list_keys(const BucketSets &of, int64_t bh, int64_t M, const Listing &to) {
+  int64_t bucket = 0;
+  int32_t count = to.starts[0] = 0;
+  for (int64_t i = 0; i < of.count; i++) {
+    const BucketSet &set = of.sets[i];
+    const int64_t *slots = set.keys + bh * set.C * set.K;
+    if (set.first < bucket) continue;
+    for (int64_t c = 0; c < set.C; c++, slots += set.K) {
+      for (int64_t k = 0; k < set.K; k++) {
+        to.tokens[count] = (int32_t)slots[k];
+        count += filled(slots[k], M);
+      }
+      to.starts[++bucket] = count;
+    }
+  }
+}
+
+// Calls run(bucket, query) for every filled slot, block after block.
+template <class Run>
+static void for_queries(const BucketSets &of, int64_t bh, int64_t N, Run &&run) {
+  for (int64_t i = 0; i < of.count; i++) {
+    const BucketSet &set = of.sets[i];
+    const int64_t *slots = set.queries + bh * set.T * set.S;
+    for (int64_t t = 0; t < set.T; t++, slots += set.S) {
+      const int64_t bucket = set.first + (set.bucket ? set.bucket[bh * set.T + t] : t);
+      for (int64_t slot = 0; slot < set.S; slot++)
+        if (filled(slots[slot], N)) run(bucket, (int32_t)slots[slot]);
+    }
+  }
+}
+
+// Blocks of one bucket come together, in the order of the sets and of the blocks.
+static void list_queries(const BucketSets &of, int64_t bh, int64_t N, int64_t buckets, const Listing &to) {
+  for (int64_t c = 0; c <= buckets; c++) to.starts[c] = 0;
+  for_queries(of, bh, N, [&](int64_t bucket, int32_t) { to.starts[bucket + 1]++; });
+  for (int64_t c = 0; c < buckets; c++) to.starts[c + 1] += to.starts[c];
+  for_queries(of, bh, N, [&](int64_t bucket, int32_t query) { to.tokens[to.starts[bucket]++] = query; });
+  for (int64_t c = buckets; c > 0; c--) to.starts[c] = to.starts[c - 1];
+  to.starts[0] = 0;
+}
+
+// Which keys a query sees by their numbers: low ≤ key ≤ high, and not its own number where that is forbidden.
+struct Seen {
+  int32_t low, high, self;
+};
+
+static inline int32_t as_number(int64_t x) { return x > INT32_MAX ? INT32_MAX : x < INT32_MIN ? INT32_MIN : (int32_t)x; }
+
+static Seen seen_by(const Pattern &p, int64_t span, int64_t b, int64_t query) {
+  const int64_t at = query + (p.offsets ? p.offsets[b] : p.offset);
+  return {span >= 0 ? as_number(at - span) : INT32_MIN,
+          p.causal ? as_number(at) : span >= 0 ? as_number(at + span) : INT32_MAX,
+          p.other_keys_only ? (int32_t)query : -1};
+}
+
+static inline bool sees_all(const Pattern &p, int64_t span) { return !p.causal && span < 0 && !p.other_keys_only; }
+
+// How far queries and keys of a bucket may be apart.
+static int64_t span_of(const BucketSets &of, int64_t bucket) {
+  int64_t i = 0;
+  while (bucket < of.sets[i].first || bucket >= of.sets[i].first + of.sets[i].C) i++;
+  return of.sets[i].span;
+}
+
+// Logits of W keys: scaled, with their bias; −∞ where they are not seen.
+static inline vf visible_logits(const float *products, float scale, const float *bias, const int32_t *numbers,
+                                const Seen *seen) {
+  const vf logits = load(products) * scale + load(bias);
+  if (!seen) return logits;
+  const vi number = *(const vi_anywhere *)numbers;
+  return select((number >= seen->low) & (number <= seen->high) & (number != seen->self), logits,
+                splat(-__builtin_inff()));
+}
+
+// The numbers and biases of a chunk of a bucket's keys; the filling up to whole vectors has −∞.
+static void pack_numbers(const int32_t *keys, int64_t count, const float *key_bias, int32_t *numbers, float *bias) {
+  for (int64_t j = 0; j < round_up(count, W); j++) {
+    numbers[j] = j < count ? keys[j] : INT32_MAX;
+    bias[j] = j >= count ? -__builtin_inff() : key_bias ? key_bias[keys[j]] : 0.0f;
+  }
+}
+
+// Heads that are worked on together: enough to keep the threads busy, and as many as fit in a little memory.
+static inline int64_t heads_at_once(int64_t heads, int64_t threads, int64_t bytes_of_one) {
+  const int64_t fit = (32 << 20) / (bytes_of_one + 1), busy = 2 * threads, wave = fit > busy ? fit : busy;
+  return heads < wave ? heads : wave;
+}
