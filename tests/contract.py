@@ -610,7 +610,8 @@ class MethodContract:
             try:
                 close(results(name), want)
             except ValueError as refusal:
-                assert f"backend {name!r} cannot run this call" in str(refusal)
+                if f"backend {name!r} cannot run this call" not in str(refusal):
+                    raise
 
     # ------------------------------------------------------------ plain data
 
