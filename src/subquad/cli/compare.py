@@ -32,6 +32,16 @@ def compare(
         list[str] | None,
         typer.Option(help='Methods as "name:setting=value,…"; repeatable, or several divided by spaces.'),
     ] = None,
+    adapter: Annotated[
+        list[Path] | None,
+        typer.Option(help="An adapter that subquad calibrate wrote, as a row of its own; repeatable."),
+    ] = None,
+    calibrate: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Fit learned parameters on this text first; it must not be the text compared on. Repeatable."
+        ),
+    ] = None,
     max_length: Annotated[
         int | None, typer.Option(help="The model's own length in tokens; default: its positions, at most 512.")
     ] = None,
@@ -51,11 +61,12 @@ def compare(
         try:
             from subquad.report.tables import rich_table
             from subquad.report.write import write_report
-            from subquad.workflows.compare import DEFAULT_METHODS, Settings, measure
+            from subquad.workflows.compare import DEFAULT_METHODS, LEARNED_METHODS, Settings, measure
             from subquad.workflows.compare_report import report_of
             from subquad.workflows.store import Store
         except ImportError as error:
             raise InputError(f"{error.name} is not installed: pip install 'subquad[demo]'") from None
+        own = DEFAULT_METHODS + (LEARNED_METHODS if calibrate else ())
         settings = Settings(
             model=model,
             text=tuple(text or ()),
@@ -63,10 +74,12 @@ def compare(
             task=task,
             data_dir=data_dir,
             examples=examples,
-            methods=DEFAULT_METHODS if methods is None else divided(methods),
+            methods=own if methods is None else divided(methods),
             max_length=max_length,
             min_fidelity=min_fidelity,
             device=device,
+            adapters=tuple(adapter or ()),
+            calibrate=tuple(calibrate or ()),
         )
         check_folder(out)
         with progress_bar() as progress:

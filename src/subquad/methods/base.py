@@ -43,6 +43,7 @@ class Traits:
     positional: bool = False  # which keys a query meets depends on where they stand
     cached: bool = False  # not `cross`, but steps on a cache: N ≠ M under a mask that says where the queries stand
     relative: bool = False  # the logits hold learned terms of the distance, beside the products
+    yardstick: bool = False  # computes all N·M logits: there to compare with, never recommended
     learned: bool = False
     needs_hidden: bool = False
     unit_keys: bool = False  # the keys are brought to length 1, so that logits grow as |q| and not as |q|·|k|
@@ -365,6 +366,10 @@ class Bound(nn.Module):
         """The auxiliary loss of the last call in training, and forget it; None where the method has none."""
         loss, self._loss = self._loss, None
         return loss
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is a layer that has not run: a loss belongs to a graph, which can be neither copied nor pickled.
+        return {**self.__dict__, "_loss": None}
 
     def extra_repr(self) -> str:
         """What `print(module)` shows."""

@@ -64,6 +64,7 @@ class Full(Method):
         stochastic=False,
         order_free=True,
         subquadratic=False,
+        yardstick=True,
         exact_limit={},
         complexity="O(N·M·D) time, O(N) memory; O(N·M) memory with a window, segments, a dense mask or a bias",
         source="Vaswani et al. 2017; Dao et al. 2022",

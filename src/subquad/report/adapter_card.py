@@ -72,7 +72,7 @@ def adapter_card(record: dict[str, Any], folder: str) -> str:
         f"Settings: {listed}.",
         f"Text: {', '.join(record['text']['source'])} ({record['text']['documents']} documents), passages of at most "
         f"{passages['tokens']} tokens. {passages['held_out']} of them were kept apart; the figures below are theirs.",
-        f"{record['history'][-1]['step']} steps of {settings['batch']} in {record['seconds']:.0f} s ({record['ended']}), "
+        f"{record['history'][-1]['step']} steps of {settings['batch']}, {record['seconds']:.0f} s ({record['ended']}), "
         f"Adam from {settings['learning_rate']:g} down to a tenth, seed {settings['seed']}. Each layer has the "
         f"parameters with which its {record['metric']} was best.",
     ]

@@ -262,7 +262,7 @@ class Trainer:
 
 
 def figures_of(bound: Bound, call: LayerInputs) -> dict[str, float]:
-    """One layer on one passage: relative error of its outputs, utility with buckets of N/B, its hash functions' state."""
+    """One layer on one passage: relative error of its outputs, utility with buckets of N/B, state of its hashes."""
     with torch.no_grad():
         figures = {"error": relative_error(call.run(bound), call.run(Full()))}
         if not isinstance(bound.method, ChoosesKeys):

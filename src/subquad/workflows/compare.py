@@ -24,11 +24,13 @@ from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.fidelity import attention_weights, cosine, relative_error
 from subquad.measure.memory import peak_extra_mib
 from subquad.measure.timing import foretold, interleaved, stopwatch
-from subquad.methods import Full, Method, parse_method
+from subquad.methods import Bound, Full, Method, parse_method
 from subquad.workflows import machine
+from subquad.workflows.calibrated import calibrated
 from subquad.workflows.errors import InputError, as_input_error
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import Pretrained, load, running
+from subquad.workflows.rows import Row, mark_of, row_of, row_of_adapter
 from subquad.workflows.store import Progress, Store
 from subquad.workflows.tasks import Task, load_task
 from subquad.workflows.texts import read_documents, standard_library
@@ -43,6 +45,7 @@ DEFAULT_METHODS = (
     "i-clustered:clusters=25,topk=64",
     "i-clustered:clusters=100,topk=32",
 )
+LEARNED_METHODS = ("lha:buckets=4", "lha-tail")  # beside those, where there is text to calibrate them on
 BATCH = 8
 TOO_SLOW = 2.0  # seconds a call: a method that is foretold more is left out at that length, and the report says so
 
@@ -65,30 +68,8 @@ class Settings:
     op_lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
     passages: int = 32
     seed: int = 0
-
-
-@dataclass
-class Row:
-    """One method in one model: where it runs, or why it cannot."""
-
-    method: Method
-    layers: list[int]
-    reason: str | None = None
-
-    @property
-    def name(self) -> str:
-        """The method as the command line writes it."""
-        return str(self.method)
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether this is the yardstick."""
-        return isinstance(self.method, Full)
-
-    @property
-    def swap(self) -> dict[int, Method] | None:
-        """What `hf.swap` is given; None = the model's own attention."""
-        return None if self.is_exact else dict.fromkeys(self.layers, self.method)
+    adapters: tuple[Path, ...] = ()  # learned parameters, each a row of its own
+    calibrate: tuple[Path, ...] = ()  # text to fit the learned parameters of `methods` on first
 
 
 def measure(settings: Settings, out: Path, progress: Progress = lambda what, done, total: None) -> "Comparison":
@@ -98,7 +79,7 @@ def measure(settings: Settings, out: Path, progress: Progress = lambda what, don
         InputError: something in the settings does not work; the message has the remedy.
     """
     progress("loading", 0, 1)
-    comparison = Comparison.prepare(settings)
+    comparison = Comparison.prepare(settings, out, progress)
     with as_input_error():
         comparison.check_finite()
     store = Store(out, comparison.fingerprint())
@@ -123,11 +104,16 @@ class Comparison:
     models: dict[int, Pretrained] = field(default_factory=dict)  # with extended positions, by length
 
     @classmethod
-    def prepare(cls, settings: Settings) -> "Comparison":
-        """Check all that the user gave, cheapest first, and load the model."""
+    def prepare(
+        cls,
+        settings: Settings,
+        out: Path = Path("subquad-compare"),
+        progress: Progress = lambda what, done, total: None,
+    ) -> "Comparison":
+        """Check all that the user gave, cheapest first, load the model, and calibrate where that is asked for."""
         if not 0.0 < settings.min_fidelity <= 1.0:
             raise InputError(f"min-fidelity {settings.min_fidelity:g} must be above 0 and at most 1")
-        if not settings.methods:
+        if not settings.methods and not settings.adapters:
             raise InputError("no methods to compare: --methods names none")
         with as_input_error():
             methods = list(dict.fromkeys([Full(), *map(parse_method, settings.methods)]))
@@ -137,7 +123,9 @@ class Comparison:
         if task is not None and pretrained.kind != "embedding":
             raise InputError(f"--task {task.name} needs an embedding model; {pretrained.name} is a {pretrained.kind}")
         length = _own_length(settings.max_length, pretrained)
-        rows = [_row(pretrained, method) for method in methods]
+        given = [row_of_adapter(pretrained, folder) for folder in settings.adapters]
+        made = calibrated(settings.calibrate, settings.text, methods, pretrained, length, out, progress)
+        rows = [made.get(method) or row_of(pretrained, method) for method in methods] + given
         reading = read(pretrained, documents or standard_library(), length, settings.passages, settings.seed)
         return cls(
             settings=settings,
@@ -158,7 +146,7 @@ class Comparison:
         """All that the results depend on."""
         return {
             "model": self.pretrained.identity(),
-            "methods": [row.name for row in self.rows],
+            "methods": [[row.name, mark_of(row.bounds)] for row in self.rows],
             "text": [self.reading.passages, self.reading.queries, len(self.reading.tokens)],
             "task": None if self.task is None else [self.task.name, self.task.texts],
             "lengths": [self.lengths, self.settings.op_lengths],
@@ -195,9 +183,10 @@ class Comparison:
         distances = []
         for inputs, exact in self._exact_layers:
             if inputs.number in row.layers:
-                error = relative_error(inputs.run(row.method), exact)
+                method = row.at(inputs.number)
+                error = relative_error(inputs.run(method), exact)
                 errors.setdefault(str(inputs.number), []).append(error)
-                distances.append(_weights_l1(row.method, inputs))
+                distances.append(_weights_l1(method, inputs))
         return {
             "layer_error": {number: sum(e) / len(e) for number, e in errors.items()},
             "weights_l1": sum(distances) / len(distances),
@@ -286,8 +275,7 @@ class Comparison:
             before = self.results[f"op/{shorter[-1]}"]
             seconds = {name: statistics.median(result["seconds"]) for name, result in before.items()}
             rows = [row for row in rows if _worth(row, seconds, length / shorter[-1])]
-        gqa = heads != kv_heads
-        calls = {row.name: partial(row.method, q, k, v, is_causal=layer.causal, enable_gqa=gqa) for row in rows}
+        calls = {row.name: row.alone(q, k, v, is_causal=layer.causal) for row in rows}
         with torch.inference_mode():
             memory = {name: peak_extra_mib(call, model.device)[0] for name, call in calls.items()}
             times = interleaved(calls, 7 if length <= 2048 else 3 if length <= 8192 else 2, model.device)
@@ -323,19 +311,6 @@ def _own_length(asked: int | None, pretrained: Pretrained) -> int:
     return asked
 
 
-def _row(pretrained: Pretrained, method: Method) -> Row:
-    layers = [layer.number for layer in hf.find_layers(pretrained.model)]
-    with as_input_error():
-        refusals = hf.refusals(pretrained.model, method)
-    able = [number for number in layers if number not in refusals]
-    if not refusals:
-        return Row(method, able)
-    first = refusals[min(refusals)]
-    if not able:
-        return Row(method, [], first)
-    return Row(method, able, f"layers {', '.join(map(str, refusals))} stay exact: {first}")
-
-
 def stretches(length: int) -> int:
     """How many sequences of a length are run, the first one as a warm-up."""
     return 8 if length <= 512 else 5 if length <= 2048 else 4
@@ -348,13 +323,19 @@ def _worth(row: Row, seconds: Mapping[str, float], growth: float) -> bool:
     return row.name in seconds and foretold(row.method, seconds[row.name], growth) <= TOO_SLOW
 
 
-def _weights_l1(method: Method, inputs: LayerInputs, heads: int = 2, queries: int = 16) -> float:
-    """Mean over some heads and queries, evenly spaced, of the L1 distance of attention weights to exact ones."""
-    H, G = inputs.query.shape[1], inputs.key.shape[1]
-    chosen = torch.arange(heads) * H // heads
-    query, key = inputs.query[:, chosen], inputs.key[:, chosen * G // H]
+def _weights_l1(method: Method | Bound, inputs: LayerInputs, heads: int = 2, queries: int = 16) -> float:
+    """Mean over some heads and queries, evenly spaced, of the L1 distance of attention weights to exact ones.
+
+    Of a method that is bound, over all heads: its parameters are theirs.
+    """
+    query, key = inputs.query, inputs.key
+    if not isinstance(method, Bound):
+        H, G = query.shape[1], key.shape[1]
+        chosen = torch.arange(heads) * H // heads
+        query, key = query[:, chosen], key[:, chosen * G // H]
     options = inputs.options | {"bias": None}
-    mine, exact = (attention_weights(m, query, key, **options) for m in (method, Full()))
+    mine = attention_weights(method, query, key, **options)
+    exact = attention_weights(Full(), query, key, **options)
     rows = torch.arange(queries) * query.shape[2] // queries
     return float((mine - exact)[:, :, rows].abs().sum(-1).mean())
 

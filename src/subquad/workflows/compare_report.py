@@ -12,8 +12,11 @@ from subquad.measure.fidelity import cosine, crossover, percentile, retrieval_ag
 from subquad.measure.timing import cost
 from subquad.report.schema import Cost, MethodReport, Quality, Report
 from subquad.workflows import machine
-from subquad.workflows.compare import DEFAULT_METHODS, EXACT, TOO_SLOW, Comparison, Row, Settings, stretches
+from subquad.workflows.compare import DEFAULT_METHODS, EXACT, LEARNED_METHODS, TOO_SLOW, Comparison, Settings, stretches
 from subquad.workflows.recommend import recommend
+from subquad.workflows.rows import Row
+
+_OWN = (DEFAULT_METHODS, DEFAULT_METHODS + LEARNED_METHODS)
 
 
 def report_of(comparison: Comparison) -> Report:
@@ -172,6 +175,7 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
         notes.append("Pseudo-perplexity: 15 % of the tokens masked at once, the same ones for every method.")
     notes += [note for method in methods if (note := _left_out(c, method))]
     notes += [note for row in (*c.rows, *c.refused) if (note := _defaults(row))]
+    notes += [f"{row.name}: {row.note}." for row in c.rows if row.note]
     if c.resumed:
         notes.append(f"{c.resumed} of {len(c.results)} units come from an earlier, interrupted run.")
     return notes
@@ -206,7 +210,9 @@ def _command(s: Settings) -> str:
     words += ["--task", s.task] if s.task else []
     words += ["--data-dir", str(s.data_dir)] if s.data_dir and s.task else []
     words += ["--examples", str(s.examples)] if s.examples else []
-    words += ["--methods", " ".join(s.methods)] if s.methods != DEFAULT_METHODS else []
+    words += ["--methods", " ".join(s.methods)] if s.methods not in _OWN else []
+    words += [word for path in s.adapters for word in ("--adapter", str(path))]
+    words += [word for path in s.calibrate for word in ("--calibrate", str(path))]
     words += ["--max-length", str(s.max_length)] if s.max_length else []
     words += ["--min-fidelity", f"{s.min_fidelity:g}"] if s.min_fidelity != 0.99 else []
     words += ["--device", s.device] if s.device != "cpu" else []

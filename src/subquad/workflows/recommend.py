@@ -38,8 +38,8 @@ def recommend(
 
 
 def _is_candidate(method: MethodReport) -> bool:
-    """Quadratic methods are yardsticks: where they come out faster than exact attention, it is by chance."""
-    return METHODS[method["settings"]["name"]].traits.subquadratic
+    """Methods that compute every logit are yardsticks: where they come out faster, it is by chance."""
+    return not METHODS[method["settings"]["name"]].traits.yardstick
 
 
 def _best(
@@ -65,7 +65,7 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
         )
     timed = [m for m in methods if at in m.get("model", {}) and at in m.get("fidelity", {})]
     if not timed:
-        return f"{length} tokens: no sub-quadratic method was measured; see what was refused or left out."
+        return f"{length} tokens: no method but the yardsticks was measured; see what was refused or left out."
     close = [m for m in timed if m["fidelity"][at] >= min_fidelity]
     if close:
         fastest = max(close, key=lambda m: _speedup(m, at))

@@ -1,0 +1,67 @@
+"""Calibrate on the way: what `compare --calibrate TEXT` fits before it compares."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from subquad import hf
+from subquad.methods import Method
+from subquad.workflows.calibrate import Settings, fit, save
+from subquad.workflows.errors import InputError
+from subquad.workflows.pretrained import Pretrained
+from subquad.workflows.rows import Row, row_of_adapter
+from subquad.workflows.store import Progress
+from subquad.workflows.texts import read_documents
+
+
+def calibrated(
+    text: Sequence[Path],
+    apart_from: Sequence[Path],
+    methods: Sequence[Method],
+    pretrained: Pretrained,
+    length: int,
+    out: Path,
+    progress: Progress,
+) -> dict[Method, Row]:
+    """Fit every method that has a fit on this text and return their rows; nothing where there is no text.
+
+    The adapters are kept under `out/adapters`, and those of an earlier run are used again where they are for the same
+    method, model and text.
+
+    Raises:
+        InputError: none of the methods has something to fit, or the text is, or shares files with, `apart_from`.
+    """
+    if not text:
+        return {}
+    for mine in text:
+        for its in apart_from:
+            if mine.resolve() == its.resolve() or mine.resolve() in its.resolve().parents:
+                raise InputError(f"--calibrate {mine} holds the text that is compared on, {its}: figures would flatter")
+            if its.resolve() in mine.resolve().parents:
+                raise InputError(f"--calibrate {mine} is part of the text that is compared on, {its}")
+    wanted = [method for method in methods if method.fit is not None]
+    if not wanted:
+        raise InputError("--calibrate: none of the methods has learned parameters to fit; lha and lha-tail have")
+    documents = read_documents(text)
+    rows = {}
+    for method in wanted:
+        folder = out / "adapters" / re.sub(r"[^a-z0-9.]+", "-", str(method))
+        settings = Settings(method=str(method), text=tuple(text), max_length=length)
+        if not _is_for(folder, method, pretrained, text, length):
+            save(fit(settings, method, pretrained, documents, folder, progress), folder)
+        rows[method] = row_of_adapter(pretrained, folder)
+    return rows
+
+
+def _is_for(folder: Path, method: Method, pretrained: Pretrained, text: Sequence[Path], length: int) -> bool:
+    """Whether this adapter is what calibrating would make."""
+    if not folder.exists():
+        return False
+    try:
+        adapter = hf.read_adapter(folder)
+    except ValueError:  # a run that was cut off: its checkpoint is there, the adapter is not
+        return False
+    same_text = adapter.record["text"]["source"] == [str(path) for path in text]
+    same_model = adapter.model["weights"] == hf.weights_mark(pretrained.model)
+    same_method = set(adapter.methods.values()) == {method} and adapter.record["passages"]["tokens"] == length
+    return same_text and same_model and same_method

@@ -1,0 +1,105 @@
+"""The rows of a comparison: a method in a model, where it runs or why it cannot, and where its parameters come from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from subquad import hf
+from subquad.methods import Bound, Full, Method
+from subquad.workflows.errors import InputError, as_input_error
+from subquad.workflows.pretrained import Pretrained
+
+NOT_CALIBRATED = "not calibrated: its learned parameters are those that it starts with"
+
+
+@dataclass
+class Row:
+    """One method in one model."""
+
+    method: Method
+    layers: list[int]
+    reason: str | None = None
+    adapter: str | None = None  # the folder that its learned parameters come from
+    bounds: dict[int, Bound] = field(default_factory=dict)  # with learned parameters, by layer
+
+    @property
+    def name(self) -> str:
+        """The method as the command line writes it; `@` and the adapter's name where parameters come from one."""
+        return str(self.method) if self.adapter is None else f"{self.method}@{Path(self.adapter).name}"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether this is the yardstick."""
+        return isinstance(self.method, Full)
+
+    @property
+    def swap(self) -> dict[int, Method | Bound] | None:
+        """What `hf.swap` is given; None = the model's own attention."""
+        return None if self.is_exact else {number: self.at(number) for number in self.layers}
+
+    @property
+    def note(self) -> str | None:
+        """What a reader must know of its learned parameters."""
+        if not self.method.traits.learned:
+            return None
+        return NOT_CALIBRATED if self.adapter is None else f"with the learned parameters of {self.adapter}"
+
+    def at(self, layer: int) -> Method | Bound:
+        """What runs in a layer."""
+        return self.bounds.get(layer, self.method)
+
+    def alone(self, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> Callable[[], Tensor]:
+        """A call of the method on these inputs; learned parameters are those of the start, which cost as much."""
+        heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[3]
+        if not self.method.traits.learned:
+            gqa = heads != kv_heads
+            return partial(self.method, query, key, value, is_causal=is_causal, enable_gqa=gqa)
+        longest = max(query.shape[2], key.shape[2])
+        bound = self.method.bind(heads=heads, kv_heads=kv_heads, head_dim=width, max_length=longest)
+        return partial(bound.to(query.device).eval(), query, key, value, is_causal=is_causal)
+
+
+def row_of(pretrained: Pretrained, method: Method) -> Row:
+    """The row of a method by itself."""
+    layers = hf.find_layers(pretrained.model)
+    with as_input_error():
+        refusals = hf.refusals(pretrained.model, method)
+        able = [layer for layer in layers if layer.number not in refusals]
+        numbers = [layer.number for layer in able]
+        if refusals and not able:
+            return Row(method, [], refusals[min(refusals)])
+        bounds = {}
+        if method.traits.learned:
+            bounds = {layer.number: hf.bind(layer, method, pretrained.limit) for layer in able}
+            bounds = {number: bound.to(pretrained.device).eval() for number, bound in bounds.items()}
+    reason = _partly(refusals) if refusals else None
+    return Row(method, numbers, reason, bounds=bounds)
+
+
+def row_of_adapter(pretrained: Pretrained, folder: Path) -> Row:
+    """The row of an adapter, whose layers all run one method.
+
+    Raises:
+        InputError: the folder holds no adapter, a damaged one, or one for another model.
+    """
+    with as_input_error():
+        bounds = hf.read_adapter(folder).bounds(pretrained.model)
+    methods = {bound.method for bound in bounds.values()}
+    if len(methods) != 1:
+        listed = ", ".join(sorted(map(str, methods)))
+        raise InputError(f"the adapter {folder} mixes methods ({listed}); compare takes one method in all layers")
+    everywhere = len(hf.find_layers(pretrained.model)) == len(bounds)
+    reason = None if everywhere else f"only in layers {', '.join(map(str, sorted(bounds)))}; the others stay exact"
+    return Row(methods.pop(), sorted(bounds), reason, str(folder), bounds)
+
+
+def _partly(refusals: dict[int, str]) -> str:
+    return f"layers {', '.join(map(str, refusals))} stay exact: {refusals[min(refusals)]}"
+
+
+def mark_of(bounds: dict[int, Bound]) -> float:
+    """A number that changes with the learned parameters."""
+    return sum(float(p.detach().double().abs().sum()) for bound in bounds.values() for p in bound.parameters())
