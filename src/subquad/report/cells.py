@@ -31,6 +31,12 @@ def number(value: Any, digits: int = 3) -> Cell:
     return Cell(MISSING, "missing") if x is None else Cell(f"{x:,.{digits}f}")
 
 
+def share(value: Any) -> Cell:
+    """A share as a percentage."""
+    x = known(value)
+    return Cell(MISSING, "missing") if x is None else Cell(f"{100 * x:.1f} %")
+
+
 def size(value: Any) -> Cell:
     """Milliseconds or MiB with three digits that mean something."""
     x = known(value)

@@ -1,6 +1,7 @@
 """What all plots share: the look of methods, axes, PNGs. matplotlib's global state is left as it was."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from matplotlib import style
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from subquad.report.content import pieces
 
 # Okabe and Ito's palette, which most colour-blind readers can tell apart
 FAMILIES = {
@@ -66,7 +69,7 @@ def styles(names: Sequence[str]) -> dict[str, Style]:
     """A colour for each family of methods, a shade for each of its settings; every method has its own marker."""
     members: dict[str, list[str]] = {}
     for name in names:
-        members.setdefault(name.partition(":")[0], []).append(name)
+        members.setdefault(name.partition(":")[0].partition(" ")[0], []).append(name)
     strangers = [family for family in members if family not in FAMILIES]
     bases = FAMILIES | {family: OTHERS[i % len(OTHERS)] for i, family in enumerate(strangers)}
     order = [name for name in names if name != "full"]
@@ -122,8 +125,23 @@ def _shade(base: str, i: int, of: int) -> str:
     return str(to_hex([channel + (towards - channel) * share for channel in to_rgb(base)]))
 
 
+def broken(name: str) -> str:
+    """A method's name in several lines: after the colon, the commas, and before what is in brackets."""
+    return "\n".join(pieces(name.replace(" (", "\n("))).replace("\n\n", "\n")
+
+
+def titled(figure: Figure, model: str, what: str) -> Figure:
+    """The model, without the folder or organisation that it lies in, and what is shown: at the top left."""
+    name = model.rstrip("/").rpartition("/")[2]
+    name = name if len(name) <= 50 else f"{name[:49]}…"
+    figure.suptitle(f"{name}: {what}", x=0.01, ha="left", fontsize=11.5, fontweight="bold")
+    return figure
+
+
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG."""
+    """The figure as a PNG. A letter that the font does not have is drawn as a box, and nothing is said of it."""
     buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, facecolor="white")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        figure.savefig(buffer, format="png", dpi=DPI, facecolor="white")
     return buffer.getvalue()

@@ -222,7 +222,4 @@ def _handle(look: Style, name: str) -> Line2D:
 
 
 def _titled(figure: Figure, report: Report, what: str) -> Figure:
-    name = content.short_name(report)
-    name = name if len(name) <= 50 else f"{name[:49]}…"
-    figure.suptitle(f"{name}: {what}", x=0.01, ha="left", fontsize=11.5, fontweight="bold")
-    return figure
+    return drawing.titled(figure, content.short_name(report), what)

@@ -71,14 +71,15 @@ class _Terminal:
         one = [content.main_table(self.report)]
         parts = (content.quality_table(self.report), content.task_table(self.report), content.speed_table(self.report))
         apart = [table for table in parts if table.columns]
-        return [[_rich(table, folded) for table in tables] for tables in (one, apart) for folded in (False, True)]
+        return [[rich_of(table, folded) for table in tables] for tables in (one, apart) for folded in (False, True)]
 
 
 def _width(console: Console, options: ConsoleOptions, table: RichTable) -> int:
     return Measurement.get(console, options.update(max_width=10_000), table).maximum
 
 
-def _rich(table: Table, folded: bool) -> RichTable:
+def rich_of(table: Table, folded: bool) -> RichTable:
+    """A table of methods for the terminal; folded, with their settings under their names."""
     drawn = RichTable(
         box=box.SIMPLE_HEAD, padding=(0, 0 if folded else 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold"
     )

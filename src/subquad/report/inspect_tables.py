@@ -1,0 +1,135 @@
+"""An inspection in the terminal and in Markdown."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.text import Text
+
+from subquad.report import cells
+from subquad.report.cells import MISSING, Cell
+from subquad.report.content import Column, Line, Table, fact
+from subquad.report.inspect_plots import PLOTS
+from subquad.report.inspect_reading import Choice, bounds, choice, choices, mean, over_layers
+from subquad.report.inspect_schema import VARIANTS, Inspected, InspectReport, Shares, Variant
+from subquad.report.markup import bullets, escaped, facts, fenced, table_of
+from subquad.report.tables import rich_of
+
+GROUPS: dict[Variant, str] = {"n_b": "N/B", "given": "given"}
+SHARES = {
+    "size": Column("size", "uneven", "of all buckets, larger than twice or smaller than half the expected size"),
+    "size_of_filled": Column("size (filled)", "uneven", "the same of the buckets that are not empty"),
+    "ratio": Column("ratio", "uneven", "of all buckets, more than two queries a key or two keys a query"),
+    "ratio_of_both": Column("ratio (both)", "uneven", "the same of the buckets with queries and keys"),
+}
+LEGEND = (
+    "utility: share of exact attention's weight on the keys that a query meets. keys: how many distinct ones. bound: "
+    "the most that so many keys can have. N/B: with buckets of N/B tokens, one round; given: with the method's own "
+    "settings. uneven: shares of buckets with over twice or under half the expected number of tokens (size), or with "
+    "over two queries a key or two keys a query (ratio), when each token goes to the bucket that it scores highest."
+)
+BLANK = Cell(MISSING, "missing")
+
+
+def rich_table(report: InspectReport) -> RenderableType:
+    """The means over the layers; laid out by the width that there is when it is printed."""
+    return _Terminal(report)
+
+
+class _Terminal:
+    """Settings stand under the methods' names where the table would be too wide otherwise."""
+
+    def __init__(self, report: InspectReport):
+        self.report = report
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        table = summary(self.report)
+        slim = table.only(lambda i: "(" not in table.columns[i].head)
+        yield Text(title(self.report), "bold")
+        wide = rich_of(table, False)
+        fits = console.measure(wide, options=options.update(max_width=10_000)).maximum <= options.max_width
+        yield wide if fits else rich_of(slim, True)
+        for line in (LEGEND, *self.report["notes"]):
+            yield Text(line, "dim")
+
+
+def markdown(report: InspectReport, figures: Sequence[str] = ()) -> str:
+    """All of an inspection as Markdown. `figures` are the names of the plots that lie beside it."""
+    parts = [
+        f"# {escaped(title(report))}",
+        table_of(summary(report)),
+        escaped(LEGEND),
+        *(f"![{name}]({name})\n\n{PLOTS[name]}" for name in figures),
+        "## Layers",
+    ]
+    for number in report["bounds"]:
+        parts += [f"### Layer {number}", table_of(of_layer(report, number))]
+    told = {"Settings": report["settings"], "Model": report["model"], "Text": report["text"]}
+    told |= {"Hardware": report["hardware"], "Versions": report["versions"]}
+    for heading, values in told.items():
+        parts += [f"## {heading}", facts([(name.replace("_", " "), fact(name, v)) for name, v in values.items()])]
+    methods = [(method["method"], fact(method["method"], method["settings"])) for method in report["methods"]]
+    parts += ["## Methods", facts(methods), "## Notes", bullets(report["notes"])]
+    parts += ["## Command", fenced(report["command"]), escaped(report["created"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def title(report: InspectReport) -> str:
+    """What was looked at."""
+    name = report["model"]["name"].rstrip("/").rpartition("/")[2]
+    s, layers = report["settings"], len(report["bounds"])
+    sequences = f"{s['sequences']} sequence{'' if s['sequences'] == 1 else 's'} of {s['length']:,} tokens"
+    return f"{name}: what methods choose, means over {layers} layer{'' if layers == 1 else 's'}, {sequences}"
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def summary(report: InspectReport) -> Table:
+    """The means over the layers."""
+    means = lambda method, variant: over_layers(list(choices(method, variant).values()))  # noqa: E731
+    best = mean(list(bounds(report).values()))
+    return _table(report, means, lambda method: method.get("imbalance"), best)
+
+
+def of_layer(report: InspectReport, number: str) -> Table:
+    """One layer."""
+    return _table(
+        report,
+        lambda method, variant: choice(method["layers"][number], variant),
+        lambda method: method["layers"][number].get("imbalance"),
+        bounds(report)[int(number)],
+    )
+
+
+def _table(
+    report: InspectReport,
+    chosen: Callable[[Inspected, Variant], Choice | None],
+    shares: Callable[[Inspected], Shares | None],
+    best: float,
+) -> Table:
+    """Methods that choose keys or hash, then the upper bound and random buckets."""
+    s = report["settings"]
+    heads = [Column(head, GROUPS[variant]) for variant in VARIANTS for head in ("keys", "utility", "bound")]
+    lines = []
+    for method in report["methods"]:
+        found = [_choice(chosen(method, variant)) for variant in VARIANTS]
+        row = [*found[0], *found[1], *_shares(shares(method))]
+        if any(cell.tone != "missing" for cell in row):
+            name, bracket, mark = method["method"].partition(" (")
+            lines.append(Line(name, row, [mark.removesuffix(")")] if bracket else []))
+    for name, utility in (("upper bound", best), ("random buckets", 1 / s["buckets"])):
+        rest = [BLANK] * (len(heads) - 2 + len(SHARES))
+        lines.append(Line(name, [cells.number(s["keys"], 0), cells.number(utility), *rest]))
+    return Table([*heads, *SHARES.values()], lines)
+
+
+def _choice(found: Choice | None) -> list[Cell]:
+    if found is None:
+        return [BLANK] * 3
+    return [cells.number(found.keys, 0), cells.number(found.utility), cells.number(found.bound)]
+
+
+def _shares(found: Shares | None) -> list[Cell]:
+    if found is None:
+        return [BLANK] * len(SHARES)
+    return [cells.share(found[name]) for name in SHARES]  # type: ignore[literal-required]
