@@ -80,8 +80,9 @@ class MultiheadAttention(nn.Module):
         A padded query's attention is 0, so that its output is the bias of the last projection.
         """
         method = self.attention.method
-        if key is not None and key is not query and not method.traits.cross:
-            raise ValueError(f"{method.name!r} does not support cross-attention: its keys are the queries")
+        step = method.traits.cached and mask is not None and mask.offset is not None
+        if key is not None and key is not query and not (method.traits.cross or step):
+            raise ValueError(f"{method.name!r} does not support cross-attention: its keys are those of the queries")
         key = query if key is None else key
         value = key if value is None else value
         out = self.attention(

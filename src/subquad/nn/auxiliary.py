@@ -1,0 +1,63 @@
+"""The auxiliary losses of a model's attention layers, for parameters that the output has no gradient to."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subquad.methods import METHODS, Bound
+
+
+def auxiliary_loss(model: nn.Module) -> Float[Tensor, ""]:
+    """The mean of the auxiliary losses of the model's layers, of their last forward pass in training; forgets them.
+
+    A layer is any attention in the model that runs a method with such a loss: in `MultiheadAttention`, or put into a
+    transformers model by `sq.hf.swap`. The mean is over the layers that ran.
+
+    Raises:
+        ValueError: no layer has an auxiliary loss, or none was computed since the last call: in eval mode, without
+            gradients, or without a forward pass, there is none.
+
+    Its gradient to everything but the parameters that it is for is exactly 0, and the task's gradient to those is.
+
+    >>> import torch, subquad as sq
+    >>> layer = sq.nn.MultiheadAttention(32, 4, method="lha:buckets=4")
+    >>> out = layer(torch.randn(2, 50, 32))
+    >>> sq.nn.auxiliary_loss(layer).shape
+    torch.Size([])
+    """
+    layers = [module for module in model.modules() if isinstance(module, Bound)]
+    losses = [loss for loss in (layer.auxiliary_loss() for layer in layers) if loss is not None]
+    if not losses:
+        raise ValueError(_why_none(model, layers))
+    return torch.stack([loss.to(losses[0].device) for loss in losses]).mean()
+
+
+def with_auxiliary_loss(task_loss: Float[Tensor, ""], model: nn.Module, weight: float = 0.05) -> Float[Tensor, ""]:
+    """(1 − weight) · task_loss + weight · auxiliary_loss(model): Sun, Yang, Yoo 2022, equation 19, λ = 0.05.
+
+    Raises:
+        ValueError: a weight that is not in [0, 1]; and as `auxiliary_loss`.
+
+    >>> import torch, subquad as sq
+    >>> layer = sq.nn.MultiheadAttention(32, 4, method="lha:buckets=4")
+    >>> task_loss = layer(torch.randn(2, 50, 32)).square().mean()
+    >>> sq.nn.with_auxiliary_loss(task_loss, layer).backward()
+    """
+    if not 0.0 <= weight <= 1.0:
+        raise ValueError(f"weight={weight!r}, but it must be a number from 0 to 1: the auxiliary loss's share")
+    auxiliary = auxiliary_loss(model)
+    return (1 - weight) * task_loss + weight * auxiliary.to(task_loss.device)
+
+
+def _why_none(model: nn.Module, layers: list[Bound]) -> str:
+    """Why there is no auxiliary loss, and what to do."""
+    able = [layer for layer in layers if layer.method.fit is not None]
+    if not able:
+        with_one = ", ".join(name for name, method in METHODS.items() if method.fit is not None)
+        return f"no attention layer of this {type(model).__name__} has an auxiliary loss; methods that do: {with_one}"
+    waiting = sum(not layer.training for layer in able)
+    where = f"{waiting} of its {len(able)} layers with one are in eval mode: call model.train()"
+    return (
+        f"no auxiliary loss was computed in this {type(model).__name__} since the last call: it takes a forward pass "
+        f"in training mode, with gradients, for each call; {where if waiting else 'its layers are in training mode'}"
+    )
