@@ -18,6 +18,7 @@ VARIANTS = [  # settings that change what a method does, beside each method's ex
     "smyrf:cluster_size=7,rounds=1",
     "reformer:rounds=1,chunk=3,buckets=6",
     "routing:clusters=5,window=4",
+    "cluster-former:window=0,chunk=9,clusters=3",
 ]
 
 

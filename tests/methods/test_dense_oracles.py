@@ -21,6 +21,9 @@ METHODS = [
     Bucketed("smyrf:cluster_size=6,rounds=1"),
     Bucketed("reformer:rounds=3,chunk=5", others_first, shared_unit_keys),
     Bucketed("reformer:rounds=1,chunk=3,buckets=6", others_first, shared_unit_keys),
+    Bucketed("cluster-former:window=3,chunk=6,clusters=4"),
+    Bucketed("cluster-former:window=0,chunk=9,clusters=3"),
+    Bucketed("local:window=5"),
     Bucketed("routing:clusters=4", keys=shared_keys),
     Bucketed("routing:clusters=3,window=4", keys=shared_keys),
 ]

@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from subquad.methods.base import Bound, Fit, Method, Traits, nearest
+from subquad.methods.cluster_former import ClusterFormer
 from subquad.methods.clustered import Clustered
 from subquad.methods.full import Full
 from subquad.methods.improved_clustered import ImprovedClustered
@@ -35,12 +36,14 @@ METHODS: dict[str, type[Method]] = {
         Smyrf,
         Reformer,
         Routing,
+        ClusterFormer,
     )
 }
 
 __all__ = [
     "METHODS",
     "Bound",
+    "ClusterFormer",
     "Clustered",
     "Fit",
     "Full",
@@ -69,7 +72,7 @@ def list_methods() -> list[str]:
 
     >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
     ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lsh', 'lha', 'lha-tail', 'local',
-     'mixed-heads', 'smyrf', 'reformer', 'routing']
+     'mixed-heads', 'smyrf', 'reformer', 'routing', 'cluster-former']
     """
     return list(METHODS)
 

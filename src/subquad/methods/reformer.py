@@ -36,10 +36,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Traits, by_item
 from subquad.ops.bucket_attention import attend_buckets, bucket_attention
-from subquad.ops.bucketing import hide_tokens, with_itself
+from subquad.ops.bucketing import real_slots, real_tokens, with_itself
 from subquad.ops.buckets import Buckets, real_lengths
 from subquad.ops.chunks import runs_of_labels
 from subquad.ops.heads import repeat_heads
@@ -116,14 +115,14 @@ class Reformer(Method):
         buckets = self.meetings(query, key, call)
         key, value = F.normalize(query, dim=-1), repeat_heads(value, query.shape[1])
         others = attend_buckets(query, key, value, buckets, mask, other_keys_only=True, **options)
-        alone = with_itself(others[1].isneginf() & _real(mask, query, both=True)[:, None])
+        alone = with_itself(others[1].isneginf() & real_tokens(mask, query, both=True)[:, None])
         return merge_partials([others, bucket_attention(query, key, value, alone, mask, **options)])[0]
 
     @torch.no_grad()
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys in any round; themselves too, though they see themselves only where alone."""
         B, _, N, D = query.shape
-        real = _real(call.mask, query, both=False)
+        real = real_tokens(call.mask, query, both=False)
         lengths = real_lengths(real, B, N, query.device)
         most = min(-(-N // self.chunk), self.buckets // 2)
         used = (-(-lengths // self.chunk)).clamp(max=most)
@@ -133,22 +132,6 @@ class Reformer(Method):
         for of_round in directions.unbind(1):
             labels = torch.where(real[:, None], hash_labels(query, of_round, used), 2 * most)
             found = runs_of_labels(labels, 2 * most, self.chunk)
-            parts.append(_hide_padding(found, call.mask, N))
+            queries, keys = call.mask.query_padding(N), call.mask.key_padding(N)
+            parts.append(Buckets(real_slots(found.queries, queries), real_slots(found.keys, keys)))
         return tuple(parts)
-
-
-def _real(mask: Mask, query: Tensor, *, both: bool) -> Tensor:
-    """Which tokens are real as a query and as a key, or as either, (B,N)."""
-    B, _, N, _ = query.shape
-    every = torch.ones(B, N, dtype=torch.bool, device=query.device)
-    as_query, as_key = (every if side is None else side for side in (mask.query_padding(N), mask.key_padding(N)))
-    return as_query & as_key if both else as_query | as_key
-
-
-def _hide_padding(buckets: Buckets, mask: Mask, N: int) -> Buckets:
-    """Take out queries that are padding, and keys that are."""
-    queries, keys = mask.query_padding(N), mask.key_padding(N)
-    return Buckets(
-        buckets.queries if queries is None else hide_tokens(buckets.queries, ~queries),
-        buckets.keys if keys is None else hide_tokens(buckets.keys, ~keys),
-    )

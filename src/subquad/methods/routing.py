@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from subquad.methods.base import Call, Method, Traits, by_item
 from subquad.ops.bucket_attention import attend_buckets
-from subquad.ops.bucketing import best_of_each_bucket
+from subquad.ops.bucketing import best_of_each_bucket, real_tokens
 from subquad.ops.buckets import Buckets
 from subquad.ops.heads import repeat_heads
 from subquad.ops.spherical import Centroids
@@ -103,9 +103,7 @@ class Routing(Method):
         buckets, value = self.meetings(query, key, call), repeat_heads(value, query.shape[1])
         centroids = _centroids(call)
         if centroids.training:
-            N = query.shape[2]
-            sides = [side for side in (call.mask.query_padding(N), call.mask.key_padding(N)) if side is not None]
-            centroids.follow(query.detach(), torch.stack(sides).all(0) if sides else None)
+            centroids.follow(query.detach(), real_tokens(call.mask, query, both=True))
         return attend_buckets(query, query, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)[0]
 
     @torch.no_grad()

@@ -91,8 +91,7 @@ def same_label_buckets(labels: Int64[Tensor, "B H N"], buckets: int, mask: Mask)
     N = labels.shape[2]
     real, real_keys = mask.query_padding(N), mask.key_padding(N)
     tokens, bucket = by_bucket(labels, buckets)
-    queries = tokens if real is None else hide_tokens(tokens, ~real)
-    keys = tokens if real_keys is None else hide_tokens(tokens, ~real_keys)
+    queries, keys = real_slots(tokens, real), real_slots(tokens, real_keys)
     T = tokens.shape[2]
     longest = T if torch.compiler.is_compiling() else _longest_run(bucket)
     parts = []
@@ -111,6 +110,19 @@ def hide_tokens(slots: Int64[Tensor, "B H T S"], hidden: Bool[Tensor, "B N"]) ->
     N = hidden.shape[1]
     hidden = F.pad(hidden, (0, 1))[:, None, None].expand(*slots.shape[:3], -1)
     return torch.where(hidden.gather(3, slots), N, slots)
+
+
+def real_slots(slots: Int64[Tensor, "B H T S"], real: Bool[Tensor, "B N"] | None) -> Int64[Tensor, "B H T S"]:
+    """The slots, empty where their token is padding."""
+    return slots if real is None else hide_tokens(slots, ~real)
+
+
+def real_tokens(mask: Mask, query: Float[Tensor, "B H N D"], *, both: bool) -> Bool[Tensor, "B N"]:
+    """In self-attention: which tokens are real as a query and as a key, or else as either."""
+    B, _, N, _ = query.shape
+    every = torch.ones(B, N, dtype=torch.bool, device=query.device)
+    as_query, as_key = (every if side is None else side for side in (mask.query_padding(N), mask.key_padding(N)))
+    return as_query & as_key if both else as_query | as_key
 
 
 def _longest_run(bucket: Int64[Tensor, "B H T"]) -> int:

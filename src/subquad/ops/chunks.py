@@ -83,3 +83,10 @@ def runs_of_labels(labels: Int64[Tensor, "B H N"], groups: int, size: int) -> Bu
         queries, start, end = queries[:, :, :used], start[..., :used], end[..., :used]
     ranks = start[..., None] + torch.arange(2 * size, device=labels.device)
     return Buckets(queries, tokens_at(order, ranks, ranks < end[..., None]))
+
+
+def chunks_of(order: Int64[Tensor, "B H N"], lengths: Int64[Tensor, "B"], size: int) -> Int64[Tensor, "B H T S"]:
+    """Cut the first n tokens of an order into chunks of `size`; the last may be shorter."""
+    blocks = -(-order.shape[2] // size)
+    ranks = torch.arange(blocks * size, device=order.device).view(1, 1, blocks, size)
+    return tokens_at(order, ranks, ranks < lengths[:, None, None, None])

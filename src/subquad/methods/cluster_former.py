@@ -1,0 +1,125 @@
+"""Cluster-Former: near keys, and keys of similar tokens wherever they stand, in one softmax.
+
+Wang, Zhou, Gan, Chen, Fang, Sun, Cheng, Liu 2020, "Cluster-Former: Clustering-based Sparse Transformer for Long-Range
+Dependency Encoding", section 3, as one attention:
+
+    near_i = {j: |i − j| ≤ window}
+    far_i  = {j: j in i's chunk of the tokens sorted by (centroid, position)}
+    out_i  = Σ_j m_ij e^{s_ij} v_j / Σ_j m_ij e^{s_ij},   s_ij = scale·q_i·k_j,   m_ij = [j ∈ near_i] + [j ∈ far_i]
+
+==========  ==================================================
+paper       here
+==========  ==================================================
+l           window
+m           chunk
+k           clusters
+centroids   of each item and head, by k-means of sign hashes
+==========  ==================================================
+
+The two parts are merged by log-sum-exp, so a key that both reach counts twice (multiplicity).
+
+Deviations from the paper, each on purpose. The paper has layers with windows and, between them, layers with chunks;
+here each layer has both, so that it can take the place of attention. The paper clusters hidden states with centroids
+that are kept from step to step; a method sees queries and keys only, so tokens are clustered by [q_i; k_i], each item
+and head by itself, with the k-means under Hamming distance that "clustered" uses: no state and no training. Queries
+and keys must be the same tokens. Causality concerns values only: clusters and chunks come from the whole sequence.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.ops.bucket_attention import attend_buckets
+from subquad.ops.bucketing import real_slots, real_tokens
+from subquad.ops.buckets import Buckets
+from subquad.ops.chunks import chunks_of
+from subquad.ops.hashing import hash_codes
+from subquad.ops.heads import repeat_heads
+from subquad.ops.kmeans import hamming_kmeans
+from subquad.ops.neighbours import neighbours, reach
+
+BITS, ITERATIONS = 63, 10  # of the k-means
+
+
+def cluster_tokens(
+    query: Float[Tensor, "B H N D"], key: Float[Tensor, "B H N D"], real: Tensor, clusters: int, seed: int
+) -> Int64[Tensor, "B H N"]:
+    """Cluster the tokens by [q_i; k_i]: labels in [0, clusters), `clusters` for padding."""
+    codes = hash_codes(torch.cat([query, key], dim=-1), BITS, seed, centre=True, real=real)
+    return hamming_kmeans(codes, real, clusters, BITS, ITERATIONS)
+
+
+def sorted_chunks(labels: Int64[Tensor, "B H N"], mask: Mask, real: Tensor, chunk: int) -> Buckets:
+    """Chunks of the tokens sorted by (label, position), each of which meets itself."""
+    N = labels.shape[2]
+    slots = chunks_of(labels.argsort(dim=-1, stable=True), real.sum(1), chunk)
+    return Buckets(real_slots(slots, mask.query_padding(N)), real_slots(slots, mask.key_padding(N)))
+
+
+@dataclass(frozen=True)
+class ClusterFormer(Method):
+    """A window, and chunks of the tokens sorted by cluster, in one softmax. Self-attention only.
+
+    Args:
+        window: tokens to each side that a query sees; with a causal mask, to the past.
+        chunk: tokens of a chunk of the sorted order, which attend to each other.
+        clusters: of the tokens of each head. An item with no more tokens is sorted by position.
+        seed: of the directions of the hash.
+
+    >>> import torch, subquad as sq
+    >>> q, k, v = torch.randn(3, 1, 2, 50, 16)
+    >>> sq.attention(q, k, v, method=sq.ClusterFormer(window=4, chunk=8, clusters=5)).shape
+    torch.Size([1, 2, 50, 16])
+    """
+
+    window: int = 32
+    chunk: int = 64
+    clusters: int = 32
+    seed: int = 0
+
+    name: ClassVar[str] = "cluster-former"
+    traits: ClassVar[Traits] = Traits(
+        causal="values-only",
+        cross=False,
+        key_padding=True,
+        segments=True,
+        window=False,
+        dense_mask=False,
+        bias=False,
+        gqa=True,
+        dropout="attention weights in the window and in the chunk",
+        partial=False,
+        stochastic=True,
+        order_free=False,
+        subquadratic=True,
+        positional=True,
+        exact_limit={"window": "N", "chunk": "N"},
+        example={"window": 2, "chunk": 5, "clusters": 4},
+        complexity="O(N·((W + m)·D + C·iterations)) time with a window of W and chunks of m",
+        source="Wang et al. 2020 (arXiv:2009.06097)",
+    )
+
+    def __post_init__(self) -> None:
+        self._require(window=0, chunk=1, clusters=1, seed=0)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Attend to the window and to the chunk, and merge."""
+        return by_item(self._attend, query, key, value, call)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        parts = self.meetings(query, key, call)
+        return attend_buckets(query, key, value, parts, call.mask, scale=call.scale, dropout_p=call.dropout_p)[0]
+
+    @torch.no_grad()
+    def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
+        """Which queries meet which keys: near ones, and those of the chunk."""
+        (B, H, N, _), mask = query.shape, call.mask
+        near = neighbours(N, N, H, B, reach(self.window, N, N, mask), mask, query.device)
+        real = real_tokens(mask, query, both=False)
+        labels = cluster_tokens(query, repeat_heads(key, H), real, self.clusters, call.seed)
+        return near, sorted_chunks(labels, mask, real, self.chunk)
