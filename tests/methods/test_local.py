@@ -199,6 +199,17 @@ def test_in_a_layer_the_positions_are_learned():
     assert all(p.grad.abs().max() > 0 for p in learned)
 
 
+@pytest.mark.parametrize("method", [sq.Local(window=3), sq.Local(window=3, positions="relative")], ids=str)
+def test_a_step_of_a_layer_equals_the_row_of_the_whole(method):
+    layer, x = sq.nn.MultiheadAttention(32, 4, method=method), normal(2, 20, 32)
+    whole = layer(x, is_causal=True)
+    for t in (0, 7, 19):
+        step = layer(x[:, t : t + 1], x[:, : t + 1], mask=Mask.causal(offset=t))
+        torch.testing.assert_close(step, whole[:, t : t + 1])
+    with pytest.raises(ValueError, match="'local' does not support cross-attention"):
+        layer(x, normal(2, 20, 32, seed=1))
+
+
 def test_the_start_is_small_and_leaves_the_global_generator_alone():
     state = torch.get_rng_state()
     one, other = (sq.Local(positions="relative").bind(heads=2, head_dim=8) for _ in range(2))

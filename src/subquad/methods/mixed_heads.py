@@ -26,7 +26,7 @@ from subquad.methods.local import Local
 
 BETWEEN = re.compile(r"\+(?=\s*(?:\d+\s*\*\s*)?[A-Za-z])")  # and not the plus of a number, as in 1e+20
 WEAKEST_FIRST = ("no", "values-only", "strict")
-# How traits that are yes or no combine; those of the layer's calls and of the heads' own working.
+# How traits that are yes or no combine: what all parts must be able to do or be, and what one part makes of the whole.
 ALL = (
     "cross",
     "key_padding",
@@ -38,6 +38,7 @@ ALL = (
     "order_free",
     "subquadratic",
     "unit_keys",
+    "yardstick",
 )
 ANY = ("stochastic", "positional", "relative", "learned", "needs_hidden")
 
