@@ -1,6 +1,7 @@
 """What all plots share: the look of methods, axes, PNGs. matplotlib's global state is left as it was."""
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -69,7 +70,7 @@ def styles(names: Sequence[str]) -> dict[str, Style]:
     """A colour for each family of methods, a shade for each of its settings; every method has its own marker."""
     members: dict[str, list[str]] = {}
     for name in names:
-        members.setdefault(name.partition(":")[0].partition(" ")[0], []).append(name)
+        members.setdefault(re.split("[: @]", name)[0], []).append(name)
     strangers = [family for family in members if family not in FAMILIES]
     bases = FAMILIES | {family: OTHERS[i % len(OTHERS)] for i, family in enumerate(strangers)}
     order = [name for name in names if name != "full"]
@@ -126,8 +127,8 @@ def _shade(base: str, i: int, of: int) -> str:
 
 
 def broken(name: str) -> str:
-    """A method's name in several lines: after the colon, the commas, and before what is in brackets."""
-    return "\n".join(pieces(name.replace(" (", "\n("))).replace("\n\n", "\n")
+    """A method's name in several lines: cut after the colon and the commas, before "@" and before a bracket."""
+    return "\n".join(pieces(name.replace(" (", "\n(").replace("@", "\n@")))
 
 
 def titled(figure: Figure, model: str, what: str) -> Figure:

@@ -25,15 +25,17 @@ def utility(report: InspectReport) -> Figure | None:
     ax = figure.subplots()
     for place, method in enumerate(shown):
         color, two = looks[method["method"]].color, widens(method)
-        variants: list[tuple[Variant, float]] = [("n_b", -WIDTH / 1.8), ("given", WIDTH / 1.8)] if two else [("n_b", 0)]
+        variants: list[tuple[Variant, float]] = (
+            [("n_b", -WIDTH / 1.8), ("given", WIDTH / 1.8)] if two else [("n_b", 0.0)]
+        )
         for variant, shift in variants:
             found = list(choices(method, variant).values())
             _box(ax, place + shift, [one.utility for one in found], color, solid=variant == "n_b")
             keys = sum(one.keys for one in found) / len(found)
             _below(ax, place + shift, min(one.utility for one in found), f"{keys:,.0f}")
     best = list(bounds(report).values())
-    _box(ax, len(shown), best, BOUND, solid=True)
-    _below(ax, len(shown), min(best), f"{s['keys']:,}")
+    _box(ax, float(len(shown)), best, BOUND, solid=True)
+    _below(ax, float(len(shown)), min(best), f"{s['keys']:,}")
     ax.axhline(1 / s["buckets"], color=RANDOM, linewidth=1.3, linestyle=(0, (4, 3)))
     ax.set_xticks(range(len(shown) + 1), [*(drawing.broken(m["method"]) for m in shown), "upper\nbound"], fontsize=8.5)
     ax.set_xlim(-0.6, len(shown) + 0.6)

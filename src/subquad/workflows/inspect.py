@@ -26,6 +26,7 @@ from subquad.workflows import machine
 from subquad.workflows.errors import InputError, as_input_error
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import Pretrained, load
+from subquad.workflows.rows import mark_of
 from subquad.workflows.store import Progress, Store
 from subquad.workflows.texts import read_documents, standard_library
 
@@ -66,6 +67,11 @@ class Row:
     method: Method
     by_layer: Mapping[int, Method | Bound]
     calibrated: bool | None = None  # None: no learned parameters
+
+    @property
+    def bounds(self) -> dict[int, Bound]:
+        """Those with learned parameters."""
+        return {number: method for number, method in self.by_layer.items() if isinstance(method, Bound)}
 
     def refusal(self, inputs: LayerInputs) -> str | None:
         """Why it cannot run on these inputs."""
@@ -152,7 +158,7 @@ class Inspection:
         """All that the results depend on."""
         return {
             "model": self.pretrained.identity(),
-            "methods": [[row.label, _weights_of(row)] for row in self.rows],
+            "methods": [[row.label, mark_of(row.bounds)] for row in self.rows],
             "items": self.items,
             "settings": [self.settings.buckets, self.settings.layer, self.settings.head, self.settings.tokens],
             "machine": [machine.versions(), machine.hardware(self.settings.device)],
@@ -272,9 +278,4 @@ def _adapted(folder: Path, pretrained: Pretrained) -> Row:
     by_layer = hf.read_adapter(folder).bounds(pretrained.model)
     methods = [bound.method for bound in by_layer.values()]
     various = "" if len(set(methods)) == 1 else " and others"
-    return Row(f"{methods[0]}{various} ({folder.name})", methods[0], by_layer, calibrated=True)
-
-
-def _weights_of(row: Row) -> float:
-    modules = [bound for bound in row.by_layer.values() if isinstance(bound, Bound)]
-    return sum(float(p.detach().double().sum()) for module in modules for p in module.parameters())
+    return Row(f"{methods[0]}{various}@{folder.name}", methods[0], by_layer, calibrated=True)
