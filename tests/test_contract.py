@@ -19,6 +19,7 @@ VARIANTS = [  # settings that change what a method does, beside each method's ex
     "reformer:rounds=1,chunk=3,buckets=6",
     "routing:clusters=5,window=4",
     "cluster-former:window=0,chunk=9,clusters=3",
+    "sinkhorn:block=5,cut=2,iterations=5",
 ]
 
 

@@ -58,8 +58,7 @@ def _normal_drawn(seed: int, rows: int, columns: int) -> Tensor:
     # Each number comes from its own row, column and the seed, so that fewer rows are the first of more rows.
     row = torch.arange(1, rows + 1, device="cpu")[:, None]
     mixed = _mix(_mix(torch.tensor(seed, device="cpu")) + _mix(row) + torch.arange(columns, device="cpu") * _GOLDEN)
-    uniform = ((mixed >> 12 & (2**52 - 1)).double() + 0.5) / 2**52
-    return torch.special.ndtri(uniform)
+    return torch.special.ndtri(_uniform(mixed))
 
 
 _GOLDEN = -7046029254386353131  # 2⁶⁴ / the golden ratio, as a signed number
@@ -87,3 +86,23 @@ def normal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
     True
     """
     return _normal(seed, rows, columns).to(device=like.device, dtype=like.dtype)
+
+
+def gumbel(seed: int, step: Tensor, places: Tensor, like: Tensor) -> Tensor:
+    """Independent standard Gumbel numbers −ln(−ln u), one for each place (a whole number), in `like`'s dtype.
+
+    A number depends on the seed, the step and its place alone. The step may change from call to call in a compiled
+    function, because nothing is drawn: the numbers are computed, on the device of `places`.
+
+    >>> import torch
+    >>> places, zero = torch.arange(6), torch.tensor(0)
+    >>> torch.equal(gumbel(7, zero, places, like=torch.zeros(1))[:2], gumbel(7, zero, places[:2], like=torch.zeros(1)))
+    True
+    """
+    started = _mix(_mix(torch.tensor(seed, device=places.device)) + _mix(step.to(places.device)))
+    return (-(-_uniform(_mix(started + places * _GOLDEN)).log()).log()).to(device=like.device, dtype=like.dtype)
+
+
+def _uniform(mixed: Tensor) -> Tensor:
+    """Numbers inside (0, 1) from the upper 52 bits of these words."""
+    return ((mixed >> 12 & (2**52 - 1)).double() + 0.5) / 2**52

@@ -18,6 +18,7 @@ from subquad.methods.random_hash import RandomHash
 from subquad.methods.reformer import Reformer
 from subquad.methods.routing import Routing
 from subquad.methods.shared_full import SharedFull
+from subquad.methods.sinkhorn import Sinkhorn
 from subquad.methods.smyrf import Smyrf
 
 METHODS: dict[str, type[Method]] = {
@@ -37,6 +38,7 @@ METHODS: dict[str, type[Method]] = {
         Reformer,
         Routing,
         ClusterFormer,
+        Sinkhorn,
     )
 }
 
@@ -58,6 +60,7 @@ __all__ = [
     "Reformer",
     "Routing",
     "SharedFull",
+    "Sinkhorn",
     "Smyrf",
     "Traits",
     "from_dict",
@@ -72,7 +75,7 @@ def list_methods() -> list[str]:
 
     >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
     ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lsh', 'lha', 'lha-tail', 'local',
-     'mixed-heads', 'smyrf', 'reformer', 'routing', 'cluster-former']
+     'mixed-heads', 'smyrf', 'reformer', 'routing', 'cluster-former', 'sinkhorn']
     """
     return list(METHODS)
 

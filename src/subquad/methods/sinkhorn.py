@@ -1,0 +1,196 @@
+"""Sparse Sinkhorn attention: every block of tokens attends to itself and to one block that a sort network sends it.
+
+Tay, Bahri, Yang, Metzler, Juan 2020, "Sparse Sinkhorn Attention", sections 3.1 to 3.4:
+
+    q̄_i, k̄_i = means of the queries and keys of block i
+    R_ij = (scale · q̄_i W k̄_j + noise) / τ                           the sort network
+    P    = Sinkhorn(R): rows and columns of exp(R) normalised in turn
+    K'_i = Σ_j P_ij K_j,  V'_i = Σ_j P_ij V_j                         the block that is sent to i, slot by slot
+    out  = softmax attention of block i to the keys [K_i; K'_i] with the values [V_i; V'_i]
+    cut > 0:  … of every block to [K'_1; …; K'_cut]                   SortCut, section 3.4
+
+==========  =======================
+paper       here
+==========  =======================
+b           block
+N_k         iterations
+τ           temperature
+n           cut
+==========  =======================
+
+The paper's sort network maps a pooled block to one logit for each block, which fixes the number of blocks. Here
+the logits are products of pooled queries and keys through a learned D×D matrix a head, the identity at the start: it
+fits any length. Gumbel noise is added in training only; it follows from the seed and a step that the layer counts.
+
+Blocks are cut from the real tokens of each item, and it has as many as it needs. The last may be short: a slot of K'_i
+then mixes the blocks that have this slot, and its logit is raised by the ln of their share of P_i, so that a missing
+token counts for nothing. Keys and values are sent alike (one published package sends keys as values by mistake).
+Non-causal: means and P look at the whole sequence.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.ops.bucketing import real_slots, real_tokens
+from subquad.ops.buckets import rows
+from subquad.ops.chunks import chunks_of
+from subquad.ops.heads import repeat_heads
+from subquad.ops.sinkhorn import sinkhorn
+from subquad.ops.softmax import visible_softmax
+from subquad.randomness import gumbel
+
+LEAST = 1e-12  # a smaller share of a slot is none: its logarithm would have no use and a huge gradient
+PLACES = 2**20  # more than there are blocks
+
+
+class SortNetwork(nn.Module):
+    """R: where each block of keys is sent. In training with Gumbel noise, another at each step."""
+
+    steps: Tensor
+
+    def __init__(self, heads: int, head_dim: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(head_dim).repeat(heads, 1, 1))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(
+        self, query: Float[Tensor, "B H T D"], key: Float[Tensor, "B H T D"], scale: float, seed: int
+    ) -> Float[Tensor, "B H T T"]:
+        """Logits for pooled queries and keys, in their dtype; row i is for what block i receives."""
+        logits = query @ self.weight.to(query.dtype) @ key.transpose(-1, -2) * scale
+        if not self.training:
+            return logits
+        B, H, T, _ = logits.shape
+        block = torch.arange(T, device=logits.device)
+        head = torch.arange(B * H, device=logits.device).view(B, H, 1, 1)
+        noise = gumbel(seed, self.steps, (head * PLACES + block[:, None]) * PLACES + block, like=logits)
+        self.steps.add_(1)
+        return logits + noise
+
+
+def pooled(blocks: Float[Tensor, "B H T S D"], filled: Bool[Tensor, "B H T S"]) -> Float[Tensor, "B H T D"]:
+    """The mean of each block's tokens; 0 for an empty one."""
+    return blocks.sum(3) / filled.sum(3).clamp(min=1)[..., None]
+
+
+def send(
+    permutation: Float[Tensor, "B H R T"], blocks: Float[Tensor, "B H T S D"], share: Float[Tensor, "B H R S"]
+) -> Float[Tensor, "B H R S D"]:
+    """Σ_j P_ij X_j for each slot, over the blocks that have it; `share` is their part of P_i."""
+    return torch.einsum("bhij,bhjsd->bhisd", permutation, blocks) / share.clamp(min=LEAST)[..., None]
+
+
+@dataclass(frozen=True)
+class Sinkhorn(Method):
+    """Blocks that attend to themselves and to a softly permuted block. It exists only bound to a layer.
+
+    Args:
+        block: tokens of a block.
+        iterations: how often columns and rows are normalised.
+        temperature: τ; lower is closer to a hard permutation.
+        cut: every query attends to the first `cut` sorted blocks alone (SortCut). 0: to its own and its sorted block.
+        seed: of the noise in training.
+
+    >>> import torch, subquad as sq
+    >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.Sinkhorn(block=16))
+    >>> layer(torch.randn(2, 100, 64)).shape
+    torch.Size([2, 100, 64])
+    """
+
+    block: int = 64
+    iterations: int = 8
+    temperature: float = 0.75
+    cut: int = 0
+    seed: int = 0
+
+    name: ClassVar[str] = "sinkhorn"
+    zeroes_padding: ClassVar[bool] = True  # it is in no block
+    traits: ClassVar[Traits] = Traits(
+        causal="no",
+        cross=False,
+        key_padding=True,
+        segments=True,
+        window=False,
+        dense_mask=False,
+        bias=False,
+        gqa=True,
+        dropout="attention weights",
+        partial=False,
+        stochastic=False,
+        order_free=False,
+        subquadratic=False,
+        positional=True,
+        learned=True,
+        exact_limit={"block": "N"},
+        example={"block": 8},
+        complexity="O(N·(S + N/S)·D) time with blocks of S; O(N·C·S·D + (N/S)²·D) with a cut of C",
+        source="Tay et al. 2020b",
+    )
+
+    def __post_init__(self) -> None:
+        self._require(block=1, iterations=1, cut=0, seed=0)
+        self._require_number(temperature=1e-3)
+        if self.cut > 0:
+            object.__setattr__(self, "traits", replace(type(self).traits, subquadratic=True))
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
+        """The sort network as it starts: products of the pooled queries and keys."""
+        return SortNetwork(heads, head_dim)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Cut into blocks, permute them, attend to the own and the sorted block."""
+        return by_item(self._attend, query, key, value, call)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        (B, H, N, _), network = query.shape, call.learned
+        assert isinstance(network, SortNetwork)
+        real = real_tokens(call.mask, query, both=False)
+        slots = chunks_of((~real).int().argsort(dim=1, stable=True)[:, None], real.sum(1), self.block)
+        slots = slots.expand(B, H, -1, -1)
+        of_query = real_slots(slots, call.mask.query_padding(N))
+        of_key = real_slots(slots, call.mask.key_padding(N))
+        q, k, v = rows(query, of_query), rows(repeat_heads(key, H), of_key), rows(repeat_heads(value, H), of_key)
+
+        logits = network(pooled(q, of_query < N), pooled(k, of_key < N), call.scale, call.seed)
+        exists = (slots < N)[:, 0, :, 0]
+        permutation = sinkhorn(logits / self.temperature, exists, self.iterations)
+        filled = (of_key < N).to(q.dtype)
+        if self.cut > 0:
+            parts = [first_blocks(permutation[:, :, : self.cut], k, v, filled)]
+        else:
+            parts = [(k, v, filled), sorted_blocks(permutation, k, v, filled)]
+        k, v, share = (torch.cat(together, dim=3) for together in zip(*parts, strict=True))
+        out = attend_by_share(q, k, v, share, call)
+        slot = of_query.flatten(2)[..., None].expand(-1, -1, -1, v.shape[-1])
+        return out.new_zeros(B, H, N + 1, v.shape[-1]).scatter(2, slot, out.flatten(2, 3))[:, :, :N]
+
+
+def sorted_blocks(permutation: Tensor, k: Tensor, v: Tensor, filled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What is sent to each block: K', V', and each slot's share of P_i."""
+    share = permutation @ filled
+    return send(permutation, k, share), send(permutation, v, share), share
+
+
+def first_blocks(permutation: Tensor, k: Tensor, v: Tensor, filled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The sorted blocks of these rows of P as one, the same for every query."""
+    k, v, share = sorted_blocks(permutation, k, v, filled)
+    return k.flatten(2, 3)[:, :, None], v.flatten(2, 3)[:, :, None], share.flatten(2, 3)[:, :, None]
+
+
+def attend_by_share(
+    q: Float[Tensor, "B H T S D"],
+    k: Float[Tensor, "B H #T K D"],
+    v: Float[Tensor, "B H #T K E"],
+    share: Float[Tensor, "B H #T K"],
+    call: Call,
+) -> Float[Tensor, "B H T S E"]:
+    """Softmax attention in which a slot counts by its share, from 0 to 1."""
+    seen = (share > LEAST)[..., None, :]
+    logits = q @ k.transpose(-1, -2) * call.scale + share.clamp(min=LEAST).log()[..., None, :]
+    return F.dropout(visible_softmax(logits, seen), call.dropout_p) @ v
