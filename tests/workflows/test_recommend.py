@@ -65,7 +65,7 @@ def test_longer_lengths_are_named():
 def test_nothing_measured():
     advice = recommend([EXACT, {"method": "clustered", "settings": {}, "status": "refused"}], [512], 0.99)
     assert advice["choice"] == "full"
-    assert "no sub-quadratic method was measured" in advice["reasons"][0]
+    assert "no method but the yardsticks was measured" in advice["reasons"][0]
 
 
 def test_lengths_past_the_text_are_not_judged():

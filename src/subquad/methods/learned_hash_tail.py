@@ -4,8 +4,9 @@ An extension of Sun et al. 2022 (see "lha"): what their buckets miss is the mass
 
     β(i)   = argmax_b H_Q(q_i)_b                          every query is in exactly one bucket
     K_b    = the `keys` keys with the largest H_K(k_j)_b   raw logits; the buckets of keys overlap
-    k̄, v̄   = mean key and value of n keys, those of one cell that are not in K_b
-    out_i  = softmax over K_β(i) with logits q·k/√D, and over the cells with logits q·k̄/√D + ln n
+    k̄, v̄   = one key and one value for those keys of a cell that are not in K_b, as the bucket's mean query sees them
+             (`ops.tail` has the formula; with a mean query of 0 they would be plain means, and their bias ln n)
+    out_i  = softmax over K_β(i) with logits q·k/√D, and over the cells with logits q·k̄/√D + bias
 
     L_Q    = KL(t ‖ softmax_b H_Q(q_i)),  t_b = softmax_b(4 ln Σ_{j in K_b} A_ij)
     L_K    = Σ_b KL(p_b ‖ softmax_j H_K(k_j)_b),  p_b(j) ∝ Σ_i r_ib A_ij,
@@ -33,7 +34,7 @@ from subquad.ops.hash_functions import KINDS, HashFunctions, divergence, hash_sc
 from subquad.ops.heads import repeat_heads
 from subquad.ops.packing import per_segment
 from subquad.ops.softmax import hide
-from subquad.ops.tail import attend_with_tail, complement_cells, key_cells
+from subquad.ops.tail import attend_with_tail, key_cells
 
 SHARPNESS = 4.0  # of the target of the queries
 FEEDING = 0.25  # weight in p_b of the queries that score highest in b
@@ -108,10 +109,8 @@ class LearnedHashTail(Method):
         dtype = query.dtype
         query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
         (buckets,) = self.meetings(query, key, call)
-        inside = buckets.keys[:, :: query.shape[1] // key.shape[1]]
         cell = key_cells(key, call.mask, self.cells, call.seed)
-        tail = complement_cells(key, value, inside, cell, self.cells)
-        out = attend_with_tail(query, key, value, buckets, tail, scale=call.scale, dropout_p=call.dropout_p)
+        out = attend_with_tail(query, key, value, buckets, cell, self.cells, scale=call.scale, dropout_p=call.dropout_p)
         return out.to(dtype)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:

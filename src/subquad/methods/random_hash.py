@@ -28,7 +28,7 @@ from subquad.ops.bucketing import balanced_buckets, best_bucket, bucket_sizes, m
 from subquad.ops.buckets import Buckets, real_lengths
 from subquad.ops.heads import repeat_heads
 from subquad.ops.packing import per_segment
-from subquad.ops.tail import attend_with_tail, complement_cells, key_cells
+from subquad.ops.tail import attend_with_tail, key_cells
 from subquad.randomness import normal
 
 
@@ -104,7 +104,9 @@ class RandomHash(Method):
             raise ValueError(f"{self.name!r}: buckets=0 takes their number from bucket_size, which is 0 too")
         traits = type(self).traits
         if self.bucket_size > 0:
-            traits = replace(traits, subquadratic=self.merge == "multiplicity", exact_limit={"buckets": 1, "bucket_size": "M"})
+            traits = replace(
+                traits, subquadratic=self.merge == "multiplicity", exact_limit={"buckets": 1, "bucket_size": "M"}
+            )
         if self.hash == "random":
             traits = replace(traits, order_free=False, positional=True)
         if self.tail > 0:
@@ -127,10 +129,10 @@ class RandomHash(Method):
         query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
         buckets = self.meetings(query, key, call)
         if self.tail > 0:
-            inside = buckets[0].keys[:, :: query.shape[1] // key.shape[1]]
             cell = key_cells(key, call.mask, self.tail, call.seed)
-            tail = complement_cells(key, value, inside, cell, self.tail)
-            out = attend_with_tail(query, key, value, buckets[0], tail, scale=call.scale, dropout_p=call.dropout_p)
+            out = attend_with_tail(
+                query, key, value, buckets[0], cell, self.tail, scale=call.scale, dropout_p=call.dropout_p
+            )
         else:
             union = self.merge == "union"
             out, _ = attend_buckets(

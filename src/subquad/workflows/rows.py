@@ -102,4 +102,4 @@ def _partly(refusals: dict[int, str]) -> str:
 
 def mark_of(bounds: dict[int, Bound]) -> float:
     """A number that changes with the learned parameters."""
-    return sum(float(p.detach().double().abs().sum()) for bound in bounds.values() for p in bound.parameters())
+    return sum((float(p.detach().double().abs().sum()) for b in bounds.values() for p in b.parameters()), 0.0)
