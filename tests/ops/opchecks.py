@@ -44,6 +44,10 @@ def main() -> None:
     for bias in (None, torch.zeros(2, 4, 30)):
         torch.library.opcheck(ops.bucket_attention_forward.default, (*tracked(*qkv(20, 30, H=4)), *in_buckets(bias)))
         checked += 1
+    for real in (None, torch.arange(20).expand(2, -1) < 15):
+        torch.library.opcheck(ops.top_of_each_bucket.default, (qkv(20)[0], torch.tensor([5, 3]), 5, real, True))
+        torch.library.opcheck(ops.by_bucket.default, (torch.arange(20).expand(2, 3, -1) % 5, 4, 8))
+        checked += 2
     print("checked", checked)
 
 

@@ -45,8 +45,8 @@ from subquad.masks import Mask
 from subquad.methods.base import Call, Fit, Method, Traits, tied_refusal
 from subquad.ops.attention_sums import approximate_attention_sums, attention_sums
 from subquad.ops.bucket_attention import attend_buckets
-from subquad.ops.bucketing import balanced_buckets, log_odds, same_label_buckets
-from subquad.ops.buckets import Buckets, enlarged, members, real_lengths, top_of_each_bucket
+from subquad.ops.bucketing import balanced_buckets, same_label_buckets, top_and_best
+from subquad.ops.buckets import Buckets, enlarged, members, real_lengths
 from subquad.ops.hash_functions import KINDS, HashFunctions, divergence, hash_scores
 from subquad.ops.heads import repeat_heads
 from subquad.ops.packing import per_segment
@@ -57,7 +57,7 @@ def membership(scores: Float[Tensor, "B H N C"], real: Tensor | None, balanced: 
     B, _, N, C = scores.shape
     if balanced:
         sizes = enlarged(real_lengths(real, B, N, scores.device), C, 1.0)
-        inside = members(top_of_each_bucket(log_odds(scores), sizes, math.ceil(N / C), real), N)
+        inside = members(top_and_best(scores, sizes, math.ceil(N / C), real, odds=True)[0], N)
     else:
         inside = F.one_hot(scores.argmax(-1), C)
         inside = inside if real is None else inside * real[:, None, :, None]
@@ -130,7 +130,9 @@ class LearnedHash(Method):
             raise ValueError(f"{self.name!r}: buckets=0 takes their number from bucket_size, which is 0 too")
         traits = type(self).traits
         if self.bucket_size > 0:
-            traits = replace(traits, subquadratic=self.merge == "multiplicity", exact_limit={"buckets": 1, "bucket_size": "M"})
+            traits = replace(
+                traits, subquadratic=self.merge == "multiplicity", exact_limit={"buckets": 1, "bucket_size": "M"}
+            )
         if self.selection == "argmax":
             traits = replace(traits, subquadratic=False, causal="strict", cross=False, exact_limit={"buckets": 1})
         object.__setattr__(self, "traits", traits)

@@ -8,7 +8,9 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
+from subquad.ops.backends import choose
 from subquad.ops.buckets import Buckets, by_bucket, enlarged, real_lengths, top_of_each_bucket
+from subquad.ops.native import buckets as compiled
 
 
 def balanced_buckets(
@@ -20,7 +22,7 @@ def balanced_buckets(
     size: int = 0,
 ) -> tuple[Buckets, ...]:
     """`best_of_each_bucket`, of scores that are logits over the buckets: tokens are ranked by their softmax."""
-    return best_of_each_bucket(log_odds(of_query), log_odds(of_key), mask, enlarge=enlarge, size=size)
+    return _fill(of_query, of_key, mask, enlarge, size, odds=True)
 
 
 def best_of_each_bucket(
@@ -36,6 +38,12 @@ def best_of_each_bucket(
     A query that no bucket takes meets the keys of the bucket that it scores highest; under a causal mask itself too, as
     every query does that a bucket takes when its scores as query and as key are the same. Sizes are each item's own.
     """
+    return _fill(of_query, of_key, mask, enlarge, size, odds=False)
+
+
+def _fill(
+    of_query: Tensor, of_key: Tensor, mask: Mask, enlarge: float, size: int, *, odds: bool
+) -> tuple[Buckets, ...]:
     B, _, N, C = of_query.shape
     M, device = of_key.shape[2], of_query.device
     real_queries, real_keys = mask.query_padding(N), mask.key_padding(M)
@@ -43,17 +51,28 @@ def best_of_each_bucket(
     for scores, real, tokens in ((of_query, real_queries, N), (of_key, real_keys, M)):
         lengths = real_lengths(real, B, tokens, device)
         sizes = bucket_sizes(lengths, C, enlarge, size)
-        sides.append(top_of_each_bucket(scores, sizes, most_of(tokens, C, enlarge, size), real))
-    queries, keys = sides
+        sides.append(top_and_best(scores, sizes, most_of(tokens, C, enlarge, size), real, odds))
+    (queries, best), (keys, _) = sides
     taken = torch.zeros(*of_query.shape[:2], N + 1, dtype=torch.bool, device=device)
     alone = ~taken.scatter(2, queries.flatten(2), True)[..., :N]
     alone = alone if real_queries is None else alone & real_queries[:, None]
-    labels = torch.where(alone, of_query.argmax(-1), C)
+    labels = torch.where(alone, best, C)
     left_over, bucket = by_bucket(labels, C)
     buckets = (Buckets(queries, keys), Buckets(left_over, keys, bucket))
     if not mask.is_causal:
         return buckets
     return *buckets, with_itself(alone if real_keys is None else alone & real_keys[:, None])
+
+
+def top_and_best(
+    scores: Float[Tensor, "B H N C"], sizes: Int64[Tensor, "B"], most: int, real: Bool[Tensor, "B N"] | None, odds: bool
+) -> tuple[Int64[Tensor, "B H C K"], Int64[Tensor, "B H N"]]:
+    """`top_of_each_bucket`, and of each token the bucket that it scores highest. With `odds` scores are logits over the
+    buckets, and tokens are ranked by their softmax.
+    """
+    if choose(cpu=compiled.refusal(scores)) == "cpu":
+        return compiled.top_of_each_bucket(scores.detach(), sizes, most, real, odds)
+    return top_of_each_bucket(log_odds(scores) if odds else scores, sizes, most, real), scores.argmax(-1)
 
 
 def bucket_sizes(lengths: Int64[Tensor, "B"], buckets: int, enlarge: float, size: int) -> Int64[Tensor, "B"]:

@@ -7,7 +7,10 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
+from subquad.ops.backends import choose
 from subquad.ops.grouping import sort_into_blocks
+from subquad.ops.native import buckets as compiled
+from subquad.ops.native.interface import refusal_of_any_dtype
 
 BLOCK = 32  # slots of a block of queries that were in no bucket
 
@@ -91,15 +94,18 @@ def top_of_each_bucket(
 ) -> Int64[Tensor, "B H C K"]:
     """Balanced selection: each bucket takes the `sizes` real tokens of its item that score highest in it.
 
-    `most` is at least the largest of the sizes. A token whose score is −inf is never taken.
+    They come in ascending order; of equal scores the lower token goes first. `most` is at least the largest of the
+    sizes. A token whose score is −inf is never taken.
     """
+    if choose(cpu=compiled.refusal(scores)) == "cpu":
+        return compiled.top_of_each_bucket(scores.detach(), sizes, most, real, False)[0]
     N = scores.shape[2]
     ranked = scores.detach().transpose(-1, -2)
     if real is not None:
         ranked = ranked.masked_fill(~real[:, None, None, :], -torch.inf)
-    top = ranked.topk(min(most, N), dim=-1)
-    taken = torch.arange(top.indices.shape[3], device=scores.device) < sizes[:, None, None, None]
-    return torch.where(taken & ~torch.isneginf(top.values), top.indices, N)
+    values, order = (x[..., :most] for x in ranked.sort(dim=-1, descending=True, stable=True))
+    taken = torch.arange(order.shape[3], device=scores.device) < sizes[:, None, None, None]
+    return torch.where(taken & ~torch.isneginf(values), order, N).sort(-1).values
 
 
 def by_bucket(
@@ -109,16 +115,22 @@ def by_bucket(
 
     A label of `buckets` is in none. Outside of torch.compile the blocks that nobody uses are cut off.
     """
+    if choose(cpu=refusal_of_any_dtype(labels)) == "cpu":
+        tokens, bucket, used = compiled.by_bucket(labels, buckets, size)
+    else:
+        tokens, bucket, used = _by_bucket(labels, buckets, size)
+    most = tokens.shape[2] if torch.compiler.is_compiling() else int(used.max())
+    return tokens[:, :, :most], bucket[:, :, :most]
+
+
+def _by_bucket(labels: Tensor, buckets: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """All blocks, and how many each head uses."""
     N = labels.shape[2]
     blocks = sort_into_blocks(labels, buckets, size)
     numbers = torch.arange(1, N + 1, device=labels.device).expand_as(labels)[..., None]
     tokens = blocks.gather(numbers)[..., 0] - 1
     tokens = torch.where(tokens < 0, N, tokens)
-    bucket = blocks.group
-    if not torch.compiler.is_compiling():
-        used = int((tokens < N).any(3).sum(2).max())
-        tokens, bucket = tokens[:, :, :used], bucket[:, :, :used]
-    return tokens, bucket
+    return tokens, blocks.group, (tokens < N).any(3).sum(2)
 
 
 def rows(x: Float[Tensor, "B H N D"], slots: Int64[Tensor, "B H T S"]) -> Float[Tensor, "B H T S D"]:

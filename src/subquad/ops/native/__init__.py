@@ -15,7 +15,9 @@ from pathlib import Path
 
 import torch  # noqa: F401  (first: its wheel brings the OpenMP runtime, and the library must use the one that is loaded)
 
-ABI_VERSION = 2  # as in abi.cpp
+ABI_VERSION = 3  # as in abi.cpp
+_BUCKETS = ("forward", "backward", "top", "blocks")
+_KERNELS = ("hash", "kmeans", "forward", "backward", *(f"bucket_{what}" for what in _BUCKETS))
 _FILE = {"darwin": "libsubquad.dylib", "win32": "subquad.dll"}.get(sys.platform, "libsubquad.so")
 _HOW = "Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install"
 _AGAIN = "run `pip install -v --force-reinstall --no-deps .` in subquad's folder"  # -v shows what fails
@@ -91,7 +93,7 @@ def _declare(found: ctypes.CDLL) -> None:
     found.subquad_variants.restype = ctypes.c_char_p
     found.subquad_variant.restype = ctypes.c_char_p
     found.subquad_use_variant.argtypes = [ctypes.c_char_p]
-    for kernel in ("hash", "kmeans", "forward", "backward", "bucket_forward", "bucket_backward"):
+    for kernel in _KERNELS:
         getattr(found, f"subquad_{kernel}").restype = ctypes.c_int64
 
 

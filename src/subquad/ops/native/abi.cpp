@@ -17,7 +17,7 @@ SUBQUAD_VARIANTS
 
 namespace {
 
-constexpr int ABI_VERSION = 2;  // one higher with every change that an older `ops/native/*.py` cannot call
+constexpr int ABI_VERSION = 3;  // one higher with every change that an older `ops/native/*.py` cannot call
 
 namespace runs {
 
@@ -110,4 +110,8 @@ EXPORT int64_t subquad_bucket_forward(const BucketForward *arguments) {
 }
 EXPORT int64_t subquad_bucket_backward(const BucketBackward *arguments) {
   return in_use.load()->kernels->bucket_backward(*arguments);
+}
+EXPORT int64_t subquad_bucket_top(const Selecting *arguments) { return in_use.load()->kernels->bucket_top(*arguments); }
+EXPORT int64_t subquad_bucket_blocks(const Blocking *arguments) {
+  return in_use.load()->kernels->bucket_blocks(*arguments);
 }

@@ -111,3 +111,23 @@ struct BucketBackward {
   float *grad_key_bias;         // (B,H,M), or null
   void *workspace;
 };
+
+struct Selecting {
+  Sizes sizes;            // C buckets of K slots
+  Rows scores;            // (B,H,N,C)
+  const uint8_t *real;    // (B,N), or null
+  const int64_t *wanted;  // (B) tokens of each bucket
+  int64_t odds;           // whether scores are logits, and tokens are ranked by their softmax
+  int64_t *slots;         // (B,H,C,K)
+  int64_t *best;          // (B,H,N) the bucket that a token scores highest
+  void *workspace;
+};
+
+struct Blocking {
+  Sizes sizes;            // C buckets, blocks of K slots
+  const int64_t *labels;  // (B,H,N); C for none
+  int64_t *tokens;        // (B,H,T,K) with T = ⌈N/K⌉ + C
+  int64_t *bucket;        // (B,H,T)
+  int64_t *used;          // (B,H) blocks that hold tokens
+  void *workspace;
+};

@@ -149,6 +149,27 @@ class BucketBackward(Structure):
     ]
 
 
+class Selecting(Structure):
+    """Balanced selection."""
+
+    _fields_ = [
+        ("sizes", Sizes),
+        ("scores", Rows),
+        *((name, c_void_p) for name in ("real", "wanted")),
+        ("odds", c_int64),
+        *((name, c_void_p) for name in ("slots", "best", "workspace")),
+    ]
+
+
+class Blocking(Structure):
+    """Tokens sorted by label into blocks."""
+
+    _fields_ = [
+        ("sizes", Sizes),
+        *((name, c_void_p) for name in ("labels", "tokens", "bucket", "used", "workspace")),
+    ]
+
+
 def refusal(x: Tensor) -> str | None:
     """Why the compiled kernels cannot read this tensor; None where they can."""
     reason = refusal_of_any_dtype(x)

@@ -40,6 +40,7 @@ constexpr int MAX_THREADS = 1024;
 #include "forward.hpp"
 #include "backward.hpp"
 #include "bucket_lists.hpp"
+#include "bucket_top.hpp"
 #include "bucket_forward.hpp"
 #include "bucket_backward.hpp"
 #include "single.hpp"
@@ -70,4 +71,5 @@ static int64_t backward(const Backward &a) {
 extern const Kernels TABLE(SUBQUAD_VARIANT);
 const Kernels TABLE(SUBQUAD_VARIANT) = {SUBQUAD_VARIANT::hash, SUBQUAD_VARIANT::kmeans_of, SUBQUAD_VARIANT::forward,
                                         SUBQUAD_VARIANT::backward, SUBQUAD_VARIANT::bucket_forward,
-                                        SUBQUAD_VARIANT::bucket_backward};
+                                        SUBQUAD_VARIANT::bucket_backward, SUBQUAD_VARIANT::top_of,
+                                        SUBQUAD_VARIANT::blocks_of};

@@ -9,4 +9,6 @@ struct Kernels {
   int64_t (*backward)(const Backward &);
   int64_t (*bucket_forward)(const BucketForward &);
   int64_t (*bucket_backward)(const BucketBackward &);
+  int64_t (*bucket_top)(const Selecting &);
+  int64_t (*bucket_blocks)(const Blocking &);
 };
