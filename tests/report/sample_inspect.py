@@ -14,7 +14,7 @@ CHOOSING = {
 }
 
 
-def report(hashing=("lsh:buckets=4", "lha:buckets=4@fitted"), choosing=CHOOSING) -> InspectReport:
+def report(hashing=("lsh:buckets=4", "lha:buckets=4@fitted"), choosing=CHOOSING, fits=0) -> InspectReport:
     methods = [method(name, *figures, hashes=name in hashing) for name, figures in choosing.items()]
     blind = {"method": "clustered:clusters=2", "settings": {"name": "clustered"}, "calibrated": None}
     blind["layers"] = {str(n): {} if n else {"reason": "it cannot"} for n in range(LAYERS)}
@@ -40,6 +40,7 @@ def report(hashing=("lsh:buckets=4", "lha:buckets=4@fitted"), choosing=CHOOSING)
         "bounds": {str(n): [0.8 + 0.05 * n] * HEADS for n in range(LAYERS)},
         "methods": [*methods, blind],
         "maps": {"layer": 1, "head": 0, "tokens": tokens, "weights": weights},
+        "fits": [{"method": "lha:buckets=4@fitted", "buckets": 4, "history": record()}] * fits,
         "notes": ["clustered:clusters=2 chooses no keys [of its own]."],
     }  # fmt: skip
 

@@ -215,5 +215,14 @@ def test_a_layer_that_is_not_in_every_entry_is_drawn_where_it_is():
     assert list(lines[2].get_xdata()) == [0, 10, 20, 30, 40]
 
 
+def test_each_fit_has_its_plot_and_an_earlier_one_is_removed(tmp_path):
+    write_inspection(sample.report(fits=2), tmp_path)
+    both = {"hash-dynamics.png", "hash-dynamics-2.png"}
+    assert both <= {path.name for path in tmp_path.iterdir()}
+    assert "the hash functions of lha:buckets=4@fitted" in (tmp_path / "results.md").read_text()
+    write_inspection(sample.report(fits=1), tmp_path)
+    assert both & {path.name for path in tmp_path.iterdir()} == {"hash-dynamics.png"}
+
+
 def test_a_record_without_such_figures_has_no_plot():
     assert hash_dynamics([{"step": 0, "layers": {"0": {"loss": 1.0}}}], "a-model") is None

@@ -104,7 +104,8 @@ def test_an_adapter_brings_its_own_parameters(model, text, tmp_path):
     sq.hf.save_adapter(bounds, pretrained, tmp_path / "as-it-starts")
     for bound in bounds.values():
         torch.nn.init.normal_(bound.learned.query.weights[0], std=5.0, generator=torch.Generator().manual_seed(0))
-    sq.hf.save_adapter(bounds, pretrained, tmp_path / "changed")
+    history = [{"step": 0, "layers": {"0": {"kl_query": 1.0}}}]
+    sq.hf.save_adapter(bounds, pretrained, tmp_path / "changed", record={"history": history})
     adapters = (tmp_path / "as-it-starts", tmp_path / "changed")
     found = inspected(model("bert"), text, tmp_path / "out", adapters=adapters)
     start, same, other = (of(found, f"lha:buckets=4,hidden=4{end}") for end in (" (", "@as", "@changed"))
@@ -112,6 +113,7 @@ def test_an_adapter_brings_its_own_parameters(model, text, tmp_path):
     assert same["layers"] == start["layers"]
     assert other["layers"] != start["layers"]
     assert f"--adapter {tmp_path}/changed" in found["command"]
+    assert found["fits"] == [{"method": other["method"], "buckets": 4, "history": history}]
 
 
 def test_causal_layers_have_the_utility_of_causal_attention(model, text, tmp_path):

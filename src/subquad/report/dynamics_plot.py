@@ -32,16 +32,18 @@ def hash_dynamics(record: Record, name: str, buckets: int | None = None) -> byte
         return None if figure is None else drawing.png(figure)
 
 
-def dynamics_figure(record: Record, name: str, buckets: int | None = None) -> Figure | None:
-    """As `hash_dynamics`, before it is a PNG."""
-    layers = sorted({int(number) for entry in record for number, of in entry["layers"].items() if "kl_query" in of})
+def dynamics_figure(record: Record, name: str, buckets: int | None = None, of: str = "hash functions") -> Figure | None:
+    """As `hash_dynamics`, before it is a PNG; `of` is what was fitted."""
+    layers = sorted(
+        {int(number) for entry in record for number, found in entry["layers"].items() if "kl_query" in found}
+    )
     if not layers:
         return None
     figure = Figure(figsize=(9.6, 6.2), layout="constrained")
     axes = figure.subplots(2, 2, sharex=True, sharey="row")
     colors = colormaps["viridis"].resampled(len(layers))
     for row, (what, label) in zip(axes, ROWS.items(), strict=True):
-        for ax, (side, of) in zip(row, SIDES.items(), strict=True):
+        for ax, (side, tokens) in zip(row, SIDES.items(), strict=True):
             for i, layer in enumerate(layers):
                 ax.plot(*_line(record, layer, f"{what}_{side}"), color=colors(i), linewidth=1.2, alpha=0.85)
             mean = _mean([_line(record, layer, f"{what}_{side}") for layer in layers])
@@ -49,7 +51,7 @@ def dynamics_figure(record: Record, name: str, buckets: int | None = None) -> Fi
             if what == "negative_entropy" and buckets:
                 least = {"color": "#c1272d", "linewidth": 1.3, "linestyle": (0, (4, 3))}
                 ax.axhline(-math.log(buckets), label=f"−ln {buckets}: spread evenly over the buckets", **least)
-            ax.set_title(of, fontsize=10)
+            ax.set_title(tokens, fontsize=10)
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         row[0].set_ylabel(label)
     for ax in axes[-1]:
@@ -57,7 +59,7 @@ def dynamics_figure(record: Record, name: str, buckets: int | None = None) -> Fi
     _layer_bar(figure, axes, colors, layers)
     handles, labels = axes[-1, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
-    return drawing.titled(figure, name, "hash functions while they are fitted")
+    return drawing.titled(figure, name, f"{of} while fitted")
 
 
 def _line(record: Record, layer: int, figure: str) -> tuple[list[int], list[float]]:

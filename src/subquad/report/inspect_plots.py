@@ -2,7 +2,8 @@
 
 from subquad.report import drawing
 from subquad.report.bucket_plots import histograms, sizes
-from subquad.report.inspect_schema import InspectReport
+from subquad.report.dynamics_plot import dynamics_figure
+from subquad.report.inspect_schema import Fit, InspectReport
 from subquad.report.map_plot import attention_maps
 from subquad.report.utility_plot import utility
 
@@ -13,11 +14,26 @@ PLOTS = {
     "bucket-histograms.png": "Sizes and query–key ratios of the buckets of all heads in all layers.",
     "attention-maps.png": "Attention weights of one head between the first tokens of the text.",
 }
+FIT = "hash-dynamics.png"
+ABOUT_FIT = "Divergences and negative entropies while the hash functions of {method} were fitted."
 DRAW = dict(zip(PLOTS, (utility, sizes, histograms, attention_maps), strict=True))
 
 
 def plots(report: InspectReport) -> dict[str, bytes]:
     """PNGs by name; a plot without figures to draw is left out."""
+    model = report["model"]["name"]
     with drawing.look():
         figures = {name: make(report) for name, make in DRAW.items()}
+        for name, fit in fits(report).items():
+            figures[name] = dynamics_figure(fit["history"], model, fit["buckets"], of=fit["method"])
         return {name: drawing.png(figure) for name, figure in figures.items() if figure is not None}
+
+
+def fits(report: InspectReport) -> dict[str, Fit]:
+    """The plots of fits: one for each adapter with hash functions."""
+    return {FIT if i == 0 else FIT.replace(".", f"-{i + 1}."): fit for i, fit in enumerate(report["fits"])}
+
+
+def about(report: InspectReport) -> dict[str, str]:
+    """What each plot shows, by its name."""
+    return PLOTS | {name: ABOUT_FIT.format(method=fit["method"]) for name, fit in fits(report).items()}

@@ -49,6 +49,14 @@ class Inspected(TypedDict):
     imbalance: NotRequired[Shares]  # over all layers
 
 
+class Fit(TypedDict):
+    """How the learned parameters of an adapter were fitted."""
+
+    method: str  # as in Inspected
+    buckets: int
+    history: list[dict[str, Any]]  # {"step": …, "layers": {number: figures}}
+
+
 class Maps(TypedDict):
     """Attention weights of one head on some tokens of the first sequence."""
 
@@ -73,4 +81,5 @@ class InspectReport(TypedDict):
     bounds: dict[str, list[float]]  # layer -> for each head the upper bound at `keys` keys
     methods: list[Inspected]
     maps: Maps
+    fits: list[Fit]
     notes: list[str]

@@ -8,7 +8,7 @@ from rich.text import Text
 from subquad.report import cells
 from subquad.report.cells import MISSING, Cell
 from subquad.report.content import Column, Line, Table, fact
-from subquad.report.inspect_plots import PLOTS
+from subquad.report.inspect_plots import about
 from subquad.report.inspect_reading import Choice, bounds, choice, choices, mean, over_layers
 from subquad.report.inspect_schema import VARIANTS, Inspected, InspectReport, Shares, Variant
 from subquad.report.markup import bullets, escaped, facts, fenced, table_of
@@ -54,11 +54,12 @@ class _Terminal:
 
 def markdown(report: InspectReport, figures: Sequence[str] = ()) -> str:
     """All of an inspection as Markdown. `figures` are the names of the plots that lie beside it."""
+    shows = about(report)
     parts = [
         f"# {escaped(title(report))}",
         table_of(summary(report)),
         escaped(LEGEND),
-        *(f"![{name}]({name})\n\n{PLOTS[name]}" for name in figures),
+        *(f"![{name}]({name})\n\n{escaped(shows[name])}" for name in figures),
         "## Layers",
     ]
     for number in report["bounds"]:

@@ -67,6 +67,7 @@ class Row:
     method: Method
     by_layer: Mapping[int, Method | Bound]
     calibrated: bool | None = None  # None: no learned parameters
+    history: list[dict[str, Any]] = field(default_factory=list)  # of its fit
 
     @property
     def bounds(self) -> dict[int, Bound]:
@@ -275,7 +276,9 @@ def _row(method: Method, pretrained: Pretrained, length: int) -> Row:
 
 def _adapted(folder: Path, pretrained: Pretrained) -> Row:
     """The methods of an adapter, with the parameters that were fitted to this model."""
-    by_layer = hf.read_adapter(folder).bounds(pretrained.model)
+    adapter = hf.read_adapter(folder)
+    by_layer = adapter.bounds(pretrained.model)
     methods = [bound.method for bound in by_layer.values()]
     various = "" if len(set(methods)) == 1 else " and others"
-    return Row(f"{methods[0]}{various}@{folder.name}", methods[0], by_layer, calibrated=True)
+    label = f"{methods[0]}{various}@{folder.name}"
+    return Row(label, methods[0], by_layer, calibrated=True, history=adapter.record.get("history", []))

@@ -9,10 +9,12 @@ import torch
 
 from subquad.measure.balance import BucketSizes
 from subquad.measure.hooks import ChoosesKeys
+from subquad.methods import LearnedHash
 from subquad.report.inspect_schema import (
     KIND,
     SCHEMA,
     VARIANTS,
+    Fit,
     Inspected,
     InspectReport,
     LayerFigures,
@@ -67,6 +69,7 @@ def report_of(inspection: Inspection, asked: Settings) -> InspectReport:
             "tokens": [_readable(x, token) for token in x.items[0][: s.tokens]],
             "weights": x.results["maps"],
         },
+        "fits": [_fit(row) for row in x.rows if row.history and isinstance(row.method, LearnedHash)],
         "notes": _notes(x),
     }
 
@@ -78,6 +81,11 @@ def _units(x: Inspection, layer: int) -> list[dict[str, Any]]:
 def _readable(x: Inspection, token: int) -> str:
     text = x.pretrained.tokenizer.decode([token])
     return text.strip() or repr(text)[1:-1]
+
+
+def _fit(row: Row) -> Fit:
+    functions = next(iter(row.bounds.values())).learned
+    return {"method": row.label, "buckets": getattr(functions, "buckets", 0), "history": row.history}
 
 
 # ---------------------------------------------------------------------- one method
