@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from subquad.cli.common import check_folder, divided, progress_bar, user_errors, writing
+from subquad.cli.options import AsJson, Device, Methods
 
 if TYPE_CHECKING:
     from subquad.report.bench_schema import BenchReport
@@ -15,16 +16,13 @@ if TYPE_CHECKING:
 
 
 def bench(
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(help='Methods as "name:setting=value,…"; repeatable, or several divided by spaces.'),
-    ] = None,
+    methods: Methods = None,
     lengths: Annotated[str | None, typer.Option(help="Lengths in tokens, divided by commas.")] = None,
     passes: Annotated[
         str | None, typer.Option(help="forward, forward+backward, or both divided by a comma; default: both.")
     ] = None,
     dtypes: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64; divided by commas.")] = "float32",
-    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1.")] = "cpu",
+    device: Device = "cpu",
     batch: Annotated[int, typer.Option(help="Sequences in a call.")] = 1,
     heads: Annotated[int, typer.Option(help="Heads.")] = 6,
     head_dim: Annotated[int, typer.Option(help="Width of a head.")] = 64,
@@ -40,7 +38,7 @@ def bench(
     out: Annotated[Path, typer.Option(help="Folder for the results; interrupted runs resume from it.")] = Path(
         "subquad-bench"
     ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time and memory of methods against length, beside SDPA in the same run."""
     with user_errors():

@@ -8,32 +8,29 @@ import typer
 from rich.console import Console
 
 from subquad.cli.common import check_folder, progress_bar, user_errors, writing
+from subquad.cli.options import AsJson, Column, Device, Model
 
 
 def calibrate(
-    model: Annotated[
-        str | None, typer.Argument(help="Hub id or folder; default: the encoder of the demo extra.")
-    ] = None,
+    model: Model = None,
     method: Annotated[
         str, typer.Option(help='A method with learned parameters, as "name:setting=value,…".')
     ] = "lha-tail",
     text: Annotated[
         list[Path] | None, typer.Option(help="Plain text to fit on: file, folder, .jsonl, .csv; repeatable.")
     ] = None,
-    column: Annotated[
-        str, typer.Option(help="The column of .jsonl, .csv and .tsv files that holds the text.")
-    ] = "text",
+    column: Column = "text",
     steps: Annotated[int | None, typer.Option(help="At most so many steps; default: the method's own recipe.")] = None,
     max_length: Annotated[
         int | None, typer.Option(help="Tokens of a passage; default: the model's positions, at most 512.")
     ] = None,
     batch: Annotated[int, typer.Option(help="Passages a step.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the order of the passages, and which are kept apart.")] = 0,
-    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1.")] = "cpu",
+    device: Device = "cpu",
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for the adapter; an interrupted run goes on from it.")
     ] = Path("subquad-adapter"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fit a method's learned parameters to a frozen model, from plain text."""
     from subquad.workflows.errors import InputError

@@ -8,19 +8,13 @@ import typer
 from rich.console import Console
 
 from subquad.cli.common import check_folder, divided, progress_bar, user_errors, writing
+from subquad.cli.options import Adapters, AsJson, Column, Device, Methods, Model, Text
 
 
 def compare(
-    model: Annotated[
-        str | None, typer.Argument(help="Hub id or folder; default: the encoder of the demo extra.")
-    ] = None,
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(help="Text to read: file, folder, .jsonl, .csv; repeatable. Default: Python's own documentation."),
-    ] = None,
-    column: Annotated[
-        str, typer.Option(help="The column of .jsonl, .csv and .tsv files that holds the text.")
-    ] = "text",
+    model: Model = None,
+    text: Text = None,
+    column: Column = "text",
     task: Annotated[
         str | None, typer.Option(help="A labelled task too: banking77, movie-reviews, sts or retrieval.")
     ] = None,
@@ -28,14 +22,8 @@ def compare(
     examples: Annotated[
         int | None, typer.Option(help="Use so many of the task's examples, drawn by lot; default: all.")
     ] = None,
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(help='Methods as "name:setting=value,…"; repeatable, or several divided by spaces.'),
-    ] = None,
-    adapter: Annotated[
-        list[Path] | None,
-        typer.Option(help="An adapter that subquad calibrate wrote, as a row of its own; repeatable."),
-    ] = None,
+    methods: Methods = None,
+    adapter: Adapters = None,
     calibrate: Annotated[
         list[Path] | None,
         typer.Option(
@@ -48,11 +36,11 @@ def compare(
     min_fidelity: Annotated[
         float, typer.Option(help="Recommend nothing below this mean cosine (or ratio of perplexities) to exact.")
     ] = 0.99,
-    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1.")] = "cpu",
+    device: Device = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for the report; interrupted runs resume from it.")] = Path(
         "subquad-compare"
     ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Which attention can go into this model, what does that lose, what does it gain?"""
     from subquad.workflows.errors import InputError

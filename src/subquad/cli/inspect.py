@@ -8,27 +8,15 @@ import typer
 from rich.console import Console
 
 from subquad.cli.common import check_folder, divided, progress_bar, user_errors, writing
+from subquad.cli.options import Adapters, AsJson, Column, Device, Methods, Model, Text
 
 
 def inspect(
-    model: Annotated[
-        str | None, typer.Argument(help="Hub id or folder; default: the encoder of the demo extra.")
-    ] = None,
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(help="Text to read: file, folder, .jsonl, .csv; repeatable. Default: Python's own documentation."),
-    ] = None,
-    column: Annotated[
-        str, typer.Option(help="The column of .jsonl, .csv and .tsv files that holds the text.")
-    ] = "text",
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(help='Methods as "name:setting=value,…"; repeatable, or several divided by spaces.'),
-    ] = None,
-    adapter: Annotated[
-        list[Path] | None,
-        typer.Option(help="A folder of learned parameters that were fitted to this model; repeatable."),
-    ] = None,
+    model: Model = None,
+    text: Text = None,
+    column: Column = "text",
+    methods: Methods = None,
+    adapter: Adapters = None,
     buckets: Annotated[int, typer.Option(help="B: of the upper bound at N/B keys, and of the default methods.")] = 4,
     length: Annotated[
         int | None, typer.Option(help="N, tokens of a sequence; default: the model's positions, at most 512.")
@@ -39,11 +27,11 @@ def inspect(
     ] = None,
     head: Annotated[int, typer.Option(help="Of the attention maps.")] = 0,
     tokens: Annotated[int, typer.Option(help="How many tokens the attention maps show, from the first on.")] = 40,
-    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1.")] = "cpu",
+    device: Device = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for the results; interrupted runs resume from it.")] = Path(
         "subquad-inspect"
     ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Which keys do methods choose in this model, and how much of exact attention do those hold?"""
     from subquad.workflows.errors import InputError
