@@ -1,0 +1,183 @@
+"""Adapters: what is saved comes back bit for bit, and what does not belong together is named."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import subquad as sq
+
+METHOD = "lha:buckets=3,hidden=8"
+
+
+SIZES = {"vocab_size": 60, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+def bert(layers=2):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SIZES, num_hidden_layers=layers, max_position_embeddings=64)
+    return transformers.BertModel(config).eval()
+
+
+@pytest.fixture
+def model():
+    return bert()
+
+
+@pytest.fixture
+def folder(model, tmp_path):
+    sq.hf.swap(model, METHOD)
+    for bound in sq.hf.bounds(model).values():
+        for parameter in bound.parameters():
+            parameter.data.add_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
+    sq.hf.save_adapter(sq.hf.bounds(model), model, tmp_path / "adapter", record={"steps": 3}, card="# card")
+    return tmp_path / "adapter"
+
+
+def outputs(model):
+    ids = torch.arange(40)[None] % 30 + 5
+    with torch.inference_mode():
+        return model(ids).last_hidden_state
+
+
+def test_an_adapter_comes_back_bit_for_bit(model, folder):
+    wanted = outputs(model)
+    before = {name: p.clone() for bound in sq.hf.bounds(model).values() for name, p in bound.named_parameters()}
+    sq.hf.restore(model)
+    exact = outputs(model)
+    swapped = sq.hf.load_adapter(model, folder)
+    assert set(map(str, swapped.methods.values())) == {METHOD}
+    assert torch.equal(outputs(model), wanted)
+    assert not torch.allclose(wanted, exact, atol=1e-4)
+    after = {name: p for bound in sq.hf.bounds(model).values() for name, p in bound.named_parameters()}
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_folder_holds_settings_record_and_card(folder):
+    settings = json.loads((folder / "adapter.json").read_text())
+    assert settings["methods"]["0"] == sq.parse_method(METHOD).to_dict()
+    assert settings["record"] == {"steps": 3}
+    assert (folder / "README.md").read_text() == "# card"
+    assert not list(folder.glob("*.part"))
+
+
+def test_only_some_layers(model, tmp_path):
+    sq.hf.swap(model, {0: METHOD})
+    learned = {n: b for n, b in sq.hf.bounds(model).items() if n == 0}
+    sq.hf.save_adapter(learned, model, tmp_path)
+    assert {n: str(m) for n, m in sq.hf.load_adapter(model, tmp_path).methods.items()} == {0: METHOD, 1: "full"}
+
+
+def test_nothing_to_save_is_refused(model, tmp_path):
+    sq.hf.swap(model, "clustered:clusters=4")
+    with pytest.raises(ValueError, match="none of these layers has learned parameters"):
+        sq.hf.save_adapter(sq.hf.bounds(model), model, tmp_path)
+
+
+def test_another_architecture_is_named(folder):
+    other = bert(layers=3)
+    with pytest.raises(ValueError, match=r"made for a BertModel with 2 attention layers .* this is a BertModel with 3"):
+        sq.hf.load_adapter(other, folder)
+    assert sq.hf.describe(other).methods == {}
+
+
+def test_other_weights_are_refused_unless_wanted(model, folder):
+    sq.hf.restore(model)
+    model.encoder.layer[0].output.dense.weight.data += 1
+    with pytest.raises(ValueError, match="fitted to other weights"):
+        sq.hf.load_adapter(model, folder)
+    sq.hf.load_adapter(model, folder, any_weights=True)
+    assert str(sq.hf.describe(model).methods[1]) == METHOD
+
+
+def test_extended_positions_are_the_same_weights(model, folder):
+    sq.hf.restore(model)
+    sq.hf.load_adapter(sq.hf.extend_positions(model, 200), folder)
+    assert str(sq.hf.describe(model).methods[0]) == METHOD
+
+
+@pytest.mark.parametrize("name", ["adapter.json", "adapter.safetensors"])
+def test_missing_files_are_named(model, folder, name):
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=f"has no {name}"):
+        sq.hf.load_adapter(model, folder)
+
+
+def test_a_missing_folder_is_named(model, tmp_path):
+    with pytest.raises(ValueError, match="there is no such folder"):
+        sq.hf.load_adapter(model, tmp_path / "nowhere")
+
+
+def cut_settings(folder):
+    file = folder / "adapter.json"
+    file.write_text(file.read_text()[:100])
+
+
+def drop_the_methods(folder):
+    settings = json.loads((folder / "adapter.json").read_text())
+    del settings["methods"]
+    (folder / "adapter.json").write_text(json.dumps(settings))
+
+
+def cut_tensors(folder):
+    file = folder / "adapter.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def turn_a_bit(folder):
+    data = bytearray((folder / "adapter.safetensors").read_bytes())
+    data[-5] ^= 1
+    (folder / "adapter.safetensors").write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("damage", [cut_settings, drop_the_methods, cut_tensors, turn_a_bit])
+def test_damaged_files_are_named(model, folder, damage):
+    wanted = "adapter.json" if damage in (cut_settings, drop_the_methods) else "adapter.safetensors"
+    damage(folder)
+    with pytest.raises(ValueError, match=rf"{wanted} is damaged"):
+        sq.hf.load_adapter(model, folder)
+
+
+def test_another_format_is_named(model, folder):
+    settings = json.loads((folder / "adapter.json").read_text())
+    (folder / "adapter.json").write_text(json.dumps(settings | {"format": 99}))
+    with pytest.raises(ValueError, match="has format 99, but this version reads 1"):
+        sq.hf.load_adapter(model, folder)
+
+
+def test_settings_that_do_not_fit_the_parameters_are_named(model, folder):
+    settings = json.loads((folder / "adapter.json").read_text())
+    settings["methods"]["1"]["buckets"] = 4
+    (folder / "adapter.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=r"layer 1: .* of lha:buckets=4,hidden=8 is .* but the adapter holds"):
+        sq.hf.load_adapter(model, folder)
+
+
+def test_parameters_that_are_not_there_are_named(model, folder):
+    tensors = load_file(folder / "adapter.safetensors")
+    save_file({name: t for name, t in tensors.items() if not name.startswith("1.")}, folder / "adapter.safetensors")
+    settings = json.loads((folder / "adapter.json").read_text())
+    settings["tensors"] = sq.hf.adapters._digest(folder / "adapter.safetensors")
+    (folder / "adapter.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=r"layer 1: .* the adapter holds \[\]"):
+        sq.hf.load_adapter(model, folder)
+
+
+def test_a_saved_model_asks_for_its_adapter(model, folder, tmp_path):
+    sq.hf.load_adapter(model, folder)
+    model.save_pretrained(tmp_path / "model")
+    loaded = type(model).from_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"layer 0 ran 'lha', whose learned parameters come from an adapter"):
+        sq.hf.reattach(loaded)
+    sq.hf.load_adapter(loaded, folder)
+    torch.testing.assert_close(outputs(loaded.eval()), outputs(model))
+
+
+def test_a_bound_method_is_for_one_layer_of_its_size(model):
+    bound = sq.LearnedHash(buckets=2).bind(heads=4, head_dim=8)
+    with pytest.raises(ValueError, match="is bound to one layer; give a mapping"):
+        sq.hf.swap(model, bound)
+    with pytest.raises(ValueError, match=r"was bound for 3 heads of width 8 .* but layer 0"):
+        sq.hf.swap(model, {0: sq.LearnedHash(buckets=2).bind(heads=3, head_dim=8)})

@@ -1,0 +1,207 @@
+"""Calibration on tiny models: it fits, it goes on after an interruption, and it names what does not fit."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from subquad import hf
+from subquad.cli import app
+from subquad.workflows import calibrate as module
+from subquad.workflows.calibrate import Settings, calibrate, mean_at, save
+from subquad.workflows.errors import InputError
+from subquad.workflows.pieces import cut
+from subquad.workflows.pretrained import load
+
+LHA = "lha:buckets=3,hidden=16"
+
+
+@pytest.fixture
+def settings(model, text, monkeypatch):
+    monkeypatch.setattr(module, "EVERY", 10)
+    return Settings(method=LHA, text=(text,), model=model("bert"), steps=40, max_length=48)
+
+
+@pytest.fixture
+def command(model, text):
+    def run(*words, **options):
+        given = {"--method": LHA, "--text": str(text), "--max-length": "48", "--steps": "2"} | options
+        listed = [word for pair in given.items() if pair[1] is not None for word in pair]
+        return CliRunner().invoke(app, ["calibrate", *words, *listed])
+
+    return run
+
+
+def parameters(fitted):
+    return [p for bound in fitted.bounds.values() for p in bound.state_dict().values()]
+
+
+@pytest.mark.parametrize(("method", "metric"), [(LHA, "utility"), ("lha-tail:buckets=3,keys=12,cells=2", "error")])
+def test_it_fits_every_layer_better_than_at_the_start(settings, tmp_path, method, metric):
+    fitted = calibrate(replace(settings, method=method), tmp_path)
+    history = fitted.record["history"]
+    assert [entry["step"] for entry in history] == [0, 10, 20, 30, 40]
+    assert set(fitted.bounds) == {0, 1}
+    for number in ("0", "1"):
+        best = {entry["step"]: entry for entry in history}[fitted.record["best"][number]]
+        before, after = (entry["layers"][number][metric] for entry in (history[0], best))
+        assert after > before if metric == "utility" else after < before
+    assert fitted.record["metric"] == metric
+    assert "loss" in history[1]["layers"]["0"]
+    assert ("kl_query" in history[1]["layers"]["0"]) == (metric == "utility")
+
+
+def test_the_model_is_left_as_it_was(settings, tmp_path):
+    before = load(settings.model).model.state_dict()
+    fitted = calibrate(settings, tmp_path)
+    after = fitted.pretrained.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert hf.describe(fitted.pretrained.model).methods == {}
+
+
+def test_an_interrupted_run_goes_on_and_ends_with_the_same_parameters(settings, tmp_path):
+    wanted = calibrate(settings, tmp_path / "whole")
+
+    def interrupt(what, done, total):
+        if done == 27:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(settings, tmp_path / "cut", interrupt)
+    steps = []
+    resumed = calibrate(settings, tmp_path / "cut", lambda what, done, total: steps.append(done))
+    assert steps[:2] == [0, 20]  # loading, then on from the last measurement
+    assert all(torch.equal(a, b) for a, b in zip(parameters(wanted), parameters(resumed), strict=True))
+    assert [e["step"] for e in resumed.record["history"]] == [0, 10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"steps": 30}, {"method": "lha:buckets=4,hidden=16"}])
+def test_a_run_with_other_settings_starts_anew(settings, tmp_path, changed):
+    calibrate(settings, tmp_path)
+    steps = []
+    calibrate(replace(settings, **changed), tmp_path, lambda what, done, total: steps.append(done))
+    assert steps[:3] == [0, 0, 1]
+
+
+def test_it_ends_when_nothing_becomes_better(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "GAIN", 10.0)
+    fitted = calibrate(replace(settings, steps=200), tmp_path)
+    assert fitted.record["ended"] == f"no better for {module.PATIENCE * 10} steps"
+    assert fitted.record["history"][-1]["step"] == module.PATIENCE * 10
+
+
+def test_each_layer_keeps_its_best_parameters(settings, tmp_path):
+    fitted = calibrate(settings, tmp_path)
+    again = module.Trainer(
+        fitted.pretrained,
+        cut(module.read_documents(settings.text), 48, settings.held_out, settings.seed),
+        fitted.bounds,
+        fitted.method.fit,
+        1,
+        48,
+        settings,
+    )
+    again._measure(tmp_path / "checkpoint.pt", {})
+    for number, step in fitted.record["best"].items():
+        history = {entry["step"]: entry["layers"][number] for entry in fitted.record["history"]}
+        assert again.history[0]["layers"][number]["utility"] == pytest.approx(history[step]["utility"], abs=1e-5)
+        assert history[step]["utility"] == max(figures["utility"] for figures in history.values())
+
+
+def test_pieces_kept_apart_are_not_trained_on():
+    documents = ["word " * 500, "other " * 300, "short"]
+    pieces = cut(documents, 16, held_out=3, seed=0)
+    assert len(pieces.held_out) == 3
+    assert not set(pieces.held_out) & set(pieces.train)
+    assert all(document < 2 for document, _, _ in pieces.train)
+    spans = pieces.train + pieces.held_out
+    assert sum(end - start for _, start, end in spans) == pytest.approx(2500 + 1800, abs=100)
+    read = [span for step in range(len(pieces.train)) for span in pieces.order(step, 1, seed=5)]
+    assert sorted(read) == sorted(pieces.train)
+    assert pieces.order(len(pieces.train), 1, seed=5) == pieces.order(len(pieces.train), 1, seed=5)
+
+
+def test_the_saved_adapter_loads_and_the_checkpoints_are_gone(settings, tmp_path):
+    fitted = calibrate(settings, tmp_path / "adapter")
+    save(fitted, tmp_path / "adapter")
+    assert sorted(p.name for p in (tmp_path / "adapter").iterdir()) == [
+        "README.md",
+        "adapter.json",
+        "adapter.safetensors",
+    ]
+    model = load(settings.model).model
+    hf.load_adapter(model, tmp_path / "adapter")
+    loaded = [p for bound in hf.bounds(model).values() for p in bound.state_dict().values()]
+    assert all(torch.equal(a, b) for a, b in zip(parameters(fitted), loaded, strict=True))
+    card = (tmp_path / "adapter" / "README.md").read_text()
+    assert "`buckets=3`" in card
+    assert f'sq.hf.load_adapter(model, "{(tmp_path / "adapter").name}")' in card
+    assert f"→ {mean_at(fitted.record['history'][-1], 'utility'):.1f}"[:4] in card
+
+
+def test_layers_that_cannot_run_the_method_are_left_out_and_named(settings, model, tmp_path):
+    fitted = calibrate(replace(settings, model=model("modernbert"), steps=2), tmp_path)
+    assert set(fitted.bounds) == {0}
+    assert set(fitted.refused) == {1, 2}
+    assert "window" in fitted.refused[1]
+
+
+def test_a_causal_model_takes_strictly_causal_buckets_only(settings, model, tmp_path):
+    with pytest.raises(InputError, match=r"no layer of .* can run lha.*not causal and this layer is"):
+        calibrate(replace(settings, model=model("gpt2")), tmp_path)
+    strict = replace(settings, model=model("gpt2"), method="lha:buckets=3,hidden=16,selection=argmax", steps=3)
+    assert set(calibrate(strict, tmp_path).bounds) == {0, 1}
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def test_the_command_writes_an_adapter_and_a_table(command, model, tmp_path):
+    result = command(model("bert"), "-o", str(tmp_path / "made"))
+    assert result.exit_code == 0, result.output
+    assert "mean" in result.output
+    assert (tmp_path / "made" / "adapter.safetensors").exists()
+
+
+def test_the_command_prints_its_record_as_json(command, model, tmp_path):
+    result = command(model("bert"), "--json", "-o", str(tmp_path / "made"))
+    assert json.loads(result.stdout)["method"]["name"] == "lha"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"--text": None}, "no text to fit on: give --text"),
+        ({"--text": "nowhere.txt"}, "nowhere.txt"),
+        ({"--method": "clustered"}, "'clustered' has nothing to calibrate: it has no learned parameters"),
+        ({"--method": "lah"}, "no method 'lah'; did you mean"),
+        ({"--method": "lha:buckets=0"}, "buckets=0 takes their number from bucket_size"),
+        ({"--max-length": "4096"}, "max-length 4096 is past the 64 positions"),
+        ({"--steps": "0"}, "must each be 1 or more"),
+        ({"--batch": "0"}, "must each be 1 or more"),
+        ({"--device": "nope"}, "nope"),
+    ],
+)
+def test_mistakes_end_in_one_line(command, model, tmp_path, options, says):
+    result = command(model("bert"), "-o", str(tmp_path / "made"), **options)
+    assert result.exit_code == 2
+    assert says in " ".join(result.stderr.split())
+    assert not (tmp_path / "made" / "adapter.json").exists()
+
+
+def test_too_little_text_is_named(command, model, tmp_path):
+    (tmp_path / "short.txt").write_text("A few words only, and then no more.")
+    result = command(model("bert"), "-o", str(tmp_path / "made"), **{"--text": str(tmp_path / "short.txt")})
+    assert result.exit_code == 2
+    assert "the text is too short" in result.stderr
+
+
+def test_a_file_is_no_folder_for_an_adapter(command, model, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = command(model("bert"), "-o", str(tmp_path / "file"))
+    assert result.exit_code == 2
+    assert Path(tmp_path / "file").read_text() == ""

@@ -1,0 +1,136 @@
+"""compare with learned parameters: adapters, calibration on the way, and rows without either."""
+
+from dataclasses import replace
+
+import pytest
+
+from subquad import hf
+from subquad.workflows import calibrate as fitting
+from subquad.workflows import calibrated
+from subquad.workflows.compare import Comparison, Settings, measure
+from subquad.workflows.compare_report import report_of
+from subquad.workflows.errors import InputError
+from subquad.workflows.pretrained import load
+from tests.workflows import tiny
+
+LHA = "lha:buckets=3,hidden=8"
+
+
+@pytest.fixture
+def settings(model, text):
+    return Settings(
+        model=model("bert"),
+        text=(text,),
+        methods=(LHA, "lsh:buckets=3"),
+        max_length=48,
+        lengths=(96,),
+        op_lengths=(32,),
+        passages=4,
+    )
+
+
+@pytest.fixture
+def other_text(tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for i, document in enumerate(tiny.documents(count=4)):
+        (folder / f"{i}.txt").write_text(document[::-1])
+    return folder
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Three steps of fitting, counted."""
+    begun = []
+
+    def few(settings, *rest):
+        begun.append(settings.method)
+        return fitting.fit(replace(settings, steps=3), *rest)
+
+    monkeypatch.setattr(calibrated, "fit", few)
+    return begun
+
+
+@pytest.fixture
+def adapter(settings, other_text, tmp_path):
+    small = fitting.Settings(method=LHA, text=(other_text,), model=settings.model, steps=3, max_length=48)
+    return fitting.save(fitting.calibrate(small, tmp_path / "mine"), tmp_path / "mine")
+
+
+def by_method(report):
+    return {method["method"]: method for method in report["methods"]}
+
+
+def test_learned_parameters_that_nobody_fitted_are_said_to_be_so(settings, tmp_path):
+    report = report_of(measure(settings, tmp_path))
+    assert set(by_method(report)[LHA]["model"]) == {"48", "96"}
+    assert f"{LHA}: not calibrated: its learned parameters are those that it starts with." in report["notes"]
+    assert not any(note.startswith("lsh:buckets=3: not calibrated") for note in report["notes"])
+
+
+def test_an_adapter_is_a_row_of_its_own(settings, adapter, tmp_path):
+    report = report_of(measure(replace(settings, adapters=(adapter,)), tmp_path / "out"))
+    rows = by_method(report)
+    assert list(rows) == ["full", LHA, "lsh:buckets=3", f"{LHA}@mine"]
+    plain, fitted = rows[LHA]["quality"]["48"], rows[f"{LHA}@mine"]["quality"]["48"]
+    assert plain["layer_error"] != fitted["layer_error"]
+    assert 0 < fitted["weights_l1"] < 2
+    assert f"--adapter {adapter}" in report["command"]
+
+
+def test_an_adapter_alone_is_enough(settings, adapter, tmp_path):
+    report = report_of(measure(replace(settings, methods=(), adapters=(adapter,)), tmp_path / "out"))
+    assert list(by_method(report)) == ["full", f"{LHA}@mine"]
+
+
+def test_other_parameters_are_measured_anew(settings, adapter):
+    first = Comparison.prepare(replace(settings, adapters=(adapter,)))
+    again = Comparison.prepare(replace(settings, adapters=(adapter,)))
+    assert first.fingerprint() == again.fingerprint()
+    next(iter(again.rows[-1].bounds[0].parameters())).data += 1
+    assert first.fingerprint() != again.fingerprint()
+
+
+def test_adapters_of_other_models_are_refused(settings, adapter, model):
+    with pytest.raises(InputError, match="was made for a BertModel"):
+        Comparison.prepare(replace(settings, model=model("masked"), adapters=(adapter,)))
+
+
+def test_an_adapter_that_mixes_methods_is_refused(settings, tmp_path):
+    loaded = load(settings.model).model
+    hf.swap(loaded, {0: LHA, 1: "lha:buckets=2"})
+    hf.save_adapter(hf.bounds(loaded), loaded, tmp_path / "mixed")
+    with pytest.raises(InputError, match=r"mixes methods \(lha:buckets=2, lha:buckets=3,hidden=8\)"):
+        Comparison.prepare(replace(settings, adapters=(tmp_path / "mixed",)))
+
+
+def test_calibrate_fits_what_can_be_fitted_first(settings, other_text, quick, tmp_path):
+    asked = replace(settings, calibrate=(other_text,))
+    rows = by_method(report_of(measure(asked, tmp_path / "out")))
+    folder = tmp_path / "out" / "adapters" / "lha-buckets-3-hidden-8"
+    assert list(rows) == ["full", f"{LHA}@{folder.name}", "lsh:buckets=3"]
+    assert hf.read_adapter(folder).record["text"]["source"] == [str(other_text)]
+    assert quick == [LHA]
+    measure(asked, tmp_path / "out")
+    assert quick == [LHA]  # the adapter of the run before serves again
+    measure(replace(asked, max_length=32), tmp_path / "out")
+    assert quick == [LHA, LHA]
+
+
+def test_a_damaged_adapter_of_an_earlier_run_is_fitted_again(settings, other_text, quick, tmp_path):
+    asked = replace(settings, calibrate=(other_text,))
+    measure(asked, tmp_path / "out")
+    (tmp_path / "out" / "adapters" / "lha-buckets-3-hidden-8" / "adapter.safetensors").write_bytes(b"")
+    measure(asked, tmp_path / "out")
+    assert quick == [LHA, LHA]
+
+
+def test_the_text_compared_on_is_not_calibrated_on(settings, text):
+    for given in (text, text.parent, text / "1.txt"):
+        with pytest.raises(InputError, match="the text that is compared on"):
+            Comparison.prepare(replace(settings, calibrate=(given,)))
+
+
+def test_nothing_to_calibrate_is_named(settings, other_text):
+    with pytest.raises(InputError, match="none of the methods has learned parameters to fit"):
+        Comparison.prepare(replace(settings, methods=("lsh:buckets=3",), calibrate=(other_text,)))
