@@ -24,11 +24,12 @@ def sizes(report: InspectReport) -> Figure | None:
     if not shown:
         return None
     figure = Figure(figsize=(9.6, 2.1 * len(shown) + 1.3), layout="constrained")
-    axes = figure.subplots(len(shown), 1, squeeze=False, sharex=False)[:, 0]
+    axes = figure.subplots(len(shown), 1, squeeze=False, sharey=True)[:, 0]
     for ax, method in zip(axes, shown, strict=True):
         expected = _stacked(ax, method, layer)
         line = ax.axhline(expected, color=EXPECTED, linewidth=1.3, linestyle=(0, (4, 3)), label="expected size")
-        ax.set_title(f"{method['method']}: {_imbalance(method['layers'][layer]['imbalance'])}", fontsize=9, loc="left")
+        found = _imbalance(method["layers"][layer]["imbalance"])
+        ax.set_title(f"{method['method']}: {found}, of all sequences", fontsize=9, loc="left")
         ax.set_ylabel("tokens")
     axes[-1].set_xlabel("head; its buckets from the largest to the smallest")
     figure.legend(handles=[*SIDES, line], loc="outside lower center", ncols=3)

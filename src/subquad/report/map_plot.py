@@ -17,7 +17,7 @@ def attention_maps(report: InspectReport) -> Figure | None:
     if not names:
         return None
     tokens = len(maps["tokens"])
-    columns = min(len(names), 3 if tokens <= 48 else 2)
+    columns = _columns(len(names)) if tokens <= 48 else min(len(names), 2)
     rows = math.ceil(len(names) / columns)
     side = max(2.6, 0.098 * tokens)  # inches: room for a token's name in each row
     figure = Figure(figsize=(columns * (side + 0.35) + 1.9, rows * (side + 0.45) + 1.3), layout="constrained")
@@ -34,6 +34,11 @@ def attention_maps(report: InspectReport) -> Figure | None:
     bar.ax.tick_params(labelsize=8)
     shown = f"layer {maps['layer']}, head {maps['head']}, first {tokens} of {report['settings']['length']:,} tokens"
     return drawing.titled(figure, report["model"]["name"], f"attention from rows to columns; {shown}")
+
+
+def _columns(panels: int) -> int:
+    """3 in a row, or 4 where that leaves fewer places empty."""
+    return min(panels, 3 if -panels % 3 <= -panels % 4 else 4)
 
 
 def _map(ax: Any, maps: Maps, name: str, scale: PowerNorm, *, left: bool, bottom: bool) -> Any:
