@@ -2,7 +2,7 @@
 
 import torch
 
-from subquad.randomness import orthogonal
+from subquad.randomness import gumbel, normal, orthogonal
 
 LIKE = torch.zeros(1)
 
@@ -43,3 +43,23 @@ def test_dtype_follows_and_only_rounds():
 
 def test_the_custom_op_is_well_formed():
     torch.library.opcheck(torch.ops.subquad.orthogonal.default, (7, 3, 4))
+
+
+def test_normal_numbers_of_two_seeds_have_no_row_in_common():
+    """Nor has a row of one seed the numbers of another row."""
+    rows = torch.cat([normal(seed, 40, 3, LIKE.double()) for seed in range(40)])
+    assert len(rows.unique(dim=0)) == 1600
+    assert len(rows.unique()) == 4800
+
+
+def test_normal_numbers_are_normal():
+    rows = normal(3, 20000, 4, LIKE.double())
+    assert rows.mean(0).abs().max() < 0.03  # standard error 0.007
+    torch.testing.assert_close(rows.T.cov(), torch.eye(4, dtype=torch.float64), atol=0.04, rtol=0)
+    assert ((rows.abs() < 0.6745).double().mean(0) - 0.5).abs().max() < 0.015
+
+
+def test_gumbel_numbers_of_two_seeds_have_no_step_in_common():
+    places = torch.arange(5)
+    drawn = [gumbel(seed, torch.tensor(step), places, LIKE.double()) for seed in range(20) for step in range(20)]
+    assert len(torch.stack(drawn).unique()) == 2000

@@ -56,8 +56,8 @@ def _normal(seed: int, rows: int, columns: int) -> Tensor:
 @lru_cache(maxsize=256)
 def _normal_drawn(seed: int, rows: int, columns: int) -> Tensor:
     # Each number comes from its own row, column and the seed, so that fewer rows are the first of more rows.
-    row = torch.arange(1, rows + 1, device="cpu")[:, None]
-    mixed = _mix(_mix(torch.tensor(seed, device="cpu")) + _mix(row) + torch.arange(columns, device="cpu") * _GOLDEN)
+    row, column = torch.arange(rows, device="cpu")[:, None], torch.arange(columns, device="cpu")
+    mixed = _mix(_mix(_mix(torch.tensor(seed, device="cpu")) + row) + column * _GOLDEN)
     return torch.special.ndtri(_uniform(mixed))
 
 
@@ -99,7 +99,7 @@ def gumbel(seed: int, step: Tensor, places: Tensor, like: Tensor) -> Tensor:
     >>> torch.equal(gumbel(7, zero, places, like=torch.zeros(1))[:2], gumbel(7, zero, places[:2], like=torch.zeros(1)))
     True
     """
-    started = _mix(_mix(torch.tensor(seed, device=places.device)) + _mix(step.to(places.device)))
+    started = _mix(_mix(torch.tensor(seed, device=places.device)) + step.to(places.device))
     return (-(-_uniform(_mix(started + places * _GOLDEN)).log()).log()).to(device=like.device, dtype=like.dtype)
 
 

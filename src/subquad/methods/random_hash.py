@@ -31,6 +31,8 @@ from subquad.ops.packing import per_segment
 from subquad.ops.tail import attend_with_tail, key_cells
 from subquad.randomness import normal
 
+OF_KEYS = 2**62  # tells the seed of the keys' random numbers from that of the queries'
+
 
 def plane_scores(x: Float[Tensor, "B H N D"], buckets: int, seed: int) -> Float[Tensor, "B H N C"]:
     """x [R; −R], opposite directions side by side; an odd number of buckets lacks the last opposite."""
@@ -160,7 +162,7 @@ class RandomHash(Method):
         buckets = self.buckets or math.ceil(M / self.bucket_size)
         if self.hash == "random":
             of_query = place_scores(query, call.mask.query_padding(N), buckets, call.seed)
-            of_key = place_scores(key, call.mask.key_padding(M), buckets, call.seed ^ 1)
+            of_key = place_scores(key, call.mask.key_padding(M), buckets, call.seed ^ OF_KEYS)
         else:
             root = abs(call.scale) ** 0.5
             of_query, of_key = (plane_scores(x * root, buckets, call.seed) for x in (query, key))
