@@ -7,7 +7,7 @@ import subquad as sq
 from subquad import Mask
 from subquad.ops import native
 from subquad.ops.bucketing import balanced_buckets, best_of_each_bucket, log_odds, top_and_best
-from subquad.ops.buckets import by_bucket, top_of_each_bucket
+from subquad.ops.buckets import by_bucket, enlarged, top_of_each_bucket
 from subquad.ops.native import interface
 from subquad.workflows.bench_calls import threads
 from tests.oracle import normal
@@ -38,6 +38,13 @@ def test_takes_the_best_of_each_column(implementation, poisoned, N, C, kind):
     for given in (None, real):
         most = int(sizes.max())
         assert torch.equal(top_of_each_bucket(scores, sizes, most, given), one_by_one(scores, sizes, given))
+
+
+def test_a_share_of_the_tokens_is_rounded_down_and_no_further():
+    """98 tokens in 49 buckets are 2 each, which 98·(1/49) misses in floating point."""
+    lengths = torch.arange(3000)
+    for buckets in (1, 3, 7, 49, 98, 103, 161):
+        assert torch.equal(enlarged(lengths, buckets, 1.0), (lengths // buckets).clamp(min=1).minimum(lengths))
 
 
 def test_fewer_tokens_than_are_asked_for(implementation):

@@ -85,7 +85,7 @@ def real_lengths(real: Bool[Tensor, "B N"] | None, batch: int, tokens: int, devi
 
 def enlarged(lengths: Int64[Tensor, "B"], buckets: int, enlarge: float) -> Int64[Tensor, "B"]:
     """Tokens of a bucket: int(n / B · enlarge), at least one and at most n."""
-    size = (lengths.double() * (enlarge / buckets)).floor().long()
+    size = (lengths.double() / buckets * enlarge).floor().long()
     return size.clamp(min=1).minimum(lengths)
 
 
