@@ -21,7 +21,7 @@ from subquad import hf
 from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.dynamics import hash_dynamics
 from subquad.measure.fidelity import relative_error
-from subquad.measure.hooks import ChoosesKeys
+from subquad.measure.hooks import ChoosesKeys, at_n_b
 from subquad.measure.utility import attention_utility
 from subquad.methods import Bound, Fit, Full, LearnedHash, Method, parse_method
 from subquad.report.adapter_card import adapter_card
@@ -268,19 +268,11 @@ def figures_of(bound: Bound, call: LayerInputs) -> dict[str, float]:
         if not isinstance(bound.method, ChoosesKeys):
             return figures
         options = {name: given for name, given in call.options.items() if name != "dropout_p"}
-        measured = attention_utility(balanced(bound), call.query, call.key, **options)
+        measured = attention_utility(at_n_b(bound), call.query, call.key, **options)
         figures |= {"utility": float(measured.utility.mean()), "keys": float(measured.keys.mean())}
         if isinstance(bound.method, LearnedHash):
             figures |= cast(dict[str, float], hash_dynamics(bound, call.query, call.key, **options))
         return figures
-
-
-def balanced(bound: Bound) -> Bound:
-    """The same hash functions with buckets of N/B, not enlarged, where the method is one that enlarges them."""
-    if not isinstance(bound.method, LearnedHash):
-        return bound
-    sizes = {"heads": bound.heads, "kv_heads": bound.kv_heads, "head_dim": bound.head_dim}
-    return Bound(replace(bound.method, enlarge=1.0), **sizes, learned=bound.learned)
 
 
 def save(fitted: Fitted, out: Path) -> Path:
