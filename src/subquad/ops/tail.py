@@ -16,25 +16,27 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.ops.bucket_attention import bucket_attention
-from subquad.ops.buckets import Buckets, members
+from subquad.ops.buckets import Buckets, by_bucket, members
+from subquad.ops.grouping import group_mean
 from subquad.ops.hashing import hash_codes
 from subquad.ops.heads import repeat_heads
 from subquad.ops.kmeans import hamming_kmeans
-from subquad.ops.softmax import hide, merge_partials, visible_softmax
+from subquad.ops.softmax import merge_partials
 
 BITS, ITERATIONS = 63, 5  # of the k-means that makes the cells
+KEYS = 64  # of a block of one cell
 
 
 @dataclass(frozen=True)
 class Tail:
-    """For every bucket, and every cell of keys outside of it: k̄, v̄, and what is added to the logit scale·q·k̄.
+    """For every cell, and every bucket that it is seen from: k̄, v̄, and what is added to the logit scale·q·k̄.
 
     `bias` is −inf for a cell without keys outside of the bucket.
     """
 
-    key: Float[Tensor, "B H C X D"]
-    value: Float[Tensor, "B H C X E"]
-    bias: Float[Tensor, "B H C X"]
+    key: Float[Tensor, "B H X C D"]
+    value: Float[Tensor, "B H X C E"]
+    bias: Float[Tensor, "B H X C"]
 
 
 def key_cells(key: Float[Tensor, "B G M D"], mask: Mask, cells: int, seed: int) -> Int64[Tensor, "B G M"]:
@@ -45,13 +47,14 @@ def key_cells(key: Float[Tensor, "B G M D"], mask: Mask, cells: int, seed: int) 
 
 
 def mean_queries(query: Float[Tensor, "B H N D"], buckets: Buckets) -> Float[Tensor, "B H C D"]:
-    """The mean of each bucket's queries, 0 for a bucket without any."""
+    """The mean of each bucket's queries, 0 for a bucket without any; every query is in one bucket at most."""
     assert buckets.bucket is not None
-    N, C = query.shape[2], buckets.keys.shape[2]
-    in_block = members(buckets.queries, N).to(query.dtype)
-    of_bucket = torch.nn.functional.one_hot(buckets.bucket, C).to(query.dtype)
-    inside = in_block @ of_bucket
-    return inside.transpose(-1, -2) @ query / inside.sum(2).clamp(min=1)[..., None]
+    B, H, N, _ = query.shape
+    C = buckets.keys.shape[2]
+    labels = torch.full((B, H, N + 1), C, device=query.device)
+    of_slot = buckets.bucket[..., None].expand_as(buckets.queries)
+    labels = labels.scatter(2, buckets.queries.flatten(2), of_slot.flatten(2))
+    return group_mean(query, labels[..., :N], C)
 
 
 def tail_of(
@@ -65,21 +68,28 @@ def tail_of(
 ) -> Tail:
     """k̄, v̄ and bias of every bucket and cell. The gradient flows through all of them; cells and buckets are constants.
 
-    A cell number of `cells` is none: padding.
+    A cell number of `cells` is none: padding. Computed as attention of the mean queries, once for each cell, to the
+    keys of the cell that are not the bucket's, with keys and values as its values.
     """
-    H, M = query.shape[1], key.shape[2]
+    H, M, D = query.shape[1], key.shape[2], key.shape[3]
     towards = mean_queries(query, buckets)
-    key, value = repeat_heads(key, H), repeat_heads(value, H)
-    outside = members(buckets.keys, M).transpose(-1, -2) == 0
-    in_cell = torch.nn.functional.one_hot(repeat_heads(cell[..., None], H)[..., 0], cells + 1)[..., :cells].bool()
-    seen = outside[:, :, :, None] & in_cell.transpose(-1, -2)[:, :, None]  # (B,H,C,X,M)
-    logits = (towards @ key.transpose(-1, -2) * scale)[:, :, :, None].expand_as(seen)
-    weights = visible_softmax(logits, seen)
-    centroid = weights.flatten(2, 3) @ key
-    centroid = centroid.unflatten(2, seen.shape[2:4])
-    own = (centroid @ towards[..., None])[..., 0] * scale
-    bias = torch.where(seen.any(-1), hide(logits, seen).logsumexp(-1) - own, -torch.inf)
-    return Tail(centroid, (weights.flatten(2, 3) @ value).unflatten(2, seen.shape[2:4]), bias)
+    C = towards.shape[2]
+    inside = (members(buckets.keys, M) > 0).transpose(-1, -2)
+    keys, cell_of = by_bucket(repeat_heads(cell[..., None], H)[..., 0], cells, KEYS)
+    queries = cell_of[..., None] * C + torch.arange(C, device=query.device)
+    both, bias = bucket_attention(
+        towards.repeat(1, 1, cells, 1),
+        key,
+        torch.cat([key, value], dim=-1),
+        Buckets(queries, torch.where(keys < M, keys, M)),
+        Mask(),
+        scale=scale,
+        hidden=inside,
+    )
+    both, bias = both.unflatten(2, (cells, C)), bias.unflatten(2, (cells, C))
+    centroid = both[..., :D]
+    own = (centroid * towards[:, :, None]).sum(-1) * scale
+    return Tail(centroid, both[..., D:], bias - own)
 
 
 def attend_with_tail(
@@ -96,14 +106,14 @@ def attend_with_tail(
     """One softmax over the keys of a query's bucket and that bucket's tail."""
     merged = bucket_attention(query, key, value, buckets, Mask(), scale=scale, dropout_p=dropout_p)
     tail = tail_of(query, key, value, buckets, cell, cells, scale)
-    C, X = tail.bias.shape[2:]
-    numbers = torch.arange(C * X, device=query.device).view(C, X)
+    X, C = tail.bias.shape[2:]
+    numbers = torch.arange(X * C, device=query.device).view(X, C)
     there = ~torch.isneginf(tail.bias)
     of_tail = bucket_attention(
         query,
         tail.key.flatten(2, 3),
         tail.value.flatten(2, 3),
-        Buckets(buckets.queries, torch.where(there, numbers, C * X), buckets.bucket),
+        Buckets(buckets.queries, torch.where(there, numbers, X * C).transpose(2, 3), buckets.bucket),
         Mask(),
         scale=scale,
         key_bias=torch.where(there, tail.bias, 0.0).flatten(2),

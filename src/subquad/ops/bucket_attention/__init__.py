@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from subquad.masks import Mask
@@ -24,6 +24,7 @@ def bucket_attention(
     scale: float,
     key_bias: Float[Tensor, "B H M"] | None = None,
     of_distance: Float[Tensor, "B H N P"] | None = None,
+    hidden: Bool[Tensor, "B H R M"] | None = None,
     union: bool = False,
     other_keys_only: bool = False,
     dropout_p: float = 0.0,
@@ -41,6 +42,7 @@ def bucket_attention(
         of_distance: added to the logits too, by how far the key stands from the query: row i holds its terms for the
             distances −w, …, w in tokens ahead, or −w, …, 0 under a causal mask. The window w is that of the mask and
             the buckets together, which must have one.
+        hidden: query number i does not see the keys j at which row i mod R holds True.
         union: a key counts once, however many buckets it shares with the query.
         other_keys_only: a query does not see the key of its own number.
 
@@ -58,6 +60,7 @@ def bucket_attention(
         scale=scale,
         key_bias=key_bias,
         of_distance=of_distance,
+        hidden=hidden,
         union=union,
         other_keys_only=other_keys_only,
         dropout_p=dropout_p,
@@ -74,13 +77,19 @@ def attend_buckets(
     scale: float,
     key_bias: Float[Tensor, "B H M"] | None = None,
     of_distance: Float[Tensor, "B H N P"] | None = None,
+    hidden: Bool[Tensor, "B H R M"] | None = None,
     union: bool = False,
     other_keys_only: bool = False,
     dropout_p: float = 0.0,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """`bucket_attention` over several sets of buckets, merged. Options as there; `union` is that of each set."""
     buckets = buckets[:1] + tuple(more for more in buckets[1:] if more.queries.shape[2] > 0)
-    options: dict[str, Any] = {"scale": scale, "key_bias": key_bias, "other_keys_only": other_keys_only}
+    options: dict[str, Any] = {
+        "scale": scale,
+        "key_bias": key_bias,
+        "hidden": hidden,
+        "other_keys_only": other_keys_only,
+    }
     if choose(cpu=cpu.refusal(query, of_distance, union, dropout_p)) == "cpu":
         parts = [cpu.attend_buckets(query, key, value, some, mask, **options) for some in _portions(buckets)]
     else:

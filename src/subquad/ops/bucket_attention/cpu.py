@@ -41,6 +41,7 @@ def attend_buckets(
     *,
     scale: float,
     key_bias: Tensor | None,
+    hidden: Tensor | None,
     other_keys_only: bool,
 ) -> tuple[Tensor, Tensor]:
     """As `subquad.ops.bucket_attention.attend_buckets`, without union and dropout."""
@@ -53,7 +54,8 @@ def attend_buckets(
         offset = 0
     spans = [each.narrowed(mask).span for each in buckets]
     sets = queries, keys, bucket, [NO_WINDOW if span is None else span for span in spans]
-    return _forward(query, key, value, key_bias, *sets, offsets, offset, mask.is_causal, other_keys_only, scale)
+    pattern = offsets, hidden, offset, mask.is_causal, other_keys_only
+    return _forward(query, key, value, key_bias, *sets, *pattern, scale)
 
 
 @torch.library.custom_op("subquad::bucket_attention_forward", mutates_args=(), device_types="cpu")
@@ -67,6 +69,7 @@ def _forward(
     bucket: list[Tensor],
     spans: list[int],
     offsets: Tensor | None,
+    hidden: Tensor | None,
     offset: int,
     causal: bool,
     other_keys_only: bool,
@@ -74,7 +77,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """(out, lse)."""
     query, key, value = (with_contiguous_rows(x) for x in (query, key, value))
-    key_bias, offsets = (None if x is None else x.contiguous() for x in (key_bias, offsets))
+    key_bias, offsets, hidden = (None if x is None else x.contiguous() for x in (key_bias, offsets, hidden))
     sets = _contiguous(queries, keys, bucket)
     out, lse = _outputs(query, value)
     interface.run(
@@ -84,7 +87,7 @@ def _forward(
             *(rows(x) for x in (query, key, value, out)),
             pointer(key_bias),
             _described(sets, spans),
-            interface.Pattern(causal, other_keys_only, offset, pointer(offsets)),
+            _pattern(causal, other_keys_only, offset, offsets, hidden),
             scale,
             pointer(lse),
         ),
@@ -99,6 +102,13 @@ def _(query, key, value, *_):  # type: ignore[no-untyped-def]
 
 def _outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return token_major(query, value.shape[3]), query.new_empty(query.shape[:3])
+
+
+def _pattern(
+    causal: bool, other_keys_only: bool, offset: int, offsets: Tensor | None, hidden: Tensor | None
+) -> interface.Pattern:
+    rows = 0 if hidden is None else hidden.shape[2]
+    return interface.Pattern(causal, other_keys_only, offset, pointer(offsets), pointer(hidden), rows)
 
 
 def _contiguous(queries: list[Tensor], keys: list[Tensor], bucket: list[Tensor]) -> Sets:
@@ -130,22 +140,22 @@ def _sizes(query: Tensor, value: Tensor, sets: Sets) -> interface.Sizes:
 
 
 def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    query, key, value, key_bias, *sets, spans, offsets, offset, causal, other_keys_only, scale = inputs
-    ctx.save_for_backward(query, key, value, key_bias, *output, offsets, *chain(*sets))
+    query, key, value, key_bias, *sets, spans, offsets, hidden, offset, causal, other_keys_only, scale = inputs
+    ctx.save_for_backward(query, key, value, key_bias, *output, offsets, hidden, *chain(*sets))
     ctx.spans, ctx.rest = spans, (offset, causal, other_keys_only, scale)
     ctx.set_materialize_grads(False)  # often nobody differentiates lse
 
 
 def _differentiate(ctx, grad_out, grad_lse):  # type: ignore[no-untyped-def]
-    query, key, value, key_bias, out, lse, offsets, *slots = ctx.saved_tensors
+    query, key, value, key_bias, out, lse, offsets, hidden, *slots = ctx.saved_tensors
     count = len(ctx.spans)
     grads: tuple[Tensor | None, ...] = (None,) * 4
     if grad_out is not None or grad_lse is not None:
         sets = (slots[i : i + count] for i in range(0, 3 * count, count))
         whole = query, key, value, key_bias, out, lse
-        *of_inputs, of_bias = _backward(grad_out, grad_lse, *whole, *sets, ctx.spans, offsets, *ctx.rest)
+        *of_inputs, of_bias = _backward(grad_out, grad_lse, *whole, *sets, ctx.spans, offsets, hidden, *ctx.rest)
         grads = *of_inputs, None if key_bias is None else of_bias
-    return *grads, *([None] * count for _ in range(3)), *(None,) * 6
+    return *grads, *([None] * count for _ in range(3)), *(None,) * 7
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
@@ -166,6 +176,7 @@ def _backward(
     bucket: list[Tensor],
     spans: list[int],
     offsets: Tensor | None,
+    hidden: Tensor | None,
     offset: int,
     causal: bool,
     other_keys_only: bool,
@@ -174,7 +185,9 @@ def _backward(
     """Gradients of query, key, value and key_bias; the last is empty where there is no bias."""
     *grads, grad_key_bias = _gradients(query, key, value, key_bias)
     query, key, value, out = (with_contiguous_rows(x) for x in (query, key, value, out))
-    key_bias, offsets, grad_lse = (None if x is None else x.contiguous() for x in (key_bias, offsets, grad_lse))
+    key_bias, offsets, hidden, grad_lse = (
+        None if x is None else x.contiguous() for x in (key_bias, offsets, hidden, grad_lse)
+    )
     grad_out = None if grad_out is None else with_contiguous_rows(grad_out)
     sets, lse = _contiguous(queries, keys, bucket), lse.contiguous()
     interface.run(
@@ -186,7 +199,7 @@ def _backward(
             *(rows(x) for x in grads),
             pointer(key_bias),
             _described(sets, spans),
-            interface.Pattern(causal, other_keys_only, offset, pointer(offsets)),
+            _pattern(causal, other_keys_only, offset, offsets, hidden),
             scale,
             pointer(lse),
             pointer(grad_lse),

@@ -21,6 +21,7 @@ def bucket_attention(
     scale: float,
     key_bias: Tensor | None,
     of_distance: Tensor | None,
+    hidden: Tensor | None,
     union: bool,
     other_keys_only: bool,
     dropout_p: float,
@@ -37,6 +38,8 @@ def bucket_attention(
     if union:
         logits = logits - shared_buckets(buckets, N, M).to(logits.dtype).log()
     seen = visible(queries, keys, N, M, mask, other_keys_only)
+    if hidden is not None:
+        seen = seen & ~hidden_pairs(hidden, queries, keys)
     weights = F.dropout(visible_softmax(logits, seen), dropout_p)
     lse = logits.masked_fill(~seen, -torch.inf).logsumexp(-1)
     return merge_blocks(weights @ rows(value, keys), lse, queries, N)
@@ -54,6 +57,15 @@ def visible(
     query, key = queries[..., :, None], keys[..., None, :]
     seen = (query < N) & (key < M) & meets(query, key, mask)
     return seen & (query != key) if other_keys_only else seen
+
+
+def hidden_pairs(
+    hidden: Bool[Tensor, "B H R M"], queries: Int64[Tensor, "B H T S"], keys: Int64[Tensor, "B H T K"]
+) -> Bool[Tensor, "B H T S K"]:
+    """For each pair of a block whether `hidden` parts it."""
+    R, M = hidden.shape[2:]
+    place = (queries % R * M)[..., :, None] + keys.clamp(max=M - 1)[..., None, :]
+    return hidden.flatten(2).gather(2, place.flatten(2)).view(place.shape)
 
 
 def of_pairs(

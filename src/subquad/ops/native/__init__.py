@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch  # noqa: F401  (first: its wheel brings the OpenMP runtime, and the library must use the one that is loaded)
 
-ABI_VERSION = 3  # as in abi.cpp
+ABI_VERSION = 5  # as in abi.cpp
 _BUCKETS = ("forward", "backward", "top", "blocks")
 _KERNELS = ("hash", "kmeans", "forward", "backward", *(f"bucket_{what}" for what in _BUCKETS))
 _FILE = {"darwin": "libsubquad.dylib", "win32": "subquad.dll"}.get(sys.platform, "libsubquad.so")

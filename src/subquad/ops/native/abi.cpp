@@ -17,7 +17,7 @@ SUBQUAD_VARIANTS
 
 namespace {
 
-constexpr int ABI_VERSION = 3;  // one higher with every change that an older `ops/native/*.py` cannot call
+constexpr int ABI_VERSION = 5;  // one higher with every change that an older `ops/native/*.py` cannot call
 
 namespace runs {
 

@@ -87,6 +87,8 @@ struct Pattern {
   int64_t causal, other_keys_only;
   int64_t offset;
   const int64_t *offsets;  // (B), or null where all have `offset`
+  const uint8_t *hidden;   // (B,H,hidden_rows,M), or null: query i does not see keys marked in row i mod hidden_rows
+  int64_t hidden_rows;
 };
 
 struct BucketForward {
@@ -112,9 +114,25 @@ struct BucketBackward {
   void *workspace;
 };
 
+struct HashLayer {
+  const float *weight, *bias;  // (heads,in,out), (heads,out)
+  int64_t in, out;
+};
+
+// A hash function of some vectors: layers with ReLUs between.
+struct HashTerm {
+  Rows x;
+  int64_t heads;
+  const HashLayer *layers;
+  int64_t layer_count;
+};
+
 struct Selecting {
   Sizes sizes;            // C buckets of K slots
-  Rows scores;            // (B,H,N,C)
+  Rows scores;            // (B,H,N,C), where there are no terms
+  const HashTerm *terms;  // scores are their sum, of vectors times `root`
+  int64_t term_count;
+  float root;
   const uint8_t *real;    // (B,N), or null
   const int64_t *wanted;  // (B) tokens of each bucket
   int64_t odds;           // whether scores are logits, and tokens are ranked by their softmax

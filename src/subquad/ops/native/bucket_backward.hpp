@@ -71,11 +71,11 @@ struct BucketGradScratch {
 };
 
 // weights ← w; products ← scale·ds; adds ds to the gradient of the bias.
-static void weights_backward(const BucketBackward &a, int64_t b, int64_t span, const int32_t *queries, int64_t count,
-                             int64_t lanes, const BucketGradients &head, const BucketGradScratch &own) {
+static void weights_backward(const BucketBackward &a, int64_t b, int64_t h, int64_t span, const int32_t *queries,
+                             int64_t count, int64_t lanes, const BucketGradients &head, const BucketGradScratch &own) {
   const bool all = sees_all(a.pattern, span);
   for (int64_t i = 0; i < count; i++) {
-    const Seen seen = seen_by(a.pattern, span, b, queries[i]);
+    const Seen seen = seen_by(a.pattern, a.sizes, span, b, h, queries[i]);
     const float lse = head.lse[queries[i]], delta = head.delta[queries[i]];
     for (int64_t j = 0; j < lanes; j += W) {
       float *weights = own.weights + i * lanes + j, *products = own.products + i * lanes + j;
@@ -103,7 +103,7 @@ static void tile_backward(const BucketBackward &a, int64_t b, int64_t h, int64_t
     zero(own.grads, count * E);
   gemm(count, lanes, s.D, own.queries, D, 1, own.keys, lanes, own.weights, lanes, false);
   gemm(count, lanes, s.E, own.grads, E, 1, own.values, lanes, own.products, lanes, false);
-  weights_backward(a, b, span, queries + first, count, lanes, head, own);
+  weights_backward(a, b, h, span, queries + first, count, lanes, head, own);
   gemm(count, D, keys, own.products, lanes, 1, own.key_rows, D, head.of_queries + (part * head.query_slots + first) * D,
        D, add);
   gemm(keys, D, count, own.products, 1, lanes, own.queries, D, head.of_keys + slot * D, D, true);

@@ -103,7 +103,7 @@ static void attend_tile(const BucketForward &a, int64_t b, int64_t h, int64_t sp
   pack_rows<float>(a.query, b, h, head.queries.tokens, first, count, s.D, own.queries, s.D);
   gemm(count, lanes, s.D, own.queries, s.D, 1, own.keys, lanes, own.weights, lanes, false);
   for (int64_t i = 0; i < count; i++) {
-    const Seen seen = seen_by(a.pattern, span, b, head.queries.tokens[first + i]);
+    const Seen seen = seen_by(a.pattern, s, span, b, h, head.queries.tokens[first + i]);
     const float shrink = online_row(own.weights + i * lanes, lanes, a.scale, own, all ? nullptr : &seen,
                                     head.highest + first + i, head.total + first + i);
     float *out = head.out + (first + i) * width;

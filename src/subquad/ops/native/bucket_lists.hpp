@@ -79,21 +79,26 @@ static void list_queries(const BucketSets &of, int64_t bh, int64_t N, int64_t bu
   to.starts[0] = 0;
 }
 
-// Which keys a query sees by their numbers: low ≤ key ≤ high, and not its own number where that is forbidden.
+// Which keys a query sees by their numbers: low ≤ key ≤ high, not its own number where that is forbidden, and none that
+// is marked as hidden.
 struct Seen {
   int32_t low, high, self;
+  const uint8_t *hidden;
 };
 
 static inline int32_t as_number(int64_t x) { return x > INT32_MAX ? INT32_MAX : x < INT32_MIN ? INT32_MIN : (int32_t)x; }
 
-static Seen seen_by(const Pattern &p, int64_t span, int64_t b, int64_t query) {
+static Seen seen_by(const Pattern &p, const Sizes &s, int64_t span, int64_t b, int64_t h, int64_t query) {
   const int64_t at = query + (p.offsets ? p.offsets[b] : p.offset);
   return {span >= 0 ? as_number(at - span) : INT32_MIN,
           p.causal ? as_number(at) : span >= 0 ? as_number(at + span) : INT32_MAX,
-          p.other_keys_only ? (int32_t)query : -1};
+          p.other_keys_only ? (int32_t)query : -1,
+          p.hidden ? p.hidden + ((b * s.H + h) * p.hidden_rows + query % p.hidden_rows) * s.M : nullptr};
 }
 
-static inline bool sees_all(const Pattern &p, int64_t span) { return !p.causal && span < 0 && !p.other_keys_only; }
+static inline bool sees_all(const Pattern &p, int64_t span) {
+  return !p.causal && span < 0 && !p.other_keys_only && !p.hidden;
+}
 
 // How far queries and keys of a bucket may be apart.
 static int64_t span_of(const BucketSets &of, int64_t bucket) {
@@ -108,8 +113,12 @@ static inline vf visible_logits(const float *products, float scale, const float 
   const vf logits = load(products) * scale + load(bias);
   if (!seen) return logits;
   const vi number = *(const vi_anywhere *)numbers;
-  return select((number >= seen->low) & (number <= seen->high) & (number != seen->self), logits,
-                splat(-__builtin_inff()));
+  vf visible = select((number >= seen->low) & (number <= seen->high) & (number != seen->self), logits,
+                      splat(-__builtin_inff()));
+  if (seen->hidden)
+    for (int64_t l = 0; l < W; l++)  // the filling has numbers past the last key, and a bias of −∞
+      if (numbers[l] != INT32_MAX && seen->hidden[numbers[l]]) visible[l] = -__builtin_inff();
+  return visible;
 }
 
 // The numbers and biases of a chunk of a bucket's keys; the filling up to whole vectors has −∞.

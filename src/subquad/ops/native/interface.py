@@ -116,6 +116,8 @@ class Pattern(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("causal", "other_keys_only", "offset")),
         ("offsets", c_void_p),
+        ("hidden", c_void_p),
+        ("hidden_rows", c_int64),
     ]
 
 
@@ -149,12 +151,27 @@ class BucketBackward(Structure):
     ]
 
 
+class HashLayer(Structure):
+    """A layer of a hash function."""
+
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("width_in", c_int64), ("width_out", c_int64)]
+
+
+class HashTerm(Structure):
+    """A hash function of some vectors."""
+
+    _fields_ = [("x", Rows), ("heads", c_int64), ("layers", POINTER(HashLayer)), ("layer_count", c_int64)]
+
+
 class Selecting(Structure):
     """Balanced selection."""
 
     _fields_ = [
         ("sizes", Sizes),
         ("scores", Rows),
+        ("terms", POINTER(HashTerm)),
+        ("term_count", c_int64),
+        ("root", c_float),
         *((name, c_void_p) for name in ("real", "wanted")),
         ("odds", c_int64),
         *((name, c_void_p) for name in ("slots", "best", "workspace")),
