@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.ops.packing import per_segment
+from subquad.ops.packing import per_segment, take_apart
 from subquad.shapes import validate
 
 MAX_SEED = 2**63 - 1
@@ -318,6 +318,16 @@ def by_item(
         return attend(query, key, value, call).to(dtype)
     out = per_segment(lambda q, k, v, mask: attend(q, k, v, call.under(mask)), query, key, value, call.mask)
     return out.to(dtype)
+
+
+def constants(query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor, Call]:
+    """What an auxiliary loss reads: query and key in fp32 or better, without gradient, one batch item a segment."""
+    exact = torch.promote_types(query.dtype, torch.float32)
+    query, key = query.detach().to(exact), key.detach().to(exact)
+    if call.mask.ids:
+        (query, key), mask, _ = take_apart((query, key), call.mask)
+        call = call.under(mask)
+    return query, key, call
 
 
 def _as_autocast(x: Tensor) -> Tensor:

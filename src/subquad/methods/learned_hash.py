@@ -42,7 +42,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Fit, Method, Traits, tied_refusal
+from subquad.methods.base import Call, Fit, Method, Traits, constants, tied_refusal
 from subquad.ops.attention_sums import approximate_attention_sums, attention_sums
 from subquad.ops.bucket_attention import attend_buckets
 from subquad.ops.bucketing import balanced_buckets, same_label_buckets, top_and_best
@@ -192,8 +192,7 @@ class LearnedHash(Method):
 
     def divergences(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         """The two terms of the loss: of the queries and of the keys."""
-        exact = torch.promote_types(query.dtype, torch.float32)
-        query, key = query.detach().to(exact), key.detach().to(exact)
+        query, key, call = constants(query, key, call)
         of_query, of_key = self.scores(query, key, call)
         psi_query, psi_key = self.utilities(query, key, of_query, of_key, call)
         return divergence(psi_query, of_query), divergence(psi_key, of_key)

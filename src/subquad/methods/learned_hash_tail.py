@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subquad.methods.base import Call, Fit, Method, Traits
+from subquad.methods.base import Call, Fit, Method, Traits, constants
 from subquad.ops.attention_sums import attention_sums
 from subquad.ops.bucketing import best_bucket
 from subquad.ops.buckets import Buckets, members, real_lengths
@@ -135,18 +135,17 @@ class LearnedHashTail(Method):
 
     def divergences(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         """L_Q, the mean over queries, and L_K, the mean over items; both over heads."""
-        exact = torch.promote_types(query.dtype, torch.float32)
-        query, key = query.detach().to(exact), key.detach().to(exact)
+        query, key, call = constants(query, key, call)
         of_query, of_key = self.scores(query, key, call)
         real_queries, real_keys = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
         with torch.no_grad():
             (buckets,) = self.meetings(query, key, call)
-            inside = members(buckets.keys, key.shape[2]).to(exact)
+            inside = members(buckets.keys, key.shape[2]).to(query.dtype)
             chosen = feeding(of_query, real_queries)
             mass, received = attention_sums(
                 query, repeat_heads(key, query.shape[1]), call.mask, call.scale, inside, chosen
             )
-            target = (SHARPNESS * mass.clamp(min=torch.finfo(exact).tiny).log()).softmax(-1)
+            target = (SHARPNESS * mass.clamp(min=torch.finfo(query.dtype).tiny).log()).softmax(-1)
             if real_queries is not None:
                 target = target * real_queries[:, None, :, None]
         of_key = of_key if real_keys is None else hide(of_key, real_keys[:, None, :, None])

@@ -1,6 +1,6 @@
 """Packed sequences: take segments apart into a padded batch, and put them together again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -19,40 +19,55 @@ def per_segment(
 ) -> Float[Tensor, "B H N E"]:
     """Run `attend` on every segment as if it were a batch item of its own; positions in no segment get 0.
 
+    Raises:
+        ValueError: the mask has a window, and other tokens stand between those of one segment.
+    """
+    (q, k, v), inner, together = take_apart((query, key, value), mask)
+    return together(attend(q, k, v, inner))
+
+
+def take_apart(
+    packed: Sequence[Float[Tensor, "B _ N _"]], mask: Mask
+) -> tuple[list[Float[Tensor, "S _ longest _"]], Mask, Callable[[Tensor], Tensor]]:
+    """Packed tensors as a batch of one segment each, their mask, and the way back, which fills the rest with 0.
+
     The number of segments and the longest one are read from the ids, so this waits for the device once. A segment is
-    all the positions of one batch item with one id, in order, be they adjacent or not.
+    all the positions of one batch item with one id, in order, be they adjacent or not. Where there is none, the batch
+    is one item without real tokens.
 
     Raises:
         ValueError: the mask has a window, and other tokens stand between those of one segment.
     """
     ids = _joint_ids(mask)
     B, N = ids.shape
-    packed = ids >= 0
+    inside = ids >= 0
     item = torch.arange(B, device=ids.device)[:, None].expand(B, N)
-    pairs = torch.stack([item[packed], ids[packed]], dim=1)
+    pairs = torch.stack([item[inside], ids[inside]], dim=1)
     _, segment, lengths = pairs.unique(dim=0, return_inverse=True, return_counts=True)
-    if len(lengths) == 0:
-        return value.new_zeros(*query.shape[:3], value.shape[-1])
     if mask.span is not None and _runs(ids) > len(lengths):
         raise ValueError(
             f"the mask's window of {mask.span} counts all tokens, but inside a segment only its own are counted; that "
             "differs here, because other tokens stand between those of one segment"
         )
+    lengths = lengths if len(lengths) else lengths.new_zeros(1)
     place = (segment, _rank_within(segment, lengths))
 
     def unpack(x: Tensor) -> Tensor:
         """(B,N,…) to (segments, longest, …)."""
-        parts = x.new_zeros(len(lengths), int(lengths.max()), *x.shape[2:])
-        return parts.index_put(place, x[packed])
+        parts = x.new_zeros(len(lengths), max(1, int(lengths.max())), *x.shape[2:])
+        return parts.index_put(place, x[inside])
+
+    def together(parts: Tensor) -> Tensor:
+        """(segments,·,longest,·) to (B,·,N,·)."""
+        out = parts.transpose(1, 2)
+        whole = out.new_zeros(B, N, *out.shape[2:])
+        return whole.index_put(tuple(inside.nonzero().T), out[place]).transpose(1, 2)
 
     # Order within a segment is order in the sequence.
     inner = Mask.padding(lengths) & Mask(is_causal=mask.is_causal, span=mask.span)
     for side, real in (("keys", mask.key_padding(N)), ("queries", mask.query_padding(N))):
         inner = inner if real is None else inner & Mask.padding(**{side: unpack(real)})
-    q, k, v = (unpack(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value))
-    out = attend(q, k, v, inner).transpose(1, 2)
-    together = out.new_zeros(B, N, *out.shape[2:])
-    return together.index_put(tuple(packed.nonzero().T), out[place]).transpose(1, 2)
+    return [unpack(x.transpose(1, 2)).transpose(1, 2) for x in packed], inner, together
 
 
 def _runs(ids: Int[Tensor, "B N"]) -> int:
