@@ -56,12 +56,13 @@ def two_sets(B: int, H: int, N: int, M: int) -> tuple[Buckets, ...]:
     )
 
 
-def dense(query, key, value, buckets, mask, *, scale, key_bias=None, other_keys_only=False):
+def dense(query, key, value, buckets, mask, *, scale, key_bias=None, hidden=None, other_keys_only=False):
     """One softmax over all keys, in which a key counts as often as it shares a bucket with the query."""
     H, N, M = query.shape[1], query.shape[2], key.shape[2]
     key, value = (x.repeat_interleave(H // x.shape[1], dim=1) for x in (key, value))
     times = sum(each.multiplicity(N, M, mask) for each in buckets)
     times = times * (1 - torch.eye(N, M)) if other_keys_only else times
+    times = times if hidden is None else times * ~hidden[:, :, torch.arange(N) % hidden.shape[2]]
     logits = query @ key.mT * scale + (0 if key_bias is None else key_bias[:, :, None])
     logits = torch.where(times > 0, logits + times.clamp(min=1).log(), -1e30)
     seen = (times > 0).any(-1)
@@ -85,14 +86,16 @@ def assert_equal(have: list[Tensor], want: list[Tensor], tolerance: float = 1e-5
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("extra", ["plain", "biased, others only"])
+@pytest.mark.parametrize("extra", ["plain", "biased, others only", "hidden"])
 def test_equals_a_dense_softmax(implementation, poisoned, shape, mask, extra):
     inputs = qkv(**shape)
     (B, H, N, _), M = inputs[0].shape, inputs[1].shape[2]
     if isinstance(mask.offset, Tensor) and B == 1:
         mask = Mask.causal(offset=mask.offset[1:])
     options = {}
-    if extra != "plain":
+    if extra == "hidden":
+        options = {"hidden": normal(B, H, 3, M, seed=9) > 0.5}
+    elif extra != "plain":
         inputs, options = (*inputs, normal(B, H, M, seed=8)), {"other_keys_only": True}
     buckets = two_sets(B, H, N, M)
     have = both(attend_buckets, inputs, buckets, mask, **options)
