@@ -19,6 +19,7 @@ def in_buckets(bias):
         [bucket, torch.empty(0, dtype=torch.int64)],
         [-1, 7],
         offsets,
+        None,
         0,
         True,
         False,
@@ -46,8 +47,11 @@ def main() -> None:
         checked += 1
     for real in (None, torch.arange(20).expand(2, -1) < 15):
         torch.library.opcheck(ops.top_of_each_bucket.default, (qkv(20)[0], torch.tensor([5, 3]), 5, real, True))
+        layers = [torch.zeros(3, 8, 7), torch.zeros(3, 7, 4)], [torch.zeros(3, 1, 7), torch.zeros(3, 1, 4)], [2]
+        vectors = [qkv(20, H=3)[0]]
+        torch.library.opcheck(ops.top_by_hash.default, (vectors, *layers, 3, 0.3, torch.tensor([5, 3]), 5, real, True))
         torch.library.opcheck(ops.by_bucket.default, (torch.arange(20).expand(2, 3, -1) % 5, 4, 8))
-        checked += 2
+        checked += 3
     print("checked", checked)
 
 

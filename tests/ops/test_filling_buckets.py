@@ -8,9 +8,10 @@ from subquad import Mask
 from subquad.ops import native
 from subquad.ops.bucketing import balanced_buckets, best_of_each_bucket, log_odds, top_and_best
 from subquad.ops.buckets import by_bucket, enlarged, top_of_each_bucket
+from subquad.ops.hash_functions import HashFunctions, hashed
 from subquad.ops.native import interface
 from subquad.workflows.bench_calls import threads
-from tests.oracle import normal
+from tests.oracle import normal, qkv
 
 compiled = pytest.mark.skipif(native.refusal() is not None, reason=f"no compiled kernels: {native.refusal()}")
 
@@ -82,6 +83,31 @@ def test_by_log_odds_as_the_softmax_orders_them(implementation, spread, C):
     with sq.use_backend("reference"):
         assert torch.equal(slots, top_of_each_bucket(log_odds(scores.double()), sizes, 20, None))
     assert torch.equal(best, scores.argmax(-1))
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+@pytest.mark.parametrize("tied", [False, True], ids=["one", "tied"])
+@pytest.mark.parametrize(("N", "D", "C", "hidden"), [(40, 8, 5, 7), (33, 24, 16, 64), (1500, 5, 37, 3)])
+def test_hashes_that_are_still_to_be_computed(implementation, poisoned, kind, tied, N, D, C, hidden):
+    """As their scores; more hidden units than vectors are wide, fewer, and more tokens than are taken at once."""
+    functions = HashFunctions(6, 2, D, C, kind=kind, hidden=hidden, seed=1)
+    with torch.no_grad():
+        for parameter in functions.parameters():
+            parameter += 0.3 * normal(*parameter.shape, seed=7)
+    q, k, _ = qkv(N, H=6, G=2, D=D)
+    of_query, of_key = hashed(q, k, functions, 0.3)
+    real = torch.arange(N).expand(2, -1) < torch.tensor([[N], [N - 9]])
+    how = {"sizes": torch.tensor([11, 3]), "most": 11, "odds": True}
+    for scores in (of_query + of_key,) if tied else (of_query, of_key):
+        for some in (None, real):
+            slots, best = top_and_best(scores, real=some, **how)
+            with sq.use_backend("reference"):
+                want, best_of = top_and_best(scores.scores().detach(), real=some, **how)
+            by = torch.nn.functional.pad(log_odds(scores.scores().detach()).mT, (0, 1), value=torch.inf)
+            taken, wanted = (by.gather(3, x).sort(-1).values for x in (slots, want))
+            torch.testing.assert_close(taken, wanted, atol=1e-5, rtol=1e-5)  # near ties may go either way
+            seen = torch.ones(2, N, dtype=torch.bool) if some is None else some
+            assert torch.equal(best * seen[:, None], best_of * seen[:, None])
 
 
 def test_nan_is_confined_to_its_head(implementation):

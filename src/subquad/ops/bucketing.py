@@ -10,18 +10,22 @@ from torch import Tensor
 from subquad.masks import Mask
 from subquad.ops.backends import choose
 from subquad.ops.buckets import Buckets, by_bucket, enlarged, real_lengths, top_of_each_bucket
+from subquad.ops.hash_functions import Hashed
 from subquad.ops.native import buckets as compiled
 
 
 def balanced_buckets(
-    of_query: Float[Tensor, "B H N C"],
-    of_key: Float[Tensor, "B H M C"],
+    of_query: Float[Tensor, "B H N C"] | Hashed,
+    of_key: Float[Tensor, "B H M C"] | Hashed,
     mask: Mask,
     *,
     enlarge: float,
     size: int = 0,
 ) -> tuple[Buckets, ...]:
-    """`best_of_each_bucket`, of scores that are logits over the buckets: tokens are ranked by their softmax."""
+    """`best_of_each_bucket`, of scores that are logits over the buckets: tokens are ranked by their softmax.
+
+    Scores that are still to be computed never lie in memory as a whole where a compiled backend takes them.
+    """
     return _fill(of_query, of_key, mask, enlarge, size, odds=True)
 
 
@@ -42,16 +46,19 @@ def best_of_each_bucket(
 
 
 def _fill(
-    of_query: Tensor, of_key: Tensor, mask: Mask, enlarge: float, size: int, *, odds: bool
+    of_query: Tensor | Hashed, of_key: Tensor | Hashed, mask: Mask, enlarge: float, size: int, *, odds: bool
 ) -> tuple[Buckets, ...]:
     B, _, N, C = of_query.shape
     M, device = of_key.shape[2], of_query.device
     real_queries, real_keys = mask.query_padding(N), mask.key_padding(M)
-    sides = []
+    sides: list[tuple[Tensor, Tensor]] = []
     for scores, real, tokens in ((of_query, real_queries, N), (of_key, real_keys, M)):
+        if scores is of_query and sides and real_queries is real_keys:  # tied, and without padding
+            sides *= 2
+            break
         lengths = real_lengths(real, B, tokens, device)
         sizes = bucket_sizes(lengths, C, enlarge, size)
-        sides.append(top_and_best(scores, sizes, most_of(tokens, C, enlarge, size), real, odds))
+        sides.append(top_and_best(scores, sizes, most_of(tokens, C, enlarge, size), real, odds=odds))
     (queries, best), (keys, _) = sides
     taken = torch.zeros(*of_query.shape[:2], N + 1, dtype=torch.bool, device=device)
     alone = ~taken.scatter(2, queries.flatten(2), True)[..., :N]
@@ -65,12 +72,27 @@ def _fill(
 
 
 def top_and_best(
-    scores: Float[Tensor, "B H N C"], sizes: Int64[Tensor, "B"], most: int, real: Bool[Tensor, "B N"] | None, odds: bool
+    scores: Float[Tensor, "B H N C"] | Hashed,
+    sizes: Int64[Tensor, "B"],
+    most: int,
+    real: Bool[Tensor, "B N"] | None,
+    *,
+    odds: bool,
 ) -> tuple[Int64[Tensor, "B H C K"], Int64[Tensor, "B H N"]]:
     """`top_of_each_bucket`, and of each token the bucket that it scores highest. With `odds` scores are logits over the
     buckets, and tokens are ranked by their softmax.
     """
-    if choose(cpu=compiled.refusal(scores)) == "cpu":
+    if isinstance(scores, Hashed):
+        vectors = [x.detach() for _, x in scores.terms]
+        if choose(cpu=compiled.refusal(vectors[0])) == "cpu":
+            functions = [function for function, _ in scores.terms]
+            weights = [w.detach().to(vectors[0].dtype) for function in functions for w in function.weights]
+            biases = [b.detach().to(vectors[0].dtype) for function in functions for b in function.biases]
+            layers = [len(function.weights) for function in functions]
+            chosen = (sizes, most, real, odds)
+            return compiled.top_by_hash(vectors, weights, biases, layers, scores.heads, scores.root, *chosen)
+        scores = scores.scores()
+    elif choose(cpu=compiled.refusal(scores)) == "cpu":
         return compiled.top_of_each_bucket(scores.detach(), sizes, most, real, odds)
     return top_of_each_bucket(log_odds(scores) if odds else scores, sizes, most, real), scores.argmax(-1)
 

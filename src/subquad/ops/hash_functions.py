@@ -1,5 +1,6 @@
 """Learned hash functions H_Q and H_K: for every head, vectors to one score a bucket."""
 
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -49,12 +50,51 @@ class HashFunctions(nn.Module):
         self.buckets = buckets
 
 
+@dataclass(frozen=True)
+class Hashed:
+    """Scores of vectors over buckets that are still to be computed: Σ_t H_t(√scale · x_t).
+
+    Where x_t has fewer heads than there are, several of them share one of its.
+    """
+
+    terms: tuple[tuple[HashFunction, Float[Tensor, "B _ N D"]], ...]
+    heads: int
+    root: float
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(B,H,N,C)."""
+        function, x = self.terms[0]
+        return x.shape[0], self.heads, x.shape[2], function.weights[-1].shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the vectors are."""
+        return self.terms[0][1].device
+
+    def scores(self) -> Float[Tensor, "B H N C"]:
+        """The sum, in the dtype of the vectors."""
+        first, *others = (repeat_heads(function(x * self.root), self.heads) for function, x in self.terms)
+        return sum(others, first)
+
+    def __add__(self, other: "Hashed") -> "Hashed":
+        return replace(self, terms=self.terms + other.terms)
+
+
+def hashed(
+    query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"], functions: HashFunctions, scale: float
+) -> tuple[Hashed, Hashed]:
+    """H_Q(q·√scale) and H_K(k·√scale), for every query head."""
+    root, heads = abs(scale) ** 0.5, query.shape[1]
+    return Hashed(((functions.query, query),), heads, root), Hashed(((functions.key, key),), heads, root)
+
+
 def hash_scores(
     query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"], functions: HashFunctions, scale: float
 ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
-    """H_Q(q·√scale) and H_K(k·√scale), for every query head."""
-    root = abs(scale) ** 0.5
-    return functions.query(query * root), repeat_heads(functions.key(key * root), query.shape[1])
+    """The same, computed."""
+    of_query, of_key = hashed(query, key, functions, scale)
+    return of_query.scores(), of_key.scores()
 
 
 def divergence(target: Float[Tensor, "B H N C"], logits: Float[Tensor, "B H N C"]) -> Float[Tensor, ""]:

@@ -1,222 +1,217 @@
 // Balanced selection: of each column of scores the tokens that are largest in it, ties going to the lower token.
 //
-// W columns are scanned at once. A bound from a sample lets few values through; those become candidates, of which the
-// best are kept whenever their room is full. The sample only saves work: a column that it misled is scanned again.
+// Tokens stream by once, all columns of one after the other. A bound from a sample of the tokens lets few values of a
+// column through; those become candidates, of which the best are kept whenever their room is full. What is chosen does
+// not depend on the sample or on how tokens are shared out: columns that a sample misled are gone through again.
 
-constexpr int64_t ROWS_OF_TASK = 256;
-constexpr int64_t SCAN_TILE = 64;  // tokens, so that what lies between the columns of a row is read soon after
 constexpr int64_t LEAST_SAMPLE = 1024, SAMPLE_SHARE = 16;
-constexpr int64_t MOST_VECTORS = 4;  // of columns in a task
 
-// How a token's scores x are ranked: by x − total, but the one that equals `top` by `odds`. With the logits' softmax p
-// that is ln p up to ½, and above it ln(p/(1 − p)), of which a token has one at most: the order of ln(p/(1 − p)), and
-// exact where p rounds to 1.
-struct Ranking {
-  float total, top, odds;
+static int64_t sampled(int64_t tokens) {
+  return tokens / SAMPLE_SHARE > LEAST_SAMPLE ? tokens / SAMPLE_SHARE : LEAST_SAMPLE;
+}
+
+// The best of each column in one chunk of a head's tokens, ascending.
+struct TopPartial {
+  float *values;   // (B,H,chunks,C,K)
+  int32_t *ranks;  // (B,H,chunks,C,K)
+  int32_t *found;  // (B,H,chunks,C)
+  float *bounds;   // (B,H,C')
+  int64_t chunks;
+
+  TopPartial(Arena &arena, const Sizes &s) {
+    const int64_t heads = s.B * s.H;
+    chunks = heads % s.threads == 0 || heads >= 4 * s.threads ? 1 : 2 * s.threads;
+    values = arena.take<float>(heads * chunks * s.C * s.K);
+    ranks = arena.take<int32_t>(heads * chunks * s.C * s.K);
+    found = arena.take<int32_t>(heads * chunks * s.C);
+    bounds = arena.take<float>(heads * round_up(s.C, W));
+  }
 };
-
-static inline vf load_some(const float *from, int64_t count, float otherwise) {
-  if (count >= W) return load(from);
-  float lanes[W];
-  for (int64_t i = 0; i < W; i++) lanes[i] = i < count ? from[i] : otherwise;
-  return load(lanes);
-}
-
-// A row's largest value; where its softmax is asked for, the ranking by that.
-static Ranking rank_row(const float *row, int64_t count, bool odds, float *largest) {
-  const float none = -__builtin_inff();
-  vf first = splat(none), second = first;  // in each lane
-  for (int64_t j = 0; j < count; j += W) {
-    const vf x = load_some(row + j, count - j, none);
-    second = maximum(select(x > first, first, x), second);
-    first = maximum(x, first);
-  }
-  const float top = *largest = highest(first);
-  if (!odds) return {0, __builtin_nanf(""), 0};
-  int lane = 0;
-  while (lane < W - 1 && first[lane] != top) lane++;
-  first[lane] = second[lane];
-  const float next = highest(first);
-  if (next == none) return {top, top, __builtin_inff()};  // p = 1
-  vf sums = {};
-  for (int64_t j = 0; j < count; j += W) {
-    const vf x = load_some(row + j, count - j, none) - next;
-    sums += exp_nonpositive(select(x > vf{}, vf{}, x));  // 1 for the top
-  }
-  const float rest = next + __builtin_logf(sum(sums) - 1), ahead = top - rest;
-  const float total = top + __builtin_log1pf(__builtin_expf(-ahead));
-  return {total, ahead > 0 ? top : __builtin_nanf(""), ahead};
-}
-
-static int64_t first_of(const float *row, int64_t count, float value) {
-  for (int64_t j = 0; j < count; j += W) {
-    const uint32_t less = bits_greater(splat(value), load_some(row + j, count - j, -__builtin_inff()));
-    const uint32_t found = ~less & (uint32_t)((1ull << W) - 1);
-    if (found && j + __builtin_ctz(found) < count) return j + __builtin_ctz(found);
-  }
-  return 0;
-}
-
-static inline vf rank_of(vf x, const Ranking &by) { return select(x == splat(by.top), splat(by.odds), x - by.total); }
 
 struct TopScratch {
-  Candidates of[MOST_VECTORS];  // (W,room)
-  float *sample;                // (sampled,W)
-  int32_t *numbers;
-  int32_t *found;  // (MOST_VECTORS·W)
-  float *bound;    // (MOST_VECTORS·W)
+  ScoreScratch scores;
+  Ranking *by;      // (SCORE_TILE)
+  float *sample;    // (sampled,C')
+  Candidates best;  // (C,room)
+  int32_t *numbers, *found;
+  float *bound;  // (C')
 
-  static int64_t sampled(int64_t tokens) {
-    const int64_t share = tokens / SAMPLE_SHARE;
-    return tokens < LEAST_SAMPLE ? tokens : share > LEAST_SAMPLE ? share : LEAST_SAMPLE;
-  }
-
-  TopScratch(Arena &arena, const Sizes &s) {
-    const int64_t most = sampled(s.N), wide = 4 * s.K + 256, room = round_up(wide < s.N ? wide : s.N, W);
-    for (Candidates &each : of) each = {arena.take<float>(W * room + W), arena.take<int32_t>(W * room + W), room};
-    sample = arena.take<float>(most * W);
-    numbers = arena.take<int32_t>(most * W > room ? most * W : room);
-    found = arena.take<int32_t>(MOST_VECTORS * W);
-    bound = arena.take<float>(MOST_VECTORS * W);
+  TopScratch(Arena &arena, const Sizes &s, const Selecting &a, const TopPartial &partial) : scores(arena, a) {
+    const int64_t C = round_up(s.C, W), few = 4 * s.K + 256, all = partial.chunks * s.K;
+    const int64_t room = round_up(few < s.N ? few : s.N, W), most = s.N > LEAST_SAMPLE ? sampled(s.N) : 0;
+    const int64_t merged = round_up(all > room ? all : room, W);
+    by = arena.take<Ranking>(SCORE_TILE);
+    sample = arena.take<float>(most * C);
+    best = {arena.take<float>(s.C * room + merged), arena.take<int32_t>(s.C * room + merged), room};
+    numbers = arena.take<int32_t>(most * W > merged ? most * W : merged);
+    found = arena.take<int32_t>(C);
+    bound = arena.take<float>(C);
   }
 };
 
-// One head's scores, and which of its tokens count.
-struct Scored {
-  const float *scores;  // of token 0
-  int64_t row;          // floats from one token to the next
+// One head.
+struct TopOf {
+  const Selecting &a;
+  int64_t b, h;
   Positions tokens;
-  const Ranking *by;    // (N)
-  int64_t columns, wanted;
+  int64_t wanted;  // of each column
+
+  TopOf(const Selecting &a, int64_t bh, const Masks &real) : a(a), b(bh / a.sizes.H), h(bh % a.sizes.H) {
+    tokens = real.of(b);
+    const int64_t most = tokens.count < a.sizes.K ? tokens.count : a.sizes.K;
+    wanted = a.wanted[b] < most ? a.wanted[b] : most;
+  }
+
+  int64_t row() const { return b * a.sizes.H + h; }
+
+  // Scores and rankings of `count` tokens; at(i) is the rank of each.
+  template <class At>
+  void score(const TopScratch &own, int64_t count, At &&at, bool best) const {
+    const int64_t columns = round_up(a.sizes.C, W);
+    for (int64_t i = 0; i < count; i++) own.scores.tokens[i] = (int32_t)tokens[at(i)];
+    score_tile(a, b, h, count, own.scores);
+    for (int64_t i = 0; i < count; i++) {
+      float largest;
+      own.by[i] = rank_row(own.scores.tile + i * columns, columns, a.odds != 0, &largest);
+      if (best) a.best[row() * a.sizes.N + own.scores.tokens[i]] = first_of(own.scores.tile + i * columns, a.sizes.C, largest);
+    }
+  }
 };
 
-// For W columns a bound that more than the wanted values exceed, by a sample.
-static vf sampled_bound(const Scored &of, int64_t column, const TopScratch &own) {
-  const int64_t n = of.tokens.count, count = TopScratch::sampled(n);
-  for (int64_t i = 0; i < count; i++) {
-    const int64_t token = of.tokens[i * n / count];
-    const float *row = of.scores + token * of.row + column;
-    store(own.sample + i * W, rank_of(load_some(row, of.columns - column, 0), of.by[token]));
+// For each column a bound that few values exceed, but more than are wanted if the sample is like the rest.
+static void sample_bounds(const TopOf &of, const TopScratch &own, float *bounds) {
+  const int64_t n = of.tokens.count, C = of.a.sizes.C, columns = round_up(C, W), count = sampled(n);
+  for (int64_t c = 0; c < columns; c++) bounds[c] = c < C ? -__builtin_inff() : __builtin_inff();
+  if (n <= LEAST_SAMPLE || of.wanted == n) return;
+  pack_hashes(of.a, of.h, own.scores);
+  for (int64_t first = 0; first < count; first += SCORE_TILE) {
+    const int64_t size = count - first < SCORE_TILE ? count - first : SCORE_TILE;
+    of.score(own, size, [&](int64_t i) { return (first + i) * n / count; }, false);
+    for (int64_t i = 0; i < size; i++)
+      for (int64_t c = 0; c < columns; c += W)
+        store(own.sample + (first + i) * columns + c, rank_of(load(own.scores.tile + i * columns + c), own.by[i]));
   }
-  if (count == n) return bound_of_columns(own.sample, W, count, of.wanted, own.numbers);
-  const float mean = (float)of.wanted * (float)count / (float)n;  // four deviations more
+  const float mean = (float)of.wanted * (float)count / (float)n;  // and four deviations
   const int64_t k = (int64_t)(mean + 4 * __builtin_sqrtf(mean)) + 4;
-  return bound_of_columns(own.sample, W, count, k < count ? k : count, own.numbers);
+  for (int64_t c = 0; c < columns; c += W) {
+    const vf bound = bound_of_columns(own.sample + c, columns, count, k < count ? k : count, own.numbers);
+    for (int64_t lane = 0; lane < W && c + lane < C; lane++) bounds[c + lane] = bound[lane];
+  }
 }
 
 static void keep_wanted(const TopScratch &own, int64_t column, int64_t wanted) {
-  const Candidates &all = own.of[column / W];
-  const int64_t lane = column % W;
-  own.found[column] = (int32_t)keep_largest(all.logits + lane * all.room, all.ranks + lane * all.room,
+  const Candidates &all = own.best;
+  own.found[column] = (int32_t)keep_largest(all.logits + column * all.room, all.ranks + column * all.room,
                                             own.found[column], wanted, own.numbers, own.bound + column);
 }
 
-// Tokens [from, to) by rank whose value passes the bounds of columns first + v·W … become candidates.
-static void scan(const Scored &of, int64_t first, int64_t v, int64_t from, int64_t to, const TopScratch &own) {
-  const Candidates &all = own.of[v];
-  const int64_t column = first + v * W;
-  for (int64_t rank = from; rank < to; rank++) {
-    const int64_t token = of.tokens[rank];
-    const vf value = rank_of(load_some(of.scores + token * of.row + column, of.columns - column, 0), of.by[token]);
-    for (uint32_t hits = bits_greater(value, load(own.bound + v * W)); hits; hits &= hits - 1) {
-      const int lane = __builtin_ctz(hits);
-      const int64_t here = v * W + lane;
-      if (own.found[here] == all.room) {
-        keep_wanted(own, here, of.wanted);
-        if (!(value[lane] > own.bound[here])) continue;
+// Values of a tile that pass their column's bound become candidates; its tokens have the ranks first, first + 1, …
+static void take_passing(const TopOf &of, const TopScratch &own, int64_t first, int64_t count) {
+  const int64_t columns = round_up(of.a.sizes.C, W), room = own.best.room;
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t c = 0; c < columns; c += W) {
+      const vf value = rank_of(load(own.scores.tile + i * columns + c), own.by[i]);
+      for (uint32_t hits = bits_greater(value, load(own.bound + c)); hits; hits &= hits - 1) {
+        const int lane = __builtin_ctz(hits);
+        const int64_t column = c + lane;
+        if (own.found[column] == room) {
+          keep_wanted(own, column, of.wanted);
+          if (!(value[lane] > own.bound[column])) continue;
+        }
+        own.best.logits[column * room + own.found[column]] = value[lane];
+        own.best.ranks[column * room + own.found[column]++] = (int32_t)(first + i);
       }
-      all.logits[lane * all.room + own.found[here]] = value[lane];
-      all.ranks[lane * all.room + own.found[here]++] = (int32_t)rank;
+    }
+}
+
+// The tokens with ranks [from, to) against the bounds that `own` holds; at most the wanted ones stay of each column.
+static void stream(const TopOf &of, const TopScratch &own, int64_t from, int64_t to, bool best) {
+  pack_hashes(of.a, of.h, own.scores);
+  for (int64_t c = 0; c < of.a.sizes.C; c++) own.found[c] = 0;
+  for (int64_t first = from; first < to; first += SCORE_TILE) {
+    const int64_t count = to - first < SCORE_TILE ? to - first : SCORE_TILE;
+    of.score(own, count, [&](int64_t i) { return first + i; }, best);
+    take_passing(of, own, first, count);
+  }
+  for (int64_t c = 0; c < of.a.sizes.C; c++)
+    if (own.found[c] > of.wanted) keep_wanted(own, c, of.wanted);
+}
+
+static void top_of_chunk(const TopOf &of, const TopScratch &own, const TopPartial &partial, int64_t chunk) {
+  const Sizes &s = of.a.sizes;
+  const int64_t columns = round_up(s.C, W), share = (of.tokens.count + partial.chunks - 1) / partial.chunks;
+  const int64_t from = chunk * share, to = from + share < of.tokens.count ? from + share : of.tokens.count;
+  for (int64_t c = 0; c < columns; c++) own.bound[c] = partial.bounds[of.row() * columns + c];
+  stream(of, own, from, to, true);
+  for (int64_t c = 0; c < s.C; c++) {
+    const int64_t row = (of.row() * partial.chunks + chunk) * s.C + c;
+    partial.found[row] = own.found[c];
+    for (int64_t i = 0; i < own.found[c]; i++) {
+      partial.values[row * s.K + i] = own.best.logits[c * own.best.room + i];
+      partial.ranks[row * s.K + i] = own.best.ranks[c * own.best.room + i];
     }
   }
 }
 
-// Columns [first, first + count) of one head; slots (count,K) hold `empty` beyond what was found.
-static void top_of_columns(const Scored &of, int64_t first, int64_t count, int64_t K, int64_t empty,
-                           const TopScratch &own, int64_t *slots) {
-  const int64_t vectors = (count + W - 1) / W, n = of.tokens.count;
-  auto bar = [&](int64_t column, float value) { own.bound[column] = column < count ? value : __builtin_inff(); };
-  for (int64_t v = 0; v < vectors; v++) {
-    const vf bound = of.wanted < n ? sampled_bound(of, first + v * W, own) : splat(-__builtin_inff());
-    for (int64_t lane = 0; lane < W; lane++) bar(v * W + lane, bound[lane]);
-  }
-  for (int64_t i = 0; i < vectors * W; i++) own.found[i] = 0;
-  for (int64_t from = 0; from < n; from += SCAN_TILE)
-    for (int64_t v = 0; v < vectors; v++) scan(of, first, v, from, from + SCAN_TILE < n ? from + SCAN_TILE : n, own);
-  for (int64_t v = 0; v < vectors; v++) {
-    bool again = false;
-    for (int64_t i = v * W; i < v * W + W; i++) {
-      const bool few = i < count && own.found[i] < of.wanted;
-      own.bound[i] = few ? -__builtin_inff() : __builtin_inff();
-      if (few) own.found[i] = 0;
-      again |= few;
+static void write_slots(const TopOf &of, int64_t column, const int32_t *ranks, int64_t found) {
+  const Sizes &s = of.a.sizes;
+  int64_t *slots = of.a.slots + (of.row() * s.C + column) * s.K;
+  for (int64_t k = 0; k < s.K; k++) slots[k] = k < found ? of.tokens[ranks[k]] : s.N;
+}
+
+// One head's chunks together. Columns that have too few then are done again without a bound.
+static void merge_top(const TopOf &of, const TopScratch &own, const TopPartial &partial) {
+  const Sizes &s = of.a.sizes;
+  const int64_t columns = round_up(s.C, W);
+  const float *bounds = partial.bounds + of.row() * columns;
+  bool again = false;
+  for (int64_t c = 0; c < columns; c++) {
+    own.bound[c] = __builtin_inff();
+    if (c >= s.C) continue;
+    int64_t found = 0;
+    for (int64_t chunk = 0; chunk < partial.chunks; chunk++) {
+      const int64_t row = (of.row() * partial.chunks + chunk) * s.C + c;
+      for (int64_t i = 0; i < partial.found[row]; i++, found++) {
+        own.best.logits[found] = partial.values[row * s.K + i];
+        own.best.ranks[found] = partial.ranks[row * s.K + i];
+      }
     }
-    if (again) scan(of, first, v, 0, n, own);
+    float kth;
+    if (found > of.wanted)
+      found = keep_largest(own.best.logits, own.best.ranks, found, of.wanted, own.numbers, &kth);
+    write_slots(of, c, own.best.ranks, found);
+    if (found < of.wanted && bounds[c] != -__builtin_inff()) {
+      own.bound[c] = -__builtin_inff();
+      again = true;
+    }
   }
-  for (int64_t i = 0; i < count; i++, slots += K) {
-    if (own.found[i] > of.wanted) keep_wanted(own, i, of.wanted);
-    const int32_t *ranks = own.of[i / W].ranks + i % W * own.of[i / W].room;
-    for (int64_t k = 0; k < K; k++) slots[k] = k < own.found[i] ? of.tokens[ranks[k]] : empty;
-  }
+  if (!again) return;
+  for (int64_t c = 0; c < s.C; c++) partial.found[of.row() * partial.chunks * s.C + c] = own.bound[c] < 0;
+  stream(of, own, 0, of.tokens.count, false);
+  for (int64_t c = 0; c < s.C; c++)
+    if (partial.found[of.row() * partial.chunks * s.C + c])
+      write_slots(of, c, own.best.ranks + c * own.best.room, own.found[c]);
 }
 
 static int64_t top_of(const Selecting &a) {
   const Sizes &s = a.sizes;
   Arena arena{(char *)a.workspace};
   const Masks real(arena, a.real, s.B, s.N);
-  Ranking *by = arena.take<Ranking>(s.B * s.H * s.N);
-  const PerThread<TopScratch> scratch(arena, s);
+  const TopPartial partial(arena, s);
+  const PerThread<TopScratch> scratch(arena, s, a, partial);
   if (!arena.base) return arena.used;
 
-  const int64_t heads = s.B * s.H, tiles = (s.N + ROWS_OF_TASK - 1) / ROWS_OF_TASK;
-  const Stage ranking = {heads * tiles, [&](int64_t task, int) {
-    const int64_t bh = task / tiles, start = task % tiles * ROWS_OF_TASK;
-    for (int64_t i = start; i < start + ROWS_OF_TASK && i < s.N; i++) {
-      const float *row = row_of<float>(a.scores, bh / s.H, bh % s.H, i);
-      float largest;
-      by[bh * s.N + i] = rank_row(row, s.C, a.odds != 0, &largest);
-      a.best[bh * s.N + i] = first_of(row, s.C, largest);
-    }
+  const int64_t heads = s.B * s.H;
+  const Stage sampling = {heads, [&](int64_t bh, int thread) {
+    for (int64_t i = 0; a.real && i < s.N; i++) a.best[bh * s.N + i] = 0;  // padding's
+    sample_bounds(TopOf(a, bh, real), scratch.of[thread], partial.bounds + bh * round_up(s.C, W));
   }};
-  const int64_t vectors = (s.C + W - 1) / W, shared = heads * vectors / (4 * s.threads);
-  const int64_t share = shared < 1 ? 1 : shared < MOST_VECTORS ? shared : MOST_VECTORS;
-  const int64_t groups = (vectors + share - 1) / share;
-  const Stage choice = {heads * groups, [&](int64_t task, int thread) {
-    const int64_t bh = task / groups, b = bh / s.H, first = task % groups * share * W;
-    const Positions tokens = real.of(b);
-    const int64_t wanted = a.wanted[b] < tokens.count ? a.wanted[b] : tokens.count;
-    const Scored of = {row_of<float>(a.scores, b, bh % s.H, 0), a.scores.token, tokens, by + bh * s.N, s.C,
-                       wanted < s.K ? wanted : s.K};
-    const int64_t count = first + share * W < s.C ? share * W : s.C - first;
-    top_of_columns(of, first, count, s.K, s.N, scratch.of[thread], a.slots + (bh * s.C + first) * s.K);
+  const Stage streaming = {heads * partial.chunks, [&](int64_t task, int thread) {
+    top_of_chunk(TopOf(a, task / partial.chunks, real), scratch.of[thread], partial, task % partial.chunks);
   }};
-  parallel_stages(s.threads, ranking, choice);
-  return arena.used;
-}
-
-// Tokens sorted by label into blocks of K slots, each label starting a new block; a label of C is in none.
-static int64_t blocks_of(const Blocking &a) {
-  const Sizes &s = a.sizes;
-  Arena arena{(char *)a.workspace};
-  int64_t *next = arena.take<int64_t>(s.B * s.H * s.C);
-  if (!arena.base) return arena.used;
-  const int64_t T = (s.N + s.K - 1) / s.K + s.C;
-  parallel_for(s.threads, s.B * s.H, [&](int64_t bh, int) {
-    const int64_t *labels = a.labels + bh * s.N;
-    int64_t *tokens = a.tokens + bh * T * s.K, *bucket = a.bucket + bh * T, *slot = next + bh * s.C, block = 0;
-    for (int64_t c = 0; c < s.C; c++) slot[c] = 0;
-    for (int64_t i = 0; i < s.N; i++)
-      if (filled(labels[i], s.C)) slot[labels[i]]++;
-    for (int64_t c = 0; c < s.C; c++) {
-      const int64_t blocks = (slot[c] + s.K - 1) / s.K;
-      slot[c] = block * s.K;
-      for (const int64_t end = block + blocks; block < end; block++) bucket[block] = c;
-    }
-    a.used[bh] = block;
-    for (int64_t t = block; t < T; t++) bucket[t] = s.C - 1;
-    for (int64_t i = 0; i < T * s.K; i++) tokens[i] = s.N;
-    for (int64_t i = 0; i < s.N; i++)
-      if (filled(labels[i], s.C)) tokens[slot[labels[i]]++] = i;
-  });
+  const Stage merging = {heads, [&](int64_t bh, int thread) {
+    merge_top(TopOf(a, bh, real), scratch.of[thread], partial);
+  }};
+  parallel_stages(s.threads, sampling, streaming, merging);
   return arena.used;
 }

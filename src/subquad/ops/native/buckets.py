@@ -1,7 +1,12 @@
 """Filling buckets in compiled code: the tokens that score highest in each, and tokens by their bucket in blocks."""
 
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from subquad.ops.native import interface
 from subquad.ops.native.interface import pointer, rows, with_contiguous_rows
@@ -19,25 +24,88 @@ def top_of_each_bucket(
     scores: Tensor, sizes: Tensor, most: int, real: Tensor | None, odds: bool
 ) -> tuple[Tensor, Tensor]:
     """As `subquad.ops.bucketing.top_and_best`."""
-    scores, real = with_contiguous_rows(scores), None if real is None else real.contiguous()
-    sizes = sizes.to(torch.int64).contiguous()
-    slots, best = _slots(scores, most)
-    B, H, N, C = scores.shape
-    axes = interface.Sizes(B, H, H, N, N, C, C, C, slots.shape[3], 0, 0, interface.threads(32 * scores.numel()))
-    pointers = (pointer(x) for x in (slots, best))
-    interface.run("bucket_top", interface.Selecting(axes, rows(scores), pointer(real), pointer(sizes), odds, *pointers))
-    return slots, best
+    scores = with_contiguous_rows(scores)
+    _, H, N, C = scores.shape
+    outputs = _slots(scores, H, N, C, most)
+    work = 32 * scores.numel()
+    given = (rows(scores), None, 0, 1.0)
+    _select(scores.shape, work, given, real, sizes, odds, outputs)
+    return outputs
 
 
 @top_of_each_bucket.register_fake
 def _(scores: Tensor, sizes: Tensor, most: int, real: Tensor | None, odds: bool) -> tuple[Tensor, Tensor]:
-    return _slots(scores, most)
+    _, H, N, C = scores.shape
+    return _slots(scores, H, N, C, most)
 
 
-def _slots(scores: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    B, H, N, C = scores.shape
-    slots = scores.new_empty(B, H, C, min(most, N), dtype=torch.int64)
-    return slots, scores.new_empty(B, H, N, dtype=torch.int64)
+@torch.library.custom_op("subquad::top_by_hash", mutates_args=(), device_types="cpu")
+def top_by_hash(
+    vectors: list[Tensor],
+    weights: list[Tensor],
+    biases: list[Tensor],
+    layers: list[int],
+    heads: int,
+    root: float,
+    sizes: Tensor,
+    most: int,
+    real: Tensor | None,
+    odds: bool,
+) -> tuple[Tensor, Tensor]:
+    """The same of scores Σ_t H_t(root·x_t), which are computed as they are needed and never stored.
+
+    H_t are perceptrons of `layers[t]` layers each, one for each head of x_t or for several; weights (G,in,out) and
+    biases (G,1,out) of all of them follow each other.
+    """
+    vectors = [with_contiguous_rows(x) for x in vectors]
+    weights, biases = [x.contiguous() for x in weights], [x.contiguous() for x in biases]
+    B, _, N, _ = vectors[0].shape
+    C = weights[-1].shape[2]
+    outputs = _slots(vectors[0], heads, N, C, most)
+    each = (
+        interface.HashLayer(pointer(weight), pointer(bias), *weight.shape[1:])
+        for weight, bias in zip(weights, biases, strict=True)
+    )
+    chains = [(interface.HashLayer * count)(*islice(each, count)) for count in layers]
+    terms = (interface.HashTerm * len(chains))(
+        *(interface.HashTerm(rows(x), x.shape[1], of, len(of)) for x, of in zip(vectors, chains, strict=True))
+    )
+    work = B * heads * N * sum(weight.shape[1] * weight.shape[2] for weight in weights)
+    _select((B, heads, N, C), work, (interface.Rows(), terms, len(terms), root), real, sizes, odds, outputs)
+    return outputs
+
+
+@top_by_hash.register_fake
+def _(vectors, weights, biases, layers, heads, root, sizes, most, real, odds):  # type: ignore[no-untyped-def]
+    return _slots(vectors[0], heads, vectors[0].shape[2], weights[-1].shape[2], most)
+
+
+def _slots(like: Tensor, heads: int, tokens: int, buckets: int, most: int) -> tuple[Tensor, Tensor]:
+    slots = like.new_empty(like.shape[0], heads, buckets, min(most, tokens), dtype=torch.int64)
+    return slots, like.new_empty(like.shape[0], heads, tokens, dtype=torch.int64)
+
+
+def _select(
+    shape: Sequence[int],
+    work: int,
+    scores: tuple[Any, ...],
+    real: Tensor | None,
+    sizes: Tensor,
+    odds: bool,
+    outputs: tuple[Tensor, Tensor],
+) -> None:
+    B, H, N, C = shape
+    real, sizes = None if real is None else real.contiguous(), sizes.to(torch.int64).contiguous()
+    axes = interface.Sizes(B, H, H, N, N, C, C, C, outputs[0].shape[3], 0, 0, interface.threads(work))
+    pointers = (pointer(x) for x in outputs)
+    interface.run("bucket_top", interface.Selecting(axes, *scores, pointer(real), pointer(sizes), odds, *pointers))
+
+
+@register_flop_formula([torch.ops.subquad.top_by_hash])
+def _hash_flops(vectors, weights, biases, layers, heads, *_, **__):  # type: ignore[no-untyped-def]
+    """Operations of the products, as torch's `FlopCounterMode` counts them, for every head of the scores."""
+    B, _, N, _ = vectors[0]
+    return 2 * B * heads * N * sum(wide * out for _, wide, out in weights)
 
 
 @torch.library.custom_op("subquad::by_bucket", mutates_args=(), device_types="cpu")
