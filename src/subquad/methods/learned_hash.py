@@ -47,7 +47,7 @@ from subquad.ops.attention_sums import approximate_attention_sums, attention_sum
 from subquad.ops.bucket_attention import attend_buckets
 from subquad.ops.bucketing import balanced_buckets, same_label_buckets, top_and_best
 from subquad.ops.buckets import Buckets, enlarged, members, real_lengths
-from subquad.ops.hash_functions import KINDS, HashFunctions, divergence, hash_scores
+from subquad.ops.hash_functions import KINDS, Hashed, HashFunctions, divergence, hashed
 from subquad.ops.heads import repeat_heads
 from subquad.ops.packing import per_segment
 
@@ -170,17 +170,24 @@ class LearnedHash(Method):
         """Which queries meet which keys."""
         with torch.no_grad():
             mask = call.mask
-            of_query, of_key = self.scores(query, key, call)
             if self.selection == "argmax":
-                return same_label_buckets(of_query.argmax(-1), of_query.shape[3], mask)
+                scores, _ = self.scores(query, key, call)
+                return same_label_buckets(scores.argmax(-1), scores.shape[3], mask)
+            of_query, of_key = self.hashes(query, key, call)
             return balanced_buckets(of_query, of_key, mask, enlarge=self.enlarge, size=self.bucket_size)
 
     def scores(
         self, query: Tensor, key: Tensor, call: Call
     ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
         """The logits of S_Q and S_K. Under a causal mask, and for argmax buckets, one score for both: equation 18."""
+        of_query, of_key = self.hashes(query, key, call)
+        scores = of_query.scores()
+        return scores, scores if of_key is of_query else of_key.scores()
+
+    def hashes(self, query: Tensor, key: Tensor, call: Call) -> tuple[Hashed, Hashed]:
+        """The same before they are computed."""
         assert isinstance(call.learned, HashFunctions)
-        of_query, of_key = hash_scores(query, key, call.learned, call.scale)
+        of_query, of_key = hashed(query, key, call.learned, call.scale)
         if call.mask.is_causal or self.selection == "argmax":
             of_query = of_key = of_query + of_key
         return of_query, of_key
