@@ -68,3 +68,35 @@ def oracle(bucketed: Bucketed, query: Tensor, key: Tensor, value: Tensor, call: 
     with torch.no_grad():
         counts = bucketed.counts(bucketed.method, query, key, call).to(query.dtype)
     return weighted_softmax(query, bucketed.keys(query, key), value, counts, call.scale)
+
+
+def with_tail(
+    query: Tensor, key: Tensor, value: Tensor, label: Tensor, chosen: Tensor, cell: Tensor, scale: float
+) -> Tensor:
+    """The keys `chosen` (B,H,C,M) of each query's bucket `label` (B,H,N), and a centroid for each cell of the others.
+
+    `cell` is (B,H,M); a key whose cell is negative, and a query whose label is, is padding. Bucket by bucket.
+    """
+    B, H, N, _ = query.shape
+    key, value, cell = (x.repeat_interleave(H // x.shape[1], dim=1) for x in (key, value, cell))
+    out = []
+    for q, k, v, labels, inside, cells in zip(
+        *(x.flatten(0, 1) for x in (query, key, value, label, chosen, cell)), strict=True
+    ):
+        head = [q.new_zeros(v.shape[1])] * N
+        for bucket in labels[labels >= 0].unique().tolist():
+            mine = (labels == bucket).nonzero()[:, 0].tolist()
+            mean = q[mine].sum(0) / len(mine)
+            keys = [(k[j], v[j], 0.0) for j in inside[bucket].nonzero()[:, 0].tolist() if cells[j] >= 0]
+            for number in cells[cells >= 0].unique().tolist():
+                others = (cells == number) & (inside[bucket] == 0)
+                if others.any():
+                    logits = scale * k[others] @ mean
+                    weights = logits.exp() / logits.exp().sum()
+                    centroid = weights @ k[others]
+                    keys.append((centroid, weights @ v[others], logits.exp().sum().log() - scale * mean @ centroid))
+            for i in mine:
+                logits = torch.stack([scale * q[i] @ each + bias for each, _, bias in keys]) if keys else q.new_zeros(0)
+                head[i] = sum((w * each for w, (_, each, _) in zip(logits.softmax(0), keys, strict=True)), head[i])
+        out.append(torch.stack(head))
+    return torch.stack(out).unflatten(0, (B, H))
