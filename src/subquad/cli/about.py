@@ -49,8 +49,9 @@ def _traits(name: str) -> dict[str, Any]:
 def _abilities(traits: Traits) -> tuple[list[str], list[str]]:
     """What a method supports and what it refuses, in words."""
     words = {
-        "causal masks": traits.causal == "strict",
+        "causal masks" + (" (as to values)" if traits.causal == "values-only" else ""): traits.causal != "no",
         "cross-attention": traits.cross,
+        "steps on a cache": traits.cross or traits.cached,
         "padding": traits.key_padding,
         "segments": traits.segments,
         "windows": traits.window,

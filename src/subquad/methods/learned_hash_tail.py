@@ -59,9 +59,9 @@ class LearnedHashTail(Method):
     torch.Size([2, 100, 64])
     """
 
-    buckets: int = 16
-    keys: int = 112
-    cells: int = 16
+    buckets: int = 32
+    keys: int = 96
+    cells: int = 32
     hash: str = field(default="mlp", metadata={"choices": KINDS})
     hidden: int = 64
     seed: int = 0

@@ -44,6 +44,9 @@ DEFAULT_METHODS = (
     "i-clustered:clusters=25,topk=32",
     "i-clustered:clusters=25,topk=64",
     "i-clustered:clusters=100,topk=32",
+    "local:window=64",
+    "smyrf:cluster_size=64",
+    "lsh:buckets=16,bucket_size=80,tail=16",
 )
 LEARNED_METHODS = ("lha:buckets=4", "lha-tail")  # beside those, where there is text to calibrate them on
 BATCH = 8

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from subquad.methods import METHODS
+from subquad.methods import from_dict
 from subquad.report.schema import MethodReport, Recommendation
 
 MARGIN = 1.1  # faster by less than this is no gain worth a change
@@ -39,7 +39,7 @@ def recommend(
 
 def _is_candidate(method: MethodReport) -> bool:
     """Methods that compute every logit are yardsticks: where they come out faster, it is by chance."""
-    return not METHODS[method["settings"]["name"]].traits.yardstick
+    return not from_dict(method["settings"]).traits.yardstick
 
 
 def _best(
