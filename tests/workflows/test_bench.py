@@ -91,6 +91,13 @@ def test_methods_may_be_repeated_and_full_is_there_once(run, written):
     assert [cell["method"] for cell in written()["cells"]] == NAMES * 2
 
 
+def test_learned_methods_are_measured(run, written):
+    done = run("--methods", "lha:buckets=0,bucket_size=8", "--lengths", "16,40")
+    assert done.exit_code == 0, (done.output, done.exception)
+    cells = [cell for cell in written()["cells"] if cell["method"].startswith("lha")]
+    assert [(cell["status"], cell["length"]) for cell in cells] == [("measured", 16), ("measured", 40)] * 2
+
+
 def test_json_prints_the_results_alone(run, written):
     done = run("--json")
     assert json.loads(done.stdout) == written()

@@ -50,6 +50,19 @@ def test_forward_and_backward_leaves_the_gradients_of_one_call(method):
             torch.testing.assert_close(tensor.grad, gradient)
 
 
+@pytest.mark.parametrize("load", [LOAD, BOTH], ids=["forward", "both"])
+@pytest.mark.parametrize("method", ["lha:buckets=0,bucket_size=8", "lha:buckets=3,hash=linear"])
+def test_learned_methods_run_bound_for_the_load_as_they_start(load, method):
+    calls = Calls(load)
+    bound = sq.parse_method(method).bind(heads=3, head_dim=8, max_length=32).eval()
+    expected = bound(*calls.inputs)
+    torch.testing.assert_close(calls.of(method)(), expected)
+    if load is BOTH:
+        gradients = torch.autograd.grad(expected, calls.inputs, calls.gradient)
+        for tensor, gradient in zip(calls.inputs, gradients, strict=True):
+            torch.testing.assert_close(tensor.grad, gradient)
+
+
 def test_threads_are_set_and_restored():
     before = torch.get_num_threads()
     with threads(before + 1):

@@ -43,10 +43,12 @@ class Load:
 class Calls:
     """Standard normal q, k and v (B,H,N,D), for "forward+backward" also the gradient of the output, and calls on them.
 
-    Draws the same numbers for every dtype.
+    Draws the same numbers for every dtype. Methods with learned parameters run with those that they start with, which
+    cost what fitted ones do.
     """
 
     def __init__(self, load: Load):
+        self.load = load
         self.backward = load.passes == BACKWARD
         generator = torch.Generator().manual_seed(load.seed)
         shape = (load.batch, load.heads, load.length, load.head_dim)
@@ -61,7 +63,12 @@ class Calls:
         """A call of this method; "full" is SDPA itself, without anything of ours around it."""
         if method == EXACT:
             return self._call(F.scaled_dot_product_attention)
-        return self._call(partial(attention, method=parse_method(method)))
+        parsed = parse_method(method)
+        if not parsed.traits.learned:
+            return self._call(partial(attention, method=parsed))
+        load = self.load
+        bound = parsed.bind(heads=load.heads, head_dim=load.head_dim, max_length=load.length)
+        return self._call(bound.eval().to(load.device))
 
     def clear(self) -> None:
         """Forget the gradients of the call before."""
