@@ -100,6 +100,16 @@ def test_features_see_no_padding():
     assert (whole[1][1, :, 6:] == 0).all()
 
 
+def test_features_of_an_item_without_keys_are_zero():
+    q, k, of_keys, of_queries = given()
+    found = approximate_attention_sums(
+        q, k, Mask.padding(keys=[17, 0]), 1.0, of_keys, of_queries, features=8, seed=0
+    )  # fmt: skip
+    for side in found:
+        assert (side[1] == 0).all()
+        assert (side[0] > 0).all()
+
+
 @pytest.mark.parametrize("sums", [attention_sums, approximate_attention_sums])
 def test_they_are_constants(sums):
     q, k, of_keys, of_queries = (x.requires_grad_() for x in given())

@@ -75,7 +75,8 @@ def approximate_attention_sums(
     """
     N, M = query.shape[2], key.shape[2]
     of_query, of_key = positive_features(query, key, mask.key_padding(M), scale, features, seed)
-    of_query = of_query / (of_query @ of_key.sum(2)[..., None])
+    total = of_query @ of_key.sum(2)[..., None]
+    of_query = of_query / torch.where(total > 0, total, 1.0)  # 0 where an item has no real key
     real = mask.query_padding(N)
     of_query = of_query if real is None else of_query * real[:, None, :, None]
     return (
