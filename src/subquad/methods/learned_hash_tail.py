@@ -26,13 +26,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subquad.methods.base import Call, Fit, Method, Traits, constants
+from subquad.methods.base import Call, Fit, Method, Traits, by_item, constants
 from subquad.ops.attention_sums import attention_sums
 from subquad.ops.bucketing import best_bucket
 from subquad.ops.buckets import Buckets, members, real_lengths
 from subquad.ops.hash_functions import KINDS, HashFunctions, divergence, hash_scores
 from subquad.ops.heads import repeat_heads
-from subquad.ops.packing import per_segment
 from subquad.ops.softmax import hide
 from subquad.ops.tail import attend_with_tail, key_cells
 
@@ -73,12 +72,8 @@ class LearnedHashTail(Method):
         cross=True,
         key_padding=True,
         segments=True,
-        window=False,
-        dense_mask=False,
-        bias=False,
         gqa=True,
         dropout="attention weights of a bucket's keys and of the centroids",
-        partial=False,
         stochastic=True,
         order_free=True,
         positional=True,  # the cells' k-means starts from evenly spaced keys
@@ -102,16 +97,14 @@ class LearnedHashTail(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """Hash, attend to the keys of each query's bucket and to the centroids of the others."""
-        if call.mask.ids:
-            return per_segment(
-                lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
-            )
-        dtype = query.dtype
-        query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
+        return by_item(self._attend, query, key, value, call)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         (buckets,) = self.meetings(query, key, call)
         cell = key_cells(key, call.mask, self.cells, call.seed)
-        out = attend_with_tail(query, key, value, buckets, cell, self.cells, scale=call.scale, dropout_p=call.dropout_p)
-        return out.to(dtype)
+        return attend_with_tail(
+            query, key, value, buckets, cell, self.cells, scale=call.scale, dropout_p=call.dropout_p
+        )
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys exactly."""
@@ -157,6 +150,7 @@ def feeding(of_query: Float[Tensor, "B H N C"], real: Tensor | None) -> Float[Te
     """r: whose attention each bucket's keys are to serve."""
     own = F.one_hot(of_query.argmax(-1), of_query.shape[-1]).to(of_query.dtype)
     visible = None if real is None else real[:, None, :, None]
-    top = hide(of_query, visible).topk(min(FED, of_query.shape[2]), dim=2).indices
+    # Stable, so that among equal scores, as of queries that no hidden unit sees, padding decides nothing.
+    top = hide(of_query, visible).sort(dim=2, descending=True, stable=True).indices[:, :, :FED]
     fed = own.scatter_add(2, top, torch.full_like(own, FEEDING)[:, :, : top.shape[2]])
     return fed if visible is None else fed * visible
