@@ -31,13 +31,13 @@ class Traits:
     cross: bool  # N ≠ M, and queries that are not the keys' tokens
     key_padding: bool
     segments: bool
-    window: bool
-    dense_mask: bool
-    bias: bool
+    window: bool = False
+    dense_mask: bool = False
+    bias: bool = False
     gqa: bool
     dropout: str  # what dropout_p > 0 drops
-    partial: bool  # offers `partial`: (out, lse)
-    stochastic: bool  # depends on the seed
+    partial: bool = False  # offers `partial`: (out, lse)
+    stochastic: bool = False  # depends on the seed
     order_free: bool  # permuting the queries (and the keys with them, unless `positional`) permutes the outputs
     subquadratic: bool  # its work grows by less than N·M
     positional: bool = False  # which keys a query meets depends on where they stand
@@ -384,14 +384,6 @@ class Bound(nn.Module):
     def extra_repr(self) -> str:
         """What `print(module)` shows."""
         return str(self.method)
-
-
-def tied_refusal(name: str) -> str:
-    """Why a method whose causal form ties the hashes of queries and keys takes no others there."""
-    return (
-        f"{name!r} ties the hashes of queries and keys under a causal mask, so they must be the same tokens: it takes "
-        "no cross-attention and no step on a cache there (generate with use_cache=False)"
-    )
 
 
 def nearest(word: str, known: list[str]) -> str:

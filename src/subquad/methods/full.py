@@ -61,7 +61,6 @@ class Full(Method):
         gqa=True,
         dropout="attention weights",
         partial=True,
-        stochastic=False,
         order_free=True,
         subquadratic=False,
         yardstick=True,

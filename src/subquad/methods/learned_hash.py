@@ -42,14 +42,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Fit, Method, Traits, constants, tied_refusal
+from subquad.methods.base import Call, Fit, Method, Traits, by_item, constants
+from subquad.methods.hashed import check_bucket_counts, sized_traits, tied_refusal
 from subquad.ops.attention_sums import approximate_attention_sums, attention_sums
 from subquad.ops.bucket_attention import attend_buckets
 from subquad.ops.bucketing import balanced_buckets, same_label_buckets, top_and_best
 from subquad.ops.buckets import Buckets, enlarged, members, real_lengths
 from subquad.ops.hash_functions import KINDS, Hashed, HashFunctions, divergence, hashed
 from subquad.ops.heads import repeat_heads
-from subquad.ops.packing import per_segment
 
 
 def membership(scores: Float[Tensor, "B H N C"], real: Tensor | None, balanced: bool) -> Float[Tensor, "B H N C"]:
@@ -106,13 +106,8 @@ class LearnedHash(Method):
         cross=True,
         key_padding=True,
         segments=True,
-        window=False,
-        dense_mask=False,
-        bias=False,
         gqa=True,
         dropout="attention weights in each bucket",
-        partial=False,
-        stochastic=False,
         order_free=True,
         subquadratic=False,
         learned=True,
@@ -126,13 +121,8 @@ class LearnedHash(Method):
         self._require(buckets=0, bucket_size=0, hidden=1, features=1, seed=0)
         self._require_number(enlarge=1.0)
         self._check_choices()
-        if self.buckets == self.bucket_size == 0:
-            raise ValueError(f"{self.name!r}: buckets=0 takes their number from bucket_size, which is 0 too")
-        traits = type(self).traits
-        if self.bucket_size > 0:
-            traits = replace(
-                traits, subquadratic=self.merge == "multiplicity", exact_limit={"buckets": 1, "bucket_size": "M"}
-            )
+        check_bucket_counts(self, self.buckets, self.bucket_size)
+        traits = sized_traits(type(self).traits, self.bucket_size, self.merge)
         if self.selection == "argmax":
             traits = replace(traits, subquadratic=False, causal="strict", cross=False, exact_limit={"buckets": 1})
         object.__setattr__(self, "traits", traits)
@@ -148,23 +138,17 @@ class LearnedHash(Method):
 
     def refuses(self, mask: Mask, *, bias: bool = False, gqa: bool = False, cross: bool = False) -> str | None:
         """As every method's; under a causal mask queries and keys must be the same tokens."""
-        if mask.is_causal and cross:
-            return tied_refusal(self.name)
-        return super().refuses(mask, bias=bias, gqa=gqa, cross=cross)
+        return tied_refusal(self, mask, cross) or super().refuses(mask, bias=bias, gqa=gqa, cross=cross)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """Hash, fill the buckets, attend inside them, merge."""
-        if call.mask.ids:
-            return per_segment(
-                lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
-            )
-        dtype = query.dtype
-        query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
+        return by_item(self._attend, query, key, value, call)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         buckets, union = self.meetings(query, key, call), self.merge == "union"
-        out, _ = attend_buckets(
+        return attend_buckets(
             query, key, value, buckets, call.mask, scale=call.scale, union=union, dropout_p=call.dropout_p
-        )
-        return out.to(dtype)
+        )[0]
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""

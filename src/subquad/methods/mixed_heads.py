@@ -62,7 +62,6 @@ def combined(methods: Sequence[Method]) -> Traits:
         **{trait: all(getattr(t, trait) for t in traits) for trait in ALL},
         **{trait: any(getattr(t, trait) for t in traits) for trait in ANY},
         cached=all(t.cross or t.cached for t in traits),
-        partial=False,
         exact_limit="each group of heads is exact where its own method is: see there",
         example={"methods": "local:window=4+lha:buckets=4;hidden=8"},
         dropout=said("dropout"),

@@ -22,12 +22,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Method, Traits, tied_refusal
+from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.methods.hashed import check_bucket_counts, sized_traits, tied_refusal
 from subquad.ops.bucket_attention import attend_buckets
 from subquad.ops.bucketing import balanced_buckets, best_bucket, bucket_sizes, most_of
 from subquad.ops.buckets import Buckets, real_lengths
 from subquad.ops.heads import repeat_heads
-from subquad.ops.packing import per_segment
 from subquad.ops.tail import attend_with_tail, key_cells
 from subquad.randomness import normal
 
@@ -83,12 +83,8 @@ class RandomHash(Method):
         cross=True,
         key_padding=True,
         segments=True,
-        window=False,
-        dense_mask=False,
-        bias=False,
         gqa=True,
         dropout="attention weights in each bucket",
-        partial=False,
         stochastic=True,
         order_free=True,
         subquadratic=False,
@@ -102,13 +98,8 @@ class RandomHash(Method):
         self._require(buckets=0, bucket_size=0, tail=0, seed=0)
         self._require_number(enlarge=1.0)
         self._check_choices()
-        if self.buckets == self.bucket_size == 0:
-            raise ValueError(f"{self.name!r}: buckets=0 takes their number from bucket_size, which is 0 too")
-        traits = type(self).traits
-        if self.bucket_size > 0:
-            traits = replace(
-                traits, subquadratic=self.merge == "multiplicity", exact_limit={"buckets": 1, "bucket_size": "M"}
-            )
+        check_bucket_counts(self, self.buckets, self.bucket_size)
+        traits = sized_traits(type(self).traits, self.bucket_size, self.merge)
         if self.hash == "random":
             traits = replace(traits, order_free=False, positional=True)
         if self.tail > 0:
@@ -117,30 +108,23 @@ class RandomHash(Method):
 
     def refuses(self, mask: Mask, *, bias: bool = False, gqa: bool = False, cross: bool = False) -> str | None:
         """As every method's; under a causal mask queries and keys must be the same tokens."""
-        if mask.is_causal and cross:
-            return tied_refusal(self.name)
-        return super().refuses(mask, bias=bias, gqa=gqa, cross=cross)
+        return tied_refusal(self, mask, cross) or super().refuses(mask, bias=bias, gqa=gqa, cross=cross)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """Hash, fill the buckets, attend inside them, merge."""
-        if call.mask.ids:
-            return per_segment(
-                lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
-            )
-        dtype = query.dtype
-        query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
-        buckets = self.meetings(query, key, call)
+        return by_item(self._attend, query, key, value, call)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        buckets, dropout_p = self.meetings(query, key, call), call.dropout_p
         if self.tail > 0:
             cell = key_cells(key, call.mask, self.tail, call.seed)
-            out = attend_with_tail(
-                query, key, value, buckets[0], cell, self.tail, scale=call.scale, dropout_p=call.dropout_p
+            return attend_with_tail(
+                query, key, value, buckets[0], cell, self.tail, scale=call.scale, dropout_p=dropout_p
             )
-        else:
-            union = self.merge == "union"
-            out, _ = attend_buckets(
-                query, key, value, buckets, call.mask, scale=call.scale, union=union, dropout_p=call.dropout_p
-            )
-        return out.to(dtype)
+        union = self.merge == "union"
+        return attend_buckets(
+            query, key, value, buckets, call.mask, scale=call.scale, union=union, dropout_p=dropout_p
+        )[0]
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys, in a bucket."""
