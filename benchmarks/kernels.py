@@ -2,7 +2,8 @@
 
     python benchmarks/kernels.py --gflops 235 [--lengths 4096 16384] [--threads 2] [--repeats 30] [--out FILE.md]
 
-The setting is the paper's: one item, 6 heads, 64 wide, 100 clusters, 63 bits, 10 iterations, 32 top keys, fp32.
+The setting is the papers': one item, 6 heads, 64 wide, 100 clusters, 63 bits, 10 iterations, 32 top keys, fp32; for
+learned hashing linear functions as they start, and a bucket of 128·√2 tokens for every 128.
 
 The floor of a kernel is the larger of two times. Arithmetic: its multiplications and additions at the rate of one
 core that `benchmarks/products.cpp` prints, times the threads. Memory: the bytes that it must read and write once, at
@@ -22,7 +23,7 @@ from subquad.ops.hashing import hash_codes
 from subquad.ops.kmeans import hamming_kmeans
 from subquad.workflows import machine
 
-H, D, C, K, BITS, ITERATIONS = 6, 64, 100, 32, 63, 10
+H, D, C, K, BITS, ITERATIONS, BUCKET = 6, 64, 100, 32, 63, 10, 128
 # With AVX-512's popcount four vector instructions, two a cycle, compare eight words: a quarter of a cycle for one.
 # In that time products do 16 multiplications and additions.
 FLOPS_A_WORD = 16
@@ -41,6 +42,18 @@ def copy_rate(repeats):
     return 2 * 4 * source.numel() / medians({"copy": lambda: target.copy_(source)}, repeats)["copy"] / 1e6
 
 
+def bucketed(N):
+    """Learned hashing with a bucket for every 128 tokens."""
+    method = sq.parse_method(f"lha:buckets=0,bucket_size={BUCKET},hash=linear")
+    return method.bind(heads=H, head_dim=D, max_length=N).eval()
+
+
+def meetings(bound, q, k, v):
+    """Hash, and choose the tokens of each bucket."""
+    query, key, _, call = bound.prepare(q, k, v)
+    return bound.method.meetings(query, key, call)
+
+
 def measured(N, repeats):
     """Milliseconds of each kernel, and of SDPA."""
     q, k, v, grad = torch.randn(4, 1, H, N, D)
@@ -51,19 +64,28 @@ def measured(N, repeats):
         "sdpa": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v),
     }
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-    for name in ("clustered", "i-clustered"):
-        out = sq.attention(*inputs, method=name)
-        calls[name] = lambda name=name: sq.attention(q, k, v, method=name)
+    bound = bucketed(N)
+    methods = {name: sq.parse_method(name) for name in ("clustered", "i-clustered")} | {"lha": bound}
+    for name, method in methods.items():
+        out = method(*inputs)
+        calls[name] = lambda method=method: method(q, k, v)
         calls[f"{name}, backward"] = lambda out=out: torch.autograd.grad(out, inputs, grad, retain_graph=True)
+    calls["choice"] = lambda: meetings(bound, q, k, v)
     ms = medians(calls, repeats)
     return ms | {
+        "in buckets": ms["lha"] - ms["choice"],
         "centroids": ms["clustered"] - ms["hash"] - ms["k-means"],
         "top keys": ms["i-clustered"] - ms["clustered"],
     }
 
 
 def floors(N):
-    """Of each kernel: what it does, its multiplications and additions, and the bytes that it reads and writes once."""
+    """Of each kernel: what it does, its multiplications and additions, and the bytes that it reads and writes once.
+
+    Queries that no bucket takes, about a quarter, meet the keys of one.
+    """
+    buckets, taken = N // BUCKET, int(BUCKET * 2**0.5)
+    choice, inside = 4 * H * N * D * buckets, 4 * H * D * (buckets * taken + 0.26 * N) * taken
     rows = 4 * H * N * D  # of one of query, key, value, output
     hashing, words = 2 * H * N * D * BITS, H * N * C * (ITERATIONS + 1) * FLOPS_A_WORD
     centroids, members = 4 * H * N * C * D, 4 * H * N * K * D
@@ -76,6 +98,10 @@ def floors(N):
         "i-clustered": ("the whole forward pass", hashing + words + centroids + members, 4 * rows),
         "clustered, backward": ("", 2.5 * centroids, 6 * rows),
         "i-clustered, backward": ("", 2.5 * (centroids + members), 7 * rows),
+        "choice": ("hash functions, each bucket's tokens", choice, 2 * rows),
+        "in buckets": ("attention inside buckets, merged", inside, 4 * rows),
+        "lha": ("the whole forward pass", choice + inside, 6 * rows),
+        "lha, backward": ("", 2.5 * inside, 7 * rows),
     }
 
 
