@@ -46,6 +46,7 @@ class OracleTopK(Method):
     name: ClassVar[str] = "oracle-top"
     traits = replace(
         Full.traits,
+        partial=False,
         exact_limit={"topk": "M"},
         example={"topk": 4},
         complexity="O(N·M·D) time, O(M) memory a query in flight",

@@ -30,6 +30,7 @@ class SharedFull(Method):
     traits = replace(
         Full.traits,
         cross=False,
+        partial=False,
         exact_limit="the queries stand in for the keys: it equals exact attention only where they are equal",
         source="Vyas et al. 2020, section 4.1",
     )
