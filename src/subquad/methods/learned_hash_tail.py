@@ -13,7 +13,7 @@ An extension of Sun et al. 2022 (see "lha"): what their buckets miss is the mass
              r_ib = [b = β(i)] + ¼·[i is among the eight queries that score highest in b]
 
 The ¼ feeds buckets that no query is in. L_K's softmax runs over the keys, so that H_K ranks keys within a bucket. The
-targets t and p are constants; q and k are detached. Cells partition the keys: {CELLS}.
+targets t and p are constants; q and k are detached. Cells partition the keys: k-means of their sign hashes.
 
 The hash functions read q·√scale and k·√scale. Not causal: the centroids hold later keys.
 """
