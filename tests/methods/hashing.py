@@ -52,6 +52,37 @@ def padded_batch(side: str, filler: float, heads: int = 2, width: int = 24) -> t
     return *pad(items, real, filler), real
 
 
+def in_every_padding(layer: sq.Bound, causal: bool = False) -> list[list[Tensor]]:
+    """The loss and its gradients of the same items, padded to either side, by more or less, with other content."""
+    found = []
+    for side, filler, width in (("right", 1.0, 19), ("left", 300.0, 24), ("right", 30.0, 40)):
+        query, key, real = padded_batch(side, filler, width=width)
+        loss = loss_of(layer, query, key, mask=mask_of(real, causal))
+        found.append([loss, *torch.autograd.grad(loss, list(layer.parameters()))])
+    return found
+
+
+def packed_and_apart(layer: sq.Bound) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of items as the segments of one, as a batch, and that of a packed item without segments."""
+    query, key, real = padded_batch("right", 1.0)
+    packed = [x.transpose(1, 2)[real][None].transpose(1, 2) for x in (query, key)]
+    ids = torch.arange(len(real)).repeat_interleave(real.sum(1))[None]
+    together = loss_of(layer, *packed, mask=Mask.segments(ids))
+    none = loss_of(layer, *packed, mask=Mask.segments(torch.full_like(ids, -1)))
+    return together, loss_of(layer, query, key, mask=Mask.padding(real)), none
+
+
+def separate_gradients(layer: sq.Bound, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Check that output and loss have gradients to nothing in common, and return those of the loss."""
+    inputs = [x.requires_grad_() for x in inputs]
+    out, loss = layer(*inputs), layer.auxiliary_loss()
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+    assert not any(torch.autograd.grad(out.sum(), parameters, allow_unused=True, retain_graph=True))
+    assert all(grad.abs().max() > 0 for grad in torch.autograd.grad(out.square().sum(), inputs))
+    assert torch.autograd.grad(loss, inputs, allow_unused=True, retain_graph=True) == (None,) * 3
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
 def mask_of(real: Tensor, causal: bool = False) -> Mask:
     return Mask.padding(real) & Mask(is_causal=causal)
 

@@ -16,10 +16,13 @@ from tests.methods.hashing import (
     by_hand,
     divergence_by_hand,
     fitted,
+    in_every_padding,
     loss_of,
     mask_of,
+    packed_and_apart,
     padded_batch,
     planted,
+    separate_gradients,
 )
 from tests.oracle import naive, qkv
 
@@ -96,11 +99,7 @@ def test_the_loss_of_padded_items_is_that_of_their_real_tokens(causal):
 @pytest.mark.parametrize("causal", [False, True])
 def test_padding_changes_neither_the_loss_nor_its_gradient(settings, causal):
     layer = bound(f"lha:{settings}")
-    found = []
-    for side, filler, width in (("right", 1.0, 19), ("left", 300.0, 24), ("right", 30.0, 40)):
-        q, k, real = padded_batch(side, filler, width=width)
-        loss = loss_of(layer, q, k, mask=mask_of(real, causal))
-        found.append([loss, *torch.autograd.grad(loss, list(layer.parameters()))])
+    found = in_every_padding(layer, causal)
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], atol=1e-6, rtol=1e-4)
     assert found[0][1].abs().max() > 0
@@ -109,25 +108,16 @@ def test_padding_changes_neither_the_loss_nor_its_gradient(settings, causal):
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_packed_segments_have_the_loss_of_separate_items(settings):
     layer = bound(f"lha:{settings}")
-    q, k, real = padded_batch("right", 1.0)
-    packed = [x.transpose(1, 2)[real][None].transpose(1, 2) for x in (q, k)]
-    ids = torch.arange(len(real)).repeat_interleave(real.sum(1))[None]
-    torch.testing.assert_close(
-        loss_of(layer, *packed, mask=Mask.segments(ids)), loss_of(layer, q, k, mask=Mask.padding(real))
-    )
-    assert loss_of(layer, *packed, mask=Mask.segments(0 * ids - 1)) == 0
+    packed, apart, none = packed_and_apart(layer)
+    torch.testing.assert_close(packed, apart)
+    assert apart > 0
+    assert none == 0
 
 
 @pytest.mark.parametrize("settings", [*SETTINGS, "buckets=3,hidden=4,selection=argmax"])
 def test_output_and_loss_have_gradients_to_nothing_in_common(settings):
     layer = bound(f"lha:{settings}", heads=4, kv_heads=2)
-    inputs = [x.requires_grad_() for x in qkv(H=4, G=2)]
-    out = layer(*inputs)
-    loss, parameters = layer.auxiliary_loss(), list(layer.parameters())
-    assert not any(torch.autograd.grad(out.sum(), parameters, allow_unused=True, retain_graph=True))
-    assert all(grad.abs().max() > 0 for grad in torch.autograd.grad(out.square().sum(), inputs))
-    assert torch.autograd.grad(loss, inputs, allow_unused=True, retain_graph=True) == (None,) * 3
-    assert all(grad.abs().max() > 0 for grad in torch.autograd.grad(loss, parameters))
+    assert all(grad.abs().max() > 0 for grad in separate_gradients(layer, qkv(H=4, G=2)).values())
 
 
 def test_features_give_nearly_the_exact_loss_and_gradient():

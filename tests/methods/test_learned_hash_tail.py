@@ -13,10 +13,13 @@ from tests.methods.hashing import (
     by_hand,
     divergence_by_hand,
     fitted,
+    in_every_padding,
     loss_of,
     mask_of,
+    packed_and_apart,
     padded_batch,
     planted,
+    separate_gradients,
 )
 from tests.oracle import gradients, naive, normal, qkv, tracked
 
@@ -74,39 +77,23 @@ def test_the_loss_of_padded_items_is_that_of_their_real_tokens():
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_padding_changes_neither_the_loss_nor_its_gradient(settings):
     layer = bound(f"lha-tail:{settings}")
-    found = []
-    for side, filler, width in (("right", 1.0, 19), ("left", 300.0, 24), ("right", 30.0, 40)):
-        q, k, real = padded_batch(side, filler, width=width)
-        loss = loss_of(layer, q, k, mask=mask_of(real))
-        found.append([loss, *torch.autograd.grad(loss, list(layer.parameters()))])
+    found = in_every_padding(layer)
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], atol=1e-5, rtol=1e-4)
 
 
 def test_packed_segments_have_the_loss_of_separate_items():
     layer = bound(f"lha-tail:{SETTINGS[0]}")
-    q, k, real = padded_batch("right", 1.0)
-    packed = [x.transpose(1, 2)[real][None].transpose(1, 2) for x in (q, k)]
-    ids = torch.arange(len(real)).repeat_interleave(real.sum(1))[None]
-    torch.testing.assert_close(
-        loss_of(layer, *packed, mask=Mask.segments(ids)), loss_of(layer, q, k, mask=Mask.padding(real))
-    )
-    assert loss_of(layer, *packed, mask=Mask.segments(0 * ids - 1)) == 0
+    packed, apart, none = packed_and_apart(layer)
+    torch.testing.assert_close(packed, apart)
+    assert apart > 0
+    assert none == 0
 
 
 def test_output_and_loss_have_gradients_to_nothing_in_common():
     layer = bound(f"lha-tail:{SETTINGS[0]}", heads=4, kv_heads=2)
-    inputs = [x.requires_grad_() for x in qkv(H=4, G=2)]
-    out = layer(*inputs)
-    loss, parameters = layer.auxiliary_loss(), list(layer.parameters())
-    assert not any(torch.autograd.grad(out.sum(), parameters, allow_unused=True, retain_graph=True))
-    assert all(grad.abs().max() > 0 for grad in torch.autograd.grad(out.square().sum(), inputs))
-    assert torch.autograd.grad(loss, inputs, allow_unused=True, retain_graph=True) == (None,) * 3
+    grads = separate_gradients(layer, qkv(H=4, G=2))
     # A bias of the last layer shifts the scores of all keys of a bucket alike, which L_K does not see.
-    grads = {
-        name: grad
-        for (name, _), grad in zip(layer.named_parameters(), torch.autograd.grad(loss, parameters), strict=True)
-    }
     blind = grads.pop("learned.key.biases.1")
     assert blind.abs().max() < 1e-6
     assert all(grad.abs().max() > 1e-6 for grad in grads.values())
