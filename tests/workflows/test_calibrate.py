@@ -54,6 +54,15 @@ def test_it_fits_every_layer_better_than_at_the_start(settings, tmp_path, method
     assert ("kl_query" in history[1]["layers"]["0"]) == (metric == "utility")
 
 
+def test_progress_tells_every_layers_held_out_figure(settings, tmp_path):
+    lines = []
+    fitted = calibrate(settings, tmp_path, lambda what, done, total: lines.append((what, done, total)))
+    first, last = (entry["layers"] for entry in (fitted.record["history"][0], fitted.record["history"][-1]))
+    assert lines[1][0].endswith(f"by layer {first['0']['utility']:.2f} {first['1']['utility']:.2f}")
+    assert f"{last['0']['utility']:.2f}" in lines[-1][0]
+    assert lines[-1][1:] == (40, 40)
+
+
 def test_the_model_is_left_as_it_was(settings, tmp_path):
     before = load(settings.model).model.state_dict()
     fitted = calibrate(settings, tmp_path)

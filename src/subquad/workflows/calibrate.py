@@ -235,8 +235,10 @@ class Trainer:
             self.bounds[number].eval().requires_grad_(False)
 
     def _line(self) -> str:
+        """The best so far on the passages kept apart: the mean, and every layer's."""
         metric = self.recipe.metric
-        return f"{metric} {self._mean_of_best():.3f} (was {mean_at(self.history[0], metric):.3f})"
+        layers = " ".join(f"{best['figures'][metric]:.2f}" for _, best in sorted(self.best.items()))
+        return f"{metric} {self._mean_of_best():.3f}, was {mean_at(self.history[0], metric):.3f}; by layer {layers}"
 
     # ------------------------------------------------------------------ checkpoints
 
