@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from subquad.cli.common import check_folder, divided, progress_bar, user_errors, writing
+from subquad.cli.common import check_folder, divided, needs, progress_bar, user_errors, writing
 from subquad.cli.options import AsJson, Device, Methods
 
 if TYPE_CHECKING:
@@ -74,14 +74,11 @@ def _benched(settings: "Settings", compare: Path | None, out: Path) -> "tuple[Be
     from subquad.workflows.bench import measure
     from subquad.workflows.bench_old import read_old
     from subquad.workflows.bench_report import report_of
-    from subquad.workflows.errors import InputError
     from subquad.workflows.store import Store
 
-    try:
+    with needs("report"):
         from subquad.report.bench_changes import changes
         from subquad.report.bench_write import write_bench
-    except ImportError as error:
-        raise InputError(f"{error.name} is not installed: pip install 'subquad[report]'") from None
     old = None if compare is None else read_old(compare, settings)
     check_folder(out)
     with progress_bar() as progress:

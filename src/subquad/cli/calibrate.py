@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from subquad.cli.common import check_folder, progress_bar, user_errors, writing
+from subquad.cli.common import check_folder, needs, progress_bar, user_errors, writing
 from subquad.cli.options import AsJson, Column, Device, Model
 
 
@@ -35,13 +35,11 @@ def calibrate(
     """Fit a method's learned parameters to a frozen model, from plain text."""
     from subquad.workflows.errors import InputError
 
-    with user_errors():
-        try:
-            from subquad.report.adapter_card import rich_layers
-            from subquad.workflows.calibrate import Settings, save
-            from subquad.workflows.calibrate import calibrate as run
-        except ImportError as error:
-            raise InputError(f"{error.name} is not installed: pip install 'subquad[demo]'") from None
+    with user_errors(), needs("demo"):
+        from subquad.report.adapter_card import rich_layers
+        from subquad.workflows.calibrate import Settings, save
+        from subquad.workflows.calibrate import calibrate as run
+
         if not text:
             raise InputError("no text to fit on: give --text FILE or FOLDER")
         check_folder(out)

@@ -26,6 +26,17 @@ def user_errors() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """A package that is not installed, in one line with the extra that brings it."""
+    from subquad.workflows.errors import InputError
+
+    try:
+        yield
+    except ImportError as error:
+        raise InputError(f"{error.name} is not installed: pip install 'subquad[{extra}]'") from None
+
+
 def divided(given: list[str]) -> tuple[str, ...]:
     """A repeatable option whose values may hold several, divided by spaces."""
     return tuple(part for one in given for part in one.split())

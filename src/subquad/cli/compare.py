@@ -2,13 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from subquad.cli.common import check_folder, divided, progress_bar, user_errors, writing
+from subquad.cli.common import check_folder, divided, needs, progress_bar, user_errors, writing
 from subquad.cli.options import Adapters, AsJson, Column, Device, Methods, Model, Text
+
+if TYPE_CHECKING:
+    from subquad.report.schema import Report
+    from subquad.workflows.compare import Settings
 
 
 def compare(
@@ -43,17 +47,9 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Which attention can go into this model, what does that lose, what does it gain?"""
-    from subquad.workflows.errors import InputError
+    with user_errors(), needs("demo"):
+        from subquad.workflows.compare import DEFAULT_METHODS, LEARNED_METHODS, Settings
 
-    with user_errors():
-        try:
-            from subquad.report.tables import rich_table
-            from subquad.report.write import write_report
-            from subquad.workflows.compare import DEFAULT_METHODS, LEARNED_METHODS, Settings, measure
-            from subquad.workflows.compare_report import report_of
-            from subquad.workflows.store import Store
-        except ImportError as error:
-            raise InputError(f"{error.name} is not installed: pip install 'subquad[demo]'") from None
         own = DEFAULT_METHODS + (LEARNED_METHODS if calibrate else ())
         settings = Settings(
             model=model,
@@ -69,15 +65,28 @@ def compare(
             adapters=tuple(adapter or ()),
             calibrate=tuple(calibrate or ()),
         )
-        check_folder(out)
-        with progress_bar() as progress:
-            report = report_of(measure(settings, out, progress))
-        with writing(out):
-            paths = write_report(report, out)
-        Store.clear(out)
+        report, paths = _compared(settings, out)
     if as_json:
         print(json.dumps(report, indent=1))
         return
+    from subquad.report.tables import rich_table
+
     console = Console()
     console.print(rich_table(report))
     console.print(f"Report: {next(path for path in paths if path.suffix == '.html')}", soft_wrap=True)
+
+
+def _compared(settings: "Settings", out: Path) -> "tuple[Report, list[Path]]":
+    """Measure and write the files."""
+    from subquad.report.write import write_report
+    from subquad.workflows.compare import measure
+    from subquad.workflows.compare_report import report_of
+    from subquad.workflows.store import Store
+
+    check_folder(out)
+    with progress_bar() as progress:
+        report = report_of(measure(settings, out, progress))
+    with writing(out):
+        paths = write_report(report, out)
+    Store.clear(out)
+    return report, paths

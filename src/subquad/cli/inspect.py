@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from subquad.cli.common import check_folder, divided, progress_bar, user_errors, writing
+from subquad.cli.common import check_folder, divided, needs, progress_bar, user_errors, writing
 from subquad.cli.options import Adapters, AsJson, Column, Device, Methods, Model, Text
 
 
@@ -34,17 +34,13 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Which keys do methods choose in this model, and how much of exact attention do those hold?"""
-    from subquad.workflows.errors import InputError
+    with user_errors(), needs("demo"):
+        from subquad.report.inspect_tables import rich_table
+        from subquad.report.inspect_write import write_inspection
+        from subquad.workflows.inspect import DEFAULT_METHODS, Settings, measure
+        from subquad.workflows.inspect_report import report_of
+        from subquad.workflows.store import Store
 
-    with user_errors():
-        try:
-            from subquad.report.inspect_tables import rich_table
-            from subquad.report.inspect_write import write_inspection
-            from subquad.workflows.inspect import DEFAULT_METHODS, Settings, measure
-            from subquad.workflows.inspect_report import report_of
-            from subquad.workflows.store import Store
-        except ImportError as error:
-            raise InputError(f"{error.name} is not installed: pip install 'subquad[demo]'") from None
         settings = Settings(
             model=model,
             text=tuple(text or ()),

@@ -27,6 +27,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.methods.base import Call, Fit, Method, Traits, by_item, constants
+from subquad.methods.full import sdpa
 from subquad.ops.attention_sums import attention_sums
 from subquad.ops.bucketing import best_bucket
 from subquad.ops.buckets import Buckets, members, real_lengths
@@ -97,6 +98,8 @@ class LearnedHashTail(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """Hash, attend to the keys of each query's bucket and to the centroids of the others."""
+        if key.shape[2] <= self.keys:  # every bucket has all keys
+            return sdpa(query, key, value, call)
         return by_item(self._attend, query, key, value, call)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
