@@ -31,7 +31,7 @@ from subquad.methods.full import sdpa
 from subquad.ops.attention_sums import attention_sums
 from subquad.ops.bucketing import best_bucket
 from subquad.ops.buckets import Buckets, members, real_lengths
-from subquad.ops.hash_functions import KINDS, HashFunctions, divergence, hash_scores
+from subquad.ops.hash_functions import KINDS, HashFunctions, divergence, hash_scores, hashed
 from subquad.ops.heads import repeat_heads
 from subquad.ops.softmax import hide
 from subquad.ops.tail import attend_with_tail, key_cells
@@ -113,7 +113,8 @@ class LearnedHashTail(Method):
         """Which queries meet which keys exactly."""
         B, M = query.shape[0], key.shape[2]
         with torch.no_grad():
-            of_query, of_key = self.scores(query, key, call)
+            assert isinstance(call.learned, HashFunctions)
+            of_query, of_key = hashed(query, key, call.learned, call.scale)
             lengths = real_lengths(call.mask.key_padding(M), B, M, key.device)
             return (best_bucket(of_query, of_key, call.mask, lengths.clamp(max=self.keys), self.keys),)
 

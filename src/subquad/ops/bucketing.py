@@ -172,8 +172,8 @@ def _longest_run(bucket: Int64[Tensor, "B H T"]) -> int:
 
 
 def best_bucket(
-    of_query: Float[Tensor, "B H N C"],
-    of_key: Float[Tensor, "B H M C"],
+    of_query: Float[Tensor, "B H N C"] | Hashed,
+    of_key: Float[Tensor, "B H M C"] | Hashed,
     mask: Mask,
     keys: Int64[Tensor, "B"],
     most: int,
@@ -184,7 +184,7 @@ def best_bucket(
     """
     N, M, C = of_query.shape[2], of_key.shape[2], of_query.shape[3]
     real = mask.query_padding(N)
-    labels = of_query.argmax(-1)
+    _, labels = top_and_best(of_query, torch.zeros_like(keys), 1, real, odds=False)
     labels = labels if real is None else torch.where(real[:, None], labels, C)
     queries, bucket = by_bucket(labels, C)
-    return Buckets(queries, top_of_each_bucket(of_key, keys, most, mask.key_padding(M)), bucket)
+    return Buckets(queries, top_and_best(of_key, keys, most, mask.key_padding(M), odds=False)[0], bucket)

@@ -8,7 +8,7 @@ as the bucket's mean query q̄ sees them, with w = softmax over the cell's keys 
 This is the first-order expansion at q = q̄, exact there. At q̄ = 0 it would be a plain mean and + ln n.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int64
@@ -21,7 +21,6 @@ from subquad.ops.grouping import group_mean
 from subquad.ops.hashing import hash_codes
 from subquad.ops.heads import repeat_heads
 from subquad.ops.kmeans import hamming_kmeans
-from subquad.ops.softmax import merge_partials
 
 BITS, ITERATIONS = 63, 5  # of the k-means that makes the cells
 KEYS = 64  # of a block of one cell
@@ -104,19 +103,21 @@ def attend_with_tail(
     dropout_p: float,
 ) -> Float[Tensor, "B H N E"]:
     """One softmax over the keys of a query's bucket and that bucket's tail."""
-    merged = bucket_attention(query, key, value, buckets, Mask(), scale=scale, dropout_p=dropout_p)
+    H, M = query.shape[1], key.shape[2]
     tail = tail_of(query, key, value, buckets, cell, cells, scale)
     X, C = tail.bias.shape[2:]
-    numbers = torch.arange(X * C, device=query.device).view(X, C)
     there = ~torch.isneginf(tail.bias)
-    of_tail = bucket_attention(
+    end = M + X * C
+    numbers = torch.arange(M, end, device=query.device).view(X, C)
+    slots = torch.where(buckets.keys < M, buckets.keys, end)
+    bias = torch.where(there, tail.bias, 0.0).flatten(2)
+    return bucket_attention(
         query,
-        tail.key.flatten(2, 3),
-        tail.value.flatten(2, 3),
-        Buckets(buckets.queries, torch.where(there, numbers, X * C).transpose(2, 3), buckets.bucket),
+        torch.cat([repeat_heads(key, H), tail.key.flatten(2, 3)], dim=2),
+        torch.cat([repeat_heads(value, H), tail.value.flatten(2, 3)], dim=2),
+        replace(buckets, keys=torch.cat([slots, torch.where(there, numbers, end).transpose(2, 3)], dim=3)),
         Mask(),
         scale=scale,
-        key_bias=torch.where(there, tail.bias, 0.0).flatten(2),
+        key_bias=torch.cat([bias.new_zeros(*bias.shape[:2], M), bias], dim=2),
         dropout_p=dropout_p,
-    )
-    return merge_partials([merged, of_tail])[0]
+    )[0]
