@@ -32,7 +32,7 @@ def folder(model, tmp_path):
     for bound in sq.hf.bounds(model).values():
         for parameter in bound.parameters():
             parameter.data.add_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
-    sq.hf.save_adapter(sq.hf.bounds(model), model, tmp_path / "adapter", record={"steps": 3}, card="# card")
+    sq.hf.save_adapter(model, tmp_path / "adapter", record={"steps": 3}, card="# card")
     return tmp_path / "adapter"
 
 
@@ -66,14 +66,14 @@ def test_the_folder_holds_settings_record_and_card(folder):
 def test_only_some_layers(model, tmp_path):
     sq.hf.swap(model, {0: METHOD})
     learned = {n: b for n, b in sq.hf.bounds(model).items() if n == 0}
-    sq.hf.save_adapter(learned, model, tmp_path)
+    sq.hf.save_adapter(model, tmp_path, bounds=learned)
     assert {n: str(m) for n, m in sq.hf.load_adapter(model, tmp_path).methods.items()} == {0: METHOD, 1: "full"}
 
 
 def test_nothing_to_save_is_refused(model, tmp_path):
     sq.hf.swap(model, "clustered:clusters=4")
     with pytest.raises(ValueError, match="none of these layers has learned parameters"):
-        sq.hf.save_adapter(sq.hf.bounds(model), model, tmp_path)
+        sq.hf.save_adapter(model, tmp_path)
 
 
 def test_another_architecture_is_named(folder):
@@ -105,6 +105,31 @@ def test_missing_files_are_named(model, folder, name):
         sq.hf.load_adapter(model, folder)
 
 
+def test_another_dtype_of_the_same_weights_is_taken(model, folder):
+    sq.hf.restore(model)
+    sq.hf.load_adapter(model.bfloat16(), folder)
+    assert outputs(model).isfinite().all()
+
+
+def test_a_file_is_no_folder(model, folder, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="it is a file; give a folder"):
+        sq.hf.save_adapter(model, tmp_path / "file")
+    with pytest.raises(ValueError, match=r"no adapter at .*file: it is a file"):
+        sq.hf.load_adapter(model, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_everybody_may_read_what_they_may_read_of_the_settings(folder):
+    assert len({(folder / name).stat().st_mode for name in ("adapter.json", "adapter.safetensors")}) == 1
+
+
+def test_an_unfinished_calibration_is_named(model, tmp_path):
+    (tmp_path / ".progress").mkdir()
+    with pytest.raises(ValueError, match=r"no adapter at .* yet: its calibration was cut off; start the same command"):
+        sq.hf.load_adapter(model, tmp_path)
+
+
 def test_a_missing_folder_is_named(model, tmp_path):
     with pytest.raises(ValueError, match="there is no such folder"):
         sq.hf.load_adapter(model, tmp_path / "nowhere")
@@ -132,9 +157,34 @@ def turn_a_bit(folder):
     (folder / "adapter.safetensors").write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("damage", [cut_settings, drop_the_methods, cut_tensors, turn_a_bit])
+def edit_methods(folder, edit):
+    settings = json.loads((folder / "adapter.json").read_text())
+    edit(settings["methods"])
+    (folder / "adapter.json").write_text(json.dumps(settings))
+
+
+def drop_a_layer(folder):
+    edit_methods(folder, lambda methods: methods.pop("0"))
+
+
+def name_a_layer_that_is_none(folder):
+    edit_methods(folder, lambda methods: methods.update({"9": methods["0"]}))
+
+
+def name_no_number(folder):
+    edit_methods(folder, lambda methods: methods.update({"abc": methods["0"]}))
+
+
+def name_no_method(folder):
+    edit_methods(folder, lambda methods: methods["0"].update(name="foo"))
+
+
+OF_SETTINGS = (cut_settings, drop_the_methods, drop_a_layer, name_a_layer_that_is_none, name_no_number, name_no_method)
+
+
+@pytest.mark.parametrize("damage", [*OF_SETTINGS, cut_tensors, turn_a_bit])
 def test_damaged_files_are_named(model, folder, damage):
-    wanted = "adapter.json" if damage in (cut_settings, drop_the_methods) else "adapter.safetensors"
+    wanted = "adapter.json" if damage in OF_SETTINGS else "adapter.safetensors"
     damage(folder)
     with pytest.raises(ValueError, match=rf"{wanted} is damaged"):
         sq.hf.load_adapter(model, folder)

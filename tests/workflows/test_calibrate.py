@@ -59,6 +59,7 @@ def test_progress_tells_every_layers_held_out_figure(settings, tmp_path):
     fitted = calibrate(settings, tmp_path, lambda what, done, total: lines.append((what, done, total)))
     first, last = (entry["layers"] for entry in (fitted.record["history"][0], fitted.record["history"][-1]))
     assert lines[1][0].endswith(f"by layer {first['0']['utility']:.2f} {first['1']['utility']:.2f}")
+    assert "utility at step 0:" in lines[1][0]
     assert f"{last['0']['utility']:.2f}" in lines[-1][0]
     assert lines[-1][1:] == (40, 40)
 
@@ -190,8 +191,11 @@ def test_the_command_prints_its_record_as_json(command, model, tmp_path):
         ({"--method": "lah"}, "no method 'lah'; did you mean"),
         ({"--method": "lha:buckets=0"}, "buckets=0 takes their number from bucket_size"),
         ({"--max-length": "4096"}, "max-length 4096 is past the 64 positions"),
-        ({"--steps": "0"}, "must each be 1 or more"),
-        ({"--batch": "0"}, "must each be 1 or more"),
+        ({"--steps": "0"}, "steps 0 is too few: give 1 or more"),
+        ({"--batch": "-1"}, "batch -1 is too few: give 1 or more"),
+        ({"--max-length": "3"}, "max-length 3 is too short: passages have 16 tokens or more"),
+        ({"--method": "routing"}, "learn in training, by the task's own loss"),
+        ({"--method": "lha-tail:keys=48"}, "is exact attention on passages of at most 48 tokens"),
         ({"--device": "nope"}, "nope"),
     ],
 )
@@ -200,6 +204,26 @@ def test_mistakes_end_in_one_line(command, model, tmp_path, options, says):
     assert result.exit_code == 2
     assert says in " ".join(result.stderr.split())
     assert not (tmp_path / "made" / "adapter.json").exists()
+
+
+def test_what_lies_in_the_folder_is_not_replaced(command, model, tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    result = command(model("bert"), "-o", str(tmp_path))
+    assert result.exit_code == 2
+    assert "has a README.md" in " ".join(result.stderr.split())
+    assert command(model("bert"), "-o", str(tmp_path / "made")).exit_code == 0
+    before = (tmp_path / "made" / "adapter.safetensors").read_bytes()
+    again = command(model("bert"), "-o", str(tmp_path / "made"), **{"--method": "lha:buckets=5"})
+    assert again.exit_code == 2
+    assert "holds an adapter already" in " ".join(again.stderr.split())
+    assert (tmp_path / "made" / "adapter.safetensors").read_bytes() == before
+
+
+def test_a_mix_of_methods_is_fitted_by_its_error(settings, tmp_path):
+    mixed = replace(settings, method="mixed-heads:methods=local:window=4+lha:buckets=3;hidden=16")
+    fitted = calibrate(mixed, tmp_path)
+    assert fitted.record["metric"] == "error"
+    assert mean_at(fitted.record["history"][-1], "error") < mean_at(fitted.record["history"][0], "error")
 
 
 def test_too_little_text_is_named(command, model, tmp_path):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from subquad import hf
+from subquad.report.reading import marks
 from subquad.workflows import calibrate as fitting
 from subquad.workflows import calibrated
 from subquad.workflows.compare import Comparison, Settings, measure
@@ -66,6 +67,8 @@ def test_learned_parameters_that_nobody_fitted_are_said_to_be_so(settings, tmp_p
     assert set(by_method(report)[LHA]["model"]) == {"48", "96"}
     assert f"{LHA}: not calibrated: its learned parameters are those that it starts with." in report["notes"]
     assert not any(note.startswith("lsh:buckets=3: not calibrated") for note in report["notes"])
+    assert marks(report, by_method(report)[LHA]) == ["not calibrated"]
+    assert marks(report, by_method(report)["lsh:buckets=3"]) == []
 
 
 def test_an_adapter_is_a_row_of_its_own(settings, adapter, tmp_path):
@@ -99,7 +102,7 @@ def test_adapters_of_other_models_are_refused(settings, adapter, model):
 def test_an_adapter_that_mixes_methods_is_refused(settings, tmp_path):
     loaded = load(settings.model).model
     hf.swap(loaded, {0: LHA, 1: "lha:buckets=2"})
-    hf.save_adapter(hf.bounds(loaded), loaded, tmp_path / "mixed")
+    hf.save_adapter(loaded, tmp_path / "mixed")
     with pytest.raises(InputError, match=r"mixes methods \(lha:buckets=2, lha:buckets=3,hidden=8\)"):
         Comparison.prepare(replace(settings, adapters=(tmp_path / "mixed",)))
 

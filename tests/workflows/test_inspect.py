@@ -101,11 +101,11 @@ def test_an_adapter_brings_its_own_parameters(model, text, tmp_path):
     pretrained = load(model("bert")).model
     method = sq.LearnedHash(buckets=4, hidden=4)
     bounds = {n: method.bind(heads=4, head_dim=8) for n in range(2)}
-    sq.hf.save_adapter(bounds, pretrained, tmp_path / "as-it-starts")
+    sq.hf.save_adapter(pretrained, tmp_path / "as-it-starts", bounds=bounds)
     for bound in bounds.values():
         torch.nn.init.normal_(bound.learned.query.weights[0], std=5.0, generator=torch.Generator().manual_seed(0))
     history = [{"step": 0, "layers": {"0": {"kl_query": 1.0}}}]
-    sq.hf.save_adapter(bounds, pretrained, tmp_path / "changed", record={"history": history})
+    sq.hf.save_adapter(pretrained, tmp_path / "changed", bounds=bounds, record={"history": history})
     adapters = (tmp_path / "as-it-starts", tmp_path / "changed")
     found = inspected(model("bert"), text, tmp_path / "out", adapters=adapters)
     start, same, other = (of(found, f"lha:buckets=4,hidden=4{end}") for end in (" (", "@as", "@changed"))
@@ -174,7 +174,7 @@ def test_bad_input_is_one_line_and_exit_code_2(model, text, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "hollow").mkdir()
     bounds = {n: sq.LearnedHash(buckets=4).bind(heads=4, head_dim=8) for n in range(2)}
-    sq.hf.save_adapter(bounds, load(model("masked")).model, tmp_path / "other")
+    sq.hf.save_adapter(load(model("masked")).model, tmp_path / "other", bounds=bounds)
     bad = {
         "--buckets 0 must be at least 1": ["--buckets", "0"],
         "--buckets 65 is more than the 64 tokens": ["--buckets", "65"],

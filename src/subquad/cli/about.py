@@ -7,19 +7,24 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from subquad.cli.common import escaped
-from subquad.methods import METHODS, Traits
+from subquad.cli.common import escaped, user_errors
+from subquad.methods import METHODS, Traits, parse_method
 
 
 def methods(
+    name: Annotated[str | None, typer.Argument(help="One method; default: all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """The methods and what each can do."""
+    from subquad.workflows.errors import as_input_error
+
+    with user_errors(), as_input_error():
+        chosen = {name: type(parse_method(name))} if name else METHODS
     if as_json:
-        print(json.dumps({name: _traits(name) for name in METHODS}, indent=1, default=str))
+        print(json.dumps({name: _traits(name) for name in chosen}, indent=1, default=str))
         return
     console = Console()
-    for name, cls in METHODS.items():
+    for name, cls in chosen.items():
         able, unable = _abilities(cls.traits)
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
         table.add_row("settings", ", ".join(f"{k}={v}" for k, v in cls().to_dict().items() if k != "name") or "none")

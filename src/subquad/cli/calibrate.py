@@ -43,6 +43,7 @@ def calibrate(
         if not text:
             raise InputError("no text to fit on: give --text FILE or FOLDER")
         check_folder(out)
+        _check_free(out)
         settings = Settings(
             method=method,
             text=tuple(text),
@@ -66,3 +67,13 @@ def calibrate(
     for number, reason in fitted.refused.items():
         console.print(f"layer {number} was left exact: {reason}", soft_wrap=True, highlight=False)
     console.print(f"Adapter: {out} ({fitted.record['ended']}, {fitted.record['seconds']:.0f} s)", soft_wrap=True)
+
+
+def _check_free(out: Path) -> None:
+    """InputError where something lies in the folder that the adapter would replace."""
+    from subquad.workflows.errors import InputError
+
+    if (out / "adapter.json").exists():
+        raise InputError(f"{out} holds an adapter already: use it, remove it, or give another folder with --out")
+    if (out / "README.md").exists():
+        raise InputError(f"{out} has a README.md, which the adapter's card would replace; give another folder")

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from subquad.hf.layers import find_layers, head_counts
 from subquad.hf.swapping import AnyMethod, Swapped, bind, swap
+from subquad.hf.swapping import bounds as _bounds
 from subquad.methods import Bound, Method, from_dict
 
 FORMAT = 1
@@ -51,7 +52,8 @@ class Adapter:
                     f"the adapter {self.path} was made for a {self.model['class']} with {_shape(self.model)}, but this "
                     f"is a {mine['class']} with {_shape(mine)}"
                 )
-        if self.model["weights"] != mine["weights"] and not any_weights:
+        comparable = self.model["dtype"] == mine["dtype"]  # a mark of rounded weights is another one
+        if comparable and self.model["weights"] != mine["weights"] and not any_weights:
             raise ValueError(
                 f"the adapter {self.path} was fitted to other weights of the same architecture; fit one to this model "
                 "(subquad calibrate), or pass any_weights=True if these are close to those"
@@ -63,31 +65,36 @@ class Adapter:
 
 
 def save_adapter(
-    bounds: Mapping[int, Bound],
     model: PreTrainedModel,
     path: str | Path,
     *,
+    bounds: Mapping[int, Bound] | None = None,
     record: Mapping[str, Any] | None = None,
     card: str = "",
     max_length: int | None = None,
 ) -> Path:
-    """Write the learned parameters of these layers, (layer number → bound method), as an adapter folder.
+    """Write the learned parameters of a swapped model's layers as an adapter folder.
+
+        sq.hf.save_adapter(model, "my-adapter")
 
     Args:
-        bounds: as `sq.hf.bounds(model)` returns them.
         model: whose layers they are.
         path: the folder; made where it is not there, and what it holds of an adapter is replaced at once.
+        bounds: {layer number: bound method}; by default those that run in the model.
         record: of their training, as plain data.
         card: Markdown for readers.
         max_length: the longest length that they were bound for, where their number depends on it.
 
     Raises:
-        ValueError: none of them has learned parameters.
+        ValueError: none of them has learned parameters, or the path is a file.
     """
     folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"cannot save an adapter at {folder}: it is a file; give a folder")
+    given = _bounds(model) if bounds is None else bounds
     tensors = {
         f"{number}.{name}": tensor.detach().cpu().contiguous()
-        for number, bound in bounds.items()
+        for number, bound in given.items()
         if bound.learned is not None
         for name, tensor in bound.learned.state_dict().items()
     }
@@ -96,13 +103,14 @@ def save_adapter(
     settings = {
         "format": FORMAT,
         "model": {**describe_model(model), "max_length": max_length},
-        "methods": {str(number): bound.method.to_dict() for number, bound in bounds.items()},
+        "methods": {str(number): bound.method.to_dict() for number, bound in given.items()},
         "record": dict(record or {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / f"{TENSORS}.part")
     settings["tensors"] = _digest(folder / f"{TENSORS}.part")
     (folder / f"{SETTINGS}.part").write_text(json.dumps(settings, indent=1), "utf-8")
+    os.chmod(folder / f"{TENSORS}.part", (folder / f"{SETTINGS}.part").stat().st_mode)  # safetensors hides its files
     (folder / f"{CARD}.part").write_text(card, "utf-8")
     for name in (TENSORS, CARD, SETTINGS):
         os.replace(folder / f"{name}.part", folder / name)
@@ -117,19 +125,27 @@ def read_adapter(path: str | Path) -> Adapter:
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise ValueError(f"no adapter at {folder}: there is no such folder")
+        raise ValueError(f"no adapter at {folder}: {'it is a file' if folder.exists() else 'there is no such folder'}")
+    if (folder / ".progress").exists() and not (folder / SETTINGS).exists():
+        raise ValueError(f"no adapter at {folder} yet: its calibration was cut off; start the same command again")
     for name in (SETTINGS, TENSORS):
         if not (folder / name).is_file():
             raise ValueError(f"no adapter at {folder}: it has no {name}")
     try:
         settings = json.loads((folder / SETTINGS).read_text("utf-8"))
         made = settings["format"]
-        if made != FORMAT:
-            raise ValueError(f"{folder / SETTINGS} has format {made!r}, but this version reads {FORMAT}")
-        methods = {int(number): from_dict(method) for number, method in settings["methods"].items()}
         model, record, digest = settings["model"], settings["record"], settings["tensors"]
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        given = {int(number): method for number, method in settings["methods"].items()}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:  # the latter: no JSON, no text, no number
         raise ValueError(f"{folder / SETTINGS} is damaged: {type(error).__name__}: {error}") from None
+    if made != FORMAT:
+        raise ValueError(f"{folder / SETTINGS} has format {made!r}, but this version reads {FORMAT}")
+    try:
+        methods = {number: from_dict(method) for number, method in given.items()}
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{folder / SETTINGS} is damaged, or of another version: {error}") from None
+    if beyond := sorted(set(methods) - set(range(len(model["layers"])))):
+        raise ValueError(f"{folder / SETTINGS} is damaged: it has a method for layer {beyond[0]}, which is none")
     if _digest(folder / TENSORS) != digest:
         raise ValueError(f"{folder / TENSORS} is damaged: it does not hold what {SETTINGS} says")
     try:
@@ -140,6 +156,8 @@ def read_adapter(path: str | Path) -> Adapter:
     for name, tensor in flat.items():
         number, _, parameter = name.partition(".")
         tensors.setdefault(int(number), {})[parameter] = tensor
+    if unclaimed := sorted(set(tensors) - set(methods)):
+        raise ValueError(f"{folder / SETTINGS} is damaged: layer {unclaimed[0]} has parameters but no method")
     return Adapter(folder, methods, model, record, tensors)
 
 
@@ -163,9 +181,9 @@ def load_adapter(model: PreTrainedModel, path: str | Path, *, any_weights: bool 
 
 
 def describe_model(model: PreTrainedModel) -> dict[str, Any]:
-    """What an adapter remembers of its model: class, (heads, key heads, width) of each layer, a mark of the weights."""
+    """What an adapter remembers of its model: class, (heads, key heads, width) of each layer, dtype, mark of weights."""
     shapes = [list(head_counts(layer.module)) for layer in find_layers(model)]
-    return {"class": type(model).__name__, "layers": shapes, "weights": weights_mark(model)}
+    return {"class": type(model).__name__, "layers": shapes, "dtype": str(model.dtype), "weights": weights_mark(model)}
 
 
 def weights_mark(model: PreTrainedModel) -> str:

@@ -132,7 +132,10 @@ class LearnedHash(Method):
         buckets = self.buckets
         if buckets == 0:
             if max_length is None:
-                raise ValueError(f"{self.name!r}: buckets=0 needs max_length when it is bound, to count the buckets")
+                raise ValueError(
+                    f"{self.name!r}: buckets=0 needs to know the longest input, to count the buckets: bind(max_length=…), "
+                    "or max_length=… of sq.nn.MultiheadAttention"
+                )
             buckets = math.ceil(max_length / self.bucket_size)
         return HashFunctions(heads, kv_heads, head_dim, buckets, kind=self.hash, hidden=self.hidden, seed=self.seed)
 

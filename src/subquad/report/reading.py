@@ -80,6 +80,7 @@ def marks(report: Report, method: MethodReport) -> list[str]:
         "baseline": method["status"] == "exact",
         "recommended": method["method"] == report["recommendation"]["choice"],
         f"{len(some or [])} of {total} layers": partial,
+        "not calibrated": method.get("unfitted", False),
     }
     return [mark for mark, holds in said.items() if holds]
 

@@ -91,8 +91,9 @@ def fit(
     recipe = method.fit
     assert recipe is not None
     steps = recipe.steps if settings.steps is None else settings.steps
-    if steps < 1 or settings.batch < 1 or settings.held_out < 1:
-        raise InputError("steps, batch and held-out passages must each be 1 or more")
+    for name, number in (("steps", steps), ("batch", settings.batch), ("held-out passages", settings.held_out)):
+        if number < 1:
+            raise InputError(f"{name} {number} is too few: give 1 or more")
     length = _length(settings.max_length, pretrained)
     pieces = cut(documents, length, settings.held_out, settings.seed)
     layers = hf.find_layers(pretrained.model)
@@ -119,7 +120,7 @@ def fit(
         "text": {"source": [str(path) for path in settings.text], "documents": len(documents)},
         "passages": {"train": len(pieces.train), "held_out": len(pieces.held_out), "tokens": length},
         "settings": {"steps": steps, "batch": settings.batch, "seed": settings.seed, **asdict(recipe)},
-        "metric": recipe.metric,
+        "metric": trainer.metric,
         "seconds": round(trainer.seconds, 1),
         "ended": trainer.ended,
         "history": trainer.history,
@@ -153,12 +154,16 @@ class Trainer:
         self.seconds = 0.0
         self.history: list[dict[str, Any]] = []
         self.best: dict[int, dict[str, Any]] = {}
+        # A method that does not say which keys it chooses has no utility; its outputs have an error.
+        says = all(isinstance(bound.method, ChoosesKeys) for bound in bounds.values())
+        self.metric = recipe.metric if says else "error"
 
     def run(self, checkpoint: Path, progress: Progress) -> None:
         """Step until the last step, or until nothing has become better for a while."""
         self._restore(checkpoint)
         if not self.history:
             self._measure(checkpoint, losses={})
+            self._refuse_the_exact()
         losses: dict[int, list[float]] = {}
         while not self.ended:
             progress(self._line(), self.step, self.steps)
@@ -171,6 +176,15 @@ class Trainer:
                 self._measure(checkpoint, {number: sum(some) / len(some) for number, some in losses.items()})
                 losses = {}
         progress(self._line(), self.steps, self.steps)
+
+    def _refuse_the_exact(self) -> None:
+        """ValueError where the method is exact on these passages, so that there is nothing to learn."""
+        if mean_at(self.history[0], "error") < 1e-6:
+            method = next(iter(self.bounds.values())).method
+            raise ValueError(
+                f"{method} is exact attention on passages of at most {self.length} tokens, so there is nothing to "
+                "learn: calibrate on longer text (max-length), or with fewer keys"
+            )
 
     def _step(self) -> dict[int, float]:
         spans = self.pieces.order(self.step, self.settings.batch, self.settings.seed)
@@ -222,11 +236,11 @@ class Trainer:
         self._save(checkpoint)
 
     def _better(self, new: dict[str, float], old: dict[str, float]) -> bool:
-        metric = self.recipe.metric
+        metric = self.metric
         return new[metric] > old[metric] if metric == "utility" else new[metric] < old[metric]
 
     def _mean_of_best(self) -> float:
-        return sum(best["figures"][self.recipe.metric] for best in self.best.values()) / len(self.best)
+        return sum(best["figures"][self.metric] for best in self.best.values()) / len(self.best)
 
     def take_best(self) -> None:
         """Put each layer's best parameters into place."""
@@ -236,9 +250,10 @@ class Trainer:
 
     def _line(self) -> str:
         """The best so far on the passages kept apart: the mean, and every layer's."""
-        metric = self.recipe.metric
+        metric = self.metric
         layers = " ".join(f"{best['figures'][metric]:.2f}" for _, best in sorted(self.best.items()))
-        return f"{metric} {self._mean_of_best():.3f}, was {mean_at(self.history[0], metric):.3f}; by layer {layers}"
+        now, before = self._mean_of_best(), mean_at(self.history[0], metric)
+        return f"{metric} at step {self.history[-1]['step']}: {now:.3f} (was {before:.3f}), by layer {layers}"
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -282,9 +297,9 @@ def save(fitted: Fitted, out: Path) -> Path:
     card = adapter_card(fitted.record, out.name)
     with as_input_error():
         hf.save_adapter(
-            fitted.bounds,
             fitted.pretrained.model,
             out,
+            bounds=fitted.bounds,
             record=fitted.record,
             card=card,
             max_length=fitted.pretrained.limit,
@@ -312,4 +327,6 @@ def _length(asked: int | None, pretrained: Pretrained) -> int:
 
 
 def _why_not(method: Method) -> str:
-    return "it has no fit" if method.traits.learned else "it has no learned parameters"
+    if method.traits.learned:
+        return "its learned parameters learn in training, by the task's own loss"
+    return "it has no learned parameters"

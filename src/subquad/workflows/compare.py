@@ -320,10 +320,13 @@ def stretches(length: int) -> int:
 
 
 def _worth(row: Row, seconds: Mapping[str, float], growth: float) -> bool:
-    """Whether a method's time at a shorter length foretells no more than TOO_SLOW; exact attention always is."""
+    """Whether a method's time at a shorter length foretells no more than TOO_SLOW, or than exact attention's does."""
     if row.is_exact:
         return True
-    return row.name in seconds and foretold(row.method, seconds[row.name], growth) <= TOO_SLOW
+    if row.name not in seconds:
+        return False
+    limit = TOO_SLOW if row.method.traits.yardstick else max(TOO_SLOW, seconds[EXACT] * growth**2)
+    return foretold(row.method, seconds[row.name], growth) <= limit
 
 
 def _weights_l1(method: Method | Bound, inputs: LayerInputs, heads: int = 2, queries: int = 16) -> float:

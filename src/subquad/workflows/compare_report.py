@@ -14,7 +14,7 @@ from subquad.report.schema import Cost, MethodReport, Quality, Report
 from subquad.workflows import machine
 from subquad.workflows.compare import DEFAULT_METHODS, EXACT, LEARNED_METHODS, TOO_SLOW, Comparison, Settings, stretches
 from subquad.workflows.recommend import recommend
-from subquad.workflows.rows import Row
+from subquad.workflows.rows import NOT_CALIBRATED, Row
 
 _OWN = (DEFAULT_METHODS, DEFAULT_METHODS + LEARNED_METHODS)
 
@@ -77,6 +77,8 @@ def _method_report(c: Comparison, row: Row) -> MethodReport:
         "model": {str(n): figures for n in c.lengths if (figures := _model_cost(c, row, n))},
         "op": op,
     }
+    if row.note == NOT_CALIBRATED:
+        report["unfitted"] = True
     if row.reason:
         report["reason"] = row.reason
     if not row.is_exact:

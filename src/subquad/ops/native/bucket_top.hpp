@@ -73,7 +73,8 @@ struct TopOf {
     for (int64_t i = 0; i < count; i++) {
       float largest;
       own.by[i] = rank_row(own.scores.tile + i * columns, columns, a.odds != 0, &largest);
-      if (best) a.best[row() * a.sizes.N + own.scores.tokens[i]] = first_of(own.scores.tile + i * columns, a.sizes.C, largest);
+      if (best)
+        a.best[row() * a.sizes.N + own.scores.tokens[i]] = first_of(own.scores.tile + i * columns, columns, largest);
     }
   }
 };
