@@ -193,7 +193,7 @@ def test_bucket_sizes_follow_each_items_own_length(enlarge):
 def test_a_bucket_size_sets_their_number_when_the_method_is_bound():
     method = LearnedHash(buckets=0, bucket_size=10)
     assert method.bind(heads=2, head_dim=8, max_length=96).learned.buckets == 10
-    with pytest.raises(ValueError, match="'lha': buckets=0 needs max_length when it is bound"):
+    with pytest.raises(ValueError, match="'lha': buckets=0 needs the longest input"):
         method.bind(heads=2, head_dim=8)
     with pytest.raises(ValueError, match="buckets=0 takes their number from bucket_size, which is 0 too"):
         LearnedHash(buckets=0)

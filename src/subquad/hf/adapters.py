@@ -181,7 +181,7 @@ def load_adapter(model: PreTrainedModel, path: str | Path, *, any_weights: bool 
 
 
 def describe_model(model: PreTrainedModel) -> dict[str, Any]:
-    """What an adapter remembers of its model: class, (heads, key heads, width) of each layer, dtype, mark of weights."""
+    """What an adapter remembers of its model: class, (heads, key heads, width) of each layer, dtype, weights' mark."""
     shapes = [list(head_counts(layer.module)) for layer in find_layers(model)]
     return {"class": type(model).__name__, "layers": shapes, "dtype": str(model.dtype), "weights": weights_mark(model)}
 

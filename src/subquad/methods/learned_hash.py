@@ -133,7 +133,7 @@ class LearnedHash(Method):
         if buckets == 0:
             if max_length is None:
                 raise ValueError(
-                    f"{self.name!r}: buckets=0 needs to know the longest input, to count the buckets: bind(max_length=…), "
+                    f"{self.name!r}: buckets=0 needs the longest input, to count the buckets: bind(max_length=…), "
                     "or max_length=… of sq.nn.MultiheadAttention"
                 )
             buckets = math.ceil(max_length / self.bucket_size)
