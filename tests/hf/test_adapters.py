@@ -179,7 +179,21 @@ def name_no_method(folder):
     edit_methods(folder, lambda methods: methods["0"].update(name="foo"))
 
 
-OF_SETTINGS = (cut_settings, drop_the_methods, drop_a_layer, name_a_layer_that_is_none, name_no_number, name_no_method)
+def forget_the_model(folder):
+    settings = json.loads((folder / "adapter.json").read_text())
+    settings["model"].pop("weights")
+    (folder / "adapter.json").write_text(json.dumps(settings))
+
+
+OF_SETTINGS = (
+    forget_the_model,
+    cut_settings,
+    drop_the_methods,
+    drop_a_layer,
+    name_a_layer_that_is_none,
+    name_no_number,
+    name_no_method,
+)
 
 
 @pytest.mark.parametrize("damage", [*OF_SETTINGS, cut_tensors, turn_a_bit])

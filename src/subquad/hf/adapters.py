@@ -140,6 +140,8 @@ def read_adapter(path: str | Path) -> Adapter:
         raise ValueError(f"{folder / SETTINGS} is damaged: {type(error).__name__}: {error}") from None
     if made != FORMAT:
         raise ValueError(f"{folder / SETTINGS} has format {made!r}, but this version reads {FORMAT}")
+    if missing := {"class", "layers", "dtype", "weights", "max_length"} - set(model):
+        raise ValueError(f"{folder / SETTINGS} is damaged: it does not say the model's {', '.join(sorted(missing))}")
     try:
         methods = {number: from_dict(method) for number, method in given.items()}
     except (ValueError, TypeError) as error:
