@@ -120,6 +120,14 @@ def test_calibrate_fits_what_can_be_fitted_first(settings, other_text, quick, tm
     assert quick == [LHA, LHA]
 
 
+def test_what_is_exact_anyway_is_compared_without_calibration(settings, other_text, quick, tmp_path):
+    asked = replace(settings, methods=(LHA, "lha-tail:keys=48"), calibrate=(other_text,))
+    report = report_of(measure(asked, tmp_path / "out"))
+    exact = by_method(report)["lha-tail:keys=48"]
+    assert exact["quality"]["48"]["cosine_mean"] == pytest.approx(1.0, abs=1e-6)
+    assert marks(report, exact) == ["not calibrated"]
+
+
 def test_a_damaged_adapter_of_an_earlier_run_is_fitted_again(settings, other_text, quick, tmp_path):
     asked = replace(settings, calibrate=(other_text,))
     measure(asked, tmp_path / "out")

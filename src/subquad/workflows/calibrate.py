@@ -25,7 +25,7 @@ from subquad.measure.hooks import ChoosesKeys, at_n_b
 from subquad.measure.utility import attention_utility
 from subquad.methods import Bound, Fit, Full, LearnedHash, Method, parse_method
 from subquad.report.adapter_card import adapter_card
-from subquad.workflows.errors import InputError, as_input_error
+from subquad.workflows.errors import InputError, NothingToLearn, as_input_error
 from subquad.workflows.pieces import Pieces, cut
 from subquad.workflows.pretrained import Pretrained, load
 from subquad.workflows.store import Progress, Store
@@ -178,10 +178,10 @@ class Trainer:
         progress(self._line(), self.steps, self.steps)
 
     def _refuse_the_exact(self) -> None:
-        """ValueError where the method is exact on these passages, so that there is nothing to learn."""
+        """NothingToLearn where the method is exact on these passages."""
         if mean_at(self.history[0], "error") < 1e-6:
             method = next(iter(self.bounds.values())).method
-            raise ValueError(
+            raise NothingToLearn(
                 f"{method} is exact attention on passages of at most {self.length} tokens, so there is nothing to "
                 "learn: calibrate on longer text (max-length), or with fewer keys"
             )

@@ -7,7 +7,7 @@ from pathlib import Path
 from subquad import hf
 from subquad.methods import Method
 from subquad.workflows.calibrate import Settings, fit, save
-from subquad.workflows.errors import InputError
+from subquad.workflows.errors import InputError, NothingToLearn
 from subquad.workflows.pretrained import Pretrained
 from subquad.workflows.rows import Row, row_of_adapter
 from subquad.workflows.store import Progress
@@ -47,8 +47,11 @@ def calibrated(
     for method in wanted:
         folder = out / "adapters" / re.sub(r"[^a-z0-9.]+", "-", str(method))
         settings = Settings(method=str(method), text=tuple(text), max_length=length)
-        if not _is_for(folder, method, pretrained, text, length):
-            save(fit(settings, method, pretrained, documents, folder, progress), folder)
+        try:
+            if not _is_for(folder, method, pretrained, text, length):
+                save(fit(settings, method, pretrained, documents, folder, progress), folder)
+        except NothingToLearn:
+            continue  # the row says that it is not calibrated, and is exact
         rows[method] = row_of_adapter(pretrained, folder)
     return rows
 

@@ -10,6 +10,10 @@ class InputError(ValueError):
     """Something the user gave does not work; the message is one line with the remedy. Exit code 2."""
 
 
+class NothingToLearn(InputError):
+    """Calibration of a method that is exact on what it is to be calibrated on."""
+
+
 @contextmanager
 def as_input_error(prefix: str = "") -> Iterator[None]:
     """Turn the ValueErrors and TypeErrors of a checked call on the user's input into an InputError."""
