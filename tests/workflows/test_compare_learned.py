@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from subquad import hf
+from subquad.report.content import use
 from subquad.report.reading import marks
 from subquad.workflows import calibrate as fitting
 from subquad.workflows import calibrated
@@ -79,6 +80,8 @@ def test_an_adapter_is_a_row_of_its_own(settings, adapter, tmp_path):
     assert plain["layer_error"] != fitted["layer_error"]
     assert 0 < fitted["weights_l1"] < 2
     assert f"--adapter {adapter}" in report["command"]
+    report["recommendation"]["choice"] = f"{LHA}@mine"
+    assert use(report) == f"sq.hf.load_adapter(model, {str(adapter)!r})"
 
 
 def test_an_adapter_alone_is_enough(settings, adapter, tmp_path):

@@ -287,7 +287,10 @@ def short_name(report: Report) -> str:
 def use(report: Report) -> str | None:
     """The line of Python that does what is recommended; None where that is to change nothing."""
     choice = report["recommendation"]["choice"]
-    return None if choice == "full" else f"sq.hf.swap(model, {choice!r})"
+    if choice == "full":
+        return None
+    adapter = next((m.get("adapter") for m in report["methods"] if m["method"] == choice), None)
+    return f"sq.hf.swap(model, {choice!r})" if adapter is None else f"sq.hf.load_adapter(model, {adapter!r})"
 
 
 def legend(report: Report) -> str:

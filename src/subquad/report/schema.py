@@ -36,6 +36,7 @@ class MethodReport(TypedDict):
     model: NotRequired[dict[str, Cost]]  # length -> cost of a whole forward pass of one sequence
     op: NotRequired[dict[str, Cost]]  # length -> cost of one layer's attention alone
     crossover: NotRequired[float | None]  # tokens from which on the op is faster than exact attention; None = not seen
+    adapter: NotRequired[str]  # the folder that its learned parameters come from
     unfitted: NotRequired[bool]  # its learned parameters are those that it starts with
     task: NotRequired[dict[str, float]]  # metric name -> score
 

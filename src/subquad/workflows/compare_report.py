@@ -77,6 +77,8 @@ def _method_report(c: Comparison, row: Row) -> MethodReport:
         "model": {str(n): figures for n in c.lengths if (figures := _model_cost(c, row, n))},
         "op": op,
     }
+    if row.adapter:
+        report["adapter"] = row.adapter
     if row.note == NOT_CALIBRATED:
         report["unfitted"] = True
     if row.reason:
