@@ -59,7 +59,6 @@ class Fitted:
     pretrained: Pretrained
     bounds: dict[int, Bound]
     record: dict[str, Any]
-    length: int
     refused: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -127,7 +126,7 @@ def fit(
         "best": {str(number): best["at"] for number, best in trainer.best.items()},
         "layers": {str(layer.number): layer.name for layer in able},
     }
-    return Fitted(pretrained, bounds, record, length, refused)
+    return Fitted(pretrained, bounds, record, refused)
 
 
 class Trainer:

@@ -1,0 +1,83 @@
+"""Attention utility with buckets of N/B, with and without the queries that no bucket took.
+
+    python benchmarks/hash_utility.py TEXT ADAPTER
+
+ADAPTER is what `subquad calibrate --method lha:buckets=4` wrote for the encoder of the demo extra. The balanced buckets
+of "lha" and "lsh" leave some queries out, which then attend in the bucket that they score highest. In the column "own"
+such a query has utility 0, as in the paper; in "all" it has that of the bucket that it is given.
+"""
+
+import argparse
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from subquad.measure.capture import recorded
+from subquad.measure.hooks import at_n_b
+from subquad.measure.utility import utilities
+from subquad.methods import Bound, LearnedHash, RandomHash, Smyrf
+from subquad.workflows.passages import read
+from subquad.workflows.pretrained import load
+from subquad.workflows.rows import row_of_adapter
+from subquad.workflows.texts import read_documents
+
+
+@dataclass(frozen=True)
+class OwnHash(LearnedHash):
+    """Only the queries that a bucket took."""
+
+    def meetings(self, query, key, call):
+        return super().meetings(query, key, call)[:1]
+
+
+@dataclass(frozen=True)
+class OwnRandom(RandomHash):
+    """Only the queries that a bucket took."""
+
+    def meetings(self, query, key, call):
+        return super().meetings(query, key, call)[:1]
+
+
+def compared(bound: Bound, buckets: int) -> dict:
+    """What is measured in one layer."""
+    lean = at_n_b(bound)
+    settings = {name: value for name, value in lean.method.to_dict().items() if name != "name"}
+    sizes = {"heads": bound.heads, "kv_heads": bound.kv_heads, "head_dim": bound.head_dim}
+    return {
+        "lsh own": OwnRandom(buckets=buckets, enlarge=1.0),
+        "lsh all": RandomHash(buckets=buckets, enlarge=1.0),
+        "smyrf": Smyrf(clusters=buckets, rounds=1),
+        "lha own": Bound(OwnHash(**settings), **sizes, learned=bound.learned),
+        "lha all": lean,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("text", type=Path)
+    parser.add_argument("adapter", type=Path)
+    parser.add_argument("--passages", type=int, default=8)
+    asked = parser.parse_args()
+    model = load(None)
+    row = row_of_adapter(model, asked.adapter)
+    passages = read(model, read_documents([asked.text]), 512, asked.passages, seed=0).passages
+    sums = defaultdict(lambda: defaultdict(float))
+    for passage in passages:
+        with recorded(model.model) as calls:
+            model.forward([passage])
+        for call in calls:
+            methods = compared(row.bounds[call.number], row.method.buckets)
+            options = {name: value for name, value in call.options.items() if name != "dropout_p"}
+            keys = call.key.shape[2] // row.method.buckets
+            bound, measured = utilities(methods, call.query, call.key, keys=keys, **options)
+            figures = {"bound": bound} | {name: each.utility for name, each in measured.items()}
+            for name, figure in figures.items():
+                sums[call.number][name] += float(figure.mean()) / len(passages)
+                sums["mean"][name] += float(figure.mean()) / len(passages) / len(calls)
+    print("layer", *sums["mean"], sep="\t")
+    for layer in [*(name for name in sums if name != "mean"), "mean"]:
+        print(layer, *(f"{figure:.3f}" for figure in sums[layer].values()), sep="\t")
+
+
+if __name__ == "__main__":
+    main()
