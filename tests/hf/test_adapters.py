@@ -63,6 +63,16 @@ def test_the_folder_holds_settings_record_and_card(folder):
     assert not list(folder.glob("*.part"))
 
 
+def test_as_many_buckets_as_the_models_positions_ask_for_come_back(model, tmp_path):
+    sq.hf.swap(model, "lha:buckets=0,bucket_size=16,hidden=8")
+    wanted = outputs(model)
+    sq.hf.save_adapter(model, tmp_path)
+    sq.hf.restore(model)
+    sq.hf.load_adapter(model, tmp_path)
+    assert sq.hf.bounds(model)[0].learned.buckets == 4  # of 64 positions
+    assert torch.equal(outputs(model), wanted)
+
+
 def test_only_some_layers(model, tmp_path):
     sq.hf.swap(model, {0: METHOD})
     learned = {n: b for n, b in sq.hf.bounds(model).items() if n == 0}

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from subquad.hf.layers import find_layers, head_counts
+from subquad.hf.positions import position_limit
 from subquad.hf.swapping import AnyMethod, Swapped, bind, swap
 from subquad.hf.swapping import bounds as _bounds
 from subquad.methods import Bound, Method, from_dict
@@ -83,7 +84,8 @@ def save_adapter(
         bounds: {layer number: bound method}; by default those that run in the model.
         record: of their training, as plain data.
         card: Markdown for readers.
-        max_length: the longest length that they were bound for, where their number depends on it.
+        max_length: the longest length that they were bound for, where their number depends on it; by default what the
+            model's positions reach, as `sq.hf.swap` binds them.
 
     Raises:
         ValueError: none of them has learned parameters, or the path is a file.
@@ -102,7 +104,7 @@ def save_adapter(
         raise ValueError("none of these layers has learned parameters, so there is nothing to save")
     settings = {
         "format": FORMAT,
-        "model": {**describe_model(model), "max_length": max_length},
+        "model": {**describe_model(model), "max_length": max_length or position_limit(model)},
         "methods": {str(number): bound.method.to_dict() for number, bound in given.items()},
         "record": dict(record or {}),
     }
