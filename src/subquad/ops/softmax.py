@@ -25,6 +25,12 @@ def merge_partials(
     """
     outs = torch.stack([out for out, _ in partials])
     lses = torch.stack([lse for _, lse in partials])
-    lse = torch.logsumexp(lses, 0)
-    weights = torch.where(torch.isneginf(lses), 0.0, (lses - torch.where(torch.isneginf(lse), 0.0, lse)).exp())
-    return (weights[..., None] * outs).sum(0), lse
+    # A constant; and 0 where no part saw a key, whose gradients would be NaN otherwise.
+    largest = lses.detach().amax(0)
+    largest = torch.where(torch.isneginf(largest), 0.0, largest)
+    weights = (lses - largest).exp()
+    total = weights.sum(0)
+    there = total > 0
+    total = torch.where(there, total, 1.0)
+    lse = torch.where(there, total.log() + largest, -torch.inf)
+    return (weights.unsqueeze(-1) * outs).sum(0) / total.unsqueeze(-1), lse
