@@ -71,7 +71,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How `subquad calibrate` fits a method's learned parameters on a frozen model: Adam on `Method.auxiliary_loss`."""
+    """How `subquad calibrate` fits a method's learned parameters on a frozen model: Adam on `Method.fit_loss`."""
 
     metric: Literal["utility", "error"]  # what is watched on held-out text: attention utility, or the outputs' error
     learning_rate: float = 3e-3  # at the start; it falls along a half cosine to a tenth
@@ -230,6 +230,13 @@ class Method:
         Its gradient to query, key and value is exactly 0, and the output's gradient to those parameters is exactly 0.
         """
         return None
+
+    def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
+        """What `subquad calibrate` minimises; its gradient to query, key and value is exactly 0. None: nothing to fit.
+
+        The auxiliary loss, unless the method's file has its own, such as `methods.fitting.output_error`.
+        """
+        return self.auxiliary_loss(query, key, value, call)
 
     def to_dict(self) -> dict[str, Any]:
         """Name and settings as plain data: `{"name": "clustered", "clusters": 100, …}`."""

@@ -208,12 +208,13 @@ class MixedHeads(Method):
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
         """The mean over the heads whose method has one; None where no method has."""
-        total, heads = None, 0
-        for part, inputs in self._dealt(query, key, value, call):
-            loss, own = part.auxiliary_loss(*inputs), inputs[0].shape[1]
-            if loss is not None:
-                total, heads = own * loss if total is None else total + own * loss, heads + own
-        return None if total is None else total / heads
+        dealt = self._dealt(query, key, value, call)
+        return mean_over_heads([(part.auxiliary_loss(*inputs), inputs[0].shape[1]) for part, inputs in dealt])
+
+    def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
+        """The same of what each part is fitted by."""
+        dealt = self._dealt(query, key, value, call)
+        return mean_over_heads([(part.fit_loss(*inputs), inputs[0].shape[1]) for part, inputs in dealt])
 
     def _dealt(
         self, query: Tensor, key: Tensor, value: Tensor, call: Call
@@ -229,6 +230,14 @@ class MixedHeads(Method):
                 learned=learned.get(str(number)),
             )
             yield part.method, (query[:, own], key[:, keys], value[:, keys], of_part)
+
+
+def mean_over_heads(losses: Sequence[tuple[Tensor | None, int]]) -> Tensor | None:
+    """The mean of losses, each of so many heads; None counts for nothing, and is all where there is nothing else."""
+    there = [(loss, heads) for loss, heads in losses if loss is not None]
+    if not there:
+        return None
+    return torch.stack([heads * loss for loss, heads in there]).sum() / sum(heads for _, heads in there)
 
 
 def _of_heads(x: Tensor, heads: slice) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subquad.methods import METHODS, Bound
+from subquad.methods import METHODS, Bound, Method, MixedHeads
 
 
 def auxiliary_loss(model: nn.Module) -> Float[Tensor, ""]:
@@ -51,9 +51,9 @@ def with_auxiliary_loss(task_loss: Float[Tensor, ""], model: nn.Module, weight: 
 
 def _why_none(model: nn.Module, layers: list[Bound]) -> str:
     """Why there is no auxiliary loss, and what to do."""
-    able = [layer for layer in layers if layer.method.fit is not None]
+    able = [layer for layer in layers if _has_one(layer.method)]
     if not able:
-        with_one = ", ".join(name for name, method in METHODS.items() if method.fit is not None)
+        with_one = ", ".join(name for name, method in METHODS.items() if _has_one(method()))
         return f"no attention layer of this {type(model).__name__} has an auxiliary loss; methods that do: {with_one}"
     waiting = sum(not layer.training for layer in able)
     where = f"{waiting} of its {len(able)} layers with one are in eval mode: call model.train()"
@@ -61,3 +61,9 @@ def _why_none(model: nn.Module, layers: list[Bound]) -> str:
         f"no auxiliary loss was computed in this {type(model).__name__} since the last call: it takes a forward pass "
         f"in training mode, with gradients, for each call; {where if waiting else 'its layers are in training mode'}"
     )
+
+
+def _has_one(method: Method) -> bool:
+    """Whether a method, or a part of a mix, has an auxiliary loss."""
+    parts = [part.method for part in method.parts] if isinstance(method, MixedHeads) else [method]
+    return any(type(part).auxiliary_loss is not Method.auxiliary_loss for part in parts)

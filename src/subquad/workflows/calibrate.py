@@ -1,7 +1,7 @@
 """`subquad calibrate`: fit a method's learned parameters to a frozen model, from plain text.
 
 Each step reads a passage with the model as it is; every attention layer's queries, keys and values come out of that one
-pass, and every layer takes a step on its own auxiliary loss. Layers do not see each other, so each keeps the parameters
+pass, and every layer takes a step on its own `fit_loss`. Layers do not see each other, so each keeps the parameters
 with which it did best on the passages kept apart. What has been done is on disk after every measurement, so that a run
 that was cut off goes on and ends with the same parameters.
 """
@@ -192,8 +192,8 @@ class Trainer:
         for call in self._calls([self.pieces.passage(self.pretrained, span, self.length) for span in spans]):
             bound = self.bounds[call.number]
             query, key, value, asked = bound.prepare(call.query, call.key, call.value, **call.options)
-            loss = bound.method.auxiliary_loss(query, key, value, asked)
-            assert loss is not None, f"{bound.method.name!r} has a fit but no auxiliary loss"
+            loss = bound.method.fit_loss(query, key, value, asked)
+            assert loss is not None, f"{bound.method.name!r} has a fit but no loss to fit by"
             if not torch.isfinite(loss):
                 raise ValueError(f"the loss of layer {call.number} is {float(loss.detach())} at step {self.step}")
             torch.autograd.backward(loss)

@@ -1,0 +1,32 @@
+"""What methods share whose outputs have a gradient to all of their learned parameters."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subquad.methods.base import Call, Method
+from subquad.methods.full import sdpa
+
+
+def output_error(
+    method: Method,
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    call: Call,
+) -> Float[Tensor, ""]:
+    """How far a method's outputs are from those of exact attention under the same mask, to be a `fit_loss`.
+
+        mean over items of Σ‖o − o*‖² / Σ‖o*‖²          sums over the item's heads and real queries
+
+    The gradient reaches the learned parameters alone. An item without a real query, or with values of 0, counts 0.
+    """
+    exact = torch.promote_types(query.dtype, torch.float32)
+    query, key, value = (x.detach().to(exact) for x in (query, key, value))
+    real = call.mask.query_padding(query.shape[2])
+    with torch.no_grad():
+        wanted = sdpa(query, key, value, call)
+        wanted = wanted if real is None else wanted.masked_fill(~real[:, None, :, None], 0.0)
+        size = wanted.square().sum((1, 2, 3))
+    error = (method.run(query, key, value, call) - wanted).square().sum((1, 2, 3))
+    return torch.where(size > 0, error / size.where(size > 0, 1.0), 0.0).mean()
