@@ -88,6 +88,35 @@ def normal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
     return _normal(seed, rows, columns).to(device=like.device, dtype=like.dtype)
 
 
+@torch.library.custom_op("subquad::directions", mutates_args=())
+def _directions(seed: int, draw: Tensor, rows: int, columns: int, independent: bool) -> Tensor:
+    seed = (seed + int(draw)) % 2**63
+    gauss = _normal_drawn(seed, rows, columns)
+    # The norms of other normal rows than those that the rotation would be made of, so that they are independent of it.
+    return gauss.clone() if independent else _drawn(seed, rows, columns) * gauss.norm(dim=1, keepdim=True)
+
+
+@_directions.register_fake
+def _(seed: int, draw: Tensor, rows: int, columns: int, independent: bool) -> Tensor:
+    return torch.empty(rows, columns, dtype=torch.float64)
+
+
+def directions(seed: int, draw: Tensor | None, rows: int, columns: int, independent: bool, like: Tensor) -> Tensor:
+    """Standard normal rows, in `like`'s dtype and on its device: independent, or orthogonal in runs of `columns`.
+
+    `draw`, a whole number (), counts redraws: each is that of the seed so much further. It may change from call to call
+    in a compiled function.
+
+    >>> import torch
+    >>> of = lambda seed, draw: directions(seed, torch.tensor(draw), 6, 4, False, like=torch.zeros(1))
+    >>> torch.equal(of(7, 1), of(8, 0)), torch.equal(of(7, 1), of(7, 0))
+    (True, False)
+    """
+    draw = torch.tensor(0, device="cpu") if draw is None else draw
+    drawn = _directions(seed, draw, rows, columns, independent)
+    return drawn.to(device=like.device, dtype=like.dtype)
+
+
 def gumbel(seed: int, step: Tensor, places: Tensor, like: Tensor) -> Tensor:
     """Independent standard Gumbel numbers −ln(−ln u), one for each place (a whole number), in `like`'s dtype.
 

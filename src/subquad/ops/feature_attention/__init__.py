@@ -1,6 +1,6 @@
 """Attention by features: weights that are sums of products of a query's and a key's features.
 
-    x_ir = u_r·q_i,   y_jr = w_r·k_j + a_j,   w_ij = Σ_r e^{x_ir + y_jr}
+    x_ir = u_r·q_i + b_r,   y_jr = w_r·k_j + a_j,   w_ij = Σ_r e^{x_ir + y_jr}
     out_i = Σ_j w_ij v_j / Σ_j w_ij,   lse_i = ln Σ_j w_ij          over the keys j that query i sees
 
 Features are given by their exponents, so that no size of the inputs makes them overflow or vanish and nothing is added
@@ -22,6 +22,7 @@ def feature_attention(
     *,
     of_query: Float[Tensor, "#H R D"] | None = None,
     of_key: Float[Tensor, "#G R C"] | None = None,
+    feature_bias: Float[Tensor, "#H R"] | None = None,
     key_bias: Float[Tensor, "B #G M"] | None = None,
     causal: bool = False,
     lagged: tuple[int, int] | None = None,
@@ -34,6 +35,7 @@ def feature_attention(
         value: (B,G,M,E).
         of_query: u, for each head or one for all.
         of_key: w.
+        feature_bias: b, for each head or one for all.
         key_bias: a; −inf hides a key.
         causal: query i sees the keys j ≤ i; N = M.
         lagged: (block, lag ≥ 1): query i sees the keys of blocks ⌊j/block⌋ ≤ ⌊i/block⌋ − lag; N = M.
@@ -43,6 +45,7 @@ def feature_attention(
     assert not (causal and lagged), "one pattern at a time"
     choose()
     x = query if of_query is None else query @ of_query.mT
+    x = x if feature_bias is None else x + feature_bias.unsqueeze(-2)
     y = key if of_key is None else key @ of_key.mT
     if key_bias is not None:
         y = y + key_bias.unsqueeze(-1)

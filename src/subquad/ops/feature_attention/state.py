@@ -4,8 +4,8 @@ Features are exp(y_jr), given by their exponents y. With c_r = max_j y_jr over t
 
     S_r = Σ_j e^{y_jr − c_r} v_j,   z_r = Σ_j e^{y_jr − c_r},   out_i = Σ_r e^{x_ir + c_r} S_r / Σ_r e^{x_ir + c_r} z_r.
 
-The factors e^{−c_r} come back in the query's exponents, which are taken less their own maximum. So the denominator is at
-least 1 and nothing is added to it: the result is the sum itself, to rounding.
+The factors e^{−c_r} come back in the query's exponents, which are taken less their own maximum. So the denominator is
+at least 1 and nothing is added to it: the result is the sum itself, to rounding.
 """
 
 from typing import NamedTuple
