@@ -5,77 +5,20 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.masks import Mask
+from subquad.methods.checks import as_autocast, check_options, check_state, check_step_mask
+from subquad.methods.traits import Call, Fit, Traits
 from subquad.ops.packing import per_segment, take_apart
 from subquad.shapes import validate
 
-MAX_SEED = 2**63 - 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traits:
-    """What a method can do, as data. The docs, the refusals and the contract suite are all read from this.
-
-    `exact_limit` is the settings at which the method equals exact attention, as {setting: "N", "M" or a number}, or the
-    reason why there are none. `example` is settings that put every part of the method to work at some 50 tokens.
-    """
-
-    causal: Literal["strict", "values-only", "no"]
-    cross: bool  # N ≠ M, and queries that are not the keys' tokens
-    key_padding: bool
-    segments: bool
-    window: bool = False
-    dense_mask: bool = False
-    bias: bool = False
-    gqa: bool
-    dropout: str  # what dropout_p > 0 drops
-    partial: bool = False  # offers `partial`: (out, lse)
-    stochastic: bool = False  # depends on the seed
-    order_free: bool  # permuting the queries (and the keys with them, unless `positional`) permutes the outputs
-    subquadratic: bool  # its work grows by less than N·M
-    positional: bool = False  # which keys a query meets depends on where they stand
-    cached: bool = False  # not `cross`, but steps on a cache: N ≠ M under a mask that says where the queries stand
-    relative: bool = False  # the logits hold learned terms of the distance, beside the products
-    yardstick: bool = False  # computes all N·M logits: there to compare with, never recommended
-    learned: bool = False
-    needs_hidden: bool = False
-    unit_keys: bool = False  # the keys are brought to length 1, so that logits grow as |q| and not as |q|·|k|
-    exact_limit: Mapping[str, int | str] | str
-    example: Mapping[str, int | float | str] = field(default_factory=dict)
-    complexity: str
-    source: str
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """How attention is asked for, checked: what `Method.__call__` hands to `attend` beside query, key and value."""
-
-    mask: Mask
-    bias: Tensor | None
-    scale: float
-    dropout_p: float
-    seed: int
-    learned: nn.Module | None = None  # the learned parameters, as `Method.make_learned` made them
-
-    def under(self, mask: Mask) -> Call:
-        """The same call under another mask."""
-        return replace(self, mask=mask)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fit:
-    """How `subquad calibrate` fits a method's learned parameters on a frozen model: Adam on `Method.fit_loss`."""
-
-    metric: Literal["utility", "error"]  # what is watched on held-out text: attention utility, or the outputs' error
-    learning_rate: float = 3e-3  # at the start; it falls along a half cosine to a tenth
-    steps: int = 400
+__all__ = ["Bound", "Call", "Fit", "Method", "Traits", "by_item", "constants", "nearest"]
 
 
 @dataclass(frozen=True)
@@ -151,10 +94,10 @@ class Method:
         learned: nn.Module | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Call]:
         """Check what is asked for, and return what `run` takes. Errors as in `subquad.attention`."""
-        query, key, value = _as_autocast(query), _as_autocast(key), _as_autocast(value)
+        query, key, value = as_autocast(query), as_autocast(key), as_autocast(value)
         sizes = validate(query, key, value, enable_gqa)
         seed = self.default_seed if seed is None else seed
-        self._check_options(query, key, mask, bias, scale, dropout_p, seed)
+        check_options(query, key, mask, bias, scale, dropout_p, seed)
         mask = mask or Mask()
         mask = mask & Mask.causal(offset=0) if is_causal else mask
         mask.check(sizes, query.device)
@@ -238,6 +181,34 @@ class Method:
         """
         return self.auxiliary_loss(query, key, value, call)
 
+    def init_state(
+        self,
+        batch: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        value_dim: int,
+        *,
+        like: Tensor,
+        learned: nn.Module | None = None,
+    ) -> dict[str, Tensor]:
+        """The state before the first token, for a method whose trait `recurrent` says that it has one.
+
+        Each tensor's first axis is the batch; floating ones are in fp32, or better where `like` is, on its device.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no init_state")
+
+    def advance(
+        self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The outputs of N ≥ 1 new tokens that follow those in the state, and the state with them.
+
+        Inputs are checked and in the state's dtype. `call.mask` is causal among the new tokens and may hold padding,
+        such as that on the left of a first prompt: padded tokens change no state. The state given is left as it is,
+        and the one returned has the same shapes.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no advance")
+
     def to_dict(self) -> dict[str, Any]:
         """Name and settings as plain data: `{"name": "clustered", "clusters": 100, …}`."""
         return {"name": self.name, **asdict(self)}
@@ -280,40 +251,6 @@ class Method:
                 listed = ", ".join(map(repr, choices))
                 raise ValueError(f"{self.name!r}: {setting.name}={have!r}, but it must be one of {listed}")
 
-    def _check_options(
-        self,
-        query: Tensor,
-        key: Tensor,
-        mask: Mask | None,
-        bias: Tensor | None,
-        scale: float | None,
-        dropout_p: float,
-        seed: int,
-    ) -> None:
-        if not (mask is None or isinstance(mask, Mask)):
-            raise TypeError(
-                f"`mask` is a {type(mask).__name__}, but it must be a sq.Mask: Mask.padding(…) for padding, "
-                "Mask.dense(…) for a bool (B,H,N,M)"
-            )
-        if scale is not None and not math.isfinite(scale):
-            raise ValueError(f"scale={scale}, but it must be a finite number")
-        if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
-            raise ValueError(f"seed={seed!r}, but it must be a whole number from 0 to 2⁶³ − 1")
-        if not 0.0 <= dropout_p < 1.0:
-            raise ValueError(f"dropout_p={dropout_p}, but it must be in [0, 1)")
-        if bias is None:
-            return
-        want = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        have = tuple(bias.shape)
-        if len(have) != 4 or have[2:] != want[2:] or have[0] not in (1, want[0]) or have[1] not in (1, want[1]):
-            raise ValueError(f"`bias` is {tuple(bias.shape)} but attention is (B|1, H|1, N, M) = {want}")
-        if not bias.is_floating_point():
-            raise TypeError(
-                f"`bias` is {bias.dtype}; it is added to the logits and must be floating (use a Mask to hide keys)"
-            )
-        if bias.device != query.device:
-            raise ValueError(f"`bias` is on {bias.device} but `query` is on {query.device}; move them together")
-
 
 def by_item(
     attend: Callable[[Tensor, Tensor, Tensor, Call], Tensor], query: Tensor, key: Tensor, value: Tensor, call: Call
@@ -337,16 +274,6 @@ def constants(query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor, C
     return query, key, call
 
 
-def _as_autocast(x: Tensor) -> Tensor:
-    """Cast as autocast casts the arguments of SDPA: one by one, all but fp64."""
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64:
-        return x
-    device = x.device.type
-    if not torch.amp.is_autocast_available(device):
-        return x
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
-
-
 _CAUSAL_REASON = "its output at one position depends on later positions, so the future would leak"
 
 
@@ -359,6 +286,7 @@ class Bound(nn.Module):
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.learned = learned
         self._loss: Tensor | None = None
+        self._shapes: dict[int, dict[str, torch.Size]] = {}  # of the state of one item, by the values' width
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         """As `subquad.attention`, less `method`. In training it keeps the auxiliary loss of this call."""
@@ -378,6 +306,68 @@ class Bound(nn.Module):
                 f"but `query` is {tuple(query.shape)} and `key` is {tuple(key.shape)}"
             )
         return query, key, value, call
+
+    def init_state(self, batch: int, *, like: Tensor, value_dim: int | None = None) -> dict[str, Tensor]:
+        """The state before the first token, for `step`: tensors whose first axis is the batch.
+
+        Args:
+            batch: items.
+            like: a tensor with the device and the dtype of the queries; the state is in fp32, or better where it is.
+            value_dim: the width of the values, where it is not that of the heads.
+
+        Raises:
+            ValueError: the method is not recurrent, or there is no item.
+        """
+        self._require_recurrent()
+        if batch < 1:
+            raise ValueError(f"batch={batch}, but it must be at least 1")
+        value_dim = self.head_dim if value_dim is None else value_dim
+        sizes = (self.heads, self.kv_heads, self.head_dim, value_dim)
+        return self.method.init_state(batch, *sizes, like=like, learned=self.learned)
+
+    def step(
+        self,
+        query: Float[Tensor, "B H N D"],
+        key: Float[Tensor, "B G N D"],
+        value: Float[Tensor, "B G N E"],
+        state: dict[str, Tensor],
+        *,
+        mask: Mask | None = None,
+        scale: float | None = None,
+        seed: int | None = None,
+    ) -> tuple[Float[Tensor, "B H N E"], dict[str, Tensor]]:
+        """Causal attention of N ≥ 1 new tokens to those in the state and to each other: (out, the state with them).
+
+        The outputs are those of one causal call over all tokens so far, and the work does not depend on how many there
+        were. The state given is left as it is. Padded tokens (`mask`: padding of the new tokens alone) come out as 0
+        and change no state, so that prompts of several lengths are padded on the left.
+
+        Raises:
+            ValueError: the method is not recurrent, the mask holds more than padding, or the state is not one of this
+                layer, batch, dtype or device; and as `subquad.attention`.
+        """
+        self._require_recurrent()
+        check_step_mask(mask)
+        mask = (mask or Mask()) & Mask.causal(offset=0)
+        query, key, value, call = self.prepare(query, key, value, mask=mask, scale=scale, seed=seed)
+        width = value.shape[3]
+        if width not in self._shapes:
+            fresh = self.init_state(1, like=query, value_dim=width)
+            self._shapes[width] = {name: tensor.shape[1:] for name, tensor in fresh.items()}
+        heads = f"{self.heads} heads of width {self.head_dim} on {self.kv_heads} key heads, values of width {width}"
+        check_state(state, self._shapes[width], query, heads, self.method.name)
+        exact = torch.promote_types(query.dtype, torch.float32)
+        with torch.autocast(query.device.type, enabled=False):
+            out, state = self.method.advance(query.to(exact), key.to(exact), value.to(exact), state, call)
+        out, real = out.to(query.dtype), call.mask.query_padding(query.shape[2])
+        return (out if real is None else out.masked_fill(~real[:, None, :, None], 0.0)), state
+
+    def _require_recurrent(self) -> None:
+        if not self.method.traits.recurrent:
+            raise ValueError(
+                f"{self.method.name!r} keeps no state of a fixed size, so it cannot decode step by step; keep the keys "
+                "and values, and call it with Mask.causal(offset=…), or use a method whose trait `recurrent` is true"
+            )
 
     def auxiliary_loss(self) -> Tensor | None:
         """The auxiliary loss of the last call in training, and forget it; None where the method has none."""

@@ -1,0 +1,93 @@
+"""Checks of what a method is called with: dtypes under autocast, the options of a call, the state of a step."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from subquad.masks import Mask
+
+MAX_SEED = 2**63 - 1
+
+
+def as_autocast(x: Tensor) -> Tensor:
+    """Cast as autocast casts the arguments of SDPA: one by one, all but fp64."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64:
+        return x
+    device = x.device.type
+    if not torch.amp.is_autocast_available(device):
+        return x
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
+def check_options(
+    query: Tensor,
+    key: Tensor,
+    mask: Mask | None,
+    bias: Tensor | None,
+    scale: float | None,
+    dropout_p: float,
+    seed: int,
+) -> None:
+    """Check what goes with query, key and value in a call. Errors as in `subquad.attention`."""
+    if not (mask is None or isinstance(mask, Mask)):
+        raise TypeError(
+            f"`mask` is a {type(mask).__name__}, but it must be a sq.Mask: Mask.padding(…) for padding, "
+            "Mask.dense(…) for a bool (B,H,N,M)"
+        )
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"scale={scale}, but it must be a finite number")
+    if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"seed={seed!r}, but it must be a whole number from 0 to 2⁶³ − 1")
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p={dropout_p}, but it must be in [0, 1)")
+    if bias is None:
+        return
+    want = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    have = tuple(bias.shape)
+    if len(have) != 4 or have[2:] != want[2:] or have[0] not in (1, want[0]) or have[1] not in (1, want[1]):
+        raise ValueError(f"`bias` is {tuple(bias.shape)} but attention is (B|1, H|1, N, M) = {want}")
+    if not bias.is_floating_point():
+        raise TypeError(
+            f"`bias` is {bias.dtype}; it is added to the logits and must be floating (use a Mask to hide keys)"
+        )
+    if bias.device != query.device:
+        raise ValueError(f"`bias` is on {bias.device} but `query` is on {query.device}; move them together")
+
+
+def check_step_mask(mask: Mask | None) -> None:
+    """A step's mask is padding of its new tokens: they are causal among themselves, and follow those in the state."""
+    if not (mask is None or isinstance(mask, Mask)):
+        raise TypeError(
+            f"`mask` is a {type(mask).__name__}, but it must be a sq.Mask: Mask.padding(…) of the new tokens"
+        )
+    if mask is not None and (not mask.only_padding or mask.offset is not None or mask.keys or mask.queries):
+        raise ValueError(
+            f"a step takes a mask of its new tokens' padding alone, Mask.padding(bool (B,N)), but this is {mask}; the "
+            "new tokens are causal among themselves, and follow those in the state, without being told"
+        )
+
+
+def check_state(
+    state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], query: Tensor, heads: str, method: str
+) -> None:
+    """Check that a state belongs to this layer and to this query; `shapes` is {name: shape of one item}."""
+    have = {name: tuple(tensor.shape[1:]) for name, tensor in state.items()}
+    want = {name: tuple(shape) for name, shape in shapes.items()}
+    if have != want:
+        raise ValueError(
+            f"the state holds {have} for each item, but {method!r} with {heads} holds {want}; make it with init_state "
+            "of the layer that steps"
+        )
+    exact = torch.promote_types(query.dtype, torch.float32)
+    for name, tensor in state.items():
+        if tensor.shape[0] != query.shape[0]:
+            raise ValueError(f"the state is of {tensor.shape[0]} items, but the batch of this step is {query.shape[0]}")
+        if tensor.device != query.device:
+            raise ValueError(f"the state is on {tensor.device} but `query` is on {query.device}; move them together")
+        if tensor.is_floating_point() and tensor.dtype != exact:
+            raise ValueError(
+                f"the state's {name!r} is {tensor.dtype}, but that of a {query.dtype} `query` is {exact}; make it with "
+                "init_state(…, like=query)"
+            )
