@@ -14,7 +14,7 @@ CHOOSING = {
 }
 
 
-def report(hashing=("lsh:buckets=4", "lha:buckets=4@fitted"), choosing=CHOOSING, fits=0) -> InspectReport:
+def report(hashing=("lsh:buckets=4", "lha:buckets=4@fitted"), choosing=CHOOSING, fits=0, spectrum=True) -> InspectReport:
     methods = [method(name, *figures, hashes=name in hashing) for name, figures in choosing.items()]
     blind = {"method": "clustered:clusters=2", "settings": {"name": "clustered"}, "calibrated": None}
     blind["layers"] = {str(n): {} if n else {"reason": "it cannot"} for n in range(LAYERS)}
@@ -24,7 +24,7 @@ def report(hashing=("lsh:buckets=4", "lha:buckets=4@fitted"), choosing=CHOOSING,
         name: [[draw.random() / len(tokens) for _ in tokens] for _ in tokens]
         for name in ("full", *choosing, "clustered")
     }
-    return {
+    made = {
         "kind": "subquad inspect",
         "schema": 1,
         "created": "2026-03-14T09:26:53+00:00",
@@ -43,6 +43,16 @@ def report(hashing=("lsh:buckets=4", "lha:buckets=4@fitted"), choosing=CHOOSING,
         "fits": [{"method": "lha:buckets=4@fitted", "buckets": 4, "history": record()}] * fits,
         "notes": ["clustered:clusters=2 chooses no keys [of its own]."],
     }  # fmt: skip
+    return made | ({"spectrum": spectra()} if spectrum else {})
+
+
+def spectra():
+    """Y(j) = (j/64)^(1/p) with another p for each layer and head; 90 % at 10 + layer + head values."""
+    at = [1, 4, 16, 32, 64]
+    curves = [[[(j / 64) ** (1 / (1 + n + head)) for j in at] for head in range(HEADS)] for n in range(LAYERS)]
+    needed = [[10.0 + n + head for head in range(HEADS)] for n in range(LAYERS)]
+    layers = {str(n): {"curves": curves[n], "needed": needed[n]} for n in range(LAYERS)}
+    return {"at": at, "index": 16, "layers": layers}
 
 
 def method(name, utilities, keys, hashes):

@@ -15,7 +15,7 @@ from rich.console import Console
 from subquad.report import bucket_plots, drawing
 from subquad.report.dynamics_plot import dynamics_figure, hash_dynamics
 from subquad.report.inspect_plots import DRAW, PLOTS, plots
-from subquad.report.inspect_tables import markdown, of_layer, rich_table, summary
+from subquad.report.inspect_tables import markdown, of_layer, rich_table, spectrum, summary
 from subquad.report.inspect_write import write_inspection
 from tests.report import sample_inspect as sample
 
@@ -92,6 +92,18 @@ def test_markdown_holds_every_fact_and_its_tables_are_rectangular():
             assert len({line.count("|") for line in block.splitlines()}) == 1
 
 
+def test_the_spectrum_has_a_line_a_layer_where_it_was_asked_for():
+    table = spectrum(sample.spectra())
+    assert (table.first, table.columns[0].title) == ("layer", "Y(16): median")
+    ys = [4 ** (-1 / p) for p in (2, 3, 4, 5)]  # layer 1, heads 0 to 3
+    expected = [(ys[1] + ys[2]) / 2, ys[0], ys[3]]
+    assert rows(table)["1"] == [*(f"{y:.3f}" for y in expected), "12", "11", "14"]
+    both = (printed(sample.report(), 80), markdown(sample.report()))
+    neither = (printed(sample.report(spectrum=False), 80), markdown(sample.report(spectrum=False)))
+    assert all("Y(16)" in text for text in both)
+    assert not any("Y(16)" in text for text in neither)
+
+
 # ---------------------------------------------------------------------- plots
 
 
@@ -110,7 +122,7 @@ def test_what_is_unknown_is_not_drawn_and_an_earlier_plot_is_removed(tmp_path):
     written = {path.name for path in write_inspection(sample.report(), tmp_path)}
     assert written == {"results.json", "results.md", *PLOTS}
     assert json.loads((tmp_path / "results.json").read_text()) == sample.report()
-    write_inspection(sample.report(hashing=(), choosing={}), tmp_path)
+    write_inspection(sample.report(hashing=(), choosing={}, spectrum=False), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"results.json", "results.md", "attention-maps.png"}
 
 
@@ -164,6 +176,32 @@ def test_maps_show_the_weights_with_tokens_on_both_axes():
     assert [label.get_text() for label in panels[-1].get_xticklabels()] == left
     shown = sum(map(sum, report["maps"]["weights"]["full"])) / 6
     assert panels[0].get_title(loc="left") == f"full\n{100 * shown:.0f} % of the weight is on these keys"
+
+
+def test_the_spectrum_has_a_thin_line_a_head_a_thick_one_a_layer_and_a_square_for_both():
+    report = sample.report()
+    curves, heat, *_ = drawn("spectrum.png", report).axes
+    found = report["spectrum"]["layers"]
+    thick = [line for line in curves.lines if line.get_label().startswith("layer")]
+    for line, layer in zip(thick, found.values(), strict=True):
+        assert list(line.get_ydata()) == pytest.approx(np.median(layer["curves"], 0))
+    thin = [line for line in curves.lines if line.get_linewidth() < 1]
+    assert len(thin) == sample.LAYERS * sample.HEADS
+    shares = [[curve[2] for curve in layer["curves"]] for layer in found.values()]  # at j = 16
+    np.testing.assert_allclose(heat.images[0].get_array(), shares)
+    assert [text.get_text() for text in heat.texts][:2] == [".25", ".50"]
+
+
+def test_layers_with_fewer_heads_leave_squares_empty_and_many_layers_have_a_bar():
+    report = sample.report()
+    layers = report["spectrum"]["layers"]
+    layers["2"] = {name: values[:2] for name, values in layers["2"].items()}
+    heat = drawn("spectrum.png", report).axes[1]
+    assert heat.images[0].get_array().mask.sum() == 2
+    report["spectrum"]["layers"] = {str(n): layers["1"] for n in range(30)}
+    figure = drawn("spectrum.png", report)
+    assert not figure.axes[0].get_legend()
+    assert [ax.get_ylabel() for ax in figure.axes].count("layer") == 2  # the bar's and the heat map's
 
 
 @pytest.mark.parametrize("name", PLOTS)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 import subquad as sq
 from subquad.cli import app
 from subquad.measure.capture import recorded
+from subquad.measure.spectrum import cumulative, needed, singular_values
 from subquad.measure.utility import attention_utility, upper_bound
 from subquad.workflows import inspect as workflow
 from subquad.workflows.inspect import Inspection, Settings, measure
@@ -134,8 +135,29 @@ def test_default_methods_take_the_number_of_buckets(model, text, tmp_path):
     assert found["settings"]["keys"] == 8
 
 
+def test_the_spectrum_is_that_of_the_measure_and_comes_when_it_is_asked_for(model, text, tmp_path, report):
+    assert "spectrum" not in report
+    assert "--spectrum" not in report["command"]
+    asked = inspected(model("bert"), text, tmp_path, methods=("lsh:buckets=4",), spectrum=True)
+    assert asked["command"].endswith("--spectrum")
+    assert any("low rank" in note for note in asked["notes"])
+    found = asked["spectrum"]
+    assert (found["index"], found["at"][:16], found["at"][-1]) == (16, list(range(1, 17)), 64)
+    pretrained = load(model("bert"))
+    settings = Settings(model=model("bert"), text=(text,), methods=(), sequences=2)
+    values = []
+    for item in Inspection.prepare(settings).items:
+        with recorded(pretrained.model) as calls:
+            pretrained.forward([item])
+        values.append(singular_values(calls[1].query, calls[1].key, scale=calls[1].options["scale"])[0])
+    shares = torch.stack([cumulative(each) for each in values]).mean(0)[:, [j - 1 for j in found["at"]]]
+    layer = found["layers"]["1"]
+    torch.testing.assert_close(torch.tensor(layer["curves"]).double(), shares, atol=1e-5, rtol=0)
+    assert layer["needed"] == pytest.approx(torch.stack([needed(each, 0.9) for each in values]).mean(0).tolist())
+
+
 def test_an_interrupted_run_goes_on(model, text, tmp_path, monkeypatch):
-    whole = inspected(model("bert"), text, tmp_path / "whole")
+    whole = inspected(model("bert"), text, tmp_path / "whole", spectrum=True)
     maps = Inspection.maps
 
     def interrupted(self):
@@ -143,11 +165,11 @@ def test_an_interrupted_run_goes_on(model, text, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Inspection, "maps", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        inspected(model("bert"), text, tmp_path / "out")
+        inspected(model("bert"), text, tmp_path / "out", spectrum=True)
     monkeypatch.setattr(Inspection, "maps", maps)
-    rest = inspected(model("bert"), text, tmp_path / "out")
-    assert any("2 of 5 units come from an earlier, interrupted run" in note for note in rest["notes"])
-    assert rest["methods"] == whole["methods"]
+    rest = inspected(model("bert"), text, tmp_path / "out", spectrum=True)
+    assert any("4 of 9 units come from an earlier, interrupted run" in note for note in rest["notes"])
+    assert (rest["methods"], rest["spectrum"]) == (whole["methods"], whole["spectrum"])
 
 
 # ---------------------------------------------------------------------- the command
@@ -166,7 +188,9 @@ def test_the_command_writes_its_files_and_prints_a_table(model, text, tmp_path):
 
 def test_json_alone(model, text, tmp_path):
     given = ["inspect", model("bert"), "--text", str(text), "--methods", "lsh:buckets=4", "--sequences", "1"]
-    done = run(app, [*given, "--out", str(tmp_path), "--json"])
+    done = run(app, [*given, "--spectrum", "--out", str(tmp_path), "--json"])
+    assert len(json.loads(done.stdout)["spectrum"]["layers"]) == 2
+    assert (tmp_path / "spectrum.png").exists()
     assert json.loads(done.stdout)["kind"] == "subquad inspect"
 
 

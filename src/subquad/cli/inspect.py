@@ -27,6 +27,9 @@ def inspect(
     ] = None,
     head: Annotated[int, typer.Option(help="Of the attention maps.")] = 0,
     tokens: Annotated[int, typer.Option(help="How many tokens the attention maps show, from the first on.")] = 40,
+    spectrum: Annotated[
+        bool, typer.Option("--spectrum", help="Also the singular values of exact attention's weights: their low rank.")
+    ] = False,
     device: Device = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for the results; interrupted runs resume from it.")] = Path(
         "subquad-inspect"
@@ -53,6 +56,7 @@ def inspect(
             layer=layer,
             head=head,
             tokens=tokens,
+            spectrum=spectrum,
             device=device,
         )
         check_folder(out)

@@ -73,10 +73,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns after the first one, which is the method, and a line for each method."""
+    """Columns after the first one, and a line for each of what that names: methods, if nothing else is said."""
 
     columns: list[Column]
     lines: list[Line]
+    first: str = "method"  # the first column's head
 
     @property
     def groups(self) -> list[tuple[str, int]]:
@@ -93,7 +94,7 @@ class Table:
         """The table with the columns whose place `wanted` accepts."""
         kept = [i for i in range(len(self.columns)) if wanted(i)]
         lines = [Line(line.name, [line.cells[i] for i in kept], line.marks) for line in self.lines]
-        return Table([self.columns[i] for i in kept], lines)
+        return Table([self.columns[i] for i in kept], lines, self.first)
 
     def dense(self) -> "Table":
         """The table without columns in which nothing was measured."""

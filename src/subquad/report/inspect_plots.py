@@ -5,6 +5,7 @@ from subquad.report.bucket_plots import histograms, sizes
 from subquad.report.dynamics_plot import dynamics_figure
 from subquad.report.inspect_schema import Fit, InspectReport
 from subquad.report.map_plot import attention_maps
+from subquad.report.spectrum_plot import spectrum
 from subquad.report.utility_plot import utility
 
 # file name -> what it shows
@@ -13,10 +14,12 @@ PLOTS = {
     "bucket-sizes.png": "Sizes of the buckets of each head in one layer, sorted, by each token's highest score.",
     "bucket-histograms.png": "Sizes and query–key ratios of the buckets of all heads in all layers.",
     "attention-maps.png": "Attention weights of one head between the first tokens of the text.",
+    "spectrum.png": "Singular values of exact attention's weights: their cumulative share, a line for each head and "
+    "the median of each layer's; on the right the share of the first ones, for each layer and head.",
 }
 FIT = "hash-dynamics.png"
 ABOUT_FIT = "Divergences and negative entropies while the hash functions of {method} were fitted."
-DRAW = dict(zip(PLOTS, (utility, sizes, histograms, attention_maps), strict=True))
+DRAW = dict(zip(PLOTS, (utility, sizes, histograms, attention_maps, spectrum), strict=True))
 
 
 def plots(report: InspectReport) -> dict[str, bytes]:

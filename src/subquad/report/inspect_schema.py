@@ -66,6 +66,21 @@ class Maps(TypedDict):
     weights: dict[str, list[list[float]]]  # method -> queries × keys
 
 
+class LayerSpectrum(TypedDict):
+    """Singular values of one layer's exact weights, for each of its heads: means over the sequences."""
+
+    curves: list[list[float]]  # Y(j) at each j of Spectrum.at
+    needed: list[float]  # how many singular values hold 90 % of their sum
+
+
+class Spectrum(TypedDict):
+    """Y(j) = Σ_{i≤j} σ_i / Σ_i σ_i of softmax(scale·Q Kᵀ)."""
+
+    at: list[int]  # the j of the curves
+    index: int  # the one of the heat map: 128, or a quarter of the length
+    layers: dict[str, LayerSpectrum]
+
+
 class InspectReport(TypedDict):
     """All of `results.json`."""
 
@@ -81,5 +96,6 @@ class InspectReport(TypedDict):
     bounds: dict[str, list[float]]  # layer -> for each head the upper bound at `keys` keys
     methods: list[Inspected]
     maps: Maps
+    spectrum: NotRequired[Spectrum]  # where it was asked for
     fits: list[Fit]
     notes: list[str]

@@ -1,6 +1,7 @@
 """An inspection in the terminal and in Markdown."""
 
 from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
@@ -10,7 +11,7 @@ from subquad.report.cells import MISSING, Cell
 from subquad.report.content import Column, Line, Table, fact
 from subquad.report.inspect_plots import about
 from subquad.report.inspect_reading import Choice, bounds, choice, choices, mean, over_layers
-from subquad.report.inspect_schema import VARIANTS, Inspected, InspectReport, Shares, Variant
+from subquad.report.inspect_schema import VARIANTS, Inspected, InspectReport, Shares, Spectrum, Variant
 from subquad.report.markup import bullets, escaped, facts, fenced, table_of
 from subquad.report.tables import rich_of
 
@@ -26,6 +27,10 @@ LEGEND = (
     "the most that so many keys can have. N/B: with buckets of N/B tokens, one round; given: with the method's own "
     "settings. uneven: shares of buckets with over twice or under half the expected number of tokens (size), or with "
     "over two queries a key or two keys a query (ratio), when each token goes to the bucket that it scores highest."
+)
+SPECTRUM_LEGEND = (
+    "Y(j): the share of the j largest singular values of exact attention's weights in the sum of all; over the heads "
+    "of a layer, median, least and most. for 90 %: how many singular values hold nine tenths, likewise."
 )
 BLANK = Cell(MISSING, "missing")
 
@@ -48,6 +53,9 @@ class _Terminal:
         wide = rich_of(table, False)
         fits = console.measure(wide, options=options.update(max_width=10_000)).maximum <= options.max_width
         yield wide if fits else rich_of(slim, True)
+        if "spectrum" in self.report:
+            yield rich_of(spectrum(self.report["spectrum"]), False)
+            yield Text(SPECTRUM_LEGEND, "dim")
         for line in (LEGEND, *self.report["notes"]):
             yield Text(line, "dim")
 
@@ -60,8 +68,10 @@ def markdown(report: InspectReport, figures: Sequence[str] = ()) -> str:
         table_of(summary(report)),
         escaped(LEGEND),
         *(f"![{name}]({name})\n\n{escaped(shows[name])}" for name in figures),
-        "## Layers",
     ]
+    if "spectrum" in report:
+        parts += ["## Spectrum", table_of(spectrum(report["spectrum"])), escaped(SPECTRUM_LEGEND)]
+    parts.append("## Layers")
     for number in report["bounds"]:
         parts += [f"### Layer {number}", table_of(of_layer(report, number))]
     told = {"Settings": report["settings"], "Model": report["model"], "Text": report["text"]}
@@ -100,6 +110,18 @@ def of_layer(report: InspectReport, number: str) -> Table:
         lambda method: method["layers"][number].get("imbalance"),
         bounds(report)[int(number)],
     )
+
+
+def spectrum(found: Spectrum) -> Table:
+    """A line for each layer: how fast the singular values of its heads' weights fall."""
+    share = found["at"].index(found["index"])
+    heads = [Column(head, group) for group in (f"Y({found['index']})", "for 90 %") for head in ("median", "min", "max")]
+    lines = []
+    for number, layer in found["layers"].items():
+        shares, counts = [curve[share] for curve in layer["curves"]], layer["needed"]
+        row = [cells.number(of(shares)) for of in (median, min, max)]
+        lines.append(Line(number, [*row, *(cells.number(of(counts), 0) for of in (median, min, max))]))
+    return Table(heads, lines, first="layer")
 
 
 def _table(

@@ -6,8 +6,8 @@ from subquad.report.content import Line, Table
 
 
 def table_of(table: Table) -> str:
-    """A table of methods."""
-    rows = [["method", *(column.title for column in table.columns)]]
+    """A table."""
+    rows = [[table.first, *(column.title for column in table.columns)]]
     rows += [[_labelled(line), *(cell.text for cell in line.cells)] for line in table.lines]
     head, *body = (f"| {' | '.join(map(escaped, row))} |" for row in rows)
     return "\n".join([head, f"|:---|{'---:|' * len(table.columns)}", *body])

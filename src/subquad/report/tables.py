@@ -79,11 +79,11 @@ def _width(console: Console, options: ConsoleOptions, table: RichTable) -> int:
 
 
 def rich_of(table: Table, folded: bool) -> RichTable:
-    """A table of methods for the terminal; folded, with their settings under their names."""
+    """A table for the terminal; folded, with the settings of methods under their names."""
     drawn = RichTable(
         box=box.SIMPLE_HEAD, padding=(0, 0 if folded else 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold"
     )
-    drawn.add_column("method", no_wrap=True)
+    drawn.add_column(table.first, no_wrap=True)
     for column in table.columns:
         drawn.add_column(_head(column), justify="right", no_wrap=True, vertical="top")
     for line in table.lines:

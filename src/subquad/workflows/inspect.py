@@ -4,6 +4,7 @@ Attention utility, balance of buckets and attention maps, on the queries and key
 work is cut into units whose results are kept until the report is written, so that an interrupted run resumes:
 
     layer/<i>/<number>      the i-th sequence in one layer: utilities and bounds, sizes of buckets
+    spectrum/<i>/<number>   the same sequence and layer, where asked for: singular values of exact attention's weights
     maps                    attention weights of one head on the first sequence
 """
 
@@ -20,6 +21,7 @@ from subquad.measure.balance import bucket_sizes
 from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.fidelity import attention_weights
 from subquad.measure.hooks import ChoosesKeys, Hashes, at_n_b, inner
+from subquad.measure.spectrum import cumulative, heat_map_index, needed, singular_values
 from subquad.measure.utility import utilities
 from subquad.methods import Bound, Full, Method, parse_method
 from subquad.workflows import machine
@@ -40,6 +42,9 @@ DEFAULT_METHODS = (
 )
 
 
+POINTS = 96  # of a curve of the spectrum
+
+
 @dataclass(frozen=True)
 class Settings:
     """What to look at."""
@@ -55,6 +60,7 @@ class Settings:
     layer: int | None = None
     head: int = 0
     tokens: int = 40
+    spectrum: bool = False
     device: str = "cpu"
     seed: int = 0
 
@@ -180,6 +186,8 @@ class Inspection:
         for i in range(len(self.items)):
             for number in self.layers:
                 yield f"layer/{i}/{number}", partial(self.layer, i, number)
+                if self.settings.spectrum:
+                    yield f"spectrum/{i}/{number}", partial(self.spectrum, i, number)
             if i == 0:
                 yield "maps", self.maps
 
@@ -192,6 +200,18 @@ class Inspection:
         sizes = size_figures(inputs, able)
         figures = {label: found.get(label, {}) | sizes.get(label, {}) for label in able}
         return {"bound": bound, "methods": figures | {label: {"reason": reason} for label, reason in reasons.items()}}
+
+    def spectrum(self, i: int, number: int) -> dict[str, Any]:
+        """The spectrum of exact attention's weights."""
+        return spectrum_figures(self.inputs(i)[number], self.curve)
+
+    @property
+    def curve(self) -> list[int]:
+        """The j at which Y(j) is kept: all to 16, then some evenly to the length, with that of the heat map."""
+        assert self.settings.length is not None
+        n = self.settings.length
+        spaced = (round(n * step / POINTS) for step in range(1, POINTS + 1))
+        return sorted({j for j in (*range(1, 17), *spaced, heat_map_index(n)) if 1 <= j <= n})
 
     def maps(self) -> dict[str, list[list[float]]]:
         """Weights of the head that was asked for, between the first tokens."""
@@ -232,6 +252,13 @@ def size_figures(inputs: LayerInputs, methods: Mapping[str, Method | Bound]) -> 
             sizes = bucket_sizes(method, inputs.query, inputs.key, **_options(inputs))
             figures[label] = {"queries": sizes.queries[0].tolist(), "keys": sizes.keys[0].tolist()}
     return figures
+
+
+def spectrum_figures(inputs: LayerInputs, curve: list[int]) -> dict[str, Any]:
+    """For each head of a sequence: Y at each j of `curve`, and how many singular values hold 90 % of their sum."""
+    (values,) = singular_values(inputs.query, inputs.key, **_options(inputs))
+    shares = cumulative(values)[:, [j - 1 for j in curve]]
+    return {"curves": shares.tolist(), "needed": needed(values, 0.9).tolist()}
 
 
 def _options(inputs: LayerInputs) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 
 from subquad.measure.balance import BucketSizes
 from subquad.measure.hooks import ChoosesKeys
+from subquad.measure.spectrum import heat_map_index
 from subquad.methods import LearnedHash
 from subquad.report.inspect_schema import (
     KIND,
@@ -18,7 +19,9 @@ from subquad.report.inspect_schema import (
     Inspected,
     InspectReport,
     LayerFigures,
+    LayerSpectrum,
     Shares,
+    Spectrum,
     UtilityFigures,
 )
 from subquad.workflows import machine
@@ -38,11 +41,18 @@ OPTIONS = {
 }
 
 
+SHARP = (
+    "Spectrum: a curve that rises at once says that each matrix of weights is close to one of low rank. It does not "
+    "say that the same low rank serves the next input: whether a projection that does not look at the input "
+    "(linformer) finds it is another question, which subquad compare answers."
+)
+
+
 def report_of(inspection: Inspection, asked: Settings) -> InspectReport:
     """All figures, with what they depend on. `asked` are the settings as the user gave them: those of the command."""
     x, s = inspection, inspection.settings
     text = x.reading.facts(s.text)
-    return {
+    report: InspectReport = {
         "kind": KIND,
         "schema": SCHEMA,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -72,10 +82,30 @@ def report_of(inspection: Inspection, asked: Settings) -> InspectReport:
         "fits": [_fit(row) for row in x.rows if row.history and isinstance(row.method, LearnedHash)],
         "notes": _notes(x),
     }
+    if s.spectrum:
+        report["spectrum"] = _spectrum(x)
+    return report
 
 
 def _units(x: Inspection, layer: int) -> list[dict[str, Any]]:
     return [x.results[f"layer/{i}/{layer}"] for i in range(len(x.items))]
+
+
+def _spectrum(x: Inspection) -> Spectrum:
+    assert x.settings.length is not None
+    return {
+        "at": x.curve,
+        "index": heat_map_index(x.settings.length),
+        "layers": {
+            str(n): _layer_spectrum([x.results[f"spectrum/{i}/{n}"] for i in range(len(x.items))]) for n in x.layers
+        },
+    }
+
+
+def _layer_spectrum(units: Sequence[dict[str, Any]]) -> LayerSpectrum:
+    heads = zip(*(unit["curves"] for unit in units), strict=True)  # of each head its sequences
+    curves = [[round(share, 6) for share in _mean(sequences)] for sequences in heads]
+    return {"curves": curves, "needed": _mean([unit["needed"] for unit in units])}
 
 
 def _readable(x: Inspection, token: int) -> str:
@@ -155,6 +185,8 @@ def _notes(x: Inspection) -> list[str]:
     causal = any("causal" in layer["kind"] for layer in x.pretrained.facts()["layers"])
     if causal:
         notes.append("Causal layers: utilities are those of causal attention, and no method sees a later key.")
+    if s.spectrum:
+        notes.append(SHARP)
     if any(row.calibrated is False for row in x.rows):
         notes.append('"Not calibrated": learned parameters as they start, before anything was fitted to this model.')
     blind = [row.label for row in x.rows if not isinstance(row.method, ChoosesKeys)]
@@ -187,4 +219,5 @@ def _command(s: Settings) -> str:
     for option, setting in OPTIONS.items():
         if getattr(s, setting) != getattr(standard, setting):
             words += [option, str(getattr(s, setting))]
+    words += ["--spectrum"] * s.spectrum
     return shlex.join(words)
