@@ -14,7 +14,9 @@ CHOOSING = {
 }
 
 
-def report(hashing=("lsh:buckets=4", "lha:buckets=4@fitted"), choosing=CHOOSING, fits=0, spectrum=True) -> InspectReport:
+def report(
+    hashing=("lsh:buckets=4", "lha:buckets=4@fitted"), choosing=CHOOSING, fits=0, spectrum=True
+) -> InspectReport:
     methods = [method(name, *figures, hashes=name in hashing) for name, figures in choosing.items()]
     blind = {"method": "clustered:clusters=2", "settings": {"name": "clustered"}, "calibrated": None}
     blind["layers"] = {str(n): {} if n else {"reason": "it cannot"} for n in range(LAYERS)}
