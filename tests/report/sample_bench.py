@@ -28,7 +28,7 @@ def report(lengths=LENGTHS, not_run=()) -> BenchReport:
         "backends": {"reference": "available", "cpu": "available", "triton": "there is no GPU"},
         "settings": {
             "lengths": list(lengths), "device": "cpu", "batch": 2, "heads": 6, "head_dim": 64, "threads": 4, "seed": 0,
-            "quick": False,
+            "causal": False, "quick": False,
         },
         "methods": {"full": {"name": "full"}, "clustered": {"name": "clustered", "clusters": 100}},
         "cells": cells,

@@ -16,6 +16,7 @@ from subquad.measure.timing import Effort
 from subquad.workflows import bench
 from subquad.workflows.bench import Bench, Settings, measure
 from subquad.workflows.bench_report import report_of
+from tests.workflows.bad_bench import bad_inputs
 
 SMALL = ["--heads", "2", "--head-dim", "8", "--methods", "clustered:clusters=4 i-clustered:clusters=4,topk=4"]
 NAMES = ["full", "clustered:clusters=4", "i-clustered:clusters=4,topk=4"]
@@ -96,6 +97,23 @@ def test_learned_methods_are_measured(run, written):
     assert done.exit_code == 0, (done.output, done.exception)
     cells = [cell for cell in written()["cells"] if cell["method"].startswith("lha")]
     assert [(cell["status"], cell["length"]) for cell in cells] == [("measured", 16), ("measured", 40)] * 2
+
+
+def test_causal_calls_beside_causal_sdpa_and_a_reason_for_what_cannot(run, written, monkeypatch):
+    loads, made = [], bench.Calls
+    monkeypatch.setattr(bench, "Calls", lambda load: loads.append(load) or made(load))
+    done = run("--causal", "--methods", "clustered:clusters=4 local:window=4", "--quick")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert {load.causal for load in loads} == {True}
+    assert "causal, batch 1" in done.stdout
+    report = written()
+    assert report["settings"]["causal"] is True
+    assert "--causal" in report["command"]
+    states = {cell["method"]: cell.get("reason", "") for cell in report["cells"]}
+    assert "does not support a causal mask" in states["clustered:clusters=4"]
+    assert states["full"] == states["local:window=4"] == ""
+    assert run("--quick").exit_code == 0
+    assert written()["settings"]["causal"] is False
 
 
 def test_json_prints_the_results_alone(run, written):
@@ -287,65 +305,6 @@ def test_compare_tells_what_changed(run, written, tmp_path):
         assert verdicts[NAMES[2], 16] == "slower"
         assert written()["changes"]["only_old"] == [f"{NAMES[2]}, float32, forward, 64 tokens"]
         assert f"hardware cores: 1024 then, {os.cpu_count()} now" in written()["changes"]["notes"]
-
-
-def damaged(tmp_path):
-    """Files that are no results of a benchmark, by what is said about them."""
-    cell = {"method": "full", "dtype": "float32", "passes": "forward", "length": 16, "status": "measured"}
-    times = {"ms": 1.0, "ms_low": 1.0, "ms_high": 1.0}
-    shape = {"batch": 1, "heads": 2, "head_dim": 8, "device": "cpu"}
-    whole = {
-        "kind": "subquad bench", "schema": 1, "created": "", "hardware": {}, "versions": {},
-        "settings": shape,
-        "backend": "cpu", "cells": [cell | times],
-    }  # fmt: skip
-    contents = {
-        "is not JSON": "{oops",
-        "does not come from `subquad bench`": '{"methods": []}',
-        "has schema 2 but this version reads 1": json.dumps(whole | {"schema": 2}),
-        "its 'cells' is no list": json.dumps(whole | {"cells": {}}),
-        "has heads 12 but this run 2; they must match": json.dumps(whole | {"settings": shape | {"heads": 12}}),
-        "has head-dim 64 but this run 8": json.dumps(whole | {"settings": shape | {"head_dim": 64}}),
-        "has batch None but this run 1": json.dumps(whole | {"settings": {}}),
-        "measured on cuda:0 but this run is on cpu": json.dumps(whole | {"settings": shape | {"device": "cuda:0"}}),
-        "'length' of cell 0 is no int": json.dumps(whole | {"cells": [cell | times | {"length": "16"}]}),
-        "'method' of cell 0 is no str": json.dumps(whole | {"cells": [7]}),
-        "'ms_low' of cell 0 is no number": json.dumps(whole | {"cells": [cell | times | {"ms_low": "1"}]}),
-        "cell 0 is measured, but has no times": json.dumps(whole | {"cells": [cell]}),
-        "has a speed-up without its quartiles": json.dumps(whole | {"cells": [cell | times | {"speedup": 2.0}]}),
-    }
-    for number, (message, text) in enumerate(contents.items()):
-        path = tmp_path / f"{number}.json"
-        path.write_text(text)
-        yield message, ["--compare", str(path)]
-    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\0")
-    yield "is not JSON", ["--compare", str(tmp_path / "binary.json")]
-
-
-def bad_inputs(tmp_path):
-    (tmp_path / "file").write_text("")
-    yield from damaged(tmp_path)
-    yield "cannot read", ["--compare", str(tmp_path / "missing.json")]
-    yield "did you mean 'clustered'", ["--methods", "clusterd"]
-    yield "clusters=0, but it must be a whole number ≥ 1", ["--methods", "clustered:clusters=0"]
-    yield "no dtype 'int8'; there are float32, bfloat16, float16, float64", ["--dtypes", "float32,int8"]
-    yield "no dtype 'float23'; did you mean 'float32'?", ["--dtypes", "float23"]
-    yield "no pass 'sideways'; there are forward, forward+backward", ["--passes", "sideways"]
-    yield "no pass is named", ["--passes", ","]
-    yield "no dtype is named", ["--dtypes", ""]
-    yield "--lengths names none", ["--lengths", " "]
-    yield "length '12x' is no whole number", ["--lengths", "16,12x"]
-    yield "length 0 must be at least 1", ["--lengths", "16,0"]
-    yield "length -4 must be at least 1", ["--lengths", "-4"]
-    yield "heads 0 must be at least 1", ["--heads", "0"]
-    yield "batch 0 must be at least 1", ["--batch", "0"]
-    yield "head-dim -1 must be at least 1", ["--head-dim", "-1"]
-    yield "threads 0 must be at least 1", ["--threads", "0"]
-    yield "call-limit 0 must be above 0 seconds", ["--call-limit", "0"]
-    yield "cannot time device 'tpu9': only cpu and cuda", ["--device", "tpu9"]
-    yield "cannot time device 'meta'", ["--device", "meta"]
-    yield "is a file; give a folder", ["--out", str(tmp_path / "file")]
-    yield "cannot write to the folder", ["--out", str(tmp_path / "file" / "below")]
 
 
 def test_bad_input_is_one_line_and_exit_code_2(run, tmp_path, monkeypatch):

@@ -38,6 +38,26 @@ def test_full_is_sdpa_itself(monkeypatch):
     torch.testing.assert_close(calls.of("full")(), F.scaled_dot_product_attention(*calls.inputs))
 
 
+@pytest.mark.parametrize("method", ["full", "local:window=4", "lha:buckets=4"])
+def test_a_causal_load_has_causal_calls(method):
+    calls = Calls(replace(LOAD, causal=True))
+    out = calls.of(method)()
+    calls.inputs[2].data[:, :, 20:] += 1.0  # later values
+    changed = (calls.of(method)() != out).any(-1).any(0).any(0)
+    assert not changed[:20].any()
+    assert changed[20:].all()
+    if method == "full":
+        torch.testing.assert_close(out[:, :, 0], Calls(LOAD).inputs[2][:, :, 0])
+
+
+def test_gradients_of_learned_parameters_are_cleared():
+    calls = Calls(BOTH)
+    calls.of("sinkhorn:block=8")()
+    assert any(parameter.grad is not None for parameter in calls.learned)
+    calls.clear()
+    assert all(parameter.grad is None for parameter in calls.learned)
+
+
 @pytest.mark.parametrize("method", ["full", "i-clustered:clusters=4,topk=4"])
 def test_forward_and_backward_leaves_the_gradients_of_one_call(method):
     calls = Calls(BOTH)

@@ -28,6 +28,9 @@ def bench(
     head_dim: Annotated[int, typer.Option(help="Width of a head.")] = 64,
     threads: Annotated[int | None, typer.Option(help="torch's threads; default: as many as it takes itself.")] = None,
     seed: Annotated[int, typer.Option(help="Of the inputs.")] = 0,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="Causal attention, beside causal SDPA; what cannot is named.")
+    ] = False,
     call_limit: Annotated[
         float, typer.Option(help="Seconds; a call that is predicted to take longer is not run.")
     ] = 10.0,
@@ -56,6 +59,7 @@ def bench(
             head_dim=head_dim,
             threads=threads,
             seed=seed,
+            causal=causal,
             call_limit=call_limit,
         )
         report, paths = _benched(settings, compare, out)

@@ -50,6 +50,7 @@ def figure(report: BenchReport, name: str) -> Figure | None:
     s = report["settings"]
     threads = f"{s['threads']} thread{'' if s['threads'] == 1 else 's'}"
     shape = f"batch {s['batch']}, {s['heads']} heads of {s['head_dim']}, {s['device']}, {threads}"
+    shape = f"causal, {shape}" if s["causal"] else shape
     drawn.suptitle(f"{heading}\n{shape}", x=0.01, ha="left", fontsize=11.5, fontweight="bold")
     return drawn
 

@@ -58,7 +58,8 @@ def markdown(report: BenchReport, figures: Sequence[str] = ()) -> str:
 def title(report: BenchReport, panel: Panel) -> str:
     """What a panel shows."""
     s, (dtype, passes) = report["settings"], panel
-    return f"{passes}, {dtype}: batch {s['batch']}, {s['heads']} heads of {s['head_dim']}, on {s['device']}"
+    causal = "causal, " if s["causal"] else ""
+    return f"{passes}, {dtype}: {causal}batch {s['batch']}, {s['heads']} heads of {s['head_dim']}, on {s['device']}"
 
 
 # ---------------------------------------------------------------------- figures

@@ -51,6 +51,7 @@ class Settings:
     head_dim: int = 64
     threads: int | None = None  # None = as many as torch takes
     seed: int = 0
+    causal: bool = False
     call_limit: float = 10.0  # seconds: a call that is foretold to take longer is not run
     quick: bool = False  # few rounds, no memory
 
@@ -140,7 +141,7 @@ class Bench:
         """What is measured, panel by panel, the shortest first: the longer ones are foretold from them."""
         s = self.settings
         return [
-            Load(length, dtype, passes, s.batch, s.heads, s.head_dim, s.device, s.seed)
+            Load(length, dtype, passes, s.batch, s.heads, s.head_dim, s.device, s.seed, s.causal)
             for dtype in dict.fromkeys(s.dtypes)
             for passes in dict.fromkeys(s.passes)
             for length in sorted(set(s.lengths))

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Parameter
 
 from subquad.functional import attention
 from subquad.methods import parse_method
@@ -33,6 +34,7 @@ class Load:
     head_dim: int
     device: str
     seed: int
+    causal: bool = False
 
     @property
     def key(self) -> str:
@@ -58,6 +60,7 @@ class Calls:
 
         self.inputs = [normal().requires_grad_(self.backward) for _ in range(3)]
         self.gradient = normal() if self.backward else None
+        self.learned: list[Parameter] = []  # of the methods that are called
 
     def of(self, method: str) -> Callable[[], Tensor]:
         """A call of this method; "full" is SDPA itself, without anything of ours around it."""
@@ -67,16 +70,18 @@ class Calls:
         if not parsed.traits.learned:
             return self._call(partial(attention, method=parsed))
         load = self.load
-        bound = parsed.bind(heads=load.heads, head_dim=load.head_dim, max_length=load.length)
-        return self._call(bound.eval().to(load.device))
+        bound = parsed.bind(heads=load.heads, head_dim=load.head_dim, max_length=load.length).eval().to(load.device)
+        self.learned += bound.parameters()
+        return self._call(bound)
 
     def clear(self) -> None:
         """Forget the gradients of the call before."""
-        for tensor in self.inputs:
+        for tensor in (*self.inputs, *self.learned):
             tensor.grad = None
 
-    def _call(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[], Tensor]:
+    def _call(self, attend: Callable[..., Tensor]) -> Callable[[], Tensor]:
         query, key, value = self.inputs
+        attend = partial(attend, is_causal=True) if self.load.causal else attend
 
         def forward() -> Tensor:
             with torch.inference_mode():

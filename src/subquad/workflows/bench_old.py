@@ -48,6 +48,9 @@ def _check_alike(path: Path, then: Mapping[str, Any], now: Settings) -> None:
         if then.get(name) != getattr(now, name):
             option = name.replace("_", "-")
             raise InputError(f"{path} has {option} {then.get(name)} but this run {getattr(now, name)}; they must match")
+    then_causal, causal = ("causal" if each else "not causal" for each in (then.get("causal", False), now.causal))
+    if then_causal != causal:
+        raise InputError(f"{path} was measured {then_causal} but this run is {causal}; they must match")
     device, kind = str(then.get("device")), torch.device(now.device).type
     if device.partition(":")[0] != kind:
         raise InputError(f"{path} was measured on {device} but this run is on {kind}; they must match")

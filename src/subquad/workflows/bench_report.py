@@ -52,6 +52,7 @@ def report_of(bench: Bench) -> BenchReport:
             "head_dim": s.head_dim,
             "threads": int(bench.hardware["threads"]),
             "seed": s.seed,
+            "causal": s.causal,
             "call_limit": s.call_limit,
             "quick": s.quick,
         },
@@ -134,4 +135,4 @@ def _command(s: Settings) -> str:
         value = getattr(s, setting)
         if value != getattr(standard, setting):
             words += [option, ",".join(map(str, value)) if isinstance(value, tuple) else f"{value}"]
-    return shlex.join(words + (["--quick"] if s.quick else []))
+    return shlex.join([*words, *["--causal"] * s.causal, *["--quick"] * s.quick])
