@@ -1,5 +1,6 @@
 import subquad as sq
 from tests.contract import MethodContract
+from tests.decoding_contract import DecodingContract
 
 VARIANTS = [  # settings that change what a method does, beside each method's example
     "lsh:buckets=0,bucket_size=8,merge=union",
@@ -20,10 +21,25 @@ VARIANTS = [  # settings that change what a method does, beside each method's ex
     "routing:clusters=5,window=4",
     "cluster-former:window=0,chunk=9,clusters=3",
     "sinkhorn:block=5,cut=2,iterations=5",
+    "performer:features=8,kind=hyperbolic",
+    "performer:features=12,kind=favor++,rows=iid",
+    "performer:features=16,kind=favor++,norm=30.0",
+    "performer:features=512,kind=trigonometric",
+    "performer:features=9,kind=relu",
+    "performer:features=16,scale=learned,redraw=3",
+    "linear:feature_map=exp",
+    "linear:feature_map=softmax",
+    "linformer:k=5,sharing=none,ends=pooled",
+    "linformer:k=5,sharing=none,start=random",
+    "linformer:k=5,sharing=key-value,start=random,ends=pooled",
+    "linformer:k=5,projection=convolution",
+    "linformer:k=5,projection=convolution,sharing=none,start=random,ends=pooled",
+    "linformer:k=5,projection=mean-pool",
+    "linformer:k=5,projection=mean-pool,ends=pooled",
 ]
 
 
-class TestEveryMethod(MethodContract):
+class TestEveryMethod(MethodContract, DecodingContract):
     methods = [  # noqa: RUF012
         *(sq.from_dict({"name": name, **sq.METHODS[name].traits.example}) for name in sq.list_methods()),
         *map(sq.parse_method, VARIANTS),
