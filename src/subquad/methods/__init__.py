@@ -11,9 +11,12 @@ from subquad.methods.full import Full
 from subquad.methods.improved_clustered import ImprovedClustered
 from subquad.methods.learned_hash import LearnedHash
 from subquad.methods.learned_hash_tail import LearnedHashTail
+from subquad.methods.linear_attention import LinearAttention
+from subquad.methods.linformer import Linformer
 from subquad.methods.local import Local
 from subquad.methods.mixed_heads import MixedHeads
 from subquad.methods.oracle_top import OracleTopK
+from subquad.methods.performer import Performer
 from subquad.methods.random_hash import RandomHash
 from subquad.methods.reformer import Reformer
 from subquad.methods.routing import Routing
@@ -39,6 +42,9 @@ METHODS: dict[str, type[Method]] = {
         Routing,
         ClusterFormer,
         Sinkhorn,
+        Performer,
+        LinearAttention,
+        Linformer,
     )
 }
 
@@ -52,10 +58,13 @@ __all__ = [
     "ImprovedClustered",
     "LearnedHash",
     "LearnedHashTail",
+    "LinearAttention",
+    "Linformer",
     "Local",
     "Method",
     "MixedHeads",
     "OracleTopK",
+    "Performer",
     "RandomHash",
     "Reformer",
     "Routing",
@@ -75,7 +84,8 @@ def list_methods() -> list[str]:
 
     >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
     ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lsh', 'lha', 'lha-tail', 'local',
-     'mixed-heads', 'smyrf', 'reformer', 'routing', 'cluster-former', 'sinkhorn']
+     'mixed-heads', 'smyrf', 'reformer', 'routing', 'cluster-former', 'sinkhorn',
+     'performer', 'linear', 'linformer']
     """
     return list(METHODS)
 

@@ -17,8 +17,8 @@ def hide(logits: Float[Tensor, "*row K"], visible: Bool[Tensor, "..."] | None) -
 
 
 def merge_partials(
-    partials: list[tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]],
-) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    partials: list[tuple[Float[Tensor, "*row E"], Float[Tensor, "*row"]]],
+) -> tuple[Float[Tensor, "*row E"], Float[Tensor, "*row"]]:
     """Attention over the union of disjoint sets of keys: out = Σ_p e^{lse_p} out_p / Σ_p e^{lse_p}.
 
     A part that saw no key has lse = −inf and counts for nothing.

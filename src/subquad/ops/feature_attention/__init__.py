@@ -44,11 +44,24 @@ def feature_attention(
     """
     assert not (causal and lagged), "one pattern at a time"
     choose()
+    maps = {"of_query": of_query, "of_key": of_key, "feature_bias": feature_bias, "key_bias": key_bias}
+    of_query, of_key = exponents(query, key, **maps)
+    if key_bias is not None:  # a hidden key's value may be anything, also NaN, and 0·NaN is NaN
+        value = value.masked_fill(torch.isneginf(key_bias).unsqueeze(-1), 0.0)
+    return reference.feature_attention(of_query, of_key, value, causal, lagged)
+
+
+def exponents(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M C"],
+    *,
+    of_query: Float[Tensor, "#H R D"] | None = None,
+    of_key: Float[Tensor, "#G R C"] | None = None,
+    feature_bias: Float[Tensor, "#H R"] | None = None,
+    key_bias: Float[Tensor, "B #G M"] | None = None,
+) -> tuple[Float[Tensor, "B H N R"], Float[Tensor, "B G M R"]]:
+    """x and y."""
     x = query if of_query is None else query @ of_query.mT
     x = x if feature_bias is None else x + feature_bias.unsqueeze(-2)
     y = key if of_key is None else key @ of_key.mT
-    if key_bias is not None:
-        y = y + key_bias.unsqueeze(-1)
-        # A hidden key's value may be anything, also NaN, and 0·NaN is NaN.
-        value = value.masked_fill(torch.isneginf(key_bias).unsqueeze(-1), 0.0)
-    return reference.feature_attention(x, y, value, causal, lagged)
+    return x, y if key_bias is None else y + key_bias.unsqueeze(-1)

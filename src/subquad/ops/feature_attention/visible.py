@@ -21,15 +21,10 @@ def attend_features(
     mask: Mask,
     *,
     key_bias: Float[Tensor, "B #G M"] | None = None,
-    dropout_p: float = 0.0,
     **maps: Any,
 ) -> Partial:
-    """`feature_attention` to the keys that the mask shows: padding, causal. `maps` are its other arguments.
-
-    Dropout drops rows of values from the sum over keys, and leaves the denominator as it is.
-    """
+    """`feature_attention` to the keys that the mask shows: padding, causal. `maps` are its other arguments."""
     N, M = query.shape[2], key.shape[2]
-    value = value * F.dropout(value.new_ones(*value.shape[:3], 1), dropout_p) if dropout_p > 0 else value
     real = mask.key_padding(M)
 
     def attend(key: Tensor, value: Tensor, bias: Tensor | None, visible: Tensor | None, causal: bool) -> Partial:
@@ -52,6 +47,11 @@ def attend_features(
     shown = inside if real is None else inside & real.gather(1, own.clamp(max=M - 1).expand(len(real), -1))
     before = attend(key, value, key_bias, _both(real, position < first), False)
     return merge_partials([before, attend(own_key, own_value, own_bias, shown, True)])
+
+
+def drop_rows(value: Float[Tensor, "B G M E"], dropout_p: float) -> Float[Tensor, "B G M E"]:
+    """Dropout where no weights are formed: rows of values leave the sum over keys, and not its denominator."""
+    return value * F.dropout(value.new_ones(*value.shape[:3], 1), dropout_p) if dropout_p > 0 else value
 
 
 def _both(real: Bool[Tensor, "B M"] | None, visible: Bool[Tensor, "#B M"]) -> Bool[Tensor, "#B M"]:

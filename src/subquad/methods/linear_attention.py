@@ -1,0 +1,117 @@
+"""Linear attention: a fixed non-negative feature map in place of softmax's kernel.
+
+Katharopoulos et al. 2020, "Transformers are RNNs", equations 5 to 7 and 9 to 12:
+
+    out_i = Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j),   φ(x) = elu(x) + 1
+
+==========  ===============
+paper       here
+==========  ===============
+φ           `feature_map`
+S, Z        `FeatureState`
+==========  ===============
+
+Feature maps by name: "elu" (elu(x) + 1), "exp", and "softmax" over the features of a token. All are positive: with
+ReLUs alone a query may meet none of the keys.
+
+Deviations from the paper and its code: nothing is added to the denominator. The maps are computed as their logarithms,
+so that features of any size keep their ratios. q and k are multiplied by √(scale·√D), which is 1 unless a call gives
+another scale.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.ops.feature_attention.recurrent import continued, extended, hide_padding, no_tokens
+from subquad.ops.feature_attention.state import FeatureState
+from subquad.ops.feature_attention.visible import attend_features, drop_rows
+
+
+def log_elu(x: Tensor) -> Tensor:
+    """ln(elu(x) + 1): x below 0, ln(1 + x) above."""
+    return torch.where(x > 0, x.clamp(min=0).log1p(), x)
+
+
+FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "elu": log_elu,
+    "exp": lambda x: x,
+    "softmax": lambda x: x.log_softmax(-1),
+}
+
+
+@dataclass(frozen=True)
+class LinearAttention(Method):
+    """Linear attention with a fixed feature map. For models that are trained with it.
+
+    Args:
+        feature_map: "elu" (elu(x) + 1), "exp" or "softmax".
+
+    >>> import torch, subquad as sq
+    >>> q, k, v = torch.randn(3, 1, 2, 300, 16)
+    >>> sq.attention(q, k, v, method="linear", is_causal=True).shape
+    torch.Size([1, 2, 300, 16])
+    """
+
+    feature_map: str = field(default="elu", metadata={"choices": tuple(FEATURE_MAPS)})
+
+    name: ClassVar[str] = "linear"
+    traits: ClassVar[Traits] = Traits(
+        causal="strict",
+        cross=True,
+        key_padding=True,
+        segments=True,
+        gqa=True,
+        dropout="rows of values, from the sum over keys",
+        order_free=True,
+        subquadratic=True,
+        recurrent=True,
+        exact_limit="another kernel than softmax's: it equals exact attention only where all weights are equal",
+        complexity="O((N + M)·D·E) time, O((N + M)·(D + E) + D·E) memory",
+        source="Katharopoulos et al. 2020",
+    )
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Map, sum over the keys, read."""
+        return by_item(self._attend, query, key, value, call)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        query, key = self._exponents(query, key, call.scale)
+        return attend_features(query, key, drop_rows(value, call.dropout_p), call.mask)[0]
+
+    def _exponents(self, query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """ln φ of queries and keys."""
+        factor = (abs(scale) * query.shape[3] ** 0.5) ** 0.5
+        log_map = FEATURE_MAPS[self.feature_map]
+        return log_map(query * factor), log_map(key * (factor if scale >= 0 else -factor))
+
+    def init_state(
+        self,
+        batch: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        value_dim: int,
+        *,
+        like: Tensor,
+        learned: nn.Module | None = None,
+    ) -> dict[str, Tensor]:
+        """Sums over no keys: D·(E + 2) numbers for each key head."""
+        return no_tokens(batch, kv_heads, head_dim, value_dim, like)._asdict()
+
+    def advance(
+        self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Read the sums, and add to them."""
+        before = FeatureState(**state)
+        of_query, of_key = self._exponents(query, key, call.scale)
+        of_key, value = hide_padding(of_key, value, call.mask.key_padding(value.shape[2]))
+        out, _ = continued(before, of_query, of_key, value)
+        return out, extended(before, of_key, value)._asdict()

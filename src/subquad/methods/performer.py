@@ -1,0 +1,202 @@
+"""Performer: softmax's kernel by random features, in linear time.
+
+Choromanski et al. 2021, "Rethinking Attention with Performers", equations 4 to 6:
+
+    e^{q·k} = E[φ(q)·φ(k)],   out_i = Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j),   q and k times D^{-1/4}
+
+The sums over j are made once, Σ_j φ(k_j) v_jᵀ, and under a causal mask they run along the sequence. `ops.feature_maps`
+has φ of every kind: the paper's positive (FAVOR+), hyperbolic, trigonometric and ReLU features, and FAVOR++.
+
+==========  ==========================
+paper       here
+==========  ==========================
+m, r        features (hyperbolic and trigonometric ones make two of each)
+w           rows
+φ           `ops.feature_maps`
+==========  ==========================
+
+Deviations from the paper and its code. Nothing is added to the features or to the denominator: exponents are taken less
+their exact maxima, running ones under a causal mask, and the factors come back (`ops.feature_attention.state`). The
+orthogonal rows are uniformly random: QR's signs are set right. Padding has no features. Trigonometric features, which
+are signed, are computed in fp64, because their sums cancel, and have no recurrent form.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subquad.methods.base import Call, Fit, Method, Traits, by_item
+from subquad.methods.fitting import output_error
+from subquad.ops.feature_attention import exponents
+from subquad.ops.feature_attention.recurrent import continued, extended, hide_padding, no_tokens
+from subquad.ops.feature_attention.signed import crossed, difference, parts
+from subquad.ops.feature_attention.state import FeatureState
+from subquad.ops.feature_attention.visible import attend_features, drop_rows
+from subquad.ops.feature_maps import EXPONENTIAL, KINDS, exponential_map, relu_exponents, trigonometric_features
+from subquad.randomness import directions
+
+
+class Learned(nn.Module):
+    """What a Performer keeps: a scale of each head's queries and keys, and how often the features were redrawn.
+
+        q ← e^{a_h} q,  k ← e^{b_g} k        a + b is a temperature; a − b changes the variance alone
+
+    `passes` counts forward passes in training.
+    """
+
+    passes: Tensor
+
+    def __init__(self, heads: int, kv_heads: int, scaled: bool):
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(heads, 1, 1)) if scaled else None
+        self.key = nn.Parameter(torch.zeros(kv_heads, 1, 1)) if scaled else None
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def scale(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys as the features read them."""
+        if self.query is None or self.key is None:
+            return query, key
+        return query * self.query.exp().to(query.dtype), key * self.key.exp().to(key.dtype)
+
+    def count(self) -> None:
+        """One more forward pass in training."""
+        # Activation checkpointing runs a forward pass again within the backward pass, and must find the same features.
+        again = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+        if self.training and torch.is_grad_enabled() and not again:
+            self.passes.add_(1)
+
+
+@dataclass(frozen=True)
+class Performer(Method):
+    """Random features of the softmax kernel.
+
+    Args:
+        features: R, rows drawn; the paper takes D·ln D, 266 at D = 64.
+        kind: "positive" (FAVOR+), "hyperbolic", "favor++", "trigonometric" or "relu".
+        rows: "orthogonal" or "iid".
+        norm: favor++: E‖q + k‖², of queries and keys times D^{-1/4}, at which its variance is smallest. 0: 2·√D, that
+            of standard normal ones.
+        scale: "given", or "learned": a factor on each head's queries and keys, which `subquad calibrate` fits.
+        redraw: forward passes in training after which new rows are drawn. 0: never.
+        seed: of the rows.
+
+    >>> import torch, subquad as sq
+    >>> q, k, v = 0.3 * torch.randn(3, 1, 2, 300, 16)
+    >>> out = sq.attention(q, k, v, method=sq.Performer(features=512), is_causal=True)
+    >>> exact = sq.attention(q, k, v, method="full", is_causal=True)
+    >>> bool((out - exact).abs().max() < 0.05)
+    True
+    """
+
+    features: int = 256
+    kind: str = field(default="positive", metadata={"choices": KINDS})
+    rows: str = field(default="orthogonal", metadata={"choices": ("orthogonal", "iid")})
+    norm: float = 0.0
+    scale: str = field(default="given", metadata={"choices": ("given", "learned")})
+    redraw: int = 0
+    seed: int = 0
+
+    name: ClassVar[str] = "performer"
+    traits: ClassVar[Traits] = Traits(
+        causal="strict",
+        cross=True,
+        key_padding=True,
+        segments=True,
+        gqa=True,
+        dropout="rows of values, from the sum over keys",
+        stochastic=True,
+        order_free=True,
+        subquadratic=True,
+        recurrent=True,
+        exact_limit="random features estimate softmax's kernel; the error falls with 1/√R and is never 0",
+        example={"features": 16},
+        complexity="O((N + M)·R·(D + E)) time, O((N + M)·(D + E) + R·E) memory with R features",
+        source="Choromanski et al. 2021; Likhosherstov et al. 2022 (favor++)",
+    )
+
+    def __post_init__(self) -> None:
+        self._require(features=1, redraw=0, seed=0)
+        self._require_number(norm=0.0)
+        self._check_choices()
+        recurrent, learned = self.kind != "trigonometric", self.scale == "learned" or self.redraw > 0
+        object.__setattr__(self, "traits", replace(type(self).traits, recurrent=recurrent, learned=learned))
+        if self.scale == "learned":
+            object.__setattr__(self, "fit", Fit(metric="error", learning_rate=1e-2, steps=200))
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
+        """Scales of 1, and a count of 0."""
+        return Learned(heads, kv_heads, self.scale == "learned") if self.traits.learned else None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Map, sum over the keys, read."""
+        if isinstance(call.learned, Learned) and self.redraw > 0:
+            call.learned.count()
+        if self.kind == "trigonometric":
+            exact = by_item(self._attend, *(x.double() for x in (query, key, value)), call)
+            return exact.to(query.dtype)
+        return by_item(self._attend, query, key, value, call)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        query, key, maps = self._mapped(query, key, call)
+        value = drop_rows(value, call.dropout_p)
+        attended = attend_features(query, key, value, call.mask, **maps)
+        if self.kind == "trigonometric":
+            return difference(attended, attend_features(crossed(query), key, value, call.mask, **maps))
+        return attended[0]
+
+    def _mapped(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """What `feature_attention` is given: queries, keys, and the maps that make exponents of them."""
+        if isinstance(call.learned, Learned):
+            query, key = call.learned.scale(query, key)
+        factor = abs(call.scale) ** 0.5
+        query, key = query * factor, key * (factor if call.scale >= 0 else -factor)
+        rows = self._rows(query, call)
+        squares = key.square().sum(-1) / 2
+        if self.kind in EXPONENTIAL:
+            mapped = exponential_map(self.kind, rows, self.norm or 2 * query.shape[3] ** 0.5)
+            both = mapped.rows.unsqueeze(0)
+            bias = 2 * mapped.bias.unsqueeze(0)  # the query's and the key's
+            return query, key, {"of_query": both, "of_key": both, "feature_bias": bias, "key_bias": -squares}
+        if self.kind == "trigonometric":
+            query, key = (parts(trigonometric_features(x, rows)) for x in (query, key))
+            return query, key, {"key_bias": squares}
+        return relu_exponents(query, rows), relu_exponents(key, rows), {}
+
+    def _rows(self, like: Tensor, call: Call) -> Float[Tensor, "R D"]:
+        draw = None
+        if isinstance(call.learned, Learned) and self.redraw > 0:
+            draw = (call.learned.passes - 1).clamp(min=0) // self.redraw
+        return directions(call.seed, draw, self.features, like.shape[3], self.rows == "iid", like)
+
+    def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """The error of the outputs."""
+        return output_error(self, query, key, value, call)
+
+    def init_state(
+        self,
+        batch: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        value_dim: int,
+        *,
+        like: Tensor,
+        learned: nn.Module | None = None,
+    ) -> dict[str, Tensor]:
+        """Sums over no keys: R·(E + 2) numbers for each key head."""
+        features = 2 * self.features if self.kind == "hyperbolic" else self.features
+        return no_tokens(batch, kv_heads, features, value_dim, like)._asdict()
+
+    def advance(
+        self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Read the sums, and add to them."""
+        before = FeatureState(**state)
+        query, key, maps = self._mapped(query, key, call)
+        of_query, of_key = exponents(query, key, **maps)
+        of_key, value = hide_padding(of_key, value, call.mask.key_padding(value.shape[2]))
+        out, _ = continued(before, of_query, of_key, value)
+        return out, extended(before, of_key, value)._asdict()

@@ -1,0 +1,41 @@
+"""Attention by features one step after the other: a state of one size stands for all tokens so far."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from subquad.ops.feature_attention import feature_attention
+from subquad.ops.feature_attention.state import FeatureState, merge, read, state_of
+from subquad.ops.softmax import merge_partials
+
+
+def no_tokens(batch: int, groups: int, features: int, width: int, like: Tensor) -> FeatureState:
+    """The state before the first token, in fp32 or better."""
+    exact = {"dtype": torch.promote_types(like.dtype, torch.float32), "device": like.device}
+    totals = torch.zeros(batch, groups, features, **exact)
+    return FeatureState(torch.zeros(batch, groups, features, width, **exact), totals, totals - torch.inf)
+
+
+def continued(
+    state: FeatureState, of_query: Float[Tensor, "B H N R"], of_key: Float[Tensor, "B G N R"], value: Tensor
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """Causal attention of new tokens to those in the state and to each other, with its log-sum-exp."""
+    groups = of_key.shape[1]
+    past = read(FeatureState(*(x.unsqueeze(2) for x in state)), of_query.unflatten(1, (groups, -1)))
+    out, lse = past[0].flatten(1, 2), past[1].flatten(1, 2)
+    return merge_partials([(out, lse), feature_attention(of_query, of_key, value, causal=True)])
+
+
+def extended(state: FeatureState, of_key: Float[Tensor, "B G N R"], value: Float[Tensor, "B G N E"]) -> FeatureState:
+    """The state with new tokens."""
+    return merge(state, state_of(of_key, value))
+
+
+def hide_padding(
+    of_key: Float[Tensor, "B G N R"], value: Float[Tensor, "B G N E"], real: Bool[Tensor, "B N"] | None
+) -> tuple[Float[Tensor, "B G N R"], Float[Tensor, "B G N E"]]:
+    """Exponents and values of which padding takes no part."""
+    if real is None:
+        return of_key, value
+    pads = ~real[:, None, :, None]
+    return of_key.masked_fill(pads, -torch.inf), value.masked_fill(pads, 0.0)
