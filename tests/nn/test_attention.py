@@ -154,6 +154,53 @@ def test_bad_arguments_are_refused(arguments, options, message):
         sq.nn.MultiheadAttention(*arguments, **options)
 
 
+RECURRENT = pytest.mark.parametrize("method", [method for method in METHODS if method.traits.recurrent], ids=str)
+
+
+@RECURRENT
+def test_steps_equal_the_causal_layer(method):
+    x, ours = normal(2, 24, 12), layer(method, kv_heads=2)
+    state, outs = ours.init_state(2), []
+    for start, end in ((0, 13), (13, 20), *((t, t + 1) for t in range(20, 24))):
+        out, state = ours.step(x[:, start:end], state, seed=5)
+        outs.append(out)
+    torch.testing.assert_close(torch.cat(outs, 1), ours(x, is_causal=True, seed=5), atol=1e-5, rtol=1e-4)
+
+
+@RECURRENT
+def test_a_left_padded_prompt_gives_the_state_of_its_tokens(method):
+    x, ours = normal(2, 24, 12), layer(method)
+    real = torch.ones(2, 20, dtype=torch.bool)
+    real[1, :8] = False
+    out, state = ours.step(x[:, :20], ours.init_state(2), mask=Mask.padding(real))
+    last, _ = ours.step(x[:, 20:], state)
+    alone = ours(x[1:, 8:], is_causal=True)
+    torch.testing.assert_close(torch.cat([out[1:, 8:], last[1:]], 1), alone, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(out[1, :8], ours.out_proj.bias.expand(8, 12))
+
+
+def test_a_layer_in_bf16_keeps_its_state_in_fp32():
+    ours = layer("linear").bfloat16()
+    state = ours.init_state(2)
+    out, after = ours.step(normal(2, 3, 12, dtype=torch.bfloat16), state)
+    assert out.dtype == torch.bfloat16
+    assert {x.dtype for x in (*state.values(), *after.values())} == {torch.float32}
+
+
+def test_a_layer_that_drops_takes_no_steps():
+    ours = layer("linear", dropout=0.5)
+    ours.step(normal(2, 1, 12), ours.init_state(2))
+    with pytest.raises(ValueError, match=r"trains with dropout=0\.5; call eval\(\)"):
+        ours.train().step(normal(2, 1, 12), ours.init_state(2))
+
+
+def test_a_method_without_a_state_takes_no_steps():
+    with pytest.raises(ValueError, match="'full' keeps no state of a fixed size"):
+        layer("full").init_state(2)
+    with pytest.raises(ValueError, match="'full' keeps no state of a fixed size"):
+        layer("full").step(normal(2, 1, 12), {})
+
+
 def test_what_the_method_refuses_the_layer_refuses():
     with pytest.raises(ValueError, match="'clustered' does not support a causal mask"):
         layer("clustered")(normal(2, 9, 12), is_causal=True)

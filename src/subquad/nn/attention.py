@@ -95,6 +95,43 @@ class MultiheadAttention(nn.Module):
             seed=seed,
             dropout_p=self.dropout if self.training else 0.0,
         )
+        return self._join(out)
+
+    def init_state(self, batch: int) -> dict[str, Tensor]:
+        """The state before the first token, for `step`; ValueError where the method has none.
+
+        Tensors with the batch as their first axis, on the layer's device, in fp32 or better.
+        """
+        return self.attention.init_state(batch, like=self.v_proj.weight)
+
+    def step(
+        self, x: Float[Tensor, "B N _q"], state: dict[str, Tensor], *, mask: Mask | None = None, seed: int | None = None
+    ) -> tuple[Float[Tensor, "B N _q"], dict[str, Tensor]]:
+        """Causal self-attention of N ≥ 1 new tokens to all before them: (out, the state with them).
+
+        The outputs are those of `forward(…, is_causal=True)` over all tokens, at a cost that does not depend on how
+        many there were. The state given is left as it is. `mask` is padding of the new tokens alone, such as
+        Mask.padding(real) of prompts that are padded on the left.
+
+        Raises:
+            ValueError: the method is not recurrent, the state is not this layer's or batch's, or the layer would drop.
+
+        >>> import torch, subquad as sq
+        >>> layer = sq.nn.MultiheadAttention(32, 4, method="linear").eval()
+        >>> x = torch.randn(2, 50, 32)
+        >>> out, state = layer.step(x[:, :49], layer.init_state(2))  # a prompt
+        >>> last, state = layer.step(x[:, 49:], state)  # one more token
+        >>> torch.allclose(last, layer(x, is_causal=True)[:, 49:], atol=1e-5)
+        True
+        """
+        if self.training and self.dropout:
+            raise ValueError(f"a step drops nothing, but this layer trains with dropout={self.dropout}; call eval()")
+        heads = self._split(self.q_proj(x), self.num_heads)
+        keys, values = (self._split(project(x), self.kv_heads) for project in (self.k_proj, self.v_proj))
+        out, state = self.attention.step(heads, keys, values, state, mask=mask, seed=seed)
+        return self._join(out), state
+
+    def _join(self, out: Tensor) -> Tensor:
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
