@@ -38,6 +38,7 @@ class Traits:
     yardstick: bool = False  # computes all N·M logits: there to compare with, never recommended
     learned: bool = False
     needs_hidden: bool = False
+    normalised: bool = True  # each query's weights sum to 1, so that equal values come through as they are
     recurrent: bool = False  # offers `init_state` and `advance`: decoding from a state whose size is fixed
     unit_keys: bool = False  # the keys are brought to length 1, so that logits grow as |q| and not as |q|·|k|
     exact_limit: Mapping[str, int | str] | str

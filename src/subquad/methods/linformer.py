@@ -1,0 +1,355 @@
+"""Linformer: keys and values projected along the sequence to k of each (Wang et al. 2020).
+
+    K̄ = E K,   V̄ = F V                 E and F are k × n, the same for every input
+    out_i = Σ_κ P_iκ V̄_κ,   P_i = softmax_κ(scale · q_i·K̄_κ + b_κ)
+
+Under a causal mask every sum ends at the query. Two chained causal products, and nothing of the future:
+
+    logits_t = scale · Σ_{i≤t} (q_t·k_i) E_·i + b,   P_t = softmax(logits_t),   out_t = Σ_{i≤t} (P_t·F_·i) v_i
+
+With start="pool", E and F begin as means of k segments, of n_κ tokens each. Of these, an item (or the past of a query)
+has c_κ tokens. Then
+
+    K̄_κ = n_κ/c_κ Σ_i E_κi k_i,   V̄_κ likewise with F,   b_κ = ln c_κ + a learned number that starts at 0
+
+and a κ with c_κ = 0 has no weight. So the start is exact for keys and values that are constant on segments, whatever
+the length. With start="random" it is the paper's form: b = 0, no factor, every κ counts.
+
+====================  ==================================================
+paper                 here
+====================  ==================================================
+k, n                  `k`, `max_length` of `bind`
+E, F                  `Projections.key`, `.value`, (heads, k, n)
+"pooling"             projection="mean-pool": segments of each item's own
+"convolution"         projection="convolution": one kernel of ⌈n/k⌉
+====================  ==================================================
+
+Column i of E and F belongs to the token of rank i among its item's real tokens, so padding changes nothing. An item
+with fewer than n tokens uses the first columns.
+
+Deviations: the factor, ln c_κ and `ends`, with which the first and the last token take part exactly, in the same
+softmax, and are in no sum. Under a causal mask the "last" token is the query's own. Where k does not divide n, segments
+differ by 1 in size.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from subquad.masks import Mask
+from subquad.methods.base import Call, Fit, Method, Traits, by_item
+from subquad.methods.fitting import output_error
+from subquad.methods.full import sdpa
+from subquad.ops.causal_product import causal_product
+from subquad.ops.heads import repeat_heads
+from subquad.ops.segments import ranks, segment_means, segment_of
+from subquad.ops.softmax import visible_softmax
+from subquad.randomness import normal
+
+HIDDEN = -1e30  # a logit that is none; −inf rows would be NaN
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What is known of each κ without its key: for a whole item (N = 1), or for the past of each query."""
+
+    visible: Bool[Tensor, "#B #N k"]
+    factor: Float[Tensor, "#B #N k"] | None  # n_κ/c_κ
+    bias: Float[Tensor, "#B #H #N k"] | None
+
+    def of_heads(self, heads: int, like: Tensor) -> Float[Tensor, "#B {heads} #N k"]:
+        """What is added to the logits of so many query heads."""
+        if self.bias is None:
+            return like.new_zeros(1, heads, 1, 1)
+        return repeat_heads(self.bias.expand(-1, self.bias.shape[1], -1, -1), heads)
+
+
+class Projections(nn.Module):
+    """E and F of one layer, or of all layers."""
+
+    def __init__(self, heads: int, k: int, max_length: int, *, start: str, kernel: bool, tied: bool, seed: int):
+        super().__init__()
+        self.k, self.max_length, self.kernel = k, max_length, kernel
+        segment = segment_of(torch.arange(max_length), max_length, k)
+        size = segment.bincount(minlength=k)
+        width = int(size.max())
+        for name, buffer in {
+            "segment": segment,
+            "first": size.cumsum(0) - size,
+            "last": size.cumsum(0),
+            "full": torch.full_like(size, width) if kernel else size,  # n_κ
+        }.items():
+            self.register_buffer(name, buffer, persistent=False)
+        shape = (heads, 1, width) if kernel else (heads, k, max_length)
+        if start == "pool":
+            mean = torch.full(shape, 1 / width) if kernel else F.one_hot(segment, k).T / size.clamp(min=1)[:, None]
+            drawn = mean.expand(2, *shape)
+        else:
+            rows = normal(seed, 2 * shape[0] * shape[1], shape[2], like=torch.zeros(1))
+            drawn = rows.view(2, *shape) * (width if kernel else max_length + k) ** -0.5
+        self.key = nn.Parameter(drawn[0].clone())
+        self.value = None if tied else nn.Parameter(drawn[1].clone())
+        self.bias = nn.Parameter(torch.zeros(heads, k)) if start == "pool" else None
+
+    def matrices(self, dtype: torch.dtype) -> tuple[Float[Tensor, "_h k n"], Float[Tensor, "_h k n"]]:
+        """E and F."""
+        key = self._matrix(self.key.to(dtype))
+        return key, key if self.value is None else self._matrix(self.value.to(dtype))
+
+    def _matrix(self, weights: Tensor) -> Tensor:
+        if not self.kernel:
+            return weights
+        place = torch.arange(self.max_length, device=weights.device) - self.first[self.segment]
+        return weights[..., place] * F.one_hot(self.segment, self.k).T
+
+    def shares(self, begin: int, end: Int64[Tensor, "#B N"], dtype: torch.dtype) -> Shares:
+        """Of the tokens with ranks from `begin` to before `end`."""
+        counts = (self.last.minimum(end[..., None]) - self.first.clamp(min=begin)).clamp(min=0)
+        if self.bias is None:
+            return Shares(counts > 0 if self.kernel else (end > begin)[..., None].expand_as(counts), None, None)
+        c = counts.clamp(min=1).to(dtype)
+        return Shares(counts > 0, self.full / c, c.log()[:, None] + self.bias.to(dtype)[:, None])
+
+
+def sums(matrix: Float[Tensor, "_h k n"], x: Float[Tensor, "B G M D"], real: Tensor | None, skip: int) -> Tensor:
+    """Σ_i E_κi x_i over an item's real tokens, less so many at each end: (B,G,k,D)."""
+    M = x.shape[2]
+    if real is None:
+        return matrix[..., skip : max(M - skip, skip)] @ x[:, :, skip : max(M - skip, skip)]
+    rank = ranks(real, M, x.device)
+    inside = real & (rank >= skip) & (rank < real.sum(1, keepdim=True) - skip)
+    slots = torch.where(inside, rank, M)[:, None, :, None].expand_as(x)
+    ordered = torch.zeros_like(F.pad(x, (0, 0, 0, 1))).scatter(2, slots, x)
+    return matrix[..., :M] @ ordered[:, :, :M]
+
+
+def means(
+    key: Tensor, value: Tensor, real: Tensor | None, k: int, skip: int
+) -> tuple[Float[Tensor, "B G k D"], Float[Tensor, "B G k E"], Shares]:
+    """Mean keys and values of k segments of each item's own tokens, less so many at each end."""
+    M = key.shape[2]
+    rank = ranks(real, M, key.device) - skip
+    tokens = real_tokens(real, M, key.device) - 2 * skip
+    label = segment_of(rank, tokens, k)
+    inside = (rank >= 0) & (rank < tokens)
+    label = torch.where(inside if real is None else inside & real, label, k)
+    (mean_key, sizes), (mean_value, _) = segment_means(key, label, k), segment_means(value, label, k)
+    sizes = sizes[:, None]
+    return mean_key, mean_value, Shares(sizes > 0, None, sizes.clamp(min=1).to(key.dtype).log()[:, None])
+
+
+def real_tokens(real: Tensor | None, M: int, device: torch.device) -> Int64[Tensor, "#B 1"]:
+    """How many real tokens each item has."""
+    return torch.full((1, 1), M, device=device) if real is None else real.sum(1, keepdim=True)
+
+
+def ends_of(x: Float[Tensor, "B G M D"], real: Tensor | None) -> Float[Tensor, "B G 2 D"]:
+    """The first and the last real token of each item; 0 where it has none."""
+    if real is None:
+        return torch.cat([x[:, :, :1], x[:, :, -1:]], dim=2)
+    last = x.shape[2] - 1 - real.flip(1).int().argmax(1)
+    at = torch.stack([real.int().argmax(1), last], dim=1)
+    taken = x.gather(2, at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+    return taken.masked_fill(~real.any(1)[:, None, None, None], 0.0)
+
+
+def attend_to_summary(
+    query: Tensor, keys: Tensor, values: Tensor, shares: Shares, call: Call
+) -> Float[Tensor, "B H N E"]:
+    """Exact attention to a few keys with a bias each; 0 where none is visible, since their values are 0 then."""
+    gqa = query.shape[1] != keys.shape[1]
+    bias = shares.of_heads(query.shape[1], query)
+    bias = torch.where(shares.visible[:, None], bias, HIDDEN)
+    return F.scaled_dot_product_attention(
+        query, keys, values, attn_mask=bias, scale=call.scale, dropout_p=call.dropout_p, enable_gqa=gqa
+    )
+
+
+def causal_linformer(
+    query: Float[Tensor, "B H L D"],
+    key: Float[Tensor, "B G L D"],
+    value: Float[Tensor, "B G L E"],
+    real: Bool[Tensor, "B L"] | None,
+    call: Call,
+    learned: Projections,
+    skip: int,
+) -> Float[Tensor, "B H L E"]:
+    """Query t sees the keys up to number t; with `skip`, the first one and its own exactly."""
+    B, H, L, _ = query.shape
+    G, there = key.shape[1], torch.ones(1, L, dtype=torch.bool, device=query.device) if real is None else real
+    rank = ranks(real, L, query.device)
+    column = rank.clamp(max=learned.max_length - 1)
+    inside = (there & (rank >= skip))[:, None, :, None]
+    e, f = (
+        m.transpose(1, 2)[:, column].transpose(0, 1).masked_fill(~inside, 0.0).expand(B, G, -1, -1)
+        for m in learned.matrices(query.dtype)
+    )
+    shares = learned.shares(skip, rank if skip else rank + there, query.dtype)
+    past = (key, value, e, f)
+    if skip:  # what is behind a query, without its own token
+        past = tuple(F.pad(x, (0, 0, 1, 0))[:, :, :-1] for x in past)
+    logits = causal_product(query, past[0], past[2]) * call.scale
+    factor = 1.0 if shares.factor is None else shares.factor[:, None]
+    logits, visible = logits * factor + shares.of_heads(H, query), shares.visible
+    if skip:
+        exact = [repeat_heads(x, H) for x in (ends_of(key, real)[:, :, :1], key)]
+        own = torch.cat([(query * x).sum(-1, keepdim=True) for x in exact], dim=-1) * call.scale
+        sees = torch.stack([rank + there > 0, there & (rank > 0)], dim=-1)
+        logits, visible = torch.cat([own, logits], -1), torch.cat([sees, visible.expand(len(sees), -1, -1)], -1)
+    weights = F.dropout(visible_softmax(logits, visible[:, None]), call.dropout_p)
+    out = causal_product(weights[..., 2 * skip :] * factor, past[3], past[1])
+    if skip:
+        first, own = repeat_heads(ends_of(value, real)[:, :, :1], H), repeat_heads(value, H)
+        out = out + weights[..., :1] * first + weights[..., 1:2] * own
+    return out
+
+
+def where_queries_stand(mask: Mask, N: int, M: int, device: torch.device) -> Int64[Tensor, "#B N"] | None:
+    """The number of the key beside which each query stands; negative before all keys. None: its own."""
+    offset = 0 if mask.offset is None else mask.offset
+    if isinstance(offset, int) and offset == 0 and N == M:
+        return None
+    start = torch.as_tensor(offset, device=device).reshape(-1, 1).clamp(max=M)
+    return start + torch.arange(N, device=device)
+
+
+@dataclass(frozen=True)
+class Linformer(Method):
+    """Attention to k projected keys. Its projections are learned, and made for a longest length: only bound.
+
+    Args:
+        k: projected keys and values of each item.
+        sharing: "none": each head has its own E and F; "headwise": one E and one F for all heads; "key-value": E = F
+            for all heads; "layerwise": one E = F for all heads and layers.
+        projection: "learned"; "mean-pool", which has no parameters; "convolution", one kernel for all segments.
+        start: of what is learned: "pool", for pretrained models, or "random", for training.
+        ends: "exact": the first and the last token take part exactly; "pooled": they are summed like all others.
+        seed: of a random start.
+
+    >>> import torch, subquad as sq
+    >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.Linformer(k=16), max_length=100)
+    >>> layer(torch.randn(2, 80, 64)).shape
+    torch.Size([2, 80, 64])
+    """
+
+    k: int = 128
+    sharing: str = field(default="headwise", metadata={"choices": ("none", "headwise", "key-value", "layerwise")})
+    projection: str = field(default="learned", metadata={"choices": ("learned", "mean-pool", "convolution")})
+    start: str = field(default="pool", metadata={"choices": ("pool", "random")})
+    ends: str = field(default="exact", metadata={"choices": ("exact", "pooled")})
+    seed: int = 0
+
+    name: ClassVar[str] = "linformer"
+    fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=2e-4)
+    traits: ClassVar[Traits] = Traits(
+        causal="strict",
+        cross=True,
+        key_padding=True,
+        segments=True,
+        gqa=True,
+        dropout="attention weights of the projected keys",
+        order_free=True,
+        positional=True,
+        normalised=False,
+        subquadratic=True,
+        learned=True,
+        exact_limit="what E and F have learned decides: the identity is exact, any other square matrix is not",
+        example={"k": 5},
+        complexity="O((N + M)·k·D) time, O((N + M)·D + k·D) memory; causal O(N·k·D) time, O(N·k) memory",
+        source="Wang et al. 2020",
+    )
+
+    def __post_init__(self) -> None:
+        self._require(k=1, seed=0)
+        self._check_choices()
+        if self.projection == "mean-pool":
+            pooled = replace(
+                type(self).traits, causal="no", learned=False, normalised=True, exact_limit={"k": "M"},
+                complexity="O(N·k·D + M·D) time, O((N + M)·D + k·D) memory",
+            )  # fmt: skip
+            object.__setattr__(self, "traits", pooled)
+        if self.projection == "mean-pool" or self.sharing == "layerwise":  # layers are fitted one by one
+            object.__setattr__(self, "fit", None)
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
+        """E and F as they start."""
+        if self.projection == "mean-pool":
+            return None
+        if max_length is None:
+            raise ValueError(
+                f"{self.name!r} learns a projection of so many tokens, so it must know the longest input: give "
+                "max_length=… to bind or sq.nn.MultiheadAttention; projection='mean-pool' needs none"
+            )
+        return Projections(
+            kv_heads if self.sharing == "none" else 1,
+            self.k,
+            max_length,
+            start=self.start,
+            kernel=self.projection == "convolution",
+            tied=self.sharing in ("key-value", "layerwise"),
+            seed=self.seed,
+        )
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Project, and attend to the projections."""
+        if self.projection == "mean-pool" and key.shape[2] <= self.k:  # a segment for each token
+            return sdpa(query, key, value, call)
+        return by_item(self._causal if call.mask.is_causal else self._attend, query, key, value, call)
+
+    def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """How far the outputs are from exact attention's."""
+        return output_error(self, query, key, value, call)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        M, skip = key.shape[2], int(self.ends == "exact")
+        real = call.mask.key_padding(M)
+        if self.projection == "mean-pool":
+            keys, values, shares = means(key, value, real, self.k, skip)
+        else:
+            learned = self._projections(call, M)
+            shares = learned.shares(skip, real_tokens(real, M, key.device) - skip, key.dtype)
+            of_key, of_value = learned.matrices(key.dtype)
+            keys, values = sums(of_key, key, real, skip), sums(of_value, value, real, skip)
+            if shares.factor is not None:
+                factor = shares.factor[:, 0, :, None][:, None]
+                keys, values = keys * factor, values * factor
+        if skip:
+            keys, values = (torch.cat([ends_of(x, real), y], 2) for x, y in ((key, keys), (value, values)))
+            shares = with_ends(shares, real_tokens(real, M, key.device))
+        return attend_to_summary(query, keys, values, shares, call)
+
+    def _causal(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        (B, H, N, D), M, skip = query.shape, key.shape[2], int(self.ends == "exact")
+        learned, real = self._projections(call, M), call.mask.key_padding(M)
+        at = where_queries_stand(call.mask, N, M, query.device)
+        if at is None:
+            return causal_linformer(query, key, value, real, call, learned, skip)
+        # Queries beside their keys; behind the last key, and (last of all) those that stand before the first.
+        more, places = N + 1, torch.where(at < 0, M + N, at)[:, None, :, None]
+        real = torch.ones(1, M, dtype=torch.bool, device=key.device) if real is None else real
+        key, value = (F.pad(x, (0, 0, 0, more)) for x in (key, value))
+        beside = query.new_zeros(B, H, M + more, D).scatter(2, places.expand(B, H, N, D), query)
+        out = causal_linformer(beside, key, value, F.pad(real, (0, more)).expand(B, -1), call, learned, skip)
+        out = out.gather(2, places.expand(B, H, N, value.shape[3]))
+        return out.masked_fill(at[:, None, :, None] < 0, 0.0)
+
+    def _projections(self, call: Call, M: int) -> Projections:
+        assert isinstance(call.learned, Projections)
+        if call.learned.max_length < M:
+            raise ValueError(
+                f"{self.name!r} was bound for at most {call.learned.max_length} tokens (max_length), but there are "
+                f"{M} keys; bind it for longer inputs, or use projection='mean-pool'"
+            )
+        return call.learned
+
+
+def with_ends(shares: Shares, tokens: Int64[Tensor, "#B 1"]) -> Shares:
+    """The same behind the item's first and last token, which are one where there is only one."""
+    sees = torch.stack([tokens > 0, tokens > 1], dim=-1)
+    rest = shares.visible.expand(max(len(sees), len(shares.visible)), -1, -1)
+    bias = None if shares.bias is None else F.pad(shares.bias, (2, 0))
+    return Shares(torch.cat([sees.expand(len(rest), -1, -1), rest], dim=-1), None, bias)

@@ -1,0 +1,37 @@
+"""Equal segments of the real tokens of each item, in their order."""
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.ops.grouping import group_mean, group_sizes
+
+
+def ranks(real: Bool[Tensor, "B M"] | None, M: int, device: torch.device) -> Int64[Tensor, "#B M"]:
+    """How many real tokens of its item stand before each token."""
+    if real is None:
+        return torch.arange(M, device=device)[None]
+    return real.cumsum(1) - real.long()
+
+
+def segment_of(rank: Int64[Tensor, "..."], tokens: Int64[Tensor, "..."] | int, segments: int) -> Int64[Tensor, "..."]:
+    """Which of the segments of so many tokens holds the token of this rank; their sizes differ by 1 at most.
+
+    Where there are no more tokens than segments, each has its own.
+
+    >>> segment_of(torch.arange(7), 7, 3)
+    tensor([0, 0, 0, 1, 1, 2, 2])
+    >>> segment_of(torch.arange(2), 2, 3)
+    tensor([0, 1])
+    """
+    least = torch.as_tensor(tokens, device=rank.device).clamp(min=segments)
+    return rank * segments // least
+
+
+def segment_means(
+    x: Float[Tensor, "B H M D"], labels: Int64[Tensor, "#B M"], segments: int
+) -> tuple[Float[Tensor, "B H C D"], Int64[Tensor, "#B C"]]:
+    """The mean of each segment's tokens, 0 for one without any, and how many they are. Label `segments`: in none."""
+    B, H, M, _ = x.shape
+    each = labels[:, None].expand(B, H, M)
+    return group_mean(x, each, segments), group_sizes(labels[:, None], segments)[:, 0]
