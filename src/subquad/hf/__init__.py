@@ -3,6 +3,7 @@
 sq.hf.swap(model, sq.ImprovedClustered(clusters=25))   # in place; returns which layer runs what
 sq.hf.restore(model)                                   # the model's own attention again
 sq.hf.reattach(model)                                  # after loading: what `save_pretrained` recorded
+model.generate(**inputs, past_key_values=sq.hf.StateCache(model))   # from states of fixed size
 sq.hf.load_adapter(model, "lha-adapter")               # learned parameters that `subquad calibrate` fitted
 sq.hf.extend_positions(model, 4096)                    # past the learned positions
 """
@@ -11,6 +12,7 @@ from subquad.hf.adapters import Adapter, load_adapter, read_adapter, save_adapte
 from subquad.hf.boundary import NAME, register
 from subquad.hf.layers import Layer, find_layers, head_counts
 from subquad.hf.positions import extend_positions, position_limit
+from subquad.hf.state_cache import StateCache
 from subquad.hf.swapping import Swapped, bind, bounds, describe, reattach, refusals, restore, swap
 
 register()
@@ -19,6 +21,7 @@ __all__ = [
     "NAME",
     "Adapter",
     "Layer",
+    "StateCache",
     "Swapped",
     "bind",
     "bounds",

@@ -21,6 +21,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from subquad.hf.layers import Attached
+from subquad.hf.state_layer import state_layer_of
 from subquad.masks import Mask
 
 NAME = "subquad"
@@ -104,8 +105,17 @@ def attend(
             raise ValueError(f"layer {layer.label} passes {name!r} to its attention, which subquad does not know; "
                              f"it is refused because ignoring it could change the result")  # fmt: skip
     causal = layer.causal if is_causal is None else is_causal
-    mask = _mask_of(layer, query, key, attention_mask, causal)
     window = kwargs.get("sliding_window")
+    state = state_layer_of(key)
+    if state is not None:
+        if not causal or layer.windowed or window is not None or position_bias is not None or dropout:
+            raise ValueError(
+                f"layer {layer.label} cannot run on a StateCache: that is for causal attention without a window, a "
+                "position bias or dropout"
+            )
+        mask = _mask_of_new(layer, query.shape[2], state.seen, attention_mask)
+        return state.attend(layer.bound, query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
+    mask = _mask_of(layer, query, key, attention_mask, causal)
     if layer.windowed and window is None:
         raise ValueError(f"layer {layer.label} has a window by its config but does not tell its attention; refused")
     if window is not None:
@@ -158,15 +168,7 @@ def _segments(mask_function: Any, batch: int, length: int, device: torch.device 
 
 def _mask_of(layer: Attached, query: Tensor, key: Tensor, given: Tensor | None, causal: bool) -> Mask:
     N, M = query.shape[2], key.shape[2]
-    if given is not None and given.ndim != 2:
-        raise ValueError(
-            f"layer {layer.label} was given an attention mask of shape {tuple(given.shape)}; subquad takes 2-D padding "
-            "masks (batch, tokens) only: prepared 4-D masks would need N×M memory"
-        )
-    if given is not None and given.shape[1] != M:
-        raise ValueError(
-            f"layer {layer.label}: the attention mask has {given.shape[1]} positions, but there are {M} keys"
-        )
+    _check_given(layer, given, M)
     if layer.cross:
         return Mask() if given is None else Mask.padding(keys=given > 0)
     if N != M and not causal:
@@ -180,5 +182,27 @@ def _mask_of(layer: Attached, query: Tensor, key: Tensor, given: Tensor | None, 
     elif given is not None:
         mask = Mask.padding(keys=given > 0)
         offset = (given[0] >= 0).sum() - N
-    # A single query that continues the sequence sees every filled slot: causality adds nothing, but a window may.
-    return mask & (Mask.causal(offset=offset) if causal and N > 1 else Mask(offset=offset))
+    # A single query that continues the sequence sees every filled slot. Causality adds nothing to that, but to a method
+    # whose causal form is another, and a window may.
+    steps = N > 1 or layer.bound.method.traits.recurrent
+    return mask & (Mask.causal(offset=offset) if causal and steps else Mask(offset=offset))
+
+
+def _mask_of_new(layer: Attached, new: int, seen: int, given: Tensor | None) -> Mask | None:
+    """The padding of the tokens that a state has not seen, which are the last of all."""
+    _check_given(layer, given, seen)
+    if given is not None and given.dtype != torch.bool:
+        raise ValueError(f"layer {layer.label}: packed sequences have one state each; generate from a padded batch")
+    return None if given is None else Mask.padding(given[:, -new:])
+
+
+def _check_given(layer: Attached, given: Tensor | None, M: int) -> None:
+    if given is not None and given.ndim != 2:
+        raise ValueError(
+            f"layer {layer.label} was given an attention mask of shape {tuple(given.shape)}; subquad takes 2-D padding "
+            "masks (batch, tokens) only: prepared 4-D masks would need N×M memory"
+        )
+    if given is not None and given.shape[1] != M:
+        raise ValueError(
+            f"layer {layer.label}: the attention mask has {given.shape[1]} positions, but there are {M} keys"
+        )
