@@ -189,10 +189,16 @@ class MethodContract:
         assert len(method.traits.exact_limit) > 20
         assert (run(method, q, k, v) - naive(q, k, v)).abs().max() > 1e-3
 
-    @where(lambda traits: not traits.relative)
+    @where(lambda traits: traits.unit == "both")
+    def test_lengths_of_queries_and_keys_do_not_matter(self, method: Method):
+        q, k, v = qkv()
+        close(run(method, 2 * q, 3 * k, v), run(method, q, k, v))
+        assert not torch.allclose(run(method, q, k, v, scale=0.1), run(method, q, k, v), atol=1e-3)
+
+    @where(lambda traits: not traits.relative and traits.unit != "both")
     def test_scale_multiplies_the_products(self, method: Method):
         q, k, v = qkv()
-        grown = (2 if method.traits.unit_keys else 4) * 8**-0.5
+        grown = {"keys": 2, "none": 4}[method.traits.unit] * 8**-0.5
         torch.testing.assert_close(run(method, q, k, v, scale=grown), run(method, 2 * q, 2 * k, v))
         assert not torch.allclose(run(method, q, k, v, scale=0.1), run(method, q, k, v), atol=1e-3)
 

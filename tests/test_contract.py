@@ -27,6 +27,7 @@ VARIANTS = [  # settings that change what a method does, beside each method's ex
     "performer:features=512,kind=trigonometric",
     "performer:features=9,kind=relu",
     "performer:features=16,scale=learned,redraw=3",
+    "rfa:features=96,gates=none",
     "linear:feature_map=exp",
     "linear:feature_map=softmax",
     "linformer:k=5,sharing=none,ends=pooled",
@@ -36,6 +37,9 @@ VARIANTS = [  # settings that change what a method does, beside each method's ex
     "linformer:k=5,projection=convolution,sharing=none,start=random,ends=pooled",
     "linformer:k=5,projection=mean-pool",
     "linformer:k=5,projection=mean-pool,ends=pooled",
+    "tilted-pool:segments=4,window=2,sinks=2",
+    "tilted-pool:segments=7,window=0",
+    "tilted-pool:segments=0,window=5",
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -142,18 +142,24 @@ class Mask:
         return not self.is_causal and self.span is None and len(self.ids) + len(self.allowed) == 0
 
     @property
+    def aligned(self) -> bool:
+        """Whether the first query stands at the first key, as far as can be seen without reading a tensor."""
+        return self.offset is None or (isinstance(self.offset, int) and self.offset == 0)
+
+    @property
     def only_causal(self) -> bool:
         """Whether this is the plain causal mask of self-attention, starts aligned, and nothing more about the keys."""
-        aligned = self.offset is None or (isinstance(self.offset, int) and self.offset == 0)
         rest = len(self.both) + len(self.keys) + len(self.ids) + len(self.allowed)
-        return self.is_causal and aligned and self.span is None and rest == 0
+        return self.is_causal and self.aligned and self.span is None and rest == 0
 
     def visible(self, N: int, M: int, device: torch.device) -> Tensor | None:
         """Which keys each query may see, a bool that broadcasts to (B,H,N,M); None when all. (B,1,1,M) for padding."""
         keys = self.key_padding(M)
-        if self.only_padding:
+        behind = isinstance(self.offset, int) and self.offset >= M - 1  # no key is later than the first query
+        rest = replace(self, is_causal=False) if behind else self
+        if rest.only_padding:
             return None if keys is None else keys[:, None, None, :]
-        pattern = self.pattern(N, M, device)
+        pattern = rest.pattern(N, M, device)
         return pattern if keys is None else pattern & keys[:, None, None, :]
 
     def to_dense(self, N: int, M: int, device: torch.device | None = None) -> Tensor:

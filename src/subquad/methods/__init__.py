@@ -17,12 +17,14 @@ from subquad.methods.local import Local
 from subquad.methods.mixed_heads import MixedHeads
 from subquad.methods.oracle_top import OracleTopK
 from subquad.methods.performer import Performer
+from subquad.methods.random_feature import RandomFeature
 from subquad.methods.random_hash import RandomHash
 from subquad.methods.reformer import Reformer
 from subquad.methods.routing import Routing
 from subquad.methods.shared_full import SharedFull
 from subquad.methods.sinkhorn import Sinkhorn
 from subquad.methods.smyrf import Smyrf
+from subquad.methods.tilted_pool import TiltedPool
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
@@ -44,7 +46,9 @@ METHODS: dict[str, type[Method]] = {
         Sinkhorn,
         Performer,
         LinearAttention,
+        RandomFeature,
         Linformer,
+        TiltedPool,
     )
 }
 
@@ -65,12 +69,14 @@ __all__ = [
     "MixedHeads",
     "OracleTopK",
     "Performer",
+    "RandomFeature",
     "RandomHash",
     "Reformer",
     "Routing",
     "SharedFull",
     "Sinkhorn",
     "Smyrf",
+    "TiltedPool",
     "Traits",
     "from_dict",
     "list_methods",
@@ -85,7 +91,7 @@ def list_methods() -> list[str]:
     >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
     ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lsh', 'lha', 'lha-tail', 'local',
      'mixed-heads', 'smyrf', 'reformer', 'routing', 'cluster-former', 'sinkhorn',
-     'performer', 'linear', 'linformer']
+     'performer', 'linear', 'rfa', 'linformer', 'tilted-pool']
     """
     return list(METHODS)
 

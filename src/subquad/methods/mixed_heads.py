@@ -36,8 +36,8 @@ ALL = (
     "bias",
     "gqa",
     "order_free",
+    "normalised",
     "subquadratic",
-    "unit_keys",
     "yardstick",
 )
 ANY = ("stochastic", "positional", "relative", "learned", "needs_hidden")
@@ -62,6 +62,7 @@ def combined(methods: Sequence[Method]) -> Traits:
         **{trait: all(getattr(t, trait) for t in traits) for trait in ALL},
         **{trait: any(getattr(t, trait) for t in traits) for trait in ANY},
         cached=all(t.cross or t.cached for t in traits),
+        unit=traits[0].unit if len({t.unit for t in traits}) == 1 else "none",
         exact_limit="each group of heads is exact where its own method is: see there",
         example={"methods": "local:window=4+lha:buckets=4;hidden=8"},
         dropout=said("dropout"),

@@ -135,8 +135,7 @@ class Performer(Method):
         if isinstance(call.learned, Learned) and self.redraw > 0:
             call.learned.count()
         if self.kind == "trigonometric":
-            exact = by_item(self._attend, *(x.double() for x in (query, key, value)), call)
-            return exact.to(query.dtype)
+            return by_item(self._attend, query.double(), key.double(), value.double(), call).to(query.dtype)
         return by_item(self._attend, query, key, value, call)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:

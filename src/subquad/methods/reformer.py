@@ -91,7 +91,7 @@ class Reformer(Method):
         order_free=False,
         subquadratic=True,
         positional=True,
-        unit_keys=True,
+        unit="keys",
         exact_limit="the keys are the queries, brought to length 1, and a query does not see itself",
         example={"rounds": 2, "chunk": 8},
         complexity="O(rounds·N·(B + m)·D) time with B buckets and chunks of m",

@@ -40,7 +40,7 @@ class Traits:
     needs_hidden: bool = False
     normalised: bool = True  # each query's weights sum to 1, so that equal values come through as they are
     recurrent: bool = False  # offers `init_state` and `advance`: decoding from a state whose size is fixed
-    unit_keys: bool = False  # the keys are brought to length 1, so that logits grow as |q| and not as |q|·|k|
+    unit: Literal["none", "keys", "both"] = "none"  # what is brought to length 1: logits grow with the other side alone
     exact_limit: Mapping[str, int | str] | str
     example: Mapping[str, int | float | str] = field(default_factory=dict)
     complexity: str

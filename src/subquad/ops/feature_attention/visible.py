@@ -31,8 +31,7 @@ def attend_features(
         bias = bias if visible is None else _hidden(bias, visible, key)
         return feature_attention(query, key, value, key_bias=bias, causal=causal, **maps)
 
-    aligned = mask.offset is None or (isinstance(mask.offset, int) and mask.offset == 0)
-    if not mask.is_causal or (aligned and N == M):
+    if not mask.is_causal or (mask.aligned and N == M):
         return attend(key, value, key_bias, real, mask.is_causal)
     # Keys before the first query are seen by all queries; from there on, queries and keys are the same tokens.
     first = mask.offset if isinstance(mask.offset, Tensor) else torch.tensor(mask.offset or 0)

@@ -1,0 +1,191 @@
+"""Random feature attention (RFA): sines and cosines of unit queries and keys, with gates that forget when causal.
+
+Peng et al. 2021, "Random Feature Attention", equations 4 to 7 and section 3.2:
+
+    φ(x)  = [sin w_1·x̂, …, cos w_1·x̂, …] / √R,  x̂ = x/‖x‖,  w_r = σ ∘ w̃_r,  w̃_r ~ N(0, I)
+    out_i = Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j),   E[φ(q)·φ(k)] = e^{−‖σ∘(q̂ − k̂)‖²/2}
+    causal, with gates: S_t = g_t S_{t−1} + (1 − g_t) φ(k_t) v_tᵀ,  z_t likewise,  out_t = φ(q_t)·S_t / φ(q_t)·z_t
+
+==========  =======================
+paper       here
+==========  =======================
+σ           `spread`
+g           `log_gates`
+S, z        one state; values have a last column of ones
+==========  =======================
+
+Deviations from the paper: the gate g_t = sigmoid(a·k̂_t + b) reads the key where the paper's reads the layer's input, so
+that the method can be swapped into a model. Nothing is added to the denominator, which is an estimate of a positive
+number and may come near 0 where R is small; where it is 0, so is the output. A call's `scale` multiplies q̂·k̂ by
+scale·√D.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.ops.feature_attention.visible import drop_rows
+from subquad.ops.feature_maps import trigonometric_features
+from subquad.ops.gated_product import gated_product
+from subquad.ops.heads import repeat_heads
+from subquad.randomness import directions
+
+REMEMBERS = 4.0  # b at the start: gates of 0.982, some 55 tokens
+
+
+class Learned(nn.Module):
+    """σ of each key head, and its gate's a and b. They start at 1, 0 and 4."""
+
+    def __init__(self, kv_heads: int, width: int, gated: bool):
+        super().__init__()
+        self.spread = nn.Parameter(torch.ones(kv_heads, 1, width))
+        self.weight = nn.Parameter(torch.zeros(kv_heads, width, 1)) if gated else None
+        self.bias = nn.Parameter(torch.full((kv_heads, 1), REMEMBERS)) if gated else None
+
+    def log_gates(self, unit_key: Float[Tensor, "B G N D"]) -> Float[Tensor, "B G N"] | None:
+        """ln g; None without gates."""
+        if self.weight is None or self.bias is None:
+            return None
+        scores = (unit_key @ self.weight.to(unit_key.dtype)).squeeze(-1) + self.bias.to(unit_key.dtype)
+        return F.logsigmoid(scores)
+
+
+@dataclass(frozen=True)
+class RandomFeature(Method):
+    """Random feature attention. Its spread and gates are learned: it exists only bound to a layer.
+
+    Args:
+        features: R; each makes a sine and a cosine.
+        gates: "learned", for causal attention that forgets, or "none". Without a causal mask there are none.
+        seed: of w̃.
+
+    >>> import torch, subquad as sq
+    >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.RandomFeature(features=64))
+    >>> layer(torch.randn(2, 100, 64), is_causal=True).shape
+    torch.Size([2, 100, 64])
+    """
+
+    features: int = 128
+    gates: str = field(default="learned", metadata={"choices": ("learned", "none")})
+    seed: int = 0
+
+    name: ClassVar[str] = "rfa"
+    traits: ClassVar[Traits] = Traits(
+        causal="strict",
+        cross=True,
+        key_padding=True,
+        segments=True,
+        gqa=True,
+        dropout="rows of values, from the sum over keys",
+        stochastic=True,
+        order_free=True,
+        subquadratic=True,
+        learned=True,
+        recurrent=True,
+        unit="both",
+        exact_limit="queries and keys lose their lengths, and the kernel of what is left is estimated",
+        example={"features": 96},
+        complexity="O((N + M)·R·(D + E)) time, O((N + M)·(R + E)) memory with R features",
+        source="Peng et al. 2021",
+    )
+
+    def __post_init__(self) -> None:
+        self._require(features=1, seed=0)
+        self._check_choices()
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
+        """Spreads and gates as they start."""
+        return Learned(kv_heads, head_dim, self.gates == "learned")
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Map; sum over the keys, or run along them; read."""
+        return by_item(self._attend, query, key, value, call)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        mask, N, M = call.mask, query.shape[2], key.shape[2]
+        of_query, of_key, log_gate = self._mapped(query, key, call)
+        real, value = mask.key_padding(M), _with_ones(drop_rows(value, call.dropout_p), value)
+        of_key, value, log_gate = _without(real, of_key, value, log_gate)
+        if not mask.is_causal:
+            return _normalised(of_query @ repeat_heads(of_key.mT @ value, query.shape[1]))
+        if N == M and mask.aligned:
+            return _normalised(gated_product(of_query, of_key, value, log_gate)[0])
+        return _normalised(_among(of_query, of_key, value, log_gate, 0 if mask.offset is None else mask.offset))
+
+    def _mapped(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        """φ(q), φ(k) and ln g; under a causal mask with gates, φ(k) holds the factor 1 − g."""
+        learned = call.learned
+        assert isinstance(learned, Learned)
+        drawn = directions(call.seed, None, self.features, query.shape[3], True, query)
+        spread = learned.spread.to(query.dtype) * (abs(call.scale) * query.shape[3] ** 0.5) ** 0.5
+        query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
+        of_query = trigonometric_features(query * repeat_heads(spread[None], query.shape[1]), drawn)
+        of_key = trigonometric_features(key * (spread if call.scale >= 0 else -spread), drawn)
+        log_gate = learned.log_gates(key) if call.mask.is_causal else None
+        if log_gate is None:
+            return of_query, of_key, key.new_zeros(key.shape[:3])
+        return of_query, of_key * -torch.expm1(log_gate).unsqueeze(-1), log_gate
+
+    def init_state(
+        self,
+        batch: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        value_dim: int,
+        *,
+        like: Tensor,
+        learned: nn.Module | None = None,
+    ) -> dict[str, Tensor]:
+        """S and z before the first token: 2R·(E + 1) numbers for each key head."""
+        exact = torch.promote_types(like.dtype, torch.float32)
+        return {"sums": torch.zeros(batch, kv_heads, 2 * self.features, value_dim + 1, dtype=exact, device=like.device)}
+
+    def advance(
+        self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run on from S and z."""
+        of_query, of_key, log_gate = self._mapped(query, key, call)
+        real = call.mask.key_padding(value.shape[2])
+        of_key, value, log_gate = _without(real, of_key, _with_ones(value, value), log_gate)
+        out, sums = gated_product(of_query, of_key, value, log_gate, state["sums"])
+        return _normalised(out), {"sums": sums}
+
+
+def _with_ones(value: Float[Tensor, "B G M E"], like: Tensor) -> Float[Tensor, "B G M F"]:
+    return torch.cat([value, torch.ones_like(like[..., :1])], dim=-1)
+
+
+def _without(real: Tensor | None, of_key: Tensor, value: Tensor, log_gate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Padding adds nothing and forgets nothing."""
+    if real is None:
+        return of_key, value, log_gate
+    pads = ~real[:, None, :]
+    masked = (x.masked_fill(pads.unsqueeze(-1), 0.0) for x in (of_key, value))
+    return *masked, log_gate.masked_fill(pads, 0.0)  # type: ignore[return-value]
+
+
+def _normalised(sums: Float[Tensor, "B H N F"]) -> Float[Tensor, "B H N E"]:
+    """The sums over the keys by the last one, that of the ones."""
+    total = sums[..., -1:]
+    return torch.where(total == 0, 0.0, sums[..., :-1] / torch.where(total == 0, 1.0, total))
+
+
+def _among(
+    of_query: Tensor, of_key: Tensor, value: Tensor, log_gate: Tensor, offset: int | Tensor
+) -> Float[Tensor, "B H N F"]:
+    """Causal sums for queries that stand from `offset` on among the keys: put at their places in the keys' time."""
+    B, H, N, R = of_query.shape
+    M = of_key.shape[2]
+    first = torch.as_tensor(offset, device=of_query.device).reshape(-1, 1).clamp(max=M)
+    places = (first + torch.arange(N, device=of_query.device)).expand(B, N)[:, None, :, None]
+    # Behind the last key there may be queries yet, and nothing is added there.
+    placed = of_query.new_zeros(B, H, M + N, R).scatter(2, places.expand(B, H, N, R), of_query)
+    of_key, value = (F.pad(x, (0, 0, 0, N)) for x in (of_key, value))
+    out, _ = gated_product(placed, of_key, value, F.pad(log_gate, (0, N)))
+    return out.gather(2, places.expand(B, H, N, out.shape[3]))
