@@ -1,0 +1,306 @@
+"""Tilted pool: the keys near a query exactly, all others as a few pooled keys whose weights are learned.
+
+The item's n real tokens, in order, are cut into segments of ⌈n / `segments`⌉. For segment r and each key head
+
+    w_j   = softmax_{j in r}(scale·μ·k_j),   lse_r = ln Σ_{j in r} e^{scale·μ·k_j},   k̄_r = Σ_j w_j k_j
+    w′_j  = softmax_{j in r}(scale·μ′·k_j),                                         v̄_r = Σ_j w′_j v_j
+    out_i = one softmax over the keys near i and the sinks, with logits scale·q_i·k_j,
+            and over the other segments, with logits scale·(q_i − μ)·k̄_r + lse_r + b
+
+The second kind of logit is the first-order expansion of ln Σ_{j in r} e^{scale·q_i·k_j} at q_i = μ, exact there. At
+μ = 0 it is that of a plain mean, and + ln of the number of keys. μ, μ′ and b start at 0 and are learned.
+
+==========  ====================================
+here        in the code
+==========  ====================================
+μ, μ′, b    `towards`, `of_values`, `shift`
+k̄, lse      `Pools.key`, `Pools.mass`
+v̄           `Pools.value`
+==========  ====================================
+
+**Near** are the keys of a query's own block and of the two beside it. A block is a whole number of segments, of at
+least `window` tokens; where segments are longer than the window, a segment is a whole number of blocks instead. What is
+near then cuts a segment, and what is left of it before and behind is pooled by itself. So each key counts exactly once.
+**Sinks** are the first and the last tokens of the item: exact for every query, and in no segment.
+
+An extension of Linformer (Wang et al. 2020), whose projection of keys does not depend on what the keys are. Not causal:
+the segments are those of the whole item.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from subquad.masks import Mask
+from subquad.methods.base import Call, Fit, Method, Traits, by_item
+from subquad.methods.fitting import output_error
+from subquad.ops.bucket_attention import bucket_attention
+from subquad.ops.buckets import Buckets, by_bucket, rows
+from subquad.ops.heads import repeat_heads
+from subquad.ops.ranks import Ranks, query_ranks, ranks_of, sink_slots, slots
+from subquad.ops.softmax import hide, merge_partials, visible_softmax
+
+BLOCK = 64  # queries of a block where all of them meet the same keys
+
+Partial = tuple[Tensor, Tensor]
+
+
+class Tilt(nn.Module):
+    """μ and μ′ of each key head, and b of each query head."""
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int):
+        super().__init__()
+        self.towards = nn.Parameter(torch.zeros(kv_heads, head_dim))
+        self.of_values = nn.Parameter(torch.zeros(kv_heads, head_dim))
+        self.shift = nn.Parameter(torch.zeros(heads))
+
+
+class Sizes(NamedTuple):
+    """Tokens of a cell, cells of a block of queries, cells of a segment. One of the last two is 1."""
+
+    cell: int
+    block: int
+    segment: int
+
+
+def sizes_of(segment: int, window: int) -> Sizes:
+    """Cells for segments of so many tokens, or a few more, and blocks of at least `window` tokens."""
+    if segment <= window:
+        return Sizes(segment, -(-window // segment), 1)
+    cells = segment // window if window else 1
+    return Sizes(-(-segment // cells), 1, cells)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The sizes of each item, and how many cells, blocks, tokens of a cell, … an item has at most."""
+
+    ranks: Ranks
+    cell: Int64[Tensor, "B 1"]
+    block: Int64[Tensor, "B 1"]
+    segment: Int64[Tensor, "B 1"]
+    cells: int
+    blocks: int
+    longest: Sizes
+    near: int  # tokens of a block
+
+
+def layout_of(real: Bool[Tensor, "B M"] | None, B: int, M: int, device: torch.device, k: int, w: int) -> Layout:
+    """Lay out k segments of each item, or blocks alone where k is 0."""
+    longest = -(-M // k) if k else w
+    ranks = ranks_of(real, B, M, device)
+    own = (-(-ranks.lengths // k)).clamp(min=1) if k else torch.full_like(ranks.lengths, longest)
+    table = {size: sizes_of(size, w) for size in (range(1, longest + 1) if k else [longest])}
+    some = table if real is not None else {longest: table[longest]}
+    sizes = torch.tensor([table.get(size, table[longest]) for size in range(longest + 1)], device=device)[own]
+    cell, block, segment = sizes.split(1, dim=1)
+    ends = {size: min(M, size * k) if k else M for size in some}
+    return Layout(
+        ranks,
+        cell,
+        block,
+        segment,
+        cells=max(-(-ends[size] // of.cell) for size, of in some.items()),
+        blocks=max(-(-ends[size] // (of.cell * of.block)) for size, of in some.items()),
+        longest=Sizes(*(max(sizes) for sizes in zip(*some.values(), strict=True))),
+        near=max(of.cell * of.block for of in some.values()),
+    )
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Pooled keys and values: k̄, lse, v̄; a pool without keys is not `there`."""
+
+    key: Float[Tensor, "B G P D"]
+    mass: Float[Tensor, "B G P"]
+    value: Float[Tensor, "B G P E"]
+    there: Bool[Tensor, "B P"]
+
+
+def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: Layout, scale: float, sinks: int, k: int) -> Pools:
+    """The pools of k segments, then for each cell that of its segment up to the cell, then that from the cell on."""
+    G, M = key.shape[1:3]
+    numbers = torch.arange(layout.cells, device=key.device)
+    first = numbers * layout.cell
+    inner = (layout.ranks.lengths[:, None] - sinks).clamp(min=0)
+    tokens = slots(layout.ranks, first.clamp(min=sinks), (first + layout.cell).minimum(inner), layout.longest.cell)
+    tokens = tokens[:, None].expand(-1, G, -1, -1)
+    keys, values, inside = rows(key, tokens), rows(value, tokens), tokens < M
+
+    segment = numbers // layout.segment
+    last = ((torch.arange(min(k, layout.cells), device=key.device) + 1) * layout.segment - 1).clamp(
+        max=layout.cells - 1
+    )
+
+    def pooled(towards: Tensor, pooling: Tensor) -> Partial:
+        logits = (keys @ towards.to(key.dtype)[:, None, :, None])[..., 0] * scale
+        weights = visible_softmax(logits, inside)
+        cells = (weights[..., None, :] @ pooling)[..., 0, :], hide(logits, inside).logsumexp(-1)
+        if layout.longest.segment == 1:
+            return cells
+        upto = running(cells, segment, layout.longest.segment)
+        onward = running(_flipped(cells), segment.flip(1), layout.longest.segment)
+        return _joined([_picked(upto, last), upto, _flipped(onward)])
+
+    (pooled_key, mass), (pooled_value, _) = pooled(tilt.towards, keys), pooled(tilt.of_values, values)
+    there = (mass > torch.finfo(mass.dtype).min / 2).any(1)
+    return Pools(pooled_key, mass, pooled_value, there)
+
+
+def running(part: Partial, segment: Int64[Tensor, "B P"], longest: int) -> Partial:
+    """For each cell the pool of its segment's cells up to it: in steps of 1, 2, 4, … cells, each merging two runs."""
+    step = 1
+    while step < longest:
+        same = (segment[:, step:] == segment[:, :-step])[:, None]
+        out, lse = part
+        earlier = out[:, :, :-step], hide(lse[:, :, :-step], same)
+        later = merge_partials([(out[:, :, step:], lse[:, :, step:]), earlier])
+        part = _joined([(out[:, :, :step], lse[:, :, :step]), later])
+        step *= 2
+    return part
+
+
+def _joined(parts: list[Partial]) -> Partial:
+    outs, lses = zip(*parts, strict=True)
+    return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
+
+
+def _flipped(part: Partial) -> Partial:
+    return part[0].flip(2), part[1].flip(2)
+
+
+def _picked(part: Partial, numbers: Int64[Tensor, "B S"]) -> Partial:
+    out, lse = part
+    at = numbers[:, None].expand(-1, lse.shape[1], -1)
+    return out.gather(2, at[..., None].expand(*at.shape, out.shape[3])), lse.gather(2, at)
+
+
+def blocks_of(mask: Mask, N: int, layout: Layout, window: int) -> tuple[Tensor, Tensor]:
+    """The queries by blocks, and the block of each: (B,T,S) and (B,T). Without a window all are of block 0."""
+    B, M = layout.ranks.order.shape
+    real = mask.query_padding(N)
+    blocks = layout.blocks if window else 1
+    if window:
+        ranks = query_ranks(mask, B, N, M, layout.cell.device)
+        labels = (ranks // (layout.cell * layout.block)).clamp(max=blocks - 1)
+    else:
+        labels = torch.zeros(B, N, dtype=torch.int64, device=layout.cell.device)
+    labels = labels if real is None else labels.masked_fill(~real, blocks)
+    queries, bucket = by_bucket(labels[:, None], blocks, layout.near if window else BLOCK)
+    return queries[:, 0], bucket[:, 0]
+
+
+def keys_of_blocks(layout: Layout, pools: Pools | None, window: int, sinks: int, k: int) -> Int64[Tensor, "B T K"]:
+    """For each block its near keys, the sinks and its pools, which are numbered from M on. None twice."""
+    B, M = layout.ranks.order.shape
+    device = layout.cell.device
+    block = torch.arange(layout.blocks if window else 1, device=device).expand(B, -1)
+    low, high = ((block - 1) * layout.block, (block + 2) * layout.block) if window else (block, block)
+    first, end = low * layout.cell, high * layout.cell
+    lists = [sink_slots(layout.ranks, first, end, sinks, sinks)]
+    if window:
+        lists.append(slots(layout.ranks, first, end, 3 * layout.near))
+    if pools is not None:
+        none = M + pools.there.shape[1]
+        there = torch.cat([pools.there, pools.there.new_zeros(B, 1)], dim=1)
+        segments = min(k, layout.cells)
+        begin = torch.arange(segments, device=device) * layout.segment[..., None]  # its first cell
+        before, behind = begin + layout.segment[..., None] <= low[..., None], begin >= high[..., None]
+        apart = (before | behind) & (begin < layout.cells)
+        asked = [torch.where(apart, torch.arange(segments, device=device), none - M)]
+        if layout.longest.segment > 1:
+            cut = (low >= 1) & (low % layout.segment != 0)
+            asked.append(torch.where(cut, segments + low - 1, none - M)[..., None])
+            cut = (high < layout.cells) & (high % layout.segment != 0)
+            asked.append(torch.where(cut, segments + layout.cells + high, none - M)[..., None])
+        numbers = torch.cat(asked, dim=2)
+        seen = there.gather(1, numbers.flatten(1)).view_as(numbers)
+        lists = [torch.where(x < M, x, none) for x in lists] + [torch.where(seen, M + numbers, none)]
+    return torch.cat(lists, dim=2)
+
+
+@dataclass(frozen=True)
+class TiltedPool(Method):
+    """Near keys and sinks exactly, all others pooled by segments with learned weights: only bound.
+
+    Args:
+        segments: of each item. 0: no pools; then it is the window and the sinks alone, and nothing is learned.
+        window: tokens to each side that are exact for a query, at least. 0: none, and cross-attention too.
+        sinks: tokens at either end of the item that are exact for every query.
+
+    >>> import torch, subquad as sq
+    >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.TiltedPool(segments=8, window=4))
+    >>> layer(torch.randn(2, 100, 64)).shape
+    torch.Size([2, 100, 64])
+    """
+
+    segments: int = 64
+    window: int = 16
+    sinks: int = 1
+
+    name: ClassVar[str] = "tilted-pool"
+    fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=3e-2)
+    zeroes_padding: ClassVar[bool] = True  # it is in no block
+    traits: ClassVar[Traits] = Traits(
+        causal="no",
+        cross=False,
+        key_padding=True,
+        segments=True,
+        gqa=True,
+        dropout="attention weights of near keys, sinks and pools",
+        order_free=False,
+        subquadratic=True,
+        positional=True,
+        learned=True,
+        exact_limit={"window": "N"},
+        example={"segments": 6, "window": 3},
+        complexity="O(N·(S + W)·D) time for S segments and a window of W, O(N·D) memory",
+        source="extends Wang et al. 2020",
+    )
+
+    def __post_init__(self) -> None:
+        self._require(segments=0, window=0, sinks=0)
+        if self.segments == self.window == 0:
+            raise ValueError(f"{self.name!r}: segments=0 and window=0 leave a query nothing but the sinks; give one")
+        if self.segments == 0:
+            object.__setattr__(self, "traits", replace(type(self).traits, learned=False))
+            object.__setattr__(self, "fit", None)
+        elif self.window == 0:
+            traits = replace(type(self).traits, cross=True, order_free=True, exact_limit={"segments": "M"})
+            object.__setattr__(self, "traits", traits)
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
+        """μ, μ′ and b, all 0."""
+        return Tilt(heads, kv_heads, head_dim) if self.segments else None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Pool the segments, and attend to near keys, sinks and pools together."""
+        return by_item(self._attend, query, key, value, call)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        (B, H, N, _), M, mask = query.shape, key.shape[2], call.mask
+        layout = layout_of(mask.key_padding(M), B, M, key.device, self.segments, self.window)
+        pools, bias = None, None
+        if self.segments:
+            assert isinstance(call.learned, Tilt)
+            pools = pools_of(key, value, call.learned, layout, call.scale, self.sinks, self.segments)
+            own = (pools.key * call.learned.towards.to(key.dtype)[:, None]).sum(-1) * call.scale
+            added = torch.where(pools.there[:, None], pools.mass - own, 0.0)
+            added = repeat_heads(added[..., None], H)[..., 0] + call.learned.shift.to(key.dtype)[:, None]
+            bias = torch.cat([added.new_zeros(B, H, M), added], dim=2)
+            key, value = torch.cat([key, pools.key], dim=2), torch.cat([value, pools.value], dim=2)
+        queries, bucket = blocks_of(mask, N, layout, self.window)
+        keys = keys_of_blocks(layout, pools, self.window, self.sinks, self.segments)
+        queries, keys, bucket = (x[:, None].expand(-1, H, *x.shape[1:]) for x in (queries, keys, bucket))
+        buckets = Buckets(queries, keys, bucket)
+        out, _ = bucket_attention(
+            query, key, value, buckets, Mask(), scale=call.scale, key_bias=bias, dropout_p=call.dropout_p
+        )
+        return out
+
+    def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """The relative error of the outputs."""
+        return output_error(self, query, key, value, call)
