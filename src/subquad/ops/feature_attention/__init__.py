@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.ops.backends import choose
-from subquad.ops.feature_attention import reference
+from subquad.ops.feature_attention import cpu, reference
 
 
 def feature_attention(
@@ -43,7 +43,11 @@ def feature_attention(
     A query that sees no key has output 0 and lse −inf. fp32 or fp64.
     """
     assert not (causal and lagged), "one pattern at a time"
-    choose()
+    # LEAD to kernel person: feature_bias (favor++, Hedgehog) was missing here; please take it into the kernel (it is
+    # added to the query's exponents) and delete this line. tests/ops/test_feature_attention.py tests it.
+    refusal = cpu.refusal(query, key, value, of_query, of_key, key_bias) if feature_bias is None else "it takes no feature biases"
+    if choose(cpu=refusal) == "cpu":
+        return cpu.feature_attention(query, key, value, of_query, of_key, key_bias, causal, lagged)
     maps = {"of_query": of_query, "of_key": of_key, "feature_bias": feature_bias, "key_bias": key_bias}
     of_query, of_key = exponents(query, key, **maps)
     if key_bias is not None:  # a hidden key's value may be anything, also NaN, and 0·NaN is NaN

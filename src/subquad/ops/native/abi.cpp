@@ -17,7 +17,7 @@ SUBQUAD_VARIANTS
 
 namespace {
 
-constexpr int ABI_VERSION = 5;  // one higher with every change that an older `ops/native/*.py` cannot call
+constexpr int ABI_VERSION = 6;  // one higher with every change that an older `ops/native/*.py` cannot call
 
 namespace runs {
 
@@ -114,4 +114,7 @@ EXPORT int64_t subquad_bucket_backward(const BucketBackward *arguments) {
 EXPORT int64_t subquad_bucket_top(const Selecting *arguments) { return in_use.load()->kernels->bucket_top(*arguments); }
 EXPORT int64_t subquad_bucket_blocks(const Blocking *arguments) {
   return in_use.load()->kernels->bucket_blocks(*arguments);
+}
+EXPORT int64_t subquad_feature_forward(const FeatureForward *arguments) {
+  return in_use.load()->kernels->feature_forward(*arguments);
 }

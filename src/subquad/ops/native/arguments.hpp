@@ -149,3 +149,16 @@ struct Blocking {
   int64_t *used;          // (B,H) blocks that hold tokens
   void *workspace;
 };
+
+// Weights Σ_r e^{x_ir + y_jr}. C features; queries are D wide and keys K.
+struct FeatureForward {
+  Sizes sizes;
+  Rows query, key, value, out;
+  const float *of_query, *of_key;  // (heads or 1,C,width′) with rows of whole PITCHes, or null: rows are exponents
+  int64_t of_query_head, of_key_head;
+  const float *key_bias;  // (B,G or 1,M), or null
+  int64_t key_bias_batch, key_bias_head;
+  int64_t block, lag;  // block 0: every query sees every key; lag 0: causal
+  float *lse;          // (B,H,N)
+  void *workspace;
+};

@@ -187,6 +187,21 @@ class Blocking(Structure):
     ]
 
 
+class FeatureForward(Structure):
+    """Attention by features."""
+
+    _fields_ = [
+        ("sizes", Sizes),
+        *((name, Rows) for name in ("query", "key", "value", "out")),
+        *((name, c_void_p) for name in ("of_query", "of_key")),
+        *((name, c_int64) for name in ("of_query_head", "of_key_head")),
+        ("key_bias", c_void_p),
+        *((name, c_int64) for name in ("key_bias_batch", "key_bias_head", "block", "lag")),
+        ("lse", c_void_p),
+        ("workspace", c_void_p),
+    ]
+
+
 def refusal(x: Tensor) -> str | None:
     """Why the compiled kernels cannot read this tensor; None where they can."""
     reason = refusal_of_any_dtype(x)

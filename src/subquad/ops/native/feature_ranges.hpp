@@ -1,0 +1,64 @@
+// Attention by features in ranges of the sequence: which tokens a range adds to the state, and the state before it.
+
+constexpr int64_t RANGE = 512;  // tokens of a range at least
+
+// Which keys a query sees: all; under `causal` those up to it; or those of blocks that are at least `lag` before its own.
+struct Visible {
+  int64_t block, lag;  // block 0: all; lag 0: causal
+  bool all() const { return block == 0; }
+  int64_t shift() const { return lag * block; }
+  int64_t unit() const { return lag > 0 ? block : TILE; }
+};
+
+// A sequence in ranges of whole units: few, where there are heads enough to keep the threads busy.
+struct Ranges {
+  int64_t count, size;
+  Ranges(int64_t states, int64_t tokens, int64_t unit, int64_t threads) {
+    const bool busy = threads == 1 || states % threads == 0 || states >= 4 * threads;
+    const int64_t wanted = busy ? 1 : (4 * threads + states - 1) / states, share = (tokens + wanted - 1) / wanted;
+    size = round_up(share > RANGE ? share : RANGE, unit);
+    count = tokens > size ? (tokens + size - 1) / size : 1;
+  }
+};
+
+// States of one side for all (batch item, key head), one for each range.
+struct RangeStates {
+  FeatureState *of;
+  Ranges ranges;
+  int64_t shift;   // a range adds the tokens this far behind its own
+  int64_t onwards; // where its state is needed: 1 in the range after it, −1 before it, 0 everywhere
+
+  RangeStates(Arena &arena, const Sizes &s, const Ranges &ranges, int64_t shift, int64_t onwards)
+      : ranges(ranges), shift(shift), onwards(onwards) {
+    const int64_t states = s.B * s.G * ranges.count;
+    of = arena.take<FeatureState>(states);
+    for (int64_t i = 0; i < states; i++) {
+      const FeatureState state(arena, s.C, s.E);
+      if (arena.base) of[i] = state;
+    }
+  }
+
+  int64_t tasks(const Sizes &s) const { return s.B * s.G * ranges.count; }
+
+  // What range `task` adds, as the state of the range that needs it.
+  void sum(const Sizes &s, const FeatureSide &side, int64_t task, const FeatureScratch &own) const {
+    const int64_t group = task / ranges.count, range = task % ranges.count;
+    const int64_t target = (range + onwards + ranges.count) % ranges.count, from = range * ranges.size - shift;
+    const FeatureState &state = of[group * ranges.count + target];
+    state.clear();
+    const bool first = onwards > 0 ? target == 0 : onwards < 0 && target == ranges.count - 1;
+    if (!first) add_tokens(state, side, s.E, group / s.G, group % s.G, from, from + ranges.size, own);
+  }
+
+  // Every range's state to that of all tokens that come before it; without an order, the first range's to that of all.
+  void combine(int64_t group) const {
+    const FeatureState *states = of + group * ranges.count;
+    for (int64_t i = 1; i < ranges.count; i++) {
+      if (onwards > 0) states[i].add(states[i - 1]);
+      if (onwards < 0) states[ranges.count - 1 - i].add(states[ranges.count - i]);
+      if (onwards == 0) states[0].add(states[i]);
+    }
+  }
+
+  const FeatureState &at(int64_t group, int64_t range) const { return of[group * ranges.count + range]; }
+};

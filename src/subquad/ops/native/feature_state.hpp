@@ -1,0 +1,210 @@
+// Attention by features, w_ij = Σ_r e^{x_ir + y_jr}: exponents of tiles of tokens, and the state that tokens leave behind.
+//
+//     S_r = Σ_j e^{y_jr − c_r} v_j     z_r = Σ_j e^{y_jr − c_r} a_j     c_r = max_j y_jr
+//
+// Forwards the tokens are keys, with their values and a = 1. Backwards they are also queries, with the gradients of
+// their outputs, x_ir − lse_i for y and −Δ_i for a. A tile's exponents lie as (R,TILE).
+
+constexpr int64_t TILE = 64;        // tokens
+constexpr int64_t PITCH = 16;       // of the rows of projections, which the caller pads: whole vectors in every variant
+constexpr int64_t PRODUCT_DEPTH = 128;  // rows of a state that stay in the first-level cache
+
+static void gemm_deep(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_step,
+                      const float *b, int64_t b_row, float *c, int64_t c_row, bool add) {
+  int64_t d = 0;
+  do {
+    const int64_t part = depth - d < PRODUCT_DEPTH ? depth - d : PRODUCT_DEPTH;
+    gemm(rows, columns, part, a + d * a_step, a_row, a_step, b + d * b_row, b_row, c, c_row, add || d > 0);
+  } while ((d += PRODUCT_DEPTH) < depth);
+}
+
+// Tokens of one side, and what they put into a state.
+struct FeatureSide {
+  Rows rows;                // (B,heads,tokens,width)
+  int64_t tokens, width;
+  const float *projection;  // (R,width′) for a head; null: the rows are exponents
+  int64_t projection_head;
+  const float *shift;       // (tokens) for a head, added to its exponents, and −∞ takes a token out; null: 0
+  int64_t shift_batch, shift_head;
+  Rows payload;             // (B,heads,tokens,E), or null for zeros
+  const float *weight;      // a, laid out as `shift`; null: 1
+  int64_t together;         // heads that share a state
+
+  const float *of_head(const float *what, int64_t b, int64_t h) const {
+    return what ? what + b * shift_batch + h * shift_head : nullptr;
+  }
+};
+
+struct FeatureScratch {
+  float *rows, *columns;  // a tile's rows (TILE,width′) and their transpose
+  float *shift, *weight;  // (TILE + W)
+  float *exponents;       // (R,TILE), as are these
+  float *features, *other_features, *slopes;
+  float *of_heads;        // (heads,R,TILE) the other side's exponents
+  float *payload, *payload_columns;  // (TILE,E′), (E,TILE)
+  float *others, *other_columns;     // the other side's
+  float *out;             // (TILE, the widest row)
+  float *pairs, *pair_slopes;  // (TILE,TILE)
+  float *high, *total;    // (TILE)
+  float *raised;          // (R)
+
+  FeatureScratch(Arena &arena, const Sizes &s, bool backward) {
+    const int64_t R = round_up(s.C, W), E = round_up(s.E, W), tile = R * TILE + W;
+    int64_t widest = s.D > s.K ? s.D : s.K;
+    widest = widest > s.C ? widest : s.C;
+    const int64_t wide = round_up(widest > s.E ? widest : s.E, W);
+    rows = arena.take<float>(TILE * wide);
+    columns = arena.take<float>(wide * TILE);
+    shift = arena.take<float>(TILE + W);
+    weight = arena.take<float>(TILE + W);
+    exponents = arena.take<float>(tile);
+    features = arena.take<float>(tile);
+    other_features = arena.take<float>(tile);
+    slopes = arena.take<float>(backward ? tile : 0);
+    of_heads = arena.take<float>(s.H / s.G * tile);
+    payload = arena.take<float>(TILE * E);
+    payload_columns = arena.take<float>(backward ? E * TILE + W : 0);
+    others = arena.take<float>(backward ? s.H / s.G * TILE * E : 0);
+    other_columns = arena.take<float>(backward ? E * TILE + W : 0);
+    out = arena.take<float>(TILE * wide);
+    pairs = arena.take<float>(TILE * TILE);
+    pair_slopes = arena.take<float>(backward ? TILE * TILE : 0);
+    high = arena.take<float>(TILE);
+    total = arena.take<float>(TILE);
+    raised = arena.take<float>(R);
+  }
+};
+
+struct FeatureState {
+  float *sums;               // (R,E′)
+  float *totals, *largest;   // (R)
+  int64_t features, width;
+
+  FeatureState(Arena &arena, int64_t R, int64_t E) : features(R), width(round_up(E, W)) {
+    sums = arena.take<float>(R * width);
+    totals = arena.take<float>(R);
+    largest = arena.take<float>(R);
+  }
+
+  void clear() const {
+    zero(sums, features * width);
+    zero(totals, features);
+    for (int64_t r = 0; r < features; r++) largest[r] = -__builtin_inff();
+  }
+
+  // To the maxima `now`, none of which is smaller than its own.
+  void raise(const float *now) const {
+    for (int64_t r = 0; r < features; r++) {
+      if (now[r] == largest[r]) continue;
+      const float shrink = __builtin_expf(largest[r] - now[r]);
+      for (int64_t e = 0; e < width; e += W) store(sums + r * width + e, load(sums + r * width + e) * shrink);
+      totals[r] *= shrink;
+      largest[r] = now[r];
+    }
+  }
+
+  void add(const FeatureState &other) const {
+    for (int64_t r = 0; r < features; r++) {
+      const float high = largest[r] > other.largest[r] ? largest[r] : other.largest[r];
+      if (high == -__builtin_inff()) continue;
+      const float own = __builtin_expf(largest[r] - high), more = __builtin_expf(other.largest[r] - high);
+      float *row = sums + r * width;
+      const float *from = other.sums + r * width;
+      for (int64_t e = 0; e < width; e += W) store(row + e, load(row + e) * own + load(from + e) * more);
+      totals[r] = totals[r] * own + other.totals[r] * more;
+      largest[r] = high;
+    }
+  }
+};
+
+// A row's lanes from `count` on are replaced.
+static inline vf lanes_before(int64_t count, vf x, float otherwise) {
+  if (count >= W) return x;
+  vi lane;
+  for (int i = 0; i < W; i++) lane[i] = i;
+  return select(lane < (int32_t)count, x, splat(otherwise));
+}
+
+static inline vf base_of(vf largest) { return select(largest == -__builtin_inff(), vf{}, largest); }
+static inline float base_of(float largest) { return largest == -__builtin_inff() ? 0 : largest; }
+
+// Rows of the tokens from `first` on, those out of the game as zeros, and zeros to whole vectors both ways.
+static void pack_counted(const Rows &rows, int64_t b, int64_t h, int64_t first, int64_t count, int64_t width,
+                         const float *shift, float *to) {
+  const int64_t padded = round_up(width, W);
+  for (int64_t i = 0; i < count; i++) {
+    if (rows.data && shift[i] != -__builtin_inff())
+      load_row(row_of<float>(rows, b, h, first + i), width, to + i * padded, padded);
+    else
+      zero(to + i * padded, padded);
+  }
+  zero(to + count * padded, (round_up(count, W) - count) * padded);
+}
+
+// A tile's shifts, weights and exponents.
+static void tile_exponents(const FeatureSide &side, int64_t R, int64_t b, int64_t h, int64_t first, int64_t count,
+                           float *to, const FeatureScratch &own) {
+  const int64_t lanes = round_up(count, W), width = round_up(side.width, W);
+  const float *shift = side.of_head(side.shift, b, h), *weight = side.of_head(side.weight, b, h);
+  for (int64_t i = 0; i < TILE + W; i++) {  // parts of a tile are read in whole vectors
+    own.shift[i] = i >= count ? -__builtin_inff() : shift ? shift[first + i] : 0;
+    own.weight[i] = i >= count ? 0 : weight ? weight[first + i] : 1;
+  }
+  pack_counted(side.rows, b, h, first, count, side.width, own.shift, own.rows);
+  pack_transposed(own.rows, lanes, side.width, width, side.projection ? own.columns : to, TILE);
+  if (side.projection)
+    gemm_deep(R, lanes, side.width, side.projection + h * side.projection_head, round_up(side.width, PITCH), 1,
+              own.columns, TILE, to, TILE, false);
+  if (!shift && lanes == count) return;
+  for (int64_t r = 0; r < R; r++)
+    for (int64_t j = 0; j < lanes; j += W) store(to + r * TILE + j, load(to + r * TILE + j) + load(own.shift + j));
+}
+
+// largest ← its maximum with each feature's largest exponent of `count` tokens.
+static void raise_largest(const float *exponents, int64_t R, int64_t count, float *largest) {
+  for (int64_t r = 0; r < R; r++) {
+    vf high = splat(largest[r]);
+    for (int64_t j = 0; j < count; j += W)
+      high = maximum(lanes_before(count - j, load(exponents + r * TILE + j), -__builtin_inff()), high);
+    largest[r] = highest(high);
+  }
+}
+
+// features ← e^{exponents − largest}, 0 behind `count`.
+static void exponentiate(const float *exponents, int64_t R, int64_t count, const float *largest, float *features) {
+  for (int64_t r = 0; r < R; r++) {
+    const float base = base_of(largest[r]);
+    for (int64_t j = 0; j < count; j += W)
+      store(features + r * TILE + j, lanes_before(count - j, exp_nonpositive(load(exponents + r * TILE + j) - base), 0));
+  }
+}
+
+// The state, whose maxima are those of the features already, with `count` tokens more.
+static void add_tile(const FeatureState &state, const float *features, int64_t count, const float *payload,
+                     const float *weight) {
+  for (int64_t r = 0; r < state.features; r++) {
+    vf total = {};
+    for (int64_t j = 0; j < count; j += W) total += load(features + r * TILE + j) * load(weight + j);
+    state.totals[r] += sum(total);
+  }
+  gemm(state.features, state.width, count, features, TILE, 1, payload, state.width, state.sums, state.width, true);
+}
+
+// Tokens [from, to) of all heads that share the state.
+static void add_tokens(const FeatureState &state, const FeatureSide &side, int64_t E, int64_t b, int64_t group,
+                       int64_t from, int64_t to, const FeatureScratch &own) {
+  from = from < 0 ? 0 : from;
+  to = to < side.tokens ? to : side.tokens;
+  const int64_t R = state.features;
+  for (int64_t h = group * side.together; h < (group + 1) * side.together; h++)
+    for (int64_t at = from; at < to; at += TILE) {
+      const int64_t count = to - at < TILE ? to - at : TILE;
+      tile_exponents(side, R, b, h, at, count, own.exponents, own);
+      pack_counted(side.payload, b, h, at, count, E, own.shift, own.payload);
+      for (int64_t r = 0; r < R; r++) own.raised[r] = state.largest[r];
+      raise_largest(own.exponents, R, count, own.raised);
+      state.raise(own.raised);
+      exponentiate(own.exponents, R, count, state.largest, own.features);
+      add_tile(state, own.features, count, own.payload, own.weight);
+    }
+}
