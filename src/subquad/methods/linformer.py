@@ -46,73 +46,11 @@ from subquad.methods.fitting import output_error
 from subquad.methods.full import sdpa
 from subquad.ops.causal_product import causal_product
 from subquad.ops.heads import repeat_heads
+from subquad.ops.projections import Projections, Shares
 from subquad.ops.segments import ranks, segment_means, segment_of
 from subquad.ops.softmax import visible_softmax
-from subquad.randomness import normal
 
 HIDDEN = -1e30  # a logit that is none; −inf rows would be NaN
-
-
-@dataclass(frozen=True)
-class Shares:
-    """What is known of each κ without its key: for a whole item (N = 1), or for the past of each query."""
-
-    visible: Bool[Tensor, "#B #N k"]
-    factor: Float[Tensor, "#B #N k"] | None  # n_κ/c_κ
-    bias: Float[Tensor, "#B #H #N k"] | None
-
-    def of_heads(self, heads: int, like: Tensor) -> Float[Tensor, "#B {heads} #N k"]:
-        """What is added to the logits of so many query heads."""
-        if self.bias is None:
-            return like.new_zeros(1, heads, 1, 1)
-        return repeat_heads(self.bias.expand(-1, self.bias.shape[1], -1, -1), heads)
-
-
-class Projections(nn.Module):
-    """E and F of one layer, or of all layers."""
-
-    def __init__(self, heads: int, k: int, max_length: int, *, start: str, kernel: bool, tied: bool, seed: int):
-        super().__init__()
-        self.k, self.max_length, self.kernel = k, max_length, kernel
-        segment = segment_of(torch.arange(max_length), max_length, k)
-        size = segment.bincount(minlength=k)
-        width = int(size.max())
-        for name, buffer in {
-            "segment": segment,
-            "first": size.cumsum(0) - size,
-            "last": size.cumsum(0),
-            "full": torch.full_like(size, width) if kernel else size,  # n_κ
-        }.items():
-            self.register_buffer(name, buffer, persistent=False)
-        shape = (heads, 1, width) if kernel else (heads, k, max_length)
-        if start == "pool":
-            mean = torch.full(shape, 1 / width) if kernel else F.one_hot(segment, k).T / size.clamp(min=1)[:, None]
-            drawn = mean.expand(2, *shape)
-        else:
-            rows = normal(seed, 2 * shape[0] * shape[1], shape[2], like=torch.zeros(1))
-            drawn = rows.view(2, *shape) * (width if kernel else max_length + k) ** -0.5
-        self.key = nn.Parameter(drawn[0].clone())
-        self.value = None if tied else nn.Parameter(drawn[1].clone())
-        self.bias = nn.Parameter(torch.zeros(heads, k)) if start == "pool" else None
-
-    def matrices(self, dtype: torch.dtype) -> tuple[Float[Tensor, "_h k n"], Float[Tensor, "_h k n"]]:
-        """E and F."""
-        key = self._matrix(self.key.to(dtype))
-        return key, key if self.value is None else self._matrix(self.value.to(dtype))
-
-    def _matrix(self, weights: Tensor) -> Tensor:
-        if not self.kernel:
-            return weights
-        place = torch.arange(self.max_length, device=weights.device) - self.first[self.segment]
-        return weights[..., place] * F.one_hot(self.segment, self.k).T
-
-    def shares(self, begin: int, end: Int64[Tensor, "#B N"], dtype: torch.dtype) -> Shares:
-        """Of the tokens with ranks from `begin` to before `end`."""
-        counts = (self.last.minimum(end[..., None]) - self.first.clamp(min=begin)).clamp(min=0)
-        if self.bias is None:
-            return Shares(counts > 0 if self.kernel else (end > begin)[..., None].expand_as(counts), None, None)
-        c = counts.clamp(min=1).to(dtype)
-        return Shares(counts > 0, self.full / c, c.log()[:, None] + self.bias.to(dtype)[:, None])
 
 
 def sums(matrix: Float[Tensor, "_h k n"], x: Float[Tensor, "B G M D"], real: Tensor | None, skip: int) -> Tensor:
@@ -169,6 +107,22 @@ def attend_to_summary(
     )
 
 
+@dataclass(frozen=True)
+class Past:
+    """What is kept of the tokens so far: a state of fixed size."""
+
+    tokens: Int64[Tensor, "B"]
+    keys: Float[Tensor, "B G k D"]  # Σ_i E_κi k_i
+    values: Float[Tensor, "B G k E"]  # Σ_i F_κi v_i
+    first_key: Float[Tensor, "B G 1 D"]  # of rank 0
+    first_value: Float[Tensor, "B G 1 E"]
+
+
+def by_head(x: Float[Tensor, "B H N a"], of_key: Float[Tensor, "B G a b"]) -> Float[Tensor, "B H N b"]:
+    """Each query head's rows times the matrix of its key head."""
+    return (x.unflatten(1, (of_key.shape[1], -1)) @ of_key[:, :, None]).flatten(1, 2)
+
+
 def causal_linformer(
     query: Float[Tensor, "B H L D"],
     key: Float[Tensor, "B G L D"],
@@ -177,35 +131,41 @@ def causal_linformer(
     call: Call,
     learned: Projections,
     skip: int,
-) -> Float[Tensor, "B H L E"]:
-    """Query t sees the keys up to number t; with `skip`, the first one and its own exactly."""
+    past: Past | None = None,
+) -> tuple[Float[Tensor, "B H L E"], Past]:
+    """Query t sees the keys up to number t and the past; with `skip`, the very first one and its own exactly."""
     B, H, L, _ = query.shape
-    G, there = key.shape[1], torch.ones(1, L, dtype=torch.bool, device=query.device) if real is None else real
     rank = ranks(real, L, query.device)
-    column = rank.clamp(max=learned.max_length - 1)
-    inside = (there & (rank >= skip))[:, None, :, None]
-    e, f = (
-        m.transpose(1, 2)[:, column].transpose(0, 1).masked_fill(~inside, 0.0).expand(B, G, -1, -1)
-        for m in learned.matrices(query.dtype)
-    )
+    rank = rank if past is None else rank + past.tokens[:, None]
+    there = torch.ones_like(rank, dtype=torch.bool) if real is None else real
+    e, f = learned.columns(rank, there & (rank >= skip), key)
     shares = learned.shares(skip, rank if skip else rank + there, query.dtype)
-    past = (key, value, e, f)
-    if skip:  # what is behind a query, without its own token
-        past = tuple(F.pad(x, (0, 0, 1, 0))[:, :, :-1] for x in past)
-    logits = causal_product(query, past[0], past[2]) * call.scale
     factor = 1.0 if shares.factor is None else shares.factor[:, None]
-    logits, visible = logits * factor + shares.of_heads(H, query), shares.visible
+    first_key, first_value = (ends_of(x, real)[:, :, :1] for x in (key, value))
+    if past is not None:
+        begun = (past.tokens > 0)[:, None, None, None]
+        first_key = torch.where(begun, past.first_key, first_key)
+        first_value = torch.where(begun, past.first_value, first_value)
+    # What is behind a query, without its own token where that takes part exactly.
+    old = [F.pad(x, (0, 0, 1, 0))[:, :, :-1] for x in (key, value, e, f)] if skip else [key, value, e, f]
+
+    logits = causal_product(query, old[0], old[2])
+    logits = logits if past is None else logits + by_head(query, past.keys.transpose(-1, -2))
+    logits, visible = logits * call.scale * factor + shares.of_heads(H, query), shares.visible
     if skip:
-        exact = [repeat_heads(x, H) for x in (ends_of(key, real)[:, :, :1], key)]
-        own = torch.cat([(query * x).sum(-1, keepdim=True) for x in exact], dim=-1) * call.scale
+        exact = [(query * repeat_heads(x, H)).sum(-1, keepdim=True) * call.scale for x in (first_key, key)]
         sees = torch.stack([rank + there > 0, there & (rank > 0)], dim=-1)
-        logits, visible = torch.cat([own, logits], -1), torch.cat([sees, visible.expand(len(sees), -1, -1)], -1)
+        logits, visible = torch.cat([*exact, logits], -1), torch.cat([sees, visible.expand(len(sees), -1, -1)], -1)
     weights = F.dropout(visible_softmax(logits, visible[:, None]), call.dropout_p)
-    out = causal_product(weights[..., 2 * skip :] * factor, past[3], past[1])
+    rest = weights[..., 2 * skip :] * factor
+    out = causal_product(rest, old[3], old[1])
+    out = out if past is None else out + by_head(rest, past.values)
     if skip:
-        first, own = repeat_heads(ends_of(value, real)[:, :, :1], H), repeat_heads(value, H)
-        out = out + weights[..., :1] * first + weights[..., 1:2] * own
-    return out
+        out = out + weights[..., :1] * repeat_heads(first_value, H) + weights[..., 1:2] * repeat_heads(value, H)
+    tokens, keys, values = (rank + there)[:, -1].expand(B), e.transpose(-1, -2) @ key, f.transpose(-1, -2) @ value
+    if past is not None:
+        keys, values = keys + past.keys, values + past.values
+    return out, Past(tokens, keys, values, first_key, first_value)
 
 
 def where_queries_stand(mask: Mask, N: int, M: int, device: torch.device) -> Int64[Tensor, "#B N"] | None:
@@ -244,7 +204,7 @@ class Linformer(Method):
     seed: int = 0
 
     name: ClassVar[str] = "linformer"
-    fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=2e-4)
+    fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=2e-4, steps=200)
     traits: ClassVar[Traits] = Traits(
         causal="strict",
         cross=True,
@@ -252,6 +212,7 @@ class Linformer(Method):
         segments=True,
         gqa=True,
         dropout="attention weights of the projected keys",
+        recurrent=True,
         order_free=True,
         positional=True,
         normalised=False,
@@ -268,7 +229,7 @@ class Linformer(Method):
         self._check_choices()
         if self.projection == "mean-pool":
             pooled = replace(
-                type(self).traits, causal="no", learned=False, normalised=True, exact_limit={"k": "M"},
+                type(self).traits, causal="no", recurrent=False, learned=False, normalised=True, exact_limit={"k": "M"},
                 complexity="O(N·k·D + M·D) time, O((N + M)·D + k·D) memory",
             )  # fmt: skip
             object.__setattr__(self, "traits", pooled)
@@ -300,6 +261,33 @@ class Linformer(Method):
             return sdpa(query, key, value, call)
         return by_item(self._causal if call.mask.is_causal else self._attend, query, key, value, call)
 
+    def init_state(
+        self,
+        batch: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        value_dim: int,
+        *,
+        like: Tensor,
+        learned: nn.Module | None = None,
+    ) -> dict[str, Tensor]:
+        """Sums over no token: (k + 1)·(D + E) numbers for each key head."""
+        zeros = like.new_zeros(batch, kv_heads, 1, 1, dtype=torch.promote_types(like.dtype, torch.float32))
+        rows = [(self.k, head_dim), (self.k, value_dim), (1, head_dim), (1, value_dim)]
+        tokens = torch.zeros(batch, dtype=torch.int64, device=like.device)
+        return vars(Past(tokens, *(zeros.expand(-1, -1, *shape).clone() for shape in rows)))
+
+    def advance(
+        self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Read the sums, and add to them."""
+        past, N, skip = Past(**state), key.shape[2], int(self.ends == "exact")
+        known = past.tokens.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere it would stall
+        learned = self._projections(call, N + int(past.tokens.max()) if known else N)
+        out, past = causal_linformer(query, key, value, call.mask.key_padding(N), call, learned, skip, past)
+        return out, vars(past)
+
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """How far the outputs are from exact attention's."""
         return output_error(self, query, key, value, call)
@@ -327,13 +315,13 @@ class Linformer(Method):
         learned, real = self._projections(call, M), call.mask.key_padding(M)
         at = where_queries_stand(call.mask, N, M, query.device)
         if at is None:
-            return causal_linformer(query, key, value, real, call, learned, skip)
+            return causal_linformer(query, key, value, real, call, learned, skip)[0]
         # Queries beside their keys; behind the last key, and (last of all) those that stand before the first.
         more, places = N + 1, torch.where(at < 0, M + N, at)[:, None, :, None]
         real = torch.ones(1, M, dtype=torch.bool, device=key.device) if real is None else real
         key, value = (F.pad(x, (0, 0, 0, more)) for x in (key, value))
         beside = query.new_zeros(B, H, M + more, D).scatter(2, places.expand(B, H, N, D), query)
-        out = causal_linformer(beside, key, value, F.pad(real, (0, more)).expand(B, -1), call, learned, skip)
+        out, _ = causal_linformer(beside, key, value, F.pad(real, (0, more)).expand(B, -1), call, learned, skip)
         out = out.gather(2, places.expand(B, H, N, value.shape[3]))
         return out.masked_fill(at[:, None, :, None] < 0, 0.0)
 
