@@ -8,6 +8,7 @@ from matplotlib.image import imread
 
 from subquad.report import content, drawing
 from subquad.report.plots import pareto, plots, styles
+from subquad.workflows.compare import DEFAULT_METHODS, LEARNED_METHODS
 from tests.report import sample
 
 
@@ -51,6 +52,12 @@ def test_methods_look_different_and_families_alike():
     assert len({look.marker for look in looks.values()}) == len(looks)
     assert len({look.color for look in looks.values()}) == len(looks)
     assert looks["full"].color == "#222222"
+
+
+def test_all_methods_of_a_whole_comparison_look_different():
+    names = ["full", *DEFAULT_METHODS, *(f"{name}@folder" for name in LEARNED_METHODS)]
+    looks = drawing.styles(names)
+    assert len({look.marker for look in looks.values()}) == len({look.color for look in looks.values()}) == len(names)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from subquad.report.content import pieces
 
+Marker = str | tuple[int, int, int]  # as matplotlib names them: a letter, or (points, 1, turn) of a star
+
 # Okabe and Ito's palette, which most colour-blind readers can tell apart
 FAMILIES = {
     "full": "#222222",
@@ -24,8 +26,10 @@ FAMILIES = {
     "oracle-top": "#009E73",
     "shared-full": "#CC79A7",
 }
-OTHERS = ("#56B4E9", "#B8860B", "#7A5195", "#8C564B")
-MARKERS = "osD^vPX<>hp8"
+OTHERS = (
+    "#56B4E9", "#B8860B", "#7A5195", "#8C564B", "#44AA99", "#882255", "#8A8A1F", "#332288", "#E3779A", "#5F6F7A",
+)  # fmt: skip
+MARKERS: tuple[Marker, ...] = (*"osD^vPX<>hp8dH", (4, 1, 0), (6, 1, 0), (3, 1, 0), (8, 1, 0))
 LOOK = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -46,7 +50,7 @@ class Style:
     """How a method looks in every plot."""
 
     color: str
-    marker: str
+    marker: Marker
 
     @property
     def scale(self) -> float:
