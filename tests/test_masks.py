@@ -138,6 +138,13 @@ def test_only_causal_is_the_plain_causal_mask():
     assert not any(mask.only_causal for mask in (*others, Mask.causal() & Mask.padding([3])))
 
 
+def test_queries_behind_all_keys_need_no_pattern():
+    for N, M, offset in ((1, 5, 4), (3, 5, 9)):
+        assert Mask.causal(offset=offset).visible(N, M, torch.device("cpu")) is None
+        assert Mask.causal(offset=offset).to_dense(N, M).all()
+    assert Mask.causal(offset=3).visible(1, 5, torch.device("cpu")) is not None
+
+
 def test_offsets_agree_or_raise():
     assert (Mask.causal(offset=2) & Mask.window(1)).offset == 2
     assert (Mask.causal(offset=2) & Mask.causal(offset=2)).offset == 2

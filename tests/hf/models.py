@@ -146,6 +146,19 @@ def _gpt2() -> Case:
     return _text(hf.GPT2LMHeadModel, config, side="left")
 
 
+def _opt() -> Case:
+    config = hf.OPTConfig(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48,
+        max_position_embeddings=64, word_embed_proj_dim=32, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return _text(hf.OPTForCausalLM, config, side="left")
+
+
+def _qwen3() -> Case:
+    config = hf.Qwen3Config(**TEXT, num_key_value_heads=2, head_dim=8, bos_token_id=1, eos_token_id=2)
+    return _text(hf.Qwen3ForCausalLM, config, side="left")
+
+
 BUILDERS: dict[str, Callable[[], Case]] = {
     "bert": _bert,
     "bert-decoder": _bert_decoder,
@@ -160,6 +173,8 @@ BUILDERS: dict[str, Callable[[], Case]] = {
     "llama": _llama,
     "mistral": _mistral,
     "gpt2": _gpt2,
+    "opt": _opt,
+    "qwen3": _qwen3,
 }
 ENCODERS = ("bert", "roberta", "distilbert", "vit", "wav2vec2")
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from subquad.hf.layers import find_layers, head_counts
 from subquad.hf.positions import position_limit
-from subquad.hf.swapping import AnyMethod, Swapped, bind, swap
+from subquad.hf.swapping import AnyMethod, Swapped, bind_all, swap
 from subquad.hf.swapping import bounds as _bounds
 from subquad.methods import Bound, Method, from_dict
 
@@ -59,7 +59,7 @@ class Adapter:
                 f"the adapter {self.path} was fitted to other weights of the same architecture; fit one to this model "
                 "(subquad calibrate), or pass any_weights=True if these are close to those"
             )
-        made = {n: bind(layers[n], method, self.model["max_length"]) for n, method in self.methods.items()}
+        made = bind_all(layers, self.methods, self.model["max_length"])
         for number, bound in made.items():
             _load(bound, self.tensors.get(number, {}), f"{self.path / TENSORS}, layer {number}")
         return {number: bound.to(model.device).eval() for number, bound in made.items()}
@@ -95,7 +95,7 @@ def save_adapter(
         raise ValueError(f"cannot save an adapter at {folder}: it is a file; give a folder")
     given = _bounds(model) if bounds is None else bounds
     tensors = {
-        f"{number}.{name}": tensor.detach().cpu().contiguous()
+        f"{number}.{name}": tensor.detach().cpu().clone()  # layers may share a tensor, a file's entries may not
         for number, bound in given.items()
         if bound.learned is not None
         for name, tensor in bound.learned.state_dict().items()

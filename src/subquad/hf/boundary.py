@@ -20,11 +20,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from subquad.hf.layers import Attached
-from subquad.hf.state_layer import state_layer_of
+from subquad.hf.layers import NAME, Attached
+from subquad.hf.state_cache import state_layer_of
 from subquad.masks import Mask
-
-NAME = "subquad"
 
 # Mask functions that transformers itself builds: causal, bidirectional, and windows, chunks or packed segments on top.
 _UNDERSTOOD_MASKS = ("causal_mask_function", "bidirectional_mask_function", "and_masks.<locals>.and_mask")
@@ -182,10 +180,8 @@ def _mask_of(layer: Attached, query: Tensor, key: Tensor, given: Tensor | None, 
     elif given is not None:
         mask = Mask.padding(keys=given > 0)
         offset = (given[0] >= 0).sum() - N
-    # A single query that continues the sequence sees every filled slot. Causality adds nothing to that, but to a method
-    # whose causal form is another, and a window may.
-    steps = N > 1 or layer.bound.method.traits.recurrent
-    return mask & (Mask.causal(offset=offset) if causal and steps else Mask(offset=offset))
+    # Also for a single query, which sees every filled slot: a causal form can be another than the plain one.
+    return mask & (Mask.causal(offset=offset) if causal else Mask(offset=offset))
 
 
 def _mask_of_new(layer: Attached, new: int, seen: int, given: Tensor | None) -> Mask | None:

@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 
 from subquad.methods import Bound, Method
 
+NAME = "subquad"  # of our attention among transformers' own, and of the submodule that runs it
+
 _CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
 
 
@@ -90,6 +92,13 @@ class Attached(nn.Module):
         """
         width = self.config_window or passed
         return width - 1 if causal else width
+
+
+def attached_to(module: nn.Module) -> Attached | None:
+    """What runs in an attention module in place of its own; None where its own does."""
+    chosen = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    attached = getattr(module, NAME, None)
+    return attached if chosen == NAME and isinstance(attached, Attached) else None
 
 
 def find_layers(model: nn.Module) -> list[Layer]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,8 +12,7 @@ from rich.table import Table
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from subquad.hf.boundary import NAME
-from subquad.hf.layers import Attached, Layer, find_layers, head_counts
+from subquad.hf.layers import NAME, Attached, Layer, attached_to, find_layers, head_counts
 from subquad.hf.positions import position_limit
 from subquad.methods import Bound, Full, Method, from_dict, resolve
 
@@ -67,7 +66,8 @@ def swap(model: PreTrainedModel, method: AnyMethod | Mapping[Any, AnyMethod]) ->
             hint = "" if isinstance(method, Mapping) else "; pass a mapping to swap only the layers that can"
             raise ValueError(f"layer {layer.label} of {type(model).__name__}: {reason}{hint}")
     longest = position_limit(model)
-    attached = {layer.number: Attached(layer, bind(layer, assigned[layer.number], longest)) for layer in layers}
+    bound = bind_all(layers, assigned, longest)
+    attached = {layer.number: Attached(layer, bound[layer.number]) for layer in layers}
     restore(model)
     for layer in layers:
         layer.module.add_module(NAME, attached[layer.number].train(layer.module.training))
@@ -129,13 +129,8 @@ def describe(model: PreTrainedModel) -> Swapped:
     A swapped layer whose attention was then set by other means (`model.set_attn_implementation`) runs the model's own.
     """
     layers = find_layers(model)
-    attached = {layer.number: getattr(layer.module, NAME, None) for layer in layers if _runs_ours(layer)}
-    return Swapped(tuple(layers), {n: a.bound.method for n, a in attached.items() if isinstance(a, Attached)})
-
-
-def _runs_ours(layer: Layer) -> bool:
-    config = getattr(layer.module, "config", None)
-    return getattr(config, "_attn_implementation", None) == NAME
+    attached = {layer.number: attached_to(layer.module) for layer in layers}
+    return Swapped(tuple(layers), {n: a.bound.method for n, a in attached.items() if a is not None})
 
 
 def refusals(model: PreTrainedModel, method: AnyMethod) -> dict[int, str]:
@@ -146,25 +141,45 @@ def refusals(model: PreTrainedModel, method: AnyMethod) -> dict[int, str]:
 
 def bounds(model: PreTrainedModel) -> dict[int, Bound]:
     """The bound methods that run in a swapped model: {layer number: bound}. Empty where nothing is swapped in."""
-    found = {layer.number: getattr(layer.module, NAME, None) for layer in find_layers(model) if _runs_ours(layer)}
-    return {number: attached.bound for number, attached in found.items() if isinstance(attached, Attached)}
+    found = {layer.number: attached_to(layer.module) for layer in find_layers(model)}
+    return {number: attached.bound for number, attached in found.items() if attached is not None}
 
 
-def bind(layer: Layer, method: AnyMethod, max_length: int | None = None) -> Bound:
+def bind(
+    layer: Layer, method: AnyMethod, max_length: int | None = None, *, shared: nn.Module | None = None
+) -> Bound:
     """A method with its learned parameters for this layer; one that is bound already is checked.
+
+    `shared` is the learned parameters, where other layers have them too.
 
     Raises:
         ValueError: it was bound for other head counts or another width than the layer's.
     """
     heads, kv_heads, head_dim = head_counts(layer.module)
     if not isinstance(method, Bound):
-        return resolve(method).bind(heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_length=max_length)
+        sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        return resolve(method).bind(**sizes, max_length=max_length, shared=shared)
     if (method.heads, method.kv_heads, method.head_dim) != (heads, kv_heads, head_dim):
         raise ValueError(
             f"{method.method} was bound for {method.heads} heads of width {method.head_dim} and {method.kv_heads} key "
             f"heads, but layer {layer.label} has {heads} of width {head_dim} and {kv_heads}"
         )
     return method
+
+
+def bind_all(
+    layers: Sequence[Layer], methods: Mapping[int, AnyMethod], max_length: int | None = None
+) -> dict[int, Bound]:
+    """`bind` for the layers with these numbers. One module serves all layers of a method that is one for all layers."""
+    found: dict[int, Bound] = {}
+    shared: dict[Method, nn.Module | None] = {}
+    for number, given in methods.items():
+        method = _method_of(given)
+        common = method.one_for_all_layers and not isinstance(given, Bound)
+        found[number] = bind(layers[number], given, max_length, shared=shared.get(method) if common else None)
+        if common:
+            shared.setdefault(method, found[number].learned)
+    return found
 
 
 def _method_of(given: AnyMethod) -> Method:
