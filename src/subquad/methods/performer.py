@@ -157,7 +157,8 @@ class Performer(Method):
         if self.kind in EXPONENTIAL:
             mapped = exponential_map(self.kind, rows, self.norm or 2 * query.shape[3] ** 0.5)
             both = mapped.rows.unsqueeze(0)
-            bias = 2 * mapped.bias.unsqueeze(0)  # the query's and the key's
+            # The query's and the key's; what is equal for all features makes no difference.
+            bias = 2 * mapped.bias.unsqueeze(0) if self.kind == "favor++" else None
             return query, key, {"of_query": both, "of_key": both, "feature_bias": bias, "key_bias": -squares}
         if self.kind == "trigonometric":
             query, key = (parts(trigonometric_features(x, rows)) for x in (query, key))
