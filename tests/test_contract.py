@@ -40,6 +40,9 @@ VARIANTS = [  # settings that change what a method does, beside each method's ex
     "tilted-pool:segments=4,window=2,sinks=2",
     "tilted-pool:segments=7,window=0",
     "tilted-pool:segments=0,window=5",
+    "learned-feature-map:features=7,window=3,sinks=2",
+    "learned-feature-map:features=12,window=0,sinks=0",
+    "learned-feature-map:features=12,window=0,sinks=2",
 ]
 
 

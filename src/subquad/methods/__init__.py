@@ -9,6 +9,7 @@ from subquad.methods.cluster_former import ClusterFormer
 from subquad.methods.clustered import Clustered
 from subquad.methods.full import Full
 from subquad.methods.improved_clustered import ImprovedClustered
+from subquad.methods.learned_feature_map import LearnedFeatureMap
 from subquad.methods.learned_hash import LearnedHash
 from subquad.methods.learned_hash_tail import LearnedHashTail
 from subquad.methods.linear_attention import LinearAttention
@@ -49,6 +50,7 @@ METHODS: dict[str, type[Method]] = {
         RandomFeature,
         Linformer,
         TiltedPool,
+        LearnedFeatureMap,
     )
 }
 
@@ -60,6 +62,7 @@ __all__ = [
     "Fit",
     "Full",
     "ImprovedClustered",
+    "LearnedFeatureMap",
     "LearnedHash",
     "LearnedHashTail",
     "LinearAttention",
@@ -91,7 +94,8 @@ def list_methods() -> list[str]:
     >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
     ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lsh', 'lha', 'lha-tail', 'local',
      'mixed-heads', 'smyrf', 'reformer', 'routing', 'cluster-former', 'sinkhorn',
-     'performer', 'linear', 'rfa', 'linformer', 'tilted-pool']
+     'performer', 'linear', 'rfa', 'linformer', 'tilted-pool',
+     'learned-feature-map']
     """
     return list(METHODS)
 

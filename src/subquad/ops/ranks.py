@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
@@ -68,3 +68,53 @@ def sink_slots(
     asked = torch.cat([begin, last], dim=1)[:, None].expand(-1, first.shape[1], -1)
     near = (asked >= first[..., None]) & (asked < end[..., None])
     return torch.where(near, ranks.tokens, ranks.at(asked))
+
+
+@dataclass(frozen=True)
+class Line:
+    """The tokens of each item that are real as a query or as a key, in their order from the front on."""
+
+    order: Int64[Tensor, "B M"] | None  # where each one stood; None: all stay where they are
+    at: Int64[Tensor, "B N"] | None  # where the queries stood among the keys; None: where the keys did
+    places: Int64[Tensor, "B N"] | None  # of the queries in the line; None: query i is token i
+    real: Bool[Tensor, "B M"]  # which of the line are real keys
+    lengths: Int64[Tensor, "B"]
+
+    def keys(self, x: Float[Tensor, "B G M D"]) -> Float[Tensor, "B G M D"]:
+        """Keys, or what goes with them, in the line."""
+        return x if self.order is None else _taken(x, self.order)
+
+    def queries(self, x: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H M D"]:
+        """Queries in the line; 0 where a token is none."""
+        if self.at is not None:
+            B, H, N, D = x.shape
+            at = self.at[:, None, :, None].expand(B, H, N, D)
+            x = x.new_zeros(B, H, self.real.shape[1], D).scatter(2, at, x)
+        return self.keys(x)
+
+    def back(self, x: Float[Tensor, "B H M E"]) -> Float[Tensor, "B H N E"]:
+        """What the line's queries got, handed back to them."""
+        return x if self.places is None else _taken(x, self.places)
+
+
+def line_up(mask: Mask, batch: int, N: int, M: int, device: torch.device) -> Line:
+    """Line up N queries and M keys; the mask's offset places the queries among the keys."""
+    queries, keys = mask.query_padding(N), mask.key_padding(M)
+    real = torch.ones(batch, M, dtype=torch.bool, device=device) if keys is None else keys
+    at = None
+    if N == M and mask.aligned:
+        if keys is None:  # all are in the line, be they real as queries or not
+            return Line(None, None, None, real, real.sum(1))
+        there = torch.ones_like(real) if queries is None else real | queries
+    else:
+        offset = mask.offset.to(device).view(-1, 1) if isinstance(mask.offset, Tensor) else mask.offset or 0
+        at = (torch.arange(N, device=device) + offset).expand(batch, N).clamp(max=M - 1)
+        there = real.scatter(1, at, True if queries is None else real.gather(1, at) | queries)
+    order = (~there).to(torch.int8).argsort(dim=1, stable=True)
+    rank = (there.cumsum(1) - 1).clamp(min=0)
+    return Line(order, at, rank if at is None else rank.gather(1, at), real.gather(1, order), there.sum(1))
+
+
+def _taken(x: Tensor, tokens: Int64[Tensor, "B N"]) -> Tensor:
+    B, H, _, D = x.shape
+    return x.gather(2, tokens[:, None, :, None].expand(B, H, tokens.shape[1], D))

@@ -1,0 +1,229 @@
+"""Learned feature map: attention by features that are learned, and the keys near a query exactly (Hedgehog and near).
+
+    ln φ_q(q)_r = ln softmax_r([W_q q, −W_q q] + b_q) + λ·q         ln φ_k(k)_r likewise, with W_k, b_k and κ
+    w_ij        = e^{scale·q_i·k_j}             for keys near i, and for the sinks
+                = e^g · Σ_r φ_q(q_i)_r φ_k(k_j)_r   for all others
+    out_i       = Σ_j w_ij v_j / Σ_j w_ij
+
+q and k are taken times √scale in the features. W starts as the identity, g as ln R, b, λ and κ as 0.
+
+==========  ==========================================
+paper       here
+==========  ==========================================
+W, b        `of_query`, `of_key`, `query_bias`, `key_bias`
+λ, κ        `query_tilt`, `key_tilt`
+g           `gain`
+R           `features`
+==========  ==========================================
+
+**Near** are the keys of a query's own block of `window` tokens and of the block before it; without a causal mask the
+block behind it too. Blocks count real tokens. The other keys come in as sums over the blocks before and those behind,
+added up and never subtracted. **Sinks** are the first tokens of the item, and without a causal mask the last ones too.
+
+With window=0 and sinks=0 it is the paper's feature map. Deviations from it: λ, κ and g, without which the far part has
+no size of its own beside the near one; one softmax over both halves of the features, as in the paper's code; a start
+that rows of random directions complete where there are more features than 2·D.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from subquad.masks import Mask
+from subquad.methods.base import Call, Fit, Method, Traits, by_item
+from subquad.methods.fitting import output_error
+from subquad.ops.bucket_attention import bucket_attention
+from subquad.ops.bucketing import real_slots
+from subquad.ops.buckets import Buckets
+from subquad.ops.feature_attention import feature_attention
+from subquad.ops.feature_attention.visible import attend_features, drop_rows
+from subquad.ops.ranks import Ranks, line_up, ranks_of, sink_slots, slots
+from subquad.ops.softmax import merge_partials
+from subquad.randomness import orthogonal
+
+BLOCK = 64  # queries of a block where all of them meet the same keys
+
+Partial = tuple[Tensor, Tensor]
+
+
+class FeatureMaps(nn.Module):
+    """W, b, λ and κ of each head and each key head, and g of each head."""
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, features: int, seed: int):
+        super().__init__()
+        rows = -(-features // 2)
+        more = orthogonal(seed, max(0, rows - head_dim), head_dim, like=torch.zeros(1))
+        start = torch.cat([torch.eye(min(rows, head_dim), head_dim), more])
+        self.of_query, self.of_key = (nn.Parameter(start.repeat(n, 1, 1)) for n in (heads, kv_heads))
+        self.query_bias, self.key_bias = (nn.Parameter(torch.zeros(n, features)) for n in (heads, kv_heads))
+        self.query_tilt, self.key_tilt = (nn.Parameter(torch.zeros(n, head_dim)) for n in (heads, kv_heads))
+        self.gain = nn.Parameter(torch.full((heads,), math.log(features)))
+
+    def forward(
+        self, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"], scale: float
+    ) -> tuple[Float[Tensor, "B H N R"], Float[Tensor, "B G M R"]]:
+        """ln φ_q + g and ln φ_k."""
+        root = abs(scale) ** 0.5
+        query, key = query * root, key * (root if scale >= 0 else -root)
+        gain = self.gain.to(query.dtype)[:, None, None]
+        of_query = log_features(query, self.of_query, self.query_bias, self.query_tilt)
+        return of_query + gain, log_features(key, self.of_key, self.key_bias, self.key_tilt)
+
+
+def log_features(
+    x: Float[Tensor, "B H N D"], weight: Float[Tensor, "H P D"], bias: Float[Tensor, "H R"], tilt: Float[Tensor, "H D"]
+) -> Float[Tensor, "B H N R"]:
+    """ln softmax([W x, −W x] + b) + tilt·x."""
+    weight, bias, tilt = (p.to(x.dtype) for p in (weight, bias, tilt))
+    both = torch.cat([weight, -weight], dim=1)[:, : bias.shape[1]]
+    return (x @ both.mT + bias[:, None]).log_softmax(-1) + x @ tilt[..., None]
+
+
+def far(
+    of_query: Float[Tensor, "B H N R"],
+    of_key: Float[Tensor, "B G N R"],
+    value: Float[Tensor, "B G N E"],
+    hidden: Bool[Tensor, "B N"],
+    window: int,
+    is_causal: bool,
+) -> list[Partial]:
+    """Attention by features to the blocks at least two before a query's own, and to those at least two behind it."""
+    bias = torch.zeros_like(hidden, dtype=of_key.dtype).masked_fill(hidden, -torch.inf)[:, None]
+    parts = [feature_attention(of_query, of_key, value, key_bias=bias, lagged=(window, 2))]
+    if not is_causal:
+        turned = (x.flip(2) for x in (of_query, of_key, value))
+        out, lse = feature_attention(*turned, key_bias=bias.flip(2), lagged=(window, 2))
+        parts.append((out.flip(2), lse.flip(2)))
+    return parts
+
+
+def near_keys(ranks: Ranks, blocks: int, window: int, sinks: int, is_causal: bool) -> Int64[Tensor, "B T K"]:
+    """For each block the keys near it, and the sinks that are not."""
+    block = torch.arange(blocks, device=ranks.order.device).expand(len(ranks.lengths), blocks)
+    first, end = (block - 1) * window, (block + (1 if is_causal else 2)) * window
+    near = slots(ranks, first, end, (2 if is_causal else 3) * window)
+    return torch.cat([sink_slots(ranks, first, end, sinks, 0 if is_causal else sinks), near], dim=2)
+
+
+@dataclass(frozen=True)
+class LearnedFeatureMap(Method):
+    """Near keys and sinks exactly, all others by learned features: only bound.
+
+    Args:
+        features: R; half of them are the negatives of the others.
+        window: tokens of a block; a query meets those of its own and of the adjacent ones exactly. 0: none, and
+            cross-attention too.
+        sinks: tokens at either end of the item that are exact for every query; under a causal mask, at its start.
+        seed: of the rows of W behind the first D, where features > 2·D.
+
+    >>> import torch, subquad as sq
+    >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.LearnedFeatureMap(features=32, window=8))
+    >>> layer(torch.randn(2, 100, 64), is_causal=True).shape
+    torch.Size([2, 100, 64])
+    """
+
+    features: int = 64
+    window: int = 16
+    sinks: int = 1
+    seed: int = 0
+
+    name: ClassVar[str] = "learned-feature-map"
+    fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=1e-2)
+    traits: ClassVar[Traits] = Traits(
+        causal="strict",
+        cross=False,
+        cached=True,
+        key_padding=True,
+        segments=True,
+        gqa=True,
+        dropout="attention weights of near keys and sinks; rows of values, from the sum over the others",
+        order_free=False,
+        subquadratic=True,
+        positional=True,
+        learned=True,
+        exact_limit={"window": "N"},
+        example={"features": 12, "window": 4},
+        complexity="O(N·(R + W)·(D + E)) time with a window of W, O(N·R + N·R·E/W) memory",
+        source="Zhang et al. 2024 (Hedgehog); the window and the sinks are additions",
+    )
+
+    def __post_init__(self) -> None:
+        self._require(features=2, window=0, sinks=0, seed=0)
+        if self.window == 0:
+            why = "another kernel than softmax's: its weights are sums over the features"
+            traits = replace(type(self).traits, cross=True, order_free=True, positional=self.sinks > 0, exact_limit=why)
+            object.__setattr__(self, "traits", traits)
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
+        """W = I, g = ln R, and 0 else."""
+        return FeatureMaps(heads, kv_heads, head_dim, self.features, self.seed)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Near keys, sinks and the sums over the others, in one normalisation."""
+        return by_item(self._with_near if self.window else self._without_near, query, key, value, call)
+
+    def _with_near(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        (B, _, N, _), M, is_causal = query.shape, key.shape[2], call.mask.is_causal
+        line = line_up(call.mask, B, N, M, key.device)
+        query, key, value = (
+            _in_blocks(x, self.window) for x in (line.queries(query), line.keys(key), line.keys(value))
+        )
+        real = F.pad(line.real, (0, query.shape[2] - M))
+        ranks = replace(ranks_of(None, B, query.shape[2], key.device), lengths=line.lengths)
+        slots = near_keys(ranks, query.shape[2] // self.window, self.window, self.sinks, is_causal)
+        near = self._exact(query, key, value, slots, real, call, Mask(is_causal=is_causal))
+        of_query, of_key = self._maps(query, key, call)
+        hidden = ~real | self._are_sinks(ranks, is_causal)
+        parts = far(of_query, of_key, drop_rows(value, call.dropout_p), hidden, self.window, is_causal)
+        return line.back(merge_partials([near, *parts])[0][:, :, :M])
+
+    def _without_near(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        B, M, mask = query.shape[0], key.shape[2], call.mask
+        of_query, of_key = self._maps(query, key, call)
+        values = drop_rows(value, call.dropout_p)
+        if self.sinks == 0:
+            return attend_features(of_query, of_key, values, mask)[0]
+        ranks = ranks_of(mask.key_padding(M), B, M, key.device)
+        none = ranks.lengths.new_zeros(B, 1)
+        slots = sink_slots(ranks, none, none, self.sinks, 0 if mask.is_causal else self.sinks)
+        sinks = torch.zeros(B, M + 1, dtype=torch.bool, device=key.device).scatter(1, slots[:, 0], True)[:, :M]
+        bias = torch.zeros_like(sinks, dtype=key.dtype).masked_fill(sinks, -torch.inf)[:, None]
+        pattern = Mask(is_causal=mask.is_causal, offset=mask.offset)
+        exact = self._exact(query, key, value, slots, None, call, pattern)
+        return merge_partials([exact, attend_features(of_query, of_key, values, mask, key_bias=bias)])[0]
+
+    def _maps(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        assert isinstance(call.learned, FeatureMaps)
+        return call.learned(query, key, call.scale)
+
+    def _exact(
+        self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, real: Tensor | None, call: Call, mask: Mask
+    ) -> Partial:
+        """Blocks of queries as they follow each other, each with its keys."""
+        B, H, N, _ = query.shape
+        size = self.window or BLOCK
+        blocks = -(-N // size)
+        queries = torch.arange(blocks * size, device=query.device).clamp(max=N).view(1, 1, blocks, size)
+        keys = real_slots(keys[:, None], real).expand(B, H, -1, -1)
+        bucket = None if self.window else torch.zeros(B, H, blocks, dtype=torch.int64, device=query.device)
+        buckets = Buckets(queries.expand(B, H, blocks, size), keys, bucket)
+        return bucket_attention(query, key, value, buckets, mask, scale=call.scale, dropout_p=call.dropout_p)
+
+    def _are_sinks(self, ranks: Ranks, is_causal: bool) -> Bool[Tensor, "B M"]:
+        rank, lengths = torch.arange(ranks.tokens, device=ranks.order.device), ranks.lengths[:, None]
+        first = rank < self.sinks
+        return first.expand(len(lengths), -1) if is_causal else first | (rank >= lengths - self.sinks)
+
+    def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """The relative error of the outputs."""
+        return output_error(self, query, key, value, call)
+
+
+def _in_blocks(x: Float[Tensor, "B H N D"], size: int) -> Float[Tensor, "B H M D"]:
+    """Filled up with 0 to whole blocks."""
+    return F.pad(x, (0, 0, 0, -x.shape[2] % size))
