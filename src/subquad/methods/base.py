@@ -35,6 +35,7 @@ class Method:
     name: ClassVar[str]
     traits: ClassVar[Traits]
     fit: ClassVar[Fit | None] = None  # how its learned parameters are fitted to a frozen model, if they can be
+    one_for_all_layers: ClassVar[bool] = False  # whether the layers of a model share its learned parameters
     zeroes_padding: ClassVar[bool] = False  # whether `attend` gives 0 for padded queries: else the caller sees to it
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:

@@ -235,6 +235,7 @@ class Linformer(Method):
             object.__setattr__(self, "traits", pooled)
         if self.projection == "mean-pool" or self.sharing == "layerwise":  # layers are fitted one by one
             object.__setattr__(self, "fit", None)
+        object.__setattr__(self, "one_for_all_layers", self.sharing == "layerwise" and self.traits.learned)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """E and F as they start."""

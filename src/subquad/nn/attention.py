@@ -22,6 +22,7 @@ class MultiheadAttention(nn.Module):
         bias: whether the projections have biases.
         dropout: in training, the rate of dropout as the method's trait `dropout` says.
         max_length: the longest input, for methods whose parameters depend on it.
+        shared: the method's learned parameters of another layer, `other.attention.learned`, to be this layer's too.
 
     >>> import torch, subquad as sq
     >>> layer = sq.nn.MultiheadAttention(384, 12, method=sq.ImprovedClustered(clusters=25))
@@ -41,6 +42,7 @@ class MultiheadAttention(nn.Module):
         bias: bool = True,
         dropout: float = 0.0,
         max_length: int | None = None,
+        shared: nn.Module | None = None,
     ):
         super().__init__()
         kv_heads = num_heads if kv_heads is None else kv_heads
@@ -61,7 +63,7 @@ class MultiheadAttention(nn.Module):
         self.v_proj = nn.Linear(kdim if vdim is None else vdim, kv_heads * head_dim, bias=bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.attention = resolve(method).bind(
-            heads=num_heads, kv_heads=kv_heads, head_dim=head_dim, max_length=max_length
+            heads=num_heads, kv_heads=kv_heads, head_dim=head_dim, max_length=max_length, shared=shared
         )
 
     def forward(

@@ -30,6 +30,11 @@ class Shares:
 class Projections(nn.Module):
     """E and F of one layer, or of all layers."""
 
+    segment: Int64[Tensor, "n"]  # of each token at the start
+    first: Int64[Tensor, "k"]  # rank of each segment's first token
+    last: Int64[Tensor, "k"]  # and behind its last
+    full: Int64[Tensor, "k"]  # n_κ
+
     def __init__(self, heads: int, k: int, max_length: int, *, start: str, kernel: bool, tied: bool, seed: int):
         super().__init__()
         self.k, self.max_length, self.kernel = k, max_length, kernel
@@ -40,7 +45,7 @@ class Projections(nn.Module):
             "segment": segment,
             "first": size.cumsum(0) - size,
             "last": size.cumsum(0),
-            "full": torch.full_like(size, width) if kernel else size,  # n_κ
+            "full": torch.full_like(size, width) if kernel else size,
         }.items():
             self.register_buffer(name, buffer, persistent=False)
         shape = (heads, 1, width) if kernel else (heads, k, max_length)
