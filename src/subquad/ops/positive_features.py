@@ -1,9 +1,10 @@
-"""Positive random features of the softmax kernel."""
+"""Positive random features of the softmax kernel for all tokens at once: where sums of attention are wanted."""
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from subquad.ops.feature_maps import exponential_map
 from subquad.randomness import normal
 
 
@@ -22,11 +23,11 @@ def positive_features(
     Stabilised without an epsilon: the exponents of feature r are taken less their maximum c_r over the real keys, which
     comes back in the query's exponents, less their own maximum. So φ(q_i)·Σ_j φ(k_j) ≥ 1. Padded keys have φ = 0.
     """
-    directions = normal(seed, features, query.shape[3], like=query)
+    mapped = exponential_map("positive", normal(seed, features, query.shape[3], like=query), 0.0)
     query, key = query * abs(scale) ** 0.5, key * (abs(scale) ** 0.5 * (1 if scale >= 0 else -1))
-    of_key = key @ directions.T - key.square().sum(-1, keepdim=True) / 2
+    of_key = mapped.exponents(key)
     of_key = of_key if real is None else of_key.masked_fill(~real[:, None, :, None], -torch.inf)
     largest = of_key.amax(2, keepdim=True)
     largest = torch.where(torch.isneginf(largest), 0.0, largest)
-    of_query = query @ directions.T + largest
+    of_query = query @ mapped.rows.T + largest
     return (of_query - of_query.amax(-1, keepdim=True)).exp(), (of_key - largest).exp()
