@@ -143,7 +143,7 @@ def main() -> None:
             of = [(found[kind, True][i][j], exact(kind, *places[i][j]), found[kind, False][i][j]) for kind in KINDS]
             rows.append([f"{at:g}", *(f"{error:.3g}" for three in of for error in three)])
         parts.append(sheet.table(head, rows))
-    sheet.publish("Error of random features", parts, given.out)
+    sheet.publish("Error of random features", parts, given.out, dtype="fp64")
 
 
 if __name__ == "__main__":

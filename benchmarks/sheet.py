@@ -101,13 +101,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def publish(title: str, parts: Sequence[str], out: Path | None) -> None:
+def publish(title: str, parts: Sequence[str], out: Path | None, dtype: str = "fp32") -> None:
     """Print a sheet, with the command and the machine that it comes from; write it to a file where one is given."""
     about, versions = machine.hardware(), machine.versions()
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     facts = (
         f"`{command}`: {about['processor']}, {about['threads']} threads, {about['cpu_capability']}, torch "
-        f"{versions['torch']}, subquad {versions['subquad']}, fp32."
+        f"{versions['torch']}, subquad {versions['subquad']}, {dtype}."
     )
     text = "\n\n".join([f"# {title}", *parts, facts]) + "\n"
     print(text)
