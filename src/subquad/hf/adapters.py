@@ -95,7 +95,7 @@ def save_adapter(
         raise ValueError(f"cannot save an adapter at {folder}: it is a file; give a folder")
     given = _bounds(model) if bounds is None else bounds
     tensors = {
-        f"{number}.{name}": tensor.detach().cpu().clone()  # layers may share a tensor, a file's entries may not
+        f"{number}.{name}": tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for number, bound in given.items()
         if bound.learned is not None
         for name, tensor in bound.learned.state_dict().items()

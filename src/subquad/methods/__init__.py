@@ -16,6 +16,7 @@ from subquad.methods.linear_attention import LinearAttention
 from subquad.methods.linformer import Linformer
 from subquad.methods.local import Local
 from subquad.methods.mixed_heads import MixedHeads
+from subquad.methods.nystrom import Nystrom
 from subquad.methods.oracle_top import OracleTopK
 from subquad.methods.performer import Performer
 from subquad.methods.random_feature import RandomFeature
@@ -49,6 +50,7 @@ METHODS: dict[str, type[Method]] = {
         LinearAttention,
         RandomFeature,
         Linformer,
+        Nystrom,
         TiltedPool,
         LearnedFeatureMap,
     )
@@ -70,6 +72,7 @@ __all__ = [
     "Local",
     "Method",
     "MixedHeads",
+    "Nystrom",
     "OracleTopK",
     "Performer",
     "RandomFeature",
@@ -94,7 +97,7 @@ def list_methods() -> list[str]:
     >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
     ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lsh', 'lha', 'lha-tail', 'local',
      'mixed-heads', 'smyrf', 'reformer', 'routing', 'cluster-former', 'sinkhorn',
-     'performer', 'linear', 'rfa', 'linformer', 'tilted-pool',
+     'performer', 'linear', 'rfa', 'linformer', 'nystrom', 'tilted-pool',
      'learned-feature-map']
     """
     return list(METHODS)

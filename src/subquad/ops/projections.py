@@ -55,8 +55,8 @@ class Projections(nn.Module):
         else:
             rows = normal(seed, 2 * shape[0] * shape[1], shape[2], like=torch.zeros(1))
             drawn = rows.view(2, *shape) * (width if kernel else max_length + k) ** -0.5
-        self.key = nn.Parameter(drawn[0].clone())
-        self.value = None if tied else nn.Parameter(drawn[1].clone())
+        self.key = nn.Parameter(drawn[0].clone(memory_format=torch.contiguous_format))
+        self.value = None if tied else nn.Parameter(drawn[1].clone(memory_format=torch.contiguous_format))
         self.bias = nn.Parameter(torch.zeros(heads, k)) if start == "pool" else None
 
     def matrices(self, dtype: torch.dtype) -> tuple[Float[Tensor, "_h k n"], Float[Tensor, "_h k n"]]:

@@ -1,0 +1,183 @@
+"""Nyström attention: the softmax matrix from a few landmarks (Xiong et al. 2021).
+
+    q̃, k̃   = means of the queries, and of the keys, of each of L segments of equal size
+    out     = F Z B V,    F = softmax(scale · Q k̃ᵀ),   A = softmax(scale · q̃ k̃ᵀ),   B = softmax(scale · q̃ Kᵀ)
+    Z_0     = Aᵀ / (largest row sum of A · largest column sum of A),   and Z ≈ A⁺ after `iterations` of
+    Z       ← ¼ Z (13 I − A Z (15 I − A Z (7 I − A Z)))                             Razavi et al. 2014
+    out     + a depthwise convolution of V over the sequence, learned, with `convolution` > 0
+
+====================  ============================
+paper                 here
+====================  ============================
+m                     `landmarks`
+Q̃, K̃                  `landmarks_of`
+Ã                     `core`
+Z*                    `pseudo_inverse`
+the skip connection   `Convolution`
+====================  ============================
+
+Segments are those of each item's own real tokens, of queries and keys apart, so padding changes nothing. An item with
+no more keys than landmarks has a landmark for each key. For it F holds the weights of exact attention, so F V is exact
+attention, and Z, which would only approach the same, is left out.
+
+Deviations: the published code divides by the largest column sum in the whole batch, so that items depend on each other;
+here each item and head has its own. A has row sums of 1, so only the columns' are looked for. Z is computed in fp64:
+where A has no full rank, each iteration makes rounding errors 13/4 times as large.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from subquad.masks import Mask
+from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.methods.full import sdpa
+from subquad.ops.heads import repeat_heads
+from subquad.ops.segments import ranks, segment_means, segment_of
+from subquad.ops.softmax import visible_softmax
+from subquad.randomness import normal
+
+START = 0.02  # deviation of the convolution's kernel as it starts
+MOST_ITERATIONS = 24  # beyond, rounding errors grow above what is left to gain
+
+
+def landmarks_of(
+    x: Float[Tensor, "B H M D"], real: Bool[Tensor, "B M"] | None, count: int
+) -> tuple[Float[Tensor, "B H L D"], Bool[Tensor, "#B L"]]:
+    """Mean of each segment, and which of them have a token."""
+    M = x.shape[2]
+    tokens = M if real is None else real.sum(1, keepdim=True)
+    label = segment_of(ranks(real, M, x.device), tokens, count)
+    label = label if real is None else torch.where(real, label, count)
+    means, sizes = segment_means(x, label, count)
+    return means, sizes > 0
+
+
+def pseudo_inverse(a: Float[Tensor, "B H L L"], iterations: int) -> Float[Tensor, "B H L L"]:
+    """A⁺ of each matrix by itself. Its rows sum to 1, or are 0; rows and columns of 0 stay out of it."""
+    most = a.sum(-2).amax(-1)[..., None, None]
+    z = a.transpose(-1, -2) / most.masked_fill(most == 0, 1.0)
+    one = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    for _ in range(iterations):
+        az = a @ z
+        z = 0.25 * z @ (13 * one - az @ (15 * one - az @ (7 * one - az)))
+    return z
+
+
+def nystrom(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    call: Call,
+    landmarks: int,
+    iterations: int,
+) -> Float[Tensor, "B H N E"]:
+    """F Z B V, in the dtype of the inputs, which is fp32 or fp64."""
+    H, real = query.shape[1], call.mask.key_padding(key.shape[2])
+    of_query, rows = landmarks_of(query, call.mask.query_padding(query.shape[2]), landmarks)
+    of_key, columns = landmarks_of(key, real, landmarks)
+    of_key = repeat_heads(of_key, H)
+    core = visible_softmax(of_query @ of_key.transpose(-1, -2) * call.scale, columns[:, None, None])
+    inverse = pseudo_inverse((core * rows[:, None, :, None]).double(), iterations).to(core.dtype)
+    read = sdpa(of_query, key, value, replace(call.under(_only(real)), dropout_p=0.0))  # B V
+    middle = inverse @ read
+    if real is not None:
+        own, _ = landmarks_of(value, real, landmarks)
+        few = real.sum(1) <= landmarks
+        middle = torch.where(few[:, None, None, None], repeat_heads(own, H), middle)
+    return sdpa(query, of_key, middle, call.under(_only(None if real is None else columns)))
+
+
+def _only(keys: Tensor | None) -> Mask:
+    return Mask() if keys is None else Mask.padding(keys=keys)
+
+
+class Convolution(nn.Module):
+    """One kernel for each key head, over the sequence of the values. Its start is always the same."""
+
+    def __init__(self, kv_heads: int, width: int):
+        super().__init__()
+        self.kernel = nn.Parameter(START * normal(0, kv_heads, width, like=torch.zeros(1)))
+
+    def forward(self, value: Float[Tensor, "B G M E"]) -> Float[Tensor, "B G M E"]:
+        """Σ_j w_j v_{i + j − ⌊width/2⌋}; 0 beyond the ends."""
+        B, G, M, E = value.shape
+        width = self.kernel.shape[1]
+        kernel = self.kernel.to(value.dtype)[:, None]
+        value = F.pad(value, (0, 0, width // 2, (width - 1) // 2))
+        rows = value.permute(0, 3, 1, 2).flatten(0, 1)
+        return F.conv1d(rows, kernel, groups=G).view(B, E, G, M).permute(0, 2, 3, 1)
+
+
+@dataclass(frozen=True)
+class Nystrom(Method):
+    """Attention through landmarks, whose softmax matrix is inverted by iteration.
+
+    Args:
+        landmarks: L, of queries and of keys; no more keys than landmarks: exact.
+        iterations: of the pseudo-inverse, at most 24.
+        convolution: width of a learned kernel over the values, added to the output; 0 has none. With it, the method
+            exists only bound to a layer.
+
+    >>> import torch, subquad as sq
+    >>> q, k, v = torch.randn(3, 1, 2, 300, 4)
+    >>> sq.attention(q, k, v, method=sq.Nystrom(landmarks=20)).shape
+    torch.Size([1, 2, 300, 4])
+    """
+
+    landmarks: int = 64
+    iterations: int = 6
+    convolution: int = 0
+
+    name: ClassVar[str] = "nystrom"
+    traits: ClassVar[Traits] = Traits(
+        causal="no",
+        cross=True,
+        key_padding=True,
+        segments=True,
+        gqa=True,
+        dropout="weights of the landmarks",
+        order_free=False,
+        positional=True,
+        normalised=False,
+        subquadratic=True,
+        exact_limit={"landmarks": "M"},
+        example={"landmarks": 5},
+        complexity="O((N + M)·L·D + L³) time, O((N + M)·D + L²) memory for L landmarks",
+        source="Xiong et al. 2021",
+    )
+
+    def __post_init__(self) -> None:
+        self._require(landmarks=1, iterations=1, convolution=0)
+        if self.iterations > MOST_ITERATIONS:
+            raise ValueError(
+                f"{self.name!r}: iterations={self.iterations}, but it must be at most {MOST_ITERATIONS}: where A has "
+                "no full rank, more of them let rounding errors grow"
+            )
+        if self.convolution:
+            why = "a learned convolution of the values is added to the output"
+            traits = replace(type(self).traits, learned=True, cross=False, exact_limit=why)
+            object.__setattr__(self, "traits", traits)
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
+        """The kernels."""
+        return Convolution(kv_heads, self.convolution) if self.convolution else None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """Attend through landmarks; within a segment its own tokens are counted."""
+        return by_item(self._attend, query, key, value, call)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        if key.shape[2] <= self.landmarks:
+            out = sdpa(query, key, value, call)
+        else:
+            out = nystrom(query, key, value, call, self.landmarks, self.iterations)
+        if call.learned is None:
+            return out
+        real = call.mask.key_padding(key.shape[2])
+        value = value if real is None else value.masked_fill(~real[:, None, :, None], 0.0)
+        return out + repeat_heads(call.learned(value), query.shape[1])
