@@ -33,6 +33,11 @@ def cross(traits: sq.Traits) -> str:
     return "steps on a cache" if traits.cached and not traits.cross else yes(traits.cross)
 
 
+def causal(traits: sq.Traits) -> str:
+    """Whether a method is causal, and whether it then decodes from a state."""
+    return CAUSAL[traits.causal] + (", recurrent" if traits.recurrent else "")
+
+
 def settings(method: type[sq.Method]) -> str:
     """Settings with their defaults."""
     return ", ".join(f"`{field.name}={field.default}`" for field in fields(method)) or "none"
@@ -53,7 +58,7 @@ def methods_table(folder: str) -> str:
     for name, method in sq.METHODS.items():
         t = method.traits
         link = f"[`{name}`]({folder}{name}.md)"
-        options = [CAUSAL[t.causal], cross(t), masks(t), yes(t.bias)]
+        options = [causal(t), cross(t), masks(t), yes(t.bias)]
         rows.append([link, settings(method), *options, exact_when(t), t.complexity])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -65,6 +70,7 @@ def traits_table(traits: sq.Traits) -> str:
         "causal": CAUSAL[traits.causal],
         "cross-attention": cross(traits),
         "other masks": masks(traits),
+        "decodes from a state of fixed size": yes(traits.recurrent),
         "additive bias": yes(traits.bias),
         "grouped-query heads": yes(traits.gqa),
         "exact when": exact_when(traits) + why,

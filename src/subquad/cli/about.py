@@ -57,6 +57,7 @@ def _abilities(traits: Traits) -> tuple[list[str], list[str]]:
         "causal masks" + (" (as to values)" if traits.causal == "values-only" else ""): traits.causal != "no",
         "cross-attention": traits.cross,
         "steps on a cache": traits.cross or traits.cached,
+        "decoding from a state": traits.recurrent,
         "padding": traits.key_padding,
         "segments": traits.segments,
         "windows": traits.window,
