@@ -47,6 +47,9 @@ DEFAULT_METHODS = (
     "local:window=64",
     "smyrf:cluster_size=64",
     "lsh:buckets=16,bucket_size=80,tail=16",
+    "performer",
+    "nystrom",
+    "linformer:projection=mean-pool",  # what any other pooling of keys must beat
 )
 LEARNED_METHODS = ("lha:buckets=4", "lha-tail")  # beside those, where there is text to calibrate them on
 BATCH = 8
