@@ -36,30 +36,38 @@ from subquad.ops.feature_attention.signed import crossed, difference, parts
 from subquad.ops.feature_attention.state import FeatureState
 from subquad.ops.feature_attention.visible import attend_features, drop_rows
 from subquad.ops.feature_maps import EXPONENTIAL, KINDS, exponential_map, relu_exponents, trigonometric_features
+from subquad.ops.heads import repeat_heads
 from subquad.randomness import directions
 
 
 class Learned(nn.Module):
-    """What a Performer keeps: a scale of each head's queries and keys, and how often the features were redrawn.
+    """What a Performer keeps: how its inputs are moved and scaled, and how often the features were redrawn.
 
-        q ← e^{a_h} q,  k ← e^{b_g} k        a + b is a temperature; a − b changes the variance alone
+        q' = e^a (q − d),  k' = e^b (k − c)          for each key head its own a, b, c, d
+        e^{q'·k' + e^a d·k'} is e^{e^{a+b} q·k}, up to a factor that the keys of a query share
 
-    `passes` counts forward passes in training.
+    Centring changes the variance of the estimate alone, as does a − b; a + b is a temperature. All start at 0. `passes`
+    counts forward passes in training.
     """
 
     passes: Tensor
 
-    def __init__(self, heads: int, kv_heads: int, scaled: bool):
+    def __init__(self, kv_heads: int, width: int, moves: bool):
         super().__init__()
-        self.query = nn.Parameter(torch.zeros(heads, 1, 1)) if scaled else None
-        self.key = nn.Parameter(torch.zeros(kv_heads, 1, 1)) if scaled else None
+        self.moves = moves
+        if moves:
+            self.query_scale, self.key_scale = (nn.Parameter(torch.zeros(kv_heads, 1, 1)) for _ in range(2))
+            self.query_centre, self.key_centre = (nn.Parameter(torch.zeros(kv_heads, 1, width)) for _ in range(2))
         self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
 
-    def scale(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys as the features read them."""
-        if self.query is None or self.key is None:
-            return query, key
-        return query * self.query.exp().to(query.dtype), key * self.key.exp().to(key.dtype)
+    def moved(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q', k' and e^a d."""
+        dtype = query.dtype
+        of_query, of_key = self.query_scale.exp().to(dtype), self.key_scale.exp().to(dtype)
+        centre = of_query * self.query_centre.to(dtype)
+        heads = query.shape[1]
+        query = query * repeat_heads(of_query[None], heads) - repeat_heads(centre[None], heads)
+        return query, (key - self.key_centre.to(dtype)) * of_key, centre
 
     def count(self) -> None:
         """One more forward pass in training."""
@@ -79,7 +87,8 @@ class Performer(Method):
         rows: "orthogonal" or "iid".
         norm: favor++: E‖q + k‖², of queries and keys times D^{-1/4}, at which its variance is smallest. 0: 2·√D, that
             of standard normal ones.
-        scale: "given", or "learned": a factor on each head's queries and keys, which `subquad calibrate` fits.
+        inputs: "given", or "learned": each head's queries and keys are moved and scaled by what `subquad calibrate`
+            fits.
         redraw: forward passes in training after which new rows are drawn. 0: never.
         seed: of the rows.
 
@@ -95,7 +104,7 @@ class Performer(Method):
     kind: str = field(default="positive", metadata={"choices": KINDS})
     rows: str = field(default="orthogonal", metadata={"choices": ("orthogonal", "iid")})
     norm: float = 0.0
-    scale: str = field(default="given", metadata={"choices": ("given", "learned")})
+    inputs: str = field(default="given", metadata={"choices": ("given", "learned")})
     redraw: int = 0
     seed: int = 0
 
@@ -121,14 +130,14 @@ class Performer(Method):
         self._require(features=1, redraw=0, seed=0)
         self._require_number(norm=0.0)
         self._check_choices()
-        recurrent, learned = self.kind != "trigonometric", self.scale == "learned" or self.redraw > 0
+        recurrent, learned = self.kind != "trigonometric", self.inputs == "learned" or self.redraw > 0
         object.__setattr__(self, "traits", replace(type(self).traits, recurrent=recurrent, learned=learned))
-        if self.scale == "learned":
-            object.__setattr__(self, "fit", Fit(metric="error", learning_rate=1e-2, steps=200))
+        if self.inputs == "learned":
+            object.__setattr__(self, "fit", Fit(metric="error", learning_rate=1e-1, steps=200))
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
-        """Scales of 1, and a count of 0."""
-        return Learned(heads, kv_heads, self.scale == "learned") if self.traits.learned else None
+        """Inputs as they are, and a count of 0."""
+        return Learned(kv_heads, head_dim, self.inputs == "learned") if self.traits.learned else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """Map, sum over the keys, read."""
@@ -148,22 +157,25 @@ class Performer(Method):
 
     def _mapped(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """What `feature_attention` is given: queries, keys, and the maps that make exponents of them."""
-        if isinstance(call.learned, Learned):
-            query, key = call.learned.scale(query, key)
         factor = abs(call.scale) ** 0.5
-        query, key = query * factor, key * (factor if call.scale >= 0 else -factor)
+        sign = 1 if call.scale >= 0 else -1
+        centre = None
+        if isinstance(call.learned, Learned) and call.learned.moves:
+            query, key, centre = call.learned.moved(query, key)
+        query, key = query * factor, key * (sign * factor)
         rows = self._rows(query, call)
         squares = key.square().sum(-1) / 2
+        towards = 0.0 if centre is None else (key * centre).sum(-1) * factor
         if self.kind in EXPONENTIAL:
             mapped = exponential_map(self.kind, rows, self.norm or 2 * query.shape[3] ** 0.5)
             both = mapped.rows.unsqueeze(0)
             # The query's and the key's; what is equal for all features makes no difference.
             bias = 2 * mapped.bias.unsqueeze(0) if self.kind == "favor++" else None
-            return query, key, {"of_query": both, "of_key": both, "feature_bias": bias, "key_bias": -squares}
+            return query, key, {"of_query": both, "of_key": both, "feature_bias": bias, "key_bias": towards - squares}
         if self.kind == "trigonometric":
             query, key = (parts(trigonometric_features(x, rows)) for x in (query, key))
-            return query, key, {"key_bias": squares}
-        return relu_exponents(query, rows), relu_exponents(key, rows), {}
+            return query, key, {"key_bias": towards + squares}
+        return relu_exponents(query, rows), relu_exponents(key, rows), {} if centre is None else {"key_bias": towards}
 
     def _rows(self, like: Tensor, call: Call) -> Float[Tensor, "R D"]:
         draw = None

@@ -11,9 +11,8 @@ from subquad.ops.softmax import merge_partials
 
 def no_tokens(batch: int, groups: int, features: int, width: int, like: Tensor) -> FeatureState:
     """The state before the first token, in fp32 or better."""
-    exact = {"dtype": torch.promote_types(like.dtype, torch.float32), "device": like.device}
-    totals = torch.zeros(batch, groups, features, **exact)
-    return FeatureState(torch.zeros(batch, groups, features, width, **exact), totals, totals - torch.inf)
+    totals = like.new_zeros(batch, groups, features, dtype=torch.promote_types(like.dtype, torch.float32))
+    return FeatureState(totals.new_zeros(*totals.shape, width), totals, totals - torch.inf)
 
 
 def continued(
