@@ -43,12 +43,9 @@ def feature_attention(
     A query that sees no key has output 0 and lse −inf. fp32 or fp64.
     """
     assert not (causal and lagged), "one pattern at a time"
-    # LEAD to kernel person: feature_bias (favor++, Hedgehog) was missing here; please take it into the kernel (it is
-    # added to the query's exponents) and delete this line. tests/ops/test_feature_attention.py tests it.
-    refusal = cpu.refusal(query, key, value, of_query, of_key, key_bias) if feature_bias is None else "it takes no feature biases"
-    if choose(cpu=refusal) == "cpu":
-        return cpu.feature_attention(query, key, value, of_query, of_key, key_bias, causal, lagged)
     maps = {"of_query": of_query, "of_key": of_key, "feature_bias": feature_bias, "key_bias": key_bias}
+    if choose(cpu=cpu.refusal(query)) == "cpu":
+        return cpu.feature_attention(query, key, value, **maps, causal=causal, lagged=lagged)
     of_query, of_key = exponents(query, key, **maps)
     if key_bias is not None:  # a hidden key's value may be anything, also NaN, and 0·NaN is NaN
         value = value.masked_fill(torch.isneginf(key_bias).unsqueeze(-1), 0.0)

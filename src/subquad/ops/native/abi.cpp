@@ -17,7 +17,7 @@ SUBQUAD_VARIANTS
 
 namespace {
 
-constexpr int ABI_VERSION = 6;  // one higher with every change that an older `ops/native/*.py` cannot call
+constexpr int ABI_VERSION = 7;  // one higher with every change that an older `ops/native/*.py` cannot call
 
 namespace runs {
 
@@ -117,4 +117,7 @@ EXPORT int64_t subquad_bucket_blocks(const Blocking *arguments) {
 }
 EXPORT int64_t subquad_feature_forward(const FeatureForward *arguments) {
   return in_use.load()->kernels->feature_forward(*arguments);
+}
+EXPORT int64_t subquad_feature_backward(const FeatureBackward *arguments) {
+  return in_use.load()->kernels->feature_backward(*arguments);
 }

@@ -150,15 +150,30 @@ struct Blocking {
   void *workspace;
 };
 
-// Weights Σ_r e^{x_ir + y_jr}. C features; queries are D wide and keys K.
-struct FeatureForward {
-  Sizes sizes;
-  Rows query, key, value, out;
+// Weights Σ_r e^{x_ir + y_jr}. There are sizes.C features; queries are D wide and keys K.
+struct FeatureInputs {
+  Rows query, key, value;
   const float *of_query, *of_key;  // (heads or 1,C,width′) with rows of whole PITCHes, or null: rows are exponents
-  int64_t of_query_head, of_key_head;
-  const float *key_bias;  // (B,G or 1,M), or null
+  const float *feature_bias;       // (H or 1,C), or null
+  const float *key_bias;           // (B,G or 1,M), or null
+  int64_t of_query_head, of_key_head, feature_bias_head;
   int64_t key_bias_batch, key_bias_head;
   int64_t block, lag;  // block 0: every query sees every key; lag 0: causal
-  float *lse;          // (B,H,N)
+};
+
+struct FeatureForward {
+  Sizes sizes;
+  FeatureInputs in;
+  Rows out;
+  float *lse;  // (B,H,N)
+  void *workspace;
+};
+
+struct FeatureBackward {
+  Sizes sizes;
+  FeatureInputs in;
+  Rows out, grad_out, grad_query, grad_key, grad_value;  // grad_out: null where nobody reads `out`
+  const float *lse, *grad_lse;  // (B,H,N); grad_lse: null where nobody reads `lse`
+  float *grad_key_bias;         // (B,G,M), or null
   void *workspace;
 };

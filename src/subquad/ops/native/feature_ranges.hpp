@@ -28,8 +28,11 @@ struct RangeStates {
   int64_t shift;   // a range adds the tokens this far behind its own
   int64_t onwards; // where its state is needed: 1 in the range after it, −1 before it, 0 everywhere
 
-  RangeStates(Arena &arena, const Sizes &s, const Ranges &ranges, int64_t shift, int64_t onwards)
-      : ranges(ranges), shift(shift), onwards(onwards) {
+  // Of keys, which later tokens read, or of queries, which earlier ones read.
+  RangeStates(Arena &arena, const Sizes &s, int64_t tokens, const Visible &visible, bool of_keys)
+      : ranges(s.B * s.G, tokens, visible.unit(), s.threads),
+        shift(of_keys ? visible.shift() : -visible.shift()),
+        onwards(visible.all() ? 0 : of_keys ? 1 : -1) {
     const int64_t states = s.B * s.G * ranges.count;
     of = arena.take<FeatureState>(states);
     for (int64_t i = 0; i < states; i++) {
@@ -39,6 +42,7 @@ struct RangeStates {
   }
 
   int64_t tasks(const Sizes &s) const { return s.B * s.G * ranges.count; }
+  int64_t groups(const Sizes &s) const { return ranges.count > 1 ? s.B * s.G : 0; }  // whose states are combined
 
   // What range `task` adds, as the state of the range that needs it.
   void sum(const Sizes &s, const FeatureSide &side, int64_t task, const FeatureScratch &own) const {

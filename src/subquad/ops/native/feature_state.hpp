@@ -24,6 +24,8 @@ struct FeatureSide {
   int64_t tokens, width;
   const float *projection;  // (R,width′) for a head; null: the rows are exponents
   int64_t projection_head;
+  const float *bias;        // (R) for a head, added to all exponents of a feature; null: 0
+  int64_t bias_head;
   const float *shift;       // (tokens) for a head, added to its exponents, and −∞ takes a token out; null: 0
   int64_t shift_batch, shift_head;
   Rows payload;             // (B,heads,tokens,E), or null for zeros
@@ -43,6 +45,7 @@ struct FeatureScratch {
   float *of_heads;        // (heads,R,TILE) the other side's exponents
   float *payload, *payload_columns;  // (TILE,E′), (E,TILE)
   float *others, *other_columns;     // the other side's
+  float *value_grads;     // (TILE,E′)
   float *out;             // (TILE, the widest row)
   float *pairs, *pair_slopes;  // (TILE,TILE)
   float *high, *total;    // (TILE)
@@ -64,8 +67,9 @@ struct FeatureScratch {
     of_heads = arena.take<float>(s.H / s.G * tile);
     payload = arena.take<float>(TILE * E);
     payload_columns = arena.take<float>(backward ? E * TILE + W : 0);
-    others = arena.take<float>(backward ? s.H / s.G * TILE * E : 0);
+    others = arena.take<float>(backward ? TILE * E : 0);
     other_columns = arena.take<float>(backward ? E * TILE + W : 0);
+    value_grads = arena.take<float>(backward ? TILE * E : 0);
     out = arena.take<float>(TILE * wide);
     pairs = arena.take<float>(TILE * TILE);
     pair_slopes = arena.take<float>(backward ? TILE * TILE : 0);
@@ -117,12 +121,19 @@ struct FeatureState {
   }
 };
 
-// A row's lanes from `count` on are replaced.
+// A row's lanes from `count` on are replaced; those before `first` are 0.
 static inline vf lanes_before(int64_t count, vf x, float otherwise) {
   if (count >= W) return x;
   vi lane;
   for (int i = 0; i < W; i++) lane[i] = i;
   return select(lane < (int32_t)count, x, splat(otherwise));
+}
+
+static inline vf lanes_from(int64_t first, vf x) {
+  if (first <= 0) return x;
+  vi lane;
+  for (int i = 0; i < W; i++) lane[i] = i;
+  return select(lane < (int32_t)first, vf{}, x);
 }
 
 static inline vf base_of(vf largest) { return select(largest == -__builtin_inff(), vf{}, largest); }
@@ -155,9 +166,12 @@ static void tile_exponents(const FeatureSide &side, int64_t R, int64_t b, int64_
   if (side.projection)
     gemm_deep(R, lanes, side.width, side.projection + h * side.projection_head, round_up(side.width, PITCH), 1,
               own.columns, TILE, to, TILE, false);
-  if (!shift && lanes == count) return;
-  for (int64_t r = 0; r < R; r++)
-    for (int64_t j = 0; j < lanes; j += W) store(to + r * TILE + j, load(to + r * TILE + j) + load(own.shift + j));
+  if (!shift && !side.bias && lanes == count) return;
+  for (int64_t r = 0; r < R; r++) {
+    const float bias = side.bias ? side.bias[h * side.bias_head + r] : 0;
+    for (int64_t j = 0; j < lanes; j += W)
+      store(to + r * TILE + j, load(to + r * TILE + j) + bias + load(own.shift + j));
+  }
 }
 
 // largest ← its maximum with each feature's largest exponent of `count` tokens.

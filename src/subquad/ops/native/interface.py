@@ -187,18 +187,36 @@ class Blocking(Structure):
     ]
 
 
+class FeatureInputs(Structure):
+    """Queries, keys and values of attention by features."""
+
+    _fields_ = [
+        *((name, Rows) for name in ("query", "key", "value")),
+        *((name, c_void_p) for name in ("of_query", "of_key", "feature_bias", "key_bias")),
+        *((name, c_int64) for name in ("of_query_head", "of_key_head", "feature_bias_head")),
+        *((name, c_int64) for name in ("key_bias_batch", "key_bias_head", "block", "lag")),
+    ]
+
+
 class FeatureForward(Structure):
     """Attention by features."""
 
     _fields_ = [
         ("sizes", Sizes),
-        *((name, Rows) for name in ("query", "key", "value", "out")),
-        *((name, c_void_p) for name in ("of_query", "of_key")),
-        *((name, c_int64) for name in ("of_query_head", "of_key_head")),
-        ("key_bias", c_void_p),
-        *((name, c_int64) for name in ("key_bias_batch", "key_bias_head", "block", "lag")),
-        ("lse", c_void_p),
-        ("workspace", c_void_p),
+        ("inputs", FeatureInputs),
+        ("out", Rows),
+        *((name, c_void_p) for name in ("lse", "workspace")),
+    ]
+
+
+class FeatureBackward(Structure):
+    """Its gradients."""
+
+    _fields_ = [
+        ("sizes", Sizes),
+        ("inputs", FeatureInputs),
+        *((name, Rows) for name in ("out", "grad_out", "grad_query", "grad_key", "grad_value")),
+        *((name, c_void_p) for name in ("lse", "grad_lse", "grad_key_bias", "workspace")),
     ]
 
 

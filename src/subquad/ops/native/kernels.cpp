@@ -48,7 +48,9 @@ constexpr int MAX_THREADS = 1024;
 #include "single.hpp"
 #include "feature_state.hpp"
 #include "feature_ranges.hpp"
+#include "feature_scan.hpp"
 #include "feature_forward.hpp"
+#include "feature_backward.hpp"
 
 template <class Arguments, class Run>
 static int64_t by_dtype(const Arguments &a, Run &&run) {
@@ -77,4 +79,5 @@ extern const Kernels TABLE(SUBQUAD_VARIANT);
 const Kernels TABLE(SUBQUAD_VARIANT) = {SUBQUAD_VARIANT::hash, SUBQUAD_VARIANT::kmeans_of, SUBQUAD_VARIANT::forward,
                                         SUBQUAD_VARIANT::backward, SUBQUAD_VARIANT::bucket_forward,
                                         SUBQUAD_VARIANT::bucket_backward, SUBQUAD_VARIANT::top_of,
-                                        SUBQUAD_VARIANT::blocks_of, SUBQUAD_VARIANT::feature_forward};
+                                        SUBQUAD_VARIANT::blocks_of, SUBQUAD_VARIANT::feature_forward,
+                                        SUBQUAD_VARIANT::feature_backward};

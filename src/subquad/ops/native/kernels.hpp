@@ -12,4 +12,5 @@ struct Kernels {
   int64_t (*bucket_top)(const Selecting &);
   int64_t (*bucket_blocks)(const Blocking &);
   int64_t (*feature_forward)(const FeatureForward &);
+  int64_t (*feature_backward)(const FeatureBackward &);
 };

@@ -1,0 +1,239 @@
+// The gradients of attention by features, from its output and log-sum-exp. With p_ir = e^{x_ir − lse_i}, f_jr = e^{y_jr}
+// and −Δ_i = dlse_i − dO_i·O_i,
+//
+//     dx_ir = p_ir Σ_j f_jr (dO_i·v_j − Δ_i)     dy_jr = f_jr Σ_i p_ir (dO_i·v_j − Δ_i)     dv_j = Σ_ir f_jr p_ir dO_i
+//
+// over the pairs that see each other. The sums over keys are the state S, z of the forward pass. Those over queries are
+// a state too, of p for features, dO for values and −Δ for ones, which is built from the end of the sequence.
+
+struct FeatureGradients {
+  float *shift, *weight;  // (B,H,N) −lse and −Δ; −∞ and 0 for a query that sees no key
+
+  FeatureGradients(Arena &arena, const Sizes &s) {
+    shift = arena.take<float>(s.B * s.H * s.N + TILE);  // parts of a tile are read in whole vectors
+    weight = arena.take<float>(s.B * s.H * s.N + TILE);
+    for (int64_t i = 0; arena.base && i < TILE; i++) shift[s.B * s.H * s.N + i] = weight[s.B * s.H * s.N + i] = 0;
+  }
+
+  void fill(const FeatureBackward &a, int64_t bh) const {
+    const Sizes &s = a.sizes;
+    for (int64_t i = bh * s.N; i < (bh + 1) * s.N; i++) {
+      const bool sees = a.lse[i] != -__builtin_inff();
+      shift[i] = sees ? -a.lse[i] : -__builtin_inff();
+      weight[i] = sees && a.grad_lse ? a.grad_lse[i] : 0;
+      if (sees && a.grad_out.data)
+        weight[i] -= dot(row_of<float>(a.grad_out, bh / s.H, bh % s.H, i - bh * s.N),
+                         row_of<float>(a.out, bh / s.H, bh % s.H, i - bh * s.N), s.E);
+    }
+  }
+};
+
+// A tile's gradients of exponents (R,TILE) to those of its rows.
+static void rows_from_slopes(const FeatureSide &side, const Rows &grad, int64_t R, int64_t b, int64_t h, int64_t at,
+                             int64_t count, const FeatureScratch &own) {
+  const int64_t width = round_up(side.width, W);
+  if (side.projection)
+    gemm_deep(count, width, R, own.slopes, 1, TILE, side.projection + h * side.projection_head,
+              round_up(side.width, PITCH), own.out, width, false);
+  else
+    pack_transposed(own.slopes, width, count, TILE, own.out, width);
+  for (int64_t i = 0; i < count; i++) store_row(own.out + i * width, side.width, row_of<float>(grad, b, h, at + i));
+}
+
+// A head's dO for queries [at, at + count), also transposed.
+static void pack_grads(const FeatureSide &queries, int64_t E, int64_t b, int64_t h, int64_t at, int64_t count,
+                       const FeatureScratch &own) {
+  pack_counted(queries.payload, b, h, at, count, E, queries.of_head(queries.shift, b, h) + at, own.others);
+}
+
+// Queries [at, at + count): as `read` of a QueryScan.
+static void query_slopes(const FeatureBackward &a, const FeatureSide &queries, const FeatureState &state, int64_t b,
+                         int64_t h, int64_t at, int64_t count, const float *exponents, const float *of_keys,
+                         const float *values, const FeatureScratch &own) {
+  const int64_t R = state.features, E = state.width, lanes = round_up(count, W);
+  const float *weight = queries.of_head(queries.weight, b, h) + at;
+  pack_grads(queries, a.sizes.E, b, h, at, count, own);
+  pack_transposed(own.others, lanes, a.sizes.E, E, own.other_columns, TILE);
+  gemm(R, lanes, a.sizes.E, state.sums, E, 1, own.other_columns, TILE, own.slopes, TILE, false);
+  if (of_keys) {  // (keys,queries) of the tile
+    gemm(count, lanes, a.sizes.E, values, E, 1, own.other_columns, TILE, own.pair_slopes, TILE, false);
+    for (int64_t j = 0; j < count; j++)
+      for (int64_t i = 0; i < lanes; i += W) {
+        float *of = own.pair_slopes + j * TILE + i;
+        store(of, lanes_from(j - i, load(of) + load(weight + i)));
+      }
+    gemm(R, lanes, count, of_keys, TILE, 1, own.pair_slopes, TILE, own.slopes, TILE, true);
+  }
+  for (int64_t r = 0; r < R; r++)
+    for (int64_t i = 0; i < lanes; i += W) {
+      float *slopes = own.slopes + r * TILE + i;
+      const vf p = exp_nonpositive(load(exponents + r * TILE + i) + state.largest[r]);
+      store(slopes, p * (load(slopes) + load(weight + i) * state.totals[r]));
+    }
+  rows_from_slopes(queries, a.grad_query, R, b, h, at, count, own);
+}
+
+// Keys of one head, with a state of the queries that see them.
+struct KeyScan {
+  const FeatureBackward &a;
+  const FeatureSide &queries, &keys;
+  const Visible &visible;
+  const FeatureScratch &own;
+  int64_t b, g;
+
+  int64_t group() const { return a.sizes.H / a.sizes.G; }
+  float *exponents_of(int64_t i) const { return own.of_heads + i * (a.sizes.C * TILE + W); }
+
+  void load_keys(int64_t at, int64_t count) const {
+    const Sizes &s = a.sizes;
+    tile_exponents(keys, s.C, b, g, at, count, own.exponents, own);
+    pack_counted(keys.payload, b, g, at, count, s.E, own.shift, own.payload);
+    pack_transposed(own.payload, round_up(count, W), s.E, round_up(s.E, W), own.payload_columns, TILE);
+  }
+
+  // The queries of the tile itself, of head h, some of which see each key; then they go into the state.
+  void own_queries(const FeatureState &state, int64_t h, int64_t at, int64_t count, const float *exponents,
+                   const float *value_columns) const {
+    const int64_t R = state.features, E = state.width, lanes = round_up(count, W);
+    const float *weight = queries.of_head(queries.weight, b, h) + at;
+    pack_grads(queries, a.sizes.E, b, h, at, count, own);
+    exponentiate(exponents, R, count, state.largest, own.other_features);
+    gemm_deep(count, lanes, R, own.other_features, 1, TILE, own.features, TILE, own.pairs, TILE, false);
+    gemm(count, lanes, a.sizes.E, own.others, E, 1, value_columns, TILE, own.pair_slopes, TILE, false);
+    for (int64_t i = 0; i < count; i++)
+      for (int64_t j = 0; j < lanes; j += W) {
+        float *pairs = own.pairs + i * TILE + j, *slopes = own.pair_slopes + i * TILE + j;
+        store(pairs, lanes_before(i + 1 - j, load(pairs), 0));
+        store(slopes, lanes_before(i + 1 - j, load(slopes) + weight[i], 0));
+      }
+    gemm(count, E, count, own.pairs, 1, TILE, own.others, E, own.value_grads, E, true);
+    gemm(R, lanes, count, own.other_features, TILE, 1, own.pair_slopes, TILE, own.slopes, TILE, true);
+    add_tile(state, own.other_features, count, own.others, weight);
+  }
+
+  // Keys [first, first + count) of the tile at `at`; with_own: the queries of those tokens see them too.
+  void slopes(const FeatureState &state, int64_t at, int64_t first, int64_t count, bool with_own) const {
+    const Sizes &s = a.sizes;
+    const int64_t R = s.C, E = state.width, lanes = round_up(count, W);
+    const float *exponents = own.exponents + first, *value_columns = own.payload_columns + first;
+    for (int64_t r = 0; r < R; r++)
+      for (int64_t j = 0; j < lanes; j += W)
+        store(own.features + r * TILE + j, exp_nonpositive(load(exponents + r * TILE + j) + state.largest[r]));
+    gemm_deep(count, E, R, own.features, 1, TILE, state.sums, E, own.value_grads, E, false);
+    gemm(R, lanes, s.E, state.sums, E, 1, value_columns, TILE, own.slopes, TILE, false);
+    for (int64_t r = 0; r < R; r++) own.raised[r] = state.totals[r];  // without the tile's own
+    for (int64_t i = 0; with_own && i < group(); i++)
+      own_queries(state, g * group() + i, at + first, count, exponents_of(i) + first, value_columns);
+    zero(own.total, lanes);
+    for (int64_t r = 0; r < R; r++)
+      for (int64_t j = 0; j < lanes; j += W) {
+        float *of = own.slopes + r * TILE + j;
+        const vf slope = load(own.features + r * TILE + j) * (load(of) + own.raised[r]);
+        store(of, slope);
+        store(own.total + j, load(own.total + j) + slope);
+      }
+    rows_from_slopes(keys, a.grad_key, R, b, g, at + first, count, own);
+    for (int64_t j = 0; j < count; j++) {
+      store_row(own.value_grads + j * E, s.E, row_of<float>(a.grad_value, b, g, at + first + j));
+      if (a.grad_key_bias) a.grad_key_bias[(b * s.G + g) * s.M + at + first + j] = own.total[j];
+    }
+  }
+
+  // Keys that the same queries see.
+  void together(const FeatureState &state, int64_t from, int64_t to) const {
+    for (int64_t at = from; at < to; at += TILE) {
+      const int64_t count = to - at < TILE ? to - at : TILE;
+      load_keys(at, count);
+      slopes(state, at, 0, count, false);
+    }
+  }
+
+  // In halves where a later query has so much of a feature that an earlier key's e^{y + d}, of pairs that do not see each
+  // other, might not be finite.
+  void part(const FeatureState &state, int64_t at, int64_t first, int64_t count) const {
+    const int64_t R = a.sizes.C;
+    for (int64_t r = 0; r < R; r++) own.raised[r] = state.largest[r];
+    for (int64_t i = 0; i < group(); i++) raise_largest(exponents_of(i) + first, R, count, own.raised);
+    vf high = splat(-__builtin_inff());
+    for (int64_t r = 0; r < R; r++)
+      for (int64_t j = 0; j < count; j += W) {
+        const vf sums = load(own.exponents + first + r * TILE + j) + own.raised[r];
+        high = maximum(lanes_before(count - j, sums, -__builtin_inff()), high);
+      }
+    if (highest(high) > MOST_RISE && count > 1) {
+      part(state, at, first + count / 2, count - count / 2);
+      return part(state, at, first, count / 2);
+    }
+    state.raise(own.raised);
+    slopes(state, at, first, count, true);
+  }
+
+  void causally(const FeatureState &state, int64_t from, int64_t to) const {
+    for (int64_t at = from + (to - from - 1) / TILE * TILE; at >= from; at -= TILE) {
+      const int64_t count = to - at < TILE ? to - at : TILE;
+      for (int64_t i = 0; i < group(); i++)
+        tile_exponents(queries, a.sizes.C, b, g * group() + i, at, count, exponents_of(i), own);
+      load_keys(at, count);
+      part(state, at, 0, count);
+    }
+  }
+
+  void lagged(const FeatureState &state, int64_t from, int64_t to) const {
+    for (int64_t at = from + (to - from - 1) / visible.block * visible.block; at >= from; at -= visible.block) {
+      const int64_t ahead = at + visible.shift(), end = at + visible.block < to ? at + visible.block : to;
+      add_tokens(state, queries, a.sizes.E, b, g, ahead, ahead + visible.block, own);
+      together(state, at, end);
+    }
+  }
+};
+
+static int64_t key_tasks(const Sizes &s, const Visible &visible, const RangeStates &states) {
+  return visible.all() ? s.B * s.G * pieces_of(s.M) : states.tasks(s);
+}
+
+static void key_task(const FeatureBackward &a, const FeatureSide &queries, const FeatureSide &keys,
+                     const Visible &visible, const RangeStates &states, int64_t task, const FeatureScratch &own) {
+  const Sizes &s = a.sizes;
+  const int64_t size = visible.all() ? QUERY_PIECE : states.ranges.size;
+  const int64_t count = visible.all() ? pieces_of(s.M) : states.ranges.count;
+  const int64_t bg = task / count, from = task % count * size, to = from + size < s.M ? from + size : s.M;
+  const KeyScan scan{a, queries, keys, visible, own, bg / s.G, bg % s.G};
+  if (visible.all())
+    scan.together(states.at(bg, 0), from, to);
+  else if (visible.lag > 0)
+    scan.lagged(states.of[task], from, to);
+  else
+    scan.causally(states.of[task], from, to);
+}
+
+static int64_t feature_backward(const FeatureBackward &a) {
+  const Sizes &s = a.sizes;
+  const Visible visible{a.in.block, a.in.lag};
+  Arena arena{(char *)a.workspace};
+  const FeatureGradients gradients(arena, s);
+  const RangeStates of_keys(arena, s, s.M, visible, true), of_queries(arena, s, s.N, visible, false);
+  const PerThread<FeatureScratch> scratch(arena, s, true);
+  if (!arena.base) return arena.used;
+
+  FeatureSide keys = keys_of(s, a.in), queries = queries_of(s, a.in);
+  queries.payload = a.grad_out;
+  queries.shift = gradients.shift;
+  queries.weight = gradients.weight;
+  const Stage deltas = {s.B * s.H, [&](int64_t bh, int) { gradients.fill(a, bh); }};
+  const int64_t sums_of_keys = of_keys.tasks(s), slopes_of_keys = key_tasks(s, visible, of_queries);
+  const Stage sums = {sums_of_keys + of_queries.tasks(s), [&](int64_t task, int t) {
+    if (task < sums_of_keys) return of_keys.sum(s, keys, task, scratch.of[t]);
+    of_queries.sum(s, queries, task - sums_of_keys, scratch.of[t]);
+  }};
+  const Stage combined = {s.B * s.G, [&](int64_t group, int) {
+    of_keys.combine(group);
+    of_queries.combine(group);
+  }};
+  const Stage slopes = {slopes_of_keys + query_tasks(s, visible, of_keys), [&](int64_t task, int t) {
+    if (task < slopes_of_keys) return key_task(a, queries, keys, visible, of_queries, task, scratch.of[t]);
+    query_task(s, queries, keys, visible, of_keys, task - slopes_of_keys, scratch.of[t],
+               [&](const auto &...of) { query_slopes(a, queries, of...); });
+  }};
+  parallel_stages(s.threads, deltas, sums, combined, slopes);
+  return arena.used;
+}
