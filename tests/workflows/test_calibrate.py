@@ -39,7 +39,15 @@ def parameters(fitted):
     return [p for bound in fitted.bounds.values() for p in bound.state_dict().values()]
 
 
-@pytest.mark.parametrize(("method", "metric"), [(LHA, "utility"), ("lha-tail:buckets=3,keys=12,cells=2", "error")])
+@pytest.mark.parametrize(
+    ("method", "metric"),
+    [
+        (LHA, "utility"),
+        ("lha-tail:buckets=3,keys=12,cells=2", "error"),
+        ("tilted-pool:segments=6,window=2", "error"),
+        ("learned-feature-map:features=8,window=2", "error"),
+    ],
+)
 def test_it_fits_every_layer_better_than_at_the_start(settings, tmp_path, method, metric):
     fitted = calibrate(replace(settings, method=method), tmp_path)
     history = fitted.record["history"]

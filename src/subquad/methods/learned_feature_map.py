@@ -133,7 +133,7 @@ class LearnedFeatureMap(Method):
     seed: int = 0
 
     name: ClassVar[str] = "learned-feature-map"
-    fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=1e-2)
+    fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=4e-2)
     traits: ClassVar[Traits] = Traits(
         causal="strict",
         cross=False,

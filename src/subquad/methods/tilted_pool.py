@@ -242,7 +242,7 @@ class TiltedPool(Method):
     sinks: int = 1
 
     name: ClassVar[str] = "tilted-pool"
-    fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=3e-2)
+    fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=0.1, steps=300)
     zeroes_padding: ClassVar[bool] = True  # it is in no block
     traits: ClassVar[Traits] = Traits(
         causal="no",
