@@ -152,8 +152,8 @@ def test_scales_are_a_temperature():
     bound.learned.query_scale.data -= 0.5
     factor = (bound.learned.query_scale + bound.learned.key_scale).exp().detach()
     exact = sq.attention(q, factor * k, v, method="full", enable_gqa=True)
-    torch.testing.assert_close(bound(q, k, v), exact, atol=0.08, rtol=0)
-    assert (sq.attention(q, k, v, method="full", enable_gqa=True) - exact).abs().max() > 0.08
+    torch.testing.assert_close(bound(q, k, v), exact, atol=0.12, rtol=0)
+    assert (sq.attention(q, k, v, method="full", enable_gqa=True) - exact).abs().max() > 0.15
 
 
 def test_inputs_far_from_0_are_estimated_where_they_are_centred():
