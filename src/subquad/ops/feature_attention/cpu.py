@@ -1,7 +1,7 @@
 """Attention by features in compiled code: one op a direction. The gradient is itself not differentiable.
 
-Exponents are made tile by tile and never exist for the whole sequence. Only where a projection itself is learned are they
-made here, by PyTorch, which has its gradient.
+Exponents are made tile by tile and never exist for the whole sequence. Only where a projection itself is learned
+they are made here, by PyTorch, which has its gradient.
 """
 
 from typing import NamedTuple
@@ -130,7 +130,7 @@ def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _differentiate(ctx, grad_out, grad_lse):  # type: ignore[no-untyped-def]
-    *tensors, key_bias, _, _ = ctx.saved_tensors
+    key_bias = ctx.saved_tensors[6]
     if grad_out is None and grad_lse is None:
         return (None,) * 9
     *of_inputs, of_bias = _backward(grad_out, grad_lse, *ctx.saved_tensors, ctx.block, ctx.lag)
