@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from subquad import hf
-from subquad.methods import Method
+from subquad.methods import METHODS, Method
 from subquad.workflows.calibrate import Settings, fit, save
 from subquad.workflows.errors import InputError, NothingToLearn
 from subquad.workflows.pretrained import Pretrained
@@ -41,7 +41,8 @@ def calibrated(
                 raise InputError(f"--calibrate {mine} is part of the text that is compared on, {its}")
     wanted = [method for method in methods if method.fit is not None]
     if not wanted:
-        raise InputError("--calibrate: none of the methods has learned parameters to fit; lha and lha-tail have")
+        have = ", ".join(name for name, method in METHODS.items() if method.fit is not None)
+        raise InputError(f"--calibrate: none of the methods has learned parameters to fit; those of {have} can be")
     documents = read_documents(text)
     rows = {}
     for method in wanted:
