@@ -11,6 +11,11 @@ from tests.hf.models import TEXT, build, padded_ids
 
 CAUSAL = ("llama", "gpt2", "opt", "qwen3")
 METHODS = ("linear", "performer:features=32")
+EVERY_CAUSAL = [
+    method
+    for method in (sq.from_dict({"name": name, **sq.METHODS[name].traits.example}) for name in sq.list_methods())
+    if method.traits.causal == "strict" and (method.traits.cross or method.traits.cached)
+]
 OPTIONS = {"do_sample": False, "eos_token_id": None, "return_dict_in_generate": True}
 
 
@@ -40,7 +45,18 @@ def test_greedy_is_the_same_without_a_cache_with_keys_and_with_states(name, meth
     case = swapped(name, method)
     options = case.inputs | OPTIONS | {"max_new_tokens": 12, "output_logits": True}
     want = case.model.generate(**options, use_cache=False)
-    for cache in ({}, {"cache_implementation": "static"}, {"past_key_values": sq.hf.StateCache(case.model)}):
+    for cache in ({}, {"past_key_values": sq.hf.StateCache(case.model)}):
+        same(case.model.generate(**options, **cache), want)
+
+
+@pytest.mark.parametrize("method", EVERY_CAUSAL, ids=str)
+def test_every_causal_method_generates_the_same_with_every_cache(method):
+    case = swapped("gpt2", method)
+    options = case.inputs | OPTIONS | {"max_new_tokens": 8, "output_logits": True}
+    want = case.model.generate(**options, use_cache=False)
+    caches = [{}, {"cache_implementation": "static"}]
+    caches += [{"past_key_values": sq.hf.StateCache(case.model)}] if method.traits.recurrent else []
+    for cache in caches:
         same(case.model.generate(**options, **cache), want)
 
 

@@ -13,7 +13,7 @@ import subquad as sq
 from tests.oracle import qkv
 
 ROOT = Path(__file__).parents[2]
-METHODS = ("linear", "performer:features=64", "linformer:k=16")
+METHODS = ("linear", "performer:features=64", "rfa:features=32", "linformer:k=16")
 STEPS = 10_000
 
 

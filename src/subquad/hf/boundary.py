@@ -174,12 +174,13 @@ def _mask_of(layer: Attached, query: Tensor, key: Tensor, given: Tensor | None, 
     offset: int | Tensor = M - N
     mask = Mask()
     if given is not None and given.dtype == torch.bool:
-        mask = Mask.padding(given) if N == M else Mask.padding(keys=given)
+        mask = Mask.padding(given) if N == M else Mask.padding(keys=given, queries=given[:, -N:])
     elif given is not None and N == M:
         mask = Mask.segments(given - 1)
     elif given is not None:
-        mask = Mask.padding(keys=given > 0)
         offset = (given[0] >= 0).sum() - N
+        own = given.index_select(1, offset + torch.arange(N, device=given.device))
+        mask = Mask.padding(keys=given > 0, queries=own > 0)
     # Also for a single query, which sees every filled slot: a causal form can be another than the plain one.
     return mask & (Mask.causal(offset=offset) if causal else Mask(offset=offset))
 
