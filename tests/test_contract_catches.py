@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from subquad import Clustered, Full, Mask, Method
+from subquad import Clustered, Full, LinearAttention, Mask, Method
 from subquad.methods.base import Call
 from tests.contract import MethodContract
+from tests.decoding_contract import DecodingContract, State
 
 CLUSTERED = {"clusters": 5, "bits": 15, "iterations": 3}
-the = MethodContract()
+the, decoding = MethodContract(), DecodingContract()
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,33 @@ class WrongHeads(Full):
         return super().attend(query, key.repeat(1, times, 1, 1), value.repeat(1, times, 1, 1), call)
 
 
+@dataclass(frozen=True)
+class PaddingInTheState(LinearAttention):
+    """Adds padded tokens to the state."""
+
+    def advance(self, query: Tensor, key: Tensor, value: Tensor, state: State, call: Call) -> tuple[Tensor, State]:
+        return super().advance(query, key, value, state, call.under(Mask.causal()))
+
+
+@dataclass(frozen=True)
+class StateInPlace(LinearAttention):
+    """Changes the state that it is given."""
+
+    def advance(self, query: Tensor, key: Tensor, value: Tensor, state: State, call: Call) -> tuple[Tensor, State]:
+        out, after = super().advance(query, key, value, state, call)
+        return out, {name: tensor.copy_(after[name]) for name, tensor in state.items()}
+
+
+@dataclass(frozen=True)
+class StepsApart(LinearAttention):
+    """Hides the tokens of one step from each other."""
+
+    def advance(self, query: Tensor, key: Tensor, value: Tensor, state: State, call: Call) -> tuple[Tensor, State]:
+        _, after = super().advance(query, key, value, state, call)
+        parts = zip(*(x.split(1, dim=2) for x in (query, key, value)), strict=True)
+        return torch.cat([super(StepsApart, self).advance(*part, state, call)[0] for part in parts], dim=2), after
+
+
 BROKEN = [
     (PaddingLeak(**CLUSTERED), lambda m: the.test_padding_changes_no_output(m, "right", 3.0)),
     (PaddingInTheMeans(**CLUSTERED), lambda m: the.test_padding_changes_no_output(m, "left", 3.0)),
@@ -94,6 +122,10 @@ BROKEN = [
     (GlobalGenerator(**CLUSTERED), the.test_same_seed_same_output_and_the_global_generator_untouched),
     (Detached(), the.test_gradients_in_fp64),
     (WrongHeads(), the.test_shared_key_heads_equal_repeated_ones),
+    (PaddingInTheState(), decoding.test_a_left_padded_prompt_leaves_the_state_of_its_tokens),
+    (PaddingInTheState(), decoding.test_a_step_of_padding_changes_no_state),
+    (StateInPlace(), decoding.test_a_state_is_left_as_it_is_and_keeps_its_size),
+    (StepsApart(), lambda m: decoding.test_steps_equal_the_causal_call(m, [5, 19])),
 ]
 
 
