@@ -3,7 +3,8 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from subquad.ops.causal_product import reference
+from subquad.ops.backends import choose
+from subquad.ops.causal_product import cpu, reference
 
 
 def causal_product(
@@ -26,4 +27,6 @@ def causal_product(
     >>> causal_product(ones, ones, torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 4, 1)).flatten()
     tensor([ 1.,  3.,  6., 10.])
     """
+    if choose(cpu=cpu.refusal(query)) == "cpu":
+        return cpu.causal_product(query, key, value)
     return reference.causal_product(query, key, value)

@@ -15,17 +15,10 @@ from pathlib import Path
 
 import torch  # noqa: F401  (first: its wheel brings the OpenMP runtime, and the library must use the one that is loaded)
 
-ABI_VERSION = 7  # as in abi.cpp
+ABI_VERSION = 8  # as in abi.cpp
 _BUCKETS = ("forward", "backward", "top", "blocks")
-_KERNELS = (
-    "hash",
-    "kmeans",
-    "forward",
-    "backward",
-    *(f"bucket_{what}" for what in _BUCKETS),
-    "feature_forward",
-    "feature_backward",
-)
+_FEATURES = ("feature_forward", "feature_backward", "causal_product")
+_KERNELS = ("hash", "kmeans", "forward", "backward", *(f"bucket_{what}" for what in _BUCKETS), *_FEATURES)
 _FILE = {"darwin": "libsubquad.dylib", "win32": "subquad.dll"}.get(sys.platform, "libsubquad.so")
 _HOW = "Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install"
 _AGAIN = "run `pip install -v --force-reinstall --no-deps .` in subquad's folder"  # -v shows what fails

@@ -17,7 +17,7 @@ SUBQUAD_VARIANTS
 
 namespace {
 
-constexpr int ABI_VERSION = 7;  // one higher with every change that an older `ops/native/*.py` cannot call
+constexpr int ABI_VERSION = 8;  // one higher with every change that an older `ops/native/*.py` cannot call
 
 namespace runs {
 
@@ -120,4 +120,7 @@ EXPORT int64_t subquad_feature_forward(const FeatureForward *arguments) {
 }
 EXPORT int64_t subquad_feature_backward(const FeatureBackward *arguments) {
   return in_use.load()->kernels->feature_backward(*arguments);
+}
+EXPORT int64_t subquad_causal_product(const CausalProduct *arguments) {
+  return in_use.load()->kernels->causal_product(*arguments);
 }

@@ -177,3 +177,10 @@ struct FeatureBackward {
   float *grad_key_bias;         // (B,G,M), or null
   void *workspace;
 };
+
+struct CausalProduct {
+  Sizes sizes;  // D wide products; one of H and G divides the other
+  Rows query, key, value, out;
+  int64_t reverse;  // over i ≥ t
+  void *workspace;
+};

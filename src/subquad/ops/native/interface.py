@@ -220,6 +220,17 @@ class FeatureBackward(Structure):
     ]
 
 
+class CausalProduct(Structure):
+    """Causal products."""
+
+    _fields_ = [
+        ("sizes", Sizes),
+        *((name, Rows) for name in ("query", "key", "value", "out")),
+        ("reverse", c_int64),
+        ("workspace", c_void_p),
+    ]
+
+
 def refusal(x: Tensor) -> str | None:
     """Why the compiled kernels cannot read this tensor; None where they can."""
     reason = refusal_of_any_dtype(x)

@@ -51,6 +51,7 @@ constexpr int MAX_THREADS = 1024;
 #include "feature_scan.hpp"
 #include "feature_forward.hpp"
 #include "feature_backward.hpp"
+#include "causal_product.hpp"
 
 template <class Arguments, class Run>
 static int64_t by_dtype(const Arguments &a, Run &&run) {
@@ -80,4 +81,4 @@ const Kernels TABLE(SUBQUAD_VARIANT) = {SUBQUAD_VARIANT::hash, SUBQUAD_VARIANT::
                                         SUBQUAD_VARIANT::backward, SUBQUAD_VARIANT::bucket_forward,
                                         SUBQUAD_VARIANT::bucket_backward, SUBQUAD_VARIANT::top_of,
                                         SUBQUAD_VARIANT::blocks_of, SUBQUAD_VARIANT::feature_forward,
-                                        SUBQUAD_VARIANT::feature_backward};
+                                        SUBQUAD_VARIANT::feature_backward, SUBQUAD_VARIANT::causal_product};

@@ -13,4 +13,5 @@ struct Kernels {
   int64_t (*bucket_blocks)(const Blocking &);
   int64_t (*feature_forward)(const FeatureForward &);
   int64_t (*feature_backward)(const FeatureBackward &);
+  int64_t (*causal_product)(const CausalProduct &);
 };

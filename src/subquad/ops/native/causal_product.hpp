@@ -1,0 +1,124 @@
+// out_t = Σ_{i≤t} (q_t·k_i) v_i, or over i ≥ t: a matrix of the sums so far, S = Σ k_i v_iᵀ, and a tile's own keys in pairs.
+//
+// H query heads and G key heads: one of the numbers divides the other. A query head with several key heads gets the sum
+// of what it gets from each.
+
+struct ProductScratch {
+  float *queries, *keys;  // (TILE,R′)
+  float *key_columns;     // (R,TILE)
+  float *values, *out;    // (TILE,E′) of a head
+  float *pairs;           // (TILE,TILE)
+
+  ProductScratch(Arena &arena, const Sizes &s, int64_t key_heads) {
+    const int64_t R = round_up(s.D, W), E = round_up(s.E, W);
+    queries = arena.take<float>(TILE * R);
+    keys = arena.take<float>(key_heads * TILE * R);
+    key_columns = arena.take<float>(key_heads * R * TILE);
+    values = arena.take<float>(key_heads * TILE * E);
+    out = arena.take<float>(TILE * E);
+    pairs = arena.take<float>(TILE * TILE);
+  }
+};
+
+// The heads of one state in one range of the sequence.
+struct ProductTask {
+  const CausalProduct &a;
+  const ProductScratch &own;
+  float *state;  // (R,E′)
+  int64_t b, state_of;  // which of the states of item b
+
+  int64_t states() const { return a.sizes.H < a.sizes.G ? a.sizes.H : a.sizes.G; }
+  int64_t query_heads() const { return a.sizes.H / states(); }
+  int64_t key_heads() const { return a.sizes.G / states(); }
+  int64_t R() const { return round_up(a.sizes.D, W); }
+  int64_t E() const { return round_up(a.sizes.E, W); }
+
+  void load_keys(int64_t at, int64_t count) const {
+    const Sizes &s = a.sizes;
+    for (int64_t i = 0; i < key_heads(); i++) {
+      const int64_t g = state_of * key_heads() + i;
+      float *keys = own.keys + i * TILE * R();
+      pack_rows<float>(a.key, b, g, nullptr, at, count, s.D, keys, R());
+      zero(keys + count * R(), (round_up(count, W) - count) * R());
+      pack_rows<float>(a.value, b, g, nullptr, at, count, s.E, own.values + i * TILE * E(), E());
+    }
+  }
+
+  void add_keys(int64_t count) const {
+    for (int64_t i = 0; i < key_heads(); i++)
+      gemm(a.sizes.D, E(), count, own.keys + i * TILE * R(), 1, R(), own.values + i * TILE * E(), E(), state, E(), true);
+  }
+
+  // To out, what the tile's own keys give.
+  void attend_own(int64_t count, int64_t i) const {
+    const int64_t lanes = round_up(count, W);
+    gemm_deep(count, lanes, a.sizes.D, own.queries, R(), 1, own.key_columns + i * R() * TILE, TILE, own.pairs, TILE,
+              false);
+    for (int64_t t = 0; t < count; t++)
+      for (int64_t j = 0; j < lanes; j += W) {
+        const vf pairs = load(own.pairs + t * TILE + j);
+        store(own.pairs + t * TILE + j, a.reverse ? lanes_from(t - j, pairs) : lanes_before(t + 1 - j, pairs, 0));
+      }
+    gemm(count, E(), count, own.pairs, TILE, 1, own.values + i * TILE * E(), E(), own.out, E(), true);
+  }
+
+  void tile(int64_t at, int64_t count) const {
+    const Sizes &s = a.sizes;
+    load_keys(at, count);
+    for (int64_t i = 0; i < key_heads(); i++)
+      pack_transposed(own.keys + i * TILE * R(), round_up(count, W), s.D, R(), own.key_columns + i * R() * TILE, TILE);
+    for (int64_t h = state_of * query_heads(); h < (state_of + 1) * query_heads(); h++) {
+      pack_rows<float>(a.query, b, h, nullptr, at, count, s.D, own.queries, R());
+      gemm_deep(count, E(), s.D, own.queries, R(), 1, state, E(), own.out, E(), false);
+      for (int64_t i = 0; i < key_heads(); i++) attend_own(count, i);
+      for (int64_t t = 0; t < count; t++) store_row(own.out + t * E(), s.E, row_of<float>(a.out, b, h, at + t));
+    }
+    add_keys(count);
+  }
+
+  // `each(at, count)` for the tiles of [from, to) in the order of the sum.
+  template <class Each>
+  void tiles(int64_t from, int64_t to, const Each &each) const {
+    const int64_t tiles = (to - from + TILE - 1) / TILE;
+    for (int64_t i = 0; i < tiles; i++) {
+      const int64_t at = from + (a.reverse ? tiles - 1 - i : i) * TILE;
+      each(at, to - at < TILE ? to - at : TILE);
+    }
+  }
+};
+
+static int64_t causal_product(const CausalProduct &a) {
+  const Sizes &s = a.sizes;
+  const int64_t per_item = s.H < s.G ? s.H : s.G, all = s.B * per_item, size = s.D * round_up(s.E, W);
+  Arena arena{(char *)a.workspace};
+  const Ranges ranges(all, s.N, TILE, s.threads);
+  float *states = arena.take<float>(all * ranges.count * size);  // of what comes before each range
+  const PerThread<ProductScratch> scratch(arena, s, s.G / per_item);
+  if (!arena.base) return arena.used;
+
+  // Ranges are numbered in the order of the sum.
+  auto run = [&](int64_t task, int thread, int64_t state, bool attend) {
+    const int64_t of = task / ranges.count, range = task % ranges.count;
+    const int64_t from = (a.reverse ? ranges.count - 1 - range : range) * ranges.size;
+    const int64_t to = from + ranges.size < s.N ? from + ranges.size : s.N;
+    const ProductTask work{a, scratch.of[thread], states + state * size, of / per_item, of % per_item};
+    work.tiles(from, to, [&](int64_t at, int64_t count) {
+      if (attend) return work.tile(at, count);
+      work.load_keys(at, count);
+      work.add_keys(count);
+    });
+  };
+  const Stage sums = {all * ranges.count, [&](int64_t task, int thread) {
+    const bool last = (task + 1) % ranges.count == 0;
+    const int64_t next = last ? task + 1 - ranges.count : task + 1;  // nobody needs the last range's
+    zero(states + next * size, size);
+    if (!last) run(task, thread, next, false);
+  }};
+  const Stage combined = {ranges.count > 1 ? all : 0, [&](int64_t of, int) {
+    float *first = states + of * ranges.count * size;
+    for (int64_t i = size; i < ranges.count * size; i++) first[i] += first[i - size];
+  }};
+  const Stage products = {all * ranges.count, [&](int64_t task, int thread) { run(task, thread, task, true); }};
+  parallel_stages(s.threads, sums, combined, products);
+  return arena.used;
+}
