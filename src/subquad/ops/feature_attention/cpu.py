@@ -130,10 +130,11 @@ def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _differentiate(ctx, grad_out, grad_lse):  # type: ignore[no-untyped-def]
-    key_bias = ctx.saved_tensors[6]
+    saved = ctx.saved_tensors  # once: activation checkpointing computes them when they are asked for
+    key_bias = saved[6]
     if grad_out is None and grad_lse is None:
         return (None,) * 9
-    *of_inputs, of_bias = _backward(grad_out, grad_lse, *ctx.saved_tensors, ctx.block, ctx.lag)
+    *of_inputs, of_bias = _backward(grad_out, grad_lse, *saved, ctx.block, ctx.lag)
     return *of_inputs, None, None, None, None if key_bias is None else of_bias, None, None
 
 
