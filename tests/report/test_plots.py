@@ -3,11 +3,12 @@ import io
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from subquad.report import content, drawing
-from subquad.report.plots import pareto, plots, styles
+from subquad.report.plots import pareto, plots, styles, time_vs_length
 from subquad.workflows.compare import DEFAULT_METHODS, LEARNED_METHODS
 from tests.report import sample
 
@@ -40,6 +41,18 @@ def test_a_name_is_no_formula():
     report = sample.encoder()
     report["model"]["name"] = "a$\\frac$_" * 20
     assert len(plots(report)) == 3
+
+
+def test_the_legend_of_many_methods_is_inside_the_picture():
+    report = sample.encoder()
+    report["methods"] += [report["methods"][4] | {"method": f"performer:features={n}"} for n in range(16)]
+    with drawing.look():
+        figure = time_vs_length(report)
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        figure.draw(renderer)
+    box = figure.legends[0].get_window_extent(renderer)
+    assert box.y0 >= 0
+    assert box.y1 <= figure.bbox.y1
 
 
 def test_pareto():

@@ -29,7 +29,7 @@ FAMILIES = {
 OTHERS = (
     "#56B4E9", "#B8860B", "#7A5195", "#8C564B", "#44AA99", "#882255", "#8A8A1F", "#332288", "#E3779A", "#5F6F7A",
 )  # fmt: skip
-MARKERS: tuple[Marker, ...] = (*"osD^vPX<>hp8dH", (4, 1, 0), (6, 1, 0), (3, 1, 0), (8, 1, 0))
+MARKERS: tuple[Marker, ...] = (*"osD^vPX<>hp8dH", (4, 1, 0), (6, 1, 0), (3, 1, 0), (8, 1, 0), (4, 1, 45), (3, 1, 180))
 LOOK = {
     "font.size": 10,
     "axes.spines.top": False,

@@ -169,9 +169,10 @@ def time_vs_length(report: Report) -> Figure | None:
     times = {m["method"]: t for m in reading.ran(report) if (t := _times(m, reading.op_lengths(report)))}
     if not times:
         return None
-    figure = Figure(figsize=(9.6, 5.2), layout="constrained")
-    ax = figure.subplots()
     methods = {m["method"]: m for m in reading.ran(report) if m["method"] in times}
+    lines = sum(_timed(method).count("\n") + 1 for method in methods.values())  # of the legend
+    figure = Figure(figsize=(9.6, max(5.2, 0.6 + 0.19 * lines)), layout="constrained")
+    ax = figure.subplots()
     common = max(set.intersection(*(set(t) for t in times.values())), default=None)
     for name in sorted(methods, key=lambda name: -times[name].get(common or 0, 0.0)):
         look = looks[name].line | ({"linewidth": 2.8, "zorder": 3} if methods[name]["status"] == "exact" else {})
