@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import subquad as sq
@@ -608,6 +609,13 @@ class MethodContract:
         q, k, v = qkv(H=4, G=2)
         bound = method.bind(heads=4, kv_heads=2, head_dim=8, max_length=64).eval()
         assert torch.equal(bound(q, k, v), run(method, q, k, v, enable_gqa=True))
+
+    def test_activation_checkpointing_changes_no_gradient(self, method: Method):
+        results = []
+        for call in (run, functools.partial(checkpoint, run, use_reentrant=False)):
+            inputs = tracked(*qkv())
+            results.append(gradients(call(method, *inputs, mask=Mask.padding([24, 7])), *inputs))
+        close(*results)
 
     def test_compiled_equals_eager_forward_and_backward(self):
         failures = compile_failures(self.methods)
