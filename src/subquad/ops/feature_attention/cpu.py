@@ -42,7 +42,7 @@ def feature_attention(
         query = query if of_query is None else query @ of_query.mT
         query = query if feature_bias is None else query + feature_bias.unsqueeze(-2)
         of_query = feature_bias = None
-    if _learned(of_key):
+    if of_key is not None and _learned(of_key):
         key, of_key = key @ of_key.mT, None
     block, lag = (int(causal), 0) if lagged is None else lagged
     return _forward(query, key, value, of_query, of_key, feature_bias, key_bias, block, lag)
@@ -101,7 +101,8 @@ def _described(
     *,
     passes: int,
 ) -> _Call:
-    products = _products(*(None if x is None else x.shape for x in (query, key, value, of_query, of_key)), block, lag)
+    shapes = [None if x is None else x.shape for x in (query, key, value, of_query, of_key)]
+    products = _products(*shapes, block, lag)  # type: ignore[call-arg]
     (B, H, N, D), (_, G, M, C) = query.shape, key.shape
     R = D if of_query is None else of_query.shape[1]
     sizes = interface.Sizes(B, H, G, N, M, D, value.shape[3], R, C, 0, 0, interface.threads(passes * products))
