@@ -52,7 +52,14 @@ def main() -> None:
         torch.library.opcheck(ops.top_by_hash.default, (vectors, *layers, 3, 0.3, torch.tensor([5, 3]), 5, real, True))
         torch.library.opcheck(ops.by_bucket.default, (torch.arange(20).expand(2, 3, -1) % 5, 4, 8))
         checked += 3
-    print("checked", checked)
+    u, w, b = torch.zeros(4, 5, 8), torch.zeros(1, 5, 8), torch.zeros(4, 5)
+    for maps in ((u, w, b, torch.zeros(2, 1, 20).requires_grad_()), (None,) * 4):
+        for pattern in ((0, 0), (1, 0), (8, 2)):
+            arguments = (*tracked(*qkv(20, H=4, G=2)), *maps, *pattern)
+            torch.library.opcheck(ops.feature_attention_forward.default, arguments)
+            checked += 1
+    torch.library.opcheck(ops.causal_product.default, (*tracked(*qkv(20, H=4, G=2)), False))
+    print("checked", checked + 1)
 
 
 if __name__ == "__main__":
