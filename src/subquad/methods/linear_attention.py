@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.methods.base import Call, Method, Traits, by_item
-from subquad.ops.feature_attention.recurrent import continued, extended, hide_padding, no_tokens
+from subquad.ops.feature_attention.recurrent import advanced, hide_padding, no_tokens
 from subquad.ops.feature_attention.state import FeatureState
 from subquad.ops.feature_attention.visible import attend_features, drop_rows
 
@@ -113,5 +113,5 @@ class LinearAttention(Method):
         before = FeatureState(**state)
         of_query, of_key = self._exponents(query, key, call.scale)
         of_key, value = hide_padding(of_key, value, call.mask.key_padding(value.shape[2]))
-        out, _ = continued(before, of_query, of_key, value)
-        return out, extended(before, of_key, value)._asdict()
+        out, after = advanced(before, of_query, of_key, value)
+        return out, after._asdict()

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from subquad.methods.base import Call, Fit, Method, Traits, by_item
 from subquad.methods.fitting import output_error
 from subquad.ops.feature_attention import exponents
-from subquad.ops.feature_attention.recurrent import continued, extended, hide_padding, no_tokens
+from subquad.ops.feature_attention.recurrent import advanced, hide_padding, no_tokens
 from subquad.ops.feature_attention.signed import crossed, difference, parts
 from subquad.ops.feature_attention.state import FeatureState
 from subquad.ops.feature_attention.visible import attend_features, drop_rows
@@ -210,5 +210,5 @@ class Performer(Method):
         query, key, maps = self._mapped(query, key, call)
         of_query, of_key = exponents(query, key, **maps)
         of_key, value = hide_padding(of_key, value, call.mask.key_padding(value.shape[2]))
-        out, _ = continued(before, of_query, of_key, value)
-        return out, extended(before, of_key, value)._asdict()
+        out, after = advanced(before, of_query, of_key, value)
+        return out, after._asdict()

@@ -15,19 +15,24 @@ def no_tokens(batch: int, groups: int, features: int, width: int, like: Tensor) 
     return FeatureState(totals.new_zeros(*totals.shape, width), totals, totals - torch.inf)
 
 
-def continued(
+def advanced(
     state: FeatureState, of_query: Float[Tensor, "B H N R"], of_key: Float[Tensor, "B G N R"], value: Tensor
+) -> tuple[Float[Tensor, "B H N E"], FeatureState]:
+    """Causal attention of new tokens to those in the state and to each other, and the state with all of them."""
+    after = merge(state, state_of(of_key, value))
+    if of_key.shape[2] == 1:  # one token sees all that is in the state now, itself too
+        return _seen(after, of_query)[0], after
+    within = feature_attention(of_query, of_key, value, causal=True)
+    return merge_partials([_seen(state, of_query), within])[0], after
+
+
+def _seen(
+    state: FeatureState, of_query: Float[Tensor, "B H N R"]
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
-    """Causal attention of new tokens to those in the state and to each other, with its log-sum-exp."""
-    groups = of_key.shape[1]
-    past = read(FeatureState(*(x.unsqueeze(2) for x in state)), of_query.unflatten(1, (groups, -1)))
-    out, lse = past[0].flatten(1, 2), past[1].flatten(1, 2)
-    return merge_partials([(out, lse), feature_attention(of_query, of_key, value, causal=True)])
-
-
-def extended(state: FeatureState, of_key: Float[Tensor, "B G N R"], value: Float[Tensor, "B G N E"]) -> FeatureState:
-    """The state with new tokens."""
-    return merge(state, state_of(of_key, value))
+    """What queries read in the state of their key head."""
+    groups = state.totals.shape[1]
+    out, lse = read(FeatureState(*(x.unsqueeze(2) for x in state)), of_query.unflatten(1, (groups, -1)))
+    return out.flatten(1, 2), lse.flatten(1, 2)
 
 
 def hide_padding(
