@@ -12,10 +12,10 @@ from tests.oracle import naive, normal, qkv, tracked
 METHOD = sq.Local(window=3, positions="relative")
 
 
-def error_of(q, k, v, mask=None, method=METHOD):
+def error_of(q, k, v, mask=None, method=METHOD, **options):
     bound = method.bind(heads=q.shape[1], kv_heads=k.shape[1], head_dim=8)
     query, key, value, call = bound.prepare(q, k, v, mask=mask)
-    return output_error(method, query, key, value, call), bound
+    return output_error(method, query, key, value, call, **options), bound
 
 
 @pytest.mark.parametrize("mask", [None, Mask.causal(), Mask.padding([24, 9])])
@@ -26,6 +26,18 @@ def test_it_is_the_mean_over_items_of_the_relative_square(mask):
     exact = naive(q, repeat_heads(k, 4), repeat_heads(v, 4), dense)
     apart, size = (bound(q, k, v, mask=mask) - exact).square(), exact.square()
     torch.testing.assert_close(loss, (apart.sum((1, 2, 3)) / size.sum((1, 2, 3))).mean())
+
+
+def test_the_error_of_the_mean_is_added_with_its_weight():
+    q, k, v = qkv(H=4, G=2)
+    loss, bound = error_of(q, k, v, Mask.padding([24, 9]))
+    more, _ = error_of(q, k, v, Mask.padding([24, 9]), of_mean=0.5)
+    means = []
+    for item, n in enumerate((24, 9)):
+        parts = [x[item : item + 1, :, :n] for x in (q, k, v)]
+        exact = sq.attention(*parts, method="full", enable_gqa=True).mean(2)
+        means.append((bound(*parts).mean(2) - exact).square().sum() / exact.square().sum())
+    torch.testing.assert_close(more, loss + 0.25 * (means[0] + means[1]))
 
 
 def test_its_gradient_reaches_the_learned_parameters_alone():

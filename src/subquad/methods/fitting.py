@@ -14,10 +14,16 @@ def output_error(
     key: Float[Tensor, "B G M D"],
     value: Float[Tensor, "B G M E"],
     call: Call,
+    *,
+    of_mean: float = 0.0,
 ) -> Float[Tensor, ""]:
     """How far a method's outputs are from those of exact attention under the same mask, to be a `fit_loss`.
 
         mean over items of Σ‖o − o*‖² / Σ‖o*‖²          sums over the item's heads and real queries
+
+    Args:
+        of_mean: weight of the same of the outputs' means over the queries. An error that all tokens share is small in
+            each output and does not average out, neither in an embedding nor over the layers.
 
     The gradient reaches the learned parameters alone. An item without a real query, or with values of 0, counts 0.
     """
@@ -27,6 +33,12 @@ def output_error(
     with torch.no_grad():
         wanted = sdpa(query, key, value, call)
         wanted = wanted if real is None else wanted.masked_fill(~real[:, None, :, None], 0.0)
-        size = wanted.square().sum((1, 2, 3))
-    error = (method.run(query, key, value, call) - wanted).square().sum((1, 2, 3))
+    apart = method.run(query, key, value, call) - wanted
+    loss = _share(apart, wanted)
+    return loss + of_mean * _share(apart.sum(2), wanted.sum(2)) if of_mean else loss
+
+
+def _share(apart: Tensor, wanted: Tensor) -> Tensor:
+    """The mean over items of Σ apart² / Σ wanted²."""
+    error, size = (x.square().flatten(1).sum(1) for x in (apart, wanted))
     return torch.where(size > 0, error / size.where(size > 0, 1.0), 0.0).mean()

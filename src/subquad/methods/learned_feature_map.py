@@ -220,8 +220,8 @@ class LearnedFeatureMap(Method):
         return first.expand(len(lengths), -1) if is_causal else first | (rank >= lengths - self.sinks)
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-        """The relative error of the outputs."""
-        return output_error(self, query, key, value, call)
+        """The relative error of the outputs, and of their mean."""
+        return output_error(self, query, key, value, call, of_mean=1.0)
 
 
 def _in_blocks(x: Float[Tensor, "B H N D"], size: int) -> Float[Tensor, "B H M D"]:

@@ -242,7 +242,7 @@ class TiltedPool(Method):
     sinks: int = 1
 
     name: ClassVar[str] = "tilted-pool"
-    fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=0.1, steps=300)
+    fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=5e-2, steps=300)
     zeroes_padding: ClassVar[bool] = True  # it is in no block
     traits: ClassVar[Traits] = Traits(
         causal="no",
@@ -302,5 +302,5 @@ class TiltedPool(Method):
         return out
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-        """The relative error of the outputs."""
-        return output_error(self, query, key, value, call)
+        """The relative error of the outputs, and of their mean."""
+        return output_error(self, query, key, value, call, of_mean=1.0)
