@@ -84,6 +84,13 @@ def test_an_adapter_is_a_row_of_its_own(settings, adapter, tmp_path):
     assert use(report) == f"sq.hf.load_adapter(model, {str(adapter)!r})"
 
 
+def test_outputs_with_a_gradient_to_what_is_learned_for_one_length(settings, tmp_path):
+    rows = by_method(report_of(measure(replace(settings, methods=("linformer:k=5",)), tmp_path / "out")))
+    assert rows["linformer:k=5"]["quality"]["48"]["layer_error"]
+    assert "96" in rows["full"]["quality"]
+    assert "96" not in rows["linformer:k=5"]["quality"]
+
+
 def test_an_adapter_alone_is_enough(settings, adapter, tmp_path):
     report = report_of(measure(replace(settings, methods=(), adapters=(adapter,)), tmp_path / "out"))
     assert list(by_method(report)) == ["full", f"{LHA}@mine"]

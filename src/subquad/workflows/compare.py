@@ -188,6 +188,7 @@ class Comparison:
         for length in self.settings.op_lengths:
             yield f"op/{length}", partial(self.op, length)
 
+    @torch.no_grad()
     def layer_figures(self, row: Row) -> dict[str, Any]:
         """On the exact model's own q, k and v of four passages: output errors, and L1 distances of weights."""
         if row.is_exact:
@@ -265,13 +266,13 @@ class Comparison:
         return self.models[length]
 
     def _fast_enough(self, length: int) -> list[Row]:
-        """Rows whose time at the length before says that they are worth their time at this one."""
+        """Rows that take this length, and whose time at the one before says that they are worth their time at it."""
         shorter = [n for n in self.lengths if n < length]
         if not shorter:
             return self.rows
         rounds = [self.results[f"stretch/{shorter[-1]}/{i}"] for i in range(1, stretches(shorter[-1]))]
         seconds = {name: statistics.median(r[name]["seconds"] for r in rounds) for name in rounds[0]}
-        return [row for row in self.rows if _worth(row, seconds, length / shorter[-1])]
+        return [row for row in self.rows if row.takes(length) and _worth(row, seconds, length / shorter[-1])]
 
     def op(self, length: int) -> dict[str, Any]:
         """One layer's attention alone, on N(0,1) inputs of its shape, batch 1: seconds of each round, and memory."""

@@ -47,6 +47,11 @@ class Row:
             return None
         return NOT_CALIBRATED if self.adapter is None else f"with the learned parameters of {self.adapter}"
 
+    def takes(self, length: int) -> bool:
+        """Whether its learned parameters are for inputs of so many tokens; those of most methods are for any."""
+        limits = (getattr(bound.learned, "max_length", length) for bound in self.bounds.values())
+        return all(length <= limit for limit in limits)
+
     def at(self, layer: int) -> Method | Bound:
         """What runs in a layer."""
         return self.bounds.get(layer, self.method)
