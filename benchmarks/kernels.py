@@ -3,7 +3,8 @@
     python benchmarks/kernels.py --gflops 235 [--lengths 4096 16384] [--threads 2] [--repeats 30] [--out FILE.md]
 
 The setting is the papers': one item, 6 heads, 64 wide, 100 clusters, 63 bits, 10 iterations, 32 top keys, fp32; for
-learned hashing linear functions as they start, and a bucket of 128·√2 tokens for every 128.
+learned hashing linear functions as they start, and a bucket of 128·√2 tokens for every 128; 256 random features of
+the softmax kernel, and causal products of 64 wide vectors.
 
 The floor of a kernel is the larger of two times. Arithmetic: its multiplications and additions at the rate of one
 core that `benchmarks/products.cpp` prints, times the threads. Memory: the bytes that it must read and write once, at
@@ -19,11 +20,13 @@ import torch
 import subquad as sq
 from subquad.measure.timing import interleaved
 from subquad.ops import native
+from subquad.ops.causal_product import causal_product
+from subquad.ops.feature_attention import feature_attention
 from subquad.ops.hashing import hash_codes
 from subquad.ops.kmeans import hamming_kmeans
 from subquad.workflows import machine
 
-H, D, C, K, BITS, ITERATIONS, BUCKET = 6, 64, 100, 32, 63, 10, 128
+H, D, C, K, BITS, ITERATIONS, BUCKET, FEATURES, TILE = 6, 64, 100, 32, 63, 10, 128, 256, 64
 # With AVX-512's popcount four vector instructions, two a cycle, compare eight words: a quarter of a cycle for one.
 # In that time products do 16 multiplications and additions.
 FLOPS_A_WORD = 16
@@ -54,6 +57,12 @@ def meetings(bound, q, k, v):
     return bound.method.meetings(query, key, call)
 
 
+def by_features(causal):
+    """Attention by random features, of vectors that are scaled already."""
+    w = torch.randn(1, FEATURES, D) * D**-0.25
+    return lambda q, k, v: feature_attention(q, k, v, of_query=w, of_key=w, causal=causal)[0]
+
+
 def measured(N, repeats):
     """Milliseconds of each kernel, and of SDPA."""
     q, k, v, grad = torch.randn(4, 1, H, N, D)
@@ -66,6 +75,7 @@ def measured(N, repeats):
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
     bound = bucketed(N)
     methods = {name: sq.parse_method(name) for name in ("clustered", "i-clustered")} | {"lha": bound}
+    methods |= {"features": by_features(False), "causal features": by_features(True), "causal product": causal_product}
     for name, method in methods.items():
         out = method(*inputs)
         calls[name] = lambda method=method: method(q, k, v)
@@ -89,6 +99,8 @@ def floors(N):
     rows = 4 * H * N * D  # of one of query, key, value, output
     hashing, words = 2 * H * N * D * BITS, H * N * C * (ITERATIONS + 1) * FLOPS_A_WORD
     centroids, members = 4 * H * N * C * D, 4 * H * N * K * D
+    features, pairs = 8 * H * N * FEATURES * D, H * N * TILE * (FEATURES + D)
+    product, own = 4 * H * N * D * D, 2 * H * N * TILE * D
     return {
         "hash": ("mean and sign bits of the queries", hashing, rows),
         "k-means": ("of the codes", words, 8 * H * N),
@@ -102,6 +114,12 @@ def floors(N):
         "in buckets": ("attention inside buckets, merged", inside, 4 * rows),
         "lha": ("the whole forward pass", choice + inside, 6 * rows),
         "lha, backward": ("", 2.5 * inside, 7 * rows),
+        "features": ("exponents, state, output", features, 4 * rows),
+        "features, backward": ("both states again, slopes", 2.5 * features, 8 * rows),
+        "causal features": ("and pairs inside tiles", features + pairs, 4 * rows),
+        "causal features, backward": ("", 2.75 * features + 3 * pairs, 8 * rows),
+        "causal product": ("state, pairs inside tiles", product + own, 4 * rows),
+        "causal product, backward": ("three products", 3 * (product + own), 12 * rows),
     }
 
 
