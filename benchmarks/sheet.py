@@ -105,9 +105,12 @@ def publish(title: str, parts: Sequence[str], out: Path | None, dtype: str = "fp
     """Print a sheet, with the command and the machine that it comes from; write it to a file where one is given."""
     about, versions = machine.hardware(), machine.versions()
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    load = (
+        f" The machine's load was {os.getloadavg()[0]:.1f}, this run's included." if hasattr(os, "getloadavg") else ""
+    )
     facts = (
         f"`{command}`: {about['processor']}, {about['threads']} threads, {about['cpu_capability']}, torch "
-        f"{versions['torch']}, subquad {versions['subquad']}, {dtype}."
+        f"{versions['torch']}, subquad {versions['subquad']}, {dtype}.{load}"
     )
     text = "\n\n".join([f"# {title}", *parts, facts]) + "\n"
     print(text)
