@@ -16,7 +16,7 @@ from subquad.masks import Mask
 from subquad.methods.checks import as_autocast, check_options, check_state, check_step_mask
 from subquad.methods.traits import Call, Fit, Traits
 from subquad.ops.packing import per_segment, take_apart
-from subquad.shapes import validate
+from subquad.shapes import Sizes, validate
 
 __all__ = ["Bound", "Call", "Fit", "Method", "Traits", "by_item", "constants", "nearest"]
 
@@ -182,18 +182,8 @@ class Method:
         """
         return self.auxiliary_loss(query, key, value, call)
 
-    def init_state(
-        self,
-        batch: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        value_dim: int,
-        *,
-        like: Tensor,
-        learned: nn.Module | None = None,
-    ) -> dict[str, Tensor]:
-        """The state before the first token, for a method whose trait `recurrent` says that it has one.
+    def init_state(self, sizes: Sizes, *, like: Tensor, learned: nn.Module | None = None) -> dict[str, Tensor]:
+        """The state before the first token, for a method whose trait `recurrent` says that it has one: no N, no M.
 
         Each tensor's first axis is the batch; floating ones are in fp32, or better where `like` is, on its device.
         """
@@ -323,8 +313,8 @@ class Bound(nn.Module):
         if batch < 1:
             raise ValueError(f"batch={batch}, but it must be at least 1")
         value_dim = self.head_dim if value_dim is None else value_dim
-        sizes = (self.heads, self.kv_heads, self.head_dim, value_dim)
-        return self.method.init_state(batch, *sizes, like=like, learned=self.learned)
+        sizes = Sizes(B=batch, H=self.heads, G=self.kv_heads, N=0, M=0, D=self.head_dim, E=value_dim)
+        return self.method.init_state(sizes, like=like, learned=self.learned)
 
     def step(
         self,

@@ -30,6 +30,7 @@ from subquad.methods.base import Call, Method, Traits, by_item
 from subquad.ops.feature_attention.recurrent import advanced, hide_padding, no_tokens
 from subquad.ops.feature_attention.state import FeatureState
 from subquad.ops.feature_attention.visible import attend_features, drop_rows
+from subquad.shapes import Sizes
 
 
 def log_elu(x: Tensor) -> Tensor:
@@ -92,19 +93,9 @@ class LinearAttention(Method):
         log_map = FEATURE_MAPS[self.feature_map]
         return log_map(query * factor), log_map(key * (factor if scale >= 0 else -factor))
 
-    def init_state(
-        self,
-        batch: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        value_dim: int,
-        *,
-        like: Tensor,
-        learned: nn.Module | None = None,
-    ) -> dict[str, Tensor]:
+    def init_state(self, sizes: Sizes, *, like: Tensor, learned: nn.Module | None = None) -> dict[str, Tensor]:
         """Sums over no keys: D·(E + 2) numbers for each key head."""
-        return no_tokens(batch, kv_heads, head_dim, value_dim, like)._asdict()
+        return no_tokens(sizes.B, sizes.G, sizes.D, sizes.E, like)._asdict()
 
     def advance(
         self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call

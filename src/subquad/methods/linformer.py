@@ -51,6 +51,7 @@ from subquad.ops.segments import ranks, segment_means, segment_of
 from subquad.ops.softmax import visible_softmax
 
 HIDDEN = -1e30  # a logit that is none; −inf rows would be NaN
+from subquad.shapes import Sizes
 
 
 def sums(matrix: Float[Tensor, "_h k n"], x: Float[Tensor, "B G M D"], real: Tensor | None, skip: int) -> Tensor:
@@ -262,21 +263,11 @@ class Linformer(Method):
             return sdpa(query, key, value, call)
         return by_item(self._causal if call.mask.is_causal else self._attend, query, key, value, call)
 
-    def init_state(
-        self,
-        batch: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        value_dim: int,
-        *,
-        like: Tensor,
-        learned: nn.Module | None = None,
-    ) -> dict[str, Tensor]:
+    def init_state(self, sizes: Sizes, *, like: Tensor, learned: nn.Module | None = None) -> dict[str, Tensor]:
         """Sums over no token: (k + 1)·(D + E) numbers for each key head."""
-        zeros = like.new_zeros(batch, kv_heads, 1, 1, dtype=torch.promote_types(like.dtype, torch.float32))
-        rows = [(self.k, head_dim), (self.k, value_dim), (1, head_dim), (1, value_dim)]
-        tokens = torch.zeros(batch, dtype=torch.int64, device=like.device)
+        zeros = like.new_zeros(sizes.B, sizes.G, 1, 1, dtype=torch.promote_types(like.dtype, torch.float32))
+        rows = [(self.k, sizes.D), (self.k, sizes.E), (1, sizes.D), (1, sizes.E)]
+        tokens = torch.zeros(sizes.B, dtype=torch.int64, device=like.device)
         return vars(Past(tokens, *(zeros.expand(-1, -1, *shape).clone() for shape in rows)))
 
     def advance(

@@ -38,6 +38,7 @@ from subquad.ops.feature_attention.visible import attend_features, drop_rows
 from subquad.ops.feature_maps import EXPONENTIAL, KINDS, exponential_map, relu_exponents, trigonometric_features
 from subquad.ops.heads import repeat_heads
 from subquad.randomness import directions
+from subquad.shapes import Sizes
 
 
 class Learned(nn.Module):
@@ -187,20 +188,10 @@ class Performer(Method):
         """The error of the outputs."""
         return output_error(self, query, key, value, call)
 
-    def init_state(
-        self,
-        batch: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        value_dim: int,
-        *,
-        like: Tensor,
-        learned: nn.Module | None = None,
-    ) -> dict[str, Tensor]:
+    def init_state(self, sizes: Sizes, *, like: Tensor, learned: nn.Module | None = None) -> dict[str, Tensor]:
         """Sums over no keys: R·(E + 2) numbers for each key head."""
         features = 2 * self.features if self.kind == "hyperbolic" else self.features
-        return no_tokens(batch, kv_heads, features, value_dim, like)._asdict()
+        return no_tokens(sizes.B, sizes.G, features, sizes.E, like)._asdict()
 
     def advance(
         self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call

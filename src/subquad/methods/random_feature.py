@@ -34,6 +34,7 @@ from subquad.ops.feature_maps import trigonometric_features
 from subquad.ops.gated_product import gated_product
 from subquad.ops.heads import repeat_heads
 from subquad.randomness import directions
+from subquad.shapes import Sizes
 
 REMEMBERS = 4.0  # b at the start: gates of 0.982, some 55 tokens
 
@@ -131,20 +132,10 @@ class RandomFeature(Method):
             return of_query, of_key, key.new_zeros(key.shape[:3])
         return of_query, of_key * -torch.expm1(log_gate).unsqueeze(-1), log_gate
 
-    def init_state(
-        self,
-        batch: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        value_dim: int,
-        *,
-        like: Tensor,
-        learned: nn.Module | None = None,
-    ) -> dict[str, Tensor]:
+    def init_state(self, sizes: Sizes, *, like: Tensor, learned: nn.Module | None = None) -> dict[str, Tensor]:
         """S and z before the first token: 2R·(E + 1) numbers for each key head."""
         exact = torch.promote_types(like.dtype, torch.float32)
-        return {"sums": torch.zeros(batch, kv_heads, 2 * self.features, value_dim + 1, dtype=exact, device=like.device)}
+        return {"sums": like.new_zeros(sizes.B, sizes.G, 2 * self.features, sizes.E + 1, dtype=exact)}
 
     def advance(
         self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call
