@@ -49,9 +49,9 @@ from subquad.ops.heads import repeat_heads
 from subquad.ops.projections import Projections, Shares
 from subquad.ops.segments import ranks, segment_means, segment_of
 from subquad.ops.softmax import visible_softmax
+from subquad.shapes import Sizes
 
 HIDDEN = -1e30  # a logit that is none; −inf rows would be NaN
-from subquad.shapes import Sizes
 
 
 def sums(matrix: Float[Tensor, "_h k n"], x: Float[Tensor, "B G M D"], real: Tensor | None, skip: int) -> Tensor:
