@@ -158,25 +158,25 @@ class Performer(Method):
 
     def _mapped(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """What `feature_attention` is given: queries, keys, and the maps that make exponents of them."""
-        factor = abs(call.scale) ** 0.5
-        sign = 1 if call.scale >= 0 else -1
         centre = None
         if isinstance(call.learned, Learned) and call.learned.moves:
             query, key, centre = call.learned.moved(query, key)
-        query, key = query * factor, key * (sign * factor)
-        rows = self._rows(query, call)
-        squares = key.square().sum(-1) / 2
-        towards = 0.0 if centre is None else (key * centre).sum(-1) * factor
+        rows, factor = self._rows(query, call), abs(call.scale) ** 0.5
+        sides = factor, factor if call.scale >= 0 else -factor  # what scales the rows scales queries and keys
+        squares = key.square().sum(-1) * (abs(call.scale) / 2)
+        towards = 0.0 if centre is None else (key * centre).sum(-1) * call.scale
         if self.kind in EXPONENTIAL:
             mapped = exponential_map(self.kind, rows, self.norm or 2 * query.shape[3] ** 0.5)
-            both = mapped.rows.unsqueeze(0)
+            of_query, of_key = (mapped.rows.unsqueeze(0) * side for side in sides)
             # The query's and the key's; what is equal for all features makes no difference.
             bias = 2 * mapped.bias.unsqueeze(0) if self.kind == "favor++" else None
-            return query, key, {"of_query": both, "of_key": both, "feature_bias": bias, "key_bias": towards - squares}
+            maps = {"of_query": of_query, "of_key": of_key, "feature_bias": bias, "key_bias": towards - squares}
+            return query, key, maps
         if self.kind == "trigonometric":
-            query, key = (parts(trigonometric_features(x, rows)) for x in (query, key))
+            query, key = (parts(trigonometric_features(x, rows * f)) for x, f in zip((query, key), sides, strict=True))
             return query, key, {"key_bias": towards + squares}
-        return relu_exponents(query, rows), relu_exponents(key, rows), {} if centre is None else {"key_bias": towards}
+        query, key = (relu_exponents(x, rows * f) for x, f in zip((query, key), sides, strict=True))
+        return query, key, {} if centre is None else {"key_bias": towards}
 
     def _rows(self, like: Tensor, call: Call) -> Float[Tensor, "R D"]:
         draw = None
