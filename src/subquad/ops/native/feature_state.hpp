@@ -144,6 +144,9 @@ static void pack_counted(const Rows &rows, int64_t b, int64_t h, int64_t first, 
                          const float *shift, float *to) {
   const int64_t padded = round_up(width, W);
   for (int64_t i = 0; i < count; i++) {
+    // Rows lie far apart, and the next tile's are wanted when this one's products are done.
+    for (int64_t d = 0; rows.data && d < width; d += 16)
+      __builtin_prefetch(row_of<float>(rows, b, h, first + i + TILE) + d, 0, 2);
     if (rows.data && shift[i] != -__builtin_inff())
       load_row(row_of<float>(rows, b, h, first + i), width, to + i * padded, padded);
     else
