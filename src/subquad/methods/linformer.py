@@ -205,7 +205,7 @@ class Linformer(Method):
     seed: int = 0
 
     name: ClassVar[str] = "linformer"
-    fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=2e-4, steps=200)
+    fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=2e-4)
     traits: ClassVar[Traits] = Traits(
         causal="strict",
         cross=True,
