@@ -163,3 +163,18 @@ def test_descent_on_the_loss_lowers_it():
         assert all(p.grad.abs().max() > 0 for p in bound.parameters())
         optimiser.step()
     assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("sizes", [[40], [7, *[1] * 33], [13, 13, 14], [21, 1, 18]], ids=str)
+@pytest.mark.parametrize("settings", ["window=4,sinks=2", "window=2,sinks=5", "window=3,sinks=0"])
+def test_steps_from_a_state_equal_the_whole(settings, sizes):
+    """Sinks may be new, kept as near keys or kept by themselves; one item is padded on the left."""
+    bound = bound_with(sq.parse_method(f"learned-feature-map:features=6,{settings}")).eval()
+    q, k, v = qkv(40)
+    real = torch.arange(40).expand(2, 40) >= torch.tensor([[0], [5]])
+    whole = bound(q, k, v, mask=Mask.causal() & Mask.padding(real))
+    state, outs = bound.init_state(2, like=q, value_dim=6), []
+    for x, y, z, there in zip(*(x.split(sizes, dim=2) for x in (q, k, v)), real.split(sizes, dim=1), strict=True):
+        out, state = bound.step(x, y, z, state, mask=Mask.padding(there))
+        outs.append(out)
+    torch.testing.assert_close(torch.cat(outs, dim=2), whole, atol=1e-5, rtol=1e-4)

@@ -41,10 +41,13 @@ from subquad.ops.bucket_attention import bucket_attention
 from subquad.ops.bucketing import real_slots
 from subquad.ops.buckets import Buckets
 from subquad.ops.feature_attention import feature_attention
+from subquad.ops.feature_attention.recurrent import no_tokens
+from subquad.ops.feature_attention.state import FeatureState, merge, read, state_of
 from subquad.ops.feature_attention.visible import attend_features, drop_rows
-from subquad.ops.ranks import Ranks, line_up, ranks_of, sink_slots, slots
+from subquad.ops.ranks import Line, Ranks, line_up, ranks_of, sink_slots, slots, taken
 from subquad.ops.softmax import merge_partials
 from subquad.randomness import orthogonal
+from subquad.shapes import Sizes
 
 BLOCK = 64  # queries of a block where all of them meet the same keys
 
@@ -144,6 +147,7 @@ class LearnedFeatureMap(Method):
         dropout="attention weights of near keys and sinks; rows of values, from the sum over the others",
         order_free=False,
         subquadratic=True,
+        recurrent=True,
         positional=True,
         learned=True,
         exact_limit={"window": "N"},
@@ -156,7 +160,8 @@ class LearnedFeatureMap(Method):
         self._require(features=2, window=0, sinks=0, seed=0)
         if self.window == 0:
             why = "another kernel than softmax's: its weights are sums over the features"
-            traits = replace(type(self).traits, cross=True, order_free=True, positional=self.sinks > 0, exact_limit=why)
+            traits = replace(type(self).traits, cross=True, order_free=True, recurrent=False, exact_limit=why)
+            traits = replace(traits, positional=self.sinks > 0)
             object.__setattr__(self, "traits", traits)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
@@ -218,6 +223,70 @@ class LearnedFeatureMap(Method):
         rank, lengths = torch.arange(ranks.tokens, device=ranks.order.device), ranks.lengths[:, None]
         first = rank < self.sinks
         return first.expand(len(lengths), -1) if is_causal else first | (rank >= lengths - self.sinks)
+
+    def init_state(self, sizes: Sizes, *, like: Tensor, learned: nn.Module | None = None) -> dict[str, Tensor]:
+        """Sums over no keys, and room for the sinks and the keys and values of two blocks."""
+        past = no_tokens(sizes.B, sizes.G, self.features, sizes.E, like)
+        kept = {
+            f"{name}_{what}": past.sums.new_zeros(sizes.B, sizes.G, tokens, width)
+            for name, tokens in (("near", 2 * self.window), ("sink", self.sinks))
+            for what, width in (("keys", sizes.D), ("values", sizes.E))
+        }
+        return past._asdict() | kept | {"count": torch.zeros(sizes.B, dtype=torch.int64, device=like.device)}
+
+    def advance(
+        self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Near keys out of those kept and the new ones, the sums over all blocks before those; both moved on."""
+        (B, _, N, _), w, device = query.shape, self.window, query.device
+        real = call.mask.key_padding(N)
+        real = torch.ones(B, N, dtype=torch.bool, device=device) if real is None else real
+        count, new = state["count"], state["count"] + real.sum(1)
+        base, new_base = ((n // w - 1).clamp(min=0) * w for n in (count, new))  # ranks of the first that is kept
+        there = torch.arange(2 * w, device=device) < (count - base)[:, None]
+        mask = Mask.causal(offset=2 * w) & Mask.padding(keys=torch.cat([there, real], dim=1), queries=real)
+        line = line_up(mask, B, N, 2 * w + N, device)
+        key, value = (
+            _in_blocks(line.keys(torch.cat([state[f"near_{what}"], x], dim=2)), w)
+            for what, x in (("keys", key), ("values", value))
+        )
+        query = _in_blocks(line.queries(query), w)
+        M = query.shape[2]
+        rank = torch.arange(M, device=device) + base[:, None]
+        hidden = ~F.pad(line.real, (0, M - 2 * w - N)) | (rank < self.sinks)
+        of_query, of_key = self._maps(query, key, call)
+
+        first = torch.arange(self.sinks, device=device).expand(B, -1)
+        begun = (first >= count[:, None])[:, None, :, None]  # those that were not there before
+        kept = (new_base - base)[:, None] + torch.arange(2 * w, device=device)
+        moved = {"count": new}
+        for what, x in (("keys", key), ("values", value)):
+            moved[f"near_{what}"] = taken(x, kept.clamp(max=M - 1))
+            fresh = taken(x, (first - base[:, None]).clamp(0, M - 1))
+            moved[f"sink_{what}"] = torch.where(begun, fresh, state[f"sink_{what}"])
+
+        past = FeatureState(*(state[name] for name in FeatureState._fields))
+        out, lse = read(FeatureState(*(x.unsqueeze(2) for x in past)), of_query.unflatten(1, (key.shape[1], -1)))
+        parts = [(out.flatten(1, 2), lse.flatten(1, 2)), *far(of_query, of_key, value, hidden, w, is_causal=True)]
+        near = self._near_kept(query, key, value, base, line, moved, call)
+        gone = (rank < new_base[:, None]) & ~hidden
+        past = merge(past, state_of(of_key.masked_fill(~gone[:, None, :, None], -torch.inf), value))
+        return line.back(merge_partials([near, *parts])[0][:, :, : 2 * w + N]), past._asdict() | moved
+
+    def _near_kept(
+        self, query: Tensor, key: Tensor, value: Tensor, base: Tensor, line: Line, kept: dict[str, Tensor], call: Call
+    ) -> Partial:
+        """The near keys, and the sinks that are not near, which stand before the others."""
+        M, s = query.shape[2], self.sinks
+        ranks = replace(ranks_of(None, len(base), M, query.device), lengths=line.lengths)
+        near = near_keys(ranks, M // self.window, self.window, 0, is_causal=True)
+        begin = base[:, None] + (torch.arange(M // self.window, device=query.device) - 1) * self.window
+        sinks = torch.arange(s, device=query.device)
+        sinks = torch.where(sinks < begin[..., None], sinks, s + M)
+        real = torch.cat([line.real.new_ones(len(base), s), F.pad(line.real, (0, M - line.real.shape[1]))], dim=1)
+        key, value = torch.cat([kept["sink_keys"], key], dim=2), torch.cat([kept["sink_values"], value], dim=2)
+        slots = torch.cat([sinks, near + s], dim=2)
+        return self._exact(query, key, value, slots, real, call, Mask.causal(offset=s))
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """The relative error of the outputs, and of their mean."""

@@ -82,7 +82,7 @@ class Line:
 
     def keys(self, x: Float[Tensor, "B G M D"]) -> Float[Tensor, "B G M D"]:
         """Keys, or what goes with them, in the line."""
-        return x if self.order is None else _taken(x, self.order)
+        return x if self.order is None else taken(x, self.order)
 
     def queries(self, x: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H M D"]:
         """Queries in the line; 0 where a token is none."""
@@ -94,7 +94,7 @@ class Line:
 
     def back(self, x: Float[Tensor, "B H M E"]) -> Float[Tensor, "B H N E"]:
         """What the line's queries got, handed back to them."""
-        return x if self.places is None else _taken(x, self.places)
+        return x if self.places is None else taken(x, self.places)
 
 
 def line_up(mask: Mask, batch: int, N: int, M: int, device: torch.device) -> Line:
@@ -115,6 +115,7 @@ def line_up(mask: Mask, batch: int, N: int, M: int, device: torch.device) -> Lin
     return Line(order, at, rank if at is None else rank.gather(1, at), real.gather(1, order), there.sum(1))
 
 
-def _taken(x: Tensor, tokens: Int64[Tensor, "B N"]) -> Tensor:
+def taken(x: Float[Tensor, "B H M D"], tokens: Int64[Tensor, "B N"]) -> Float[Tensor, "B H N D"]:
+    """The rows of these tokens."""
     B, H, _, D = x.shape
     return x.gather(2, tokens[:, None, :, None].expand(B, H, tokens.shape[1], D))
