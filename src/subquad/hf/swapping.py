@@ -145,9 +145,7 @@ def bounds(model: PreTrainedModel) -> dict[int, Bound]:
     return {number: attached.bound for number, attached in found.items() if attached is not None}
 
 
-def bind(
-    layer: Layer, method: AnyMethod, max_length: int | None = None, *, shared: nn.Module | None = None
-) -> Bound:
+def bind(layer: Layer, method: AnyMethod, max_length: int | None = None, *, shared: nn.Module | None = None) -> Bound:
     """A method with its learned parameters for this layer; one that is bound already is checked.
 
     `shared` is the learned parameters, where other layers have them too.
