@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import subquad as sq
 from subquad import Mask
+from subquad.methods.linear_attention import log_elu
 from subquad.ops.feature_maps import FLOOR
 from subquad.randomness import directions
 from tests.oracle import gradients, normal, qkv, tracked
@@ -272,6 +273,13 @@ def test_linear_attention_equals_its_formula(feature_map: str, causal: bool):
     weights = weights.tril() if causal else weights
     scaled = method(q, k, v, is_causal=causal, scale=4 * 8**-0.5)
     torch.testing.assert_close(scaled, weights @ v / weights.sum(-1, keepdim=True))
+
+
+def test_the_logarithm_of_elu_has_the_derivative_of_its_formula():
+    x = torch.tensor([-3.0, -1e-3, 0.0, 1e-3, 4.0], dtype=torch.float64, requires_grad=True)
+    formula = (torch.nn.functional.elu(x) + 1).log()
+    torch.testing.assert_close(log_elu(x), formula)
+    torch.testing.assert_close(gradients(log_elu(x), x), gradients(formula, x))
 
 
 def test_features_that_fp32_cannot_hold_keep_their_ratios():

@@ -34,8 +34,8 @@ from subquad.shapes import Sizes
 
 
 def log_elu(x: Tensor) -> Tensor:
-    """ln(elu(x) + 1): x below 0, ln(1 + x) above."""
-    return torch.where(x > 0, x.clamp(min=0).log1p(), x)
+    """ln(elu(x) + 1): x below 0, ln(1 + x) above, each the smaller of the two where it holds."""
+    return torch.minimum(x, x.clamp(min=0).log1p())
 
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
