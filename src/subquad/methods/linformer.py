@@ -275,8 +275,8 @@ class Linformer(Method):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Read the sums, and add to them."""
         past, N, skip = Past(**state), key.shape[2], int(self.ends == "exact")
-        known = past.tokens.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere it would stall
-        learned = self._projections(call, N + int(past.tokens.max()) if known else N)
+        before = 0 if torch.compiler.is_compiling() else int(past.tokens.max())  # waits for the device, once a step
+        learned = self._projections(call, N + before)
         out, past = causal_linformer(query, key, value, call.mask.key_padding(N), call, learned, skip, past)
         return out, vars(past)
 
