@@ -110,6 +110,18 @@ def test_orthogonal_rows_are_nearer_to_exact_attention():
     assert error(sq.Performer(features=64, kind="favor++", rows="iid")) < iid
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_is_not_hidden(kind: str):
+    """A NaN in a query is in its output, one in a key is in all."""
+    q, k, v = qkv(20)
+    for inputs, rows in ((0, slice(3, 4)), (1, slice(None))):
+        poisoned = [q.clone(), k.clone(), v]
+        poisoned[inputs][:, :, 3] = torch.nan
+        out = sq.Performer(features=R, kind=kind)(*poisoned)
+        assert out[:, :, rows].isnan().all()
+        assert inputs == 1 or out[:, :, 4:].isfinite().all()
+
+
 def test_norm_is_what_favor_plus_plus_is_tuned_for():
     q, k, v = qkv(20)
     plain, none = sq.Performer(features=R), sq.Performer(features=R, kind="favor++", norm=1e-4)

@@ -30,7 +30,7 @@ def merge_partials(
     largest = torch.where(torch.isneginf(largest), 0.0, largest)
     weights = (lses - largest).exp()
     total = weights.sum(0)
-    there = total > 0
+    there = total != 0  # NaN is there
     total = torch.where(there, total, 1.0)
     lse = torch.where(there, total.log() + largest, -torch.inf)
     return (weights.unsqueeze(-1) * outs).sum(0) / total.unsqueeze(-1), lse

@@ -14,8 +14,8 @@ from torch import Tensor
 def parts(features: Float[Tensor, "*batch R"]) -> Float[Tensor, "*batch F"]:
     """The exponents [ln f⁺, ln f⁻]."""
     both = torch.cat([features, -features], dim=-1)
-    positive = both > 0
-    return torch.where(positive, torch.where(positive, both, 1.0).log(), -torch.inf)
+    none = both <= 0  # which NaN is not
+    return torch.where(none, -torch.inf, torch.where(none, 1.0, both).log())
 
 
 def crossed(of_query: Float[Tensor, "*batch F"]) -> Float[Tensor, "*batch F"]:

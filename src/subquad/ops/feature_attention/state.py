@@ -47,7 +47,7 @@ def read(
     largest = _or_zero(exponents.detach().amax(-1, keepdim=True))
     features = (exponents - largest).exp()
     total = (features @ state.totals.unsqueeze(-1)).squeeze(-1)
-    there = total > 0
+    there = total != 0  # NaN is there
     total = torch.where(there, total, 1.0)
     lse = torch.where(there, total.log() + largest.squeeze(-1), -torch.inf)
     return features @ state.sums / total.unsqueeze(-1), lse
