@@ -141,6 +141,7 @@ def test_of_takes_names_and_objects():
     ("0*local+full", "the share of 'local' is '0', not a whole number"),
     ("1.5*local+full", r"the share of 'local' is '1\.5'"),
     ("mixed-heads+full", "'mixed-heads' inside itself"),
+    ("local+linformer:sharing=layerwise", "one module for all layers"),
     ("clustered:seed=1+i-clustered:seed=2", "the seeds 1 and 2"),
 ])  # fmt: skip
 def test_a_bad_text_says_what_is_wrong(text, message):
