@@ -86,7 +86,7 @@ def read(text: str) -> list[Part]:
         if isinstance(method, MixedHeads):
             raise ValueError(f"{method.name!r} inside itself: write its parts beside the others")
         if method.one_for_all_layers:
-            raise ValueError(f"{str(method)!r} has one module for all layers, which only part of the heads cannot share")
+            raise ValueError(f"{str(method)!r} has one module for all layers, which some of the heads cannot share")
     if len({part.method for part in parts}) == 1:
         raise ValueError(f"only {str(parts[0].method)!r} is named, which needs no mixing")
     seeds = sorted({part.method.default_seed for part in parts if hasattr(part.method, "seed")})
