@@ -51,6 +51,21 @@ def test_a_length_without_sdpa_does_not_move_the_crossover():
     assert found["tokens"] == pytest.approx(1000)
 
 
+def test_quartiles_on_both_sides_of_1_from_the_crossing_on_make_it_doubtful():
+    def doubtful(**quartiles):
+        cells = sample_bench.report()["cells"]
+        for cell in cells:
+            if (cell["method"], cell["dtype"], cell["passes"]) == ("i-clustered:clusters=25,topk=64", *PANEL):
+                low, high = quartiles.get(f"at_{cell['length']}", (cell["speedup_low"], cell["speedup_high"]))
+                cell |= {"speedup_low": low, "speedup_high": high}
+        return next(c for c in crossovers(cells) if c["method"].startswith("i-")).get("doubtful")
+
+    assert doubtful() is None
+    assert doubtful(at_512=(0.4, 1.1)) == [512]
+    assert doubtful(at_1024=(0.9, 1.2), at_4096=(0.9, 9.0)) == [1024, 4096]
+    assert doubtful(at_256=(0.1, 1.2)) is None  # two lengths below the crossing
+
+
 def test_cells_are_found_shortest_first_and_sdpa_leads():
     cells = sample_bench.report(not_run=[("clustered", 512)])["cells"][::-1]
     assert panels(cells) == sample_bench.PANELS[::-1]

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -66,6 +67,26 @@ def test_conclusions():
     assert "topk=64: not faster than SDPA up to 512 tokens" in short
     alone = printed(sample_bench.report(lengths=(256,), not_run=[("full", 256)]), 200)
     assert "clustered: no speed-up is known" in alone
+
+
+def test_a_method_that_was_never_run_is_named_once_with_the_reason():
+    never = [("clustered", n) for n in (256, 512)]
+    for text in (
+        printed(sample_bench.report((256, 512), never), 200),
+        markdown(sample_bench.report((256, 512), never)),
+    ):
+        lines = [line for line in text.partition("Settings")[0].splitlines() if re.search(r"(?<!i-)clustered\b", line)]
+        panels = len(sample_bench.PANELS)
+        assert [line.strip("•- ") for line in lines] == [
+            "clustered at 256, 512 tokens: not run: predicted 71 s a call"
+        ] * panels
+
+
+def test_a_crossing_within_the_noise_is_said_to_be_so():
+    report = sample_bench.report()
+    report["crossovers"][0]["doubtful"] = [256, 512]
+    line = "on, but within the noise at 256, 512: the quartiles lie on both sides of 1"
+    assert printed(report, 200).count(line) == markdown(report).count(line) == 1
 
 
 def test_changes_are_told():

@@ -211,12 +211,25 @@ def test_all_text_is_inside_the_picture(name):
     report["settings"]["layer"] = report["maps"]["layer"] = 2
     figure = drawn(name, report)
     renderer = FigureCanvasAgg(figure).get_renderer()
-    for part in [*figure.legends, *(ax for ax in figure.axes if ax.get_visible())]:
+    for part in [figure._suptitle, *figure.legends, *(ax for ax in figure.axes if ax.get_visible())]:
         box = part.get_tightbbox(renderer)  # of axes with their titles, labels and ticks
         assert box.x0 >= -1
         assert box.y0 >= -1
         assert box.x1 <= figure.bbox.x1 + 1
         assert box.y1 <= figure.bbox.y1 + 1
+
+
+def test_a_long_title_takes_another_line():
+    report = sample.report()
+    report["methods"] = report["methods"][:1]
+    report["model"]["name"] = "a-model-of-thirty-six-letters-in-all"
+    figure = drawn("utility.png", report)
+    title = figure._suptitle
+    assert title.get_text().replace("\n", " ").endswith("below each box, keys a query")
+    assert title.get_text().count("\n") == 1
+    assert "\n" not in drawn("bucket-sizes.png")._suptitle.get_text()
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    assert title.get_window_extent(renderer).y0 >= figure.axes[0].get_tightbbox(renderer).y1
 
 
 def test_one_head_one_layer_one_token():

@@ -185,6 +185,18 @@ def test_the_command_writes_an_adapter_and_a_table(command, model, tmp_path):
     assert (tmp_path / "made" / "adapter.safetensors").exists()
 
 
+@pytest.mark.parametrize(
+    ("method", "length", "says"),
+    [("linformer:k=8", "48", True), ("linformer:k=8", "64", False), ("tilted-pool:segments=6,window=2", "48", False)],
+)
+def test_positions_that_no_passage_reached_are_named(command, model, tmp_path, method, length, says):
+    result = command(model("bert"), "-o", str(tmp_path / "made"), **{"--method": method, "--max-length": length})
+    assert result.exit_code == 0, result.output
+    line = "for at most 64 tokens, and no passage was longer than 48: what belongs to later positions alone is as it"
+    for text in (result.output, (tmp_path / "made" / "README.md").read_text()):
+        assert (line in text) is says
+
+
 def test_the_command_prints_its_record_as_json(command, model, tmp_path):
     result = command(model("bert"), "--json", "-o", str(tmp_path / "made"))
     assert json.loads(result.stdout)["method"]["name"] == "lha"

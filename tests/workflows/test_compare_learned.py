@@ -1,18 +1,24 @@
 """compare with learned parameters: adapters, calibration on the way, and rows without either."""
 
+import math
 from dataclasses import replace
 
 import pytest
+import torch
 
+import subquad as sq
 from subquad import hf
+from subquad.measure.fidelity import relative_error
+from subquad.methods import parse_method
 from subquad.report.content import use
-from subquad.report.reading import marks
+from subquad.report.reading import marks, remarks
 from subquad.workflows import calibrate as fitting
-from subquad.workflows import calibrated
+from subquad.workflows import calibrated, compare
 from subquad.workflows.compare import Comparison, Settings, measure
 from subquad.workflows.compare_report import report_of
 from subquad.workflows.errors import InputError
 from subquad.workflows.pretrained import load
+from subquad.workflows.rows import exact_up_to
 from tests.workflows import tiny
 
 LHA = "lha:buckets=3,hidden=8"
@@ -84,11 +90,66 @@ def test_an_adapter_is_a_row_of_its_own(settings, adapter, tmp_path):
     assert use(report) == f"sq.hf.load_adapter(model, {str(adapter)!r})"
 
 
-def test_outputs_with_a_gradient_to_what_is_learned_for_one_length(settings, tmp_path):
-    rows = by_method(report_of(measure(replace(settings, methods=("linformer:k=5",)), tmp_path / "out")))
-    assert rows["linformer:k=5"]["quality"]["48"]["layer_error"]
-    assert "96" in rows["full"]["quality"]
-    assert "96" not in rows["linformer:k=5"]["quality"]
+@pytest.mark.parametrize("name", ["linformer:k=5", "mixed-heads:methods=local:window=4+linformer:k=5"])
+def test_parameters_for_a_length_run_up_to_it_and_the_report_says_so(settings, tmp_path, name):
+    asked = replace(settings, methods=(name,), op_lengths=(32, 96))
+    report = report_of(measure(asked, tmp_path / "out"))
+    rows = by_method(report)
+    assert rows[name]["quality"]["48"]["layer_error"]
+    assert set(rows["full"]["quality"]) == {"48", "96"}
+    assert set(rows["full"]["op"]) == {"32", "96"}
+    assert set(rows[name]["quality"]) == {"48"}
+    assert set(rows[name]["op"]) == {"32"}
+    assert remarks(report) == [f"{name}: its parameters are for at most 64 tokens, and it was not run on more"]
+    assert not any("was left out" in note for note in report["notes"])
+    beyond = report_of(measure(replace(asked, op_lengths=(96,)), tmp_path / "beyond"))
+    assert "crossover" not in by_method(beyond)[name]
+
+
+def test_a_row_that_is_too_slow_is_told_apart_from_one_that_cannot_run(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "_worth", lambda row, seconds, growth: row.is_exact)
+    report = report_of(measure(replace(settings, methods=("lsh:buckets=3", "linformer:k=5")), tmp_path / "out"))
+    assert [note.partition(":")[0] for note in report["notes"] if "was left out from 96" in note] == ["lsh"]
+    assert [remark.partition(":")[0] for remark in remarks(report)] == ["linformer"]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("linformer:projection=mean-pool,k=48", 48),
+        ("nystrom:landmarks=50", 50),
+        ("local:window=48", 48),
+        ("lha-tail:keys=60", 60),
+        ("clustered:clusters=64", 64),
+        ("i-clustered:topk=64", 64),
+        ("tilted-pool:window=50", 50),
+        ("tilted-pool:window=0,segments=50", 50),
+        ("sinkhorn:block=64", 64),
+        ("lsh:buckets=1,bucket_size=60", 60),
+        ("lha:buckets=1", math.inf),
+        ("smyrf:clusters=1", math.inf),
+        ("smyrf:clusters=2", 0),
+        ("performer", 0),
+    ],
+)
+def test_settings_tell_where_a_method_is_exact(settings, name, most):
+    method = parse_method(name)
+    assert exact_up_to(method) == most
+    q, k, v = (torch.randn(1, 2, 48, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    bound = method.bind(heads=2, head_dim=8, max_length=48) if method.traits.learned else method
+    error = relative_error(bound(q, k, v).detach(), sq.attention(q, k, v, method="full"))
+    assert error < 1e-4 if most else error > 1e-2
+
+
+def test_exact_by_its_settings_is_said_below_the_table_and_never_recommended(settings, tmp_path):
+    name = "linformer:k=48,projection=mean-pool"
+    report = report_of(measure(replace(settings, methods=(name,), min_fidelity=1e-6), tmp_path))
+    assert remarks(report) == [f"{name}: is exact attention on at most 48 tokens; a speed-up there is chance"]
+    at_own, longer = report["recommendation"]["reasons"]
+    assert name not in at_own
+    assert name in longer
+    larger = report_of(measure(replace(settings, methods=("lha:buckets=1", "local:window=47")), tmp_path / "more"))
+    assert remarks(larger) == ["lha:buckets=1: is exact attention with these settings; a speed-up there is chance"]
 
 
 def test_an_adapter_alone_is_enough(settings, adapter, tmp_path):

@@ -55,6 +55,13 @@ def test_quadratic_yardsticks_are_never_recommended():
     )
 
 
+def test_exact_by_its_settings_is_no_approximation():
+    exact = row("i-clustered", 1.0, 1.5, (512, 2048)) | {"settings": {"name": "i-clustered", "topk": 512}}
+    advice = recommend([EXACT, exact, row("clustered", 0.9, 0.8)], [512, 2048], 0.99)
+    assert advice["headline"].startswith("Stay with exact attention at 512 tokens; at 2048 tokens use i-clustered")
+    assert "the closest is clustered" in advice["reasons"][0]
+
+
 def test_longer_lengths_are_named():
     methods = [EXACT, row("i-clustered", 0.995, 1.0), row("clustered", 0.995, 2.5, (2048,))]
     advice = recommend(methods, [512, 2048], 0.99)

@@ -36,7 +36,7 @@ def calibrate(
     from subquad.workflows.errors import InputError
 
     with user_errors(), needs("demo"):
-        from subquad.report.adapter_card import rich_layers
+        from subquad.report.adapter_card import rich_layers, untouched
         from subquad.workflows.calibrate import Settings, save
         from subquad.workflows.calibrate import calibrate as run
 
@@ -66,6 +66,8 @@ def calibrate(
     console.print(rich_layers(fitted.record))
     for number, reason in fitted.refused.items():
         console.print(f"layer {number} was left exact: {reason}", soft_wrap=True, highlight=False)
+    if untouched(fitted.record):
+        console.print(untouched(fitted.record), soft_wrap=True, highlight=False)
     console.print(f"Adapter: {out} ({fitted.record['ended']}, {fitted.record['seconds']:.0f} s)", soft_wrap=True)
 
 

@@ -76,12 +76,24 @@ def adapter_card(record: dict[str, Any], folder: str) -> str:
         f"Adam from {settings['learning_rate']:g} down to a tenth, seed {settings['seed']}. Each layer has the "
         f"parameters with which its {record['metric']} was best.",
     ]
+    facts += [untouched(record)] if untouched(record) else []
     return CARD.format(
         method=method["name"],
         model=record["model"],
         folder=folder,
         facts="\n".join(f"- {fact}" for fact in facts),
         table="\n".join(f"| {' | '.join(row)} |" for row in table),
+    )
+
+
+def untouched(record: dict[str, Any]) -> str:
+    """Which positions no passage reached, where parameters are for so many tokens; "" where there are none."""
+    reached, most = record["passages"]["tokens"], record.get("longest", 0)
+    if most <= reached:
+        return ""
+    return (
+        f"The parameters are for at most {most} tokens, and no passage was longer than {reached}: what belongs to "
+        f"later positions alone is as it started. Fit on passages of {most} tokens to use it there."
     )
 
 

@@ -37,17 +37,26 @@ def crossing(speedups: Mapping[int, float]) -> dict[str, Any]:
 
 def crossovers(cells: Sequence[BenchCell]) -> list[Crossover]:
     """One for each method but SDPA in each panel."""
-    return [
-        Crossover(
-            method=method,
-            dtype=panel[0],
-            passes=panel[1],
-            **crossing(by_length(cells, panel, method, "speedup")),  # type: ignore[typeddict-item]
-        )
-        for panel in panels(cells)
-        for method in names(cells)
-        if method != EXACT
-    ]
+    return [_crossover(cells, panel, name) for panel in panels(cells) for name in names(cells) if name != EXACT]
+
+
+def _crossover(cells: Sequence[BenchCell], panel: Panel, method: str) -> Crossover:
+    speedups, low, high = (
+        by_length(cells, panel, method, figure) for figure in ("speedup", "speedup_low", "speedup_high")
+    )
+    found = Crossover(method=method, dtype=panel[0], passes=panel[1], **crossing(speedups))  # type: ignore[typeddict-item]
+    if found["state"] in ("at", "below the shortest"):
+        at = found["tokens"] or 0.0
+        first = max((n for n in speedups if n <= at), default=0)
+        doubtful = [n for n in sorted(speedups) if n >= first and low.get(n, 2.0) <= 1.0 <= high.get(n, 0.0)]
+        if doubtful:
+            found["doubtful"] = doubtful
+    return found
+
+
+def ran(cells: Sequence[BenchCell], panel: Panel, method: str) -> bool:
+    """Whether a method was measured at any length of a panel."""
+    return any(cell["status"] == "measured" for cell in of(cells, panel, method))
 
 
 def panels(cells: Sequence[BenchCell]) -> list[Panel]:

@@ -43,6 +43,7 @@ class Crossover(TypedDict):
     tokens: float | None  # for "at"; between two lengths, interpolated on logarithmic axes
     shortest: NotRequired[int]  # the lengths with a speed-up
     longest: NotRequired[int]
+    doubtful: NotRequired[list[int]]  # from beside the crossing on: where the quartiles lie on both sides of 1
 
 
 class Change(TypedDict):

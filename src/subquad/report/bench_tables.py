@@ -8,7 +8,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from subquad.report import cells
-from subquad.report.bench_figures import Panel, names, of, panels
+from subquad.report.bench_figures import Panel, names, of, panels, ran
 from subquad.report.bench_schema import EXACT, BenchCell, BenchReport, Change, Changes, Crossover
 from subquad.report.cells import Cell
 from subquad.report.content import Column, Line, Table, fact, pieces
@@ -96,7 +96,7 @@ def _between(low: float | None, high: float | None) -> Cell:
 def _conclusions(report: BenchReport, panel: Panel) -> Iterator[str]:
     """Crossovers, and what was not run."""
     for found in report["crossovers"]:
-        if (found["dtype"], found["passes"]) == panel:
+        if (found["dtype"], found["passes"]) == panel and ran(report["cells"], panel, found["method"]):
             yield f"{found['method']}: {_crossing(found)}"
     reasons: dict[tuple[str, str], list[int]] = {}
     for name in names(report["cells"]):
@@ -110,12 +110,23 @@ def _conclusions(report: BenchReport, panel: Panel) -> Iterator[str]:
 def _crossing(found: Crossover) -> str:
     tokens = found["tokens"]
     if found["state"] == "at" and tokens is not None:
-        return f"faster than SDPA from about {cells.two_digits(tokens):,} tokens on"
+        return f"faster than SDPA from about {cells.two_digits(tokens):,} tokens on{_doubt(found)}"
     if found["state"] == "below the shortest":
-        return f"faster than SDPA at every length, from {found['shortest']:,} tokens on"
+        return f"faster than SDPA at every length, from {found['shortest']:,} tokens on{_doubt(found)}"
     if found["state"] == "not reached":
         return f"not faster than SDPA up to {found['longest']:,} tokens"
-    return "no speed-up is known: SDPA or the method was not run"
+    return "no speed-up is known: SDPA was not run at these lengths"
+
+
+def _doubt(found: Crossover) -> str:
+    """Where that is within the noise."""
+    lengths = ", ".join(f"{n:,}" for n in found.get("doubtful", []))
+    return f", but within the noise at {lengths}: the quartiles lie on both sides of 1" if lengths else ""
+
+
+def _shown(found: Sequence[BenchCell], panel: Panel) -> list[str]:
+    """SDPA, and the methods with a figure; why the others have none is said below the table."""
+    return [name for name in names(found) if name == EXACT or ran(found, panel, name)]
 
 
 # ---------------------------------------------------------------------- terminal
@@ -126,7 +137,7 @@ def _terminal(found: Sequence[BenchCell], panel: Panel) -> RichTable:
     table.add_column("tokens", no_wrap=True)
     for head in HEADS:
         table.add_column(head, justify="right", no_wrap=True)
-    for name in names(found):
+    for name in _shown(found, panel):
         shown = f"{EXACT} (SDPA)" if name == EXACT else "\n  ".join(pieces(name))
         table.add_row(Text(shown, "bold cyan"))
         for cell in of(found, panel, name):
@@ -165,7 +176,7 @@ def _full_table(found: Sequence[BenchCell], panel: Panel) -> Table:
                 cells.number(cell.get("repeats"), 0),
             ],
         )
-        for name in names(found)
+        for name in _shown(found, panel)
         for cell in of(found, panel, name)
     ]
     return Table([Column(head) for head in heads], lines)

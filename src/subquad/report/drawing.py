@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
+from textwrap import wrap
 from typing import Any
 
 from matplotlib import style
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -136,10 +138,19 @@ def broken(name: str) -> str:
 
 
 def titled(figure: Figure, model: str, what: str) -> Figure:
-    """The model, without the folder or organisation that it lies in, and what is shown: at the top left."""
+    """The model, without the folder or organisation that it lies in, and what is shown: at the top left.
+
+    In as many lines as it takes to stay inside the figure.
+    """
     name = model.rstrip("/").rpartition("/")[2]
     name = name if len(name) <= 50 else f"{name[:49]}…"
-    figure.suptitle(f"{name}: {what}", x=0.01, ha="left", fontsize=11.5, fontweight="bold")
+    text = f"{name}: {what}"
+    title = figure.suptitle(text, x=0.01, ha="left", fontsize=11.5, fontweight="bold")
+    renderer, room = FigureCanvasAgg(figure).get_renderer(), 0.98 * figure.bbox.width
+    lines = 1
+    while title.get_window_extent(renderer).width > room and lines < len(text):
+        lines += 1
+        title.set_text("\n".join(wrap(text, math.ceil(len(text) / lines) + 6)))  # some more: words are not cut
     return figure
 
 

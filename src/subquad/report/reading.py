@@ -86,8 +86,9 @@ def marks(report: Report, method: MethodReport) -> list[str]:
 
 
 def remarks(report: Report) -> list[str]:
-    """What holds for single methods that ran: mostly which layers stay exact."""
-    return [f"{method['method']}: {method['reason']}" for method in ran(report) if method.get("reason")]
+    """What holds for single methods that ran: which layers stay exact, where it is exact, where it cannot run."""
+    said = [(m["method"], [m.get("reason"), *m.get("remarks", [])]) for m in ran(report)]
+    return [f"{name}: {remark}" for name, remarks in said for remark in remarks if remark]
 
 
 def _by_length(method: MethodReport) -> Iterable[Mapping[str, Any]]:

@@ -30,6 +30,7 @@ class MethodReport(TypedDict):
     settings: dict[str, Any]  # Method.to_dict()
     status: Literal["exact", "measured", "refused"]
     reason: NotRequired[str]  # why it was refused, or which layers stay exact
+    remarks: NotRequired[list[str]]  # what a reader must know of it: where it is exact, where it cannot run
     layers: NotRequired[list[int]]  # the layers that run it
     fidelity: NotRequired[dict[str, float]]  # length -> fidelity in [0, 1], what --min-fidelity is compared with
     quality: NotRequired[dict[str, Quality]]  # length -> quality; the model's own length has the fullest entry

@@ -28,6 +28,7 @@ from subquad.report.adapter_card import adapter_card
 from subquad.workflows.errors import InputError, NothingToLearn, as_input_error
 from subquad.workflows.pieces import Pieces, cut
 from subquad.workflows.pretrained import Pretrained, load
+from subquad.workflows.rows import longest
 from subquad.workflows.store import Progress, Store
 from subquad.workflows.texts import read_documents
 
@@ -126,6 +127,8 @@ def fit(
         "best": {str(number): best["at"] for number, best in trainer.best.items()},
         "layers": {str(layer.number): layer.name for layer in able},
     }
+    if (most := longest(bounds)) is not None:
+        record["longest"] = most
     return Fitted(pretrained, bounds, record, refused)
 
 

@@ -275,7 +275,10 @@ class Comparison:
         return [row for row in self.rows if row.takes(length) and _worth(row, seconds, length / shorter[-1])]
 
     def op(self, length: int) -> dict[str, Any]:
-        """One layer's attention alone, on N(0,1) inputs of its shape, batch 1: seconds of each round, and memory."""
+        """One layer's attention alone, on N(0,1) inputs of its shape, batch 1: seconds of each round, and memory.
+
+        A row whose parameters are for shorter inputs is left out: the model could not run it at this length.
+        """
         model, rows = self.pretrained.model, self.rows
         layer = hf.find_layers(model)[0]
         heads, kv_heads, width = hf.head_counts(layer.module)
@@ -289,6 +292,7 @@ class Comparison:
             before = self.results[f"op/{shorter[-1]}"]
             seconds = {name: statistics.median(result["seconds"]) for name, result in before.items()}
             rows = [row for row in rows if _worth(row, seconds, length / shorter[-1])]
+        rows = [row for row in rows if row.takes(length)]
         calls = {row.name: row.alone(q, k, v, is_causal=layer.causal) for row in rows}
         with torch.inference_mode():
             memory = {name: peak_extra_mib(call, model.device)[0] for name, call in calls.items()}

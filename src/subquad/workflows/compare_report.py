@@ -14,7 +14,7 @@ from subquad.report.schema import Cost, MethodReport, Quality, Report
 from subquad.workflows import machine
 from subquad.workflows.compare import DEFAULT_METHODS, EXACT, LEARNED_METHODS, TOO_SLOW, Comparison, Settings, stretches
 from subquad.workflows.recommend import recommend
-from subquad.workflows.rows import NOT_CALIBRATED, Row
+from subquad.workflows.rows import NOT_CALIBRATED, Row, exact_up_to
 
 _OWN = (DEFAULT_METHODS, DEFAULT_METHODS + LEARNED_METHODS)
 
@@ -83,7 +83,9 @@ def _method_report(c: Comparison, row: Row) -> MethodReport:
         report["unfitted"] = True
     if row.reason:
         report["reason"] = row.reason
-    if not row.is_exact:
+    if remarks := _remarks(row, c.length):
+        report["remarks"] = remarks
+    if not row.is_exact and op:
         report["crossover"] = crossover({int(n): figures["speedup"] for n, figures in op.items()})
     if c.task:
         report["task"] = c.results[f"task/{row.name}"]
@@ -177,7 +179,8 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
         notes.append(f"The text has {len(c.reading.tokens)} tokens in all; longer sequences repeat it.")
     if c.pretrained.kind == "masked-lm":
         notes.append("Pseudo-perplexity: 15 % of the tokens masked at once, the same ones for every method.")
-    notes += [note for method in methods if (note := _left_out(c, method))]
+    measured = zip(c.rows, methods, strict=False)  # those that were refused come last
+    notes += [note for row, method in measured if (note := _left_out(c, row, method))]
     notes += [note for row in (*c.rows, *c.refused) if (note := _defaults(row))]
     notes += [f"{row.name}: {row.note}." for row in c.rows if row.note]
     if c.resumed:
@@ -191,14 +194,24 @@ def _defaults(row: Row) -> str | None:
     return f"{row.name} alone means {settings}." if settings and ":" not in row.name else None
 
 
-def _left_out(c: Comparison, method: MethodReport) -> str | None:
-    if method["status"] == "refused":
-        return None
+def _remarks(row: Row, length: int) -> list[str]:
+    """What the figures of this row alone do not tell."""
+    remarks, most = [], exact_up_to(row.method)
+    if not row.is_exact and most >= length:
+        where = f"on at most {most:,.0f} tokens" if math.isfinite(most) else "with these settings"
+        remarks.append(f"is exact attention {where}; a speed-up there is chance")
+    if row.longest is not None:
+        remarks.append(f"its parameters are for at most {row.longest:,} tokens, and it was not run on more")
+    return remarks
+
+
+def _left_out(c: Comparison, row: Row, method: MethodReport) -> str | None:
+    """From where on it was too slow."""
     wanted: list[tuple[Sequence[int], Mapping[str, Cost]]] = [
         (c.lengths, method["model"]),
         (c.settings.op_lengths, method["op"]),
     ]
-    skipped = [n for lengths, have in wanted for n in lengths if str(n) not in have]
+    skipped = [n for lengths, have in wanted for n in lengths if str(n) not in have and row.takes(n)]
     if not skipped:
         return None
     return (

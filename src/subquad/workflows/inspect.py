@@ -139,6 +139,8 @@ class Inspection:
         settings = _fitted(settings, pretrained)
         assert settings.length is not None
         reading = read(pretrained, documents or standard_library(), settings.length, 1, settings.seed)
+        if settings.buckets > settings.length:  # said of a length that can be had: `read` refuses others
+            raise InputError(f"--buckets {settings.buckets} is more than the {settings.length} tokens of a sequence")
         with as_input_error():
             rows = [_row(method, pretrained, settings.length) for method in methods if method != Full()]
             rows += [_adapted(folder, pretrained) for folder in settings.adapters]
@@ -281,8 +283,6 @@ def _fitted(settings: Settings, pretrained: Pretrained) -> Settings:
     length = min(limit or 512, 512) if settings.length is None else settings.length
     if limit is not None and length > limit:
         raise InputError(f"--length {length} is past the {limit} positions of {pretrained.name}; give at most {limit}")
-    if settings.buckets > length:
-        raise InputError(f"--buckets {settings.buckets} is more than the {length} tokens of a sequence")
     layer = len(layers) // 2 if settings.layer is None else settings.layer
     if not 0 <= layer < len(layers):
         raise InputError(f"no layer {layer}: {pretrained.name} has layers 0 to {len(layers) - 1}")

@@ -50,8 +50,9 @@ def read(pretrained: Pretrained, documents: Sequence[str], length: int, passages
     """
     own = length - len(pretrained.wrap([], length))
     if own < SHORTEST:
+        room = "1 token" if own == 1 else f"{max(own, 0)} tokens"
         raise InputError(
-            f"max-length {length} leaves {own} tokens beside the special ones; passages have {SHORTEST} or more"
+            f"a length of {length} leaves {room} beside the special ones; passages have {SHORTEST} or more"
         )
     ids = [pretrained.content_ids(document) for document in documents]
     chunks = [chunk for doc in ids for at in range(0, len(doc), own) if len(chunk := doc[at : at + own]) >= SHORTEST]

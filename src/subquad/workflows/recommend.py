@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from subquad.methods import from_dict
 from subquad.report.schema import MethodReport, Recommendation
+from subquad.workflows.rows import exact_up_to
 
 MARGIN = 1.1  # faster by less than this is no gain worth a change
 
@@ -14,14 +15,16 @@ def recommend(
     """The fastest method that keeps the asked fidelity, length by length; exact attention where none is faster.
 
     A length past the text's `tokens` is not judged: text that repeats makes queries alike, which flatters clustering.
+    Nor is a method where its settings make it exact attention: where it comes out faster there, it is by chance.
     `methods` and the result are as in `report.schema`.
     """
     measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
     exact = next(m for m in methods if m["status"] == "exact")
     judged = [length for length in lengths if length <= tokens]
-    best = {length: _best(measured, exact, str(length), min_fidelity) for length in judged}
+    able = {length: [m for m in measured if exact_up_to(from_dict(m["settings"])) < length] for length in judged}
+    best = {length: _best(able[length], exact, str(length), min_fidelity) for length in judged}
     own = lengths[0]
-    reasons = [_reason(measured, best[length], length, min_fidelity) for length in judged]
+    reasons = [_reason(able[length], best[length], length, min_fidelity) for length in judged]
     reasons += [f"{n} tokens: not judged, the text has {tokens} tokens only." for n in lengths if n > tokens]
     chosen = best.get(own)
     if chosen is not None:
@@ -65,7 +68,7 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
         )
     timed = [m for m in methods if at in m.get("model", {}) and at in m.get("fidelity", {})]
     if not timed:
-        return f"{length} tokens: no method but the yardsticks was measured; see what was refused or left out."
+        return f"{length} tokens: no method but the yardsticks was measured; see what is exact, refused or left out."
     close = [m for m in timed if m["fidelity"][at] >= min_fidelity]
     if close:
         fastest = max(close, key=lambda m: _speedup(m, at))

@@ -1,6 +1,7 @@
 """The rows of a comparison: a method in a model, where it runs or why it cannot, and where its parameters come from."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -47,10 +48,14 @@ class Row:
             return None
         return NOT_CALIBRATED if self.adapter is None else f"with the learned parameters of {self.adapter}"
 
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that its learned parameters are for; None: any number."""
+        return longest(self.bounds)
+
     def takes(self, length: int) -> bool:
-        """Whether its learned parameters are for inputs of so many tokens; those of most methods are for any."""
-        limits = (getattr(bound.learned, "max_length", length) for bound in self.bounds.values())
-        return all(length <= limit for limit in limits)
+        """Whether its learned parameters are for inputs of so many tokens."""
+        return self.longest is None or length <= self.longest
 
     def at(self, layer: int) -> Method | Bound:
         """What runs in a layer."""
@@ -103,6 +108,24 @@ def row_of_adapter(pretrained: Pretrained, folder: Path) -> Row:
 
 def _partly(refusals: dict[int, str]) -> str:
     return f"layers {', '.join(map(str, refusals))} stay exact: {refusals[min(refusals)]}"
+
+
+def longest(bounds: Mapping[int, Bound]) -> int | None:
+    """The most tokens that these parameters are for; None: any number, as with most methods."""
+    parts = [part for bound in bounds.values() if bound.learned is not None for part in bound.learned.modules()]
+    limits = [limit for part in parts if isinstance(limit := getattr(part, "max_length", None), int)]
+    return min(limits, default=None)
+
+
+def exact_up_to(method: Method) -> float:
+    """The most tokens on which the settings make this method exact attention; 0: never, infinite: always."""
+    limits = method.traits.exact_limit
+    if isinstance(limits, str):
+        return 0.0
+    given = {name: getattr(method, name) for name in limits}
+    if any(given[name] != limit for name, limit in limits.items() if not isinstance(limit, str)):
+        return 0.0
+    return float(min((given[name] for name, limit in limits.items() if isinstance(limit, str)), default=math.inf))
 
 
 def mark_of(bounds: dict[int, Bound]) -> float:
