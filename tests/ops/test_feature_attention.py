@@ -30,7 +30,10 @@ def dense(x: Tensor, y: Tensor, value: Tensor, allowed: Tensor) -> tuple[Tensor,
 
 def exponents(N: int, M: int, size: float = 1.0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     shapes = (2, 4, N, 5), (2, 2, M, 5), (2, 2, M, 3)
-    return [f * normal(*shape, seed=i, dtype=dtype) for i, (f, shape) in enumerate(zip((size, size, 1), shapes, strict=True))]
+    return [
+        f * normal(*shape, seed=i, dtype=dtype)
+        for i, (f, shape) in enumerate(zip((size, size, 1), shapes, strict=True))
+    ]
 
 
 @pytest.mark.parametrize("N", [1, 7, 64, 65, 150])
