@@ -71,7 +71,7 @@ def bad_inputs(model, text, folder):
         "line 1: not JSON": [bert, "--text", str(folder / "broken.jsonl")],
         "past the 64 positions": [bert, "--max-length", "65"],
         "leaves 8 tokens beside the special ones": [bert, "--max-length", "10"],
-        "leaves -2 tokens": [bert, "--max-length", "0"],
+        "leaves 0 tokens": [bert, "--max-length", "0"],
         "text is too short": [bert, "--text", str(folder / "word.txt")],
         "--methods names none": [bert, "--methods", ""],
         "one class only": [bert, "--task", "banking77", "--data-dir", str(folder / "one")],
