@@ -137,7 +137,7 @@ class DecodingContract:
         name = next(name for name, tensor in state.items() if tensor.is_floating_point())
         wrong = {
             "of 3 items, but the batch of this step is 2": bound.init_state(3, like=q, value_dim=6),
-            "make it with init_state of the layer": bound.init_state(2, like=q, value_dim=7),
+            r"make it with init_state\(…, value_dim=6\) of the layer": bound.init_state(2, like=q),
             f"holds .*, but '{method.name}' with 2 heads": {"other": q},
             "is on meta but `query` is on cpu": {**state, name: state[name].to("meta")},
             f"{name!r} is torch.float64, but that of a torch.float32": {**state, name: state[name].double()},
@@ -145,6 +145,8 @@ class DecodingContract:
         for message, given in wrong.items():
             with pytest.raises(ValueError, match=message):
                 bound.step(q, k, v, given)
+        with pytest.raises(ValueError, match="make it with init_state of the layer"):
+            bound.step(q, k, q, state)
         with pytest.raises(ValueError, match="bound for 2 heads of width 8"):
             bound.step(*qkv(1, H=4), state)
 

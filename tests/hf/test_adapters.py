@@ -255,3 +255,43 @@ def test_a_bound_method_is_for_one_layer_of_its_size(model):
         sq.hf.swap(model, bound)
     with pytest.raises(ValueError, match=r"was bound for 3 heads of width 8 .* but layer 0"):
         sq.hf.swap(model, {0: sq.LearnedHash(buckets=2).bind(heads=3, head_dim=8)})
+
+
+@pytest.mark.parametrize("method", ["linformer:k=4", "lha:buckets=0,bucket_size=16,hidden=8"])
+def test_the_longest_input_is_swaps_or_the_models_and_an_adapter_remembers_it(model, tmp_path, method):
+    for given, longest in (({"max_length": 96}, 96), ({}, 64)):
+        sq.hf.swap(model, method, **given)
+        assert {bound.max_length for bound in sq.hf.bounds(model).values()} == {longest}
+        wanted = outputs(model)
+        sq.hf.save_adapter(model, tmp_path)
+        sq.hf.restore(model)
+        sq.hf.load_adapter(model, tmp_path)
+        assert {bound.max_length for bound in sq.hf.bounds(model).values()} == {longest}
+        assert torch.equal(outputs(model), wanted)
+    with pytest.raises(ValueError, match="max_length=0, but it must be at least 1"):
+        sq.hf.swap(model, method, max_length=0)
+
+
+def test_layers_of_several_longest_lengths_are_no_adapter(model, tmp_path):
+    lengths = {0: 64, 1: 96}
+    sq.hf.swap(
+        model, {n: sq.Linformer(k=4).bind(heads=4, head_dim=8, max_length=length) for n, length in lengths.items()}
+    )
+    with pytest.raises(ValueError, match="longest lengths of 64 and 96, but an adapter has one for all"):
+        sq.hf.save_adapter(model, tmp_path)
+
+
+def test_a_model_without_a_limit_is_told_the_longest_input(tmp_path):
+    def llama():
+        torch.manual_seed(0)
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, num_hidden_layers=2)).eval()
+
+    model, other, ids = llama(), llama(), torch.arange(24)[None]
+    with pytest.raises(ValueError, match=r"max_length=… to bind, .* or sq\.hf\.swap"):
+        sq.hf.swap(model, "linformer:k=4")
+    sq.hf.swap(model, "linformer:k=4", max_length=24)
+    sq.hf.save_adapter(model, tmp_path)
+    sq.hf.load_adapter(other, tmp_path)
+    assert torch.equal(other(ids).logits, model(ids).logits)
+    with pytest.raises(ValueError, match="at most 24 tokens"):
+        model(torch.arange(25)[None])

@@ -269,20 +269,110 @@ def test_models_without_a_state_are_refused():
             sq.hf.StateCache(model)
 
 
-def test_a_cache_of_another_method_or_batch_is_refused():
-    model = swapped().model
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("linear", "linear:feature_map=exp"),
+        ("performer:features=32", "performer:features=32,seed=1"),
+        ("rfa:features=8", "rfa:features=8,gates=none"),
+        ("linear", "performer:features=32"),
+        ("linear", "full"),
+        ({0: "full", 1: "linear"}, {0: "full", 1: "linear:feature_map=exp"}),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_a_cache_of_another_method_is_refused_before_any_layer_runs(first, second):
+    model = swapped(method=first).model
     ids, _ = padded_ids(pads=0)
-    for method, rows, message in (
-        ("performer:features=32", 2, "make it with init_state of the layer"),
-        ("full", 2, "'full' keeps no state"),
-        ("linear", 1, "is of 2 items, but the batch of this step is 1"),
-    ):
-        sq.hf.swap(model, "linear")
+    want = model(input_ids=ids).logits
+    cache = sq.hf.StateCache(model)
+    model(input_ids=ids[:, :16], past_key_values=cache)
+    learned = sq.hf.bounds(model)
+    sq.hf.swap(model, second)
+    before, after = (first[1], second[1]) if isinstance(first, dict) else (first, second)
+    for held in (cache, copy.deepcopy(cache)):
+        with pytest.raises(ValueError, match=rf"filled by {before}, but layer \d \(.*\) runs {after} now: make a new"):
+            model(input_ids=ids[:, 16:], past_key_values=held)
+    sq.hf.swap(model, learned)
+    for held in (copy.deepcopy(cache), cache):
+        have = model(input_ids=ids[:, 16:], past_key_values=held).logits
+        torch.testing.assert_close(have, want[:, 16:], atol=1e-4, rtol=1e-4)
+
+
+def test_a_cache_knows_the_learned_parameters_that_filled_it():
+    model, method = build("llama").model, "learned-feature-map:window=4"
+    ids, _ = padded_ids(pads=0)
+    for again in ("linear", method):
+        sq.hf.swap(model, again)
         cache = sq.hf.StateCache(model)
         model(input_ids=ids, past_key_values=cache)
-        sq.hf.swap(model, method)
-        with pytest.raises(ValueError, match=message):
-            model(input_ids=ids[:rows, :1], past_key_values=cache)
+        sq.hf.swap(model, again)
+        if again == "linear":
+            assert model(input_ids=ids[:, :1], past_key_values=cache).logits.isfinite().all()
+    with pytest.raises(ValueError, match=f"filled by {method}, but layer 0 .* runs it with other learned parameters"):
+        model(input_ids=ids[:, :1], past_key_values=cache)
+
+
+def test_a_cache_that_is_empty_is_refused_where_the_method_has_no_state():
+    model = swapped().model
+    cache = sq.hf.StateCache(model)
+    sq.hf.swap(model, "full")
+    with pytest.raises(ValueError, match=r"layer 0 .* runs full now, which keeps no state: make a new"):
+        model(input_ids=padded_ids()[0], past_key_values=cache)
+
+
+@pytest.mark.parametrize("stateful", [0, 1])
+def test_another_batch_is_refused_before_any_layer_runs(stateful):
+    model = swapped(method={stateful: "linear", 1 - stateful: "full"}).model
+    ids, _ = padded_ids(pads=0)
+    want = model(input_ids=ids).logits[:, 16:]
+    cache = sq.hf.StateCache(model)
+    model(input_ids=ids[:, :16], past_key_values=cache)
+    with pytest.raises(ValueError, match=r"with a batch of 2, but now it is given one of 1: make a new .* each batch"):
+        model(input_ids=ids[:1, 16:], past_key_values=cache)
+    torch.testing.assert_close(model(input_ids=ids[:, 16:], past_key_values=cache).logits, want, atol=1e-4, rtol=1e-4)
+
+
+def test_a_filled_cache_without_a_new_token_is_refused():
+    model = swapped().model
+    ids, _ = padded_ids(pads=0)
+    cache, options = sq.hf.StateCache(model), {"do_sample": False, "eos_token_id": None}
+    out = model.generate(ids, max_new_tokens=20, past_key_values=cache, **options)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"has already seen 36 tokens and there is no new one: make a new"):
+            model.generate(ids, max_new_tokens=4, past_key_values=cache, **options)
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    with pytest.raises(ValueError, match="mask has 17 positions, but the cache has seen 36 tokens and 1 are new"):
+        model(input_ids=ids[:, :1], attention_mask=mask, past_key_values=cache)
+    more = model.generate(out, max_new_tokens=4, past_key_values=cache, **options)
+    assert torch.equal(more, model.generate(ids, max_new_tokens=24, **options))
+
+
+def test_what_stopped_a_cache_is_said_again():
+    model = build("llama").model
+    sq.hf.swap(model, {0: "linformer:k=4", 1: "linear"}, max_length=20)
+    ids, _ = padded_ids(pads=0)
+    cache = sq.hf.StateCache(model)
+    model(input_ids=ids, past_key_values=cache)
+    with pytest.raises(ValueError, match="'linformer' was bound for at most 20 tokens"):
+        model(input_ids=ids[:, :9], past_key_values=cache)
+    with pytest.raises(ValueError, match=r"stopped layer 0 .* make a new .* ValueError: 'linformer' was bound for"):
+        model(input_ids=ids[:, :1], past_key_values=cache)
+
+
+def test_a_pass_that_stopped_between_layers_is_noticed():
+    model = swapped().model
+    ids, _ = padded_ids(pads=0)
+    cache = sq.hf.StateCache(model)
+    model(input_ids=ids, past_key_values=cache)
+    hook = model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(input_ids=ids[:, :1], past_key_values=cache)
+    hook.remove()
+    with pytest.raises(ValueError, match="stopped the last tokens of this cache between two layers: make a new"):
+        model(input_ids=ids[:, :1], past_key_values=cache)
 
 
 def test_a_layer_that_runs_its_own_attention_again_does_not_go_on_without_the_past():

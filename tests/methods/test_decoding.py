@@ -1,5 +1,6 @@
 """Decoding for long: what goes wrong only after thousands of steps."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import subquad as sq
+from subquad.methods.checks import check_state
 from tests.oracle import qkv
 
 ROOT = Path(__file__).parents[2]
@@ -41,3 +43,11 @@ def test_a_step_after_ten_thousand_tokens_costs_what_the_second_does(method: str
         sizes.append(sum(tensor.numel() for tensor in state.values()))
     assert work[0] == work[1] > 0
     assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("given", [None, (torch.ones(2, 3),), {"sums": 0.0}], ids=["none", "tuple", "numbers"])
+def test_a_state_that_is_no_dict_of_tensors_is_told_where_it_comes_from(given):
+    with pytest.raises(
+        TypeError, match=r"`state` is a .*, but it must be a dict of tensors: init_state makes the first"
+    ):
+        inspect.unwrap(check_state)(given, {}, torch.ones(2, 1, 1, 1), "2 heads", "linear", None)

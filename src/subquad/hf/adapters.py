@@ -84,11 +84,12 @@ def save_adapter(
         bounds: {layer number: bound method}; by default those that run in the model.
         record: of their training, as plain data.
         card: Markdown for readers.
-        max_length: the longest length that they were bound for, where their number depends on it; by default what the
-            model's positions reach, as `sq.hf.swap` binds them.
+        max_length: the longest length that they were bound for, where their number depends on it; by default the one
+            that `bind` was given.
 
     Raises:
-        ValueError: none of them has learned parameters, or the path is a file.
+        ValueError: none of them has learned parameters, the layers were bound for several longest lengths, or the path
+            is a file.
     """
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
@@ -104,7 +105,7 @@ def save_adapter(
         raise ValueError("none of these layers has learned parameters, so there is nothing to save")
     settings = {
         "format": FORMAT,
-        "model": {**describe_model(model), "max_length": max_length or position_limit(model)},
+        "model": {**describe_model(model), "max_length": max_length or _bound_length(given) or position_limit(model)},
         "methods": {str(number): bound.method.to_dict() for number, bound in given.items()},
         "record": dict(record or {}),
     }
@@ -201,6 +202,17 @@ def weights_mark(model: PreTrainedModel) -> str:
             first = parameter.detach().flatten()[:64].to("cpu", torch.float32)
             digest.update(name.encode() + str(tuple(parameter.shape)).encode() + first.numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _bound_length(bounds: Mapping[int, Bound]) -> int | None:
+    """The longest length that the layers with learned parameters were bound for; None where none was said."""
+    lengths = sorted({bound.max_length for bound in bounds.values() if bound.learned is not None and bound.max_length})
+    if len(lengths) > 1:
+        raise ValueError(
+            f"the layers were bound for longest lengths of {' and '.join(map(str, lengths))}, but an adapter has one "
+            "for all: bind them for the same, or give max_length=… where no parameter depends on it"
+        )
+    return lengths[0] if lengths else None
 
 
 def _load(bound: Bound, tensors: dict[str, Tensor], where: str) -> None:

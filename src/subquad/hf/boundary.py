@@ -62,8 +62,10 @@ def make_mask(
 ) -> Tensor | None:
     """What of the keys may be seen, as the module's docstring says. Called once for each kind of layer and pass."""
     pattern = _pattern_name(mask_function, use_vmap)
-    real = _real_keys(attention_mask, kv_length, kv_offset)
     both_ways = pattern == "bidirectional_mask_function"  # also cross-attention, whose keys are no cache to be filled
+    if not both_ways and attention_mask is not None and isinstance(q_offset, int):
+        _check_covers(attention_mask, q_offset, q_length)
+    real = _real_keys(attention_mask, kv_length, kv_offset)
     if not both_ways and (isinstance(q_offset, Tensor) or kv_length != q_offset + q_length - kv_offset):
         filled = torch.arange(kv_length, device=device) < q_offset + q_length - kv_offset
         real = torch.ones(1, kv_length, dtype=torch.bool, device=device) if real is None else real
@@ -106,13 +108,14 @@ def attend(
     window = kwargs.get("sliding_window")
     state = state_layer_of(key)
     if state is not None:
-        if not causal or layer.windowed or window is not None or position_bias is not None or dropout:
-            raise ValueError(
-                f"layer {layer.label} cannot run on a StateCache: that is for causal attention without a window, a "
-                "position bias or dropout"
-            )
-        mask = _mask_of_new(layer, query.shape[2], state.seen, attention_mask)
-        return state.attend(layer.bound, query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
+        with state.keeping_errors():
+            if not causal or layer.windowed or window is not None or position_bias is not None or dropout:
+                raise ValueError(
+                    f"layer {layer.label} cannot run on a StateCache: that is for causal attention without a window, a "
+                    "position bias or dropout"
+                )
+            mask = _mask_of_new(layer, query.shape[2], state.seen, attention_mask)
+            return state.attend(layer.bound, query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
     mask = _mask_of(layer, query, key, attention_mask, causal)
     if layer.windowed and window is None:
         raise ValueError(f"layer {layer.label} has a window by its config but does not tell its attention; refused")
@@ -134,6 +137,14 @@ def _pattern_name(mask_function: Callable[..., Any] | None, use_vmap: bool) -> s
         what = "overlays a pattern of its own on the attention mask" if use_vmap else f"masks attention by {name!r}"
         raise ValueError(f"this model {what}, which subquad does not know; restore its own attention for such inputs")
     return name
+
+
+def _check_covers(attention_mask: Tensor, before: int, new: int) -> None:
+    if attention_mask.shape[1] < before + new:
+        raise ValueError(
+            f"the attention mask has {attention_mask.shape[1]} positions, but the cache has seen {before} tokens and "
+            f"{new} are new: give tokens and mask of all, or a new cache for another prompt"
+        )
 
 
 def _real_keys(attention_mask: Tensor | None, kv_length: int, kv_offset: int | Tensor) -> Tensor | None:

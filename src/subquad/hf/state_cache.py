@@ -5,19 +5,22 @@ back the new ones alone, marked with itself: the attention that they reach (`bou
 advances the state. Nothing is kept on the model, so caches do not mix, whatever the order of their calls.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 from weakref import ref
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.compiler import is_compiling
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 from subquad.hf.layers import Layer, attached_to, find_layers
 from subquad.masks import Mask
-from subquad.methods import Bound
+from subquad.methods import Bound, Method
 
 _MARK = "_subquad_state_layer"
+_NEW = "make a new sq.hf.StateCache(model)"
 
 
 class StateLayer(CacheLayerMixin):
@@ -38,24 +41,12 @@ class StateLayer(CacheLayerMixin):
         self.state: dict[str, Tensor] | None = None
         self.seen = 0
         self._on_its_way = False  # keys were handed out that no attention has taken yet
+        self._stopped_by: str | None = None  # the error that kept the attention from taking them
+        self._filled_by: tuple[Method, ref[nn.Module] | None] | None = None  # the method and its learned parameters
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """The new keys, marked, and the new values."""
-        if is_compiling():
-            _refuse(
-                "used inside torch.compile",
-                "it is replaced in Python at each step; use another cache, or do not compile",
-            )
-        module = self._module()
-        if module is None or attached_to(module) is None:
-            raise ValueError(
-                f"layer {self.label} does not run subquad's attention any more, so its state has no reader"
-            )
-        if self._on_its_way:
-            raise ValueError(
-                f"the last keys that layer {self.label} gave to this StateCache did not come through its attention: it "
-                "changed them on the way, or its attention raised an error; use another cache, or start with a new one"
-            )
+        self.check()
         self._on_its_way = True
         self.seen += key_states.shape[-2]
         setattr(key_states, _MARK, self)
@@ -65,12 +56,64 @@ class StateLayer(CacheLayerMixin):
         self, bound: Bound, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None
     ) -> Tensor:
         """The outputs of the tokens that `update` was given, which are in the state from now on."""
+        self._check_method(bound)
         before = self.state
         if before is None:
             before = bound.init_state(len(query), like=query, value_dim=value.shape[3])
         out, self.state = bound.step(query, key, value, before, mask=mask, scale=scale)
+        self._filled_by = bound.method, None if bound.learned is None else ref(bound.learned)
         self._on_its_way = False
         return out
+
+    @property
+    def items(self) -> int:
+        """The batch that the state is of; 0 before the first token."""
+        return 0 if self.state is None else len(next(iter(self.state.values())))
+
+    def check(self) -> None:
+        """ValueError where new tokens would be lost, or would meet a state of something else."""
+        if is_compiling():
+            _refuse(
+                "used inside torch.compile",
+                "it is replaced in Python at each step; use another cache, or do not compile",
+            )
+        module = self._module()
+        attached = None if module is None else attached_to(module)
+        if attached is None:
+            raise ValueError(
+                f"layer {self.label} does not run subquad's attention any more, so its state has no reader"
+            )
+        if self._stopped_by is not None:
+            raise ValueError(
+                f"an error stopped layer {self.label} at the last tokens of this cache, which holds them in part now; "
+                f"{_NEW}; the error was {self._stopped_by}"
+            )
+        if self._on_its_way:
+            raise ValueError(
+                f"the last keys that layer {self.label} gave to this StateCache did not come through its attention: it "
+                "changed them on the way, or was interrupted; use another cache, or start with a new one"
+            )
+        self._check_method(attached.bound)
+
+    @contextmanager
+    def keeping_errors(self) -> Iterator[None]:
+        """Remember the error that keeps the new tokens out of the state."""
+        try:
+            yield
+        except Exception as error:
+            self._stopped_by = f"{type(error).__name__}: {error}"
+            raise
+
+    def _check_method(self, bound: Bound) -> None:
+        if self._filled_by is not None:
+            method, learned = self._filled_by
+            if method != bound.method or (None if learned is None else learned()) is not bound.learned:
+                now = "it with other learned parameters" if method == bound.method else str(bound.method)
+                raise ValueError(
+                    f"this cache was filled by {method}, but layer {self.label} runs {now} now: {_NEW} after swap"
+                )
+        elif not bound.method.traits.recurrent:
+            raise ValueError(f"layer {self.label} runs {bound.method} now, which keeps no state: {_NEW} after swap")
 
     # ------------------------------------------------------------------ what transformers asks of a layer
 
@@ -137,7 +180,8 @@ class StateCache(Cache):
 
     Raises:
         ValueError: the model is an encoder-decoder, no layer of it runs a recurrent method, or one that does caches
-            more than keys and values. Later: what a state cannot do is asked for, such as taking tokens back.
+            more than keys and values. Later: what a state cannot do is asked for, such as taking tokens back, or the
+            cache is used with another method, another batch, or without a new token.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -157,6 +201,29 @@ class StateCache(Cache):
         for layer in recurrent:
             held[_place(layer, held)] = StateLayer(layer)
         super().__init__(layers=held)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """As every cache's; transformers asks before the first layer, so that what is wrong is said before any runs."""
+        states = [layer for layer in self.layers if isinstance(layer, StateLayer)]
+        for layer in states:
+            layer.check()
+        if not query_length and states[0].seen:
+            raise ValueError(f"this cache has already seen {states[0].seen} tokens and there is no new one: {_NEW}")
+        if len({layer.get_seq_length() for layer in self.layers if isinstance(layer, StateLayer | DynamicLayer)}) > 1:
+            raise ValueError(f"an error stopped the last tokens of this cache between two layers: {_NEW}")
+        return super().get_mask_sizes(query_length, layer_idx)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """As every cache's. Another batch is refused before layers without a state have kept its keys."""
+        items = {layer.items for layer in self.layers if isinstance(layer, StateLayer)} - {0}
+        if items and items != {len(key_states)}:
+            raise ValueError(
+                f"this cache was filled with a batch of {items.pop()}, but now it is given one of {len(key_states)}: "
+                f"{_NEW} for each batch"
+            )
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def activate_past_recording(self) -> None:
         """ValueError: assisted decoding takes tokens back."""

@@ -39,7 +39,9 @@ class Swapped:
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def swap(model: PreTrainedModel, method: AnyMethod | Mapping[Any, AnyMethod]) -> Swapped:
+def swap(
+    model: PreTrainedModel, method: AnyMethod | Mapping[Any, AnyMethod], *, max_length: int | None = None
+) -> Swapped:
     """Put a method into a pretrained model, in place.
 
     Args:
@@ -48,15 +50,20 @@ def swap(model: PreTrainedModel, method: AnyMethod | Mapping[Any, AnyMethod]) ->
             patterns ("encoder.*", as fnmatch reads them; later entries win) to methods. Layers that a mapping leaves
             out run "full": exact attention. A method that is bound already, with its learned parameters, is for one
             layer; others with learned parameters are bound here, with those that they start with.
+        max_length: the longest input, for methods that are bound here and whose parameters depend on it; by default
+            what the model's learned positions reach (`position_limit`), where they set a limit.
 
     What is attached is written into `model.config`, so `save_pretrained` keeps it: see `reattach`. Swapping again
     replaces what was there. Nothing changes when an error is raised.
 
     Raises:
         ValueError: an architecture outside the interface, a layer that cannot run its method (with the reason), an
-            unknown method, or a number or pattern that names no layer.
+            unknown method, a number or pattern that names no layer, or a method whose parameters need a longest input
+            in a model that sets none.
         TypeError: not a transformers model.
     """
+    if max_length is not None and max_length < 1:
+        raise ValueError(f"max_length={max_length}, but it must be at least 1")
     layers = find_layers(model)
     assigned = _assign(layers, method)
     methods = {number: _method_of(given) for number, given in assigned.items()}
@@ -65,8 +72,7 @@ def swap(model: PreTrainedModel, method: AnyMethod | Mapping[Any, AnyMethod]) ->
         if reason:
             hint = "" if isinstance(method, Mapping) else "; pass a mapping to swap only the layers that can"
             raise ValueError(f"layer {layer.label} of {type(model).__name__}: {reason}{hint}")
-    longest = position_limit(model)
-    bound = bind_all(layers, assigned, longest)
+    bound = bind_all(layers, assigned, max_length or position_limit(model))
     attached = {layer.number: Attached(layer, bound[layer.number]) for layer in layers}
     restore(model)
     for layer in layers:

@@ -145,7 +145,8 @@ class Method:
         if not lacks:
             return None
         why = f": {_CAUSAL_REASON}" if lacks[0] == "a causal mask" else ""
-        return f"{self.name!r} does not support {' or '.join(lacks)}{why}; use method='full' here"
+        causal = ", or a causal one such as 'local' or 'learned-feature-map'" if lacks == ["a causal mask"] else ""
+        return f"{self.name!r} does not support {' or '.join(lacks)}{why}; use method='full' here{causal}"
 
     def bind(
         self,
@@ -162,7 +163,7 @@ class Method:
         """
         kv_heads = kv_heads or heads
         learned = shared if shared is not None else self.make_learned(heads, kv_heads, head_dim, max_length)
-        return Bound(self, heads=heads, kv_heads=kv_heads, head_dim=head_dim, learned=learned)
+        return Bound(self, heads=heads, kv_heads=kv_heads, head_dim=head_dim, learned=learned, max_length=max_length)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """The learned parameters of one layer as they start, drawn from the method's seed; None where it has none."""
@@ -271,10 +272,19 @@ _CAUSAL_REASON = "its output at one position depends on later positions, so the 
 class Bound(nn.Module):
     """A method attached to one layer. Calls like the method; remembers the head counts it was made for."""
 
-    def __init__(self, method: Method, *, heads: int, kv_heads: int, head_dim: int, learned: nn.Module | None = None):
+    def __init__(
+        self,
+        method: Method,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        learned: nn.Module | None = None,
+        max_length: int | None = None,
+    ):
         super().__init__()
         self.method = method
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.heads, self.kv_heads, self.head_dim, self.max_length = heads, kv_heads, head_dim, max_length
         self.learned = learned
         self._loss: Tensor | None = None
         self._shapes: dict[int, dict[str, torch.Size]] = {}  # of the state of one item, by the values' width
@@ -331,9 +341,11 @@ class Bound(nn.Module):
 
         The outputs are those of one causal call over all tokens so far, and the work does not depend on how many there
         were. The state given is left as it is. Padded tokens (`mask`: padding of the new tokens alone) come out as 0
-        and change no state, so that prompts of several lengths are padded on the left.
+        and change no state, so that prompts of several lengths are padded on the left. `scale` and `seed` must be the
+        same in all steps: a state does not know with which it was filled.
 
         Raises:
+            TypeError: the state is no dict of tensors.
             ValueError: the method is not recurrent, the mask holds more than padding, or the state is not one of this
                 layer, batch, dtype or device; and as `subquad.attention`.
         """
@@ -346,7 +358,8 @@ class Bound(nn.Module):
             fresh = self.init_state(1, like=query, value_dim=width)
             self._shapes[width] = {name: tensor.shape[1:] for name, tensor in fresh.items()}
         heads = f"{self.heads} heads of width {self.head_dim} on {self.kv_heads} key heads, values of width {width}"
-        check_state(state, self._shapes[width], query, heads, self.method.name)
+        value_dim = None if width == self.head_dim else width
+        check_state(state, self._shapes[width], query, heads, self.method.name, value_dim)
         exact = torch.promote_types(query.dtype, torch.float32)
         with torch.autocast(query.device.type, enabled=False):
             out, state = self.method.advance(query.to(exact), key.to(exact), value.to(exact), state, call)

@@ -70,15 +70,29 @@ def check_step_mask(mask: Mask | None) -> None:
 
 
 def check_state(
-    state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], query: Tensor, heads: str, method: str
+    state: Mapping[str, Tensor],
+    shapes: Mapping[str, torch.Size],
+    query: Tensor,
+    heads: str,
+    method: str,
+    value_dim: int | None,
 ) -> None:
-    """Check that a state belongs to this layer and to this query; `shapes` is {name: shape of one item}."""
+    """Check that a state belongs to this layer and to this query; `shapes` is {name: shape of one item}.
+
+    `value_dim` is what `init_state` must be told, None where that is the heads' width.
+    """
+    if not isinstance(state, Mapping) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise TypeError(
+            f"`state` is a {type(state).__name__}, but it must be a dict of tensors: init_state makes the first one, "
+            "and each step returns the next"
+        )
     have = {name: tuple(tensor.shape[1:]) for name, tensor in state.items()}
     want = {name: tuple(shape) for name, shape in shapes.items()}
     if have != want:
+        made = "init_state" if value_dim is None else f"init_state(…, value_dim={value_dim})"
         raise ValueError(
-            f"the state holds {have} for each item, but {method!r} with {heads} holds {want}; make it with init_state "
-            "of the layer that steps"
+            f"the state holds {have} for each item, but {method!r} with {heads} holds {want}; make it with {made} of "
+            "the layer that steps"
         )
     exact = torch.promote_types(query.dtype, torch.float32)
     for name, tensor in state.items():

@@ -134,7 +134,7 @@ class LearnedHash(Method):
             if max_length is None:
                 raise ValueError(
                     f"{self.name!r}: buckets=0 needs the longest input, to count the buckets: bind(max_length=…), "
-                    "or max_length=… of sq.nn.MultiheadAttention"
+                    "or max_length=… of sq.nn.MultiheadAttention or sq.hf.swap"
                 )
             buckets = math.ceil(max_length / self.bucket_size)
         return HashFunctions(heads, kv_heads, head_dim, buckets, kind=self.hash, hidden=self.hidden, seed=self.seed)

@@ -245,7 +245,7 @@ class Linformer(Method):
         if max_length is None:
             raise ValueError(
                 f"{self.name!r} learns a projection of so many tokens, so it must know the longest input: give "
-                "max_length=… to bind or sq.nn.MultiheadAttention; projection='mean-pool' needs none"
+                "max_length=… to bind, sq.nn.MultiheadAttention or sq.hf.swap; projection='mean-pool' needs none"
             )
         return Projections(
             kv_heads if self.sharing == "none" else 1,
