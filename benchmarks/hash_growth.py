@@ -18,7 +18,7 @@ from subquad import hf
 from subquad.methods import parse_method
 from subquad.workflows.calibrate import Settings, fit, mean_at
 from subquad.workflows.pretrained import load
-from subquad.workflows.texts import read_documents
+from subquad.data.texts import read_documents
 
 
 def main() -> None:

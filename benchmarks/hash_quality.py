@@ -25,7 +25,7 @@ from subquad.ops.kmeans import hamming_kmeans
 from subquad.workflows import machine
 from subquad.workflows.passages import read
 from subquad.workflows.pretrained import load, running
-from subquad.workflows.texts import read_documents, standard_library
+from subquad.data.texts import read_documents, standard_library
 
 OURS = clustered.cluster_queries
 METHODS = ("clustered:clusters=25", "i-clustered:clusters=25", "i-clustered:clusters=50")

@@ -19,7 +19,7 @@ from subquad.methods import Bound, LearnedHash, RandomHash, Smyrf
 from subquad.workflows.passages import read
 from subquad.workflows.pretrained import load
 from subquad.workflows.rows import row_of_adapter
-from subquad.workflows.texts import read_documents
+from subquad.data.texts import read_documents
 
 
 @dataclass(frozen=True)

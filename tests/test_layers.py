@@ -14,8 +14,8 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # From the ground up. A file may import from a lower level and from its own folder, and from nowhere else.
 LEVELS = [
-    {"shapes"},
-    {"masks", "randomness"},
+    {"shapes", "errors"},
+    {"masks", "randomness", "data"},
     {"ops"},
     {"methods"},
     {"functional"},
@@ -23,7 +23,8 @@ LEVELS = [
     {"hf"},
     {"training", "measure"},
     {"report"},
-    {"experiments", "workflows"},
+    {"workflows"},
+    {"experiments"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}

@@ -12,7 +12,7 @@ from subquad import hf
 from subquad.cli import app
 from subquad.workflows import calibrate as module
 from subquad.workflows.calibrate import Settings, calibrate, mean_at, save
-from subquad.workflows.errors import InputError
+from subquad.errors import InputError
 from subquad.workflows.pieces import cut
 from subquad.workflows.pretrained import load
 

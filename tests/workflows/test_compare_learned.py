@@ -16,7 +16,7 @@ from subquad.workflows import calibrate as fitting
 from subquad.workflows import calibrated, compare
 from subquad.workflows.compare import Comparison, Settings, measure
 from subquad.workflows.compare_report import report_of
-from subquad.workflows.errors import InputError
+from subquad.errors import InputError
 from subquad.workflows.pretrained import load
 from subquad.workflows.rows import exact_up_to
 from tests.workflows import tiny

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from subquad.workflows.errors import InputError
+from subquad.errors import InputError
 from subquad.workflows.tasks import TASKS, load_task
 
 REAL = os.environ.get("SUBQUAD_DATA")

@@ -16,7 +16,7 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """The methods and what each can do."""
-    from subquad.workflows.errors import as_input_error
+    from subquad.errors import as_input_error
 
     with user_errors(), as_input_error():
         chosen = {name: type(parse_method(name))} if name else METHODS

@@ -33,7 +33,7 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Fit a method's learned parameters to a frozen model, from plain text."""
-    from subquad.workflows.errors import InputError
+    from subquad.errors import InputError
 
     with user_errors(), needs("demo"):
         from subquad.report.adapter_card import rich_layers, untouched
@@ -73,7 +73,7 @@ def calibrate(
 
 def _check_free(out: Path) -> None:
     """InputError where something lies in the folder that the adapter would replace."""
-    from subquad.workflows.errors import InputError
+    from subquad.errors import InputError
 
     if (out / "adapter.json").exists():
         raise InputError(f"{out} holds an adapter already: use it, remove it, or give another folder with --out")

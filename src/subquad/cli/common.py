@@ -14,7 +14,7 @@ errors = Console(stderr=True)
 @contextmanager
 def user_errors() -> Iterator[None]:
     """One line and exit code 2 for what the user can mend; 130 for an interruption."""
-    from subquad.workflows.errors import InputError
+    from subquad.errors import InputError
 
     try:
         yield
@@ -29,7 +29,7 @@ def user_errors() -> Iterator[None]:
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
     """A package that is not installed, in one line with the extra that brings it."""
-    from subquad.workflows.errors import InputError
+    from subquad.errors import InputError
 
     try:
         yield
@@ -44,7 +44,7 @@ def divided(given: list[str]) -> tuple[str, ...]:
 
 def check_folder(out: Path) -> None:
     """InputError where the results have no folder to go to."""
-    from subquad.workflows.errors import InputError
+    from subquad.errors import InputError
 
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file; give a folder")
@@ -53,7 +53,7 @@ def check_folder(out: Path) -> None:
 @contextmanager
 def writing(out: Path) -> Iterator[None]:
     """Failures to write the results in one line."""
-    from subquad.workflows.errors import InputError
+    from subquad.errors import InputError
 
     try:
         yield

@@ -38,16 +38,9 @@ class Projections(nn.Module):
     def __init__(self, heads: int, k: int, max_length: int, *, start: str, kernel: bool, tied: bool, seed: int):
         super().__init__()
         self.k, self.max_length, self.kernel = k, max_length, kernel
-        segment = segment_of(torch.arange(max_length), max_length, k)
-        size = segment.bincount(minlength=k)
+        self.derive()
+        segment, size = self.segment, self.last - self.first
         width = int(size.max())
-        for name, buffer in {
-            "segment": segment,
-            "first": size.cumsum(0) - size,
-            "last": size.cumsum(0),
-            "full": torch.full_like(size, width) if kernel else size,
-        }.items():
-            self.register_buffer(name, buffer, persistent=False)
         shape = (heads, 1, width) if kernel else (heads, k, max_length)
         if start == "pool":
             mean = torch.full(shape, 1 / width) if kernel else F.one_hot(segment, k).T / size.clamp(min=1)[:, None]
@@ -58,6 +51,18 @@ class Projections(nn.Module):
         self.key = nn.Parameter(drawn[0].clone(memory_format=torch.contiguous_format))
         self.value = None if tied else nn.Parameter(drawn[1].clone(memory_format=torch.contiguous_format))
         self.bias = nn.Parameter(torch.zeros(heads, k)) if start == "pool" else None
+
+    def derive(self) -> None:
+        """Make the buffers that no file holds: what `k` and `max_length` say of the segments at the start."""
+        segment = segment_of(torch.arange(self.max_length), self.max_length, self.k)
+        size = segment.bincount(minlength=self.k)
+        for name, buffer in {
+            "segment": segment,
+            "first": size.cumsum(0) - size,
+            "last": size.cumsum(0),
+            "full": size.max().expand_as(size).clone() if self.kernel else size,
+        }.items():
+            self.register_buffer(name, buffer, persistent=False)
 
     def matrices(self, dtype: torch.dtype) -> tuple[Float[Tensor, "_h k n"], Float[Tensor, "_h k n"]]:
         """E and F."""

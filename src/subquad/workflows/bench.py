@@ -25,7 +25,7 @@ from subquad.ops.backends import choose
 from subquad.workflows import machine
 from subquad.workflows.bench_calls import DTYPES, PASSES, Calls, Load, threads
 from subquad.workflows.bench_memory import extra_memory
-from subquad.workflows.errors import InputError, as_input_error, check_device
+from subquad.errors import InputError, as_input_error, check_device
 from subquad.workflows.store import Progress, Store
 
 DEFAULT_METHODS = ("clustered", "i-clustered")

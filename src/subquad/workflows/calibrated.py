@@ -7,11 +7,11 @@ from pathlib import Path
 from subquad import hf
 from subquad.methods import METHODS, Method
 from subquad.workflows.calibrate import Settings, fit, save
-from subquad.workflows.errors import InputError, NothingToLearn
+from subquad.errors import InputError, NothingToLearn
 from subquad.workflows.pretrained import Pretrained
 from subquad.workflows.rows import Row, row_of_adapter
 from subquad.workflows.store import Progress
-from subquad.workflows.texts import read_documents
+from subquad.data.texts import read_documents
 
 
 def calibrated(

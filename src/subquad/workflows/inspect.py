@@ -25,12 +25,12 @@ from subquad.measure.spectrum import cumulative, heat_map_index, needed, singula
 from subquad.measure.utility import utilities
 from subquad.methods import Bound, Full, Method, parse_method
 from subquad.workflows import machine
-from subquad.workflows.errors import InputError, as_input_error
+from subquad.errors import InputError, as_input_error
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import Pretrained, load
 from subquad.workflows.rows import mark_of
 from subquad.workflows.store import Progress, Store
-from subquad.workflows.texts import read_documents, standard_library
+from subquad.data.texts import read_documents, standard_library
 
 # "{buckets}" is what --buckets says
 DEFAULT_METHODS = (

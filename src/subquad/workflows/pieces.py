@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from subquad.workflows.errors import InputError
+from subquad.errors import InputError
 from subquad.workflows.passages import SHORTEST
 from subquad.workflows.pretrained import Pretrained
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad import hf
-from subquad.workflows.errors import InputError, as_input_error, check_device
+from subquad.errors import InputError, as_input_error, check_device
 
 Kind = Literal["embedding", "masked-lm", "causal-lm"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subquad import hf
 from subquad.methods import Bound, Full, Method
-from subquad.workflows.errors import InputError, as_input_error
+from subquad.errors import InputError, as_input_error
 from subquad.workflows.pretrained import Pretrained
 
 NOT_CALIBRATED = "not calibrated: its learned parameters are those that it starts with"

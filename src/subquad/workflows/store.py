@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from subquad.workflows.errors import InputError
+from subquad.errors import InputError
 
 PROGRESS = ".progress"
 

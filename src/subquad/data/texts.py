@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from subquad.workflows.errors import InputError
+from subquad.errors import InputError
 
 SUFFIXES = (".txt", ".md", ".rst", ".jsonl", ".csv", ".tsv")
 STANDARD_LIBRARY = "the documentation of Python's standard library (docstrings, gathered from this installation)"

@@ -1,0 +1,1 @@
+"""Files to plain data: text, tables, archives. Nothing here knows of models."""

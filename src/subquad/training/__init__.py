@@ -1,0 +1,1 @@
+"""Train transformers with any attention: models, tasks, and one function that trains."""

@@ -1,0 +1,77 @@
+"""The configs of the models: what all have in common, and what one kind adds."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from subquad.methods import MixedHeads, parse_method
+
+POSITIONS = ("learned", "sinusoidal", "layer-sinusoidal", "rotary", "none")
+
+
+@strict
+class AttentionConfig(PreTrainedConfig):
+    """A transformer's sizes, its positions, and the attention method of each layer.
+
+    Attributes:
+        method: the attention of every attention layer as the command line writes it ("i-clustered:clusters=25"), or a
+            list with one for each, in the model's order. Groups of heads: "mixed-heads:methods=local+lha".
+        positions: "learned" (a table, added to the input), "sinusoidal" (added to the input), "layer-sinusoidal" (added
+            to every layer's queries and keys), "rotary", or "none". Heads whose method has relative positions of its
+            own ("local:positions=relative") get neither of the last but one kinds.
+        max_position_embeddings: the longest input, in tokens.
+    """
+
+    hidden_size: int = 128
+    intermediate_size: int = 512
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int | None = None
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.0
+    positions: str = "rotary"
+    max_position_embeddings: int = 512
+    initializer_range: float = 0.02
+    method: str | list[str] = "full"
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self) -> None:
+        """Refuse sizes and words that no model can be made of."""
+        if self.positions not in POSITIONS:
+            raise ValueError(f"positions={self.positions!r}, but it must be one of {', '.join(POSITIONS)}")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} does not divide into num_attention_heads={self.num_attention_heads}"
+            )
+        if self.num_attention_heads % (self.num_key_value_heads or 1):
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads={self.num_key_value_heads}"
+            )
+        if self.positions in ("rotary", "layer-sinusoidal") and self.head_dim % 2:
+            raise ValueError(f"positions={self.positions!r} need heads of even width, but theirs is {self.head_dim}")
+
+    @property
+    def head_dim(self) -> int:
+        """The width of one head."""
+        return self.hidden_size // self.num_attention_heads
+
+    def method_of(self, layer: int) -> str:
+        """The method of one attention layer."""
+        return self.method if isinstance(self.method, str) else self.method[layer]
+
+    def absolute_heads(self, layer: int) -> list[bool]:
+        """Which of a layer's heads get positions in their queries and keys: those without relative ones of their own."""
+        method = parse_method(self.method_of(layer))
+        if not isinstance(method, MixedHeads):
+            return [not method.traits.relative] * self.num_attention_heads
+        heads = [True] * self.num_attention_heads
+        dealt = method.deal(self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads)
+        for part, (own, _) in zip(method.parts, dealt, strict=True):
+            heads[own] = [not part.method.traits.relative] * (own.stop - own.start)
+        return heads
