@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from subquad import hf
+from subquad.data.texts import read_documents
 from subquad.methods import parse_method
 from subquad.workflows.calibrate import Settings, fit, mean_at
 from subquad.workflows.pretrained import load
-from subquad.data.texts import read_documents
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 
+from subquad.data.texts import read_documents, standard_library
 from subquad.measure.fidelity import cosine
 from subquad.methods import clustered, improved_clustered
 from subquad.ops.backends import use_backend
@@ -25,7 +26,6 @@ from subquad.ops.kmeans import hamming_kmeans
 from subquad.workflows import machine
 from subquad.workflows.passages import read
 from subquad.workflows.pretrained import load, running
-from subquad.data.texts import read_documents, standard_library
 
 OURS = clustered.cluster_queries
 METHODS = ("clustered:clusters=25", "i-clustered:clusters=25", "i-clustered:clusters=50")

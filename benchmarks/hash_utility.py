@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from subquad.data.texts import read_documents
 from subquad.measure.capture import recorded
 from subquad.measure.hooks import at_n_b
 from subquad.measure.utility import utilities
@@ -19,7 +20,6 @@ from subquad.methods import Bound, LearnedHash, RandomHash, Smyrf
 from subquad.workflows.passages import read
 from subquad.workflows.pretrained import load
 from subquad.workflows.rows import row_of_adapter
-from subquad.data.texts import read_documents
 
 
 @dataclass(frozen=True)

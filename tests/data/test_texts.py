@@ -2,8 +2,8 @@
 
 import pytest
 
-from subquad.errors import InputError
 from subquad.data.texts import read_documents, standard_library
+from subquad.errors import InputError
 
 
 def test_the_standard_library_is_long_english():

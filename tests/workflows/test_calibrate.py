@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from subquad import hf
 from subquad.cli import app
+from subquad.errors import InputError
 from subquad.workflows import calibrate as module
 from subquad.workflows.calibrate import Settings, calibrate, mean_at, save
-from subquad.errors import InputError
 from subquad.workflows.pieces import cut
 from subquad.workflows.pretrained import load
 

@@ -8,6 +8,7 @@ import torch
 
 import subquad as sq
 from subquad import hf
+from subquad.errors import InputError
 from subquad.measure.fidelity import relative_error
 from subquad.methods import parse_method
 from subquad.report.content import use
@@ -16,7 +17,6 @@ from subquad.workflows import calibrate as fitting
 from subquad.workflows import calibrated, compare
 from subquad.workflows.compare import Comparison, Settings, measure
 from subquad.workflows.compare_report import report_of
-from subquad.errors import InputError
 from subquad.workflows.pretrained import load
 from subquad.workflows.rows import exact_up_to
 from tests.workflows import tiny

@@ -2,7 +2,7 @@
 
 import typer
 
-from subquad.cli import about, bench, calibrate, compare, inspect
+from subquad.cli import about, bench, calibrate, compare, inspect, reproduce, train
 
 app = typer.Typer(
     help="Transformer attention for less than N², with an honest account of what it costs in quality.",
@@ -10,7 +10,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (compare.compare, calibrate.calibrate, bench.bench, inspect.inspect, about.methods, about.doctor):
+for command in (
+    compare.compare,
+    calibrate.calibrate,
+    bench.bench,
+    inspect.inspect,
+    train.train,
+    reproduce.reproduce,
+    about.methods,
+    about.doctor,
+):
     app.command()(command)
 
 

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from subquad.cli.common import check_folder, divided, needs, progress_bar, user_errors, writing
-from subquad.cli.options import Adapters, AsJson, Column, Device, Methods, Model, Text
+from subquad.cli.options import Adapters, AsJson, Column, DataDir, Device, Methods, Model, Text
 
 if TYPE_CHECKING:
     from subquad.report.schema import Report
@@ -22,7 +22,7 @@ def compare(
     task: Annotated[
         str | None, typer.Option(help="A labelled task too: banking77, movie-reviews, sts or retrieval.")
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(envvar="SUBQUAD_DATA", help="Where the task's data is.")] = None,
+    data_dir: DataDir = None,
     examples: Annotated[
         int | None, typer.Option(help="Use so many of the task's examples, drawn by lot; default: all.")
     ] = None,

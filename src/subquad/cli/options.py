@@ -21,3 +21,6 @@ Adapters = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")]
+DataDir = Annotated[
+    Path | None, typer.Option(envvar="SUBQUAD_DATA", help="The folder of real data; each task's is a folder in it.")
+]

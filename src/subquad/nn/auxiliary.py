@@ -49,6 +49,11 @@ def with_auxiliary_loss(task_loss: Float[Tensor, ""], model: nn.Module, weight: 
     return (1 - weight) * task_loss + weight * auxiliary.to(task_loss.device)
 
 
+def has_auxiliary_loss(model: nn.Module) -> bool:
+    """Whether any attention layer of a model runs a method with such a loss."""
+    return any(isinstance(module, Bound) and _has_one(module.method) for module in model.modules())
+
+
 def _why_none(model: nn.Module, layers: list[Bound]) -> str:
     """Why there is no auxiliary loss, and what to do."""
     able = [layer for layer in layers if _has_one(layer.method)]

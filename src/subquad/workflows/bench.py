@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from subquad.errors import InputError, as_input_error, check_device
 from subquad.measure.timing import Effort, foretold, stopwatch, until_steady
 from subquad.methods import Full, Method, parse_method
 from subquad.methods.base import nearest
@@ -25,7 +26,6 @@ from subquad.ops.backends import choose
 from subquad.workflows import machine
 from subquad.workflows.bench_calls import DTYPES, PASSES, Calls, Load, threads
 from subquad.workflows.bench_memory import extra_memory
-from subquad.errors import InputError, as_input_error, check_device
 from subquad.workflows.store import Progress, Store
 
 DEFAULT_METHODS = ("clustered", "i-clustered")

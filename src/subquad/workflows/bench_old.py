@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from subquad.errors import InputError
 from subquad.report.bench_schema import KIND, SCHEMA, BenchReport
 from subquad.workflows.bench import Settings
-from subquad.errors import InputError
 
 IDENTITY = {"method": str, "dtype": str, "passes": str, "length": int, "status": str}
 FIGURES = ("ms", "ms_low", "ms_high", "speedup", "speedup_low", "speedup_high", "extra_bytes")

@@ -18,6 +18,8 @@ from typing import Any, cast
 import torch
 
 from subquad import hf
+from subquad.data.texts import read_documents
+from subquad.errors import InputError, NothingToLearn, as_input_error
 from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.dynamics import hash_dynamics
 from subquad.measure.fidelity import relative_error
@@ -25,12 +27,10 @@ from subquad.measure.hooks import ChoosesKeys, at_n_b
 from subquad.measure.utility import attention_utility
 from subquad.methods import Bound, Fit, Full, LearnedHash, Method, parse_method
 from subquad.report.adapter_card import adapter_card
-from subquad.errors import InputError, NothingToLearn, as_input_error
 from subquad.workflows.pieces import Pieces, cut
 from subquad.workflows.pretrained import Pretrained, load
 from subquad.workflows.rows import longest
 from subquad.workflows.store import Progress, Store
-from subquad.data.texts import read_documents
 
 EVERY = 50  # steps between measurements on the passages kept apart
 PATIENCE = 4  # measurements without a better mean, after which it ends

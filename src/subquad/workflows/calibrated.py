@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from subquad import hf
+from subquad.data.texts import read_documents
+from subquad.errors import InputError, NothingToLearn
 from subquad.methods import METHODS, Method
 from subquad.workflows.calibrate import Settings, fit, save
-from subquad.errors import InputError, NothingToLearn
 from subquad.workflows.pretrained import Pretrained
 from subquad.workflows.rows import Row, row_of_adapter
 from subquad.workflows.store import Progress
-from subquad.data.texts import read_documents
 
 
 def calibrated(

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 
 from subquad import hf
+from subquad.data.texts import read_documents, standard_library
+from subquad.errors import InputError, as_input_error
 from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.fidelity import attention_weights, cosine, relative_error
 from subquad.measure.memory import peak_extra_mib
@@ -27,13 +29,11 @@ from subquad.measure.timing import foretold, interleaved, stopwatch
 from subquad.methods import Bound, Full, Method, parse_method
 from subquad.workflows import machine
 from subquad.workflows.calibrated import calibrated
-from subquad.errors import InputError, as_input_error
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import Pretrained, load, running
 from subquad.workflows.rows import Row, mark_of, row_of, row_of_adapter
 from subquad.workflows.store import Progress, Store
 from subquad.workflows.tasks import Task, load_task
-from subquad.data.texts import read_documents, standard_library
 
 EXACT = "full"
 DEFAULT_METHODS = (

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 from subquad import hf
+from subquad.data.texts import read_documents, standard_library
+from subquad.errors import InputError, as_input_error
 from subquad.measure.balance import bucket_sizes
 from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.fidelity import attention_weights
@@ -25,12 +27,10 @@ from subquad.measure.spectrum import cumulative, heat_map_index, needed, singula
 from subquad.measure.utility import utilities
 from subquad.methods import Bound, Full, Method, parse_method
 from subquad.workflows import machine
-from subquad.errors import InputError, as_input_error
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import Pretrained, load
 from subquad.workflows.rows import mark_of
 from subquad.workflows.store import Progress, Store
-from subquad.data.texts import read_documents, standard_library
 
 # "{buckets}" is what --buckets says
 DEFAULT_METHODS = (

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from subquad.data.texts import STANDARD_LIBRARY
 from subquad.errors import InputError
 from subquad.workflows.pretrained import Pretrained
-from subquad.data.texts import STANDARD_LIBRARY
 
 SHORTEST = 16  # content tokens of a passage
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from torch import Tensor
 
 from subquad import hf
-from subquad.methods import Bound, Full, Method
 from subquad.errors import InputError, as_input_error
+from subquad.methods import Bound, Full, Method
 from subquad.workflows.pretrained import Pretrained
 
 NOT_CALIBRATED = "not calibrated: its learned parameters are those that it starts with"

@@ -12,8 +12,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from subquad.errors import InputError
 from subquad.data.texts import json_line, read_text, table_rows
+from subquad.errors import InputError
 
 Row = TypeVar("Row")
 

@@ -1,8 +1,8 @@
 """Transformers with any attention, as Hugging Face models: save, load, Trainer, accelerate and `sq.hf` apply.
 
-    config = EncoderConfig(num_labels=2, method="i-clustered:clusters=25")
-    model = EncoderClassifier(config)
-    model.save_pretrained(folder); EncoderClassifier.from_pretrained(folder)   # its methods and what they learned, too
+config = EncoderConfig(num_labels=2, method="i-clustered:clusters=25")
+model = EncoderClassifier(config)
+model.save_pretrained(folder); EncoderClassifier.from_pretrained(folder)   # its methods and what they learned, too
 """
 
 from subquad.training.models.configuration import AttentionConfig

@@ -35,7 +35,8 @@ class SelfOrCrossAttention(nn.Module):
         super().__init__()
         self.config, self.layer_idx = config, layer_idx
         self.is_causal, self.is_cross_attention = causal, cross
-        self.num_heads, self.num_key_value_heads = config.num_attention_heads, config.num_key_value_heads
+        self.num_heads = config.num_attention_heads
+        self.num_key_value_heads = config.num_key_value_heads or self.num_heads
         self.head_dim = config.head_dim
         self.num_key_value_groups = self.num_heads // self.num_key_value_heads
         keys = self.num_key_value_heads * self.head_dim
@@ -67,7 +68,14 @@ class SelfOrCrossAttention(nn.Module):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, sdpa_attention_forward)
         dropout = self.config.attention_dropout if self.training else 0.0
         out, _ = attend(
-            self, query, key, value, attention_mask, dropout=dropout, scaling=self.head_dim**-0.5, is_causal=self.is_causal
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=self.head_dim**-0.5,
+            is_causal=self.is_causal,
         )
         return self.o_proj(out.flatten(2))
 
@@ -88,7 +96,9 @@ class SelfOrCrossAttention(nn.Module):
 class Block(nn.Module):
     """Pre-norm: x + attention(norm x), then attention to a source where there is one, then x + feed-forward(norm x)."""
 
-    def __init__(self, config: AttentionConfig, first: int, *, causal: bool = False, cross: bool = False, index: int = 0):
+    def __init__(
+        self, config: AttentionConfig, first: int, *, causal: bool = False, cross: bool = False, index: int = 0
+    ):
         super().__init__()
         width = config.hidden_size
         self.norm = nn.LayerNorm(width)
@@ -126,7 +136,9 @@ class Stack(nn.Module):
     `first` is the number of its first attention layer in the model; a block has one, or two with cross-attention.
     """
 
-    def __init__(self, config: AttentionConfig, layers: int, *, first: int = 0, causal: bool = False, cross: bool = False):
+    def __init__(
+        self, config: AttentionConfig, layers: int, *, first: int = 0, causal: bool = False, cross: bool = False
+    ):
         super().__init__()
         each = 2 if cross else 1
         self.blocks = nn.ModuleList(
@@ -157,7 +169,9 @@ class InputPositions(nn.Module):
         longest = self.longest if self.position_embeddings is None else self.position_embeddings.num_embeddings
         if self.position_embeddings is not None:
             if positions.shape[1] > longest:
-                raise ValueError(f"the input has {positions.shape[1]} positions, but the model has {longest} learned ones")
+                raise ValueError(
+                    f"the input has {positions.shape[1]} positions, but the model has {longest} learned ones"
+                )
             x = x + self.position_embeddings(positions)
         elif self.kind == "sinusoidal":
             x = x + sinusoid(positions, x.shape[-1]).to(x.dtype)
@@ -171,6 +185,7 @@ class AttentionModel(PreTrainedModel):
     base_model_prefix = ""
     _supports_sdpa = True
     _supports_attention_backend = True
+    accepts_loss_kwargs = False  # losses are means over items, never over the tokens of several batches
 
     def finish(self) -> None:
         """At the end of a model's `__init__`: start the weights, then put the methods into the layers.

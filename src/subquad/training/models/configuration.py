@@ -66,7 +66,7 @@ class AttentionConfig(PreTrainedConfig):
         return self.method if isinstance(self.method, str) else self.method[layer]
 
     def absolute_heads(self, layer: int) -> list[bool]:
-        """Which of a layer's heads get positions in their queries and keys: those without relative ones of their own."""
+        """Which of a layer's heads get positions in queries and keys: those without relative ones of their own."""
         method = parse_method(self.method_of(layer))
         if not isinstance(method, MixedHeads):
             return [not method.traits.relative] * self.num_attention_heads

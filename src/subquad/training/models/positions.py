@@ -8,7 +8,7 @@ BASE = 10_000.0  # of the wavelengths
 
 
 def sinusoid(positions: Int[Tensor, "*tokens"], width: int) -> Float[Tensor, "*tokens {width}"]:
-    """[sin(p·ω_0), …, cos(p·ω_0), …], ω_i = 10000^(−2i/width): Vaswani et al. 2017, section 3.5, halves side by side."""
+    """[sin(p·ω_0), …, cos(p·ω_0), …], ω_i = 10000^(−2i/width): Vaswani et al. 2017, section 3.5, in halves."""
     angles = _angles(positions, width)
     return torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :width]
 

@@ -1,0 +1,54 @@
+"""`subquad reproduce`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from subquad.cli.common import check_folder, needs, progress_bar, user_errors, writing
+from subquad.cli.options import DataDir, Device
+
+
+def reproduce(
+    experiment: Annotated[str | None, typer.Argument(help="Its name; none: list all.")] = None,
+    scale: Annotated[
+        str,
+        typer.Option(
+            help="smoke: does it run; small: two cores, within the hour; paper: the paper's settings, for a GPU."
+        ),
+    ] = "small",
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; default: subquad-EXPERIMENT-SCALE.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
+) -> None:
+    """The papers' tables and figures, ours beside the published ones."""
+    with user_errors(), needs("train"):
+        from subquad.experiments import NAMES, load
+        from subquad.experiments.run import reproduce as run
+        from subquad.report.experiment_write import rich_results, write_results
+
+        console = Console()
+        if experiment is None:
+            for name in NAMES:
+                found = load(name)
+                console.print(f"{name:<24} {found.title} ({found.source})", soft_wrap=True, highlight=False)
+            return
+        chosen = load(experiment)
+        folder = out or Path(f"subquad-{experiment}-{scale}")
+        check_folder(folder)
+        with progress_bar() as progress:
+            header, results, cells = run(
+                chosen,
+                scale,
+                folder,
+                data=data_dir,
+                device=device,
+                resume=resume,
+                progress=progress,
+            )
+        with writing(folder):
+            paths = write_results(header, results, cells, folder)
+    console.print(rich_results(header, results))
+    console.print(f"Results: {', '.join(map(str, paths))}", soft_wrap=True)

@@ -1,0 +1,19 @@
+"""The papers' tables and figures, one file each; by name."""
+
+from importlib import import_module
+from typing import cast
+
+from subquad.errors import InputError
+from subquad.experiments.base import Experiment
+from subquad.methods.base import nearest
+
+MODULES = ("copy_heatmap",)  # in the order of the papers
+
+NAMES = tuple(module.replace("_", "-") for module in MODULES)
+
+
+def load(name: str) -> Experiment:
+    """An experiment by name. InputError names the nearest one that there is."""
+    if name not in NAMES:
+        raise InputError(f"no experiment {name!r}{nearest(name, list(NAMES))}; there are {', '.join(NAMES)}")
+    return cast(Experiment, import_module(f"subquad.experiments.{name.replace('-', '_')}").EXPERIMENT)

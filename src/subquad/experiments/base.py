@@ -1,0 +1,69 @@
+"""What an experiment is: cells that are run one by one and kept, and what is made of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from subquad.report.experiment import Results
+
+SCALES = ("smoke", "small", "paper")
+
+Progress = Callable[[str, int, int], None]  # what is under way, units done, units in all
+Found = Mapping[str, dict[str, Any]]  # the result of each cell, by its key
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a cell runs."""
+
+    folder: Path  # its own: what it leaves there is there when it is resumed, and for later cells (`beside`)
+    data: Path | None  # the folder of real data
+    device: str
+    progress: Progress
+
+    def beside(self, key: str) -> Path:
+        """The folder of another cell, that ran before."""
+        return self.folder.parent / slug(key)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One unit: what it gives is plain data (JSON), kept on the disk as soon as it is there."""
+
+    key: str
+    run: Callable[[Context], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One table or figure of a paper.
+
+    `scales` has the settings, a frozen dataclass of plain values, for "smoke" (under 15 seconds, synthetic or little
+    data: only to see that it runs), "small" (two cores, an hour a cell group) and "paper" (the paper's own).
+    """
+
+    name: str
+    title: str
+    source: str
+    deviations: Sequence[str]  # from the paper, and why
+    scales: Mapping[str, Any]
+    cells: Callable[[Any], Sequence[Cell]]
+    results: Callable[[Any, Found], Results]
+    needs: Sequence[str] = ()  # folders of real data, at any scale but "smoke"
+    smoke_needs: Sequence[str] = ()
+
+
+def slug(key: str) -> str:
+    """A cell's key as the name of a file."""
+    return "".join(c if c.isalnum() or c in "-.=_" else "_" for c in key)
+
+
+def spread(values: Sequence[float], digits: int = 3, *, percent: bool = False) -> str:
+    """ "0.993 ± 0.002 (3)": mean, standard deviation and number of runs; without the latter two for one run."""
+    values = [100 * v for v in values] if percent else list(values)
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f} ({len(values)})"

@@ -1,0 +1,109 @@
+"""Run an experiment cell by cell, each kept as soon as it is done; then its tables and plots."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from subquad.errors import InputError, check_device
+from subquad.experiments.base import SCALES, Cell, Context, Experiment, Progress, slug
+from subquad.report.experiment import Header, Results
+from subquad.workflows.machine import hardware, versions
+
+
+def reproduce(
+    experiment: Experiment,
+    scale: str,
+    out: Path,
+    *,
+    data: Path | None = None,
+    device: str = "cpu",
+    resume: bool = False,
+    progress: Progress = lambda what, done, total: None,
+) -> tuple[Header, Results, dict[str, Any]]:
+    """Run all cells that `out` does not hold, and say what came out: what it is, the results, what each cell gave.
+
+    Raises:
+        InputError: an unknown scale, missing data, or a folder that holds another run, or this one without `resume`.
+    """
+    if scale not in SCALES:
+        raise InputError(f"no scale {scale!r}; there are {', '.join(SCALES)}")
+    check_device(device)
+    _check_data(experiment, scale, data)
+    settings = experiment.scales[scale]
+    _claim(out, {"experiment": experiment.name, "scale": scale, "settings": asdict(settings)}, resume)
+    cells = list(experiment.cells(settings))
+    found: dict[str, Any] = {}
+    for number, cell in enumerate(cells):
+        progress(cell.key, number, len(cells))
+        folder = out / "cells" / slug(cell.key)
+
+        def inner(what: str, done: int, total: int, number: int = number, cell: Cell = cell) -> None:
+            progress(f"{cell.key}: {what} {done}/{total}", number, len(cells))
+
+        found[cell.key] = _kept(folder, cell, Context(folder, data, device, inner))
+    progress("done", len(cells), len(cells))
+    header = Header(
+        name=experiment.name,
+        title=experiment.title,
+        source=experiment.source,
+        scale=scale,
+        command=f"subquad reproduce {shlex.quote(experiment.name)} --scale {scale}",
+        settings=asdict(settings),
+        deviations=experiment.deviations,
+        machine={**hardware(device), **versions()},
+        seconds=sum(cell["seconds"] for cell in found.values()),
+    )
+    results = experiment.results(settings, {key: cell["result"] for key, cell in found.items()})
+    return header, results, found
+
+
+def _kept(folder: Path, cell: Cell, context: Context) -> dict[str, Any]:
+    """What a cell gave, from an earlier run or from now, with the seconds of the run that ended."""
+    path = folder.with_name(folder.name + ".json")
+    if path.exists():
+        kept: dict[str, Any] = json.loads(path.read_text())
+        return kept
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = time.perf_counter()
+    result = cell.run(context)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps({"result": result, "seconds": round(time.perf_counter() - begun, 2)}, indent=1))
+    os.replace(part, path)
+    kept = json.loads(path.read_text())
+    return kept
+
+
+def _check_data(experiment: Experiment, scale: str, data: Path | None) -> None:
+    needs = experiment.smoke_needs if scale == "smoke" else experiment.needs
+    if needs and data is None:
+        raise InputError(
+            f"{experiment.name!r} needs the data in {', '.join(needs)}: --data-dir FOLDER, or the environment variable "
+            "SUBQUAD_DATA"
+        )
+    for folder in needs:
+        if data is not None and not (data / folder).exists():
+            raise InputError(f"{experiment.name!r} needs {data / folder}, which is not there")
+
+
+def _claim(out: Path, run: dict[str, Any], resume: bool) -> None:
+    """Write down which run a folder holds; InputError where it holds another, or this one and is not to go on."""
+    path = out / "run.json"
+    run = json.loads(json.dumps(run))
+    if path.exists():
+        there = json.loads(path.read_text())
+        if there != run:
+            differs = [key for key in run if there.get(key) != run[key]]
+            raise InputError(f"{out} holds another run (another {', '.join(differs)}); give another folder with --out")
+        if not resume:
+            raise InputError(f"{out} holds this run already: --resume goes on with it, --out FOLDER starts another")
+        return
+    if out.exists() and any(out.iterdir()):
+        raise InputError(f"{out} is not empty and holds no run of this; give another folder with --out")
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(run, indent=1))

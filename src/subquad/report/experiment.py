@@ -1,0 +1,90 @@
+"""What an experiment shows, as plain data: tables, plots, what to say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+Value = str | float | int | None  # of a table; None: not measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows under columns, with what a reader must know of them. The first column names the rows."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Value]]
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """Series of points (x, y), joined or not; `bands` has (low, high) at the points of some series."""
+
+    file: str  # of the PNG, without its ending
+    title: str
+    x: str
+    y: str
+    series: Mapping[str, Sequence[tuple[float, float]]]
+    bands: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each point, written beside it
+    levels: Mapping[str, float] = field(default_factory=dict)  # horizontal lines: baselines, published figures
+    joined: bool = True
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatMap:
+    """Values by row and column, each written into its square."""
+
+    file: str
+    title: str
+    x: str
+    y: str
+    columns: Sequence[str]
+    rows: Sequence[str]
+    values: Sequence[Sequence[float | None]]
+    low: float = 0.0
+    high: float = 1.0
+    format: str = ".2f"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars:
+    """A group of bars for each row, one for each column."""
+
+    file: str
+    title: str
+    y: str
+    groups: Sequence[str]
+    series: Mapping[str, Sequence[float | None]]
+    levels: Mapping[str, float] = field(default_factory=dict)
+
+
+Plot = Lines | HeatMap | Bars
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """What came out: a sentence or two, tables with ours beside the published figures, plots."""
+
+    summary: str
+    tables: Sequence[Table]
+    plots: Sequence[Plot] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a reader must know to judge the results, or to run them again."""
+
+    name: str
+    title: str
+    source: str  # paper and table or figure
+    scale: str
+    command: str
+    settings: Mapping[str, object]
+    deviations: Sequence[str]
+    machine: Mapping[str, object]
+    seconds: float  # of all cells together

@@ -1,0 +1,66 @@
+"""Write an experiment's results: results.json, results.md and its plots."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from subquad.report.experiment import Header, Results, Table, Value
+from subquad.report.experiment_plots import plots
+from subquad.report.files import as_json, write_files
+
+
+def write_results(header: Header, results: Results, cells: dict[str, Any], folder: Path) -> list[Path]:
+    """Write the files into a folder, made if need be; return their paths. All are made before the first is written."""
+    drawn = plots(header.name, results)
+    contents = {
+        "results.json": as_json({"experiment": asdict(header), "results": asdict(results), "cells": cells}),
+        "results.md": markdown(header, results, list(drawn)).encode(),
+        **drawn,
+    }
+    return write_files(contents, folder)
+
+
+def markdown(header: Header, results: Results, images: list[str]) -> str:
+    """The results as one page."""
+    parts = [f"# {header.title}", f"{header.source}. Scale `{header.scale}`: `{header.command}`.", results.summary]
+    for table in results.tables:
+        parts += [f"## {table.title}", _table(table)]
+        parts += [table.note] if table.note else []
+    parts += [f"![{image.removesuffix('.png')}]({image})" for image in images]
+    parts += ["## Settings", "\n".join(f"- {name}: {_plain(value)}" for name, value in header.settings.items())]
+    if header.deviations:
+        parts += ["## Deviations from the paper", "\n".join(f"- {line}" for line in header.deviations)]
+    machine = ", ".join(f"{name} {value}" for name, value in header.machine.items())
+    parts += ["## Where and how long", f"{machine}; {header.seconds:,.0f} seconds for all cells."]
+    return "\n\n".join(parts) + "\n"
+
+
+def rich_results(header: Header, results: Results) -> Group:
+    """The tables, as a terminal shows them."""
+    shown: list[Any] = [Text(f"{header.title} ({header.source})", style="bold"), Text(results.summary)]
+    for table in results.tables:
+        rich = RichTable(*table.columns, title=table.title, title_justify="left", box=None, pad_edge=False)
+        for row in table.rows:
+            rich.add_row(*(_text(value) for value in row))
+        shown += [Text(), rich] + ([Text(table.note)] if table.note else [])
+    return Group(*shown)
+
+
+def _table(table: Table) -> str:
+    lines = ["| " + " | ".join(table.columns) + " |", "|" + " --- |" * len(table.columns)]
+    lines += ["| " + " | ".join(_text(value).replace("|", "\\|") for value in row) + " |" for row in table.rows]
+    return "\n".join(lines)
+
+
+def _text(value: Value) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _plain(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,80 @@
+"""Checkpoints that are known to be whole: which one a run goes on from.
+
+A checkpoint gets a seal, the sizes and checksums of its files, once all of them are written. One without a seal was cut
+off while it was written, and is passed over. One whose files are not those that were sealed is damaged, which is said.
+"""
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+
+from subquad.errors import InputError
+
+SEAL = "seal.json"
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def seal(checkpoint: Path) -> None:
+    """Say that all files of a checkpoint are written."""
+    part = checkpoint / f".{SEAL}.part"
+    part.write_text(json.dumps(_contents(checkpoint), indent=1))
+    os.replace(part, checkpoint / SEAL)
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint that is sealed; None where there is none.
+
+    Raises:
+        InputError: its files are not those that were sealed; names the file and the checkpoint before it.
+    """
+    sealed = sorted((path for path in _checkpoints(folder) if (path / SEAL).exists()), key=step_of)
+    if not sealed:
+        return None
+    damaged = _damage(sealed[-1])
+    if damaged:
+        before = f"to go on from {sealed[-2].name}" if len(sealed) > 1 else "to start from the beginning"
+        raise InputError(f"{sealed[-1]} is damaged ({damaged}); remove that folder {before}")
+    return sealed[-1]
+
+
+def step_of(checkpoint: Path) -> int:
+    """How many updates its weights have seen."""
+    match = _NAME.fullmatch(checkpoint.name)
+    assert match is not None
+    return int(match[1])
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
+
+
+def _contents(checkpoint: Path) -> dict[str, list[int | str]]:
+    """{file: [bytes, checksum]}."""
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and SEAL not in path.name)
+    return {str(path.relative_to(checkpoint)): [path.stat().st_size, _checksum(path)] for path in files}
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+
+
+def _damage(checkpoint: Path) -> str:
+    """What is wrong with a sealed checkpoint, or nothing."""
+    try:
+        sealed = json.loads((checkpoint / SEAL).read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return f"{SEAL} is no JSON"
+    for name, (size, checksum) in sealed.items():
+        path = checkpoint / name
+        if not path.exists():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes instead of {size}"
+        if _checksum(path) != checksum:
+            return f"{name} is not what was written"
+    return ""

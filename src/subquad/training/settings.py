@@ -1,0 +1,219 @@
+"""What a training run is asked for: typed, with defaults, read from TOML and from `key=value`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from subquad.errors import InputError
+from subquad.methods import parse_method
+from subquad.methods.base import nearest
+from subquad.training.models.configuration import POSITIONS, AttentionConfig
+from subquad.training.tasks import TASKS
+from subquad.training.tasks.base import Task
+
+STRICT = ConfigDict(extra="forbid", strict=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """A model's sizes, positions and attention; what depends on the task (symbols, classes) the task knows.
+
+    Attributes:
+        method: of every attention layer, or a list with one for each.
+        positions: as `AttentionConfig` says.
+        feed_forward: width of the hidden layer; 0: four times `width`.
+        kv_heads: heads of keys and values; 0: as many as `heads`.
+    """
+
+    __pydantic_config__ = STRICT
+
+    method: str | list[str] = "full"
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 0
+    width: int = 128
+    feed_forward: int = 0
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    positions: Literal["learned", "sinusoidal", "layer-sinusoidal", "rotary", "none"] = "rotary"
+
+    def __post_init__(self) -> None:
+        assert self.positions in POSITIONS
+        for name in ("layers", "heads", "width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}, but it must be at least 1")
+        for method in [self.method] if isinstance(self.method, str) else self.method:
+            parse_method(method)
+
+    def config(self, kind: type[AttentionConfig], *, longest: int, **more: Any) -> AttentionConfig:
+        """The config of a model of these sizes, for inputs of at most `longest` tokens."""
+        return kind(
+            method=self.method,
+            hidden_size=self.width,
+            intermediate_size=self.feed_forward or 4 * self.width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads or self.heads,
+            hidden_dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            positions=self.positions,
+            max_position_embeddings=longest,
+            **more,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """How a model is trained.
+
+    Attributes:
+        steps: updates of the weights.
+        batch: items an update, over all processes and accumulated passes.
+        accumulate: forward passes an update.
+        schedule: of the learning rate, after `warmup` updates; "halving" halves it each epoch, "plateau" when the
+            validation's figure has not become better twice in a row.
+        clip: the largest norm of a gradient; 0: none.
+        auxiliary: λ, the share of the methods' auxiliary losses in the loss; read where a method has one.
+        every: updates between validations, each with a checkpoint. 0: at the end only.
+        patience: validations without a better figure after which it ends. 0: never before `steps`.
+        keep: the model that is tested and saved: the best of the validations, or the last.
+        precision: "fp32", or "bf16": autocast.
+    """
+
+    __pydantic_config__ = STRICT
+
+    steps: int = 1000
+    batch: int = 32
+    evaluation_batch: int = 0
+    accumulate: int = 1
+    learning_rate: float = 1e-3
+    optimizer: Literal["adamw", "adam", "radam"] = "adamw"
+    schedule: Literal["constant", "linear", "cosine", "plateau", "halving"] = "linear"
+    warmup: int = 0
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    auxiliary: float = 0.05
+    every: int = 0
+    patience: int = 0
+    keep: Literal["best", "last"] = "best"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    workers: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        least = {"steps": 1, "batch": 1, "evaluation_batch": 0, "accumulate": 1, "warmup": 0, "every": 0, "patience": 0}
+        for name, minimum in (least | {"clip": 0, "weight_decay": 0, "workers": 0, "seed": 0}).items():
+            if getattr(self, name) < minimum:
+                raise ValueError(f"{name}={getattr(self, name)}, but it must be at least {minimum}")
+        if self.batch % self.accumulate:
+            raise ValueError(f"batch={self.batch} does not divide into accumulate={self.accumulate} passes")
+        if not 0.0 <= self.auxiliary <= 1.0:
+            raise ValueError(f"auxiliary={self.auxiliary}, but it must be a number from 0 to 1")
+        if self.learning_rate <= 0.0:
+            raise ValueError(f"learning_rate={self.learning_rate}, but it must be more than 0")
+        if self.patience and not self.every:
+            raise ValueError("patience counts validations: give every, the updates between them, too")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A whole run: the task with its settings, the model, the training."""
+
+    task: Task
+    model: ModelSettings = field(default_factory=ModelSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, that `settings_of` reads."""
+        return {
+            "task": {"name": self.task.name, **asdict(self.task)},
+            "model": asdict(self.model),
+            "training": asdict(self.training),
+        }
+
+
+def settings_of(
+    task: str,
+    *given: Mapping[str, Mapping[str, Any]],
+) -> Settings:
+    """A task's own defaults, and over them what is given: tables "task", "model" and "training", later ones win.
+
+    Raises:
+        InputError: an unknown task, table or setting, or a value that does not fit; named.
+    """
+    if task not in TASKS:
+        raise InputError(f"no task {task!r}{nearest(task, list(TASKS))}; there are {', '.join(TASKS)}")
+    kind = TASKS[task]
+    tables: dict[str, dict[str, Any]] = {name: dict(kind.start.get(name, {})) for name in ("task", "model", "training")}
+    for source in given:
+        for name, table in source.items():
+            if name not in tables:
+                raise InputError(f"no table [{name}]{nearest(name, list(tables))}; there are {', '.join(tables)}")
+            tables[name] |= table
+    name = tables["task"].pop("name", task)
+    if name != task:
+        raise InputError(f"the settings are of the task {name!r}, but {task!r} is to be trained")
+    return Settings(
+        task=_checked(kind, tables["task"], "task"),
+        model=_checked(ModelSettings, tables["model"], "model"),
+        training=_checked(TrainingSettings, tables["training"], "training"),
+    )
+
+
+def read_toml(path: Path) -> dict[str, dict[str, Any]]:
+    """Tables of settings from a TOML file; `task = "name"` alone is the task's table with its name."""
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.load(file)
+    except FileNotFoundError:
+        raise InputError(f"no settings at {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+    if isinstance(tables.get("task"), str):
+        tables["task"] = {"name": tables["task"]}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise InputError(f"{path}: {name!r} stands outside the tables [task], [model] and [training]")
+    return tables
+
+
+def read_overrides(given: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`table.setting=value`, each value as TOML writes it, or as plain text."""
+    tables: dict[str, dict[str, Any]] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        table, dot, name = key.strip().partition(".")
+        if not (equals and dot and name):
+            raise InputError(f"--set {text!r}: write table.setting=value, as in model.layers=6 or training.batch=64")
+        try:
+            read = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            read = value
+        tables.setdefault(table, {})[name] = read
+    return tables
+
+
+def _checked(kind: type[Any], values: Mapping[str, Any], table: str) -> Any:
+    """A dataclass of these values; InputError names the setting and the nearest one that there is."""
+    known = [f.name for f in fields(kind)]
+    for name in values:
+        if name not in known:
+            raise InputError(f"{table} has no setting {name!r}{nearest(name, known)}; it has {', '.join(known)}")
+    try:
+        return TypeAdapter(kind).validate_python(dict(values))
+    except ValidationError as error:
+        raise InputError(_said(error, table)) from None
+
+
+def _said(error: ValidationError, table: str) -> str:
+    """The first thing that pydantic found, in one line."""
+    first = error.errors()[0]
+    where = ".".join([table, *(str(part) for part in first["loc"][:1])])
+    value = "" if isinstance(first["input"], dict) else f"={first['input']!r}"
+    return f"{where}{value}: {first['msg'].removeprefix('Value error, ')}"

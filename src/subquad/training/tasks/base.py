@@ -1,0 +1,75 @@
+"""What a task is: data, a model for it, a metric, and the baselines that a reader must see beside any model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from subquad.training.models.blocks import AttentionModel
+
+if TYPE_CHECKING:
+    from subquad.training.settings import ModelSettings
+
+Item = dict[str, Any]  # one example, as plain arrays and numbers
+Batch = dict[str, Tensor]  # what a model's forward takes
+Figures = dict[str, float]  # a metric's name and its value
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Examples to learn from, to choose by, and to report on. Map-style: item i is the same every time."""
+
+    train: Dataset[Item]
+    validation: Dataset[Item]
+    test: Dataset[Item]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """A task: a frozen dataclass whose fields are its settings.
+
+    A subclass gives the class variables and the methods below. Whatever it draws depends on its settings and on the
+    item's number alone, so that runs resume, and processes share the data, exactly.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]  # one line: what is read, what is said, what is measured
+    metric: ClassVar[str]  # of `figures`: what the best model is chosen by
+    greater_is_better: ClassVar[bool]
+    needs: ClassVar[str | None] = None  # the folder of real data, under the data directory
+    start: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # defaults for "model" and "training" that suit the task
+
+    @abstractmethod
+    def splits(self, data: Path | None) -> Splits:
+        """The examples; `data` is the folder of real data, which has `needs` in it.
+
+        Raises:
+            InputError: data that is missing or malformed.
+        """
+
+    @abstractmethod
+    def model(self, settings: ModelSettings) -> AttentionModel:
+        """A new model for the task, its weights drawn from torch's generator."""
+
+    @abstractmethod
+    def collate(self, items: Sequence[Item]) -> Batch:
+        """Items as one padded batch."""
+
+    @abstractmethod
+    def score(self, outputs: Any, batch: Batch) -> Float[Tensor, "B S"]:
+        """What `figures` needs of each item: S numbers, such as how many places were right, and out of how many."""
+
+    @abstractmethod
+    def figures(self, scores: Float[Tensor, "items S"]) -> Figures:
+        """The metrics, of the scores of all items."""
+
+    def baselines(self, splits: Splits, data: Path | None) -> dict[str, Figures]:
+        """What is reached without attention or without learning, on the test examples: {name: figures}."""
+        return {}
