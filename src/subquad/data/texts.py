@@ -10,7 +10,8 @@ from pathlib import Path
 
 from subquad.errors import InputError
 
-SUFFIXES = (".txt", ".md", ".rst", ".jsonl", ".csv", ".tsv")
+TABLES = (".jsonl", ".csv", ".tsv")
+SUFFIXES = (".txt", ".md", ".rst", *TABLES)
 STANDARD_LIBRARY = "the documentation of Python's standard library (docstrings, gathered from this installation)"
 
 
@@ -51,14 +52,10 @@ def _read(path: Path, column: str) -> list[str]:
         if not files:
             raise InputError(f"no text in the folder {path}: it holds no {', '.join(SUFFIXES)} file")
         return [document for file in files for document in _read(file, column)]
-    text = read_text(path)
-    match path.suffix.lower():
-        case ".jsonl":
-            documents = [_field(path, n, json_line(path, n, line), column) for n, line in _lines(text)]
-        case ".csv" | ".tsv":
-            documents = [_field(path, n, row, column) for n, row in table_rows(path, text)]
-        case _:
-            documents = [text]
+    if path.suffix.lower() in TABLES:
+        documents = [field_of(path, n, row, column) for n, row in read_rows(path)]
+    else:
+        documents = [read_text(path)]
     return [document for document in documents if document.strip()]
 
 
@@ -76,6 +73,19 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise InputError(f"{path} is empty")
     return text
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
+    """(line number, row) of a table of any of the `TABLES`.
+
+    Raises:
+        InputError: as `read_text`, or a line that is no JSON object.
+    """
+    text = read_text(path)
+    if path.suffix.lower() != ".jsonl":
+        return table_rows(path, text)
+    lines = ((n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip())
+    return ((n, json_line(path, n, line)) for n, line in lines)
 
 
 def json_line(path: Path, number: int, line: str) -> dict[str, object]:
@@ -96,12 +106,9 @@ def table_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]
         yield reader.line_num, dict(row)
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    return ((n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip())
-
-
-def _field(path: Path, number: int, row: dict[str, object], column: str) -> str:
+def field_of(path: Path, number: int, row: dict[str, object], column: str) -> str:
+    """What a row has in a column, as text; InputError where it has no such column."""
     if column not in row:
         raise InputError(f"{path}, line {number}: no column {column!r}; it has {', '.join(map(str, row))}")
     value = row[column]
-    return value if isinstance(value, str) else str(value or "")
+    return "" if value is None else str(value)

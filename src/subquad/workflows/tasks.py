@@ -3,7 +3,6 @@
 import csv
 import io
 import random
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from subquad.data.reviews import read_reviews
 from subquad.data.texts import json_line, read_text, table_rows
 from subquad.errors import InputError
 
@@ -63,19 +63,13 @@ def _banking77(data: Path, examples: int | None) -> Task:
 def _movie_reviews(data: Path, examples: int | None) -> Task:
     """2,000 reviews in NLTK's archive; cv000-cv799 train, cv800-cv999 test, of each class."""
     archive = _find(data, "movie_reviews", "movie_reviews.zip")
-    train: list[tuple[str, str]] = []
-    test: list[tuple[str, str]] = []
-    try:
-        with zipfile.ZipFile(archive) as files:
-            names = sorted(n for n in files.namelist() if n.endswith(".txt") and Path(n).parent.name in ("pos", "neg"))
-            for name in names:
-                path = Path(name)
-                part = test if path.name >= "cv800" else train
-                part.append((files.read(name).decode("utf-8", errors="replace"), path.parent.name))
-    except zipfile.BadZipFile:
-        raise InputError(f"{archive} is not a zip archive") from None
+    reviews = read_reviews(archive)
+    train = [(review.text, review.label) for review in reviews if review.number < 800]
+    test = [(review.text, review.label) for review in reviews if review.number >= 800]
     if not train or not test:
-        raise InputError(f"{archive} does not hold the movie reviews (pos/cv….txt, neg/cv….txt)")
+        raise InputError(
+            f"{archive} holds {len(train)} reviews before cv800 and {len(test)} from it on; both are needed"
+        )
     return _probe("movie-reviews", "accuracy of a logistic probe on frozen embeddings", train, test, examples)
 
 
