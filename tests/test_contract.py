@@ -7,6 +7,8 @@ VARIANTS = [  # settings that change what a method does, beside each method's ex
     "lsh:buckets=4,hash=random",
     "lsh:buckets=3,tail=3",
     "lsh:buckets=4,hash=random,tail=2",
+    "lsh:buckets=3,selection=argmax",
+    "lsh:buckets=3,hash=random,selection=argmax",
     "lha:buckets=3,hidden=8,selection=argmax",
     "lha:buckets=4,hash=linear,merge=union,enlarge=1.0",
     "lha:buckets=0,bucket_size=8,hidden=8",

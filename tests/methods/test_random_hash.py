@@ -191,3 +191,25 @@ def test_other_numbers_of_keys_than_queries_are_refused_by_name_under_a_causal_m
     with pytest.raises(ValueError, match=r"'lsh' ties the hashes .* use_cache=False"):
         RandomHash()(q, k, v, mask=Mask.causal(offset=11))
     assert RandomHash()(q, k, v).isfinite().all()
+
+
+# ---------------------------------------------------------------------- strict causality
+
+
+@pytest.mark.parametrize("kind", ["planes", "random"])
+def test_argmax_buckets_are_those_of_equal_labels_and_earlier_tokens(kind):
+    method = RandomHash(buckets=3, hash=kind, selection="argmax")
+    q, k, v = qkv(30)
+    labels = scores(method, q, k, is_causal=True)[0].argmax(-1)
+    same = (labels[..., :, None] == labels[..., None, :]) & torch.ones(30, 30, dtype=torch.bool).tril()
+    assert torch.equal(met(method, q, k, is_causal=True) > 0, same)
+    assert method.traits.causal == "strict"
+    want = sq.attention(q, k, v, mask=Mask.dense(same), method="full")
+    torch.testing.assert_close(method(q, k, v, is_causal=True), want, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"tail": 2}, {"buckets": 0, "bucket_size": 8}])
+def test_argmax_buckets_have_no_size_and_no_tail(settings):
+    setting = next(iter(settings))
+    with pytest.raises(ValueError, match=f"'lsh': {setting}={settings[setting]} needs selection='balanced'"):
+        RandomHash(**settings, selection="argmax")

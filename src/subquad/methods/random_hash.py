@@ -7,7 +7,8 @@ Sun, Yang, Yoo 2022, section 4.1, equation 9, without Reformer's tie of queries 
 
 `hash=random` does not look at the vectors at all: its scores are random numbers of a token's place (the "Rand." row of
 the paper's table 1). With `tail` cells, every query is in the one bucket that it scores highest, and the keys outside
-of it come in as centroids, as in "lha-tail".
+of it come in as centroids, as in "lha-tail". With `selection=argmax` each token is in the one bucket that it scores
+highest, of any size: strictly causal, as that of "lha".
 
 The directions of bucket 2b and 2b + 1 are opposite; they depend on the seed, the bucket and the width alone, so that an
 item with fewer buckets has the first ones of an item with more. Random numbers go by the place among the real tokens.
@@ -25,7 +26,7 @@ from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Traits, by_item
 from subquad.methods.hashed import check_bucket_counts, sized_traits, tied_refusal
 from subquad.ops.bucket_attention import attend_buckets
-from subquad.ops.bucketing import balanced_buckets, best_bucket, bucket_sizes, most_of
+from subquad.ops.bucketing import balanced_buckets, best_bucket, bucket_sizes, most_of, same_label_buckets
 from subquad.ops.buckets import Buckets, real_lengths
 from subquad.ops.heads import repeat_heads
 from subquad.ops.tail import attend_with_tail, key_cells
@@ -61,6 +62,7 @@ class RandomHash(Method):
         enlarge: factor on the bucket size; 1 for buckets of N/B.
         merge: how often a key counts that shares several buckets with a query: "multiplicity" or once, "union".
         tail: how many centroids stand for the keys outside of a query's one bucket; 0 for the paper's buckets.
+        selection: "balanced" buckets of one size, or each token in its "argmax" bucket: strictly causal.
         seed: of the directions, or of the random numbers.
 
     >>> import torch, subquad as sq
@@ -75,6 +77,7 @@ class RandomHash(Method):
     enlarge: float = math.sqrt(2)
     merge: str = field(default="multiplicity", metadata={"choices": ("multiplicity", "union")})
     tail: int = 0
+    selection: str = field(default="balanced", metadata={"choices": ("balanced", "argmax")})
     seed: int = 0
 
     name: ClassVar[str] = "lsh"
@@ -104,7 +107,17 @@ class RandomHash(Method):
             traits = replace(traits, order_free=False, positional=True)
         if self.tail > 0:
             traits = replace(traits, causal="no", positional=True)
+        if self.selection == "argmax":
+            self._check_argmax()
+            traits = replace(traits, subquadratic=False, causal="strict", cross=False, exact_limit={"buckets": 1})
         object.__setattr__(self, "traits", traits)
+
+    def _check_argmax(self) -> None:
+        """ValueError for settings that need buckets of one size."""
+        for setting, fits in {"tail": self.tail == 0, "buckets": self.buckets > 0}.items():
+            if not fits:
+                have = getattr(self, setting)
+                raise ValueError(f"{self.name!r}: {setting}={have} needs selection='balanced', but it is 'argmax'")
 
     def refuses(self, mask: Mask, *, bias: bool = False, gqa: bool = False, cross: bool = False) -> str | None:
         """As every method's; under a causal mask queries and keys must be the same tokens."""
@@ -131,6 +144,8 @@ class RandomHash(Method):
         B, M = query.shape[0], key.shape[2]
         with torch.no_grad():
             of_query, of_key = self.scores(query, key, call)
+            if self.selection == "argmax":
+                return same_label_buckets(of_query.argmax(-1), self.buckets, call.mask)
             if self.tail == 0:
                 return balanced_buckets(of_query, of_key, call.mask, enlarge=self.enlarge, size=self.bucket_size)
             lengths = real_lengths(call.mask.key_padding(M), B, M, key.device)
@@ -140,7 +155,7 @@ class RandomHash(Method):
     def scores(
         self, query: Tensor, key: Tensor, call: Call
     ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
-        """H_Q and H_K; −inf in buckets that an item has not. Under a causal mask their sum for both, as in "lha"."""
+        """H_Q and H_K; −inf in buckets that an item has not. Causal or argmax: their sum for both, as in "lha"."""
         N, M = query.shape[2], key.shape[2]
         lengths = real_lengths(call.mask.key_padding(M), query.shape[0], M, key.device)
         buckets = self.buckets or math.ceil(M / self.bucket_size)
@@ -151,7 +166,7 @@ class RandomHash(Method):
             root = abs(call.scale) ** 0.5
             of_query, of_key = (plane_scores(x * root, buckets, call.seed) for x in (query, key))
         of_key = repeat_heads(of_key, query.shape[1])
-        if call.mask.is_causal:
+        if call.mask.is_causal or self.selection == "argmax":
             of_query = of_key = of_query + of_key
         if self.buckets == 0:
             own = (lengths + self.bucket_size - 1) // self.bucket_size
