@@ -93,21 +93,26 @@ def log_lengths(ax: Any) -> None:
     """Both axes logarithmic, with ticks at the lengths that lines have, as many as there is room for."""
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    lengths = sorted({int(x) for line in ax.lines for x in line.get_xdata() if len(line.get_xdata()) > 1}) or None
-    if lengths:
-        ax.xaxis.set_major_locator(FixedLocator(_apart(lengths)))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    lengths = sorted({float(x) for line in ax.lines for x in line.get_xdata() if len(line.get_xdata()) > 1})
+    ticks_at(ax.xaxis, lengths, lambda x: f"{x:,.0f}")
     ax.set_xlabel("tokens")
 
 
-def _apart(lengths: Sequence[int]) -> list[int]:
-    """Those lengths that lie at least a tenth of the axis apart, from the longest down."""
-    least = (lengths[-1] / lengths[0]) ** 0.1
-    kept = [lengths[-1]]
-    for length in reversed(lengths[:-1]):
-        if kept[-1] / length >= least * (1 - 1e-9):
-            kept.append(length)
+def ticks_at(axis: Any, places: Sequence[float], text: Callable[[float], str]) -> None:
+    """Ticks of a logarithmic axis at these places, in order, as many as there is room for, written out."""
+    if places:
+        axis.set_major_locator(FixedLocator(_apart(places)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+
+
+def _apart(places: Sequence[float]) -> list[float]:
+    """Those that lie at least a tenth of the axis apart, from the largest down."""
+    least = (places[-1] / places[0]) ** 0.1
+    kept = [places[-1]]
+    for place in reversed(places[:-1]):
+        if kept[-1] / place >= least * (1 - 1e-9):
+            kept.append(place)
     return kept[::-1]
 
 
@@ -120,7 +125,7 @@ def ticks(axis: Any, limits: tuple[float, float], text: Callable[[float], str]) 
         places = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
         if len(places) <= 7:
             break
-    axis.set_major_locator(FixedLocator(places))
+    axis.set_major_locator(FixedLocator(places[:: math.ceil(len(places) / 7)]))  # of many decades, some
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(float(f"{value:.6g}"))))
 

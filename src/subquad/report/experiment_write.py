@@ -1,5 +1,6 @@
 """Write an experiment's results: results.json, results.md and its plots."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,23 +44,32 @@ def rich_results(header: Header, results: Results) -> Group:
     """The tables, as a terminal shows them."""
     shown: list[Any] = [Text(f"{header.title} ({header.source})", style="bold"), Text(results.summary)]
     for table in results.tables:
-        rich = RichTable(*table.columns, title=table.title, title_justify="left", box=None, pad_edge=False)
+        rich = RichTable(title=Text(table.title), title_justify="left", box=None, pad_edge=False)
+        for column in table.columns:
+            rich.add_column(Text(column))
         for row in table.rows:
-            rich.add_row(*(_text(value) for value in row))
+            rich.add_row(*(Text(_text(value)) for value in row))
         shown += [Text(), rich] + ([Text(table.note)] if table.note else [])
     return Group(*shown)
 
 
 def _table(table: Table) -> str:
-    lines = ["| " + " | ".join(table.columns) + " |", "|" + " --- |" * len(table.columns)]
-    lines += ["| " + " | ".join(_text(value).replace("|", "\\|") for value in row) + " |" for row in table.rows]
-    return "\n".join(lines)
+    lines = [_row(table.columns), "|" + " --- |" * len(table.columns)]
+    return "\n".join(lines + [_row(row) for row in table.rows])
+
+
+def _row(values: Sequence[Value]) -> str:
+    """A line of a table: a bar or a new line inside a cell would end it."""
+    cells = (" ".join(_text(value).split()).replace("|", "\\|") for value in values)
+    return f"| {' | '.join(cells)} |"
 
 
 def _text(value: Value) -> str:
     if value is None:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
+    return str(value)
 
 
 def _plain(value: object) -> str:
