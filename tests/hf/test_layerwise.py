@@ -1,8 +1,10 @@
 """One module of learned parameters for all layers of a model."""
 
 import torch
+from safetensors.torch import load_file
 
 import subquad as sq
+from subquad.training.models import EncoderClassifier, EncoderConfig
 from tests.hf.test_adapters import bert, outputs
 
 ONE = "linformer:k=4,sharing=layerwise"
@@ -45,3 +47,15 @@ def test_an_adapter_comes_back_shared(tmp_path):
     assert first is second
     assert torch.equal(first.key, learned(model)[0].key)
     assert torch.equal(outputs(other), outputs(model))
+
+
+def test_a_saved_model_has_it_once_and_comes_back_shared(tmp_path):
+    sizes = {"vocab_size": 20, "hidden_size": 32, "num_hidden_layers": 3, "max_position_embeddings": 64}
+    model = EncoderClassifier(EncoderConfig(**sizes, method=ONE)).eval()
+    learned(model)[0].key.data.mul_(1.5)
+    model.save_pretrained(tmp_path)
+    assert sum("learned.key" in name for name in load_file(tmp_path / "model.safetensors")) == 1
+    other = EncoderClassifier.from_pretrained(tmp_path).eval()
+    assert len({id(module) for module in learned(other)}) == 1
+    before = model.state_dict()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())

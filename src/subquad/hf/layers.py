@@ -73,11 +73,16 @@ class Layer:
 
 
 class Attached(nn.Module):
-    """A bound method on one layer, with what the boundary must know of the layer at call time."""
+    """A bound method on one layer, with what the boundary must know of the layer at call time.
 
-    def __init__(self, layer: Layer, bound: Bound):
+    `saved_before`: whether its learned parameters are those of an earlier layer too.
+    """
+
+    def __init__(self, layer: Layer, bound: Bound, *, saved_before: bool = False):
         super().__init__()
         self.bound = bound
+        if saved_before:  # by this transformers' `save_pretrained` knows that it is on purpose, and saves them once
+            self._tied_weights_keys = {f"bound.{name}": name for name, _ in bound.named_parameters()}
         self.label, self.cross, self.causal, self.windowed = layer.label, layer.cross, layer.causal, layer.windowed
         self.config_window = getattr(getattr(layer.module, "config", None), "sliding_window", None)
 

@@ -73,7 +73,11 @@ def swap(
             hint = "" if isinstance(method, Mapping) else "; pass a mapping to swap only the layers that can"
             raise ValueError(f"layer {layer.label} of {type(model).__name__}: {reason}{hint}")
     bound = bind_all(layers, assigned, max_length or position_limit(model))
-    attached = {layer.number: Attached(layer, bound[layer.number]) for layer in layers}
+    attached, learned = {}, set()
+    for layer in layers:
+        own = bound[layer.number].learned
+        attached[layer.number] = Attached(layer, bound[layer.number], saved_before=own in learned)
+        learned |= {own} - {None}
     restore(model)
     for layer in layers:
         layer.module.add_module(NAME, attached[layer.number].train(layer.module.training))
