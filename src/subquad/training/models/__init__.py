@@ -7,5 +7,18 @@ model.save_pretrained(folder); EncoderClassifier.from_pretrained(folder)   # its
 
 from subquad.training.models.configuration import AttentionConfig
 from subquad.training.models.encoder import EncoderClassifier, EncoderConfig, MaskedSymbolEncoder, Prediction
+from subquad.training.models.language import CausalLanguageModel, LanguageConfig
+from subquad.training.models.speech import CTCEncoder, SpeechConfig, Transcription
 
-__all__ = ["AttentionConfig", "EncoderClassifier", "EncoderConfig", "MaskedSymbolEncoder", "Prediction"]
+__all__ = [
+    "AttentionConfig",
+    "CTCEncoder",
+    "CausalLanguageModel",
+    "EncoderClassifier",
+    "EncoderConfig",
+    "LanguageConfig",
+    "MaskedSymbolEncoder",
+    "Prediction",
+    "SpeechConfig",
+    "Transcription",
+]
