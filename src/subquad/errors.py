@@ -10,6 +10,10 @@ class InputError(ValueError):
     """Something the user gave does not work; the message is one line with the remedy. Exit code 2."""
 
 
+class Ended(InputError):
+    """Training ended before its time, in the process that says so; its checkpoints are kept."""
+
+
 class NothingToLearn(InputError):
     """Calibration of a method that is exact on what it is to be calibrated on."""
 

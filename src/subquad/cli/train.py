@@ -1,19 +1,22 @@
 """`subquad train`."""
 
 import json
-import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from subquad.cli.common import check_folder, needs, progress_bar, user_errors, writing
+from subquad.cli.common import check_folder, errors, needs, progress_bar, user_errors
 from subquad.cli.options import AsJson, DataDir, Device
 
 
 def train(
-    task: Annotated[str | None, typer.Argument(help="Its name; none: list all.")] = None,
+    task: Annotated[
+        str | None, typer.Argument(help="Its name; none: that of --config, or without one, list all.")
+    ] = None,
     method: Annotated[
         str | None, typer.Option(help='The attention of every layer, as "name:setting=value,…": model.method.')
     ] = None,
@@ -26,31 +29,78 @@ def train(
     data_dir: DataDir = None,
     device: Device = "cpu",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the run.")] = Path("subquad-run"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the folder; start it where there is none.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model on a task with any attention, alone or with torchrun on several processes."""
-    with user_errors(), needs("train"):
+    console = Console()
+    with _ends(out), needs("train"):
         from subquad.report.training_card import rich_figures
+        from subquad.training import processes
         from subquad.training.settings import read_overrides, read_toml, settings_of
         from subquad.training.tasks import TASKS
         from subquad.workflows.train import run
 
-        console = Console()
+        given = [read_toml(config)] if config else []
+        task = task or (given[0].get("task", {}).get("name") if given else None)
         if task is None:
             for name, kind in TASKS.items():
                 console.print(f"{name:<12} {kind.summary}", soft_wrap=True, highlight=False)
             return
-        given = [read_toml(config)] if config else []
         given += [{"model": {"method": method}}] if method else []
         settings = settings_of(task, *given, read_overrides(override or ()))
         check_folder(out)
-        with progress_bar() as progress, writing(out):
+        with _progress(processes.number()) as progress:
             record = run(settings, out, data=data_dir, device=device, resume=resume, progress=progress)
-    if int(os.environ.get("RANK", "0")):
+    if not record:  # not the first of several processes
         return
     if as_json:
         print(json.dumps(record, indent=1))
         return
+    console.print(record["task"]["summary"], soft_wrap=True, highlight=False)
     console.print(rich_figures(record))
     console.print(f"{record['steps']:,} steps, {record['training_seconds']:,} s. Run: {out}", soft_wrap=True)
+
+
+@contextmanager
+def _progress(number: int) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar, in the first of several processes."""
+    if number:
+        yield lambda what, done, total: None
+        return
+    with progress_bar() as progress:
+        yield progress
+
+
+@contextmanager
+def _ends(out: Path) -> Iterator[None]:
+    """Every end in one line, said once; what happened to one of several processes, by that one."""
+    from subquad.errors import Ended, InputError
+    from subquad.training import processes
+
+    with user_errors():
+        try:
+            yield
+        except Ended as error:
+            if processes.count() == 1:
+                raise
+            raise InputError(f"process {processes.number()}: {error}") from None
+        except InputError:
+            if processes.number() == 0:
+                raise
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            if processes.number() == 0:
+                errors.print(f"interrupted; {_how_to_go_on(out)}", soft_wrap=True)
+            raise typer.Exit(130) from None
+        except OSError as error:
+            raise InputError(f"{error.filename or out}: {error.strerror or error}; checkpoints are kept") from None
+
+
+def _how_to_go_on(out: Path) -> str:
+    from subquad.training.checkpoints import newest_step
+
+    step = newest_step(out)
+    return f"--resume goes on from step {step:,}" if step else "there is no checkpoint yet, so --resume starts again"

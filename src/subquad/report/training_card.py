@@ -1,49 +1,63 @@
 """The card beside a trained model's weights: what it does, how well, and how to have it again."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
+import tomli_w
 from rich.table import Table
 
 
 def training_card(record: Mapping[str, Any], name: str) -> str:
-    """README.md of a run."""
+    """README.md of a run; `name` is its folder's."""
     settings, task = record["settings"], record["task"]
-    model = record["model"]
-    lines = [
-        "---",
-        "library_name: transformers",
-        "tags: [subquad]",
-        "---",
+    parts = [
+        "---\nlibrary_name: transformers\ntags: [subquad]\n---",
         f"# {name}",
-        f"{task['name']}: {task['summary']}. Attention: `{settings['model']['method']}`. "
-        f"{record['parameters']:,} parameters.",
+        f"{task['name']}: {task['summary']}. Attention: {_method(record)}. {record['parameters']:,} parameters.",
         "## Test examples",
         "\n".join(_rows(record)),
         f"The weights are those of step {record['best_step']:,} of {record['steps']:,}; "
         f"{record['training_seconds']:,} seconds of training on {record['processes']} process(es).",
         "## Use",
-        f"```python\nfrom subquad.training.models import {model}\n\n"
-        f'model = {model}.from_pretrained("{name}/model")\n```',
-        "## Settings",
-        *(f"**{table}**: " + ", ".join(f"{k} {v}" for k, v in values.items()) for table, values in settings.items()),
-        "## Machine",
+        f"```python\nfrom subquad.training.models import {record['model']}\n\n"
+        f'model = {record["model"]}.from_pretrained("{name}/model")\n```',
+        "## The same again",
+        f"```sh\n{_command(record, name)}\n```",
+        "`settings.toml`:",
+        f"```toml\n{tomli_w.dumps(settings)}```",
         ", ".join(f"{k} {v}" for k, v in {**record["machine"], **record["versions"]}.items()),
     ]
-    return "\n".join(lines[:4]) + "\n\n" + "\n\n".join(lines[4:]) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def rich_figures(record: Mapping[str, Any]) -> Table:
     """The test figures beside the baselines, as a terminal shows them."""
     names = _names(record)
-    table = Table("", *names, title=record["task"]["summary"], title_justify="left", box=None, pad_edge=False)
+    table = Table("", *names, box=None, pad_edge=False)
     for row, figures in _all(record).items():
         table.add_row(row, *(_text(figures.get(name)) for name in names))
     return table
 
 
+def _command(record: Mapping[str, Any], name: str) -> str:
+    """The line that trains it, on as many processes."""
+    count, needs = record["processes"], record["task"]["needs"]
+    start = "subquad" if count == 1 else f"torchrun --nproc-per-node {count} -m subquad"
+    folder = shlex.quote(name)
+    data = " --data-dir DATA" if needs else ""
+    return f"{start} train --config {folder}/settings.toml --out {folder}-again{data}"
+
+
+def _method(record: Mapping[str, Any]) -> str:
+    """The method of all layers, or of each."""
+    method = record["settings"]["model"]["method"]
+    return f"`{method}`" if isinstance(method, str) else ", ".join(f"`{one}`" for one in method)
+
+
 def _all(record: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
-    return {str(record["settings"]["model"]["method"]): record["test"]} | dict(record["baselines"])
+    method = record["settings"]["model"]["method"]
+    return {method if isinstance(method, str) else ", ".join(method): record["test"]} | dict(record["baselines"])
 
 
 def _names(record: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 from subquad.errors import InputError
@@ -39,6 +40,45 @@ def newest(folder: Path) -> Path | None:
     return sealed[-1]
 
 
+def best_of(folder: Path, step: int | None) -> Path | None:
+    """The checkpoint of the step that was the best so far, where there is one; checked."""
+    if not step:
+        return None
+    check(checkpoint_at(folder, step))
+    return checkpoint_at(folder, step)
+
+
+def check(checkpoint: Path) -> None:
+    """See whether a checkpoint is as it was sealed.
+
+    Raises:
+        InputError: it is not; says what is wrong.
+    """
+    damaged = _damage(checkpoint)
+    if damaged:
+        raise InputError(
+            f"{checkpoint}, which has the best weights so far, is damaged ({damaged}); remove it and the later ones to "
+            "go on from before it, or start in another folder"
+        )
+
+
+def newest_step(folder: Path) -> int:
+    """The step of the newest sealed checkpoint, damaged or not; 0 where there is none."""
+    return max((step_of(path) for path in _checkpoints(folder) if (path / SEAL).exists()), default=0)
+
+
+def discard_unsealed(folder: Path) -> None:
+    """Remove checkpoints that were cut off while they were written."""
+    for path in _checkpoints(folder):
+        if not (path / SEAL).exists():
+            shutil.rmtree(path)
+
+
+def checkpoint_at(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is."""
+    return folder / f"checkpoint-{step}"
+
+
 def step_of(checkpoint: Path) -> int:
     """How many updates its weights have seen."""
     match = _NAME.fullmatch(checkpoint.name)
@@ -64,14 +104,16 @@ def _checksum(path: Path) -> str:
 
 
 def _damage(checkpoint: Path) -> str:
-    """What is wrong with a sealed checkpoint, or nothing."""
+    """What is wrong with a checkpoint, or nothing."""
+    if not (checkpoint / SEAL).exists():
+        return f"{SEAL} is missing"
     try:
-        sealed = json.loads((checkpoint / SEAL).read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        return f"{SEAL} is no JSON"
+        sealed = dict(json.loads((checkpoint / SEAL).read_text()))
+    except (ValueError, TypeError):
+        return f"{SEAL} is not what was written"
     for name, (size, checksum) in sealed.items():
         path = checkpoint / name
-        if not path.exists():
+        if not path.is_file():
             return f"{name} is missing"
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size} bytes instead of {size}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +12,15 @@ import torch
 import transformers
 from transformers import set_seed
 
-from subquad.errors import InputError, as_input_error, check_device
-from subquad.training.checkpoints import newest
+from subquad import hf
+from subquad.errors import Ended, InputError, as_input_error, check_device
+from subquad.training import processes
+from subquad.training.callbacks import Curves, Progress
+from subquad.training.checkpoints import discard_unsealed, newest
 from subquad.training.models.blocks import AttentionModel
 from subquad.training.settings import Settings
 from subquad.training.tasks.base import Figures, Splits
-from subquad.training.trainer import MethodTrainer, Progress, arguments
+from subquad.training.trainer import MethodTrainer, arguments
 
 
 @dataclass
@@ -47,56 +49,116 @@ def train(
     data: Path | None = None,
     device: str = "cpu",
     progress: Progress = lambda what, done, total: None,
+    start_from: Path | None = None,
 ) -> Outcome:
     """Train, from the newest checkpoint under `out` where there is one; then measure on the test examples.
+
+    A new run starts from weights drawn by the seed, or from those of a model of the same sizes, whatever its attention,
+    that `save_pretrained` wrote into the folder `start_from`.
 
     The same settings give the same weights on the same machine, however often it was interrupted. Started by `torchrun`
     or `accelerate launch`, all processes share each batch.
 
     Raises:
-        InputError: data that is missing, a method that the model cannot run, a damaged checkpoint, memory that runs
-            out, or a loss that is no number (`Diverged`). Checkpoints are kept.
+        InputError: data that is missing, a method that the model cannot run, a damaged checkpoint; `Ended`: memory that
+            ran out, or a loss that is no number (`Diverged`). Checkpoints are kept.
     """
     check_device(device)
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    start = newest(out)
+    quiet()
     splits = settings.task.splits(data)
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    _check_splits(splits)
     with as_input_error():
-        args = arguments(settings.training, settings.task, out, device, processes)
+        args = arguments(settings.training, settings.task, out, device, processes.count())
         set_seed(settings.training.seed)
         model = settings.task.model(settings.model)
+    if start_from is not None:
+        begin_with(model, start_from)
     trainer = MethodTrainer(model, settings.task, splits, settings.training, args, progress)
+    curves = Curves(out / "tensorboard")
+    if processes.number() == 0:
+        trainer.add_callback(curves)
+    start = _start(out)
     with _clear_ends(settings):
-        trainer.train(resume_from_checkpoint=str(start) if start else None)
+        if start is None or not trainer.finished(start):
+            trainer.train(resume_from_checkpoint=str(start) if start else None)
         test = trainer.evaluate(cast(Any, splits.test), metric_key_prefix="test")
-    history, state = trainer.state.log_history, trainer.state
-    validations = [entry for entry in history if f"eval_{settings.task.metric}" in entry]
-    best = next((v for v in validations if v["step"] == state.best_global_step), validations[-1])
-    kept = best if args.load_best_model_at_end else validations[-1]
-    return Outcome(
-        settings=settings,
-        model=model.eval(),
-        splits=splits,
-        validation=_figures(kept, "eval_"),
-        test=_figures(test, "test_"),
-        history=history,
-        steps=state.global_step,
-        seconds=trainer.clock.total(state),
-        best_step=int(kept["step"]),
-    )
+    curves.close()
+    return _outcome(settings, trainer, splits, _figures(test, "test_"))
 
 
 def evaluate(
     settings: Settings, model: AttentionModel, out: Path, *, data: Path | None = None, device: str = "cpu"
 ) -> Figures:
     """The test figures of a model as it is, such as one whose attention was swapped; `out` is a scratch folder."""
+    quiet()
     splits = settings.task.splits(data)
     args = arguments(settings.training, settings.task, out, device, 1)
     trainer = MethodTrainer(model, settings.task, splits, settings.training, args, lambda what, done, total: None)
     with _clear_ends(settings):
         return _figures(trainer.evaluate(cast(Any, splits.test), metric_key_prefix="test"), "test_")
+
+
+def quiet() -> None:
+    """What transformers would print of itself is said by `progress` and by errors."""
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def begin_with(model: AttentionModel, folder: Path) -> None:
+    """Give a model the weights of a saved one; what its own methods learn stays as it starts.
+
+    Raises:
+        InputError: no model there, or one of other sizes.
+    """
+    with as_input_error(f"{folder}: "):
+        try:
+            saved = type(model).from_pretrained(folder)
+        except OSError as error:
+            raise InputError(f"no saved model in {folder} ({str(error).splitlines()[0]})") from None
+        hf.restore(saved)
+        wanted = {name: tensor.shape for name, tensor in model.state_dict().items() if f".{hf.NAME}." not in name}
+        found = {name: tensor.shape for name, tensor in saved.state_dict().items()}
+        differs = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+        if differs:
+            raise InputError(f"the model in {folder} has other sizes than this one, in {differs[0]}")
+    model.load_state_dict(saved.state_dict(), strict=False)
+
+
+def _check_splits(splits: Splits) -> None:
+    sizes = {name: len(cast(Any, getattr(splits, name))) for name in ("train", "validation", "test")}
+    if not all(sizes.values()):
+        found = ", ".join(f"{count} to {name}" for name, count in sizes.items())
+        raise InputError(f"the data gives {found} on; each must have some")
+
+
+def _start(out: Path) -> Path | None:
+    """The checkpoint that all processes go on from, which process 0 says."""
+    found = None
+    if processes.number() == 0:
+        found = newest(out)
+        discard_unsealed(out)
+    start = processes.agreed(found)
+    if start is not None and not start.is_dir():
+        raise Ended(f"{start} is not here: all machines must see the folder of the run")
+    return start
+
+
+def _outcome(settings: Settings, trainer: MethodTrainer, splits: Splits, test: Figures) -> Outcome:
+    history, state = trainer.state.log_history, trainer.state
+    validations = [entry for entry in history if f"eval_{settings.task.metric}" in entry]
+    best = next((v for v in validations if v["step"] == state.best_global_step), validations[-1])
+    kept = best if settings.training.keep == "best" else validations[-1]
+    return Outcome(
+        settings=settings,
+        model=cast(AttentionModel, trainer.model).eval(),
+        splits=splits,
+        validation=_figures(kept, "eval_"),
+        test=test,
+        history=history,
+        steps=state.global_step,
+        seconds=trainer.carried.seconds,
+        best_step=int(kept["step"]),
+    )
 
 
 def _figures(entry: dict[str, Any], prefix: str) -> Figures:
@@ -108,16 +170,17 @@ def _figures(entry: dict[str, Any], prefix: str) -> Figures:
 
 @contextmanager
 def _clear_ends(settings: Settings) -> Iterator[None]:
-    """Memory that runs out, and settings that turn out wrong in the first pass, as InputErrors."""
+    """Memory that runs out, another process that went, and settings that turn out wrong in the first pass."""
     try:
         with as_input_error():
             yield
     except (RuntimeError, MemoryError) as error:
-        lacking = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-        if not lacking:
-            raise
-        batch = settings.training.batch
-        raise InputError(
-            f"out of memory with training.batch={batch} in training.accumulate={settings.training.accumulate} passes: "
-            "give more passes (training.accumulate), a smaller batch or shorter inputs; checkpoints are kept"
-        ) from error
+        training = settings.training
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+            raise Ended(
+                f"out of memory with training.batch={training.batch} in training.accumulate={training.accumulate} "
+                "passes; checkpoints are kept. Give more passes (training.accumulate), a smaller batch, shorter inputs"
+            ) from error
+        if processes.joined() and "gloo" in str(error):
+            raise Ended("another process went; checkpoints are kept") from error
+        raise

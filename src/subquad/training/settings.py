@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -75,15 +76,19 @@ class TrainingSettings:
     Attributes:
         steps: updates of the weights.
         batch: items an update, over all processes and accumulated passes.
+        evaluation_batch: items a process measures at a time; 0: as many as it learns from in one pass.
         accumulate: forward passes an update.
-        schedule: of the learning rate, after `warmup` updates; "halving" halves it each epoch, "plateau" when the
-            validation's figure has not become better twice in a row.
+        schedule: of the learning rate, after `warmup` updates; "halving" halves it each time all examples were seen,
+            "plateau" when the validation's figure has not become better twice in a row.
         clip: the largest norm of a gradient; 0: none.
         auxiliary: λ, the share of the methods' auxiliary losses in the loss; read where a method has one.
         every: updates between validations, each with a checkpoint. 0: at the end only.
         patience: validations without a better figure after which it ends. 0: never before `steps`.
         keep: the model that is tested and saved: the best of the validations, or the last.
+        checkpoint_minutes: after which there is a checkpoint, beside those of the validations. 0: none.
         precision: "fp32", or "bf16": autocast.
+        workers: processes that read the data, for each process that trains. 0: it does so itself.
+        seed: of the starting weights, the order of the examples and dropout.
     """
 
     __pydantic_config__ = STRICT
@@ -102,13 +107,15 @@ class TrainingSettings:
     every: int = 0
     patience: int = 0
     keep: Literal["best", "last"] = "best"
+    checkpoint_minutes: float = 10.0
     precision: Literal["fp32", "bf16"] = "fp32"
     workers: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least = {"steps": 1, "batch": 1, "evaluation_batch": 0, "accumulate": 1, "warmup": 0, "every": 0, "patience": 0}
-        for name, minimum in (least | {"clip": 0, "weight_decay": 0, "workers": 0, "seed": 0}).items():
+        positive = dict.fromkeys(("steps", "batch", "accumulate"), 1)
+        others = ("evaluation_batch", "warmup", "every", "patience", "clip", "weight_decay", "checkpoint_minutes")
+        for name, minimum in (positive | dict.fromkeys((*others, "workers", "seed"), 0)).items():
             if getattr(self, name) < minimum:
                 raise ValueError(f"{name}={getattr(self, name)}, but it must be at least {minimum}")
         if self.batch % self.accumulate:
@@ -117,8 +124,11 @@ class TrainingSettings:
             raise ValueError(f"auxiliary={self.auxiliary}, but it must be a number from 0 to 1")
         if self.learning_rate <= 0.0:
             raise ValueError(f"learning_rate={self.learning_rate}, but it must be more than 0")
-        if self.patience and not self.every:
-            raise ValueError("patience counts validations: give every, the updates between them, too")
+        for name, counts in (("patience", self.patience > 0), ("schedule='plateau'", self.schedule == "plateau")):
+            if counts and not self.every:
+                raise ValueError(f"{name} counts validations: give every, the updates between them, too")
+        if self.schedule == "plateau" and self.warmup:
+            raise ValueError(f"schedule='plateau' has no warm-up, but warmup={self.warmup}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,29 +201,46 @@ def read_overrides(given: Sequence[str]) -> dict[str, dict[str, Any]]:
         table, dot, name = key.strip().partition(".")
         if not (equals and dot and name):
             raise InputError(f"--set {text!r}: write table.setting=value, as in model.layers=6 or training.batch=64")
-        try:
-            read = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            read = value
-        tables.setdefault(table, {})[name] = read
+        tables.setdefault(table.strip(), {})[name.strip()] = _value(text, value)
     return tables
+
+
+def _value(text: str, value: str) -> Any:
+    """As TOML writes it, or what is given as it stands."""
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        if value.strip().startswith("["):
+            raise InputError(f"--set {text!r}: write a list as TOML does, ['full', 'local:window=16']") from None
+        return value.strip()
 
 
 def _checked(kind: type[Any], values: Mapping[str, Any], table: str) -> Any:
     """A dataclass of these values; InputError names the setting and the nearest one that there is."""
-    known = [f.name for f in fields(kind)]
-    for name in values:
+    known, wanted, given = [f.name for f in fields(kind)], get_type_hints(kind), dict(values)
+    for name, value in values.items():
         if name not in known:
             raise InputError(f"{table} has no setting {name!r}{nearest(name, known)}; it has {', '.join(known)}")
+        _check_number(wanted[name], value, f"{table}.{name}")
+        if wanted[name] == tuple[str, ...] and isinstance(value, str):
+            given[name] = (value,)
     try:
-        return TypeAdapter(kind).validate_python(dict(values))
+        return TypeAdapter(kind).validate_python(given)
     except ValidationError as error:
         raise InputError(_said(error, table)) from None
+
+
+def _check_number(wanted: Any, value: Any, where: str) -> None:
+    """What pydantic would take: true as 1, and numbers that are none."""
+    if isinstance(value, bool) and wanted in (int, float):
+        raise InputError(f"{where}={value!r}: Input should be a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{where}={value!r}: Input should be a finite number")
 
 
 def _said(error: ValidationError, table: str) -> str:
     """The first thing that pydantic found, in one line."""
     first = error.errors()[0]
     where = ".".join([table, *(str(part) for part in first["loc"][:1])])
-    value = "" if isinstance(first["input"], dict) else f"={first['input']!r}"
+    value = f"={first['input']!r}" if first["loc"] else ""
     return f"{where}{value}: {first['msg'].removeprefix('Value error, ')}"

@@ -1,34 +1,26 @@
-"""Hugging Face's Trainer, with the methods' auxiliary losses, a task's figures, and ends that are clear."""
+"""Hugging Face's Trainer, with the methods' auxiliary losses, a task's figures, exact resumption and clear ends."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import (
-    EarlyStoppingCallback,
-    EvalPrediction,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
-from transformers.integrations import TensorBoardCallback
+from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 
-from subquad.errors import InputError
+from subquad.errors import Ended, InputError
 from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
-from subquad.training.checkpoints import seal
+from subquad.training import processes
+from subquad.training.callbacks import SHOWN, Carried, Clock, Patience, Progress, Reporting, Saving
+from subquad.training.checkpoints import best_of, check
+from subquad.training.order import Order
 from subquad.training.settings import TrainingSettings
-from subquad.training.tasks.base import Splits, Task
-
-Progress = Callable[[str, int, int], None]  # what is under way, updates done, updates in all
+from subquad.training.tasks.base import Batch, Splits, Task
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
@@ -42,23 +34,28 @@ SCHEDULES = {
     "plateau": "reduce_lr_on_plateau",
     "halving": "constant",  # `MethodTrainer.create_scheduler` makes it
 }
-SHOWN = 10  # steps between the lines of a log, and between the checks that the loss is finite
 
 
-class Diverged(InputError):
-    """The loss, or a weight, is no longer a number."""
+class Diverged(Ended):
+    """The loss, a gradient or a weight is no longer a number."""
+
+    def __init__(self, what: str):
+        super().__init__(
+            f"{what}; checkpoints before it are kept. A lower training.learning_rate, a warm-up (training.warmup) or a "
+            "smaller training.clip may help"
+        )
 
 
-def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, processes: int) -> TrainingArguments:
-    """Hugging Face's arguments for these settings.
+def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, count: int) -> TrainingArguments:
+    """Hugging Face's arguments for these settings, on `count` processes.
 
     Raises:
         InputError: a batch that does not divide among the processes.
     """
-    shares = processes * settings.accumulate
+    shares = count * settings.accumulate
     if settings.batch % shares:
         raise InputError(
-            f"training.batch={settings.batch} does not divide among {processes} processes with "
+            f"training.batch={settings.batch} does not divide among {count} processes with "
             f"training.accumulate={settings.accumulate}: give a multiple of {shares}"
         )
     every = settings.every or settings.steps
@@ -67,7 +64,7 @@ def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, pr
         output_dir=str(out),
         max_steps=settings.steps,
         per_device_train_batch_size=settings.batch // shares,
-        per_device_eval_batch_size=settings.evaluation_batch or settings.batch,
+        per_device_eval_batch_size=settings.evaluation_batch or settings.batch // shares,
         gradient_accumulation_steps=settings.accumulate,
         learning_rate=settings.learning_rate,
         lr_scheduler_type=SCHEDULES[settings.schedule],
@@ -75,7 +72,6 @@ def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, pr
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.clip,
-        bf16=settings.precision == "bf16",
         seed=settings.seed,
         data_seed=settings.seed,
         dataloader_drop_last=True,
@@ -86,7 +82,7 @@ def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, pr
         save_strategy="steps",
         save_steps=every,
         save_total_limit=3,
-        load_best_model_at_end=settings.keep == "best" or bool(settings.patience),
+        load_best_model_at_end=settings.keep == "best",
         metric_for_best_model=f"eval_{task.metric}",
         greater_is_better=task.greater_is_better,
         logging_steps=SHOWN,
@@ -101,7 +97,7 @@ def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, pr
 
 
 class MethodTrainer(Trainer):
-    """Trainer on a task: (1 − λ)·task + λ·auxiliary, its figures, times of the steps in the log, no NaN on the disk."""
+    """Trainer on a task: (1 − λ)·task + λ·auxiliary, its figures, and what a run that goes on needs to be the same."""
 
     def __init__(
         self,
@@ -112,14 +108,15 @@ class MethodTrainer(Trainer):
         args: TrainingArguments,
         progress: Progress,
     ):
-        self.task, self.settings = task, settings
-        self.auxiliary = has_auxiliary_loss(model)
-        self.clock = Clock()
-        callbacks: list[TrainerCallback] = [self.clock, Reporting(progress, settings.steps), Sealing()]
-        if settings.patience:
-            callbacks.append(EarlyStoppingCallback(settings.patience))
-        if args.process_index == 0:
-            callbacks.append(_tensorboard(Path(cast(str, args.output_dir))))
+        self.task, self.settings, self.carried = task, settings, Carried()
+        self.has_auxiliary = has_auxiliary_loss(model)
+        callbacks: list[TrainerCallback] = [
+            self.carried,
+            Clock(self.carried),
+            Patience(self.carried, settings.patience),
+            Saving(settings.checkpoint_minutes),
+            Reporting(progress, settings.steps),
+        ]
         super().__init__(
             model=cast(Any, model),
             args=args,
@@ -132,13 +129,41 @@ class MethodTrainer(Trainer):
         )
         self.remove_callback(PrinterCallback)
 
+    # ------------------------------------------------------------------ steps
+
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
         """The task's loss, and in training the auxiliary one of its layers."""
-        outputs = model(**inputs)
-        loss = outputs.loss
-        if self.auxiliary and model.training:
-            loss = with_auxiliary_loss(loss, model, self.settings.auxiliary)
-        return (loss, outputs) if return_outputs else loss
+        with self._auxiliary(model):
+            outputs = model(**inputs)
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+    def compute_loss_context_manager(self) -> ExitStack:
+        """Autocast for bf16: around the loss, so that the model itself stays as it is."""
+        context = ExitStack()
+        if self.settings.precision == "bf16":
+            context.enter_context(torch.autocast(self.args.device.type, dtype=torch.bfloat16))
+        return context
+
+    @contextmanager
+    def _auxiliary(self, model: nn.Module) -> Iterator[None]:
+        """In the block, the model's loss has the auxiliary one in it.
+
+        It is added inside the model's forward pass, because what wraps the model on several processes looks there for
+        the parameters that get a gradient.
+        """
+        if not (self.has_auxiliary and model.training):
+            yield
+            return
+
+        def add(module: nn.Module, _: Any, outputs: Any) -> Any:
+            outputs.loss = with_auxiliary_loss(outputs.loss, module, self.settings.auxiliary)
+            return outputs
+
+        hook = cast(nn.Module, self.accelerator.unwrap_model(model)).register_forward_hook(add)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One forward and backward pass.
@@ -148,11 +173,33 @@ class MethodTrainer(Trainer):
         """
         loss = super().training_step(model, inputs, num_items_in_batch)
         if not torch.isfinite(loss):
-            raise Diverged(
-                f"the loss is {float(loss)} at step {self.state.global_step + 1}; checkpoints before it are kept. "
-                "A lower training.learning_rate, a warm-up (training.warmup) or a smaller training.clip may help"
-            )
+            raise Diverged(f"the loss is {float(loss)} at step {self.state.global_step + 1}")
         return loss
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """As Trainer's; before the weights are changed, and equal in all processes."""
+        norm = super()._get_grad_norm(model, grad_norm)
+        if not np.isfinite(float(norm)):
+            raise Diverged(f"the gradient's norm is {float(norm)} at step {self.state.global_step + 1}")
+        return norm
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Order:
+        """All examples of the run, in their order."""
+        length = self.settings.steps * self.settings.batch
+        return Order(len(cast(Any, self.train_dataset)), length, self.settings.seed)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """As Trainer's, or half the learning rate each epoch."""
+        if self.settings.schedule == "halving":
+            examples, batch, warmup = len(cast(Any, self.train_dataset)), self.settings.batch, self.settings.warmup
+
+            def rate(step: int) -> float:
+                return 0.5 ** (step * batch // examples) * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
+
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, rate)
+        return super().create_scheduler(num_training_steps, optimizer)
+
+    # ------------------------------------------------------------------ figures
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
@@ -161,8 +208,19 @@ class MethodTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs)
-        scores = self.task.score(outputs, inputs).float()
-        return outputs.loss.detach().float().mean(), scores, torch.zeros(len(scores), device=scores.device)
+            for name, value in outputs.items():
+                outputs[name] = value.float() if value.is_floating_point() else value  # bf16, where autocast is
+            scores = self.task.score(outputs, inputs).float()
+            real = self._real(len(scores))
+            loss = outputs.loss if real == len(scores) else model(**first_items(inputs, real)).loss
+        return loss.detach().float().mean(), scores, torch.zeros(len(scores), device=scores.device)
+
+    def _real(self, items: int) -> int:
+        """How many items of a batch are not repeated ones, with which the last batch of several processes is filled."""
+        state = self.accelerator.gradient_state
+        if processes.count() == 1 or not state.end_of_dataloader or state.remainder <= 0:
+            return items
+        return max(1, min(items, state.remainder - processes.number() * items))
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """As Trainer's, with the last batch, whatever its size."""
@@ -172,94 +230,56 @@ class MethodTrainer(Trainer):
         finally:
             self.args.dataloader_drop_last = True
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """As Trainer's, or half the learning rate each epoch."""
-        if self.settings.schedule == "halving":
-            length = max(1, len(cast(Any, self.train_dataset)) // self.settings.batch)
-            warmup = self.settings.warmup
-
-            def rate(step: int) -> float:
-                return 0.5 ** (step // length) * (min(1.0, (step + 1) / warmup) if warmup else 1.0)
-
-            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, rate)
-        return super().create_scheduler(num_training_steps, optimizer)
+    def _figures(self, predicted: EvalPrediction) -> dict[str, float]:
+        return self.task.figures(torch.from_numpy(np.asarray(predicted.predictions)))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As Trainer's, with the seconds that the steps took so far."""
-        super().log({**logs, "seconds": round(self.clock.total(self.state), 3)}, None)
+        """As Trainer's, with the seconds that the steps took so far, and without its own closing words."""
+        if "train_runtime" in logs:
+            return
+        self.state.epoch = self.state.global_step * self.settings.batch / len(cast(Any, self.train_dataset))
+        super().log({**logs, "seconds": round(self.carried.seconds, 3)}, None)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """The whole run is one (see `Order`): the log's next loss counts from its last line, before this process."""
+        self._tr_loss += self.carried.loss
+        self._globalstep_last_logged = self.carried.logged
+        super()._run_epoch(*args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kwargs: Any) -> None:
         for name, tensor in self.accelerator.unwrap_model(self.model).state_dict().items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise Diverged(
-                    f"{name} is not finite at step {self.state.global_step}, so no checkpoint of it is written; those "
-                    "before it are kept. A lower training.learning_rate or a smaller training.clip may help"
-                )
+                raise Diverged(f"{name} is not finite at step {self.state.global_step}, and is not saved")
+        self.carried.loss = float(self.accelerator.gather(self._tr_loss).mean())
+        self.carried.logged = self._globalstep_last_logged
         super()._save_checkpoint(model, trial, *args, **kwargs)
 
-    def _figures(self, predicted: EvalPrediction) -> dict[str, float]:
-        return self.task.figures(torch.from_numpy(np.asarray(predicted.predictions)))
+    def _load_best_model(self) -> None:
+        check(Path(cast(str, self.state.best_model_checkpoint)))
+        super()._load_best_model()
+
+    def finished(self, checkpoint: Path) -> bool:
+        """Whether nothing is left to do after a checkpoint; then its state is read, and the weights to keep.
+
+        Raises:
+            InputError: the checkpoint with the best weights so far is missing or damaged.
+        """
+        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        best = best_of(checkpoint.parent, state.best_global_step) if self.args.load_best_model_at_end else None
+        carried = Carried()
+        carried.read(state)
+        waited_enough = bool(self.settings.patience) and carried.waited >= self.settings.patience
+        if state.global_step < self.settings.steps and not waited_enough:
+            return False
+        self.state = state
+        self.state.is_world_process_zero = self.is_world_process_zero()
+        self.carried.read(state)
+        self._load_from_checkpoint(str(best or checkpoint))
+        return True
 
 
-class Clock(TrainerCallback):
-    """How long the steps took, those before a resumption too: training alone, without validation."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._begun: float | None = None
-        self._before: float | None = None
-
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Start."""
-        if self._begun is None:
-            self._begun = time.perf_counter()
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Stop."""
-        if self._begun is not None:
-            self.seconds += time.perf_counter() - self._begun
-            self._begun = None
-
-    def total(self, state: TrainerState) -> float:
-        """With what the log says of the steps before this process."""
-        if self._before is None:
-            said = [entry["seconds"] for entry in state.log_history if "seconds" in entry]
-            self._before = said[-1] if said else 0.0
-        return self._before + self.seconds
-
-
-class Reporting(TrainerCallback):
-    """Tell how far it is."""
-
-    def __init__(self, progress: Progress, steps: int):
-        self.progress, self.steps, self.line = progress, steps, "training"
-
-    def on_log(
-        self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any
-    ) -> None:
-        """Keep the newest loss."""
-        if logs and "loss" in logs:
-            self.line = f"loss {float(logs['loss']):.4f}"
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """One more."""
-        if state.is_world_process_zero:
-            self.progress(self.line, state.global_step, self.steps)
-
-
-class Sealing(TrainerCallback):
-    """Seal each checkpoint once all processes have written their part."""
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """All of them are written when all processes come here."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.barrier()
-        if state.is_world_process_zero:
-            seal(Path(cast(str, args.output_dir)) / f"checkpoint-{state.global_step}")
-
-
-def _tensorboard(out: Path) -> TrainerCallback:
-    """Curves for TensorBoard, under the run's folder."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    return TensorBoardCallback(SummaryWriter(str(out / "tensorboard")))
+def first_items(batch: Batch, count: int) -> Batch:
+    """The first items of a batch."""
+    return {name: tensor[:count] for name, tensor in batch.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,19 @@ import tomli_w
 from subquad.errors import InputError
 from subquad.report.files import as_json, write_files
 from subquad.report.training_card import training_card
+from subquad.training import processes
+from subquad.training.callbacks import Progress
+from subquad.training.checkpoints import newest_step
 from subquad.training.run import Outcome, train
 from subquad.training.settings import Settings, read_toml
-from subquad.training.trainer import Progress
 from subquad.workflows.machine import hardware, versions
 
 SETTINGS = "settings.toml"
 RESULTS = "results.json"
+CARD = "README.md"
+PREDICTABLE = ("constant", "halving", "plateau")  # schedules that do not look at how long the run is to be
+
+Tables = dict[str, dict[str, Any]]
 
 
 def run(
@@ -27,16 +33,27 @@ def run(
 ) -> dict[str, Any]:
     """Train, test, save: `out` then holds model/, results.json, settings.toml, README.md and the checkpoints.
 
+    Returns:
+        What results.json holds; in all processes but the first of several, nothing.
+
     Raises:
         InputError: `out` holds another run, a finished one, or one to be gone on with only by `resume`; and as `train`.
     """
-    main = int(os.environ.get("RANK", "0")) == 0
-    _claim(settings, out, resume, write=main)
-    outcome = train(settings, out, data=data, device=device, progress=progress)
-    record = record_of(outcome, data, device)
+    main = processes.number() == 0
     if main:
-        outcome.model.save_pretrained(out / "model")
-        write_files({RESULTS: as_json(record), "README.md": training_card(record, out.name).encode()}, out)
+        claim(settings, out, resume)
+    try:
+        outcome = train(settings, out, data=data, device=device, progress=progress)
+    except InputError:
+        if main:
+            _release(out)
+        raise
+    if not main:
+        return {}
+    record = record_of(outcome, data, device)
+    outcome.model.save_pretrained(out / "model")
+    # results.json says that the run is finished, so it comes last.
+    write_files({CARD: training_card(record, out.name).encode(), RESULTS: as_json(record)}, out)
     return record
 
 
@@ -45,8 +62,13 @@ def record_of(outcome: Outcome, data: Path | None, device: str) -> dict[str, Any
     task = outcome.settings.task
     baselines: Mapping[str, Any] = task.baselines(outcome.splits, data)
     return {
-        "task": {"name": task.name, "summary": task.summary, "metric": task.metric},
-        "settings": outcome.settings.to_dict(),
+        "task": {
+            "name": task.name,
+            "summary": task.summary,
+            "metric": task.metric,
+            "needs": task.needs if data else None,
+        },
+        "settings": plain(outcome.settings.to_dict()),
         "model": type(outcome.model).__name__,
         "parameters": outcome.model.num_parameters(),
         "test": outcome.test,
@@ -56,35 +78,72 @@ def record_of(outcome: Outcome, data: Path | None, device: str) -> dict[str, Any
         "best_step": outcome.best_step,
         "training_seconds": round(outcome.seconds, 1),
         "history": outcome.history,
-        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        "processes": processes.count(),
         "machine": hardware(device),
         "versions": versions(),
     }
 
 
-def _claim(settings: Settings, out: Path, resume: bool, *, write: bool) -> None:
-    """Write down the settings of a new run; InputError where the folder holds another one, or this one unasked."""
-    path = out / SETTINGS
-    given = plain(settings.to_dict())
-    if path.exists():
-        there: dict[str, Any] = read_toml(path)
-        differs = [f"{t}.{k}" for t in given for k in given[t] if there.get(t, {}).get(k) != given[t][k]]
-        if differs:
-            raise InputError(f"{out} holds a run with another {', '.join(differs)}; give another folder with --out")
-        if (out / RESULTS).exists():
-            raise InputError(f"{out} holds this run, finished: see {out / 'README.md'}; --out FOLDER starts another")
+def claim(settings: Settings, out: Path, resume: bool) -> None:
+    """Write down the settings of a new run, or of one that goes on.
+
+    Raises:
+        InputError: the folder holds another run, or this one and it is finished, or it is to go on only by `resume`.
+    """
+    given, path = plain(settings.to_dict()), out / SETTINGS
+    if not path.exists():
+        if out.exists() and any(out.iterdir()):
+            raise InputError(f"{out} is not empty and holds no run of subquad train; give another folder with --out")
+    else:
+        _check_same(given, read_toml(path), out)
+        if _finished(out) == given:
+            raise InputError(f"{out} holds this run, finished: see {out / CARD}; --out FOLDER starts another")
         if not resume:
             raise InputError(f"{out} holds this run, unfinished: --resume goes on with it, --out FOLDER starts another")
+    write_files({SETTINGS: tomli_w.dumps(given).encode()}, out)
+
+
+def _check_same(given: Tables, there: Tables, out: Path) -> None:
+    """InputError where a run cannot go on with these settings: all but a higher training.steps must be as they were."""
+    differs = [
+        f"{table}.{name}"
+        for table in given
+        for name in sorted(given[table].keys() | there.get(table, {}).keys())
+        if there.get(table, {}).get(name) != given[table].get(name)
+    ]
+    if not differs:
         return
-    if resume:
-        raise InputError(f"{out} holds no run to resume")
-    if out.exists() and any(out.iterdir()):
-        raise InputError(f"{out} is not empty and holds no run of subquad train; give another folder with --out")
-    if write:
-        write_files({SETTINGS: tomli_w.dumps(given).encode()}, out)
+    if differs == ["training.steps"] and given["training"]["steps"] > there["training"]["steps"]:
+        schedule = given["training"]["schedule"]
+        if schedule in PREDICTABLE:
+            return
+        raise InputError(
+            f"{out} holds a run of {there['training']['steps']} steps, whose learning rate (training.schedule="
+            f"{schedule!r}) falls towards that end, so it cannot go on to {given['training']['steps']}; give another "
+            "folder with --out"
+        )
+    raise InputError(f"{out} holds a run with another {', '.join(differs)}; give another folder with --out")
 
 
-def plain(tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _finished(out: Path) -> Tables | None:
+    """The settings of the run whose results the folder holds."""
+    if not (out / RESULTS).exists():
+        return None
+    settings: Tables = json.loads((out / RESULTS).read_text())["settings"]
+    return settings
+
+
+def _release(out: Path) -> None:
+    """A run that ended before its first checkpoint leaves nothing, so that it can start again with other settings."""
+    if newest_step(out) or not (out / SETTINGS).exists():
+        return
+    shutil.rmtree(out / "tensorboard", ignore_errors=True)
+    (out / SETTINGS).unlink()
+    if not any(out.iterdir()):
+        out.rmdir()
+
+
+def plain(tables: Tables) -> Tables:
     """As TOML can hold it: without None, tuples as lists."""
     return {
         name: {k: v for k, v in json.loads(json.dumps(table)).items() if v is not None}

@@ -1,0 +1,160 @@
+"""What happens beside the steps of a run: times, progress, checkpoints, curves, an early end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import TensorBoardCallback
+from transformers.trainer_callback import ExportableState
+
+from subquad.training import processes
+from subquad.training.checkpoints import checkpoint_at, seal
+
+Progress = Callable[[str, int, int], None]  # what is under way, updates done, updates in all
+SHOWN = 10  # steps between the lines of the log
+
+
+@dataclass(eq=False)
+class Carried(TrainerCallback, ExportableState):
+    """What a run that goes on must know beside Trainer's own state.
+
+    Attributes:
+        seconds: of training so far.
+        loss: the sum of the losses since the log's last line of them, which was that of step `logged`.
+        logged: that step.
+        waited: validations since the best one.
+    """
+
+    seconds: float = 0.0
+    loss: float = 0.0
+    logged: int = 0
+    waited: int = 0
+
+    def state(self) -> dict[str, Any]:
+        """As Trainer puts it into a checkpoint."""
+        return {"args": {}, "attributes": asdict(self)}
+
+    def read(self, state: TrainerState) -> None:
+        """From the state that a checkpoint held."""
+        kept = state.stateful_callbacks[type(self).__name__]["attributes"]
+        for field in fields(self):
+            setattr(self, field.name, kept[field.name])
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """As it was."""
+        self.read(state)
+        state.compute_steps(args, state.max_steps)  # not those of the checkpoint, whose run may have been shorter
+
+
+class Clock(TrainerCallback):
+    """How long the steps took: training alone, without validation."""
+
+    def __init__(self, carried: Carried):
+        self.carried = carried
+        self._begun: float | None = None
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Start."""
+        self._begun = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Stop."""
+        if self._begun is not None:
+            self.carried.seconds += time.perf_counter() - self._begun
+            self._begun = None
+
+
+class Patience(TrainerCallback):
+    """End when so many validations in a row were not better than the best before them."""
+
+    def __init__(self, carried: Carried, patience: int):
+        self.carried, self.patience = carried, patience
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, float], **_: Any
+    ) -> None:
+        """Count. Trainer updates `best_metric` after this."""
+        value, best = metrics.get(cast(str, args.metric_for_best_model)), state.best_metric
+        if value is None:  # a measurement of the test examples
+            return
+        better = best is None or (value > best if args.greater_is_better else value < best)
+        self.carried.waited = 0 if better else self.carried.waited + 1
+        if self.patience and self.carried.waited >= self.patience:
+            control.should_training_stop = True
+
+
+class Reporting(TrainerCallback):
+    """Tell how far it is."""
+
+    def __init__(self, progress: Progress, steps: int):
+        self.progress, self.steps, self.line = progress, steps, "training"
+
+    def on_log(
+        self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        """Keep the newest loss."""
+        if logs and "loss" in logs:
+            self.line = f"loss {float(logs['loss']):.4f}"
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """One more."""
+        if state.is_world_process_zero:
+            self.progress(self.line, state.global_step, self.steps)
+
+
+class Saving(TrainerCallback):
+    """A checkpoint when the last one is `minutes` old, beside those of the validations; and a seal on each."""
+
+    def __init__(self, minutes: float):
+        self.seconds = 60 * minutes
+        self._last = time.monotonic()
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """The first one's time starts; the best one is looked for where the run is now."""
+        self._last = time.monotonic()
+        if state.best_global_step:
+            state.best_model_checkpoint = str(checkpoint_at(Path(cast(str, args.output_dir)), state.best_global_step))
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Process 0's clock decides, every few steps, for all of them."""
+        if self.seconds and state.global_step % SHOWN == 0:
+            control.should_save |= processes.agreed(time.monotonic() - self._last >= self.seconds)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """All parts are written when all processes come here."""
+        self._last = time.monotonic()
+        if processes.joined():
+            torch.distributed.barrier()
+        if state.is_world_process_zero:
+            seal(checkpoint_at(Path(cast(str, args.output_dir)), state.global_step))
+
+
+class Curves(TensorBoardCallback):
+    """Curves for TensorBoard in a folder; what an interrupted run drew after its last checkpoint is taken back.
+
+    Trainer's own callback closes its file when training ends, and opens another one, in a folder `runs`, for the
+    figures of the test examples: unless it is told where.
+    """
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.logging_dir = str(folder)
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        """Open the file."""
+        if state.is_world_process_zero:
+            seen = state.global_step
+            self.tb_writer = self._SummaryWriter(self.logging_dir, purge_step=seen + 1 if seen else None)
+        super().on_train_begin(args, state, control, **more)
+
+    def close(self) -> None:
+        """Close what the figures of the test examples were written to."""
+        if self.tb_writer:
+            self.tb_writer.close()
+            self.tb_writer = None

@@ -1,0 +1,32 @@
+"""The processes of a run that `torchrun` or `accelerate launch` started; alone, there is one."""
+
+import os
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def count() -> int:
+    """How many there are."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def number() -> int:
+    """Which one this is; process 0 alone prints and writes."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def joined() -> bool:
+    """Whether the processes can talk to each other, which Trainer's arguments bring about."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def agreed(value: T) -> T:
+    """Process 0's value, in all of them."""
+    if not joined():
+        return value
+    values = [value]
+    torch.distributed.broadcast_object_list(values)
+    return values[0]
