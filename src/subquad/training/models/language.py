@@ -1,0 +1,144 @@
+"""Causal language models: what comes next, with any attention that does not look ahead."""
+
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, GenerationMixin
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from subquad import hf
+from subquad.training.models.blocks import AttentionModel, InputPositions, Stack
+from subquad.training.models.configuration import AttentionConfig
+from subquad.training.models.encoder import per_item_loss
+
+
+@strict
+class LanguageConfig(AttentionConfig):
+    """A causal language model; by default of bytes.
+
+    Attributes:
+        vocab_size: symbols. By default the 256 bytes, what stands before the first byte, and padding.
+        tie_word_embeddings: whether the output reads the table of the input's embeddings.
+    """
+
+    model_type = "subquad-language"
+
+    vocab_size: int = 258
+    bos_token_id: int | None = 256
+    pad_token_id: int | None = 257
+    tie_word_embeddings: bool = True
+
+
+class CausalLanguageModel(AttentionModel, GenerationMixin):
+    """Say at each place what comes next. Methods must be strictly causal; `hf.swap` refuses others with the reason.
+
+    `generate` takes transformers' caches where the methods take steps on one, and `sq.hf.StateCache(model)` where they
+    are recurrent. Padding may stand on either side: positions count real tokens.
+
+    >>> import torch
+    >>> from subquad.training.models import CausalLanguageModel, LanguageConfig
+    >>> model = CausalLanguageModel(LanguageConfig(hidden_size=32, method="local:window=16")).eval()
+    >>> text = torch.tensor([list(b"It was the best of")])
+    >>> model.generate(text, max_new_tokens=5, do_sample=False).shape
+    torch.Size([1, 23])
+    """
+
+    config_class = LanguageConfig
+    _tied_weights_keys = {"head.weight": "embedding.weight"}  # noqa: RUF012
+
+    def __init__(self, config: LanguageConfig):
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.input_positions = InputPositions(config)
+        self.stack = Stack(config, config.num_hidden_layers, causal=True)
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.finish()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The table of the symbols."""
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """What makes logits; with `tie_word_embeddings` its weight is that of the input's table."""
+        return self.head
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B N"],
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Int[Tensor, "B N"] | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **_: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits (B, N, symbols) of the next symbol, and the mean over items of their mean cross-entropy with labels.
+
+        `labels` are those of the places of `input_ids`, as transformers has them: what place i says is compared with
+        label i + 1; −100 is not a place. `attention_mask` (B, tokens before and new): which are real.
+
+        Raises:
+            ValueError: more tokens than there are learned positions.
+        """
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        self._check_length(seen + input_ids.shape[1])
+        x = self.embedding(input_ids)
+        positions = self._positions(input_ids, attention_mask, seen) if position_ids is None else position_ids
+        positions = self.positions_of(x, positions)
+        x = self.input_positions(x, positions)
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=x,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+        x = self.stack(x, mask, positions, past_key_values=past_key_values)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.head(x if labels is not None else x[:, kept])
+        loss = None if labels is None else per_item_loss(logits[:, :-1], labels[:, 1:])
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+
+    def generate(self, *args: Any, **options: Any) -> Any:
+        """As transformers' `generate`; without a cache where a method takes no steps on one, as LHA does not.
+
+        Tokens are the same with and without. Such a method reads the whole text again for each of them.
+        """
+        if options.get("past_key_values") is None and not self.takes_steps:
+            options.setdefault("use_cache", False)
+        return super().generate(*args, **options)
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether every layer's method goes on from the keys and values of the tokens before."""
+        traits = [bound.method.traits for bound in hf.bounds(self).values()]
+        return all(t.cross or t.cached for t in traits)
+
+    def _check_length(self, length: int | Tensor) -> None:
+        """ValueError where a step on a cache goes past the last learned position."""
+        table = self.input_positions.position_embeddings
+        if table is not None and length > table.num_embeddings:
+            raise ValueError(f"this is token {int(length)}, but the model has {table.num_embeddings} learned positions")
+
+    def _positions(self, input_ids: Tensor, attention_mask: Tensor | None, seen: int | Tensor) -> Tensor:
+        """The place of each new token among the real ones of its item."""
+        new = input_ids.shape[1]
+        if attention_mask is not None and attention_mask.ndim == 2:
+            return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -new:]
+        return (torch.arange(new, device=input_ids.device) + seen).expand(input_ids.shape)
+
+
+def next_symbol_losses(
+    logits: Float[Tensor, "B N V"], labels: Int[Tensor, "B N"]
+) -> tuple[Float[Tensor, " B"], Int[Tensor, " B"]]:
+    """Of each item: the sum of the cross-entropies of its places in nats, and how many places it has."""
+    labels = labels[:, 1:]
+    each = nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2).float(), labels, reduction="none")
+    return each.sum(1), (labels != -100).sum(1)

@@ -1,0 +1,58 @@
+"""What tasks share in which a causal language model says the next symbol of long sequences."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from subquad.training.models.language import CausalLanguageModel, LanguageConfig, next_symbol_losses
+from subquad.training.tasks.base import Batch, Item, Splits, Task
+from subquad.training.tasks.windows import DrawnWindows, Symbols, Windows, batch_of, first
+
+if TYPE_CHECKING:
+    from subquad.training.settings import ModelSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextSymbol(Task):
+    """Windows of sequences: drawn at random to learn from; to choose by and to report on, each symbol once."""
+
+    greater_is_better: ClassVar[bool] = False
+    symbols: ClassVar[int]  # kinds; the number after them says where a sequence starts, the next is padding
+    said: ClassVar[int]  # of which the first so many are to be said
+
+    length: int = 512
+    examples: int = 1_000_000
+    limit: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in {"length": 2, "examples": 1, "limit": 0, "seed": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)}, but it must be at least {least}")
+
+    @property
+    def start_symbol(self) -> int:
+        """Stands before the first symbol of each sequence."""
+        return self.symbols
+
+    def windows(self, train: Sequence[Symbols], validation: Sequence[Symbols], test: Sequence[Symbols]) -> Splits:
+        """The sequences in windows; of the latter two the first `limit` symbols, where there is a limit."""
+        drawn = DrawnWindows(train, self.length, self.examples, self.seed)
+        return Splits(drawn, *(Windows(first(part, self.limit), self.length) for part in (validation, test)))
+
+    def model(self, settings: "ModelSettings") -> CausalLanguageModel:
+        """A causal language model of these symbols."""
+        tokens = {"bos_token_id": self.symbols, "pad_token_id": self.symbols + 1, "vocab_size": self.symbols + 2}
+        return CausalLanguageModel(settings.config(LanguageConfig, longest=self.length, **tokens))
+
+    def collate(self, items: Sequence[Item]) -> Batch:
+        """Windows, padded on the right where they end with their sequence."""
+        return batch_of(items, self.symbols + 1, self.said)
+
+    def score(self, outputs: Any, batch: Batch) -> Tensor:
+        """The nats of what was said, and how many symbols that was."""
+        nats, count = next_symbol_losses(outputs.logits, batch["labels"])
+        return torch.stack([nats, count], dim=1)
