@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subquad.workflows.bench_calls import Calls, Load
+
 QUADRATIC = "masked quadratic"
 
 
@@ -24,9 +26,9 @@ def masked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return weights @ value / weights.sum(-1, keepdim=True)
 
 
-def quadratic(load: sheet.Load) -> Callable[[], Tensor]:
+def quadratic(load: Load) -> Callable[[], Tensor]:
     """A call of it."""
-    inputs = sheet.Calls(load).inputs
+    inputs = Calls(load).inputs
 
     def call() -> Tensor:
         with torch.inference_mode():
@@ -43,7 +45,7 @@ def main() -> None:
     names, rows, found = ["full", QUADRATIC, *methods], [], {}
     for length in lengths:
         load = sheet.load_of(length, causal=True)
-        calls = {name: sheet.call_of(load, name) for name in names if name != QUADRATIC}
+        calls = {name: Calls(load).of(name) for name in names if name != QUADRATIC}
         if 2 * 4 * load.heads * length**2 <= given.gib * 2**30:
             calls[QUADRATIC] = quadratic(load)
             torch.testing.assert_close(calls[QUADRATIC](), calls["linear"](), rtol=1e-3, atol=1e-4)

@@ -7,20 +7,14 @@ import shlex
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from subquad.measure.resident import peak_extra
 from subquad.measure.timing import Effort, until_steady
 from subquad.workflows import machine
-from subquad.workflows.bench_calls import Calls, Load
-from subquad.workflows.bench_memory import RETURN_AT_ONCE, SHORT
+from subquad.workflows.bench_calls import Load
+from subquad.workflows.bench_memory import extra_memory
 
 HEADS, WIDTH = 6, 64
 MISSING = "–"
@@ -45,24 +39,6 @@ def load_of(length: int, *, causal: bool = False, heads: int = HEADS) -> Load:
     return Load(length, "float32", "forward", 1, heads, WIDTH, "cpu", 0, causal)
 
 
-def naive(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Softmax attention as first published: the N×N matrix of weights is formed."""
-    return torch.softmax(query @ key.mT * query.shape[3] ** -0.5, -1) @ value
-
-
-def call_of(load: Load, method: str) -> Callable[[], Tensor]:
-    """One forward call of a method; of "naive" too."""
-    calls = Calls(load)
-    if method != "naive":
-        return calls.of(method)
-
-    def call() -> Tensor:
-        with torch.inference_mode():
-            return naive(*calls.inputs)
-
-    return call
-
-
 def milliseconds(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
     """Of each call, round by round: every round runs all of them once, so that all meet the same noise."""
     times = until_steady(calls, Effort(seconds=seconds, least=2, enough=5, precision=0.02))
@@ -71,22 +47,7 @@ def milliseconds(calls: Mapping[str, Callable[[], object]], seconds: float) -> d
 
 def peak_alone(load: Load, method: str, threads: int) -> int | None:
     """Peak extra bytes of a call in a process of its own; None where it does not survive."""
-    kept = {name: os.environ.get(name) for name in RETURN_AT_ONCE}
-    os.environ.update(RETURN_AT_ONCE)
-    try:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            return pool.submit(_peak, load, method, threads).result()
-    except BrokenProcessPool:
-        return None
-    finally:
-        for name, value in kept.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-def _peak(load: Load, method: str, threads: int) -> int | None:
-    torch.set_num_threads(threads)
-    call_of(replace(load, length=min(load.length, SHORT)), method)()
-    return peak_extra(call_of(load, method)).bytes
+    return extra_memory(load, method, threads).bytes
 
 
 def slope(lengths: Sequence[int], values: Sequence[float]) -> float:

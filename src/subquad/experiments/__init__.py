@@ -7,7 +7,13 @@ from subquad.errors import InputError
 from subquad.experiments.base import Experiment
 from subquad.methods.base import nearest
 
-MODULES = ("copy_heatmap",)  # in the order of the papers
+MODULES = (  # in the order of the papers
+    "copy_heatmap",
+    "approximation_matrix",
+    "time_memory",
+    "lha_latency",
+    "linformer_efficiency",
+)
 
 NAMES = tuple(module.replace("_", "-") for module in MODULES)
 

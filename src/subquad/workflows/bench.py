@@ -24,7 +24,7 @@ from subquad.methods import Full, Method, parse_method
 from subquad.methods.base import nearest
 from subquad.ops.backends import choose
 from subquad.workflows import machine
-from subquad.workflows.bench_calls import DTYPES, PASSES, Calls, Load, threads
+from subquad.workflows.bench_calls import DTYPES, PASSES, Calls, Load, hindrance, out_of_memory, threads
 from subquad.workflows.bench_memory import extra_memory
 from subquad.workflows.store import Progress, Store
 
@@ -173,12 +173,12 @@ class Bench:
         try:
             calls = Calls(load)
         except (RuntimeError, MemoryError) as error:
-            return {str(method): {"reason": _out_of_memory(error)} for method in self.methods}
+            return {str(method): {"reason": out_of_memory(error)} for method in self.methods}
         reasons, able = {}, {}
         for method in self.methods:
             call = calls.of(str(method))
             known = self._too_slow(load, method) if visit == 0 else self.timed(load, method).get("reason")
-            reason = known or _hindrance(call)
+            reason = known or hindrance(call)
             if reason is None:
                 able[str(method)] = call
             else:
@@ -223,25 +223,7 @@ def _second_call(load: Load, method: Method) -> float:
     """Seconds of a call after one that warms up; 0 where it cannot run, which says itself why."""
     calls = Calls(load)
     call = calls.of(str(method))
-    if _hindrance(call) is not None:
+    if hindrance(call) is not None:
         return 0.0
     calls.clear()
     return stopwatch(call, torch.device(load.device))[0]
-
-
-def _hindrance(call: Callable[[], Any]) -> str | None:
-    """Why this call cannot run, from running it once."""
-    try:
-        call()
-    except (ValueError, TypeError) as refusal:
-        return " ".join(str(refusal).split())
-    except (RuntimeError, MemoryError) as error:
-        return _out_of_memory(error)
-    return None
-
-
-def _out_of_memory(error: RuntimeError | MemoryError) -> str:
-    """The reason that such an error is; any other error goes on."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error):
-        return "out of memory"
-    raise error

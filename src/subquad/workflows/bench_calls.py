@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ DTYPES = {
     name: getattr(torch, name)  # as torch names them
     for name in ("float32", "bfloat16", "float16", "float64")
 }
+NAIVE = "naive"  # the name of `naive`, which is no method of ours
 BACKWARD = "forward+backward"
 PASSES = ("forward", BACKWARD)
 
@@ -63,9 +65,9 @@ class Calls:
         self.learned: list[Parameter] = []  # of the methods that are called
 
     def of(self, method: str) -> Callable[[], Tensor]:
-        """A call of this method; "full" is SDPA itself, without anything of ours around it."""
-        if method == EXACT:
-            return self._call(F.scaled_dot_product_attention)
+        """A call of this method; "full" is SDPA itself, without anything of ours around it; "naive" is known too."""
+        if method in (EXACT, NAIVE):
+            return self._call(F.scaled_dot_product_attention if method == EXACT else naive)
         parsed = parse_method(method)
         if not parsed.traits.learned:
             return self._call(partial(attention, method=parsed))
@@ -93,6 +95,36 @@ class Calls:
             return out
 
         return forward_and_backward if self.backward else forward
+
+
+def naive(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Softmax attention as first published: the N×N matrix of weights is formed."""
+    return torch.softmax(query @ key.mT * query.shape[3] ** -0.5, -1) @ value
+
+
+def naive_gib(load: Load) -> float:
+    """What the N×N matrices of a naive softmax take: two at once in a forward pass, three in a backward pass."""
+    matrices = 3 if load.passes == BACKWARD else 2
+    size = torch.empty((), dtype=DTYPES[load.dtype]).element_size()
+    return matrices * size * load.batch * load.heads * load.length**2 / 2**30
+
+
+def hindrance(call: Callable[[], Any]) -> str | None:
+    """Why this call cannot run, from running it once."""
+    try:
+        call()
+    except (ValueError, TypeError) as refusal:
+        return " ".join(str(refusal).split())
+    except (RuntimeError, MemoryError) as error:
+        return out_of_memory(error)
+    return None
+
+
+def out_of_memory(error: RuntimeError | MemoryError) -> str:
+    """The reason that such an error is; any other error goes on."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error):
+        return "out of memory"
+    raise error
 
 
 @contextmanager
