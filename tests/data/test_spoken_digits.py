@@ -5,8 +5,8 @@ import pytest
 
 from subquad.data.filter_banks import FLOOR, filter_banks, normalised, silence, triangles
 from subquad.data.spoken_digits import ARCHIVE, read_spoken_digits
+from subquad.data.tones import archive, wav
 from subquad.errors import InputError
-from tests.data.digits import archive, wav
 
 
 def test_recordings_are_read_in_order_with_what_their_names_say(tmp_path: Path) -> None:

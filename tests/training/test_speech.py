@@ -7,18 +7,18 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 
 import subquad as sq
 from subquad.data.filter_banks import silence
+from subquad.data.tones import tones
 from subquad.errors import InputError
 from subquad.training.models.speech import CTCEncoder, SpeechConfig, ctc_loss, greedy
 from subquad.training.settings import ModelSettings, settings_of
 from subquad.training.tasks.speech import Speech, edit_distance
-from tests.data.digits import corpus
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus(tmp_path_factory.mktemp("digits"))
+    return tones(tmp_path_factory.mktemp("digits"))
 
 
 def model_of(**more: object) -> CTCEncoder:
@@ -186,7 +186,7 @@ def test_missing_speakers_and_data_are_named(data: Path, tmp_path: Path) -> None
     with pytest.raises(InputError, match=r"held_out='nobody' is no speaker beside others in .* anna, bert"):
         Speech(held_out="nobody").splits(data)
     with pytest.raises(InputError, match="no recording of digit 0 by 'anna'"):
-        Speech().splits(corpus(tmp_path, takes=8))
+        Speech().splits(tones(tmp_path, takes=8))
     with pytest.raises(InputError, match="SUBQUAD_DATA"):
         Speech().splits(None)
     with pytest.raises(InputError, match="fewest=9 is more than most=4"):

@@ -1,0 +1,196 @@
+"""Table 1 of clustered attention: train with one attention, evaluate with another, on speech."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from subquad.experiments import speech
+from subquad.experiments.base import Cell, Context, Experiment, Found, spread
+from subquad.experiments.speech import HELD_OUT, RATE, Recipe, Timed, model_key
+from subquad.report.experiment import HeatMap, Results, Table
+
+TRAINED = ("full", "shared-full", "lsh-1", "lsh-4", "clustered-100", "i-clustered-100")  # the columns of the table
+PUBLISHED: dict[str, tuple[float | None, ...]] = {  # phone error rate on WSJ's validation set, %
+    "full": (5.14, None, None, None, 7.10, 5.56),
+    "shared-full": (None, 6.57, 25.16, 41.61, None, None),
+    "lsh-1": (None, 71.40, 10.43, 13.76, None, None),
+    "lsh-4": (None, 64.29, 9.35, 9.33, None, None),
+    "clustered-100": (44.88, 40.86, 68.06, 66.43, 7.06, 18.83),
+    "clustered-200": (21.76, 25.86, 57.75, 57.24, 6.34, 8.95),
+    "i-clustered-100": (9.29, 13.22, 41.65, 48.20, 8.80, 5.95),
+    "i-clustered-200": (6.38, 8.43, 30.09, 42.43, 7.71, 5.60),
+    "oracle-top": (17.16, 77.18, 43.35, 59.38, 24.32, 6.96),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """What is trained, and what it is evaluated with.
+
+    Attributes:
+        columns: methods that models are trained with, of the paper's.
+        more: methods that the model trained with full is evaluated with too.
+        effort: seconds for the times of each method.
+    """
+
+    recipe: Recipe
+    columns: tuple[str, ...] = TRAINED
+    more: tuple[str, ...] = ()
+    effort: float = 10.0
+    seeds: tuple[int, ...] = (0,)
+
+
+SCALES = {
+    "smoke": Scale(recipe=speech.SMOKE, columns=("full", "lsh-1"), effort=0.1),
+    "small": Scale(
+        recipe=speech.SMALL,
+        columns=("full", "shared-full", "lsh-4", "clustered-100", "i-clustered-100"),
+        more=("clustered-25", "i-clustered-25"),
+    ),
+    "paper": Scale(recipe=speech.PAPER, seeds=(0, 1, 2)),
+}
+
+
+def pairs(scale: Scale) -> list[tuple[str, str]]:
+    """(trained with, evaluated with): those that the paper gives, and `more`."""
+    given = [
+        (column, row)
+        for row, values in PUBLISHED.items()
+        for column, value in zip(TRAINED, values, strict=True)
+        if value is not None and column in scale.columns
+    ]
+    return given + [("full", row) for row in scale.more]
+
+
+def key(column: str, row: str, seed: int) -> str:
+    """The cell of one figure."""
+    return f"{column} as {row} seed={seed}"
+
+
+def cells(scale: Scale) -> list[Cell]:
+    """Models, then each of them with other attentions; times."""
+    found = [speech.baseline_cell(scale.recipe)]
+    for seed in scale.seeds:
+        found += speech.model_cells(scale.recipe, scale.columns, seed)
+        found += [
+            Cell(key(column, row, seed), partial(_listen, scale, column, row, seed)) for column, row in pairs(scale)
+        ]
+    return [*found, speech.times_cell(scale.recipe, [Timed(method) for method in scale.columns], scale.effort)]
+
+
+def _listen(scale: Scale, column: str, row: str, seed: int, context: Context) -> dict[str, Any]:
+    return speech.listen(scale.recipe.settings(column, seed), model_key(column, seed), column, row, context)
+
+
+def results(scale: Scale, found: Found) -> Results:
+    """The table for known speakers and for the held-out one, what full loses, times."""
+    rows = [*PUBLISHED, *scale.more]
+    values = [[_mean(scale, found, column, row, RATE) for column in scale.columns] for row in rows]
+    return Results(
+        summary=summary(scale, found),
+        tables=[
+            _matrix(scale, found, rows, RATE, "Digit error rate, known speakers, %"),
+            _matrix(scale, found, rows, HELD_OUT, "Digit error rate, held-out speaker, %"),
+            _lost(scale, found, rows),
+            speech.times_table(found, {m: [model_key(m, seed) for seed in scale.seeds] for m in scale.columns}),
+            speech.baseline_table(found),
+        ],
+        plots=[
+            HeatMap(
+                file="matrix",
+                title="digit error rate, %, of known speakers",
+                x="trained with",
+                y="evaluated with",
+                columns=scale.columns,
+                rows=rows,
+                values=[[None if v is None else 100 * v for v in row] for row in values],
+                high=100.0,
+                format=".1f",
+            )
+        ],
+    )
+
+
+def _matrix(scale: Scale, found: Found, rows: list[str], figure: str, title: str) -> Table:
+    body = []
+    for row in rows:
+        published = PUBLISHED.get(row, (None,) * len(TRAINED))
+        figures: list[str | None] = []
+        for column in scale.columns:
+            theirs, values = published[TRAINED.index(column)], _values(scale, found, column, row, figure)
+            if not values:
+                figures.append(None)
+                continue
+            ours = spread(values, 1, percent=True)
+            ours = f"**{ours}**" if row == column else ours
+            figures.append(ours if theirs is None else f"{ours} ({theirs})")
+        body.append([row, *figures])
+    return Table(
+        title=title,
+        columns=["evaluated with ↓, trained with →", *scale.columns],
+        rows=body,
+        note="In brackets the published phone error rate on WSJ. Bold: evaluated with what it was trained with.",
+    )
+
+
+def _lost(scale: Scale, found: Found, rows: list[str]) -> Table:
+    body = [
+        [row, _points_lost(scale, found, row, RATE), _points_lost(scale, found, row, HELD_OUT), _published_loss(row)]
+        for row in rows
+        if row != "full" and _values(scale, found, "full", row, RATE)
+    ]
+    return Table(
+        title="What a model trained with full loses, points of error rate",
+        columns=["evaluated with", "known speakers", "held-out speaker", "published (WSJ)"],
+        rows=body,
+        note="Target: at most 1 with i-clustered-100, more with clustered-100, and more with oracle-top, which keeps "
+        "as many keys a query (32) and forgets the others, than with i-clustered-100.",
+    )
+
+
+def _points_lost(scale: Scale, found: Found, row: str, figure: str = RATE) -> str:
+    pairs = zip(_values(scale, found, "full", row, figure), _values(scale, found, "full", "full", figure), strict=True)
+    return spread([with_it - with_full for with_it, with_full in pairs], 1, percent=True)
+
+
+def _published_loss(row: str) -> str | None:
+    theirs = PUBLISHED.get(row, (None,))[0]
+    return None if theirs is None else f"{theirs - 5.14:.1f}"
+
+
+def _values(scale: Scale, found: Found, column: str, row: str, figure: str) -> list[float]:
+    keys = [key(column, row, seed) for seed in scale.seeds]
+    return [found[name][figure] for name in keys if name in found]
+
+
+def _mean(scale: Scale, found: Found, column: str, row: str, figure: str) -> float | None:
+    values = _values(scale, found, column, row, figure)
+    return sum(values) / len(values) if values else None
+
+
+def summary(scale: Scale, found: Found) -> str:
+    """The sentence above the tables."""
+    lost = {
+        row: _points_lost(scale, found, row)
+        for row in ("i-clustered-100", "clustered-100", "oracle-top")
+        if _values(scale, found, "full", row, RATE)
+    }
+    said = ", ".join(f"{points} with {row}" for row, points in lost.items())
+    return (
+        "Models of speech trained with one attention and evaluated with another. Points of digit error rate that the "
+        f"one trained with full loses on known speakers: {said}."
+    )
+
+
+EXPERIMENT = Experiment(
+    name="approximation-matrix",
+    title="Train with one attention, evaluate with another",
+    source="Vyas et al. 2020, table 1, section 4.1",
+    deviations=(*speech.DEVIATIONS, *speech.SMALL_DEVIATIONS),
+    scales=SCALES,
+    cells=cells,
+    results=results,
+    needs=("fsdd",),
+)
