@@ -7,6 +7,7 @@ model.save_pretrained(folder); EncoderClassifier.from_pretrained(folder)   # its
 
 from subquad.training.models.configuration import AttentionConfig
 from subquad.training.models.encoder import EncoderClassifier, EncoderConfig, MaskedSymbolEncoder, Prediction
+from subquad.training.models.forecaster import EncoderDecoderForecaster, EncoderForecaster, ForecastConfig
 from subquad.training.models.language import CausalLanguageModel, LanguageConfig
 from subquad.training.models.speech import CTCEncoder, SpeechConfig, Transcription
 
@@ -16,6 +17,9 @@ __all__ = [
     "CausalLanguageModel",
     "EncoderClassifier",
     "EncoderConfig",
+    "EncoderDecoderForecaster",
+    "EncoderForecaster",
+    "ForecastConfig",
     "LanguageConfig",
     "MaskedSymbolEncoder",
     "Prediction",
