@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 import transformers
-from transformers import set_seed
+from transformers import TrainerCallback, set_seed
 
 from subquad import hf
 from subquad.errors import Ended, InputError, as_input_error, check_device
@@ -50,11 +50,12 @@ def train(
     device: str = "cpu",
     progress: Progress = lambda what, done, total: None,
     start_from: Path | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> Outcome:
     """Train, from the newest checkpoint under `out` where there is one; then measure on the test examples.
 
     A new run starts from weights drawn by the seed, or from those of a model of the same sizes, whatever its attention,
-    that `save_pretrained` wrote into the folder `start_from`.
+    that `save_pretrained` wrote into the folder `start_from`. `callbacks` are told of its steps, as Trainer's are.
 
     The same settings give the same weights on the same machine, however often it was interrupted. Started by `torchrun`
     or `accelerate launch`, all processes share each batch.
@@ -74,6 +75,8 @@ def train(
     if start_from is not None:
         begin_with(model, start_from)
     trainer = MethodTrainer(model, settings.task, splits, settings.training, args, progress)
+    for callback in callbacks:
+        trainer.add_callback(callback)
     curves = Curves(out / "tensorboard")
     if processes.number() == 0:
         trainer.add_callback(curves)
