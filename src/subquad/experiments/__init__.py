@@ -10,9 +10,15 @@ from subquad.methods.base import nearest
 MODULES = (  # in the order of the papers
     "copy_heatmap",
     "approximation_matrix",
+    "speed_accuracy",
+    "convergence",
     "time_memory",
     "lha_latency",
+    "training_dynamics",
+    "lm_ablation",
     "linformer_efficiency",
+    "spectrum",
+    "performer_approximation",
 )
 
 NAMES = tuple(module.replace("_", "-") for module in MODULES)

@@ -8,7 +8,7 @@ from typing import Any
 
 from subquad.experiments import speech
 from subquad.experiments.base import Cell, Context, Experiment, Found, spread
-from subquad.experiments.speech import HELD_OUT, RATE, Recipe, Timed, model_key
+from subquad.experiments.speech import HELD_OUT, RATE, Recipe, Variant, model_key
 from subquad.report.experiment import HeatMap, Results, Table
 
 TRAINED = ("full", "shared-full", "lsh-1", "lsh-4", "clustered-100", "i-clustered-100")  # the columns of the table
@@ -46,7 +46,7 @@ SCALES = {
     "smoke": Scale(recipe=speech.SMOKE, columns=("full", "lsh-1"), effort=0.1),
     "small": Scale(
         recipe=speech.SMALL,
-        columns=("full", "shared-full", "lsh-4", "clustered-100", "i-clustered-100"),
+        columns=("full", "i-clustered-100", "clustered-100", "shared-full", "lsh-4"),
         more=("clustered-25", "i-clustered-25"),
     ),
     "paper": Scale(recipe=speech.PAPER, seeds=(0, 1, 2)),
@@ -70,14 +70,16 @@ def key(column: str, row: str, seed: int) -> str:
 
 
 def cells(scale: Scale) -> list[Cell]:
-    """Models, then each of them with other attentions; times."""
-    found = [speech.baseline_cell(scale.recipe)]
+    """Each model, then it with other attentions; times."""
+    found: dict[str, Cell] = {}
     for seed in scale.seeds:
-        found += speech.model_cells(scale.recipe, scale.columns, seed)
-        found += [
-            Cell(key(column, row, seed), partial(_listen, scale, column, row, seed)) for column, row in pairs(scale)
-        ]
-    return [*found, speech.times_cell(scale.recipe, [Timed(method) for method in scale.columns], scale.effort)]
+        for column in scale.columns:
+            found |= {cell.key: cell for cell in speech.model_cells(scale.recipe, [column], seed)}
+            for row in (row for trained, row in pairs(scale) if trained == column):
+                name = key(column, row, seed)
+                found[name] = Cell(name, partial(_listen, scale, column, row, seed))
+    times = speech.times_cell(scale.recipe, [Variant(method) for method in scale.columns], scale.effort)
+    return [speech.baseline_cell(scale.recipe), *found.values(), times]
 
 
 def _listen(scale: Scale, column: str, row: str, seed: int, context: Context) -> dict[str, Any]:
