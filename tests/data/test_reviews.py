@@ -30,11 +30,11 @@ def test_reviews_by_name_and_nothing_else(tmp_path):
     ]
 
 
-def test_a_byte_that_is_no_text_is_replaced(tmp_path):
+def test_what_is_not_utf8_is_latin1(tmp_path):
     path = archive(tmp_path, ["neg/cv000_1.txt"])
     with zipfile.ZipFile(path, "a") as files:
         files.writestr("pos/cv000_1.txt", b"caf\xe9")
-    assert read_reviews(path)[1].text == "caf\ufffd"
+    assert read_reviews(path)[1].text == "café"
 
 
 def test_archives_that_are_not_it(tmp_path):
