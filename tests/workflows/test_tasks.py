@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from subquad.errors import InputError
-from subquad.workflows.tasks import TASKS, load_task
+from subquad.workflows.tasks import TASKS, Probe, load_task, share_right
 
 REAL = os.environ.get("SUBQUAD_DATA")
 needs_data = pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
@@ -94,4 +94,17 @@ def test_the_real_data_is_whole(name, texts):
 
 
 def test_tasks_are_named_for_the_command():
-    assert list(TASKS) == ["banking77", "movie-reviews", "sts", "retrieval"]
+    assert list(TASKS) == ["banking77", "movie-reviews", "sts", "retrieval", "labelled"]
+
+
+def test_tables_of_ones_own_and_the_probe_of_their_labels(tmp_path):
+    (tmp_path / "labelled").mkdir()
+    for part, rows in (("train", "a,x\nb,y\n" * 5), ("test", "a,x\nb,x\n")):
+        (tmp_path / "labelled" / f"{part}.csv").write_text("text,label\n" + rows)
+    task = load_task("labelled", tmp_path)
+    assert (task.train, task.labels[task.train :]) == (10, ["x", "x"])
+    vectors = torch.tensor([[1.0, 0.0] if text == "a" else [0.0, 1.0] for text in task.texts])
+    predicted = Probe(vectors[: task.train], task.labels[: task.train]).predict(3 * vectors[task.train :])
+    assert predicted == ["x", "y"]  # vectors are brought to length 1
+    assert share_right(predicted, task.labels[task.train :]) == 0.5
+    assert task.score(vectors) == {"accuracy": 0.5}

@@ -30,7 +30,7 @@ from subquad.methods import Bound, Full, Method, parse_method
 from subquad.workflows import machine
 from subquad.workflows.calibrated import calibrated
 from subquad.workflows.passages import Reading, read
-from subquad.workflows.pretrained import Pretrained, load, running
+from subquad.workflows.pretrained import BATCH, Pretrained, load, running
 from subquad.workflows.rows import Row, mark_of, row_of, row_of_adapter
 from subquad.workflows.store import Progress, Store
 from subquad.workflows.tasks import Task, load_task
@@ -59,7 +59,6 @@ LEARNED_METHODS = (  # beside those, where there is text to calibrate them on
     "tilted-pool:segments=0",  # the window and the sinks that those two have, alone: nothing to fit
     "linformer",
 )
-BATCH = 8
 TOO_SLOW = 2.0  # seconds a call: a method that is foretold more is left out at that length, and the report says so
 
 
@@ -219,8 +218,8 @@ class Comparison:
             if self.pretrained.kind != "embedding":
                 return self._losses(self.reading.passages)
             return {
-                "passages": _rounded(self._embed(self.reading.passages)),
-                "queries": _rounded(self._embed(self.reading.queries)),
+                "passages": _rounded(self.pretrained.embed_all(self.reading.passages)),
+                "queries": _rounded(self.pretrained.embed_all(self.reading.queries)),
             }
 
     def task_score(self, row: Row) -> dict[str, float]:
@@ -229,7 +228,7 @@ class Comparison:
         if row.is_exact:
             return self.task.score(self._exact_task) | {"cosine": 1.0}
         with running(self.pretrained.model, row.swap):
-            vectors = self._embed(self._task_items)
+            vectors = self.pretrained.embed_all(self._task_items)
         return self.task.score(vectors) | {"cosine": float(cosine(vectors, self._exact_task).mean())}
 
     @cached_property
@@ -239,7 +238,7 @@ class Comparison:
 
     @cached_property
     def _exact_task(self) -> torch.Tensor:
-        return self._embed(self._task_items)
+        return self.pretrained.embed_all(self._task_items)
 
     def stretch(self, length: int, i: int) -> dict[str, Any]:
         """The i-th sequence of this length through every method in turn. The first one warms up: memory, no times."""
@@ -298,14 +297,6 @@ class Comparison:
             memory = {name: peak_extra_mib(call, model.device)[0] for name, call in calls.items()}
             times = interleaved(calls, 7 if length <= 2048 else 3 if length <= 8192 else 2, model.device)
         return {name: {"seconds": times[name], "extra_mib": memory[name]} for name in calls}
-
-    def _embed(self, items: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Embeddings in the items' order; batches hold items of like length."""
-        order = sorted(range(len(items)), key=lambda i: len(items[i]))
-        size = max(BATCH, min(64, BATCH * 512 // max(len(items[order[len(order) // 2]]), 1)))
-        parts = [self.pretrained.embed([items[i] for i in order[at : at + size]]) for at in range(0, len(order), size)]
-        vectors = torch.cat(parts)
-        return torch.empty_like(vectors).index_copy_(0, torch.tensor(order), vectors)
 
     def _losses(self, items: Sequence[Sequence[int]]) -> dict[str, float]:
         nll, count = 0.0, 0

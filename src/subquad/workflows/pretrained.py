@@ -17,6 +17,8 @@ from subquad.errors import InputError, as_input_error, check_device
 
 Kind = Literal["embedding", "masked-lm", "causal-lm"]
 
+BATCH = 8  # items of the model's own length
+
 
 @dataclass(frozen=True)
 class Pretrained:
@@ -97,6 +99,14 @@ class Pretrained:
             return hidden[:, 0].float().cpu()
         real = batch["attention_mask"][..., None]
         return ((hidden * real).sum(1) / real.sum(1)).float().cpu()
+
+    def embed_all(self, items: Sequence[Sequence[int]]) -> Tensor:
+        """`embed` of any number of items, in their order; batches hold items of like length."""
+        order = sorted(range(len(items)), key=lambda i: len(items[i]))
+        size = max(BATCH, min(64, BATCH * 512 // max(len(items[order[len(order) // 2]]), 1)))
+        parts = [self.embed([items[i] for i in order[at : at + size]]) for at in range(0, len(order), size)]
+        vectors = torch.cat(parts)
+        return torch.empty_like(vectors).index_copy_(0, torch.tensor(order), vectors)
 
     @torch.inference_mode()
     def losses(self, items: Sequence[Sequence[int]], seed: int = 0) -> tuple[float, int]:

@@ -3,14 +3,16 @@
 import csv
 import io
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from subquad.data.labelled import read_labelled
 from subquad.data.reviews import read_reviews
 from subquad.data.texts import json_line, read_text, table_rows
 from subquad.errors import InputError
@@ -20,7 +22,10 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class Task:
-    """Texts to embed, and how embeddings become scores."""
+    """Texts to embed, and how embeddings become scores.
+
+    Those that are scored by a probe have a label for each text; the first `train` of them are for the probe to learn.
+    """
 
     name: str
     metric: str
@@ -28,6 +33,30 @@ class Task:
     examples: int  # labelled ones: texts, pairs or questions
     score: Callable[[Tensor], dict[str, float]]
     baselines: dict[str, float] = field(default_factory=dict)
+    labels: list[str] = field(default_factory=list)
+    train: int = 0
+
+
+class Probe:
+    """A logistic regression from embeddings, brought to length 1, to labels."""
+
+    def __init__(self, vectors: Float[Tensor, "n width"], labels: Sequence[str]):
+        from sklearn.linear_model import LogisticRegression
+
+        self._fitted = LogisticRegression(C=10.0, max_iter=300).fit(self._unit(vectors), labels)
+
+    def predict(self, vectors: Float[Tensor, "n width"]) -> list[str]:
+        """A label for each."""
+        return [str(label) for label in self._fitted.predict(self._unit(vectors))]
+
+    @staticmethod
+    def _unit(vectors: Tensor) -> Any:
+        return torch.nn.functional.normalize(vectors, dim=-1).numpy()
+
+
+def share_right(predicted: Sequence[str], labels: Sequence[str]) -> float:
+    """Accuracy."""
+    return sum(mine == its for mine, its in zip(predicted, labels, strict=True)) / len(labels)
 
 
 def load_task(name: str, data: Path | None, examples: int | None = None) -> Task:
@@ -120,11 +149,18 @@ def _retrieval(data: Path, examples: int | None) -> Task:
     return Task("retrieval", "recall@1", passages + [str(row["question"]) for row in rows], len(rows), score)
 
 
+def _own(data: Path, examples: int | None) -> Task:
+    """Tables of the user's own."""
+    train, test = (read_labelled([_find(data, "labelled", f"{part}.csv")]) for part in ("train", "test"))
+    return _probe("labelled", "accuracy of a logistic probe on frozen embeddings", train, test, examples)
+
+
 TASKS: dict[str, Callable[[Path, int | None], Task]] = {
     "banking77": _banking77,
     "movie-reviews": _movie_reviews,
     "sts": _sts,
     "retrieval": _retrieval,
+    "labelled": _own,
 }
 
 
@@ -138,16 +174,15 @@ def _probe(
     labels = [label for _, label in train + test]
     majority = max(set(labels), key=labels.count)
 
-    def score(vectors: Tensor) -> dict[str, float]:
-        from sklearn.linear_model import LogisticRegression
+    count = len(train)
 
-        x = torch.nn.functional.normalize(vectors, dim=-1).numpy()
-        probe = LogisticRegression(C=10.0, max_iter=300).fit(x[: len(train)], labels[: len(train)])
-        return {"accuracy": float(probe.score(x[len(train) :], labels[len(train) :]))}
+    def score(vectors: Tensor) -> dict[str, float]:
+        probe = Probe(vectors[:count], labels[:count])
+        return {"accuracy": share_right(probe.predict(vectors[count:]), labels[count:])}
 
     chance = sum(label == majority for _, label in test) / len(test)
     texts = [text for text, _ in train + test]
-    return Task(name, metric, texts, len(texts), score, {"majority class": chance})
+    return Task(name, metric, texts, len(texts), score, {"majority class": chance}, labels, count)
 
 
 def _labelled_csv(path: Path) -> list[tuple[str, str]]:
