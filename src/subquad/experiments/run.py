@@ -103,7 +103,9 @@ def _claim(out: Path, run: dict[str, Any], resume: bool) -> None:
         if not resume:
             raise InputError(f"{out} holds this run already: --resume goes on with it, --out FOLDER starts another")
         return
-    if out.exists() and any(out.iterdir()):
+    part = path.with_name(".run.json.part")
+    if out.exists() and any(there != part for there in out.iterdir()):
         raise InputError(f"{out} is not empty and holds no run of this; give another folder with --out")
     out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(run, indent=1))
+    part.write_text(json.dumps(run, indent=1))
+    os.replace(part, path)

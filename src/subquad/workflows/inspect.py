@@ -209,11 +209,9 @@ class Inspection:
 
     @property
     def curve(self) -> list[int]:
-        """The j at which Y(j) is kept: all to 16, then some evenly to the length, with that of the heat map."""
+        """The j at which Y(j) is kept."""
         assert self.settings.length is not None
-        n = self.settings.length
-        spaced = (round(n * step / POINTS) for step in range(1, POINTS + 1))
-        return sorted({j for j in (*range(1, 17), *spaced, heat_map_index(n)) if 1 <= j <= n})
+        return curve_points(self.settings.length)
 
     def maps(self) -> dict[str, list[list[float]]]:
         """Weights of the head that was asked for, between the first tokens."""
@@ -254,6 +252,12 @@ def size_figures(inputs: LayerInputs, methods: Mapping[str, Method | Bound]) -> 
             sizes = bucket_sizes(method, inputs.query, inputs.key, **_options(inputs))
             figures[label] = {"queries": sizes.queries[0].tolist(), "keys": sizes.keys[0].tolist()}
     return figures
+
+
+def curve_points(length: int) -> list[int]:
+    """The j of a curve Y(j): all to 16, then some evenly to the length, with that of the heat map."""
+    spaced = (round(length * step / POINTS) for step in range(1, POINTS + 1))
+    return sorted({j for j in (*range(1, 17), *spaced, heat_map_index(length)) if 1 <= j <= length})
 
 
 def spectrum_figures(inputs: LayerInputs, curve: list[int]) -> dict[str, Any]:
