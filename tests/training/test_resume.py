@@ -174,3 +174,18 @@ def test_damaged_best_weights_are_told_before_more_is_trained(tmp_path: Path):
     damage(tmp_path / "checkpoint-8" / "model.safetensors", "is not what was written")
     with pytest.raises(InputError, match="checkpoint-8, which has the best weights so far, is damaged"):
         train(settings, tmp_path)
+
+
+def test_a_run_ends_when_its_figure_is_good_enough(tmp_path: Path):
+    settings = small("training.stop_at=0.0")
+    whole = train(settings, tmp_path / "whole")
+    assert whole.steps == 8  # the first validation
+    parts = interrupted(settings, tmp_path / "parts", 7)
+    assert parts.steps == 8
+    assert train(settings, tmp_path / "parts").steps == 8
+    assert train(small("training.stop_at=1.1"), tmp_path / "never").steps == 24
+
+
+def test_a_figure_to_stop_at_needs_validations():
+    with pytest.raises(InputError, match="stop_at looks at validations: give every"):
+        small("training.every=0", "training.stop_at=0.9")

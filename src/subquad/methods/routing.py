@@ -27,8 +27,9 @@ a cluster. A query that no centroid takes attends to the keys of its nearest one
 
 The centroids are state of the bound layer, not parameters: they move once in each forward pass in training, after they
 were used, by the tokens that are real as queries and as keys. In evaluation they stand still. A forward pass that is
-computed again, by activation checkpointing, moves them again. Causality concerns values only: w tokens of the
-whole sequence are taken.
+computed again, by activation checkpointing, moves them again. Where torch.distributed is initialised, each process is
+taken to have a part of the batch: they move by the tokens of all parts, so that they are equal everywhere. Causality
+concerns values only: w tokens of the whole sequence are taken.
 """
 
 from dataclasses import dataclass, replace

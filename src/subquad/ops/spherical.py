@@ -32,12 +32,19 @@ class Centroids(nn.Module):
 
     @torch.no_grad()
     def follow(self, x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> None:
-        """Move towards these vectors, of all items together; padded ones count for nothing."""
+        """Move towards these vectors, of all items together, in all processes; padded ones count for nothing."""
         nearest = F.one_hot(self(x).argmax(-1), self.centroids.shape[1]).to(x.dtype)
         nearest = nearest if real is None else nearest * real[:, None, :, None]
         # Not a product with 0: what padding holds may be infinite.
         unit = F.normalize(x if real is None else x.masked_fill(~real[:, None, :, None], 0.0), dim=-1)
         sums = torch.einsum("bhnc,bhnd->hcd", nearest, unit).to(self.centroids.dtype)
+        counts = nearest.sum((0, 2))
+        if _among_processes():  # each has a part of the batch, and all centroids stay equal
+            torch.distributed.all_reduce(sums)
+            torch.distributed.all_reduce(counts)
         moved = F.normalize(DECAY * self.centroids + (1 - DECAY) * F.normalize(sums, dim=-1), dim=-1)
-        followed = nearest.sum((0, 2))[..., None] > 0
-        self.centroids.copy_(torch.where(followed, moved, self.centroids))
+        self.centroids.copy_(torch.where(counts[..., None] > 0, moved, self.centroids))
+
+
+def _among_processes() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -71,10 +71,10 @@ class Clock(TrainerCallback):
 
 
 class Patience(TrainerCallback):
-    """End when so many validations in a row were not better than the best before them."""
+    """End when so many validations in a row were not better than the best before them, or one is good enough."""
 
-    def __init__(self, carried: Carried, patience: int):
-        self.carried, self.patience = carried, patience
+    def __init__(self, carried: Carried, patience: int, stop_at: float | None):
+        self.carried, self.patience, self.stop_at = carried, patience, stop_at
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, float], **_: Any
@@ -85,8 +85,14 @@ class Patience(TrainerCallback):
             return
         better = best is None or (value > best if args.greater_is_better else value < best)
         self.carried.waited = 0 if better else self.carried.waited + 1
-        if self.patience and self.carried.waited >= self.patience:
+        if self.over(args, value if better else best):
             control.should_training_stop = True
+
+    def over(self, args: TrainingArguments, best: float | None) -> bool:
+        """Whether it ends before the last step, `best` being the best figure so far."""
+        sign = 1 if args.greater_is_better else -1
+        good = self.stop_at is not None and best is not None and sign * best >= sign * self.stop_at
+        return good or (self.patience > 0 and self.carried.waited >= self.patience)
 
 
 class Reporting(TrainerCallback):

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from huggingface_hub.errors import StrictDataclassError
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from subquad.errors import InputError
@@ -53,20 +54,26 @@ class ModelSettings:
             parse_method(method)
 
     def config(self, kind: type[AttentionConfig], *, longest: int, **more: Any) -> AttentionConfig:
-        """The config of a model of these sizes, for inputs of at most `longest` tokens."""
-        return kind(
-            method=self.method,
-            hidden_size=self.width,
-            intermediate_size=self.feed_forward or 4 * self.width,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads or self.heads,
-            hidden_dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            positions=self.positions,
-            max_position_embeddings=longest,
-            **more,
-        )
+        """The config of a model of these sizes, for inputs of at most `longest` tokens.
+
+        Raises:
+            ValueError: sizes that do not go together.
+        """
+        sizes = {
+            "hidden_size": self.width,
+            "intermediate_size": self.feed_forward or 4 * self.width,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads or self.heads,
+            "hidden_dropout": self.dropout,
+            "attention_dropout": self.attention_dropout,
+            "positions": self.positions,
+            "max_position_embeddings": longest,
+        }
+        try:
+            return kind(method=self.method, **sizes, **more)
+        except StrictDataclassError as error:
+            raise ValueError(str(error.__cause__)) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +91,7 @@ class TrainingSettings:
         auxiliary: λ, the share of the methods' auxiliary losses in the loss; read where a method has one.
         every: updates between validations, each with a checkpoint. 0: at the end only.
         patience: validations without a better figure after which it ends. 0: never before `steps`.
+        stop_at: the validation's figure at which it ends, being good enough. None: never before `steps`.
         keep: the model that is tested and saved: the best of the validations, or the last.
         checkpoint_minutes: after which there is a checkpoint, beside those of the validations. 0: none.
         precision: "fp32", or "bf16": autocast.
@@ -106,6 +114,7 @@ class TrainingSettings:
     auxiliary: float = 0.05
     every: int = 0
     patience: int = 0
+    stop_at: float | None = None
     keep: Literal["best", "last"] = "best"
     checkpoint_minutes: float = 10.0
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -124,9 +133,10 @@ class TrainingSettings:
             raise ValueError(f"auxiliary={self.auxiliary}, but it must be a number from 0 to 1")
         if self.learning_rate <= 0.0:
             raise ValueError(f"learning_rate={self.learning_rate}, but it must be more than 0")
-        for name, counts in (("patience", self.patience > 0), ("schedule='plateau'", self.schedule == "plateau")):
-            if counts and not self.every:
-                raise ValueError(f"{name} counts validations: give every, the updates between them, too")
+        stops = {"patience": self.patience > 0, "stop_at": self.stop_at is not None}
+        for name, reads in (stops | {"schedule='plateau'": self.schedule == "plateau"}).items():
+            if reads and not self.every:
+                raise ValueError(f"{name} looks at validations: give every, the updates between them, too")
         if self.schedule == "plateau" and self.warmup:
             raise ValueError(f"schedule='plateau' has no warm-up, but warmup={self.warmup}")
 

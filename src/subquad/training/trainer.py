@@ -50,8 +50,10 @@ def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, co
     """Hugging Face's arguments for these settings, on `count` processes.
 
     Raises:
-        InputError: a batch that does not divide among the processes.
+        InputError: a batch that does not divide among the processes, or a device other than the first of its kind.
     """
+    if torch.device(device).index:
+        raise InputError(f"--device {device}: choose it by CUDA_VISIBLE_DEVICES={torch.device(device).index} instead")
     shares = count * settings.accumulate
     if settings.batch % shares:
         raise InputError(
@@ -60,7 +62,7 @@ def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, co
         )
     every = settings.every or settings.steps
     plateau = {"patience": 1, "factor": 0.5, "mode": "max" if task.greater_is_better else "min"}
-    return TrainingArguments(
+    args = TrainingArguments(
         output_dir=str(out),
         max_steps=settings.steps,
         per_device_train_batch_size=settings.batch // shares,
@@ -94,6 +96,8 @@ def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, co
         remove_unused_columns=False,
         label_names=["labels"],
     )
+    args._n_gpu = min(args.n_gpu, 1)  # one a process; Trainer would split batches among all that it sees
+    return args
 
 
 class MethodTrainer(Trainer):
@@ -113,7 +117,7 @@ class MethodTrainer(Trainer):
         callbacks: list[TrainerCallback] = [
             self.carried,
             Clock(self.carried),
-            Patience(self.carried, settings.patience),
+            Patience(self.carried, settings.patience, settings.stop_at),
             Saving(settings.checkpoint_minutes),
             Reporting(progress, settings.steps),
         ]
@@ -270,8 +274,8 @@ class MethodTrainer(Trainer):
         best = best_of(checkpoint.parent, state.best_global_step) if self.args.load_best_model_at_end else None
         carried = Carried()
         carried.read(state)
-        waited_enough = bool(self.settings.patience) and carried.waited >= self.settings.patience
-        if state.global_step < self.settings.steps and not waited_enough:
+        ends = Patience(carried, self.settings.patience, self.settings.stop_at)
+        if state.global_step < self.settings.steps and not ends.over(self.args, state.best_metric):
             return False
         self.state = state
         self.state.is_world_process_zero = self.is_world_process_zero()
