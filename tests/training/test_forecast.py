@@ -274,10 +274,9 @@ def test_trained_it_beats_the_naive_forecasts(tmp_path):
         {
             "task": SMALL | {"seq_len": 28, "label_len": 4},
             "model": {"width": 16, "heads": 2, "layers": 1, "method": HYBRID, "dropout": 0.0},
-            "training": {"steps": 150, "batch": 16, "learning_rate": 1e-2},
+            "training": {"steps": 60, "batch": 16, "learning_rate": 2e-2},
         },
     )
     outcome = train(settings, tmp_path)
     naive = settings.task.baselines(outcome.splits)
     assert outcome.test["mse"] < 0.5 * min(naive["last value"]["mse"], naive["last season"]["mse"])
-    assert outcome.history[-1]["step"] == 150
