@@ -90,6 +90,15 @@ def test_order_matters_to_one_layer_by_its_positions_alone(positions):
     assert change < 1e-5 if positions == "none" else change > 1e-2
 
 
+def test_heads_of_odd_width_take_all_positions_but_rotary():
+    odd = {"hidden_size": 36, "num_attention_heads": 4}  # Transformer-XL's are 41 wide
+    model, ids = build("full", "layer-sinusoidal", num_hidden_layers=1, **odd), text(1, 12)
+    turned = ids[:, [*range(10, -1, -1), 11]]
+    assert (model(turned).logits[0, -1] - model(ids).logits[0, -1]).abs().max() > 1e-2
+    with pytest.raises(ValueError, match="need heads of even width, but theirs is 9"):
+        build("full", "rotary", **odd)
+
+
 @pytest.mark.parametrize("method", ["i-clustered:clusters=4", "lha:buckets=3", "lsh:buckets=3"])
 def test_methods_that_look_ahead_are_refused(method):
     with pytest.raises(ValueError, match="is not causal and this layer is"):

@@ -57,7 +57,7 @@ class AttentionConfig(PreTrainedConfig):
                 f"num_attention_heads={self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads={self.num_key_value_heads}"
             )
-        if self.positions in ("rotary", "layer-sinusoidal") and self.head_dim % 2:
+        if self.positions == "rotary" and self.head_dim % 2:
             raise ValueError(f"positions={self.positions!r} need heads of even width, but theirs is {self.head_dim}")
 
     @property
