@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
 
 import subquad as sq
 from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
@@ -95,7 +96,7 @@ def test_heads_of_odd_width_take_all_positions_but_rotary():
     model, ids = build("full", "layer-sinusoidal", num_hidden_layers=1, **odd), text(1, 12)
     turned = ids[:, [*range(10, -1, -1), 11]]
     assert (model(turned).logits[0, -1] - model(ids).logits[0, -1]).abs().max() > 1e-2
-    with pytest.raises(ValueError, match="need heads of even width, but theirs is 9"):
+    with pytest.raises(StrictDataclassClassValidationError, match="need heads of even width, but theirs is 9"):
         build("full", "rotary", **odd)
 
 
