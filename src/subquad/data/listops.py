@@ -18,8 +18,14 @@ from subquad.errors import InputError
 OPERATORS = ("MIN", "MAX", "MED", "SM")
 MIN, MAX, MED, SM, END = range(10, 15)
 SYMBOLS = (*"0123456789", *(f"[{name}" for name in OPERATORS), "]")  # 15 of them, by their numbers
-AT_ONCE = 64  # trees drawn together
-MOST = 20_000  # draws of so many trees, before none is said to be of that size
+AT_ONCE = (
+    4,
+    8,
+    16,
+    32,
+    64,
+)  # trees drawn together: few at first, as short ones soon fit; then the last, again and again
+MOST = 20_000  # draws, before no tree is said to be of that size
 
 Symbols = list[int]
 
@@ -61,13 +67,13 @@ def expression(rules: Rules, draw: np.random.Generator) -> Symbols:
     Raises:
         ValueError: no tree of these sizes was found.
     """
-    for _ in range(MOST):
-        levels, places = _trees(rules, draw)
+    for turn in range(MOST):
+        levels, places = _trees(rules, draw, AT_ONCE[min(turn, len(AT_ONCE) - 1)])
         if places is not None:
             return _written(levels, places, draw)
     raise ValueError(
-        f"of {MOST * AT_ONCE:,} trees with depth={rules.depth}, arguments={rules.arguments} and "
-        f"operators={rules.operators}, none had {rules.shortest} to {rules.longest} tokens; allow other sizes"
+        f"in {MOST:,} draws of trees with depth={rules.depth}, arguments={rules.arguments} and "
+        f"operators={rules.operators} none had {rules.shortest} to {rules.longest} tokens; allow other sizes"
     )
 
 
@@ -151,13 +157,13 @@ def read_listops(path: Path) -> Iterator[tuple[Symbols, int]]:
             raise InputError(f"{path}, line {number}: not a label, a tab and an expression") from None
 
 
-def _trees(rules: Rules, draw: np.random.Generator) -> tuple[list[np.ndarray], list[int] | None]:
-    """Arguments of each node, level by level, of several trees drawn together; 0: a digit.
+def _trees(rules: Rules, draw: np.random.Generator, count: int) -> tuple[list[np.ndarray], list[int] | None]:
+    """Arguments of each node, level by level, of `count` trees drawn together; 0: a digit.
 
     With it where, on each level, the first tree of a size that fits begins; None: none does. The outermost node is an
     operator: a single digit is of no size that fits.
     """
-    tree = np.arange(AT_ONCE)  # of each node on this level
+    tree = np.arange(count)  # of each node on this level
     levels, owners = [], []
     for level in range(rules.depth):
         inner = level < rules.depth - 1
@@ -167,8 +173,10 @@ def _trees(rules: Rules, draw: np.random.Generator) -> tuple[list[np.ndarray], l
         levels.append(arguments)
         owners.append(tree)
         tree = np.repeat(tree, arguments)
+        if not len(tree):
+            break
     sizes = sum(
-        np.bincount(tree, weights=1 + (arguments > 0), minlength=AT_ONCE)
+        np.bincount(tree, weights=1 + (arguments > 0), minlength=count)
         for tree, arguments in zip(owners, levels, strict=True)
     )
     fits = np.flatnonzero((sizes >= rules.shortest) & (sizes <= rules.longest))
