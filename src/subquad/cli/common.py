@@ -12,8 +12,8 @@ errors = Console(stderr=True)
 
 
 @contextmanager
-def user_errors() -> Iterator[None]:
-    """One line and exit code 2 for what the user can mend; 130 for an interruption."""
+def user_errors(again: str = "the same command goes on from here") -> Iterator[None]:
+    """One line and exit code 2 for what the user can mend; 130 for an interruption, and what to do `again`."""
     from subquad.errors import InputError
 
     try:
@@ -22,7 +22,7 @@ def user_errors() -> Iterator[None]:
         errors.print(f"[bold red]error:[/] {escaped(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        errors.print("interrupted; the same command goes on from here")
+        errors.print(f"interrupted; {again}")
         raise typer.Exit(130) from None
 
 

@@ -22,10 +22,14 @@ def reproduce(
     device: Device = "cpu",
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default: subquad-EXPERIMENT-SCALE.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
+    override: Annotated[
+        list[str] | None, typer.Option("--set", help="setting=value in place of the scale's; repeatable.")
+    ] = None,
 ) -> None:
     """The papers' tables and figures, ours beside the published ones."""
-    with user_errors(), needs("train"):
+    with user_errors("the same command with --resume goes on from here"), needs("train"):
         from subquad.experiments import NAMES, load
+        from subquad.experiments.overrides import read_changes
         from subquad.experiments.run import reproduce as run
         from subquad.report.experiment_write import rich_results, write_results
 
@@ -46,6 +50,7 @@ def reproduce(
                 data=data_dir,
                 device=device,
                 resume=resume,
+                changes=read_changes(override or ()),
                 progress=progress,
             )
         with writing(folder):

@@ -115,14 +115,16 @@ def results(scale: Scale, found: Found) -> Results:
     """Curves, heat maps, and what the paper says of them."""
     by_source = {name(source): found[key(source)] for source in sources(scale)}
     index = heat_map_index(scale.length)
+    lowest = min(min(map(min, at_index(own, index))) for own in by_source.values())
+    low = min(0.9, math.floor(10 * lowest) / 10)
     return Results(
         summary=f"Y(j) is the share of the j largest singular values of a head's N×N attention weights in the sum of "
         f"all; N = {scale.length}, means over {scale.sequences} sequences. A matrix whose singular values are all "
         f"equal has Y({index}) = {index / scale.length:.2f}. `{UNTRAINED}` is the same model with random weights.",
         tables=[_all(by_source, index), _by_layer(by_source, index)],
         plots=[
-            *(_curves(source, own, scale.length) for source, own in by_source.items() if source != UNTRAINED),
-            *(_heat_map(source, own, index) for source, own in by_source.items()),
+            *(_curves(name(text), by_source, scale.length) for text in scale.texts),
+            *(_heat_map(source, own, index, low) for source, own in by_source.items()),
         ],
     )
 
@@ -176,12 +178,11 @@ def _by_layer(by_source: Mapping[str, Mapping[str, Any]], index: int) -> Table:
     return Table(title=f"Y({index}) by layer, mean of its heads", columns=["", *map(str, range(layers))], rows=rows)
 
 
-def _curves(source: str, own: Mapping[str, Any], length: int) -> Lines:
-    """The median of each layer's heads."""
-    series = {}
-    for layer, curves in enumerate(own["curves"]):
-        medians = [statistics.median(values) for values in zip(*curves, strict=True)]
-        series[f"layer {layer}"] = [(float(j), y) for j, y in zip(own["at"], medians, strict=True)]
+def _curves(source: str, by_source: Mapping[str, Mapping[str, Any]], length: int) -> Lines:
+    """The median of each layer's heads, and of all heads of the model with random weights."""
+    own, baseline = by_source[source], by_source[UNTRAINED]
+    series = {f"layer {layer}": _median(own["at"], curves) for layer, curves in enumerate(own["curves"])}
+    series[UNTRAINED] = _median(baseline["at"], [curve for curves in baseline["curves"] for curve in curves])
     series["all equal"] = [(0.0, 0.0), (float(length), 1.0)]
     return Lines(
         file=f"curves-{source}",
@@ -192,7 +193,11 @@ def _curves(source: str, own: Mapping[str, Any], length: int) -> Lines:
     )
 
 
-def _heat_map(source: str, own: Mapping[str, Any], index: int) -> HeatMap:
+def _median(at: Sequence[int], curves: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    return [(float(j), statistics.median(values)) for j, values in zip(at, zip(*curves, strict=True), strict=True)]
+
+
+def _heat_map(source: str, own: Mapping[str, Any], index: int, low: float) -> HeatMap:
     values = at_index(own, index)
     return HeatMap(
         file=f"heat-map-{source}",
@@ -202,7 +207,7 @@ def _heat_map(source: str, own: Mapping[str, Any], index: int) -> HeatMap:
         columns=[str(head) for head in range(len(values[0]))],
         rows=[str(layer) for layer in range(len(values))],
         values=values,
-        low=min(0.9, math.floor(10 * min(map(min, values))) / 10),
+        low=low,
     )
 
 

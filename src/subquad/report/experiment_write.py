@@ -44,12 +44,12 @@ def rich_results(header: Header, results: Results) -> Group:
     """The tables, as a terminal shows them."""
     shown: list[Any] = [Text(f"{header.title} ({header.source})", style="bold"), Text(results.summary)]
     for table in results.tables:
-        rich = RichTable(title=Text(table.title), title_justify="left", box=None, pad_edge=False)
+        rich = RichTable(box=None, pad_edge=False)
         for column in table.columns:
             rich.add_column(Text(column))
         for row in table.rows:
             rich.add_row(*(Text(_text(value)) for value in row))
-        shown += [Text(), rich] + ([Text(table.note)] if table.note else [])
+        shown += [Text(), Text(table.title, style="italic"), rich] + ([Text(table.note)] if table.note else [])
     return Group(*shown)
 
 
@@ -73,4 +73,6 @@ def _text(value: Value) -> str:
 
 
 def _plain(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return '""' if value == "" else str(value)
