@@ -1,4 +1,4 @@
-"""Write the tables of methods in README.md and docs/ from the methods' traits.
+"""Write the tables of methods in README.md and docs/ from their traits, and those of tasks and settings of training.
 
     python docs/tables.py
 
@@ -6,12 +6,15 @@ What stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->` is generated; 
 of date.
 """
 
+import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import subquad as sq
+from subquad.training.settings import ModelSettings, TrainingSettings
+from subquad.training.tasks import TASKS, Task
 
 ROOT = Path(__file__).parents[1]
 MASKS = {"key_padding": "padding", "segments": "segments", "window": "window", "dense_mask": "dense"}
@@ -85,6 +88,76 @@ def traits_table(traits: sq.Traits) -> str:
     return "\n".join(["| trait | |", "| --- | --- |", *(f"| {what} | {value} |" for what, value in rows.items())])
 
 
+def documented(kind: type) -> dict[str, str]:
+    """What the "Attributes" of a dataclass's docstring, and of those that it is made of, say of each of its fields."""
+    said: dict[str, str] = {}
+    for part in reversed(kind.__mro__):
+        doc = inspect.cleandoc(part.__dict__.get("__doc__") or "").partition("Attributes:\n")[2]
+        for names, text in re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", doc, re.MULTILINE):
+            said |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return said
+
+
+def settings_table(kind: type) -> str:
+    """One row a setting of a dataclass: its default, and what it is."""
+    said = documented(kind)
+    rows = ["| setting | default | |", "| --- | --- | --- |"]
+    for field in fields(kind):
+        default = "" if field.default is MISSING else toml(field.default)
+        rows.append(f"| `{field.name}` | {default} | {escaped(said.get(field.name, ''))} |")
+    return "\n".join(rows)
+
+
+def toml(value: object) -> str:
+    """A default as a file of settings writes it."""
+    if value is None:
+        return "none"
+    return f"`{list(value) if isinstance(value, tuple) else value}`" if value != "" else '`""`'
+
+
+def escaped(text: str) -> str:
+    """Text as a cell of a table."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def tasks_table() -> str:
+    """One row a task."""
+    rows = ["| task | | the best is by | data |", "| --- | --- | --- | --- |"]
+    for name, task in TASKS.items():
+        better = "higher" if task.greater_is_better else "lower"
+        data = f"`{task.needs}/`" if task.needs else "generated"
+        rows.append(f"| [`{name}`](#{name}) | {escaped(task.summary)} | {task.metric}, {better} | {data} |")
+    return "\n".join(rows)
+
+
+def task_section(name: str, task: type[Task]) -> str:
+    """What a task is, its baselines, its settings and its defaults for the other tables."""
+    about = inspect.cleandoc(task.__doc__ or "").partition("Attributes:\n")[0].strip()
+    baselines = inspect.cleandoc(task.baselines.__doc__ or "")
+    start = [f"`{table}.{key}={value}`" for table, given in task.start.items() for key, value in given.items()]
+    return "\n\n".join(
+        [
+            f"### {name}",
+            escaped(about),
+            f"Baselines: {escaped(baselines)}",
+            settings_table(task),
+            f"Defaults of its own: {', '.join(start) or 'none'}.",
+        ]
+    )
+
+
+def training_pages() -> dict[Path, str]:
+    """The pages about training with their tables."""
+    how_to, tasks = ROOT / "docs/how-to/train.md", ROOT / "docs/training/tasks.md"
+    text = fill(how_to.read_text("utf-8"), "model settings", settings_table(ModelSettings))
+    sections = "\n\n".join(task_section(name, task) for name, task in TASKS.items())
+    listed = fill(tasks.read_text("utf-8"), "table", tasks_table())
+    return {
+        how_to: fill(text, "training settings", settings_table(TrainingSettings)),
+        tasks: fill(listed, "tasks", sections),
+    }
+
+
 def fill(text: str, name: str, body: str) -> str:
     """Replace what stands between the two marks called `name`, which must be there."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
@@ -105,7 +178,7 @@ def generated() -> dict[Path, str]:
         if not page.exists():
             raise SystemExit(f"{page} is missing: write the page of {method.name!r} first")
         files[page] = fill(page.read_text("utf-8"), "traits", traits_table(method.traits))
-    return files
+    return files | training_pages()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -128,6 +129,33 @@ def test_a_file_names_the_task_and_the_options_win_over_it(tmp_path: Path):
 def test_without_a_task_it_lists_all():
     shown = command().stdout
     assert all(f"{name:<12} {task.summary}" in shown for name, task in TASKS.items())
+
+
+def test_the_five_minutes_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = (ROOT / "docs" / "how-to" / "train.md").read_text("utf-8")
+    section = page.partition("## Five minutes")[2].partition("\n## ")[0]
+    (make, load), (line,) = (re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL) for kind in ("python", "sh"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SUBQUAD_DATA", raising=False)
+    exec(make, {})
+    quick = (
+        "--set",
+        "task.length=64",
+        "--set",
+        "training.steps=2",
+        "--set",
+        "training.every=0",
+        "--set",
+        "model.width=32",
+    )
+    program, name, *args = shlex.split(line)
+    assert (program, name) == ("subquad", "train")
+    assert command(*args, *quick).exit_code == 0
+    loaded: dict[str, Any] = {}
+    exec(load, loaded)
+    assert loaded["model"].config.method == "i-clustered:clusters=25"
+    assert set(loaded["model"].config.id2label.values()) == {"argparse", "tarfile", "typing"}
+    assert len(loaded["classes"]) == 2
 
 
 # ---------------------------------------------------------------------- refusals

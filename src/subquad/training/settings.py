@@ -28,9 +28,15 @@ class ModelSettings:
 
     Attributes:
         method: of every attention layer, or a list with one for each.
-        positions: as `AttentionConfig` says.
-        feed_forward: width of the hidden layer; 0: four times `width`.
+        layers: blocks of attention and feed-forward layers.
+        heads: of each attention layer.
         kv_heads: heads of keys and values; 0: as many as `heads`.
+        width: of the hidden states.
+        feed_forward: width of the feed-forward layers between; 0: four times `width`.
+        dropout: of embeddings and of what each layer adds.
+        attention_dropout: in attention; the method's page says of what.
+        positions: "learned" or "sinusoidal" ones added to the input, "layer-sinusoidal" ones added to queries and keys,
+            "rotary", or "none".
     """
 
     __pydantic_config__ = STRICT
@@ -85,8 +91,12 @@ class TrainingSettings:
         batch: items an update, over all processes and accumulated passes.
         evaluation_batch: items a process measures at a time; 0: as many as it learns from in one pass.
         accumulate: forward passes an update.
+        learning_rate: the highest.
+        optimizer: "adamw", "adam" or "radam".
         schedule: of the learning rate, after `warmup` updates; "halving" halves it each time all examples were seen,
             "plateau" when the validation's figure has not become better twice in a row.
+        warmup: updates in which the learning rate rises from 0.
+        weight_decay: of the optimizer; biases and norms have none.
         clip: the largest norm of a gradient; 0: none.
         auxiliary: λ, the share of the methods' auxiliary losses in the loss; read where a method has one.
         every: updates between validations, each with a checkpoint. 0: at the end only.
@@ -180,9 +190,9 @@ def settings_of(
     if name != task:
         raise InputError(f"the settings are of the task {name!r}, but {task!r} is to be trained")
     return Settings(
-        task=_checked(kind, tables["task"], "task"),
-        model=_checked(ModelSettings, tables["model"], "model"),
-        training=_checked(TrainingSettings, tables["training"], "training"),
+        task=checked(kind, tables["task"], "task"),
+        model=checked(ModelSettings, tables["model"], "model"),
+        training=checked(TrainingSettings, tables["training"], "training"),
     )
 
 
@@ -225,7 +235,7 @@ def _value(text: str, value: str) -> Any:
         return value.strip()
 
 
-def _checked(kind: type[Any], values: Mapping[str, Any], table: str) -> Any:
+def checked(kind: type[Any], values: Mapping[str, Any], table: str) -> Any:
     """A dataclass of these values; InputError names the setting and the nearest one that there is."""
     known, wanted, given = [f.name for f in fields(kind)], get_type_hints(kind), dict(values)
     for name, value in values.items():
