@@ -135,16 +135,16 @@ def _members(scale: Scale, pretrained: Pretrained, context: Context) -> dict[str
             one = parse_method(f"{method},seed={seed}")
             members[f"{label} seed={seed}"] = {layer.number: one for layer in layers}
     followed = _routing(scale, pretrained)
-    members["routing, as it starts seed=0"] = _routing(scale, pretrained)
+    members["routing (as it starts) seed=0"] = _routing(scale, pretrained)
     state = torch.load(context.beside("routing") / CENTROIDS, weights_only=True)
     for number, bound in followed.items():
         assert bound.learned is not None
         bound.learned.load_state_dict(state[number])
-    members["routing, centroids fitted seed=0"] = followed
+    members["routing (fitted) seed=0"] = followed
     start = parse_method(f"lha:buckets={scale.buckets}")
-    members["LHA, as it starts seed=0"] = {layer.number: hf.bind(layer, start) for layer in layers}
+    members["LHA (as it starts) seed=0"] = {layer.number: hf.bind(layer, start) for layer in layers}
     for seed in scale.fit_seeds:
-        members[f"LHA, calibrated seed={seed}"] = calibrated_row(pretrained, fit_key(seed), context).bounds
+        members[f"LHA (calibrated) seed={seed}"] = calibrated_row(pretrained, fit_key(seed), context).bounds
     return members
 
 
@@ -215,7 +215,8 @@ def results(scale: Scale, found: Found) -> Results:
         "LSH and SMYRF stay far below the bound and below LHA.",
     )
     gain = [found[fit_key(seed)] for seed in scale.fit_seeds]
-    fitted = f"LHA was fitted for {gain[0]['steps']} steps ({gain[0]['seconds']:.0f} s)"
+    fitted = f"LHA was fitted for {gain[0]['steps']} steps ({gain[0]['seconds']:.0f} s): utility on "
+    f"passages kept apart {gain[0]['start']:.3f} before, {gain[0]['kept']:.3f} after"
     summary = f"The share of exact attention that falls on the keys of a query's bucket. {fitted}."
     return Results(summary=summary, tables=[table], plots=_plots(scale, heads))
 
@@ -238,17 +239,17 @@ def _plots(scale: Scale, heads: Mapping[str, Sequence[Sequence[float]]]) -> list
     means = {name: [statistics.fmean(layer) for layer in values] for name, values in heads.items()}
     lines = Lines(
         file="by-layer",
-        title="attention utility by layer, mean over heads",
+        title="mean over the heads of each layer",
         x="layer",
         y="attention utility",
         series={name: [(float(i), mean) for i, mean in enumerate(values)] for name, values in means.items()},
         levels={"1/B": 1 / scale.buckets},
     )
-    shown = {"upper-bound": BOUND, "lha": "LHA, calibrated", "lsh": "LSH", "smyrf": "SMYRF"}
+    shown = {"upper-bound": BOUND, "lha": "LHA (calibrated)", "lsh": "LSH", "smyrf": "SMYRF"}
     maps = [
         HeatMap(
             file=f"heads-{file}",
-            title=f"attention utility: {name}",
+            title=f"{name}, by layer and head",
             x="head",
             y="layer",
             columns=columns,

@@ -52,7 +52,7 @@ SCALES = {
     "smoke": Scale(
         model="random", read="read.txt", fit="fit.txt", length=48, sequences=1, layer=1, steps=2, seeds=(0,)
     ),
-    "small": Scale(sequences=2, steps=100),
+    "small": Scale(sequences=2, steps=75),
     "paper": Scale(length=1024, sequences=1, fit_seeds=(0, 1, 2)),
 }
 LEARNED = {"LHA": "balanced", "LHA, argmax loss": "argmax"}  # membership in the loss

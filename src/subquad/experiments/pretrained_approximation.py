@@ -100,7 +100,7 @@ SCALES = {
         text=("fit.txt",),
         steps=2,
     ),
-    "small": Scale(examples=(2500, 500), steps=100),
+    "small": Scale(examples=(1500, 400), steps=75),
     "paper": Scale(seeds=(0, 1, 2)),
 }
 

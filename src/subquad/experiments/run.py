@@ -6,12 +6,14 @@ import json
 import os
 import shlex
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from subquad.errors import InputError, check_device
 from subquad.experiments.base import SCALES, Cell, Context, Experiment, Progress, slug
+from subquad.experiments.overrides import changed
 from subquad.report.experiment import Header, Results
 from subquad.workflows.machine import hardware, versions
 
@@ -24,9 +26,12 @@ def reproduce(
     data: Path | None = None,
     device: str = "cpu",
     resume: bool = False,
+    changes: Mapping[str, Any] | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> tuple[Header, Results, dict[str, Any]]:
     """Run all cells that `out` does not hold, and say what came out: what it is, the results, what each cell gave.
+
+    `changes` are settings in place of those of the scale.
 
     Raises:
         InputError: an unknown scale, missing data, or a folder that holds another run, or this one without `resume`.
@@ -35,7 +40,7 @@ def reproduce(
         raise InputError(f"no scale {scale!r}; there are {', '.join(SCALES)}")
     check_device(device)
     _check_data(experiment, scale, data)
-    settings = experiment.scales[scale]
+    settings = changed(experiment.scales[scale], changes or {})
     _claim(out, {"experiment": experiment.name, "scale": scale, "settings": asdict(settings)}, resume)
     cells = list(experiment.cells(settings))
     found: dict[str, Any] = {}
@@ -53,7 +58,7 @@ def reproduce(
         title=experiment.title,
         source=experiment.source,
         scale=scale,
-        command=f"subquad reproduce {shlex.quote(experiment.name)} --scale {scale}",
+        command=_command(experiment.name, scale, changes or {}),
         settings=asdict(settings),
         deviations=experiment.deviations,
         machine={**hardware(device), **versions()},
@@ -61,6 +66,16 @@ def reproduce(
     )
     results = experiment.results(settings, {key: cell["result"] for key, cell in found.items()})
     return header, results, found
+
+
+def _command(name: str, scale: str, changes: Mapping[str, Any]) -> str:
+    given = [part for setting, value in changes.items() for part in ("--set", f"{setting}={_written(value)}")]
+    return shlex.join(["subquad", "reproduce", name, "--scale", scale, *given])
+
+
+def _written(value: Any) -> str:
+    """As `--set` reads it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _kept(folder: Path, cell: Cell, context: Context) -> dict[str, Any]:

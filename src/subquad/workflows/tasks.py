@@ -49,6 +49,10 @@ class Probe:
         """A label for each."""
         return [str(label) for label in self._fitted.predict(self._unit(vectors))]
 
+    def coefficients(self) -> tuple[Any, Any]:
+        """Weights (labels, width) and biases (labels), of the sorted labels; of two labels one row, the second's."""
+        return self._fitted.coef_, self._fitted.intercept_
+
     @staticmethod
     def _unit(vectors: Tensor) -> Any:
         return torch.nn.functional.normalize(vectors, dim=-1).numpy()

@@ -1,0 +1,35 @@
+"""Settings of a scale that the user changes."""
+
+import pytest
+
+from subquad.errors import InputError
+from subquad.experiments import NAMES, load
+from subquad.experiments.overrides import changed, read_changes
+from subquad.experiments.pretrained_approximation import Scale
+
+
+def test_values_are_read_as_toml_or_as_they_stand_and_one_text_is_a_tuple_of_its_own():
+    given = ["model=some/hub-id", "tasks=labelled", "examples=[50]", "length=128", "seeds=[0, 1]"]
+    own = changed(Scale(), read_changes(given))
+    assert own == Scale(model="some/hub-id", tasks=("labelled",), examples=(50,), length=128, seeds=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("model", r"write setting=value"),
+        ("modle=x", r"scale has no setting 'modle'; did you mean 'model'\?"),
+        ("length=short", r"scale\.length='short'"),
+        ("seeds=[0.5]", r"scale\.seeds=0\.5"),
+    ],
+)
+def test_what_does_not_fit_is_named(given, message):
+    with pytest.raises(InputError, match=message):
+        changed(Scale(), read_changes([given]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_of_every_experiment_can_be_read_back(name):
+    for settings in load(name).scales.values():
+        field = next(iter(settings.__dataclass_fields__))
+        assert changed(settings, {field: getattr(settings, field)}) == settings
