@@ -123,7 +123,12 @@ def _settings(task: dict[str, Any], model: dict[str, Any], training: dict[str, A
 
 
 def method_of(name: str) -> str:
-    """A method by the paper's name: "lsh-4" has 4 rounds, "i-clustered-100" 100 clusters, "oracle-top" the top 32."""
+    """A method by the paper's name: "lsh-4" has 4 rounds, "i-clustered-100" 100 clusters, "oracle-top" the top 32.
+
+    What has settings ("oracle-top:topk=4") is as the command line writes it.
+    """
+    if ":" in name:
+        return name
     kind, _, number = name.rpartition("-")
     known: dict[str, Callable[[], str]] = {
         "lsh": lambda: f"reformer:rounds={number}",
