@@ -19,6 +19,7 @@ MODULES = (  # in the order of the papers
     "lha_latency",
     "training_dynamics",
     "lm_ablation",
+    "lra",
     "forecast",
     "linformer_quality",
     "linformer_efficiency",
