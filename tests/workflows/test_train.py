@@ -230,6 +230,19 @@ def test_an_interruption_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.M
     assert command(*args, "--resume").exit_code == 0
 
 
+def test_after_a_lack_of_memory_it_goes_on_in_more_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    args = ("masked-copy", "--out", tmp_path / "run")
+    with monkeypatch.context() as patch:
+        stop_at(13, MemoryError(), patch)
+        assert "--resume takes it" in refusal(*args, *options())
+    more = options("training.accumulate=4", "training.checkpoint_minutes=0", "training.evaluation_batch=128")
+    assert command(*args, *more, "--resume").exit_code == 0
+    assert command("masked-copy", "--out", tmp_path / "whole", *options()).exit_code == 0
+    parts, whole = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "whole"))
+    assert parts["settings"]["training"]["accumulate"] == 4
+    assert parts["test"] == pytest.approx(whole["test"], rel=1e-3)
+
+
 def test_a_disk_that_is_full_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     stop_at(13, OSError(28, "No space left on device", "/disk/run/x"), monkeypatch)
     said = refusal("masked-copy", *options(), "--out", tmp_path / "run")

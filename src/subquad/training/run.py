@@ -182,7 +182,8 @@ def _clear_ends(settings: Settings) -> Iterator[None]:
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
             raise Ended(
                 f"out of memory with training.batch={training.batch} in training.accumulate={training.accumulate} "
-                "passes; checkpoints are kept. Give more passes (training.accumulate), a smaller batch, shorter inputs"
+                "passes; checkpoints are kept. Give more passes (training.accumulate: --resume takes it), a smaller "
+                "batch, or shorter inputs"
             ) from error
         if processes.joined() and "gloo" in str(error):
             raise Ended("another process went; checkpoints are kept") from error

@@ -24,6 +24,8 @@ SETTINGS = "settings.toml"
 RESULTS = "results.json"
 CARD = "README.md"
 PREDICTABLE = ("constant", "halving", "plateau")  # schedules that do not look at how long the run is to be
+# What may change while a run is interrupted: where memory and time go, not what is learned.
+FREE = ("accumulate", "evaluation_batch", "workers", "checkpoint_minutes")
 
 Tables = dict[str, dict[str, Any]]
 
@@ -96,7 +98,7 @@ def claim(settings: Settings, out: Path, resume: bool) -> None:
             raise InputError(f"{out} is not empty and holds no run of subquad train; give another folder with --out")
     else:
         _check_same(given, read_toml(path), out)
-        if _finished(out) == given:
+        if _finished(out, given):
             raise InputError(f"{out} holds this run, finished: see {out / CARD}; --out FOLDER starts another")
         if not resume:
             raise InputError(f"{out} holds this run, unfinished: --resume goes on with it, --out FOLDER starts another")
@@ -104,12 +106,12 @@ def claim(settings: Settings, out: Path, resume: bool) -> None:
 
 
 def _check_same(given: Tables, there: Tables, out: Path) -> None:
-    """InputError where a run cannot go on with these settings: all but a higher training.steps must be as they were."""
+    """InputError where a run cannot go on with these settings: all but FREE and higher training.steps are as before."""
     differs = [
         f"{table}.{name}"
         for table in given
         for name in sorted(given[table].keys() | there.get(table, {}).keys())
-        if there.get(table, {}).get(name) != given[table].get(name)
+        if there.get(table, {}).get(name) != given[table].get(name) and not (table == "training" and name in FREE)
     ]
     if not differs:
         return
@@ -125,12 +127,12 @@ def _check_same(given: Tables, there: Tables, out: Path) -> None:
     raise InputError(f"{out} holds a run with another {', '.join(differs)}; give another folder with --out")
 
 
-def _finished(out: Path) -> Tables | None:
-    """The settings of the run whose results the folder holds."""
+def _finished(out: Path, given: Tables) -> bool:
+    """Whether the folder holds the results of a run with as many steps."""
     if not (out / RESULTS).exists():
-        return None
+        return False
     settings: Tables = json.loads((out / RESULTS).read_text())["settings"]
-    return settings
+    return settings["training"]["steps"] == given["training"]["steps"]
 
 
 def _release(out: Path) -> None:
