@@ -65,7 +65,7 @@ def test_results_have_all_three_parts_with_the_mean_beside_them(found):
     assert len(came.tables[4].rows) == 2  # layers
     drawn = {plot.file: plot for plot in came.plots}
     assert set(drawn) == {
-        "kernel-by-features", "kernel-by-norm", "attention-output-0.5", "attention-matrix-0.5", "model"
+        "kernel-by-features", "kernel-by-norm", "attention-output-0.5", "attention-matrix-0.5", "encoder-error"
     }  # fmt: skip
     sample = found[attention_key(0.5, 0)]
     assert drawn["attention-output-0.5"].levels == {MEAN_POOL: sample[MEAN_POOL]["output"]}

@@ -62,7 +62,7 @@ def test_what_was_not_run_has_no_point_and_a_reason():
     table = came.tables[1]
     assert table.rows[0][-1] == table.rows[1][-1] == "–"
     assert "full at 2,048 tokens: foretold 71 s a call" in table.note
-    time = next(plot for plot in came.plots if plot.file == "time")
+    time = next(plot for plot in came.plots if plot.file == "time-per-token")
     assert [x for x, _ in time.series["full"]] == [512.0, 1024.0]
     assert {name: len(band) for name, band in time.bands.items()} == {"full": 2, NAIVE: 2, "clustered:clusters=100": 3}
 

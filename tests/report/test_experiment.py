@@ -110,6 +110,15 @@ def test_axes_keep_most_of_the_figure(figure):
     assert ax.height > 0.25 * made.bbox.height
 
 
+def test_a_title_that_just_fits_is_inside_the_saved_picture():
+    """Letters are a little wider in the PNG than where the title is measured."""
+    title = "mean square error of the output, entries of q and k of deviation 1"
+    saved = plots("performer-approximation", Results(summary="", tables=[], plots=[lines(title=title)]))["time.png"]
+    dark = imread(BytesIO(saved), format="png")[..., :3].min(-1) < 0.5
+    assert dark.any()
+    assert not dark[:, -8:].any()
+
+
 def test_ticks_do_not_overlap(figure):
     made, renderer = figure
     for axis, side in ((made.axes[0].xaxis, 0), (made.axes[0].yaxis, 1)):

@@ -304,8 +304,9 @@ def _model_results(scale: Scale, found: Found) -> tuple[Table, Table, Lines]:
         note=f"{scale.tokens} tokens; median (quartiles) over {scale.sequences} sequences, all layers and heads. Mean "
         "pooling looks at no key at all: a row above it approximates nothing.",
     )
-    plot = _lines("model", "relative error of a head's output in the pretrained encoder", "relative error", errors,
-                  {f"{MEAN_POOL}, median": pooled.median})  # fmt: skip
+    level = {f"{MEAN_POOL}, median": pooled.median}
+    title = "relative error of a head's output in the pretrained encoder"
+    plot = _lines("encoder-error", title, "relative error", errors, level)
     return by_features, _by_layer(scale, found), plot
 
 

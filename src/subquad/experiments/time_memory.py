@@ -206,7 +206,7 @@ def _plots(costs: Costs) -> list[Lines]:
     memory = {name: {n: b for n in scale.lengths if (b := costs.bytes(name, n))} for name in scale.methods}
     return [
         Lines(
-            file="time",
+            file="time-per-token",
             title="time of a token, forward and backward",
             x="tokens N",
             y="µs a token",
@@ -216,7 +216,7 @@ def _plots(costs: Costs) -> list[Lines]:
             log_y=True,
         ),
         Lines(
-            file="memory",
+            file="memory-per-token",
             title="peak memory of a token, forward and backward",
             x="tokens N",
             y="bytes a token",

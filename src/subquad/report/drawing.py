@@ -151,7 +151,7 @@ def titled(figure: Figure, model: str, what: str) -> Figure:
     name = name if len(name) <= 50 else f"{name[:49]}…"
     text = f"{name}: {what}"
     title = figure.suptitle(text, x=0.01, ha="left", fontsize=11.5, fontweight="bold")
-    renderer, room = FigureCanvasAgg(figure).get_renderer(), 0.98 * figure.bbox.width
+    renderer, room = FigureCanvasAgg(figure).get_renderer(), 0.96 * figure.bbox.width
     lines = 1
     while title.get_window_extent(renderer).width > room and lines < len(text):
         lines += 1

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from subquad.report.drawing import OTHERS, broken, look, png, styles, ticks, ticks_at, titled
+from subquad.report.drawing import broken, look, png, styles, ticks, ticks_at, titled
 from subquad.report.experiment import Bars, HeatMap, Lines, Plot, Results
 
 Kind = TypeVar("Kind", Lines, HeatMap, Bars)
@@ -20,6 +20,7 @@ ENTRY = 26  # letters of a line of a legend
 MARKED = 40  # points of a line that is drawn with a marker at each
 NAMED = 24  # places on a logarithmic axis that may all have a tick of their own
 COLORS = "viridis"
+DASHES = ("--", ":", "-.", (0, (8, 3)), (0, (1, 4)))  # of horizontal lines: colours are those of the series
 
 
 def plots(name: str, results: Results) -> dict[str, bytes]:
@@ -159,9 +160,8 @@ def _beside_legend(width: float, entries: Sequence[str]) -> tuple[Figure, Any]:
 
 def _levels(ax: Any, levels: Mapping[str, float]) -> None:
     for i, (name, level) in enumerate(levels.items()):
-        color = OTHERS[i % len(OTHERS)]
         label = "\n".join(wrap(f"{name}: {level:.4g}", ENTRY))
-        ax.axhline(level, color=color, linestyle="--", linewidth=1.2, label=label)
+        ax.axhline(level, color="#5b636b", linestyle=DASHES[i % len(DASHES)], linewidth=1.3, label=label)
 
 
 def _entry(name: str) -> str:
@@ -170,7 +170,7 @@ def _entry(name: str) -> str:
 
 
 def _lines_of(name: str, room: int) -> list[str]:
-    return [line for piece in broken(name).splitlines() for line in wrap(piece, room)] or [name]
+    return [line for piece in broken(name).splitlines() for line in wrap(piece.strip(), room)] or [name]
 
 
 def _legend(figure: Figure, ax: Any) -> None:
