@@ -73,6 +73,11 @@ def key(column: str, row: str, seed: int) -> str:
     return f"{column} as {row} seed={seed}"
 
 
+def top_key(seed: int) -> str:
+    """The cell of the weight that the best keys have."""
+    return f"top keys of full seed={seed}"
+
+
 def cells(scale: Scale) -> list[Cell]:
     """Each model, then it with other attentions; times."""
     found: dict[str, Cell] = {}
@@ -82,6 +87,8 @@ def cells(scale: Scale) -> list[Cell]:
             for row in (row for trained, row in pairs(scale) if trained == column):
                 name = key(column, row, seed)
                 found[name] = Cell(name, partial(_listen, scale, column, row, seed))
+        name = top_key(seed)
+        found[name] = Cell(name, partial(speech.top_mass, scale.recipe.settings("full", seed), model_key("full", seed)))
     times = speech.times_cell(scale.recipe, [Variant(method) for method in scale.columns], scale.effort)
     return [speech.baseline_cell(scale.recipe), *found.values(), times]
 
@@ -100,12 +107,13 @@ def results(scale: Scale, found: Found) -> Results:
             _matrix(scale, found, columns, RATE, "Digit error rate, known speakers, %"),
             _matrix(scale, found, columns, HELD_OUT, "Digit error rate, held-out speaker, %"),
             _lost(scale, found, [*rows, *scale.more]),
+            _top(scale, found),
             speech.times_table(found, {m: [model_key(m, seed) for seed in scale.seeds] for m in columns}),
             speech.baseline_table(found),
         ],
         plots=[
             HeatMap(
-                file="matrix",
+                file="approximation-matrix",
                 title="digit error rate, %, of known speakers",
                 x="trained with",
                 y="evaluated with",
@@ -151,6 +159,26 @@ def _lost(scale: Scale, found: Found, rows: list[str]) -> Table:
         rows=body,
         note="Target: at most 1 with i-clustered-100, more with clustered-100, and more with oracle-top, which keeps "
         "as many keys a query (32) and forgets the others, than with i-clustered-100.",
+    )
+
+
+def _top(scale: Scale, found: Found) -> Table:
+    layers = range(len(found[top_key(scale.seeds[0])]["1"]))
+    rows = [
+        [
+            f"best {k}" if k > 1 else "best",
+            *(
+                spread([found[top_key(seed)][str(k)][layer] for seed in scale.seeds], 1, percent=True)
+                for layer in layers
+            ),
+        ]
+        for k in speech.TOPS
+    ]
+    return Table(
+        title="How much of its weight a query gives to its best keys in the model trained with full, %",
+        columns=["keys", *(f"layer {layer + 1}" for layer in layers)],
+        rows=rows,
+        note="Means over heads, queries and four test utterances. What is left is the tail that oracle-top forgets.",
     )
 
 

@@ -74,16 +74,16 @@ def results(scale: Scale, found: Found) -> Results:
             speech.baseline_table(found),
         ],
         plots=[
-            Lines(file="loss-by-update", title="training loss a digit", x="updates", y="loss", series=losses),
+            Lines(file="convergence-by-update", title="training loss a digit", x="updates", y="loss", series=losses),
             Lines(
-                file="loss-by-time",
+                file="convergence-by-time",
                 title="training loss a digit",
                 x="seconds",
                 y="loss",
                 series={m: [(step * seconds[m], y) for step, y in points] for m, points in losses.items()},
             ),
             Lines(
-                file="error-by-time",
+                file="convergence-error",
                 title="validation: digit error rate, %",
                 x="seconds",
                 y="digit error rate, %",
