@@ -51,5 +51,5 @@ def test_results_say_how_the_rows_compare_with_the_seeds():
     note = made.tables[0].note
     assert "agree to a rank correlation of 1.00" in note
     assert "that between the seeds of a row is 0.141" in note
-    assert made.tables[0].rows[1][5:8] == [22.89, "3.329 ± 0.141 (2)", "3.329 ± 0.141 (2)"]
+    assert made.tables[0].rows[2][5:8] == [22.89, "3.329 ± 0.141 (2)", "3.329 ± 0.141 (2)"]
     assert {cell.key for cell in cells(SMALL)} == set(found)

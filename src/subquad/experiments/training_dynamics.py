@@ -66,7 +66,6 @@ SCALES = {
         every=20,
         windows=4,
         limit=50_000,
-        seeds=(0, 1),
     ),
     "paper": Scale(
         corpus="wikitext-103",
