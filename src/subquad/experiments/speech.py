@@ -34,8 +34,8 @@ EPOCH = 1000  # utterances, of which a time is given
 
 DEVIATIONS = (
     "Data: connected digits made of the Free Spoken Digit Dataset's recordings, and their digit error rate, in place "
-    "of WSJ's phone error rate: WSJ is not free. The published figures stand beside ours for their order alone. Theirs in "
-    "table 1 and figure 1 are of the validation set; all of ours are of the test takes.",
+    "of WSJ's phone error rate: WSJ is not free. The published figures stand beside ours for their order alone. Those "
+    "of table 1 and figure 1 are of the validation set; all of ours are of the test takes.",
     "The blocks normalise before each part and not after it, which learns without a long warm-up; the projected frames "
     "are multiplied by √width, as embeddings are in Vaswani et al. 2017.",
     "All methods learn with one batch size. The paper gave each the largest that fitted its GPU (2 for full, 6 to 14 "
