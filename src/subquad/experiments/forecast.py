@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from subquad.experiments.base import Cell, Context, Experiment, Found, spread
-from subquad.experiments.forecast_published import COPIED, PUBLISHED
+from subquad.experiments.forecast_published import COPIED, COPIED_IN, PUBLISHED
 from subquad.report.experiment import Lines, Results, Table
 from subquad.training.run import train
 from subquad.training.settings import settings_of
@@ -59,13 +59,15 @@ class Scale:
 
 def variants(window: int, buckets: int, clusters: int, topk: int, seeds: int, **task: Any) -> tuple[Variant, ...]:
     """The paper's hybrid (half of the heads local, half hashed), exact attention, and what else there is to compare."""
+    subtracts = task.get("subtract_last", True)
+    other = "the level left in" if subtracts else "the last row subtracted"
     hybrid = {"method": f"mixed-heads:methods=local:window={window}+lha:buckets={buckets}"}
     return (
         Variant(HYBRID, hybrid, task, seeds),
         Variant(EXACT, {"method": "full"}, task, seeds),
         Variant("i-clustered", {"method": f"i-clustered:clusters={clusters},topk={topk}"}, task, 1),
-        Variant("encoder only, LHA and local", hybrid, {**task, "architecture": "encoder"}, 1),
-        Variant("LHA and local, the level left in", hybrid, {**task, "subtract_last": False}, 1),
+        Variant(f"encoder only, {HYBRID}", hybrid, {**task, "architecture": "encoder"}, 1),
+        Variant(f"{HYBRID}, {other}", hybrid, {**task, "subtract_last": not subtracts}, 1),
     )
 
 
@@ -247,7 +249,7 @@ def _note(dataset: str, features: str) -> str:
     if features == "S":
         notes.append("The paper's text says that all seven columns are read for its univariate table; the figures that "
                      "it takes from Informer for the others are of the oil temperature alone.")  # fmt: skip
-    return " ".join([*notes, COPIED] if (dataset, features) == ("ETTm1", "M") else notes)
+    return " ".join([*notes, COPIED] if (dataset, features) == COPIED_IN else notes)
 
 
 def _times(scale: Scale, found: Found) -> Table:
@@ -265,9 +267,10 @@ def _by_horizon(scale: Scale, found: Found, dataset: str, features: str, cases: 
     for case in cases:
         errors = _all(scale, found, case) if case in scale.cases else {}
         errors |= {name: found[key(case, "baselines")][name]["mse"] for name in BASELINES}
-        errors |= {f"{name}, published": _published(case)[name][0] for name in ("LHA", "Informer") if _published(case)}
+        shown = ("Informer",) if (dataset, features) == COPIED_IN else ("LHA", "Informer")
+        errors |= {f"{name}, published": _published(case)[name][0] for name in shown if _published(case)}
         for name, error in errors.items():
-            series.setdefault(name, []).append((case.horizon, error))
+            series.setdefault(name, []).append((float(case.horizon), error))
     return Lines(
         file=f"mse-{dataset}-{features}",
         title=f"squared error by horizon: {dataset}, {features}",

@@ -50,6 +50,7 @@ PUBLISHED = {
         LSTnet="1.968 1.170 1.999 1.215 2.762 1.542 1.257 2.076 1.917 2.941",
     ),
 }
+COPIED_IN = ("ETTm1", "M")
 COPIED = (
     "The paper's LHA figures in this table are those of its table 4 for ETTh1, the oil temperature alone, with 0.056 "
     "for 0.060 in the first: copied by mistake, it seems, and nothing to compare with."
