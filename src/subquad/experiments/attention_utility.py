@@ -214,10 +214,12 @@ def results(scale: Scale, found: Found) -> Results:
         "√2 times as large for LSH and LHA, two rounds for SMYRF. The paper's figure 2 is a box plot without numbers: "
         "LSH and SMYRF stay far below the bound and below LHA.",
     )
-    gain = [found[fit_key(seed)] for seed in scale.fit_seeds]
-    fitted = f"LHA was fitted for {gain[0]['steps']} steps ({gain[0]['seconds']:.0f} s): utility on "
-    f"passages kept apart {gain[0]['start']:.3f} before, {gain[0]['kept']:.3f} after"
-    summary = f"The share of exact attention that falls on the keys of a query's bucket. {fitted}."
+    first = found[fit_key(scale.fit_seeds[0])]
+    summary = (
+        "The share of exact attention that falls on the keys of a query's bucket. LHA was fitted for "
+        f"{first['steps']} steps ({first['seconds']:.0f} s): its utility on passages kept apart was "
+        f"{first['start']:.3f} before and {first['kept']:.3f} after."
+    )
     return Results(summary=summary, tables=[table], plots=_plots(scale, heads))
 
 
