@@ -103,7 +103,7 @@ def _heat_map(plot: HeatMap) -> Figure:
     if values and values[0]:
         image = ax.imshow(values, vmin=plot.low, vmax=plot.high, cmap=COLORS, aspect="auto")
         figure.colorbar(image, ax=ax)
-    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if widest > cell else {}
+    turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if widest > cell else {}
     ax.set_xticks(range(len(plot.columns)), plot.columns, **turned)
     ax.set_yticks(range(len(plot.rows)), plot.rows)
     ax.tick_params(length=0)
