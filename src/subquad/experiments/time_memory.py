@@ -55,7 +55,7 @@ SCALES = {
         seconds=0.0,
         gib=naive_gib(Load(64, "float32", BACKWARD, 2, 2, 16, "cpu", 0)),
     ),
-    "small": Scale(lengths=powers(9, 14), memory_lengths=powers(9, 14), tokens=8192),
+    "small": Scale(lengths=powers(7, 14), memory_lengths=powers(9, 14), tokens=8192, seconds=0.7),
     "paper": Scale(lengths=powers(9, 15), memory_lengths=powers(9, 15), tokens=2**15, limit=60.0, gib=PAPER_GIB),
 }
 
