@@ -198,7 +198,7 @@ def results(scale: Scale, found: Found) -> Results:
         for family in ("local", "LSH", "LHA")
     }
     plot = Lines(
-        file="published-and-ours",
+        file="lm-ablation-published-and-ours",
         title="published perplexity and ours",
         x="published, perplexity per word (validation)",
         y="ours, bits per byte (test)",

@@ -189,10 +189,10 @@ def results(scale: Scale, found: Found) -> Results:
     """The four curves of the figure for either membership, and where they start, turn and end."""
     curves = {m: _curves(scale, found, m) for m in MEMBERSHIPS}
     plots = [
-        _plot(curves, "kl", "KL divergence", "nats, mean over layers, heads and tokens"),
+        _plot(curves, "kl", "KL divergence", "nats"),
         _plot(curves, "negative_entropy", "negative entropy of ψ", "nats", {"spread evenly": -math.log(scale.buckets)}),
         Lines(
-            file="largest-bucket",
+            file="training-dynamics-largest-bucket",
             title="tokens in the largest bucket",
             x="step",
             y="share of a window's tokens, mean over heads",
@@ -238,7 +238,12 @@ def _plot(curves: dict[str, Any], figure: str, title: str, unit: str, levels: di
         for side, tokens in SIDES.items()
     }
     return Lines(
-        file=figure.replace("_", "-"), title=title, x="step", y=f"{title}, {unit}", series=series, levels=levels or {}
+        file=f"training-dynamics-{figure.replace('_', '-')}",
+        title=title,
+        x="step",
+        y=f"{title}, {unit}",
+        series=series,
+        levels=levels or {},
     )
 
 
