@@ -240,7 +240,7 @@ def _plots(scale: Scale, heads: Mapping[str, Sequence[Sequence[float]]]) -> list
     columns = [str(head) for head in range(len(heads[BOUND][0]))]
     means = {name: [statistics.fmean(layer) for layer in values] for name, values in heads.items()}
     lines = Lines(
-        file="by-layer",
+        file="utility-by-layer",
         title="mean over the heads of each layer",
         x="layer",
         y="attention utility",
@@ -250,7 +250,7 @@ def _plots(scale: Scale, heads: Mapping[str, Sequence[Sequence[float]]]) -> list
     shown = {"upper-bound": BOUND, "lha": "LHA (calibrated)", "lsh": "LSH", "smyrf": "SMYRF"}
     maps = [
         HeatMap(
-            file=f"heads-{file}",
+            file=f"utility-{file}",
             title=f"{name}, by layer and head",
             x="head",
             y="layer",

@@ -185,14 +185,14 @@ def _row(label: str, runs: Sequence[BucketSizes]) -> list[Value]:
 def _histograms(scale: Scale, buckets: Mapping[str, BucketSizes]) -> list[Lines]:
     return [
         Lines(
-            file="sizes",
+            file="bucket-sizes",
             title="sizes of the buckets of all heads in all layers",
             x=f"queries and keys in a bucket (balanced: {2 * scale.length // scale.buckets})",
             y="share of the buckets",
             series={label: size_histogram(sizes, 2 * scale.length) for label, sizes in buckets.items()},
         ),
         Lines(
-            file="ratios",
+            file="bucket-ratios",
             title="queries to keys in the buckets of all heads in all layers",
             x="log2 of queries/keys, of buckets that have both (balanced: 0; ends hold what is beyond)",
             y="share of the buckets",
@@ -214,7 +214,7 @@ def _bars_of(scale: Scale, number: int, label: str, by_seed: Mapping[str, Any]) 
     ]
     sides = ("queries", "keys")
     return Bars(
-        file=f"buckets-{number + 1}",
+        file=f"bucket-heads-{number + 1}",
         title=f"{label}: buckets of {len(heads)} heads of layer {scale.layer}, from the largest to the smallest",
         y="tokens",
         groups=[

@@ -201,7 +201,7 @@ def results(scale: Scale, found: Found) -> Results:
         "Linformers that were pretrained as such, n = 512, all of IMDB's 25,000 training reviews.",
     )
     plot = Bars(
-        file="accuracy",
+        file="linformer-accuracy",
         title=f"accuracy on {scale.task} after fine-tuning",
         y="accuracy, %",
         groups=[m.removeprefix("linformer:") for m in methods(scale)],

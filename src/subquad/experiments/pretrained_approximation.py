@@ -327,7 +327,7 @@ def _plot(scale: Scale, found: Found, tasks: Sequence[str]) -> Bars:
         for task in tasks
     }
     return Bars(
-        file="change",
+        file="pretrained-change",
         title="accuracy gained or lost against exact attention",
         y="points",
         groups=[row.label for row in shown],
