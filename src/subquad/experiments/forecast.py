@@ -34,6 +34,9 @@ class Case(NamedTuple):
     seq_len: int
     label_len: int
 
+    def __str__(self) -> str:
+        return f"{self.dataset} {self.features} {self.horizon} from {self.seq_len} (decoder {self.label_len})"
+
 
 class Variant(NamedTuple):
     """A model, trained with the first `seeds` of a scale's."""
@@ -42,6 +45,10 @@ class Variant(NamedTuple):
     model: dict[str, Any]
     task: dict[str, Any]
     seeds: int
+
+    def __str__(self) -> str:
+        settings = " ".join(f"{name}={value}" for name, value in {**self.model, **self.task}.items())
+        return f"{self.name} ({settings}; {self.seeds} seed{'s' * (self.seeds > 1)})"
 
 
 @dataclass(frozen=True, kw_only=True)
