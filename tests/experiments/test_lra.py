@@ -29,10 +29,18 @@ def test_a_model_solves_something_only_above_the_root_and_its_digits(accuracy, v
     assert {row[0]: row[column] for row in table.rows}["LHA"] == verdict
 
 
+@pytest.mark.parametrize(("accuracy", "said"), [
+    (0.25, "listops: no model knows more than the majority (20.0 %), the best baseline root and its digits (50.0 %)."),
+    (0.6, "listops: the best model is Transformer (60.0 %), the best baseline root and its digits (50.0 %)."),
+])  # fmt: skip
+def test_the_summary_names_a_model_only_where_it_knows_more_than_a_guess(accuracy, said):
+    assert results(SCALE, found(accuracy)).summary == said
+
+
 def test_ours_stand_beside_the_published_and_the_baselines():
     accuracy, _, speed = results(SCALE, found(0.4)).tables
     rows = {row[0]: row for row in accuracy.rows}
-    assert rows["LHA"] == ["LHA", "mixed-heads:methods=local+lha", "40.0", "37.9"]
+    assert rows["LHA"] == ["LHA", ROWS["LHA"], "40.0", "37.9"]
     assert rows["BigBird"][1:] == ["published only", None, "36.0"]
     assert rows[f"*{TO_BEAT}*"][2:] == ["50.0", None]
     assert speed.rows[1][2].startswith("0.75 (10 ms)")

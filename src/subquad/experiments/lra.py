@@ -47,6 +47,7 @@ PUBLISHED = {  # row: (ListOps, IMDb, AAN, CIFAR10; throughput at 1K, 2K, 3K, 4K
 COLUMNS = {"listops": 0, "text": 1, "match": 2, "image": 3}
 TIMED = {1000: 4, 2000: 5, 3000: 6, 4000: 7}
 TITLES = {"listops": "ListOps", "text": "text (IMDb)", "match": "match (AAN)", "image": "image (CIFAR10)"}
+LHA = "mixed-heads:methods=local+lha:targets=features"  # as the paper trains it; exact targets cost N²
 ROWS = {
     "Transformer": "full",
     "Linformer": "linformer:k=128",
@@ -55,7 +56,7 @@ ROWS = {
     "Linear Transformer": "linear",
     "Performer": "performer:features=256",
     "RFA": "rfa",
-    "LHA": "mixed-heads:methods=local+lha",
+    "LHA": LHA,
     "local": "local:window=128",
     "improved clustered": "i-clustered:clusters=100,topk=32",
 }
@@ -67,7 +68,7 @@ SMALL = {"layers": 2, "heads": 4, "width": 64, "feed_forward": 128}
 
 SCALES = {
     "smoke": Scale(
-        methods={"Transformer": "full", "LHA": "mixed-heads:methods=local+lha"},
+        methods={"Transformer": "full", "LHA": LHA},
         tasks={
             "listops": {
                 "task": {"shortest": 4, "longest": 12, "depth": 3, "examples": 16, "held_out": 32},
@@ -86,7 +87,7 @@ SCALES = {
             "Transformer": "full",
             "Reformer": "reformer:rounds=2,chunk=32",
             "Linear Transformer": "linear",
-            "LHA": "mixed-heads:methods=local+lha",
+            "LHA": LHA,
             "improved clustered": "i-clustered:clusters=16,topk=16",
         },
         tasks={
@@ -293,32 +294,37 @@ def _speed(scale: Scale, found: Found) -> Table:
 
 
 def _summary(scale: Scale, found: Found) -> str:
+    """Each task's best model and best baseline, and whether a model knows more than the first baseline, a guess."""
     said = []
     for task in scale.tasks:
         ours = {row: _mean(scale, found, task, row) or 0.0 for row in scale.methods}
         base = {name: f["accuracy"] for name, f in found[f"{task} baselines"]["baselines"].items()}
         best, bar = max(ours, key=lambda row: ours[row]), max(base, key=lambda name: base[name])
-        said.append(f"{task}: best model {best} {100 * ours[best]:.1f} %, best baseline {bar} {100 * base[bar]:.1f} %.")
+        guess, level = next(iter(base.items()))
+        items = found[f"{task} baselines"]["items"]
+        if ours[best] <= level + 2 * (level * (1 - level) / items) ** 0.5:
+            model = f"no model knows more than the {guess} ({100 * level:.1f} %)"
+        else:
+            model = f"the best model is {best} ({100 * ours[best]:.1f} %)"
+        said.append(f"{task}: {model}, the best baseline {bar} ({100 * base[bar]:.1f} %).")
     return " ".join(said)
 
 
 def _plots(scale: Scale, found: Found) -> list[Bars | Lines]:
-    bars = [
-        Bars(
-            file=f"accuracy-{task}",
-            title=f"accuracy on {task}",
-            y="accuracy, %",
-            groups=list(scale.methods),
-            series={"accuracy": [100 * (_mean(scale, found, task, row) or 0.0) for row in scale.methods]},
-            levels={
-                name: round(100 * figures["accuracy"], 1)
-                for name, figures in found[f"{task} baselines"]["baselines"].items()
-            },
-        )
+    best = [
+        max(100 * figures["accuracy"] for figures in found[f"{task} baselines"]["baselines"].values())
         for task in scale.tasks
     ]
+    ours = {row: [100 * (_mean(scale, found, task, row) or 0.0) for task in scale.tasks] for row in scale.methods}
+    accuracy = Bars(
+        file="lra-accuracy",
+        title="accuracy of models, and of the best that knows no attention",
+        y="accuracy, %",
+        groups=list(scale.tasks),
+        series={**ours, "best baseline": best},
+    )
     speed = Lines(
-        file="throughput",
+        file="lra-throughput",
         title="throughput of training steps",
         x="tokens",
         y="relative to full attention (SDPA)",
@@ -328,7 +334,7 @@ def _plots(scale: Scale, found: Found) -> list[Bars | Lines]:
         },
         log_y=True,
     )
-    return [*bars, speed]
+    return [accuracy, speed]
 
 
 EXPERIMENT = Experiment(
