@@ -19,6 +19,7 @@ WITH_CODE = [
     DOCS / "index.md",
     *sorted(DOCS.glob("methods/*.md")),
     *sorted(DOCS.glob("how-to/*.md")),
+    *sorted(DOCS.glob("training/*.md")),
 ]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 BLOCK = re.compile(

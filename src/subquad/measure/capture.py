@@ -38,7 +38,7 @@ def recorded(model: Any) -> Iterator[list[LayerInputs]]:
     Raises:
         ValueError: a query, key or value holds NaN or infinity; names it and the layer.
     """
-    before = hf.describe(model).methods
+    before = hf.bounds(model)  # with what they learned
     calls: list[LayerInputs] = []
     handles = []
     for layer in hf.swap(model, "full").layers:

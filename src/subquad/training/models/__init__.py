@@ -3,7 +3,16 @@
 config = EncoderConfig(num_labels=2, method="i-clustered:clusters=25")
 model = EncoderClassifier(config)
 model.save_pretrained(folder); EncoderClassifier.from_pretrained(folder)   # its methods and what they learned, too
+AutoModelForSequenceClassification.from_pretrained(folder)                 # where this module is imported
 """
+
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForCTC,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+)
 
 from subquad.training.models.configuration import AttentionConfig
 from subquad.training.models.encoder import EncoderClassifier, EncoderConfig, MaskedSymbolEncoder, Prediction
@@ -26,3 +35,10 @@ __all__ = [
     "SpeechConfig",
     "Transcription",
 ]
+
+for config in (EncoderConfig, ForecastConfig, LanguageConfig, SpeechConfig):
+    AutoConfig.register(config.model_type, config, exist_ok=True)
+AutoModelForCTC.register(SpeechConfig, CTCEncoder, exist_ok=True)
+AutoModelForCausalLM.register(LanguageConfig, CausalLanguageModel, exist_ok=True)
+AutoModelForMaskedLM.register(EncoderConfig, MaskedSymbolEncoder, exist_ok=True)
+AutoModelForSequenceClassification.register(EncoderConfig, EncoderClassifier, exist_ok=True)

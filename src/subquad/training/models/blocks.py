@@ -1,12 +1,13 @@
 """What the models are made of: attention through transformers' interface, pre-norm blocks, stacks of them.
 
-Attention goes through the same interface as in transformers' own models, and `attach` puts the config's methods into it
+Attention goes through the same interface as in transformers' own models, and `finish` puts the config's methods into it
 with `sq.hf.swap`. So swapping, inspecting, comparing and calibrating work on these models as on pretrained ones, and a
 saved model comes back with its methods and what they learned.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -193,8 +194,8 @@ class AttentionModel(PreTrainedModel):
         A saved model's config records what ran in it when it was saved; that comes back.
         """
         self.post_init()
-        record = getattr(self.config, hf.NAME, None)
-        config = self.config
+        config = self._own_config()
+        record = getattr(config, hf.NAME, None)
         if record is not None:
             methods: Any = {int(number): from_dict(method) for number, method in record["methods"].items()}
         else:
@@ -205,6 +206,26 @@ class AttentionModel(PreTrainedModel):
         # `from_pretrained` builds a model without storage; what a method learns starts from computed values.
         with torch.device("cpu" if self.device.type == "meta" else self.device):
             hf.swap(self, methods, max_length=config.max_position_embeddings)
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """As transformers'. After `hf.restore` exact attention runs in the model, and it comes back with that."""
+        if hasattr(self.config, hf.NAME):
+            return super().save_pretrained(*args, **kwargs)
+        hf.swap(self, "full")
+        try:
+            return super().save_pretrained(*args, **kwargs)
+        finally:
+            hf.restore(self)
+
+    def _own_config(self) -> AttentionConfig:
+        """Give the model a copy of its config, because a swap writes into it: another model of the same is another."""
+        given, own = self.config, copy.deepcopy(self.config)
+        if own._attn_implementation == hf.NAME:  # that of a swapped model, where this one has nothing attached yet
+            own._attn_implementation = "sdpa"
+        for module in self.modules():
+            if getattr(module, "config", None) is given:
+                module.config = own
+        return own
 
     def _init_weights(self, module: nn.Module) -> None:
         """Normal weights of `initializer_range`; a method's learned parameters start as the method says.

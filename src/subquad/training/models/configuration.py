@@ -18,13 +18,13 @@ class AttentionConfig(PreTrainedConfig):
         method: the attention of every attention layer as the command line writes it ("i-clustered:clusters=25"), or a
             list with one for each, in the model's order. Groups of heads: "mixed-heads:methods=local+lha".
         positions: "learned" (a table, added to the input), "sinusoidal" (added to the input), "layer-sinusoidal" (added
-            to every layer's queries and keys), "rotary", or "none". Heads whose method has relative positions of its
-            own ("local:positions=relative") get neither of the last but one kinds.
+            to every layer's queries and keys), "rotary" (turns them), or "none". The third and the fourth leave out
+            heads whose method has relative positions of its own ("local:positions=relative").
         max_position_embeddings: the longest input, in tokens.
     """
 
-    # transformers makes `__init__` take what is no field, such as the `model_type` of a saved config; jaxtyping's checks
-    # of dataclasses would refuse it.
+    # transformers makes `__init__` take what is no field, such as the `model_type` of a saved config; jaxtyping's
+    # checks of dataclasses would refuse it.
     __no_type_check__ = True
 
     hidden_size: int = 128
