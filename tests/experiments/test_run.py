@@ -78,6 +78,7 @@ def test_every_cell_runs_once_and_its_result_comes_out(tmp_path):
 
 def test_a_cell_has_its_own_folder_and_finds_those_of_others(tmp_path):
     bench = Bench()
+    (tmp_path / "data").mkdir()
     reproduce(bench.experiment, "small", tmp_path / "out", data=tmp_path / "data", device="cpu")
     context = bench.contexts[2]
     assert context.folder == tmp_path / "out" / "cells" / "size=2"
@@ -146,9 +147,9 @@ def test_a_folder_that_holds_this_run_asks_for_resume(tmp_path):
 @pytest.mark.parametrize("resume", [True, False])
 def test_other_settings_or_another_scale_are_refused_by_name(tmp_path, resume):
     reproduce(Bench().experiment, "small", tmp_path / "out")
-    with pytest.raises(InputError, match=r"holds another run \(another settings\)"):
+    with pytest.raises(InputError, match=r"holds another run \(another sizes\)"):
         reproduce(Bench(sizes=(1, 2)).experiment, "small", tmp_path / "out", resume=resume)
-    with pytest.raises(InputError, match=r"another scale\)"):
+    with pytest.raises(InputError, match="scale small, not smoke"):
         reproduce(Bench().experiment, "smoke", tmp_path / "out", resume=resume)
 
 
@@ -223,3 +224,20 @@ def test_cells_do_not_share_a_folder_and_settings_are_plain(name):
 def test_a_spread_is_the_mean_with_its_deviation():
     assert spread([0.5]) == "0.500"
     assert spread([0.4, 0.6], 1, percent=True) == "50.0 ± 14.1 (2)"
+
+
+def test_a_run_that_never_got_anywhere_is_replaced(tmp_path):
+    bench = Bench()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run.json").write_text(json.dumps({"experiment": "another", "scale": "small", "settings": {}}))
+    _, results, _ = reproduce(bench.experiment, "small", tmp_path / "out")
+    assert rows(results) == SQUARES
+
+
+def test_needs_may_depend_on_the_settings_and_a_missing_folder_is_named(tmp_path):
+    bench = Bench(needs=lambda scale: [f"set-{size}" for size in scale.sizes])
+    with pytest.raises(InputError, match="needs the data in set-1, set-2, set-3"):
+        reproduce(bench.experiment, "small", tmp_path / "out")
+    with pytest.raises(InputError, match="no data folder at"):
+        reproduce(bench.experiment, "small", tmp_path / "out", data=tmp_path / "none")
+    assert not (tmp_path / "out").exists()

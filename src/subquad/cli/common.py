@@ -50,6 +50,12 @@ def check_folder(out: Path) -> None:
         raise InputError(f"--out {out} is a file; give a folder")
 
 
+def results_console() -> Console:
+    """Where results go: in a file, lines are as long as tables need."""
+    console = Console()
+    return console if console.is_terminal else Console(width=240)
+
+
 @contextmanager
 def writing(out: Path) -> Iterator[None]:
     """Failures to write the results in one line."""

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from subquad.cli.common import check_folder, needs, progress_bar, user_errors, writing
+from subquad.cli.common import check_folder, needs, progress_bar, results_console, user_errors, writing
 from subquad.cli.options import DataDir, Device
 
 
@@ -33,7 +32,7 @@ def reproduce(
         from subquad.experiments.run import reproduce as run
         from subquad.report.experiment_write import rich_results, write_results
 
-        console = Console()
+        console = results_console()
         if experiment is None:
             for name in NAMES:
                 found = load(name)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from subquad.cli.common import check_folder, errors, needs, progress_bar, user_errors
+from subquad.cli.common import check_folder, errors, needs, progress_bar, results_console, user_errors
 from subquad.cli.options import AsJson, DataDir, Device
 
 
@@ -35,7 +34,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a model on a task with any attention, alone or with torchrun on several processes."""
-    console = Console()
+    console = results_console()
     with _ends(out), needs("train"):
         from subquad.report.training_card import rich_figures
         from subquad.training import processes

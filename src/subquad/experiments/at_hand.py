@@ -44,6 +44,14 @@ class AtHand:
         return [self.data / file for file in files]
 
 
+def folders(model: str, tasks: Sequence[str], files: Sequence[str] = ()) -> list[str]:
+    """The folders of data that an experiment reads: those of its tasks and of its text; none with made-up data."""
+    if model == RANDOM:
+        return []
+    named = [task.replace("-", "_") for task in tasks] + [Path(file).parts[0] for file in files]
+    return list(dict.fromkeys(named))
+
+
 def at_hand(model: str, context: Context) -> AtHand:
     """What the settings name: "" is the encoder of the extra `demo`, "random" a small one with data of its own."""
     if model != RANDOM:

@@ -53,7 +53,8 @@ class Experiment:
     scales: Mapping[str, Any]
     cells: Callable[[Any], Sequence[Cell]]
     results: Callable[[Any, Found], Results]
-    needs: Sequence[str] = ()  # folders of real data, at any scale but "smoke"
+    # Folders of real data, at any scale but "smoke"; or what says them of the settings.
+    needs: Sequence[str] | Callable[[Any], Sequence[str]] = ()
     smoke_needs: Sequence[str] = ()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from subquad.experiments.at_hand import AtHand, at_hand
+from subquad.experiments.at_hand import AtHand, at_hand, folders
 from subquad.experiments.base import Cell, Context, Experiment, Found, spread
 from subquad.experiments.fine_tuning import FineTune, head_of, texts_of
 from subquad.experiments.text_baselines import baselines
@@ -239,6 +239,7 @@ EXPERIMENT = Experiment(
         "At `small` a part of the reviews, 256 tokens, k at the paper's shares 1/4 and 1/2 of them, one seed and bf16: "
         "what two cores fine-tune in minutes.",
     ),
+    needs=lambda scale: folders(scale.model, [scale.task]),
     scales=SCALES,
     cells=cells,
     results=results,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.experiments.at_hand import AtHand, at_hand, calibrate, calibrated_row
+from subquad.experiments.at_hand import AtHand, at_hand, calibrate, calibrated_row, folders
 from subquad.experiments.base import Cell, Context, Experiment, Found, spread
 from subquad.experiments.text_baselines import baselines
 from subquad.measure.fidelity import cosine
@@ -350,6 +350,7 @@ EXPERIMENT = Experiment(
         "C = 11, 22 and 45 are the papers' numbers of keys (8, 16 and 32 times √2); at 512 tokens they are a fourth of "
         "the share that they are at 128.",
     ),
+    needs=lambda scale: folders(scale.model, scale.tasks, scale.text if scale.fits else ()),
     scales=SCALES,
     cells=cells,
     results=results,

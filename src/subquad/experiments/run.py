@@ -39,8 +39,8 @@ def reproduce(
     if scale not in SCALES:
         raise InputError(f"no scale {scale!r}; there are {', '.join(SCALES)}")
     check_device(device)
-    _check_data(experiment, scale, data)
     settings = changed(experiment.scales[scale], changes or {})
+    _check_data(experiment, scale, settings, data)
     _claim(out, {"experiment": experiment.name, "scale": scale, "settings": asdict(settings)}, resume)
     cells = list(experiment.cells(settings))
     found: dict[str, Any] = {}
@@ -94,8 +94,12 @@ def _kept(folder: Path, cell: Cell, context: Context) -> dict[str, Any]:
     return kept
 
 
-def _check_data(experiment: Experiment, scale: str, data: Path | None) -> None:
+def _check_data(experiment: Experiment, scale: str, settings: Any, data: Path | None) -> None:
     needs = experiment.smoke_needs if scale == "smoke" else experiment.needs
+    if callable(needs):
+        needs = needs(settings)
+    if data is not None and not data.is_dir():
+        raise InputError(f"no data folder at {data}")
     if needs and data is None:
         raise InputError(
             f"{experiment.name!r} needs the data in {', '.join(needs)}: --data-dir FOLDER, or the environment variable "
@@ -110,17 +114,25 @@ def _claim(out: Path, run: dict[str, Any], resume: bool) -> None:
     """Write down which run a folder holds; InputError where it holds another, or this one and is not to go on."""
     path = out / "run.json"
     run = json.loads(json.dumps(run))
-    if path.exists():
+    if path.exists() and any(file.is_file() for file in (out / "cells").rglob("*")):
         there = json.loads(path.read_text())
         if there != run:
-            differs = [key for key in run if there.get(key) != run[key]]
-            raise InputError(f"{out} holds another run (another {', '.join(differs)}); give another folder with --out")
+            raise InputError(f"{out} holds another run ({_difference(there, run)}); give another folder with --out")
         if not resume:
             raise InputError(f"{out} holds this run already: --resume goes on with it, --out FOLDER starts another")
         return
     part = path.with_name(".run.json.part")
-    if out.exists() and any(there != part for there in out.iterdir()):
+    if out.exists() and any(there not in (part, path, out / "cells") for there in out.iterdir()):
         raise InputError(f"{out} is not empty and holds no run of this; give another folder with --out")
     out.mkdir(parents=True, exist_ok=True)
     part.write_text(json.dumps(run, indent=1))
     os.replace(part, path)
+
+
+def _difference(there: dict[str, Any], run: dict[str, Any]) -> str:
+    """What of another run is another: the experiment, the scale, or settings by name."""
+    for key in ("experiment", "scale"):
+        if there.get(key) != run[key]:
+            return f"{key} {there.get(key)}, not {run[key]}"
+    old, new = there.get("settings", {}), run["settings"]
+    return f"another {', '.join(name for name in new if old.get(name) != new[name]) or 'version of its settings'}"

@@ -27,7 +27,8 @@ def write_results(header: Header, results: Results, cells: dict[str, Any], folde
 
 def markdown(header: Header, results: Results, images: list[str]) -> str:
     """The results as one page."""
-    parts = [f"# {header.title}", f"{header.source}. Scale `{header.scale}`: `{header.command}`.", results.summary]
+    parts = [f"# {header.title}", f"{header.source}. Scale `{header.scale}`: `{header.command}`.", *_warning(header)]
+    parts.append(results.summary)
     for table in results.tables:
         parts += [f"## {table.title}", _table(table)]
         parts += [table.note] if table.note else []
@@ -42,15 +43,20 @@ def markdown(header: Header, results: Results, images: list[str]) -> str:
 
 def rich_results(header: Header, results: Results) -> Group:
     """The tables, as a terminal shows them."""
-    shown: list[Any] = [Text(f"{header.title} ({header.source})", style="bold"), Text(results.summary)]
+    shown: list[Any] = [Text(f"{header.title} ({header.source})", style="bold")]
+    shown += [Text(line) for line in (*_warning(header), results.summary)]
     for table in results.tables:
         rich = RichTable(box=None, pad_edge=False)
         for column in table.columns:
-            rich.add_column(Text(column))
+            rich.add_column(Text(column), overflow="fold")  # never "…" in the place of a figure
         for row in table.rows:
             rich.add_row(*(Text(_text(value)) for value in row))
         shown += [Text(), Text(table.title, style="italic"), rich] + ([Text(table.note)] if table.note else [])
     return Group(*shown)
+
+
+def _warning(header: Header) -> list[str]:
+    return ["A smoke run shows that the experiment runs; its figures mean nothing."] if header.scale == "smoke" else []
 
 
 def _table(table: Table) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import tomli_w
 from rich.table import Table
+from rich.text import Text
 
 
 def training_card(record: Mapping[str, Any], name: str) -> str:
@@ -33,10 +34,17 @@ def training_card(record: Mapping[str, Any], name: str) -> str:
 
 def rich_figures(record: Mapping[str, Any]) -> Table:
     """The test figures beside the baselines, as a terminal shows them."""
-    names = _names(record)
-    table = Table("", *names, box=None, pad_edge=False)
-    for row, figures in _all(record).items():
-        table.add_row(row, *(_text(figures.get(name)) for name in names))
+    names, rows = _names(record), _all(record)
+    table = Table(box=None, pad_edge=False)
+    upright = len(names) > 4  # than which there are seldom more rows: figures below each other stay whole
+    for column in ("", *(rows if upright else names)):
+        table.add_column(Text(column), overflow="fold")
+    if upright:
+        for name in names:
+            table.add_row(name, *(_text(figures.get(name)) for figures in rows.values()))
+    else:
+        for row, figures in rows.items():
+            table.add_row(Text(row), *(_text(figures.get(name)) for name in names))
     return table
 
 
