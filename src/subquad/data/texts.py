@@ -100,10 +100,17 @@ def json_line(path: Path, number: int, line: str) -> dict[str, object]:
 
 
 def table_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
-    """(line number, row) of a .csv or .tsv file with a header."""
+    """(line number, row) of a .csv or .tsv file with a header; InputError for a row with more fields than that."""
     reader = csv.DictReader(text.splitlines(keepends=True), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
     for row in reader:
-        yield reader.line_num, dict(row)
+        found = dict(row)
+        beyond = found.pop(reader.restkey, [])
+        if beyond:
+            raise InputError(
+                f"{path}, line {reader.line_num}: {len(found) + len(beyond)} fields, but the header has {len(found)}; "
+                "a text with the delimiter in it must stand in quotes"
+            )
+        yield reader.line_num, found
 
 
 def field_of(path: Path, number: int, row: dict[str, object], column: str) -> str:
