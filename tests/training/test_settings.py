@@ -48,6 +48,8 @@ MISTAKES = {
     "model.positions=rotari": r"model\.positions='rotari': .*'rotary'",
     "model.method=i-clusterd": "no method 'i-clusterd'; did you mean 'i-clustered'",
     "model.method=i-clustered:cluster=3": "'i-clustered' has no setting 'cluster'; did you mean 'clusters'",
+    "model.method=[]": r"method=\[\] names no method",
+    "model.feed_forward=-1": "feed_forward=-1, but it must be at least 0",
     "model.method=[full]": "write a list as TOML does",
     "training.learning_rate=nan": r"training\.learning_rate=nan: .*finite",
     "training.learning_rate=0": r"learning_rate=0\.0, but it must be more than 0",

@@ -62,6 +62,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_folder_has_all_of_the_run(finished: Path):
     assert {path.name for path in finished.iterdir() if not path.name.startswith("checkpoint-")} == {
         "README.md",
+        "data.json",
         "model",
         "results.json",
         "settings.toml",
@@ -184,6 +185,24 @@ def test_a_method_that_the_model_cannot_run_leaves_nothing_behind(tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
+def test_sizes_that_no_model_has_leave_nothing_behind(tmp_path: Path):
+    out = ("--out", tmp_path / "run")
+    said = refusal("masked-copy", *options("model.layers=2", "model.method=['full']"), *out)
+    assert "method has 1 methods, but the model has more attention layers" in said
+    assert "does not divide into" in refusal("masked-copy", *options("model.width=15"), *out)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_failure_before_the_first_step_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fails(*args: Any) -> Any:
+        raise IndexError("not the user's mistake")
+
+    monkeypatch.setattr(MaskedCopy, "model", fails)
+    with pytest.raises(IndexError):
+        command("masked-copy", *options(), "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_folder_is_not_shared(finished: Path, tmp_path: Path):
     same = ("masked-copy", "--method", "clustered:clusters=4", *options(), "--out", finished)
     assert "holds this run, finished" in refusal(*same)
@@ -261,6 +280,35 @@ def test_a_damaged_checkpoint_is_named_and_its_remedy_works(tmp_path: Path, monk
     assert "remove that folder to go on from checkpoint-8" in said
     shutil.rmtree(newest)
     assert command(*args, "--resume").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda rows: [*rows, ("more", "a")] * 2, "items to learn from instead of"),
+        (lambda rows: [(text.upper(), label) for text, label in rows], "other items in train"),
+        (lambda rows: [(text, {"a": "c"}.get(label, label)) for text, label in rows], "other items|other labels"),
+    ],
+)
+def test_other_data_is_not_gone_on_with(change: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, rows = tmp_path / "mine.csv", [(f"text {i}", "ab"[i % 2]) for i in range(40)]
+
+    def write(rows: Any) -> None:
+        file.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+
+    write(rows)
+    sizes = [given for given in (*SIZES, *TRAINING) if "task.length" not in given]
+    given = [part for one in (*sizes, f"task.files={file}", "task.length=16") for part in ("--set", one)]
+    args = ("text", *given, "--out", tmp_path / "run", "--resume")
+    with monkeypatch.context() as patch:
+        stop_at(13, KeyboardInterrupt(), patch)
+        command(*args)
+    write(change(rows))
+    said = refusal(*args)
+    assert "the data is not what" in said
+    assert re.search(says, said)
+    write(rows)
+    assert command(*args).exit_code == 0
 
 
 def test_a_longer_run_goes_on_as_if_it_had_been_asked_for(finished: Path, tmp_path: Path):

@@ -18,6 +18,7 @@ from subquad.training import processes
 from subquad.training.callbacks import Curves, Progress
 from subquad.training.checkpoints import discard_unsealed, newest
 from subquad.training.models.blocks import AttentionModel
+from subquad.training.same_data import check_same_data
 from subquad.training.settings import Settings
 from subquad.training.tasks.base import Figures, Splits
 from subquad.training.trainer import MethodTrainer, arguments
@@ -61,8 +62,9 @@ def train(
     or `accelerate launch`, all processes share each batch.
 
     Raises:
-        InputError: data that is missing, a method that the model cannot run, a damaged checkpoint; `Ended`: memory that
-            ran out, or a loss that is no number (`Diverged`). Checkpoints are kept.
+        InputError: data that is missing, or not what the run was started on, a method that the model cannot run, a
+            damaged checkpoint; `Ended`: memory that ran out, or a loss that is no number (`Diverged`). Checkpoints are
+            kept.
     """
     check_device(device)
     quiet()
@@ -72,6 +74,8 @@ def train(
         args = arguments(settings.training, settings.task, out, device, processes.count())
         set_seed(settings.training.seed)
         model = settings.task.model(settings.model)
+    if processes.number() == 0:
+        check_same_data(splits, getattr(model.config, "id2label", None), out)
     if start_from is not None:
         begin_with(model, start_from)
     trainer = MethodTrainer(model, settings.task, splits, settings.training, args, progress)

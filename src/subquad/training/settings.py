@@ -56,6 +56,11 @@ class ModelSettings:
         for name in ("layers", "heads", "width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}, but it must be at least 1")
+        for name in ("kv_heads", "feed_forward"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}, but it must be at least 0")
+        if not self.method:
+            raise ValueError(f"method={self.method!r} names no method")
         for method in [self.method] if isinstance(self.method, str) else self.method:
             parse_method(method)
 

@@ -17,6 +17,7 @@ from subquad.training import processes
 from subquad.training.callbacks import Progress
 from subquad.training.checkpoints import newest_step
 from subquad.training.run import Outcome, train
+from subquad.training.same_data import DATA
 from subquad.training.settings import Settings, read_toml
 from subquad.workflows.machine import hardware, versions
 
@@ -46,7 +47,7 @@ def run(
         claim(settings, out, resume)
     try:
         outcome = train(settings, out, data=data, device=device, progress=progress)
-    except InputError:
+    except Exception:
         if main:
             _release(out)
         raise
@@ -140,6 +141,7 @@ def _release(out: Path) -> None:
     if newest_step(out) or not (out / SETTINGS).exists():
         return
     shutil.rmtree(out / "tensorboard", ignore_errors=True)
+    (out / DATA).unlink(missing_ok=True)
     (out / SETTINGS).unlink()
     if not any(out.iterdir()):
         out.rmdir()

@@ -1,0 +1,83 @@
+"""What a run remembers of its data, so that it does not go on with other data."""
+
+import json
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from math import isclose
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from subquad.errors import InputError
+from subquad.training.checkpoints import newest_step
+from subquad.training.tasks.base import Item, Splits
+
+DATA = "data.json"
+ITEMS = 64  # of each split that are looked at, evenly spread, the first and the last among them
+TOLERANCE = 1e-3  # of means: another machine may round features otherwise
+
+Mark = dict[str, Any]
+
+
+def check_same_data(splits: Splits, labels: Any, out: Path) -> None:
+    """Write down what the data of a new run is; compare it where there are checkpoints.
+
+    Args:
+        labels: the classes that the model knows, by their numbers.
+
+    Raises:
+        InputError: the run in `out` was started on other data; names the split.
+    """
+    parts = {name: cast(Any, getattr(splits, name)) for name in ("train", "validation", "test")}
+    found = {name: mark_of(part) for name, part in parts.items()}
+    found["labels"] = {str(number): str(label) for number, label in dict(labels or {}).items()}
+    path = out / DATA
+    if path.exists() and newest_step(out):
+        before = json.loads(path.read_text())
+        differs = [name for name in found if not _alike(before.get(name, {}), found[name])]
+        if differs:
+            raise InputError(
+                f"the data is not what {out} was started on: {_difference(differs[0], before, found)}; give the same "
+                "data, or another folder with --out"
+            )
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def mark_of(split: Any) -> Mark:
+    """A split's number of items; of some of them a checksum of whole numbers and shapes, and the mean of the others."""
+    count = len(split)
+    seen = _Seen()
+    for place in sorted(set(np.linspace(0, count - 1, min(count, ITEMS)).astype(int).tolist())):
+        seen.add(split[place])
+    return {"items": count, "checksum": seen.checksum.hexdigest(), "mean": float(np.mean(seen.means or [0.0]))}
+
+
+@dataclass
+class _Seen:
+    checksum: Any = field(default_factory=lambda: blake2b(digest_size=16))
+    means: list[float] = field(default_factory=list)
+
+    def add(self, item: Item) -> None:
+        for name, value in sorted(item.items()):
+            array = np.asarray(value)
+            self.checksum.update(f"{name}{array.shape}".encode())
+            if array.dtype.kind == "f":
+                self.means.append(float(np.abs(array, dtype=np.float64).mean()) if array.size else 0.0)
+            else:
+                self.checksum.update(array.astype(np.int64).tobytes())
+
+
+def _alike(before: Mark, now: Mark) -> bool:
+    """The same but for rounding."""
+    rest = [{name: value for name, value in mark.items() if name != "mean"} for mark in (before, now)]
+    return rest[0] == rest[1] and isclose(before.get("mean", 0.0), now.get("mean", 0.0), rel_tol=TOLERANCE)
+
+
+def _difference(name: str, before: dict[str, Mark], now: dict[str, Mark]) -> str:
+    counts = [mark.get(name, {}).get("items") for mark in (before, now)]
+    if counts[0] != counts[1]:
+        return f"{counts[1]} items to {'learn from' if name == 'train' else name} instead of {counts[0]}"
+    return f"other {'labels' if name == 'labels' else 'items'}" + ("" if name == "labels" else f" in {name}")
