@@ -265,8 +265,8 @@ def _listops(scale: Scale, found: Found) -> Table:
         rows=rows,
         note=f'A model solves something only when it beats "{TO_BEAT}" by two standard errors: that baseline says the '
         "value that is most frequent where the same operator stands outermost and makes the same of its own digits. At "
-        "LRA's lengths it reaches about 49 %, and all published figures (16 to 38 %) are below it: they are what the "
-        "outermost operator alone says (36 to 37 %), or less.",
+        "LRA's lengths it reaches about 48 %, and all published figures (16 to 38 %) are below it: they are about what "
+        "the outermost operator alone says (36 to 37 %), or less.",
     )
 
 
