@@ -66,8 +66,14 @@ class AttentionConfig(PreTrainedConfig):
         return self.hidden_size // self.num_attention_heads
 
     def method_of(self, layer: int) -> str:
-        """The method of one attention layer."""
-        return self.method if isinstance(self.method, str) else self.method[layer]
+        """The method of one attention layer; ValueError where a list ends before it."""
+        if isinstance(self.method, str):
+            return self.method
+        if layer >= len(self.method):
+            raise ValueError(
+                f"method has {len(self.method)} methods, but the model has more attention layers than that"
+            )
+        return self.method[layer]
 
     def absolute_heads(self, layer: int) -> list[bool]:
         """Which of a layer's heads get positions in queries and keys: those without relative ones of their own."""
