@@ -153,6 +153,22 @@ def test_my_own_short_file_is_learned_from(tmp_path):
     assert outcome.model.generate(torch.tensor([list(b"all")]), max_new_tokens=4).shape == (1, 7)
 
 
+def test_texts_go_in_and_come_out_as_they_are_learned_from(tmp_path):
+    path = tmp_path / "my.txt"
+    path.write_text("all work and no play makes a dull text\n" * 6)
+    task = Lm(files=str(path), length=16)
+    batch = task.encode(["é", "dull"])
+    assert batch["input_ids"].tolist() == [[257, 257, 256, 0xC3, 0xA9], [256, *b"dull"]]
+    assert task.decode(batch["input_ids"]) == ["é", "dull"]
+    assert task.splits().train.sequences[0][:5].tolist() == task.encode(["all "])["input_ids"][0].tolist()
+    model = task.model(settings_of("lm", TINY).model).eval()
+    together = model.generate(**batch, max_new_tokens=4, do_sample=False)
+    alone = model.generate(**task.encode(["é"]), max_new_tokens=4, do_sample=False)
+    assert together[0, 2:].tolist() == alone[0].tolist()
+    with pytest.raises(TypeError, match=r"write encode\(\[text\]\)"):
+        task.encode("dull")
+
+
 def test_limits_cut_what_is_measured(tmp_path):
     path = tmp_path / "my.txt"
     path.write_text("abcdefghij" * 100)
@@ -164,7 +180,7 @@ def test_limits_cut_what_is_measured(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, r"'lm' needs text: files=\['my.txt'\], or a corpus with --data-dir FOLDER"),
+        ({}, r"'lm' needs text: --set task.files=my.txt, or a corpus with --data-dir FOLDER"),
         ({"files": ["none.txt"]}, "no file or folder at none.txt"),
     ],
 )

@@ -43,6 +43,11 @@ def test_a_letter_cut_in_two_is_left_out():
     assert Text(length=2).encode(["aé"])["input_ids"].tolist() == [[2 + 97, 2 + 0xC3]]
 
 
+def test_a_single_text_is_not_taken_for_its_letters():
+    with pytest.raises(TypeError, match=r"write encode\(\[text\]\)"):
+        Text().encode("abc")
+
+
 def test_batches_are_padded_and_masked_only_where_they_must_be(mine):
     batch = Text(files=(mine,)).encode(["abc", "d"])
     assert batch["input_ids"][1].tolist() == [2 + ord("d"), 0, 0]
@@ -110,7 +115,7 @@ def test_reviews_are_split_by_their_numbers(tmp_path):
     assert splits.validation.texts == ["neg 700", "neg 799", "pos 700", "pos 799"]
     assert splits.test.texts == ["neg 800", "neg 999", "pos 800", "pos 999"]
     assert splits.test.labels == [0, 0, 1, 1]
-    with pytest.raises(InputError, match="the task 'text' needs its data: --data-dir"):
+    with pytest.raises(InputError, match=r"the task 'text' needs its data: --data-dir .*task.files=mine.csv"):
         Text().splits(None)
 
 

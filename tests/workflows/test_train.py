@@ -132,10 +132,20 @@ def test_without_a_task_it_lists_all():
     assert all(f"{name:<12} {task.summary}" in shown for name, task in TASKS.items())
 
 
+@pytest.mark.parametrize("given", [("--resume",), ("--set", "training.steps=3"), ("--out", "x"), ("--method", "full")])
+def test_options_without_a_task_ask_for_one(given: tuple[str, ...]):
+    assert "which task? subquad train TASK …; there are masked-copy" in refusal(*given)
+
+
+def test_the_help_shows_the_tables_by_their_names():
+    shown = " ".join(command("--help").stdout.replace("│", " ").split())
+    assert all(table in shown for table in ("[task]", "[model]", "[training]"))
+
+
 def test_the_five_minutes_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     page = (ROOT / "docs" / "how-to" / "train.md").read_text("utf-8")
     section = page.partition("## Five minutes")[2].partition("\n## ")[0]
-    (make, load), (line,) = (re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL) for kind in ("python", "sh"))
+    (make, load, _), (line,) = (re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL) for kind in ("python", "sh"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SUBQUAD_DATA", raising=False)
     exec(make, {})

@@ -1,15 +1,17 @@
 """`subquad train`."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from subquad.cli.common import check_folder, errors, needs, progress_bar, results_console, user_errors
 from subquad.cli.options import AsJson, DataDir, Device
+
+OUT = Path("subquad-run")
 
 
 def train(
@@ -20,14 +22,14 @@ def train(
         str | None, typer.Option(help='The attention of every layer, as "name:setting=value,…": model.method.')
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A TOML file with the tables [task], [model] and [training].")
+        Path | None, typer.Option(help=r"A TOML file with the tables \[task], \[model] and \[training].")
     ] = None,
     override: Annotated[
         list[str] | None, typer.Option("--set", help="table.setting=value, over the file; repeatable.")
     ] = None,
     data_dir: DataDir = None,
     device: Device = "cpu",
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the run.")] = Path("subquad-run"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the run.")] = OUT,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the folder; start it where there is none.")
     ] = False,
@@ -45,6 +47,8 @@ def train(
         given = [read_toml(config)] if config else []
         task = task or (given[0].get("task", {}).get("name") if given else None)
         if task is None:
+            if method or config or override or resume or as_json or (device, out) != ("cpu", OUT):
+                _name_a_task(TASKS)
             for name, kind in TASKS.items():
                 console.print(f"{name:<12} {kind.summary}", soft_wrap=True, highlight=False)
             return
@@ -61,6 +65,13 @@ def train(
     console.print(record["task"]["summary"], soft_wrap=True, highlight=False)
     console.print(rich_figures(record))
     console.print(f"{record['steps']:,} steps, {record['training_seconds']:,} s. Run: {out}", soft_wrap=True)
+
+
+def _name_a_task(tasks: Iterable[str]) -> NoReturn:
+    """Options say how to train, but nothing says what."""
+    from subquad.errors import InputError
+
+    raise InputError(f"which task? subquad train TASK …; there are {', '.join(tasks)}")
 
 
 @contextmanager

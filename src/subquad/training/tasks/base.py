@@ -22,6 +22,13 @@ Batch = dict[str, Tensor]  # what a model's forward takes
 Figures = dict[str, float]  # a metric's name and its value
 
 
+def several(texts: Sequence[str]) -> Sequence[str]:
+    """The texts; TypeError for a single one, whose letters would pass for texts."""
+    if isinstance(texts, str):
+        raise TypeError("several texts are expected, but this is one: write encode([text])")
+    return texts
+
+
 @dataclass(frozen=True)
 class Splits:
     """Examples to learn from, to choose by, and to report on. Map-style: item i is the same every time."""

@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from subquad.data.corpora import Parts, cut, hold_out, in_bytes, read_corpus
 from subquad.errors import InputError
-from subquad.training.tasks.base import Batch, Figures, Splits
+from subquad.training.tasks.base import Batch, Figures, Splits, several
 from subquad.training.tasks.next_symbol import NextSymbol
 from subquad.training.tasks.ngrams import ngram_bits
 from subquad.training.tasks.windows import DrawnWindows, Symbols, Windows, first, with_start
@@ -83,6 +84,24 @@ class Lm(NextSymbol):
         parts = self._own() if self.files else self._corpus(data)
         return self.windows(*([_symbols(document, self.start_symbol) for document in part] for part in parts))
 
+    def encode(self, texts: Sequence[str]) -> Batch:
+        """Texts as `model.generate(**task.encode(texts))` goes on with them: the start symbol, then bytes in UTF-8.
+
+        Shorter ones are padded on the left.
+
+        Raises:
+            TypeError: a single text, not in a list.
+        """
+        sequences = [[self.start_symbol, *text.encode()] for text in several(texts)]
+        longest = max(map(len, sequences), default=0)
+        ids = [[self.symbols + 1] * (longest - len(sequence)) + sequence for sequence in sequences]
+        mask = [[0] * (longest - len(sequence)) + [1] * len(sequence) for sequence in sequences]
+        return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+
+    def decode(self, ids: Int[Tensor, "B N"]) -> list[str]:
+        """The texts of what `model.generate` gives, without start symbol and padding; broken letters become �."""
+        return [bytes(i for i in row if i < self.said).decode(errors="replace") for row in ids.tolist()]
+
     def score(self, outputs: Any, batch: Batch) -> Tensor:
         """The nats of what was said, how many bytes that was, and how many words ended with one of them."""
         ids, labels = batch["input_ids"], batch["labels"]
@@ -118,12 +137,13 @@ class Lm(NextSymbol):
     def _corpus(self, data: Path | None) -> Parts:
         if data is None:
             raise InputError(
-                "the task 'lm' needs text: files=['my.txt'], or a corpus with --data-dir FOLDER or the environment "
-                "variable SUBQUAD_DATA"
+                "the task 'lm' needs text: --set task.files=my.txt, or a corpus with --data-dir FOLDER or the "
+                "environment variable SUBQUAD_DATA"
             )
         if not (data / self.corpus).is_dir():
             raise InputError(
-                f"the task 'lm' needs the corpus {self.corpus!r}, but there is no folder {data / self.corpus}"
+                f"the task 'lm' needs the corpus {self.corpus!r}, but there is no folder {data / self.corpus}; "
+                "--set task.files=my.txt reads text of your own"
             )
         return read_corpus(data / self.corpus, self.held_out, self.seed)
 

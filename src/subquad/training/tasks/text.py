@@ -13,7 +13,7 @@ from subquad.data.labelled import Labelled, hold_out, read_labelled
 from subquad.data.reviews import read_reviews
 from subquad.errors import InputError
 from subquad.training.models.encoder import EncoderClassifier
-from subquad.training.tasks.base import Batch, Figures, Item, Splits
+from subquad.training.tasks.base import Batch, Figures, Item, Splits, several
 from subquad.training.tasks.classification import Classification, bag_of_words, majority, padded
 
 if TYPE_CHECKING:
@@ -79,8 +79,12 @@ class Text(Classification):
         return self.classifier(settings, self.labels(), BYTES, self.length)
 
     def encode(self, texts: Sequence[str]) -> Batch:
-        """Texts as a trained model takes them: `model(**task.encode(texts)).logits`."""
-        return padded([self.tokens(bytes_of(text, self.length)) for text in texts])
+        """Texts as a trained model takes them: `model(**task.encode(texts)).logits`.
+
+        Raises:
+            TypeError: a single text, not in a list.
+        """
+        return padded([self.tokens(bytes_of(text, self.length)) for text in several(texts)])
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
         """The most frequent label, and words in any order: those that a model reads, and where texts are cut, all."""
@@ -136,6 +140,11 @@ def cut_to(text: str, length: int) -> str:
 
 
 def _reviews(data: Path | None) -> Three:
+    if data is None:
+        raise InputError(
+            "the task 'text' needs its data: --data-dir FOLDER, or the environment variable SUBQUAD_DATA, for movie "
+            "reviews; or a table of your own, --set task.files=mine.csv"
+        )
     archive = find_data(data, "movie_reviews", "movie_reviews.zip", "the task 'text'")
     reviews = read_reviews(archive)
     parts = [
