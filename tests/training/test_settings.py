@@ -36,6 +36,13 @@ def test_what_a_run_writes_down_gives_the_same_settings():
     assert again == found
 
 
+def test_the_tasks_own_warm_up_fits_into_a_shorter_run():
+    assert settings_of("text").training.warmup == 60
+    assert settings_of("text", read_overrides(["training.steps=61"])).training.warmup == 60
+    assert settings_of("text", read_overrides(["training.steps=60"])).training.warmup == 6
+    assert settings_of("text", read_overrides(["training.steps=2"])).training.warmup == 0
+
+
 MISTAKES = {
     "training.step=3": r"training has no setting 'step'; did you mean 'steps'\?",
     "task.symbol=3": r"task has no setting 'symbol'; did you mean 'symbols'\?",
@@ -56,6 +63,7 @@ MISTAKES = {
     "training.schedule=cosin": r"training\.schedule='cosin': .*'cosine'",
     "training.auxiliary=1.5": r"auxiliary=1\.5, but it must be a number from 0 to 1",
     "training.accumulate=3": "batch=32 does not divide into accumulate=3 passes",
+    "training.warmup=5000": "warmup=5000 does not end before the run of steps=5000 does",
     "training.patience=3": "patience looks at validations: give every",
     "training.schedule=plateau": "schedule='plateau' looks at validations: give every",
     "task.masked=0.9": r"masked=0\.9, but",

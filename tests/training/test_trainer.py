@@ -141,6 +141,15 @@ def test_another_error_of_torch_is_no_lack_of_memory(tmp_path: Path, monkeypatch
         train(small(), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("clip", "advice"), [(0.0, r"clipped gradients \(training.clip, now 0"), (1.0, "a smaller training")]
+)
+def test_the_advice_fits_the_run_that_diverged(clip: float, advice: str, tmp_path: Path):
+    given = ("training.learning_rate=1e30", "training.every=0", "training.optimizer=adam", f"training.clip={clip}")
+    with pytest.raises(Diverged, match=rf"there is no checkpoint before it\. A lower .* or {advice}"):
+        train(small(*given), tmp_path)
+
+
 def test_a_learning_rate_that_is_too_high_ends_it_before_a_bad_checkpoint(tmp_path: Path):
     given = ("training.learning_rate=1e30", "training.every=1", "training.optimizer=adam")
     with pytest.raises(Diverged, match=r"(the loss|the gradient's norm) is (nan|inf) at step \d+; .*learning_rate"):

@@ -152,6 +152,8 @@ class TrainingSettings:
         for name, reads in (stops | {"schedule='plateau'": self.schedule == "plateau"}).items():
             if reads and not self.every:
                 raise ValueError(f"{name} looks at validations: give every, the updates between them, too")
+        if self.warmup and self.warmup >= self.steps:
+            raise ValueError(f"warmup={self.warmup} does not end before the run of steps={self.steps} does")
         if self.schedule == "plateau" and self.warmup:
             raise ValueError(f"schedule='plateau' has no warm-up, but warmup={self.warmup}")
 
@@ -194,11 +196,20 @@ def settings_of(
     name = tables["task"].pop("name", task)
     if name != task:
         raise InputError(f"the settings are of the task {name!r}, but {task!r} is to be trained")
+    if not any("warmup" in source.get("training", {}) for source in given):
+        _shorten_warmup(tables["training"])
     return Settings(
         task=checked(kind, tables["task"], "task"),
         model=checked(ModelSettings, tables["model"], "model"),
         training=checked(TrainingSettings, tables["training"], "training"),
     )
+
+
+def _shorten_warmup(training: dict[str, Any]) -> None:
+    """A task's own warm-up that a shorter run would not see the end of: a tenth of that run."""
+    steps = training.get("steps")
+    if isinstance(steps, int | float) and math.isfinite(steps) and 0 < steps <= training.get("warmup", 0):
+        training["warmup"] = int(steps) // 10
 
 
 def read_toml(path: Path) -> dict[str, dict[str, Any]]:

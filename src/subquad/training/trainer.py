@@ -17,7 +17,7 @@ from subquad.errors import Ended, InputError
 from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
 from subquad.training import processes
 from subquad.training.callbacks import SHOWN, Carried, Clock, Patience, Progress, Reporting, Saving
-from subquad.training.checkpoints import best_of, check
+from subquad.training.checkpoints import best_of, check, newest_step
 from subquad.training.order import Order
 from subquad.training.settings import TrainingSettings
 from subquad.training.tasks.base import Batch, Splits, Task
@@ -39,10 +39,11 @@ SCHEDULES = {
 class Diverged(Ended):
     """The loss, a gradient or a weight is no longer a number."""
 
-    def __init__(self, what: str):
+    def __init__(self, what: str, *, clip: float, kept: bool):
+        clipping = "a smaller training.clip" if clip else "clipped gradients (training.clip, now 0: none)"
         super().__init__(
-            f"{what}; checkpoints before it are kept. A lower training.learning_rate, a warm-up (training.warmup) or a "
-            "smaller training.clip may help"
+            f"{what}; {'checkpoints before it are kept' if kept else 'there is no checkpoint before it'}. A lower "
+            f"training.learning_rate, a warm-up (training.warmup) or {clipping} may help"
         )
 
 
@@ -177,14 +178,18 @@ class MethodTrainer(Trainer):
         """
         loss = super().training_step(model, inputs, num_items_in_batch)
         if not torch.isfinite(loss):
-            raise Diverged(f"the loss is {float(loss)} at step {self.state.global_step + 1}")
+            raise self._diverged(f"the loss is {float(loss)} at step {self.state.global_step + 1}")
         return loss
+
+    def _diverged(self, what: str) -> Diverged:
+        kept = newest_step(Path(cast(str, self.args.output_dir))) > 0
+        return Diverged(what, clip=self.settings.clip, kept=kept)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """As Trainer's; before the weights are changed, and equal in all processes."""
         norm = super()._get_grad_norm(model, grad_norm)
         if not np.isfinite(float(norm)):
-            raise Diverged(f"the gradient's norm is {float(norm)} at step {self.state.global_step + 1}")
+            raise self._diverged(f"the gradient's norm is {float(norm)} at step {self.state.global_step + 1}")
         return norm
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Order:
@@ -255,7 +260,7 @@ class MethodTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kwargs: Any) -> None:
         for name, tensor in self.accelerator.unwrap_model(self.model).state_dict().items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise Diverged(f"{name} is not finite at step {self.state.global_step}, and is not saved")
+                raise self._diverged(f"{name} is not finite at step {self.state.global_step}, and is not saved")
         self.carried.loss = float(self.accelerator.gather(self._tr_loss).mean())
         self.carried.logged = self._globalstep_last_logged
         super()._save_checkpoint(model, trial, *args, **kwargs)
