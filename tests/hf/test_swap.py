@@ -219,3 +219,10 @@ def test_an_unattached_model_under_our_name_says_what_to_do():
     model.set_attn_implementation("subquad")
     with pytest.raises(ValueError, match=r"call sq\.hf\.swap"):
         model(input_ids=torch.ones(1, 4, dtype=torch.long))
+
+
+def test_of_mixed_heads_the_parts_that_are_not_causal_are_named():
+    with pytest.raises(
+        ValueError, match=r"'mixed-heads' is not causal \(its part 'clustered' is not\) and this layer is"
+    ):
+        sq.hf.swap(build("llama").model, "mixed-heads:methods=local+clustered")

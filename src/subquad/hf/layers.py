@@ -51,9 +51,11 @@ class Layer:
         if traits.needs_hidden:
             return f"{name!r} reads the layer's input, which a pretrained model does not hand to its attention"
         if self.causal and traits.causal != "strict":
+            parts = [p.method.name for p in getattr(method, "parts", ()) if p.method.traits.causal != "strict"]
+            own = f" (its part {', '.join(map(repr, parts))} is not)" if parts else ""
             return (
-                f"{name!r} is not causal and this layer is: the output at one position would depend on later tokens, "
-                "so training would leak the future and generation would not match it"
+                f"{name!r} is not causal{own} and this layer is: the output at one position would depend on later "
+                "tokens, so training would leak the future and generation would not match it"
             )
         if self.in_causal_decoder and traits.causal == "no":
             return (
