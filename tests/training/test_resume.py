@@ -114,6 +114,7 @@ def test_curves_have_each_step_once(tmp_path: Path):
     interrupted(small("training.every=5"), tmp_path, 14)  # the curve has a point at 10, the checkpoint too
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *sorted(f"checkpoint-{step}" for step in (15, 20, 24, 5, 10) if (tmp_path / f"checkpoint-{step}").exists()),
+        "data.json",
         "tensorboard",
     ]
     curves = EventAccumulator(str(tmp_path / "tensorboard"))
