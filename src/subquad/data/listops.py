@@ -188,19 +188,18 @@ def _written(levels: list[np.ndarray], places: list[int], draw: np.random.Genera
     following = [iter(arguments[place:].tolist()) for arguments, place in zip(levels, places, strict=True)]
     digits, operators = _endless(draw, 0, 10), _endless(draw, MIN, END)
     symbols: Symbols = []
-
-    def write(level: int) -> None:
-        arguments = next(following[level])
-        if not arguments:
-            symbols.append(next(digits))
-            return
-        symbols.append(next(operators))
-        for _ in range(arguments):
-            write(level + 1)
-        symbols.append(END)
-
-    write(0)
-    return symbols
+    left = [1]  # nodes that are still to be written, of each list that is open
+    while left:
+        if not left[-1]:
+            left.pop()
+            symbols.append(END)
+            continue
+        left[-1] -= 1
+        arguments = next(following[len(left) - 1])
+        if arguments:
+            left.append(arguments)
+        symbols.append(next(operators if arguments else digits))
+    return symbols[:-1]  # the tree itself is in no list
 
 
 def _endless(draw: np.random.Generator, low: int, end: int) -> Iterator[int]:
