@@ -4,7 +4,7 @@ import pytest
 
 from subquad.errors import InputError
 from subquad.experiments import NAMES, load
-from subquad.experiments.overrides import changed, read_changes
+from subquad.experiments.overrides import as_options, changed, read_changes
 from subquad.experiments.pretrained_approximation import Scale
 
 
@@ -12,6 +12,13 @@ def test_values_are_read_as_toml_or_as_they_stand_and_one_text_is_a_tuple_of_its
     given = ["model=some/hub-id", "tasks=labelled", "examples=[50]", "length=128", "seeds=[0, 1]"]
     own = changed(Scale(), read_changes(given))
     assert own == Scale(model="some/hub-id", tasks=("labelled",), examples=(50,), length=128, seeds=(0, 1))
+
+
+def test_the_command_line_that_is_said_can_be_given_again():
+    changes = {"model": "some/hub-id", "k": [8, 16], "training": {"batch": 16, "precision": "bf16"}, "epochs": 0.5}
+    words = as_options(changes)
+    assert words[::2] == ["--set"] * 4
+    assert read_changes(words[1::2]) == changes
 
 
 @pytest.mark.parametrize(

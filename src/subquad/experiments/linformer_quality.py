@@ -202,9 +202,9 @@ def results(scale: Scale, found: Found) -> Results:
     )
     plot = Bars(
         file="linformer-accuracy",
-        title=f"accuracy on {scale.task} after fine-tuning",
+        title=f"{scale.task}, by k; kv: E = F; layer: one for all layers",
         y="accuracy, %",
-        groups=[m.removeprefix("linformer:") for m in methods(scale)],
+        groups=[_short(m) for m in methods(scale)],
         series={
             "before fine-tuning": [100 * _mean(scale, found, m, "before") for m in methods(scale)],
             "after": [100 * means[m] for m in methods(scale)],
@@ -217,6 +217,11 @@ def results(scale: Scale, found: Found) -> Results:
         tables=[table],
         plots=[plot],
     )
+
+
+def _short(method: str) -> str:
+    k, _, sharing = method.removeprefix("linformer:k=").partition(",sharing=")
+    return {"headwise": k, "key-value": f"{k} kv", "layerwise": f"{k} kv layer"}.get(sharing, method)
 
 
 def _mean(scale: Scale, found: Found, method: str, figure: str = "accuracy") -> float:

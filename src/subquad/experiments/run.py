@@ -13,7 +13,7 @@ from typing import Any
 
 from subquad.errors import InputError, check_device
 from subquad.experiments.base import SCALES, Cell, Context, Experiment, Progress, slug
-from subquad.experiments.overrides import changed
+from subquad.experiments.overrides import as_options, changed
 from subquad.report.experiment import Header, Results
 from subquad.workflows.machine import hardware, versions
 
@@ -58,7 +58,7 @@ def reproduce(
         title=experiment.title,
         source=experiment.source,
         scale=scale,
-        command=_command(experiment.name, scale, changes or {}),
+        command=shlex.join(["subquad", "reproduce", experiment.name, "--scale", scale, *as_options(changes or {})]),
         settings=asdict(settings),
         deviations=experiment.deviations,
         machine={**hardware(device), **versions()},
@@ -66,16 +66,6 @@ def reproduce(
     )
     results = experiment.results(settings, {key: cell["result"] for key, cell in found.items()})
     return header, results, found
-
-
-def _command(name: str, scale: str, changes: Mapping[str, Any]) -> str:
-    given = [part for setting, value in changes.items() for part in ("--set", f"{setting}={_written(value)}")]
-    return shlex.join(["subquad", "reproduce", name, "--scale", scale, *given])
-
-
-def _written(value: Any) -> str:
-    """As `--set` reads it."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _kept(folder: Path, cell: Cell, context: Context) -> dict[str, Any]:
