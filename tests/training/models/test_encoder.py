@@ -20,7 +20,6 @@ from tests.training.models.build import (
     batch_for,
     build,
     symbols,
-    whole_loss,
 )
 
 ROOT = Path(__file__).parents[3]
