@@ -10,14 +10,13 @@ from typing import Any, cast
 
 import torch
 import transformers
-from transformers import TrainerCallback, set_seed
+from transformers import PreTrainedModel, TrainerCallback, set_seed
 
 from subquad import hf
 from subquad.errors import Ended, InputError, as_input_error, check_device
 from subquad.training import processes
 from subquad.training.callbacks import Curves, Progress
 from subquad.training.checkpoints import discard_unsealed, newest
-from subquad.training.models.blocks import AttentionModel
 from subquad.training.same_data import check_same_data
 from subquad.training.settings import Settings
 from subquad.training.tasks.base import Figures, Splits
@@ -33,7 +32,7 @@ class Outcome:
     """
 
     settings: Settings
-    model: AttentionModel
+    model: PreTrainedModel
     splits: Splits
     validation: Figures
     test: Figures
@@ -94,7 +93,7 @@ def train(
 
 
 def evaluate(
-    settings: Settings, model: AttentionModel, out: Path, *, data: Path | None = None, device: str = "cpu"
+    settings: Settings, model: PreTrainedModel, out: Path, *, data: Path | None = None, device: str = "cpu"
 ) -> Figures:
     """The test figures of a model as it is, such as one whose attention was swapped; `out` is a scratch folder."""
     quiet()
@@ -111,7 +110,7 @@ def quiet() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def begin_with(model: AttentionModel, folder: Path) -> None:
+def begin_with(model: PreTrainedModel, folder: Path) -> None:
     """Give a model the weights of a saved one; what its own methods learn stays as it starts.
 
     Raises:
@@ -157,7 +156,7 @@ def _outcome(settings: Settings, trainer: MethodTrainer, splits: Splits, test: F
     kept = best if settings.training.keep == "best" else validations[-1]
     return Outcome(
         settings=settings,
-        model=cast(AttentionModel, trainer.model).eval(),
+        model=cast(PreTrainedModel, trainer.model).eval(),
         splits=splits,
         validation=_figures(kept, "eval_"),
         test=test,
