@@ -6,6 +6,7 @@ from subquad.errors import InputError
 from subquad.experiments import NAMES, load
 from subquad.experiments.overrides import as_options, changed, read_changes
 from subquad.experiments.pretrained_approximation import Scale
+from subquad.experiments.run import reproduce
 
 
 def test_values_are_read_as_toml_or_as_they_stand_and_one_text_is_a_tuple_of_its_own():
@@ -40,3 +41,13 @@ def test_settings_of_every_experiment_can_be_read_back(name):
     for settings in load(name).scales.values():
         field = next(iter(settings.__dataclass_fields__))
         assert changed(settings, {field: getattr(settings, field)}) == settings
+
+
+def test_a_run_with_changed_settings_says_so(tmp_path):
+    changes = {"sequences": 2, "heads": 1}
+    header, _, cells = reproduce(load("bucket-imbalance"), "smoke", tmp_path, changes=changes)
+    assert header.command == "subquad reproduce bucket-imbalance --scale smoke --set sequences=2 --set heads=1"
+    assert (header.settings["sequences"], header.settings["heads"]) == (2, 1)
+    assert "sequence 1" in cells
+    with pytest.raises(InputError, match="holds another run"):
+        reproduce(load("bucket-imbalance"), "smoke", tmp_path, resume=True)
