@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from subquad.training import processes
 from subquad.training.run import Outcome, train
 from tests.training.small import small, without_times
 
@@ -45,7 +46,7 @@ def main(folder: Path) -> None:
             found = {"checksums": sums, "history": without_times(outcome.history)}
             (folder / f"{name}.json").write_text(json.dumps(found))
             torch.save(outcome.model.state_dict(), folder / f"{name}.pt")
-    torch.distributed.destroy_process_group()
+    processes.leave()
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ def train(
         check_folder(out)
         with _progress(processes.number()) as progress:
             record = run(settings, out, data=data_dir, device=device, resume=resume, progress=progress)
+        processes.leave()
     if not record:  # not the first of several processes
         return
     if as_json:

@@ -23,6 +23,13 @@ def joined() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
+def leave() -> None:
+    """Part from the others, all at once: one that goes while another still talks to it can take that one down."""
+    if joined():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
 def agreed(value: T) -> T:
     """Process 0's value, in all of them."""
     if not joined():
