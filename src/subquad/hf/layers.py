@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from subquad.hf.doors import AnyModel, transformers_model
 from subquad.methods import Bound, Method
 
 NAME = "subquad"  # of our attention among transformers' own, and of the submodule that runs it
@@ -108,17 +109,14 @@ def attached_to(module: nn.Module) -> Attached | None:
     return attached if chosen == NAME and isinstance(attached, Attached) else None
 
 
-def find_layers(model: nn.Module) -> list[Layer]:
+def find_layers(model: AnyModel) -> list[Layer]:
     """All attention layers of a model that go through transformers' attention interface, in the model's order.
 
     Raises:
-        TypeError: not a transformers model.
+        TypeError: no transformers model, and not what holds one.
         ValueError: the model, or a part of it, computes attention in its own way; named.
     """
-    if not isinstance(model, PreTrainedModel):
-        inner = "; give it model[0].auto_model" if type(model).__name__ == "SentenceTransformer" else ""
-        inner = "; swap before compiling" if type(model).__name__ == "OptimizedModule" else inner
-        raise TypeError(f"expected a transformers PreTrainedModel, got {type(model).__name__}{inner}")
+    model = transformers_model(model)
     for name, part in model.named_modules():
         if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation():
             where = f" (its part {name!r})" if name else ""

@@ -12,9 +12,9 @@ from weakref import ref
 
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
+from subquad.hf.doors import AnyModel, transformers_model
 from subquad.hf.layers import Layer, attached_to, find_layers
 from subquad.masks import Mask
 from subquad.methods import Bound, Method
@@ -184,7 +184,8 @@ class StateCache(Cache):
             cache is used with another method, another batch, or without a new token.
     """
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: AnyModel):
+        model = transformers_model(model)
         layers = find_layers(model)
         if model.config.is_encoder_decoder or any(layer.cross for layer in layers):
             raise ValueError(
