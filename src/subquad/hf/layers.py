@@ -141,17 +141,12 @@ def attached_to(module: nn.Module) -> Attached | None:
     return attached if chosen == NAME and isinstance(attached, Attached) else None
 
 
-def inspect_layers(model: nn.Module) -> list[Layer]:
+def inspect_layers(model: PreTrainedModel) -> list[Layer]:
     """All attention layers of a model that go through transformers' attention interface, as its code describes them.
 
     Raises:
-        TypeError: not a transformers model.
         ValueError: the model, or a part of it, computes attention in its own way; named.
     """
-    if not isinstance(model, PreTrainedModel):
-        inner = "; give it model[0].auto_model" if type(model).__name__ == "SentenceTransformer" else ""
-        inner = "; swap before compiling" if type(model).__name__ == "OptimizedModule" else inner
-        raise TypeError(f"expected a transformers PreTrainedModel, got {type(model).__name__}{inner}")
     for name, part in model.named_modules():
         if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation():
             where = f" (its part {name!r})" if name else ""

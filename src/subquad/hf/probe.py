@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
+from subquad.hf.doors import AnyModel, transformers_model
 from subquad.hf.example_inputs import example_inputs
 from subquad.hf.layers import NAME, Layer, inspect_layers, serving_decoders
 from subquad.hf.trial import Seen, own_run, recorded_run, same_outputs, trial_run
@@ -29,18 +30,19 @@ Inputs = Mapping[str, Any]
 _KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[str, list[Layer]]] = WeakKeyDictionary()
 
 
-def find_layers(model: PreTrainedModel, *, inputs: Inputs | None = None) -> list[Layer]:
+def find_layers(model: AnyModel, *, inputs: Inputs | None = None) -> list[Layer]:
     """All attention layers of a model that go through transformers' attention interface, in the model's order.
 
     Args:
-        model: any transformers model.
+        model: any transformers model, or what holds one.
         inputs: a small batch for the trial, where subquad cannot make one for this architecture.
 
     Raises:
-        TypeError: not a transformers model.
+        TypeError: no transformers model, and not what holds one.
         ValueError: the model, or a part of it, computes attention in its own way, or its attention is not the same
             through subquad's boundary; says where and why.
     """
+    model = transformers_model(model)
     layers = inspect_layers(model)
     if getattr(model, "declares_attention", False):
         return layers

@@ -12,9 +12,9 @@ from weakref import ref
 
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
+from subquad.hf.doors import AnyModel, transformers_model
 from subquad.hf.layers import STATE_MARK, Layer, attached_to
 from subquad.hf.probe import find_layers
 from subquad.masks import Mask
@@ -179,7 +179,8 @@ class StateCache(Cache):
             cache is used with another method, another batch, or without a new token.
     """
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: AnyModel):
+        model = transformers_model(model)
         layers = find_layers(model)
         if model.config.is_encoder_decoder or any(layer.cross for layer in layers):
             raise ValueError(

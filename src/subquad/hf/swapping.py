@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from transformers import PreTrainedModel
 
+from subquad.hf.doors import AnyModel, refuse_late_parameters, transformers_model
 from subquad.hf.layers import NAME, Attached, Layer, attached_to, head_counts
 from subquad.hf.positions import position_limit
 from subquad.hf.probe import find_layers
@@ -40,7 +40,7 @@ class Swapped:
 
 
 def swap(
-    model: PreTrainedModel,
+    model: AnyModel,
     method: AnyMethod | Mapping[Any, AnyMethod],
     *,
     max_length: int | None = None,
@@ -49,7 +49,8 @@ def swap(
     """Put a method into a pretrained model, in place.
 
     Args:
-        model: any transformers model whose attention goes through the attention interface.
+        model: any transformers model whose attention goes through the attention interface, or what holds one: a
+            SentenceTransformer, a CrossEncoder, a pipeline, a PeftModel, a DataParallel, a module of your own.
         method: one method for every layer, or a mapping from layer numbers (as `describe` counts them) or name
             patterns ("encoder.*", as fnmatch reads them; later entries win) to methods. Layers that a mapping leaves
             out run "full": exact attention. A method that is bound already, with its learned parameters, is for one
@@ -66,8 +67,9 @@ def swap(
         ValueError: an architecture outside the interface, a layer that cannot run its method (with the reason), an
             unknown method, a number or pattern that names no layer, or a method whose parameters need a longest input
             in a model that sets none.
-        TypeError: not a transformers model.
+        TypeError: no transformers model, and not what holds one.
     """
+    given, model = model, transformers_model(model)
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length={max_length}, but it must be at least 1")
     layers = find_layers(model, inputs=inputs)
@@ -79,6 +81,7 @@ def swap(
             hint = "" if isinstance(method, Mapping) else "; pass a mapping to swap only the layers that can"
             raise ValueError(f"layer {layer.label} of {type(model).__name__}: {reason}{hint}")
     bound = bind_all(layers, assigned, max_length or position_limit(model))
+    refuse_late_parameters(given, bound)
     attached, learned = {}, set()
     for layer in layers:
         own = bound[layer.number].learned
@@ -97,8 +100,9 @@ def swap(
     return Swapped(tuple(layers), methods)
 
 
-def restore(model: PreTrainedModel) -> None:
+def restore(model: AnyModel) -> None:
     """Give a model its own attention back, in place; nothing happens to a model that was not swapped."""
+    model = transformers_model(model)
     for module in list(model.modules()):
         if isinstance(getattr(module, NAME, None), Attached):
             delattr(module, NAME)
@@ -111,7 +115,7 @@ def restore(model: PreTrainedModel) -> None:
             continue
 
 
-def reattach(model: PreTrainedModel) -> Swapped:
+def reattach(model: AnyModel) -> Swapped:
     """Swap in what `save_pretrained` recorded of an earlier swap.
 
         model = AutoModel.from_pretrained(folder)
@@ -121,6 +125,7 @@ def reattach(model: PreTrainedModel) -> Swapped:
         ValueError: the config records no swap, one of a model with another number of layers, or one of a method with
             learned parameters: those are kept as an adapter.
     """
+    given, model = model, transformers_model(model)
     record = getattr(model.config, NAME, None)
     if record is None:
         raise ValueError(f"the config of this {type(model).__name__} records no swapped attention; use sq.hf.swap")
@@ -136,10 +141,10 @@ def reattach(model: PreTrainedModel) -> Swapped:
                 f"layer {number} ran {method.name!r}, whose learned parameters come from an adapter: use "
                 "sq.hf.load_adapter(model, folder)"
             )
-    return swap(model, methods)
+    return swap(given, methods)
 
 
-def describe(model: PreTrainedModel) -> Swapped:
+def describe(model: AnyModel) -> Swapped:
     """Which layer runs what, whether or not the model is swapped.
 
     A swapped layer whose attention was then set by other means (`model.set_attn_implementation`) runs the model's own.
@@ -149,13 +154,13 @@ def describe(model: PreTrainedModel) -> Swapped:
     return Swapped(tuple(layers), {n: a.bound.method for n, a in attached.items() if a is not None})
 
 
-def refusals(model: PreTrainedModel, method: AnyMethod) -> dict[int, str]:
+def refusals(model: AnyModel, method: AnyMethod) -> dict[int, str]:
     """Which layers cannot run this method, and why: {layer number: reason}. Empty when all can."""
     reasons = {layer.number: layer.refusal(_method_of(method)) for layer in find_layers(model)}
     return {number: reason for number, reason in reasons.items() if reason}
 
 
-def bounds(model: PreTrainedModel) -> dict[int, Bound]:
+def bounds(model: AnyModel) -> dict[int, Bound]:
     """The bound methods that run in a swapped model: {layer number: bound}. Empty where nothing is swapped in."""
     found = {layer.number: attached_to(layer.module) for layer in find_layers(model)}
     return {number: attached.bound for number, attached in found.items() if attached is not None}
