@@ -19,8 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from subquad.hf.doors import AnyModel, own_parameters, transformers_model
-from subquad.hf.layers import find_layers, head_counts
+from subquad.hf.layers import head_counts
 from subquad.hf.positions import position_limit
+from subquad.hf.probe import find_layers
 from subquad.hf.swapping import AnyMethod, Swapped, bind_all, swap
 from subquad.hf.swapping import bounds as _bounds
 from subquad.methods import Bound, Method, from_dict
@@ -189,7 +190,7 @@ def load_adapter(model: AnyModel, path: str | Path, *, any_weights: bool = False
 def describe_model(model: AnyModel) -> dict[str, Any]:
     """What an adapter remembers of its model: class, (heads, key heads, width) of each layer, dtype, weights' mark."""
     model = transformers_model(model)
-    shapes = [list(head_counts(layer.module)) for layer in find_layers(model)]
+    shapes = [list(head_counts(layer)) for layer in find_layers(model)]
     return {"class": type(model).__name__, "layers": shapes, "dtype": str(model.dtype), "weights": weights_mark(model)}
 
 

@@ -15,11 +15,11 @@ from torch.compiler import is_compiling
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 from subquad.hf.doors import AnyModel, transformers_model
-from subquad.hf.layers import Layer, attached_to, find_layers
+from subquad.hf.layers import STATE_MARK, Layer, attached_to
+from subquad.hf.probe import find_layers
 from subquad.masks import Mask
 from subquad.methods import Bound, Method
 
-_MARK = "_subquad_state_layer"
 _NEW = "make a new sq.hf.StateCache(model)"
 
 
@@ -49,7 +49,7 @@ class StateLayer(CacheLayerMixin):
         self.check()
         self._on_its_way = True
         self.seen += key_states.shape[-2]
-        setattr(key_states, _MARK, self)
+        setattr(key_states, STATE_MARK, self)
         return key_states, value_states
 
     def attend(
@@ -160,11 +160,6 @@ class StateLayer(CacheLayerMixin):
     def _each(self, change: Any) -> None:
         if self.state is not None:
             self.state = {name: change(tensor) for name, tensor in self.state.items()}
-
-
-def state_layer_of(key: Tensor) -> StateLayer | None:
-    """The state layer that handed these keys out; None for keys that are all there."""
-    return getattr(key, _MARK, None)
 
 
 class StateCache(Cache):

@@ -10,14 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from transformers import PreTrainedConfig
 
 from subquad.hf.doors import AnyModel, refuse_late_parameters, transformers_model
-from subquad.hf.layers import NAME, Attached, Layer, attached_to, find_layers, head_counts
+from subquad.hf.layers import NAME, Attached, Layer, attached_to, head_counts
 from subquad.hf.positions import position_limit
+from subquad.hf.probe import find_layers
+from subquad.hf.trial import ORIGINAL, originals
 from subquad.methods import Bound, Full, Method, from_dict, resolve
-
-_BEFORE = "_subquad_before"  # on a swapped model: (config, its attention implementation) before the swap
 
 AnyMethod = str | Method | Bound
 
@@ -40,7 +39,13 @@ class Swapped:
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def swap(model: AnyModel, method: AnyMethod | Mapping[Any, AnyMethod], *, max_length: int | None = None) -> Swapped:
+def swap(
+    model: AnyModel,
+    method: AnyMethod | Mapping[Any, AnyMethod],
+    *,
+    max_length: int | None = None,
+    inputs: Mapping[str, Any] | None = None,
+) -> Swapped:
     """Put a method into a pretrained model, in place.
 
     Args:
@@ -52,8 +57,10 @@ def swap(model: AnyModel, method: AnyMethod | Mapping[Any, AnyMethod], *, max_le
             layer; others with learned parameters are bound here, with those that they start with.
         max_length: the longest input, for methods that are bound here and whose parameters depend on it; by default
             what the model's learned positions reach (`position_limit`), where they set a limit.
+        inputs: a small batch for the trial, for a model that subquad cannot make inputs for.
 
-    What is attached is written into `model.config`, so `save_pretrained` keeps it: see `reattach`. Swapping again
+    The model is tried first: it runs on a few random tokens with its own attention and with exact attention through
+    subquad, and is refused unless both are equal in every layer. What is attached is written into `model.config`, so `save_pretrained` keeps it: see `reattach`. Swapping again
     replaces what was there. Nothing changes when an error is raised.
 
     Raises:
@@ -65,7 +72,7 @@ def swap(model: AnyModel, method: AnyMethod | Mapping[Any, AnyMethod], *, max_le
     given, model = model, transformers_model(model)
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length={max_length}, but it must be at least 1")
-    layers = find_layers(model)
+    layers = find_layers(model, inputs=inputs)
     assigned = _assign(layers, method)
     methods = {number: _method_of(given) for number, given in assigned.items()}
     for layer in layers:
@@ -83,8 +90,8 @@ def swap(model: AnyModel, method: AnyMethod | Mapping[Any, AnyMethod], *, max_le
     restore(model)
     for layer in layers:
         layer.module.add_module(NAME, attached[layer.number].train(layer.module.training))
-    setattr(model, _BEFORE, [(config, config._attn_implementation) for config in _configs(model)])
-    for config in _configs(model):
+    setattr(model, ORIGINAL, originals(model))
+    for config, _ in originals(model):
         config._attn_implementation = NAME
     model.config.subquad = {
         "layers": len(layers),
@@ -99,9 +106,9 @@ def restore(model: AnyModel) -> None:
     for module in list(model.modules()):
         if isinstance(getattr(module, NAME, None), Attached):
             delattr(module, NAME)
-    for config, implementation in getattr(model, _BEFORE, []):
+    for config, implementation in getattr(model, ORIGINAL, []):
         config._attn_implementation = implementation
-    for forget in (lambda: delattr(model, _BEFORE), lambda: delattr(model.config, NAME)):
+    for forget in (lambda: delattr(model, ORIGINAL), lambda: delattr(model.config, NAME)):
         try:
             forget()
         except AttributeError:
@@ -167,7 +174,7 @@ def bind(layer: Layer, method: AnyMethod, max_length: int | None = None, *, shar
     Raises:
         ValueError: it was bound for other head counts or another width than the layer's.
     """
-    heads, kv_heads, head_dim = head_counts(layer.module)
+    heads, kv_heads, head_dim = head_counts(layer)
     if not isinstance(method, Bound):
         sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         return resolve(method).bind(**sizes, max_length=max_length, shared=shared)
@@ -221,13 +228,3 @@ def _names(key: int | str, layer: Layer) -> bool:
     if isinstance(key, bool) or not isinstance(key, int | str):
         raise TypeError(f"layers are named by number or pattern, got {key!r}")
     return key == layer.number if isinstance(key, int) else fnmatchcase(layer.name, key)
-
-
-def _configs(model: nn.Module) -> list[PreTrainedConfig]:
-    """Every config in the model, outermost first, each once."""
-    configs: dict[int, PreTrainedConfig] = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if isinstance(config, PreTrainedConfig):
-            configs.setdefault(id(config), config)
-    return list(configs.values())

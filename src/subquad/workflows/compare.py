@@ -280,7 +280,7 @@ class Comparison:
         """
         model, rows = self.pretrained.model, self.rows
         layer = hf.find_layers(model)[0]
-        heads, kv_heads, width = hf.head_counts(layer.module)
+        heads, kv_heads, width = hf.head_counts(layer)
         generator = torch.Generator().manual_seed(self.settings.seed)
         q, k, v = (
             torch.randn(1, h, length, width, generator=generator).to(model.device, model.dtype)

@@ -66,7 +66,7 @@ class Pretrained:
     def facts(self) -> dict[str, Any]:
         """What a report says of the model."""
         layers = hf.find_layers(self.model)
-        heads, kv_heads, width = hf.head_counts(layers[0].module)
+        heads, kv_heads, width = hf.head_counts(layers[0])
         return {
             "name": self.name,
             "class": type(self.model).__name__,
