@@ -6,9 +6,12 @@ from torch import Tensor
 
 
 def visible_softmax(logits: Float[Tensor, "*row K"], visible: Bool[Tensor, "..."] | None) -> Float[Tensor, "*row K"]:
-    """Softmax over the visible entries of each row; a row without any is all 0, with gradient 0."""
+    """Softmax over the visible entries of each row; a row without any is all 0, with gradient 0.
+
+    Invisible entries are 0 also where the row is NaN.
+    """
     weights = hide(logits, visible).softmax(-1)
-    return weights if visible is None else weights * visible
+    return weights if visible is None else weights.masked_fill(~visible, 0.0)
 
 
 def hide(logits: Float[Tensor, "*row K"], visible: Bool[Tensor, "..."] | None) -> Float[Tensor, "*row K"]:
@@ -21,7 +24,8 @@ def merge_partials(
 ) -> tuple[Float[Tensor, "*row E"], Float[Tensor, "*row"]]:
     """Attention over the union of disjoint sets of keys: out = Σ_p e^{lse_p} out_p / Σ_p e^{lse_p}.
 
-    A part that saw no key has lse = −inf and counts for nothing.
+    A part that saw no key has out = 0 and lse = −inf and counts for nothing; so does one whose keys' logits are all
+    −inf, with out = NaN, unless all parts are such.
     """
     outs = torch.stack([out for out, _ in partials])
     lses = torch.stack([lse for _, lse in partials])
@@ -33,4 +37,5 @@ def merge_partials(
     there = total != 0  # NaN is there
     total = torch.where(there, total, 1.0)
     lse = torch.where(there, total.log() + largest, -torch.inf)
+    outs = outs.masked_fill((torch.isneginf(lses) & there).unsqueeze(-1), 0.0)
     return (weights.unsqueeze(-1) * outs).sum(0) / total.unsqueeze(-1), lse
