@@ -8,10 +8,13 @@ from torch import Tensor
 def visible_softmax(logits: Float[Tensor, "*row K"], visible: Bool[Tensor, "..."] | None) -> Float[Tensor, "*row K"]:
     """Softmax over the visible entries of each row; a row without any is all 0, with gradient 0.
 
-    Invisible entries are 0 also where the row is NaN.
+    Invisible entries are 0 also where the row is NaN. It is NaN where all its visible entries are −inf.
     """
-    weights = hide(logits, visible).softmax(-1)
-    return weights if visible is None else weights.masked_fill(~visible, 0.0)
+    if visible is None:
+        return logits.softmax(-1)
+    # A row without visible entries is computed from finite ones, since −inf alone is NaN both ways.
+    hidden = torch.where(visible.any(-1, keepdim=True), -torch.inf, torch.finfo(logits.dtype).min)
+    return torch.where(visible, logits, hidden.to(logits.dtype)).softmax(-1).masked_fill(~visible, 0.0)
 
 
 def hide(logits: Float[Tensor, "*row K"], visible: Bool[Tensor, "..."] | None) -> Float[Tensor, "*row K"]:
@@ -38,4 +41,5 @@ def merge_partials(
     total = torch.where(there, total, 1.0)
     lse = torch.where(there, total.log() + largest, -torch.inf)
     outs = outs.masked_fill((torch.isneginf(lses) & there).unsqueeze(-1), 0.0)
-    return (weights.unsqueeze(-1) * outs).sum(0) / total.unsqueeze(-1), lse
+    # Divided first: the sum of what is not divided yet might overflow.
+    return ((weights / total).unsqueeze(-1) * outs).sum(0), lse

@@ -100,12 +100,13 @@ def merge_blocks(
     largest = torch.where(torch.isneginf(largest), 0.0, largest)
     none = torch.isneginf(lses)
     weights = torch.where(none, 0.0, (lses - largest.gather(2, slot)).exp())
-    totals = weights.new_zeros(B, H, N + 1).scatter_add(2, slot, weights)[..., :N]
-    parts = torch.where(none[..., None], 0.0, weights[..., None] * outs)
-    sums = outs.new_zeros(B, H, N + 1, E).scatter_add(2, slot[..., None].expand_as(outs), parts)[:, :, :N]
-    lost = (none & outs.isnan().any(-1)).to(weights.dtype)
-    lost = torch.zeros_like(largest).scatter_add(2, slot, lost)[..., :N] > 0
+    totals = weights.new_zeros(B, H, N + 1).scatter_add(2, slot, weights)
     seen = totals != 0  # NaN is seen
     safe = torch.where(seen, totals, 1.0)
-    lse = torch.where(seen, safe.log() + largest[..., :N], -torch.inf)
-    return (sums / safe[..., None]).masked_fill((lost & ~seen)[..., None], torch.nan), lse
+    # Divided first: the sum of what is not divided yet might overflow.
+    parts = torch.where(none[..., None], 0.0, (weights / safe.gather(2, slot))[..., None] * outs)
+    out = outs.new_zeros(B, H, N + 1, E).scatter_add(2, slot[..., None].expand_as(outs), parts)
+    lost = (none & outs.isnan().any(-1)).to(weights.dtype)
+    lost = (torch.zeros_like(largest).scatter_add(2, slot, lost) > 0) & ~seen
+    lse = torch.where(seen, safe.log() + largest, -torch.inf)
+    return out.masked_fill(lost[..., None], torch.nan)[:, :, :N], lse[..., :N]
