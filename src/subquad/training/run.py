@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel, TrainerCallback, set_seed
 
-from subquad import hf
+from subquad import files, hf
 from subquad.errors import Ended, InputError, as_input_error, check_device
 from subquad.training import processes
 from subquad.training.callbacks import Curves, Progress
@@ -84,7 +84,7 @@ def train(
     if processes.number() == 0:
         trainer.add_callback(curves)
     start = _start(out)
-    with _clear_ends(settings):
+    with _clear_ends(settings), files.cannot_write(out):
         if start is None or not trainer.finished(start):
             trainer.train(resume_from_checkpoint=str(start) if start else None)
         test = trainer.evaluate(cast(Any, splits.test), metric_key_prefix="test")
