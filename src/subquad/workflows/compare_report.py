@@ -168,6 +168,7 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
         "of the ratios within a turn.",
         "Layer errors and distances of weights are taken on the exact model's own queries, keys and values.",
         "The op is timed on N(0,1) inputs of one layer's shape.",
+        *c.pretrained.notes,
     ]
     limit = c.pretrained.limit
     if limit is not None and c.lengths[-1] > limit:
