@@ -56,13 +56,13 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(ordered[outside], ordered[-1 - outside])
 
 
-def against_itself(exact: Sequence[float], again: Sequence[float]) -> float:
+def against_itself(ratios: Sequence[float]) -> float:
     """How far from 1 the ratio of two timings of the same call may come, as a factor ≥ 1.
 
-    The farther end of the `interval` of the ratios within the rounds. 1.03 means that a speed-up of 1.03× or 0.97× may
-    be noise.
+    `ratios` are those of exact attention's two times in each round. The result is the farther end of their `interval`:
+    1.03 means that a speed-up of 1.03× or 0.97× may be noise.
     """
-    low, high = interval([e / a for e, a in zip(exact, again, strict=True)])
+    low, high = interval(ratios)
     return max(high, 1 / low)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from subquad.measure.fidelity import cosine, crossover, percentile, retrieval_agreement
 from subquad.measure.noise import AGAIN, TIE, against_itself, at_least_typical, noise_of
-from subquad.measure.timing import cost, exact_cost
+from subquad.measure.timing import cost, exact_cost, ratios
 from subquad.methods import METHODS
 from subquad.report.schema import Cost, MethodReport, Quality, Report, RunNoise
 from subquad.workflows import machine
@@ -62,8 +62,8 @@ def _noise(c: Comparison) -> RunNoise:
     """How far exact attention comes from itself, length by length, and what else the machine did."""
     model = {str(n): [unit["rows"] for unit in _units(c, n)[1:]] for n in c.lengths}
     itself = {
-        "model": {n: against_itself(*_seconds(turns, EXACT, AGAIN)) for n, turns in model.items()},
-        "op": {str(n): against_itself(*_op_seconds(c, n, EXACT, AGAIN)) for n in c.settings.op_lengths},
+        "model": {n: against_itself(ratios(*_seconds(turns, AGAIN, EXACT))) for n, turns in model.items()},
+        "op": {str(n): against_itself(ratios(*_op_seconds(c, n, AGAIN, EXACT))) for n in c.settings.op_lengths},
     }
     uses = [unit["use"] for key, unit in c.results.items() if key.startswith(("stretch/", "op/"))]
     factors = [factor for part in itself.values() for factor in part.values()]
@@ -93,7 +93,7 @@ def _method_report(c: Comparison, row: Row, noise: RunNoise) -> MethodReport:
         "layers": row.layers,
         "quality": quality,
         "fidelity": {n: _fidelity(q, _quality(c, c.rows[0], int(n))) for n, q in quality.items()},
-        "model": {str(n): figures for n in c.lengths if (figures := _model_cost(c, row, n, noise["model"][str(n)]))},
+        "model": {str(n): found for n in c.lengths if (found := _model_cost(c, row, n, noise["model"][str(n)]))},
         "op": op,
     }
     if row.adapter:
@@ -182,7 +182,7 @@ def _units(c: Comparison, length: int) -> list[dict[str, Any]]:
 
 
 def _turns(c: Comparison, row: Row, length: int) -> list[dict[str, Any]]:
-    """What the rows did with each sequence of a length, the first of which has no times; none where this row was not."""
+    """What the rows did with each sequence of a length, the first of which has no times; none without this row."""
     turns = [unit["rows"] for unit in _units(c, length)]
     return turns if row.name in turns[0] else []
 
@@ -255,10 +255,8 @@ def _left_out(c: Comparison, row: Row, method: MethodReport) -> str | None:
     skipped = [n for lengths, have in wanted for n in lengths if str(n) not in have and row.takes(n)]
     if not skipped:
         return None
-    return (
-        f"{method['method']} was left out from {min(skipped)} tokens on: its time at the length before foretold over "
-        f"{TOO_SLOW:g} s a call."
-    )
+    where = f"from {min(skipped):,} tokens on"
+    return f"{method['method']} was left out {where}: it is predicted to exceed {TOO_SLOW:g} s per call."
 
 
 def _command(s: Settings) -> str:
