@@ -129,6 +129,7 @@ def _runs(model: PreTrainedModel) -> list[tuple[str, Run]]:
     if model.device.type == "meta":
         raise ValueError(f"{type(model).__name__} is on the meta device; load its weights before swapping")
     plain, left = example_inputs(model), None
+    runs: list[tuple[str, Inputs]]
     try:
         runs = [("with padding on the right", example_inputs(model, padding="right"))]
         left = example_inputs(model, padding="left")

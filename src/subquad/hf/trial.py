@@ -19,6 +19,7 @@ from subquad.hf.boundary import attend, make_mask
 from subquad.hf.handed import ALMOST_NOTHING
 from subquad.hf.layers import NAME, Attached, Layer
 from subquad.hf.patterns import Pattern, read_pattern
+from subquad.hf.saved import configs_of
 from subquad.masks import Mask
 from subquad.methods import Bound, Full
 
@@ -311,13 +312,8 @@ def _tensors(result: Any) -> list[Tensor]:
 
 def originals(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
     """Every config in the model, outermost first, with the attention implementation that the model has of its own."""
-    configs: dict[int, PreTrainedConfig] = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if isinstance(config, PreTrainedConfig):
-            configs.setdefault(id(config), config)
     swapped = {id(config): own for module in model.modules() for config, own in getattr(module, ORIGINAL, [])}
-    found = [(c, swapped.get(id(c), c._attn_implementation)) for c in configs.values()]
+    found = [(config, swapped.get(id(config), config._attn_implementation)) for config in configs_of(model)]
     return [(config, "sdpa" if own in (NAME, None) else own) for config, own in found]
 
 
