@@ -181,10 +181,8 @@ def _mask_of(layer: Attached, N: int, M: int, handed: Handed) -> tuple[Mask, Ten
     """Who may see whom, less the padding of keys, and which queries are real (None: all, or not known)."""
     if layer.cross:
         return Mask(), None
-    if N != M and not handed.causal:
-        raise ValueError(f"layer {layer.label} is labelled self-attention, but has {N} queries and {M} keys")
     # Also for a single query, which sees every filled slot: a causal form can be another than the plain one.
-    mask = Mask.causal(offset=handed.offset) if handed.causal else Mask(offset=handed.offset)
+    mask = Mask.causal(offset=handed.offset) if handed.causal else Mask(offset=max(M - N, 0))
     if handed.segments is not None:
         mask = mask & Mask.segments(handed.segments)
     if layer.window is not None:

@@ -18,7 +18,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_
 from subquad.hf.boundary import attend, make_mask
 from subquad.hf.handed import ALMOST_NOTHING
 from subquad.hf.layers import NAME, Attached, Layer
-from subquad.hf.patterns import Pattern, read_pattern
+from subquad.hf.patterns import EVERYTHING, Pattern, read_pattern
 from subquad.hf.saved import configs_of
 from subquad.masks import Mask
 from subquad.methods import Bound, Full
@@ -122,10 +122,13 @@ def _record_mask(*args: Any, mask_function: Any = None, config: Any = None, **op
         pattern = read_pattern(mask_function)
     except ValueError as error:
         reason = str(error)
-    options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    options["allow_is_causal_skip"] = False  # a mask that is left out would not say its pattern
+    if pattern != EVERYTHING:
+        options["allow_is_bidirectional_skip"] = False
     make = eager_mask if recorder.originals.get(id(config)) == "eager" else sdpa_mask
     mask = make(*args, mask_function=mask_function, **options)
-    recorder.masks[mask.untyped_storage().data_ptr()] = (mask, pattern, reason)
+    if mask is not None:
+        recorder.masks[mask.untyped_storage().data_ptr()] = (mask, pattern, reason)
     return mask
 
 
