@@ -11,6 +11,12 @@ static int64_t sampled(int64_t tokens) {
   return tokens / SAMPLE_SHARE > LEAST_SAMPLE ? tokens / SAMPLE_SHARE : LEAST_SAMPLE;
 }
 
+struct Candidates {
+  float *logits;
+  int32_t *ranks;
+  int64_t room;
+};
+
 // The best of each column in one chunk of a head's tokens, ascending.
 struct TopPartial {
   float *values;   // (B,H,chunks,C,K)

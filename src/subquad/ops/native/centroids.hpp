@@ -7,31 +7,25 @@
 constexpr int64_t KEY_TILE = 64;
 constexpr int64_t KEY_CHUNK = 4096;  // keys a task, fixed so that results do not depend on the threads
 
-struct Candidates {
-  float *logits;
-  int32_t *ranks;
-  int64_t room;
-};
-
-// What one chunk of keys gives: softmax sums relative to `highest`, and the best keys so far.
+// What the chunks of keys give, each in a piece of its own: softmax sums relative to `highest`, and the best keys.
 struct Partial {
-  float *highest, *total;  // (B,H,chunks,C)
-  float *out;              // (B,H,chunks,C,E') Σ e^{logit − highest} V
-  float *logits;           // (B,H,chunks,C,K) of the candidates
-  int32_t *ranks;          // (B,H,chunks,C,K)
-  int32_t *found;          // (B,H,chunks,C)
-  int64_t chunks, width;   // width: E rounded up to whole vectors
+  Pieces<float> highest, total;  // (C)
+  Pieces<float> out;             // (C,E') Σ e^{logit − highest} V
+  Pieces<float> logits;          // (C,K) of the candidates
+  Pieces<int32_t> ranks;         // (C,K)
+  Pieces<int32_t> found;         // (C)
+  int64_t chunks, width;         // width: E rounded up to whole vectors
 
   Partial(Arena &arena, const Sizes &s) {
     chunks = (s.M + KEY_CHUNK - 1) / KEY_CHUNK;
     width = round_up(s.E, W);
-    const int64_t rows = s.B * s.H * chunks * s.C;
-    highest = arena.take<float>(rows);
-    total = arena.take<float>(rows);
-    out = arena.take<float>(rows * width);
-    logits = arena.take<float>(rows * s.K);
-    ranks = arena.take<int32_t>(rows * s.K);
-    found = arena.take<int32_t>(rows);
+    const int64_t all = s.B * s.H * chunks;
+    highest = arena.take_each<float>(all, s.C);
+    total = arena.take_each<float>(all, s.C);
+    out = arena.take_each<float>(all, s.C * width);
+    logits = arena.take_each<float>(all, s.C * s.K);
+    ranks = arena.take_each<int32_t>(all, s.C * s.K);
+    found = arena.take_each<int32_t>(all, s.C);
   }
 };
 
@@ -43,7 +37,9 @@ struct CentroidScratch {
   float *tile;       // (KEY_TILE,C')
   float *highest, *total, *bound;  // (C')
   float *out;        // (C',E')
-  Candidates candidates;  // (C',room)
+  Pieces<float> logits;     // a centroid: (room) of the candidates
+  Pieces<int32_t> ranks;    // a centroid: (room)
+  int64_t room;
   float *first;             // (room,C') the first tiles, kept to find a first bound
   int32_t *found, *numbers;
 
@@ -54,7 +50,8 @@ struct CentroidScratch {
   }
 
   CentroidScratch(Arena &arena, const Sizes &s) {
-    const int64_t C = round_up(s.C, W), D = round_up(s.D, W), E = round_up(s.E, W), room = room_for(s.K);
+    const int64_t C = round_up(s.C, W), D = round_up(s.D, W), E = round_up(s.E, W);
+    room = room_for(s.K);
     queries = arena.take<float>(D * C);
     rows = arena.take<float>(D * C);
     keys = arena.take<float>(KEY_TILE * s.D);
@@ -64,7 +61,8 @@ struct CentroidScratch {
     total = arena.take<float>(C);
     bound = arena.take<float>(C);
     out = arena.take<float>(C * E);
-    candidates = {arena.take<float>(C * room + W), arena.take<int32_t>(C * room + W), room};
+    logits = arena.take_each<float>(C, room);
+    ranks = arena.take_each<int32_t>(C, room);
     found = arena.take<int32_t>(C);
     first = arena.take<float>(room * C);
     numbers = arena.take<int32_t>(room * W);
@@ -80,26 +78,23 @@ static void pack_centroids(const float *centroids, int64_t count, int64_t width,
 }
 
 static void prune(const CentroidScratch &own, int64_t c, int64_t K) {
-  const Candidates &all = own.candidates;
   float kth;
-  own.found[c] = (int32_t)keep_largest(all.logits + c * all.room, all.ranks + c * all.room, own.found[c], K,
-                                       own.numbers, &kth);
+  own.found[c] = (int32_t)keep_largest(own.logits[c], own.ranks[c], own.found[c], K, own.numbers, &kth);
   own.bound[c] = kth;
 }
 
 // Keys above the smallest logit that can still be among the top K join the candidates.
 static void take_best(const CentroidScratch &own, const float *tile, int64_t columns, int64_t count, int64_t first_rank,
                       int64_t K) {
-  const Candidates &all = own.candidates;
   for (int64_t v = 0; v < columns; v += W)
     for (int64_t i = 0; i < count; i++) {
       const float *logits = tile + i * columns + v;
       for (uint32_t better = bits_greater(load(logits), load(own.bound + v)); better; better &= better - 1) {
         const int lane = __builtin_ctz(better);
-        const int64_t c = v + lane, at = c * all.room + own.found[c]++;
-        all.logits[at] = logits[lane];
-        all.ranks[at] = (int32_t)(first_rank + i);
-        if (own.found[c] == all.room) prune(own, c, K);
+        const int64_t c = v + lane, at = own.found[c]++;
+        own.logits[c][at] = logits[lane];
+        own.ranks[c][at] = (int32_t)(first_rank + i);
+        if (own.found[c] == own.room) prune(own, c, K);
       }
     }
 }
@@ -107,14 +102,14 @@ static void take_best(const CentroidScratch &own, const float *tile, int64_t col
 // The first tiles, which would all pass, are kept until a bound for them can be found in one go.
 static void select_keys(const CentroidScratch &own, int64_t C, int64_t seen, int64_t count, bool last, int64_t first_rank,
                         int64_t K) {
-  const int64_t columns = round_up(C, W), kept = own.candidates.room;
+  const int64_t columns = round_up(C, W), kept = own.room;
   if (seen >= kept) return take_best(own, own.tile, columns, count, first_rank + seen, K);
   for (int64_t i = 0; i < count * columns; i += W) store(own.first + seen * columns + i, load(own.tile + i));
   seen += count;
   if (seen < kept && !last) return;
   for (int64_t v = 0; v < columns; v += W) {
-    vf bound = splat(-__builtin_inff());  // stays where the bound found is NaN: NaNs or −∞ were among the K
-    if (seen > K) bound = maximum(bound_of_columns(own.first + v, columns, seen, K, own.numbers), bound);
+    vf bound = splat(-__builtin_inff());
+    if (seen > K) bound = bound_of_columns(own.first + v, columns, seen, K, own.numbers);
     for (int lane = 0; lane < W; lane++) own.bound[v + lane] = v + lane < C ? bound[lane] : __builtin_inff();
   }
   take_best(own, own.first, columns, seen, first_rank, K);
@@ -172,15 +167,15 @@ static void attend_chunk(const Forward &a, const Positions &keys, int64_t b, int
     gemm(C, width, count, own.tile, 1, columns, own.values, width, own.out, width, true);
   }
   for (int64_t c = 0; c < C; c++) {
-    const int64_t row = ((b * s.H + h) * partial.chunks + chunk) * s.C + first + c;
+    const int64_t at = (b * s.H + h) * partial.chunks + chunk, row = first + c;
     if (own.found[c] > K) prune(own, c, K);
-    partial.highest[row] = own.highest[c];
-    partial.total[row] = own.total[c];
-    partial.found[row] = own.found[c];
-    for (int64_t e = 0; e < width; e++) partial.out[row * width + e] = own.out[c * width + e];
+    partial.highest[at][row] = own.highest[c];
+    partial.total[at][row] = own.total[c];
+    partial.found[at][row] = own.found[c];
+    for (int64_t e = 0; e < width; e++) partial.out[at][row * width + e] = own.out[c * width + e];
     for (int64_t i = 0; i < own.found[c]; i++) {
-      partial.logits[row * K + i] = own.candidates.logits[c * own.candidates.room + i];
-      partial.ranks[row * K + i] = own.candidates.ranks[c * own.candidates.room + i];
+      partial.logits[at][row * K + i] = own.logits[c][i];
+      partial.ranks[at][row * K + i] = own.ranks[c][i];
     }
   }
 }
@@ -220,17 +215,18 @@ static Merged merge_chunks(const Forward &a, int64_t keys, int64_t row, const Pa
   const Sizes &s = a.sizes;
   const int64_t chunks = (keys + KEY_CHUNK - 1) / KEY_CHUNK, K = s.K < keys ? s.K : keys;
   Merged merged = {LOWEST, 0, 0};
-  auto at = [&](int64_t chunk) { return (row / s.C * partial.chunks + chunk) * s.C + row % s.C; };
-  for (int64_t i = 0; i < chunks; i++)
-    merged.highest = partial.highest[at(i)] > merged.highest ? partial.highest[at(i)] : merged.highest;
+  const int64_t first = row / s.C * partial.chunks, c = row % s.C;
+  for (int64_t at = first; at < first + chunks; at++)
+    merged.highest = partial.highest[at][c] > merged.highest ? partial.highest[at][c] : merged.highest;
   zero(own.out, partial.width);
-  for (int64_t i = 0; i < chunks; i++) {
-    const float share = __builtin_expf(partial.highest[at(i)] - merged.highest);
-    merged.total += share * partial.total[at(i)];
-    for (int64_t e = 0; e < partial.width; e++) own.out[e] += share * partial.out[at(i) * partial.width + e];
-    for (int64_t j = 0; j < partial.found[at(i)]; j++, merged.found++) {
-      own.logits[merged.found] = partial.logits[at(i) * s.K + j];
-      own.ranks[merged.found] = partial.ranks[at(i) * s.K + j];
+  for (int64_t at = first; at < first + chunks; at++) {
+    const float share = __builtin_expf(partial.highest[at][c] - merged.highest);
+    const float *out = partial.out[at] + c * partial.width;
+    merged.total += share * partial.total[at][c];
+    for (int64_t e = 0; e < partial.width; e++) own.out[e] += share * out[e];
+    for (int64_t i = 0; i < partial.found[at][c]; i++, merged.found++) {
+      own.logits[merged.found] = partial.logits[at][c * s.K + i];
+      own.ranks[merged.found] = partial.ranks[at][c * s.K + i];
     }
   }
   // Candidates are taken, pruned and put together in the order of the keys, so the top keys come out ascending.

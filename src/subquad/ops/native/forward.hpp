@@ -52,8 +52,8 @@ static int64_t forward_of(const Forward &a) {
   const Masks queries(arena, a.query_real, s.B, s.N), keys(arena, a.key_real, s.B, s.M);
   HashScratch hash(arena, s);
   const KmeansScratch kmeans(arena, s);
-  uint64_t *codes = arena.take<uint64_t>(s.B * s.H * s.N + 32);
-  int32_t *labels = arena.take<int32_t>(s.B * s.H * s.N);
+  const Pieces<uint64_t> codes = arena.take_each<uint64_t>(s.B * s.H, s.N, PAST);
+  const Pieces<int32_t> labels = arena.take_each<int32_t>(s.B * s.H, s.N);
   const Partial partial(arena, s);
   const PerThread<CentroidScratch> centroids(arena, s);
   const PerThread<MergeScratch> merging(arena, s, partial);
@@ -64,7 +64,7 @@ static int64_t forward_of(const Forward &a) {
   hash.set_planes(a.planes, a.bits, s.D);
   auto cluster = [&](int64_t bh, int threads, int thread) {
     const int64_t b = bh / s.H;
-    cluster_head<T>(a, queries.of(b), b, bh % s.H, hash, kmeans, codes + bh * s.N, labels + bh * s.N, threads, thread);
+    cluster_head<T>(a, queries.of(b), b, bh % s.H, hash, kmeans, codes[bh], labels[bh], threads, thread);
   };
   const bool side_by_side = heads_side_by_side(s);
   for (int64_t bh = 0; !side_by_side && bh < heads; bh++) cluster(bh, s.threads, 0);

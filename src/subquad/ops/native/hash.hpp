@@ -5,20 +5,20 @@ constexpr int64_t HASH_TILE = 64;     // rows a product
 constexpr int64_t WORD = 64;          // bits of a code
 
 struct HashScratch {
-  double *partial;  // (B,H,blocks,D) sums
-  double *mean;     // (B,H,D)
-  float *planes;    // (D,64) transposed, the unused bits 0
-  float *tile;      // a thread: (64,D) centred rows
-  float *products;  // a thread: (64,64)
+  Pieces<double> partial;  // a head: (blocks,D) sums
+  Pieces<double> mean;     // a head: (D)
+  float *planes;           // (D,64) transposed, the unused bits 0
+  Pieces<float> tile;      // a thread: (64,D) centred rows
+  Pieces<float> products;  // a thread: (64,64)
   int64_t blocks;
 
   HashScratch(Arena &arena, const Sizes &s) {
     blocks = (s.N + MEAN_BLOCK - 1) / MEAN_BLOCK;
-    partial = arena.take<double>(s.B * s.H * blocks * s.D);
-    mean = arena.take<double>(s.B * s.H * s.D);
+    partial = arena.take_each<double>(s.B * s.H, blocks * s.D);
+    mean = arena.take_each<double>(s.B * s.H, s.D);
     planes = arena.take<float>(s.D * WORD);
-    tile = arena.take<float>(s.threads * HASH_TILE * s.D);
-    products = arena.take<float>(s.threads * HASH_TILE * WORD);
+    tile = arena.take_each<float>(s.threads, HASH_TILE * s.D);
+    products = arena.take_each<float>(s.threads, HASH_TILE * WORD);
   }
 
   void set_planes(const float *from, int64_t bits, int64_t D) {
@@ -61,7 +61,7 @@ template <class T>
 static void hash_head(const Rows &query, int64_t b, int64_t h, const Positions &positions, const Sizes &s,
                       const HashScratch &scratch, bool centre, int threads, int thread, uint64_t *codes) {
   const int64_t bh = b * s.H + h, n = positions.count, blocks = (n + MEAN_BLOCK - 1) / MEAN_BLOCK;
-  double *partial = scratch.partial + bh * scratch.blocks * s.D, *mean = scratch.mean + bh * s.D;
+  double *partial = scratch.partial[bh], *mean = scratch.mean[bh];
   parallel_for(threads, centre ? blocks : 0, [&](int64_t block, int) {
     int64_t last = block * MEAN_BLOCK + MEAN_BLOCK;
     sum_rows<T>(query, b, h, positions, block * MEAN_BLOCK, last < n ? last : n, s.D, partial + block * s.D);
@@ -76,7 +76,6 @@ static void hash_head(const Rows &query, int64_t b, int64_t h, const Positions &
     end = end < n ? end : n;
     for (int64_t first = block * MEAN_BLOCK; first < end; first += HASH_TILE)
       hash_tile<T>(query, b, h, positions, first, first + HASH_TILE < end ? first + HASH_TILE : end, s.D, mean,
-                   scratch.planes, scratch.tile + own * HASH_TILE * s.D, scratch.products + own * HASH_TILE * WORD,
-                   codes);
+                   scratch.planes, scratch.tile[own], scratch.products[own], codes);
   });
 }

@@ -4,6 +4,7 @@
 // updated by the codes that changed their cluster.
 
 constexpr int64_t KMEANS_BLOCK = 8192;  // codes whose changes of votes fit 16 bits
+constexpr int64_t PAST = 32;  // codes and labels behind the last that are read and written, and never used
 constexpr uint64_t PRESENT = 1ull << 63;  // set in every code: its votes count a cluster's members
 
 static inline int popcount(uint64_t x) {
@@ -21,7 +22,7 @@ static void nearest(const uint64_t *codes, int64_t count, const uint64_t *centro
   int64_t i = 0;
 #if defined(__AVX512VPOPCNTDQ__) && defined(__AVX512IFMA__)
   const __m512i shift = _mm512_set1_epi64(1ll << 40);
-  for (; i < count; i += 32) {  // the last round may read and write up to 31 past the end: there is room, and nobody reads what comes of it
+  for (; i < count; i += PAST) {  // the last round passes the end
     __m512i x[4], best[4];
     for (int j = 0; j < 4; j++) {
       x[j] = _mm512_loadu_si512(codes + i + 8 * j);
@@ -61,17 +62,17 @@ static inline void vote(int16_t *votes, uint64_t code, bool add) {
 }
 
 struct KmeansScratch {
-  uint64_t *centroids;  // a head in flight: (C)
-  int32_t *votes;       // a thread: (C,64)
-  int16_t *changes;     // a thread: (C,64)
-  int32_t *proposed;    // a thread: a block's new labels
-  int64_t *changed;     // a thread
+  Pieces<uint64_t> centroids;  // a head in flight: (C)
+  Pieces<int32_t> votes;       // a thread: (C,64)
+  Pieces<int16_t> changes;     // a thread: (C,64)
+  Pieces<int32_t> proposed;    // a thread: a block's new labels
+  int64_t *changed;            // a thread
 
   KmeansScratch(Arena &arena, const Sizes &s) {
-    centroids = arena.take<uint64_t>(s.threads * s.C);
-    votes = arena.take<int32_t>(s.threads * s.C * WORD);
-    changes = arena.take<int16_t>(s.threads * s.C * WORD);
-    proposed = arena.take<int32_t>(s.threads * (KMEANS_BLOCK + 32));
+    centroids = arena.take_each<uint64_t>(s.threads, s.C);
+    votes = arena.take_each<int32_t>(s.threads, s.C * WORD);
+    changes = arena.take_each<int16_t>(s.threads, s.C * WORD);
+    proposed = arena.take_each<int32_t>(s.threads, KMEANS_BLOCK + PAST);
     changed = arena.take<int64_t>(s.threads * 8);  // a cache line each
   }
 };
@@ -117,7 +118,7 @@ static uint64_t majority(const int32_t *const *votes, int teams, int64_t c, uint
   return set | (tied & old);
 }
 
-// Labels of one head's codes, by rank; `codes` has room for 32 more. `threads` > 1 splits the sequence.
+// Labels of one head's codes, by rank; `codes` has room for PAST more. `threads` > 1 splits the sequence.
 static void kmeans_head(uint64_t *codes, int64_t n, const Sizes &s, const KmeansScratch &scratch, int threads,
                         int thread, int32_t *labels) {
   if (n <= s.C) {
@@ -126,10 +127,10 @@ static void kmeans_head(uint64_t *codes, int64_t n, const Sizes &s, const Kmeans
   }
   const int64_t C = s.C, table = C * WORD;
   const int team = threads > 1 ? threads : 1, own = threads > 1 ? 0 : thread;
-  uint64_t *centroids = scratch.centroids + own * C;
+  uint64_t *centroids = scratch.centroids[own];
   const int32_t *votes[MAX_THREADS];
   for (int t = 0; t < team; t++) {
-    int32_t *clear = scratch.votes + (own + t) * table;
+    int32_t *clear = scratch.votes[own + t];
     for (int64_t i = 0; i < table; i++) clear[i] = 0;
     votes[t] = clear;
   }
@@ -146,8 +147,8 @@ static void kmeans_head(uint64_t *codes, int64_t n, const Sizes &s, const Kmeans
     parallel_for(team, tasks, [&](int64_t task, int of_team) {
       int64_t t = own + of_team, first = task * size, count = n - first < size ? n - first : size;
       scratch.changed[t * 8] +=
-          reassign(codes + first, labels + first, count, centroids, C, scratch.proposed + t * (KMEANS_BLOCK + 32),
-                   scratch.changes + t * table, scratch.votes + t * table);
+          reassign(codes + first, labels + first, count, centroids, C, scratch.proposed[t],
+                   scratch.changes[t], scratch.votes[t]);
     });
     for (int t = 0; t < team; t++) changed += scratch.changed[(own + t) * 8];
     if (!changed || round == s.iterations) return;

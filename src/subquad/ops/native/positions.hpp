@@ -7,19 +7,19 @@ struct Positions {
 };
 
 struct Masks {
-  int32_t *at;      // (B, positions), or null
+  Pieces<int32_t> at;  // (B, positions), or null
   int64_t *counts;  // (B), or null
   int64_t positions;
 
-  Masks(Arena &arena, const uint8_t *real, int64_t B, int64_t positions) : at(nullptr), counts(nullptr), positions(positions) {
+  Masks(Arena &arena, const uint8_t *real, int64_t B, int64_t positions) : at{}, counts(nullptr), positions(positions) {
     if (!real) return;
-    at = arena.take<int32_t>(B * positions);
+    at = arena.take_each<int32_t>(B, positions);
     counts = arena.take<int64_t>(B);
     if (!arena.base) return;
     for (int64_t b = 0; b < B; b++) {
       int64_t count = 0;
       for (int64_t i = 0; i < positions; i++) {
-        at[b * positions + count] = (int32_t)i;
+        at[b][count] = (int32_t)i;
         count += real[b * positions + i] != 0;
       }
       counts[b] = count;
@@ -27,6 +27,6 @@ struct Masks {
   }
 
   Positions of(int64_t b) const {
-    return counts ? Positions{at + b * positions, counts[b]} : Positions{nullptr, positions};
+    return counts ? Positions{at[b], counts[b]} : Positions{nullptr, positions};
   }
 };

@@ -18,7 +18,8 @@ static float kth_largest(const float *values, int64_t count, int64_t k, int32_t 
 }
 
 // For each of W columns a bound that at least k of its `count` values exceed, and few more: bisection on the upper half
-// of the bits, all columns at once. `numbers` is scratch of count·W.
+// of the bits, all columns at once. −∞, which no NaN exceeds, where a NaN or −∞ is among the k largest. `numbers` is
+// scratch of count·W.
 static vf bound_of_columns(const float *values, int64_t row, int64_t count, int64_t k, int32_t *numbers) {
   for (int64_t i = 0; i < count; i++) *(vi_anywhere *)(numbers + i * W) = ordered(load(values + i * row));
   vi kth = vi{} + INT32_MIN;
@@ -29,7 +30,7 @@ static vf bound_of_columns(const float *values, int64_t row, int64_t count, int6
     const vi enough = found >= (int32_t)k;
     kth = (enough & more) | (~enough & kth);
   }
-  return unordered((vi)((vu)kth - 1u));
+  return maximum(unordered((vi)((vu)kth - 1u)), splat(-__builtin_inff()));
 }
 
 // Move the k largest of `count` > k pairs to the front, in their order, NaNs left out. Ties: the first. Returns how many
