@@ -1,4 +1,4 @@
-"""python -m tests.hf.survey --out X.json [--types a,b] [--processes 2]: survey every model type, or these."""
+"""Survey every model type of transformers: python -m tests.hf.survey --out results.json [--types a,b] [--table]."""
 
 import argparse
 import json
@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.hf.survey.compare import survey
 from tests.hf.survey.pool import run_all
+from tests.hf.survey.table import write
 from tests.hf.survey.zoo import model_types
 
 LIMIT = 240.0  # seconds for one model type
@@ -19,6 +20,7 @@ def main() -> None:
     parser.add_argument("--types", help="model types, separated by commas; all by default")
     parser.add_argument("--again", action="store_true", help="run types that --out has, too")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--table", action="store_true", help="write docs/architectures.md from all that --out has")
     options = parser.parse_args()
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     types = options.types.split(",") if options.types else model_types()
@@ -28,6 +30,8 @@ def main() -> None:
         print(f"{model_type}: {result['status']} {result.get('reason', '')[:150]}", flush=True)
         options.out.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     print(dict(Counter(r["status"] for r in results.values())))
+    if options.table:
+        write(results)
 
 
 def _died(reason: str) -> dict[str, Any]:

@@ -34,9 +34,7 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
             yield from _tensors(f"{name}[{index}]", inner)
 
 
-def gradients(
-    model: PreTrainedModel, inputs: Mapping[str, Any], defined: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def gradients(model: PreTrainedModel, inputs: Mapping[str, Any], defined: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The gradient of one fixed scalar of the defined outputs, for every parameter and every real-valued input."""
     model.zero_grad(set_to_none=True)
     leaves = {k: v.clone().requires_grad_() if _is_real(v) else v for k, v in inputs.items()}

@@ -18,6 +18,8 @@ RULES: list[tuple[str, int]] = [
     (r"num_feat_extract_layers|num_adapter_layers|vision_feature_layer.*|.*_feature_layers?|num_feature_levels|pad_.*", 10**9),
     (r"mm_tokens_per_image", 4),
     (r"attention_window", 6),
+    (r"n_window(_infer)?", 4),
+    (r"n_groups|mamba_n_groups", 1),
     (r"codebook_size", 64),
     (r"context_size", 5),
     (r"(.*_)?vocab_size(_per_layer_input)?|n_vocab|vocab_size_.*", 99),
@@ -33,7 +35,7 @@ RULES: list[tuple[str, int]] = [
     (r"index_topk", 4),
     (r"(.*_)?(head_dim|attention_head_size|d_kv|d_head|head_size|dim_head|head_width)|key_value_proj_dim", HEAD_DIM),
     (r"(.*_)?(intermediate_size|ffn_dim|d_ff|mlp_dim|ff_dim|n_inner|ffn_hidden_size|feed_forward_dim|intermediate_dim)(_mlp)?|mlp_size", 48),
-    (r"(.*_)?(hidden_size|hidden_dim|d_model|n_embd|embed_dim|projection_dim|proj_dim|embedding_size|embedding_dim|word_embed_proj_dim|d_embed|emb_dim|hidden_size_per_layer_input|out_hidden_size|output_dim|classifier_proj_size|proj_size|output_proj_dims|feature_size|fpn_dim|mask_dim|codevector_dim|decoder_dim|model_dim|out_dim|emb_size|feature_dim|out_embed_dim|hidden_channels|embed_size)", WIDTH),
+    (r"(.*_)?(hidden_size|hidden_dim|d_model|n_embd|embed_dim|projection_dim|proj_dim|embedding_size|embedding_dim|word_embed_proj_dim|d_embed|emb_dim|hidden_size_per_layer_input|out_hidden_size|output_dim|classifier_proj_size|proj_size|output_proj_dims|feature_size|fpn_dim|mask_dim|codevector_dim|decoder_dim|model_dim|out_dim|emb_size|feature_dim|out_embed_dim|hidden_channels|embed_size|output_channels|condition_dim|upsample_groups)", WIDTH),
     (r"dim", WIDTH),
     (r"(.*_)?(max_position_embeddings|max_positions?|n_positions|n_ctx|max_seq_len(gth)?|max_sequence_length|max_target_positions|max_text_len(gth)?|seq_length|original_max_position_embeddings)", 64),
     (r"max_source_positions", 40),
@@ -58,15 +60,12 @@ _LAYERS = re.compile(r"num_hidden_layers|num_layers|n_layers?|encoder_layers|dec
 
 def small_config(model_type: str) -> PreTrainedConfig:
     """The type's default config with small sizes; `overrides.CONFIGS` has what no rule gives."""
-    overrides = dict(CONFIGS.get(model_type, {}))
-    kind = CONFIG_MAPPING[model_type]
-    start = overrides.pop("__init__", {})
-    return shrink(kind(**{k: _sub_config(v) for k, v in start.items()}), overrides)
+    return shrink(CONFIG_MAPPING[model_type]())
 
 
 def shrink(config: PreTrainedConfig, overrides: Mapping[str, Any] | None = None) -> PreTrainedConfig:
     """A copy of the config whose integers, lists of layers and sub-configs are small."""
-    overrides = overrides or {}
+    overrides = {**CONFIGS.get(config.model_type, {}), **(overrides or {})}
     declared = {f.name for f in dataclasses.fields(config)} - _GENERAL
     values = {k: v for k, v in vars(config).items() if k in declared}
     compressed = "kv_lora_rank" in values  # multi-head latent attention: the other widths follow from its own
@@ -83,13 +82,19 @@ def shrink(config: PreTrainedConfig, overrides: Mapping[str, Any] | None = None)
             continue
         elif name == "head_dim" and value is None:
             small[name] = HEAD_DIM
+        elif name == "embed_dim" and isinstance(values.get("num_heads"), list | tuple):
+            small[name] = value  # a hierarchy, whose stages have widths and heads of their own
         elif name.endswith("config") and isinstance(value, Mapping) and value.get("model_type") in CONFIG_MAPPING:
             small[name] = shrink(CONFIG_MAPPING[value["model_type"]](**value), overrides.get(name))
         else:
             small[name] = _shrunk(name, value, layer_count, wanted, special)
-    if _has_rope_sections(config) and isinstance(small.get("rope_parameters"), Mapping | None):
+    if (
+        _has_rope_sections(config)
+        and "rope_parameters" not in overrides
+        and isinstance(small.get("rope_parameters"), Mapping | None)
+    ):
         plain = {"rope_type": "default", "rope_theta": 10_000.0}
-        small["rope_parameters"] = {"mrope_section": [2, 1, 1], **(small["rope_parameters"] or plain)}
+        small["rope_parameters"] = {"mrope_section": [2, 1, 1], **(small.get("rope_parameters") or plain)}
     if compressed and "num_key_value_heads" in small:
         small["num_key_value_heads"] = HEADS
     for name, value in overrides.items():
@@ -104,7 +109,7 @@ _GENERAL = {f.name for f in dataclasses.fields(PreTrainedConfig)} - {"is_encoder
 def _sub_config(value: Any) -> Any:
     if isinstance(value, Mapping) and "model_type" in value:
         rest = {k: v for k, v in value.items() if k != "model_type"}
-        return shrink(CONFIG_MAPPING[value["model_type"]](**rest.pop("__init__", {})), rest)
+        return shrink(CONFIG_MAPPING[value["model_type"]](), rest) if value["model_type"] in CONFIG_MAPPING else value
     return copy.deepcopy(value)
 
 

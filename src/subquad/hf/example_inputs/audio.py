@@ -38,7 +38,9 @@ def channels_of_wave(form: Form) -> Tensor:
 
 def bins(form: Form) -> int:
     """How many numbers one frame has."""
-    return form.number("num_mel_bins", "n_mels", "input_feat_per_channel", "feature_size", "mel_bins")
+    return form.number(
+        "num_mel_bins", "n_mels", "input_feat_per_channel", "feature_size", "mel_bins", "feature_projection_input_dim"
+    )
 
 
 def frames(form: Form) -> int:
@@ -72,6 +74,21 @@ def spectrogram(form: Form) -> Tensor:
     return form.floats(form.batch, form.number("max_length", default=64), bins(form))
 
 
-def all_samples(form: Form) -> Tensor:
-    """Ones for every sample."""
-    return torch.ones(form.batch, samples(form), dtype=torch.long)
+def all_frames(form: Form) -> Tensor:
+    """Which frames are real, ones where no padding is asked for."""
+    return form.full_mask(8 * form.length)
+
+
+def fixed_all_frames(form: Form) -> Tensor:
+    """Which frames are real, where their number is fixed."""
+    return form.full_mask(frames(form))
+
+
+def packed_mel(form: Form) -> Tensor:
+    """(bins, frames of all items), one item after the other."""
+    return form.floats(bins(form), form.batch * 8 * form.length)
+
+
+def frame_counts(form: Form) -> Tensor:
+    """How many frames each item has."""
+    return torch.tensor([8 * form.length] * form.batch)

@@ -1,6 +1,7 @@
 """Images among text: as many image tokens as the model's vision tower makes features."""
 
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,14 +13,19 @@ from subquad.hf.example_inputs.text import IMAGE_TOKENS
 
 def takes_image_tokens(form: Form) -> bool:
     """Whether image features take the places of image tokens in the text."""
-    if not {"input_ids", "pixel_values"} <= form.parameters.keys() or not hasattr(form.model, "get_image_features"):
+    if not {"input_ids", "pixel_values"} <= form.parameters.keys() or tower(form) is None:
         return False
     return any(name in IMAGE_TOKENS for name, _ in special_ids(form.config))
 
 
-def image_inputs(form: Form, special: dict) -> dict[str, Tensor]:
+def tower(form: Form) -> Any:
+    """The outermost part of the model that makes features of images; None in a model without one."""
+    return next((part for part in form.model.modules() if hasattr(part, "get_image_features")), None)
+
+
+def image_inputs(form: Form, special: dict[str, Any]) -> dict[str, Tensor]:
     """The image, and its grid where the model wants one; sets the number of image tokens. Empty: text alone."""
-    wanted = inspect.signature(form.model.get_image_features).parameters
+    wanted = inspect.signature(tower(form).get_image_features).parameters
     rules = {"pixel_values": vision.image}
     if "image_grid_thw" in wanted:
         rules = {"pixel_values": vision.patches, "image_grid_thw": vision.grid}
@@ -28,7 +34,7 @@ def image_inputs(form: Form, special: dict) -> dict[str, Tensor]:
     try:
         with torch.no_grad():
             placed = {k: v.to(form.model.device) for k, v in found.items()}
-            features = form.model.get_image_features(**placed)
+            features = tower(form).get_image_features(**placed)
     except Exception:  # whatever a tower says to an image that it does not take: text alone is valid
         return {}
     count = _count(getattr(features, "pooler_output", features))

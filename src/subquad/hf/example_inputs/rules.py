@@ -36,9 +36,111 @@ IF_REQUIRED: dict[str, Rule] = {
     "input_features": audio.mel_by_time,
     "image_grid_thw": vision.grid,
     "grid_thw": vision.grid,
+    "hidden_states": vision.patches,
+    "input_features_mask": audio.all_frames,
+    "inputs_embeds": text.embedded,
+    "flattened_patches": vision.numbered_rows,
+    "qformer_input_ids": text.ids,
+}
+
+# Inputs that several model types share.
+_PATCH_ROWS: dict[str, Rule | None] = {
+    "pixel_values": vision.patch_rows,
+    "pixel_attention_mask": vision.patch_mask,
+    "spatial_shapes": vision.spatial_shapes,
+}
+_VIDEO: dict[str, Rule | None] = {"pixel_values": vision.video}
+_IMAGES: dict[str, Rule | None] = {"pixel_values": vision.images}
+_PAIRS: dict[str, Rule | None] = {"pixel_values": vision.pairs}
+_WAVE: dict[str, Rule | None] = {"input_values": audio.channels_of_wave}
+_FRAMES: dict[str, Rule | None] = {"input_features": audio.time_by_mel}
+_NUMBERED: dict[str, Rule | None] = {"flattened_patches": vision.numbered_rows}
+_TEXT: dict[str, Rule | None] = {"pixel_values": None}
+_NO_MASK: dict[str, Rule | None] = {"attention_mask": None}
+_PACKED_MEL: dict[str, Rule | None] = {
+    "input_features": audio.packed_mel,
+    "feature_lens": audio.frame_counts,
+    "attention_mask": None,
+}
+_CHANNELS: dict[str, Rule | None] = {
+    "past_values": series.past_channels,
+    "past_observed_mask": None,
+    "future_values": None,
 }
 
 # By model type: rules that differ from the above, and parameters that are left out (None) or given although optional.
 BY_TYPE: dict[str, dict[str, Rule | None]] = {
-    "audio-spectrogram-transformer": {"input_values": audio.spectrogram},
+    "audio-spectrogram-transformer": {"input_values": audio.spectrogram, "attention_mask": None},
+    "audioflamingo3_encoder": {"input_features_mask": audio.fixed_all_frames},
+    "colqwen2": _TEXT,
+    "deepseek_vl_hybrid": _TEXT,
+    "glm_image": _TEXT | {"image_grid_thw": None},
+    "glm_image_vision": {"pixel_values": vision.patches},
+    "instructblipvideo": _VIDEO,
+    "kosmos-2": _TEXT,
+    "mllama": _TEXT,
+    "moss_transcribe_diarize_audio": _NO_MASK,
+    "muse_spark": {"input_values": None},
+    "nemotron3_5_asr": _FRAMES,
+    "nemotron3_5_transcribe_asr_audio": _FRAMES,
+    "nemotron3_5_transcribe_audio": _FRAMES,
+    "nemotron3_diarization": _FRAMES,
+    "nemotron3_diarization_audio": _FRAMES,
+    "nemotron_asr_streaming": _FRAMES,
+    "nemotron_asr_streaming_encoder": _FRAMES,
+    "nemotron_h_omni": _TEXT,
+    "patchtsmixer": _CHANNELS,
+    "patchtst": _CHANNELS,
+    "phi4_multimodal_audio": {"hidden_states": audio.time_by_mel, "mask": audio.all_frames},
+    "qwen2_5_omni_audio_encoder": _PACKED_MEL,
+    "qwen2_audio_encoder": _NO_MASK,
+    "qwen3_omni_moe_audio_encoder": _PACKED_MEL,
+    "timesfm": {"past_values_padding": series.none_padded, "freq": series.frequency},
+    "udop": _TEXT,
+    "voxtral_encoder": _NO_MASK,
+    "wav2vec2-bert": _FRAMES,
+    "bros": {"bbox": text.boxes},
+    "canary": _FRAMES,
+    "cohere_asr": _FRAMES,
+    "colmodernvbert": _IMAGES,
+    "cosmos3_edge_vision": {"pixel_values": vision.patches},
+    "dac": _WAVE,
+    "encodec": _WAVE,
+    "granite_docling": _IMAGES,
+    "granite_speech5_ctc": _FRAMES,
+    "granite_speech5_encoder": _FRAMES,
+    "hunyuan_vl_vision": {"pixel_values": vision.patches},
+    "idefics": _IMAGES,
+    "idefics2": _IMAGES,
+    "idefics3": _IMAGES,
+    "kimi_k25_vision": {"pixel_values": vision.patch_images},
+    "kosmos_2_5_vision_model": _NUMBERED,
+    "lasr_ctc": _FRAMES,
+    "lasr_encoder": _FRAMES,
+    "lfm2_vl": _PATCH_ROWS,
+    "lfm3_vl_vision": {"pixel_values": vision.patches},
+    "lightglue": _PAIRS,
+    "mimi_encoder": _WAVE,
+    "minimax_m3_vl_vision": {"pixel_values": vision.patches},
+    "modernvbert": _IMAGES,
+    "muse_glimmer_vision": {"pixel_values": vision.patches},
+    "muse_spark_vision": {"pixel_values": vision.patches},
+    "parakeet_ctc": _FRAMES,
+    "parakeet_encoder": _FRAMES,
+    "parakeet_rnnt": _FRAMES,
+    "parakeet_tdt": _FRAMES,
+    "pe_audio": _WAVE,
+    "pe_audio_encoder": _WAVE,
+    "pix2struct": _NUMBERED,
+    "pix2struct_vision_model": _NUMBERED,
+    "pocket_tts_audio_tokenizer_encoder": _WAVE,
+    "siglip2": _PATCH_ROWS,
+    "siglip2_vision_model": _PATCH_ROWS,
+    "smolvlm": _IMAGES,
+    "superglue": _PAIRS,
+    "timesformer": _VIDEO,
+    "videomae": _VIDEO,
+    "vivit": _VIDEO,
+    "xclip": _VIDEO,
+    "xcodec": _WAVE,
 }

@@ -48,3 +48,13 @@ def future_times(form: Form) -> Tensor:
 
 def _features(form: Form) -> int:
     return form.number("num_time_features", default=0) + form.number("num_dynamic_real_features", default=0)
+
+
+def none_padded(form: Form) -> Tensor:
+    """Zeros: no step of the past is padding."""
+    return torch.zeros(form.batch, past_length(form))
+
+
+def frequency(form: Form) -> Tensor:
+    """The lowest class of frequency."""
+    return torch.zeros(form.batch, 1, dtype=torch.long)

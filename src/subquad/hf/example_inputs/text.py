@@ -56,10 +56,15 @@ def decoder_vocabulary(form: Form) -> int:
 
 def decoder_mask(form: Form) -> Tensor | None:
     """The decoder's attention mask."""
-    return form.mask(decoder_length(form))
+    return form.mask(decoder_length(form)) if "decoder_input_ids" in form.parameters else None
 
 
 def boxes(form: Form) -> Tensor:
     """Where each word stands on its page: (x0, y0, x1, y1)."""
     corner = form.integers(0, 20, form.batch, form.length, 2)
     return torch.cat([corner, corner + form.integers(1, 10, form.batch, form.length, 2)], dim=-1)
+
+
+def embedded(form: Form) -> Tensor:
+    """Tokens as the model's width of numbers."""
+    return form.floats(form.batch, form.length, form.number("hidden_size", "d_model", "dim"))

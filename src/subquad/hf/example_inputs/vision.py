@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from subquad.hf.example_inputs.form import Form
+from transformers import PreTrainedConfig
+
+from subquad.hf.example_inputs.form import Form, configs
 
 ANY_SIZE = 64  # for models that take images of every size
 
@@ -36,11 +38,10 @@ def channels(form: Form) -> int:
     return 3
 
 
-def _vision_configs(form: Form) -> list[object]:
-    nested = [getattr(form.config, n, None) for n in ("vision_config", "backbone_config", "image_model_config")]
-    encoder = getattr(form.config, "encoder", None)
-    found = [encoder, *nested[:1], form.config, *nested[1:]]
-    return [c for c in found if c is not None]
+def _vision_configs(form: Form) -> list[PreTrainedConfig]:
+    """The configs that may know of images: those named for it first."""
+    found = list(configs(form.config))
+    return sorted(found, key=lambda c: not any(word in c.model_type for word in ("vision", "vit", "image")))
 
 
 def image(form: Form) -> Tensor:
@@ -65,6 +66,46 @@ def all_pixels(form: Form) -> Tensor:
 
 
 # ---------------------------------------------------------------------- images as rows of patches
+
+
+SIDE = 4  # patches
+
+
+def spatial_shapes(form: Form) -> Tensor:
+    """(rows, columns) of patches in each image; the last one has fewer where padding is asked for."""
+    shapes = torch.tensor([[SIDE, SIDE]] * form.batch)
+    shapes[-1, 0] -= int(form.padding != "none")
+    return shapes
+
+
+def patch_rows(form: Form) -> Tensor:
+    """The patches of each image as rows, (B, patches, numbers of a patch)."""
+    return form.floats(form.batch, SIDE * SIDE, channels(form) * patch_size(form) ** 2)
+
+
+def patch_mask(form: Form) -> Tensor:
+    """Which of the rows are patches of the image: 1 or 0."""
+    real = spatial_shapes(form).prod(-1)
+    return (torch.arange(SIDE * SIDE) < real[:, None]).long()
+
+
+def numbered_rows(form: Form) -> Tensor:
+    """Patches as rows that start with their row and column, as Pix2Struct takes them."""
+    rows = form.floats(form.batch, SIDE * SIDE, form.number("patch_embed_hidden_size"))
+    place = torch.arange(SIDE * SIDE)
+    numbers = torch.stack([place // SIDE + 1, place % SIDE + 1], dim=-1).float()
+    return torch.cat([numbers.expand(form.batch, -1, -1), rows], dim=-1)
+
+
+def pairs(form: Form) -> Tensor:
+    """Two images an item."""
+    return form.floats(form.batch, 2, channels(form), *image_size(form))
+
+
+def patch_images(form: Form) -> Tensor:
+    """The patches of every image, each a small image."""
+    side = patch_size(form)
+    return form.floats(int(grid(form).prod(-1).sum()), channels(form), side, side)
 
 
 def grid(form: Form) -> Tensor:
