@@ -17,6 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_
 from subquad.hf.boundary import attend, make_mask
 from subquad.hf.layers import NAME, Attached, Layer
 from subquad.hf.patterns import Pattern, read_pattern
+from subquad.hf.saved import SAVED_AS, configs_of, default_implementation
 from subquad.masks import Mask
 from subquad.methods import Bound, Full
 
@@ -287,14 +288,10 @@ def _tensors(result: Any) -> list[Tensor]:
 
 def originals(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
     """Every config in the model, outermost first, with the attention implementation that the model has of its own."""
-    configs: dict[int, PreTrainedConfig] = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if isinstance(config, PreTrainedConfig):
-            configs.setdefault(id(config), config)
     swapped = {id(config): own for module in model.modules() for config, own in getattr(module, ORIGINAL, [])}
-    found = [(c, swapped.get(id(c), c._attn_implementation)) for c in configs.values()]
-    return [(config, "sdpa" if own in (NAME, None) else own) for config, own in found]
+    found = [(c, owner, swapped.get(id(c), c._attn_implementation)) for c, owner in configs_of(model)]
+    ours = (NAME, SAVED_AS, None)
+    return [(c, default_implementation(owner, model) if own in ours else own) for c, owner, own in found]
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from subquad import hf
 from subquad.errors import InputError, as_input_error, check_device
+from subquad.hf.saved import without_marks
 
 Kind = Literal["embedding", "masked-lm", "causal-lm"]
 
@@ -83,8 +84,7 @@ class Pretrained:
 
     def identity(self) -> list[Any]:
         """What tells this model from another one: name, config, some of its weights."""
-        config = self.model.config.to_dict()
-        config.pop("subquad", None)
+        config = without_marks(self.model.config.to_dict())
         weights = sum(float(p.detach().flatten()[:64].double().sum()) for p in self.model.parameters())
         return [self.name, repr(sorted(config.items(), key=str)), weights]
 
@@ -150,7 +150,9 @@ def load(name: str | None, device: str = "cpu") -> Pretrained:
         "masked-lm": transformers.AutoModelForMaskedLM,
         "causal-lm": transformers.AutoModelForCausalLM,
     }[kind]
-    model = _load(auto, where).eval().to(device)
+    # Methods that ran when the folder was saved are not what the user asks about: the model's own attention is.
+    model = _load(auto, where, attn_implementation="eager").eval().to(device)
+    hf.restore(model)
     with as_input_error():
         hf.find_layers(model)
     model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
@@ -172,7 +174,7 @@ def _demo_model() -> str:
     return str(get_model_path())
 
 
-def _load(auto: Any, where: str) -> Any:
+def _load(auto: Any, where: str, **options: Any) -> Any:
     """`from_pretrained`, its many ways to fail in one line."""
     if Path(where).is_dir() and not (Path(where) / "config.json").exists():
         raise InputError(f"no model in the folder {where}: it has no config.json")
@@ -180,7 +182,7 @@ def _load(auto: Any, where: str) -> Any:
     if looks_local and not Path(where).exists():
         raise InputError(f"no model at {where}: there is no such folder")
     try:
-        return auto.from_pretrained(where)
+        return auto.from_pretrained(where, **options)
     except Exception as error:  # transformers, safetensors and the hub client raise kinds of their own
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         reason += "" if Path(where).exists() else f" (and there is no folder {where!r} here)"
