@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import subquad as sq
+from subquad import seals
 from subquad.errors import InputError
 from subquad.experiments.fine_tuning import FineTune, head_of, texts_of
 from subquad.experiments.random_encoder import write_random_encoder
@@ -72,7 +73,7 @@ def test_a_head_that_starts_as_the_probe_says_what_the_probe_says(folder, tmp_pa
     items = [torch.randint(5, 65, (12,), generator=draw).tolist() for _ in range(30)]
     vectors = pretrained.embed_all(items)
     probe = Probe(vectors, [labels[i % len(labels)] for i in range(30)])
-    torch.save(head_of(probe), tmp_path / "head.pt")
+    seals.save(tmp_path / "head.pt", head_of(probe))
     task = FineTune(encoder=str(folder / "model"), length=20, classes=len(labels), head=str(tmp_path / "head.pt"))
     model = task.model(ModelSettings(method="full")).eval()
     batch = task.collate([{"input_ids": item, "label": 0} for item in items])

@@ -114,7 +114,7 @@ def test_a_half_written_result_does_not_count(tmp_path):
     bench.fails = {2: Killed()}
     with pytest.raises(Killed):
         reproduce(bench.experiment, "small", tmp_path / "out")
-    (tmp_path / "out" / "cells" / ".size=2.json.part").write_text('{"result": {"squ')
+    (tmp_path / "out" / "cells" / ".size=2.json.0a1b2c3d.subquad-part").write_text('{"result": {"squ')
     bench.fails = {}
     _, results, _ = reproduce(bench.experiment, "small", tmp_path / "out", resume=True)
     assert rows(results) == SQUARES
@@ -161,7 +161,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
 
 
 def test_a_claim_that_was_half_written_is_written_again(tmp_path):
-    (tmp_path / ".run.json.part").write_text('{"exper')
+    (tmp_path / ".run.json.0a1b2c3d.subquad-part").write_text('{"exper')
     reproduce(Bench().experiment, "small", tmp_path)
     assert json.loads((tmp_path / "run.json").read_text())["experiment"] == "bench"
 

@@ -8,6 +8,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import subquad as sq
+from subquad import seals
 
 METHOD = "lha:buckets=3,hidden=8"
 
@@ -168,9 +169,15 @@ def turn_a_bit(folder):
 
 
 def edit_methods(folder, edit):
+    edit_settings(folder, lambda settings: edit(settings["methods"]))
+
+
+def edit_settings(folder, edit):
+    """As whoever writes an adapter would: with the digest of what it holds then."""
     settings = json.loads((folder / "adapter.json").read_text())
-    edit(settings["methods"])
-    (folder / "adapter.json").write_text(json.dumps(settings))
+    del settings["digest"]
+    edit(settings)
+    (folder / "adapter.json").write_bytes(seals.sealed_json(settings))
 
 
 def drop_a_layer(folder):
@@ -190,13 +197,22 @@ def name_no_method(folder):
 
 
 def forget_the_model(folder):
-    settings = json.loads((folder / "adapter.json").read_text())
-    settings["model"].pop("weights")
-    (folder / "adapter.json").write_text(json.dumps(settings))
+    edit_settings(folder, lambda settings: settings["model"].pop("weights"))
+
+
+def choose_another_setting(folder):
+    file = folder / "adapter.json"
+    file.write_text(file.read_text().replace('"buckets": 3', '"buckets": 7'))
+
+
+def nest_deeply(folder):
+    (folder / "adapter.json").write_text("[" * 100_000)
 
 
 OF_SETTINGS = (
     forget_the_model,
+    choose_another_setting,
+    nest_deeply,
     cut_settings,
     drop_the_methods,
     drop_a_layer,
@@ -215,16 +231,70 @@ def test_damaged_files_are_named(model, folder, damage):
 
 
 def test_another_format_is_named(model, folder):
-    settings = json.loads((folder / "adapter.json").read_text())
-    (folder / "adapter.json").write_text(json.dumps(settings | {"format": 99}))
-    with pytest.raises(ValueError, match="has format 99, but this version reads 1"):
+    edit_settings(folder, lambda settings: settings.update(format=99))
+    with pytest.raises(ValueError, match="has format 99, but this version reads 1 and 2"):
         sq.hf.load_adapter(model, folder)
 
 
-def test_settings_that_do_not_fit_the_parameters_are_named(model, folder):
+MEMBERS = {
+    "format": (lambda s: s, [None, True, 2.0, "2", [2]]),
+    "model": (lambda s: s, [None, [], "BertModel"]),
+    "methods": (lambda s: s, [None, [], 3]),
+    "record": (lambda s: s, [None, [], "x"]),
+    "tensors": (lambda s: s, [None, 5, True]),
+    "class": (lambda s: s["model"], [None, 5, []]),
+    "layers": (lambda s: s["model"], [None, 2, {}, [3], [[4, 4]], [[4, 4, "8"]], [[4, 4, True]], [[4, 0, 8]]]),
+    "dtype": (lambda s: s["model"], [None, 32]),
+    "weights": (lambda s: s["model"], [None, 5]),
+    "max_length": (lambda s: s["model"], ["64", 64.0, True, []]),
+    "0": (lambda s: s["methods"], [None, [], "lha", {}, {"name": 5}, {"name": "lha", "buckets": "3"}]),
+    "-1": (lambda s: s["methods"], [{"name": "full"}]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, (_, values) in MEMBERS.items() for value in values]
+)
+def test_members_of_another_type_are_named(folder, name, value):
+    edit_settings(folder, lambda settings: MEMBERS[name][0](settings).update({name: value}))
+    with pytest.raises(ValueError, match=r"adapter\.json (is damaged|has format)"):
+        sq.hf.read_adapter(folder)
+
+
+def as_format_1(folder):
     settings = json.loads((folder / "adapter.json").read_text())
-    settings["methods"]["1"]["buckets"] = 4
-    (folder / "adapter.json").write_text(json.dumps(settings))
+    del settings["digest"]
+    (folder / "adapter.json").write_text(json.dumps(settings | {"format": 1}))
+
+
+def test_format_1_is_read_with_a_warning_and_written_anew_as_format_2(model, folder, tmp_path):
+    wanted = outputs(model)
+    sq.hf.restore(model)
+    as_format_1(folder)
+    with pytest.warns(UserWarning, match="has format 1, without a digest of its settings"):
+        sq.hf.load_adapter(model, folder)
+    assert torch.equal(outputs(model), wanted)
+    sq.hf.save_adapter(model, tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "adapter.json").read_text())["format"] == 2
+
+
+def test_damage_does_not_turn_format_2_into_format_1(folder):
+    file = folder / "adapter.json"
+    file.write_text(file.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(ValueError, match="does not hold what was written"):
+        sq.hf.read_adapter(folder)
+
+
+def test_settings_are_the_same_however_they_are_laid_out(folder):
+    before = sq.hf.read_adapter(folder)
+    settings = json.loads((folder / "adapter.json").read_text())
+    (folder / "adapter.json").write_text(json.dumps(settings, indent=7, sort_keys=True))
+    after = sq.hf.read_adapter(folder)
+    assert (after.methods, after.model, after.record) == (before.methods, before.model, before.record)
+
+
+def test_settings_that_do_not_fit_the_parameters_are_named(model, folder):
+    edit_methods(folder, lambda methods: methods["1"].update(buckets=4))
     with pytest.raises(ValueError, match=r"layer 1: .* of lha:buckets=4,hidden=8 is .* but the adapter holds"):
         sq.hf.load_adapter(model, folder)
 
@@ -232,9 +302,8 @@ def test_settings_that_do_not_fit_the_parameters_are_named(model, folder):
 def test_parameters_that_are_not_there_are_named(model, folder):
     tensors = load_file(folder / "adapter.safetensors")
     save_file({name: t for name, t in tensors.items() if not name.startswith("1.")}, folder / "adapter.safetensors")
-    settings = json.loads((folder / "adapter.json").read_text())
-    settings["tensors"] = sq.hf.adapters._digest(folder / "adapter.safetensors")
-    (folder / "adapter.json").write_text(json.dumps(settings))
+    digest = seals.digest((folder / "adapter.safetensors").read_bytes())
+    edit_settings(folder, lambda settings: settings.update(tensors=digest))
     with pytest.raises(ValueError, match=r"layer 1: .* the adapter holds \[\]"):
         sq.hf.load_adapter(model, folder)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from subquad import hf
+from subquad import files, hf
 from subquad.cli import app
 from subquad.errors import InputError
 from subquad.workflows import calibrate as module
@@ -95,6 +95,44 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_parameters(settings, 
     assert steps[:2] == [0, 20]  # loading, then on from the last measurement
     assert all(torch.equal(a, b) for a, b in zip(parameters(wanted), parameters(resumed), strict=True))
     assert [e["step"] for e in resumed.record["history"]] == [0, 10, 20, 30, 40]
+
+
+def interrupted_at_27(settings, out):
+    def interrupt(what, done, total):
+        if done == 27:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(settings, out, interrupt)
+    return next(out.rglob("checkpoint.pt"))
+
+
+def turn_a_bit(data):
+    return data[:-40] + bytes([data[-40] ^ 4]) + data[-39:]
+
+
+@pytest.mark.parametrize("damage", [turn_a_bit, lambda data: data[:200], lambda data: b"", lambda data: data[80:]])
+def test_a_damaged_checkpoint_is_named_and_the_remedy_works(settings, tmp_path, damage):
+    checkpoint = interrupted_at_27(settings, tmp_path / "cut")
+    checkpoint.write_bytes(damage(checkpoint.read_bytes()))
+    with pytest.raises(InputError, match=r"checkpoint\.pt is damaged: .*; remove this file to start the calibration"):
+        calibrate(settings, tmp_path / "cut")
+    checkpoint.unlink()
+    assert calibrate(settings, tmp_path / "cut").record["history"][-1]["step"] == 40
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint(settings, tmp_path, monkeypatch):
+    checkpoint = interrupted_at_27(settings, tmp_path / "cut")
+    before = checkpoint.read_bytes()
+    monkeypatch.setattr(files, "_to_disk", no_room)
+    with pytest.raises(InputError, match=r"cannot write .*checkpoint\.pt: No space left on device; free some space"):
+        calibrate(settings, tmp_path / "cut")
+    assert checkpoint.read_bytes() == before
+
+
+def no_room(path, data):
+    path.write_bytes(data[: len(data) // 2])
+    raise OSError(28, "No space left on device")
 
 
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"steps": 30}, {"method": "lha:buckets=4,hidden=16"}])

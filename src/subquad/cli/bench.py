@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from subquad.cli.common import check_folder, divided, needs, progress_bar, user_errors, writing
+from subquad.cli.common import divided, needs, progress_bar, user_errors, working_in
 from subquad.cli.options import AsJson, Device, Methods
 
 if TYPE_CHECKING:
@@ -84,12 +84,11 @@ def _benched(settings: "Settings", compare: Path | None, out: Path) -> "tuple[Be
         from subquad.report.bench_changes import changes
         from subquad.report.bench_write import write_bench
     old = None if compare is None else read_old(compare, settings)
-    check_folder(out)
-    with progress_bar() as progress:
-        report = report_of(measure(settings, out, progress))
-    if old is not None:
-        report["changes"] = changes(old, report, str(compare))
-    with writing(out):
+    with working_in(out):
+        with progress_bar() as progress:
+            report = report_of(measure(settings, out, progress))
+        if old is not None:
+            report["changes"] = changes(old, report, str(compare))
         paths = write_bench(report, out)
-    Store.clear(out)
+        Store.clear(out)
     return report, paths

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from subquad.cli.common import check_folder, needs, progress_bar, user_errors, writing
+from subquad.cli.common import needs, progress_bar, user_errors, working_in
 from subquad.cli.options import AsJson, Column, Device, Model
 
 
@@ -42,8 +42,6 @@ def calibrate(
 
         if not text:
             raise InputError("no text to fit on: give --text FILE or FOLDER")
-        check_folder(out)
-        _check_free(out)
         settings = Settings(
             method=method,
             text=tuple(text),
@@ -55,9 +53,10 @@ def calibrate(
             seed=seed,
             device=device,
         )
-        with progress_bar() as progress:
-            fitted = run(settings, out, progress)
-        with writing(out):
+        with working_in(out):
+            _check_free(out)
+            with progress_bar() as progress:
+                fitted = run(settings, out, progress)
             save(fitted, out)
     if as_json:
         print(json.dumps(fitted.record, indent=1))

@@ -42,29 +42,22 @@ def divided(given: list[str]) -> tuple[str, ...]:
     return tuple(part for one in given for part in one.split())
 
 
-def check_folder(out: Path) -> None:
-    """InputError where the results have no folder to go to."""
+@contextmanager
+def working_in(out: Path) -> Iterator[None]:
+    """The folder of the results, in which no other run works meanwhile; InputError where it is none."""
     from subquad.errors import InputError
+    from subquad.workflows.alone import alone_in
 
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file; give a folder")
+    with alone_in(out):
+        yield
 
 
 def results_console() -> Console:
     """Where results go: in a file, lines are as long as tables need."""
     console = Console()
     return console if console.is_terminal else Console(width=240)
-
-
-@contextmanager
-def writing(out: Path) -> Iterator[None]:
-    """Failures to write the results in one line."""
-    from subquad.errors import InputError
-
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"cannot write the report to {out}: {error.strerror}") from None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from subquad.cli.common import check_folder, divided, needs, progress_bar, user_errors, writing
+from subquad.cli.common import divided, needs, progress_bar, user_errors, working_in
 from subquad.cli.options import Adapters, AsJson, Column, DataDir, Device, Methods, Model, Text
 
 if TYPE_CHECKING:
@@ -83,10 +83,9 @@ def _compared(settings: "Settings", out: Path) -> "tuple[Report, list[Path]]":
     from subquad.workflows.compare_report import report_of
     from subquad.workflows.store import Store
 
-    check_folder(out)
-    with progress_bar() as progress:
-        report = report_of(measure(settings, out, progress))
-    with writing(out):
+    with working_in(out):
+        with progress_bar() as progress:
+            report = report_of(measure(settings, out, progress))
         paths = write_report(report, out)
-    Store.clear(out)
+        Store.clear(out)
     return report, paths

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from subquad.cli.common import check_folder, divided, needs, progress_bar, user_errors, writing
+from subquad.cli.common import divided, needs, progress_bar, user_errors, working_in
 from subquad.cli.options import Adapters, AsJson, Column, Device, Methods, Model, Text
 
 
@@ -59,12 +59,11 @@ def inspect(
             spectrum=spectrum,
             device=device,
         )
-        check_folder(out)
-        with progress_bar() as progress:
-            report = report_of(measure(settings, out, progress), settings)
-        with writing(out):
+        with working_in(out):
+            with progress_bar() as progress:
+                report = report_of(measure(settings, out, progress), settings)
             paths = write_inspection(report, out)
-        Store.clear(out)
+            Store.clear(out)
     if as_json:
         print(json.dumps(report, indent=1))
         return

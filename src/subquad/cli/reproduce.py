@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from subquad.cli.common import check_folder, needs, progress_bar, results_console, user_errors, writing
+from subquad.cli.common import needs, progress_bar, results_console, user_errors, working_in
 from subquad.cli.options import DataDir, Device
 
 
@@ -40,19 +40,18 @@ def reproduce(
             return
         chosen = load(experiment)
         folder = out or Path(f"subquad-{experiment}-{scale}")
-        check_folder(folder)
-        with progress_bar() as progress:
-            header, results, cells = run(
-                chosen,
-                scale,
-                folder,
-                data=data_dir,
-                device=device,
-                resume=resume,
-                changes=read_changes(override or ()),
-                progress=progress,
-            )
-        with writing(folder):
+        with working_in(folder):
+            with progress_bar() as progress:
+                header, results, cells = run(
+                    chosen,
+                    scale,
+                    folder,
+                    data=data_dir,
+                    device=device,
+                    resume=resume,
+                    changes=read_changes(override or ()),
+                    progress=progress,
+                )
             paths = write_results(header, results, cells, folder)
     console.print(rich_results(header, results))
     console.print(f"Results: {', '.join(map(str, paths))}", soft_wrap=True)

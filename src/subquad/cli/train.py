@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from subquad.cli.common import check_folder, errors, needs, progress_bar, results_console, user_errors
+from subquad.cli.common import errors, needs, progress_bar, results_console, user_errors, working_in
 from subquad.cli.options import AsJson, DataDir, Device
 
 OUT = Path("subquad-run")
@@ -54,8 +54,8 @@ def train(
             return
         given += [{"model": {"method": method}}] if method else []
         settings = settings_of(task, *given, read_overrides(override or ()))
-        check_folder(out)
-        with _progress(processes.number()) as progress:
+        # Several processes are one run: the first of them holds its folder.
+        with nullcontext() if processes.number() else working_in(out), _progress(processes.number()) as progress:
             record = run(settings, out, data=data_dir, device=device, resume=resume, progress=progress)
         processes.leave()
     if not record:  # not the first of several processes

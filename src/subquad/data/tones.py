@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from subquad.data.spoken_digits import ARCHIVE, RATE
+from subquad.files import write
 
 
 def tones(folder: Path, *, speakers: Sequence[str] = ("anna", "bert", "george"), takes: int = 12) -> Path:
@@ -27,10 +28,11 @@ def tones(folder: Path, *, speakers: Sequence[str] = ("anna", "bert", "george"),
 def archive(folder: Path, files: Mapping[str, bytes]) -> Path:
     """A data folder with these files in its archive of recordings."""
     path = folder / ARCHIVE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w") as zipped:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as zipped:
         for name, content in files.items():
             zipped.writestr(name, content)
+    write(path, packed.getvalue())
     return folder
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from subquad import hf
+from subquad import hf, seals
 from subquad.data.texts import read_documents
 from subquad.experiments.at_hand import AtHand, at_hand, calibrate, calibrated_row
-from subquad.experiments.base import Cell, Context, Experiment, Found, spread
+from subquad.experiments.base import AGAIN, Cell, Context, Experiment, Found, spread
 from subquad.measure.capture import LayerInputs, recorded
 from subquad.methods import Bound, Method, Routing, parse_method
 from subquad.report.experiment import HeatMap, Lines, Results, Table
@@ -98,7 +98,7 @@ def _follow(scale: Scale, context: Context) -> dict[str, Any]:
         for move in range(scale.moves):
             bound.learned.follow(queries[number][move % len(passages)], None)  # type: ignore[operator]
         centroids[number] = bound.learned.state_dict()
-    torch.save(centroids, context.folder / CENTROIDS)
+    seals.save(context.folder / CENTROIDS, centroids)
     return {"moves": scale.moves, "passages": len(passages)}
 
 
@@ -136,7 +136,7 @@ def _members(scale: Scale, pretrained: Pretrained, context: Context) -> dict[str
             members[f"{label} seed={seed}"] = {layer.number: one for layer in layers}
     followed = _routing(scale, pretrained)
     members["routing (as it starts) seed=0"] = _routing(scale, pretrained)
-    state = torch.load(context.beside("routing") / CENTROIDS, weights_only=True)
+    state = seals.load(context.beside("routing") / CENTROIDS, AGAIN)
     for number, bound in followed.items():
         assert bound.learned is not None
         bound.learned.load_state_dict(state[number])

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
-from subquad import hf
+from subquad import hf, seals
 from subquad.errors import InputError
+from subquad.experiments.base import AGAIN
 from subquad.training.models import Prediction
 from subquad.training.settings import ModelSettings
 from subquad.training.tasks.base import Batch, Figures, Item, Splits, Task
@@ -68,7 +69,7 @@ class FineTune(Task):
         """The pretrained weights, a head that is drawn, and the method in every layer."""
         model = MeanClassifier(load(self.encoder or None).model, self.classes)
         if self.head:
-            model.head.load_state_dict(torch.load(self.head, weights_only=True))
+            model.head.load_state_dict(seals.load(Path(self.head), AGAIN))
         hf.swap(model, cast(str, settings.method), max_length=self.length)
         return model
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from subquad import seals
 from subquad.experiments.at_hand import AtHand, at_hand, folders
 from subquad.experiments.base import Cell, Context, Experiment, Found, spread
 from subquad.experiments.fine_tuning import FineTune, head_of, texts_of
 from subquad.experiments.text_baselines import baselines
 from subquad.report.experiment import Bars, Results, Table, Value
+from subquad.training.checkpoints import discard_all
 from subquad.training.run import evaluate, train
 from subquad.training.settings import ModelSettings, Settings, TrainingSettings
 from subquad.workflows.tasks import Probe
@@ -106,7 +105,7 @@ def _baselines(scale: Scale, context: Context) -> dict[str, Any]:
     plain = baselines(pretrained, task, items)
     context.progress("embeddings", 0, 1)
     probe = Probe(pretrained.embed_all(items[: task.train]), task.labels[: task.train])
-    torch.save(head_of(probe), context.folder / HEAD)
+    seals.save(context.folder / HEAD, head_of(probe))
     return {"sizes": sizes, "accuracy": plain}
 
 
@@ -135,8 +134,7 @@ def _tune(scale: Scale, method: str, seed: int, context: Context) -> dict[str, A
     before = evaluate(settings, start, context.folder / "start", data=at.data, device=context.device)
     outcome = train(settings, context.folder, data=at.data, device=context.device, progress=context.progress)
     losses = [entry["loss"] for entry in outcome.history if "loss" in entry]
-    for checkpoint in context.folder.glob("checkpoint-*"):  # a quarter of a gigabyte each, and what they gave is kept
-        shutil.rmtree(checkpoint)
+    discard_all(context.folder)  # a quarter of a gigabyte each, and what they gave is kept
     return {
         "accuracy": outcome.test["accuracy"],
         "before": before["accuracy"],

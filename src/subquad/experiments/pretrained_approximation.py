@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subquad import seals
 from subquad.experiments.at_hand import AtHand, at_hand, calibrate, calibrated_row, folders
-from subquad.experiments.base import Cell, Context, Experiment, Found, spread
+from subquad.experiments.base import AGAIN, Cell, Context, Experiment, Found, spread
 from subquad.experiments.text_baselines import baselines
 from subquad.measure.fidelity import cosine
 from subquad.methods import parse_method
@@ -180,7 +181,7 @@ def _exact(scale: Scale, name: str, context: Context) -> dict[str, Any]:
     learnt = pretrained.embed_all(items[: task.train]) if task.train else torch.empty(0)
     context.progress("test texts", 1, 2)
     held = pretrained.embed_all(items[task.train :])
-    torch.save({"train": learnt, "test": held}, context.folder / "vectors.pt")
+    seals.save(context.folder / "vectors.pt", {"train": learnt, "test": held})
     lengths = [len(item) for item in items]
     sizes = {"train": task.train, "test": len(held), "tokens": statistics.median(lengths)}
     return _judged(task, learnt, held, held) | sizes
@@ -200,7 +201,7 @@ def _replaced(scale: Scale, name: str, row: Row, seed: int, context: Context) ->
     items = _items(scale, pretrained, task.texts[task.train :])
     with running(pretrained.model, own.swap):
         vectors = pretrained.embed_all(items)
-    kept = torch.load(context.beside(key(name, EXACT)) / "vectors.pt", weights_only=True)
+    kept = seals.load(context.beside(key(name, EXACT)) / "vectors.pt", AGAIN)
     return _judged(task, kept["train"], kept["test"], vectors)
 
 

@@ -2,12 +2,15 @@
 
 import csv
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from subquad import files
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = tuple(f"w{number}" for number in range(60))
@@ -20,13 +23,14 @@ def write_random_encoder(folder: Path) -> None:
     """`folder`/model, and `folder`/data with labelled texts and two plain ones; the same ones every time."""
     if (folder / "done").exists():
         return
-    _write_model(folder / "model")
+    with files.whole_folder(folder / "model") as model:
+        _write_model(model)
     draw = np.random.default_rng(0)
     for part, count in (("train", 24), ("test", 8)):
         _write_table(folder / "data" / "labelled" / f"{part}.csv", draw, count)
     for name in ("fit", "read"):
         _write_text(folder / "data" / f"{name}.txt", draw)
-    (folder / "done").touch()
+    files.write(folder / "done", "")
 
 
 def _write_model(folder: Path) -> None:
@@ -46,17 +50,17 @@ def _write_model(folder: Path) -> None:
 
 
 def _write_table(path: Path, draw: np.random.Generator, count: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(("text", "label"))
-        for i in range(count):
-            label = list(LABELS)[i % len(LABELS)]
-            table.writerow((_words(draw, LABELS[label], TEXT_WORDS), label))
+    text = StringIO()
+    table = csv.writer(text)
+    table.writerow(("text", "label"))
+    for i in range(count):
+        label = list(LABELS)[i % len(LABELS)]
+        table.writerow((_words(draw, LABELS[label], TEXT_WORDS), label))
+    files.write(path, text.getvalue())
 
 
 def _write_text(path: Path, draw: np.random.Generator) -> None:
-    path.write_text("\n".join(_words(draw, WORDS, TEXT_WORDS) for _ in range(100)))
+    files.write(path, "\n".join(_words(draw, WORDS, TEXT_WORDS) for _ in range(100)))
 
 
 def _words(draw: np.random.Generator, of: Sequence[str], count: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import time
 from collections.abc import Mapping
@@ -11,10 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from subquad import files, seals
 from subquad.errors import InputError, check_device
 from subquad.experiments.base import SCALES, Cell, Context, Experiment, Progress, slug
 from subquad.experiments.overrides import as_options, changed
 from subquad.report.experiment import Header, Results
+from subquad.workflows.alone import RUNNING
 from subquad.workflows.machine import hardware, versions
 
 
@@ -72,15 +73,21 @@ def _kept(folder: Path, cell: Cell, context: Context) -> dict[str, Any]:
     """What a cell gave, from an earlier run or from now, with the seconds of the run that ended."""
     path = folder.with_name(folder.name + ".json")
     if path.exists():
-        kept: dict[str, Any] = json.loads(path.read_text())
-        return kept
-    folder.mkdir(parents=True, exist_ok=True)
+        return _read(path, cell)
+    files.make_folder(folder)
     begun = time.perf_counter()
     result = cell.run(context)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps({"result": result, "seconds": round(time.perf_counter() - begun, 2)}, indent=1))
-    os.replace(part, path)
-    kept = json.loads(path.read_text())
+    seconds = round(time.perf_counter() - begun, 2)
+    files.write(path, seals.sealed_json({"cell": cell.key, "result": result, "seconds": seconds}))
+    return _read(path, cell)
+
+
+def _read(path: Path, cell: Cell) -> dict[str, Any]:
+    """What a cell's file holds, checked."""
+    remedy = "remove this file; --resume then runs the cell again"
+    kept = seals.read_json(path, remedy)
+    if (whose := kept.pop("cell")) != cell.key:
+        raise seals.Damaged(path, f"it is of the cell {whose!r}, not of {cell.key!r}", remedy)
     return kept
 
 
@@ -104,19 +111,21 @@ def _claim(out: Path, run: dict[str, Any], resume: bool) -> None:
     """Write down which run a folder holds; InputError where it holds another, or this one and is not to go on."""
     path = out / "run.json"
     run = json.loads(json.dumps(run))
-    if path.exists() and any(file.is_file() for file in (out / "cells").rglob("*")):
-        there = json.loads(path.read_text())
+    begun = any(file.is_file() and not files.is_part(file) for file in (out / "cells").rglob("*"))
+    if begun and not path.exists():
+        raise InputError(
+            f"{out} holds cells of a run but no {path.name} that says which; give another folder with --out"
+        )
+    if begun:
+        there = seals.parsed(path, "give another folder with --out")
         if there != run:
             raise InputError(f"{out} holds another run ({_difference(there, run)}); give another folder with --out")
         if not resume:
             raise InputError(f"{out} holds this run already: --resume goes on with it, --out FOLDER starts another")
         return
-    part = path.with_name(".run.json.part")
-    if out.exists() and any(there not in (part, path, out / "cells") for there in out.iterdir()):
+    if not files.empty_but_for(out, [path.name, "cells", *RUNNING]):
         raise InputError(f"{out} is not empty and holds no run of this; give another folder with --out")
-    out.mkdir(parents=True, exist_ok=True)
-    part.write_text(json.dumps(run, indent=1))
-    os.replace(part, path)
+    files.write(path, json.dumps(run, indent=1))
 
 
 def _difference(there: dict[str, Any], run: dict[str, Any]) -> str:
@@ -124,5 +133,6 @@ def _difference(there: dict[str, Any], run: dict[str, Any]) -> str:
     for key in ("experiment", "scale"):
         if there.get(key) != run[key]:
             return f"{key} {there.get(key)}, not {run[key]}"
-    old, new = there.get("settings", {}), run["settings"]
+    new, found = run["settings"], there.get("settings")
+    old = found if isinstance(found, dict) else {}
     return f"another {', '.join(name for name in new if old.get(name) != new[name]) or 'version of its settings'}"

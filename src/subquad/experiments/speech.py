@@ -11,18 +11,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from subquad import hf
+from subquad import files, hf
 from subquad.data.spoken_digits import ARCHIVE
 from subquad.data.tones import tones
-from subquad.experiments.base import Cell, Context, Found
+from subquad.experiments.base import AGAIN, Cell, Context, Found
 from subquad.measure.capture import recorded
 from subquad.measure.fidelity import attention_weights
 from subquad.measure.timing import Effort, spread, until_steady
 from subquad.methods import Full
 from subquad.report.experiment import Table
+from subquad.training.checkpoints import check_sealed, seal
 from subquad.training.models.blocks import SelfOrCrossAttention
 from subquad.training.models.speech import CTCEncoder
-from subquad.training.run import Outcome, evaluate, train
+from subquad.training.run import Outcome, evaluate, read_saved, train
 from subquad.training.settings import Settings, settings_of
 from subquad.training.tasks.speech import Speech
 
@@ -175,7 +176,7 @@ def model_cells(recipe: Recipe, methods: Sequence[str], seed: int, layers: int =
 
 def fit(settings: Settings, first: str | None, context: Context) -> dict[str, Any]:
     """Train, save the model beside the checkpoints, and say how it went."""
-    start = context.beside(first) / "model" if first else None
+    start = model_of(first, context) if first else None
     outcome = train(
         settings,
         context.folder,
@@ -184,8 +185,15 @@ def fit(settings: Settings, first: str | None, context: Context) -> dict[str, An
         progress=context.progress,
         start_from=start,
     )
-    outcome.model.save_pretrained(context.folder / "model")
+    with files.whole_folder(context.folder / "model") as folder:
+        outcome.model.save_pretrained(folder)
+        seal(folder)
     return record_of(outcome)
+
+
+def model_of(key: str, context: Context) -> Path:
+    """The folder of the model that a cell trained, as it was saved."""
+    return check_sealed(context.beside(key) / "model", AGAIN)
 
 
 def record_of(outcome: Outcome) -> dict[str, Any]:
@@ -209,7 +217,7 @@ def listen(settings: Settings, trained: str, train_with: str, method: str, conte
 
     A model that learned to use its queries as keys keeps them as keys in every method.
     """
-    model = cast(CTCEncoder, CTCEncoder.from_pretrained(context.beside(trained) / "model"))
+    model = read_saved(CTCEncoder, model_of(trained, context))
     if shares(train_with):
         share_keys(model)
     hf.swap(model, method_of(method), max_length=model.config.max_position_embeddings)
@@ -223,7 +231,7 @@ def top_mass(settings: Settings, trained: str, context: Context, utterances: int
 
     Of the first test utterances, one at a time, by exact attention.
     """
-    model = CTCEncoder.from_pretrained(context.beside(trained) / "model").eval()
+    model = read_saved(CTCEncoder, model_of(trained, context)).eval()
     task = cast(Speech, settings.task)
     test = task.splits(data_of(context)).test
     shares: list[Tensor] = []

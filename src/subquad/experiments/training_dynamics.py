@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterator
@@ -17,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from subquad import hf
-from subquad.experiments.base import Cell, Context, Experiment, Found
+from subquad import files, hf, seals
+from subquad.experiments.base import AGAIN, Cell, Context, Experiment, Found
 from subquad.experiments.made_text import made_text
 from subquad.measure.dynamics import hash_dynamics
 from subquad.measure.hooks import scores
@@ -87,7 +86,7 @@ class Watch(TrainerCallback):
 
     def __init__(self, path: Path, batch: dict[str, Tensor], every: int):
         self.path, self.batch, self.every = path, batch, every
-        kept = json.loads(path.read_text()) if path.exists() else {}
+        kept = seals.read_json(path, AGAIN) if path.exists() else {}
         self.record: Record = {int(step): figures for step, figures in kept.items()}
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **more: Any) -> None:
@@ -101,7 +100,7 @@ class Watch(TrainerCallback):
 
     def _look(self, step: int, model: Any) -> None:
         self.record[step] = dynamics_of(model, {k: v.to(model.device) for k, v in self.batch.items()})
-        self.path.write_text(json.dumps(self.record))
+        files.write(self.path, seals.sealed_json({str(step): figures for step, figures in self.record.items()}))
 
 
 @torch.no_grad()

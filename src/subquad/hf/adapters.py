@@ -1,13 +1,13 @@
 """Adapters: learned parameters of swapped attention, in a folder beside the model.
 
 adapter.safetensors    "<layer number>.<parameter>" → tensor
-adapter.json           the methods of the layers, the model that they belong to, the record of their training
+adapter.json           the methods of the layers, the model that they belong to, the record of their training, and the
+                       digests of the tensors and of all this
 README.md              the same for readers
 """
 
 import hashlib
-import json
-import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import torch as safetensors
 from torch import Tensor, nn
 
+from subquad import files, seals
 from subquad.hf.doors import AnyModel, own_parameters, transformers_model
 from subquad.hf.layers import head_counts
 from subquad.hf.positions import position_limit
@@ -26,8 +27,11 @@ from subquad.hf.swapping import AnyMethod, Swapped, bind_all, swap
 from subquad.hf.swapping import bounds as _bounds
 from subquad.methods import Bound, Method, from_dict
 
-FORMAT = 1
+FORMAT = 2  # 1 had no digest of adapter.json
 TENSORS, SETTINGS, CARD = "adapter.safetensors", "adapter.json", "README.md"
+_REMEDY = "copy the adapter again from where it came from, or make it again (subquad calibrate)"
+_MEMBERS = {"model": dict, "methods": dict, "record": dict, "tensors": str}
+_OF_MODEL = {"class": str, "layers": list, "dtype": str, "weights": str, "max_length": int | None}
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ def save_adapter(
 
     Raises:
         ValueError: none of them has learned parameters, the layers were bound for several longest lengths, or the path
-            is a file.
+            is a file or cannot be written to (`subquad.files.CannotWrite`, an OSError too); then an adapter that was
+            there is as it was.
     """
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
@@ -111,14 +116,9 @@ def save_adapter(
         "methods": {str(number): bound.method.to_dict() for number, bound in given.items()},
         "record": dict(record or {}),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / f"{TENSORS}.part")
-    settings["tensors"] = _digest(folder / f"{TENSORS}.part")
-    (folder / f"{SETTINGS}.part").write_text(json.dumps(settings, indent=1), "utf-8")
-    os.chmod(folder / f"{TENSORS}.part", (folder / f"{SETTINGS}.part").stat().st_mode)  # safetensors hides its files
-    (folder / f"{CARD}.part").write_text(card, "utf-8")
-    for name in (TENSORS, CARD, SETTINGS):
-        os.replace(folder / f"{name}.part", folder / name)
+    data = safetensors.save(tensors)
+    settings["tensors"] = seals.digest(data)
+    files.write_all({TENSORS: data, CARD: card, SETTINGS: seals.sealed_json(settings)}, folder)
     return folder
 
 
@@ -127,6 +127,9 @@ def read_adapter(path: str | Path) -> Adapter:
 
     Raises:
         ValueError: there is none, or a file of it is missing or damaged; names the file.
+
+    Warns:
+        UserWarning: it is of format 1, whose adapter.json has no digest that would show damage.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -136,29 +139,15 @@ def read_adapter(path: str | Path) -> Adapter:
     for name in (SETTINGS, TENSORS):
         if not (folder / name).is_file():
             raise ValueError(f"no adapter at {folder}: it has no {name}")
+    settings = _settings(folder / SETTINGS)
+    model, record = settings["model"], settings["record"]
     try:
-        settings = json.loads((folder / SETTINGS).read_text("utf-8"))
-        made = settings["format"]
-        model, record, digest = settings["model"], settings["record"], settings["tensors"]
-        given = {int(number): method for number, method in settings["methods"].items()}
-    except (KeyError, TypeError, AttributeError, ValueError) as error:  # the latter: no JSON, no text, no number
-        raise ValueError(f"{folder / SETTINGS} is damaged: {type(error).__name__}: {error}") from None
-    if made != FORMAT:
-        raise ValueError(f"{folder / SETTINGS} has format {made!r}, but this version reads {FORMAT}")
-    if missing := {"class", "layers", "dtype", "weights", "max_length"} - set(model):
-        raise ValueError(f"{folder / SETTINGS} is damaged: it does not say the model's {', '.join(sorted(missing))}")
-    try:
-        methods = {number: from_dict(method) for number, method in given.items()}
+        methods = {int(number): from_dict(method) for number, method in settings["methods"].items()}
     except (ValueError, TypeError) as error:
         raise ValueError(f"{folder / SETTINGS} is damaged, or of another version: {error}") from None
     if beyond := sorted(set(methods) - set(range(len(model["layers"])))):
         raise ValueError(f"{folder / SETTINGS} is damaged: it has a method for layer {beyond[0]}, which is none")
-    if _digest(folder / TENSORS) != digest:
-        raise ValueError(f"{folder / TENSORS} is damaged: it does not hold what {SETTINGS} says")
-    try:
-        flat = load_file(folder / TENSORS)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{folder / TENSORS} is damaged: {error}") from None
+    flat = _tensors(folder / TENSORS, settings["tensors"])
     tensors: dict[int, dict[str, Tensor]] = {}
     for name, tensor in flat.items():
         number, _, parameter = name.partition(".")
@@ -239,5 +228,56 @@ def _shape(model: Mapping[str, Any]) -> str:
     return f"{len(model['layers'])} attention layers of {listed}"
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _settings(path: Path) -> dict[str, Any]:
+    """The members of adapter.json, each of its type."""
+    settings = seals.parsed(path, _REMEDY)
+    made = settings.get("format")
+    if type(made) is not int or made not in (1, FORMAT):
+        raise ValueError(f"{path} has format {made!r}, but this version reads 1 and {FORMAT}")
+    if made == FORMAT or seals.DIGEST in settings:
+        settings = seals.opened(settings, path, _REMEDY)
+    else:
+        warnings.warn(
+            f"{path} has format 1, without a digest of its settings, so damage to them is not noticed; saving the "
+            f"adapter again writes format {FORMAT}",
+            stacklevel=3,
+        )
+    wrong = _wrong(settings, _MEMBERS) or _wrong(settings["model"], _OF_MODEL) or _wrong_parts(settings)
+    if wrong:
+        raise seals.Damaged(path, wrong, _REMEDY)
+    return settings
+
+
+def _wrong(members: Mapping[str, Any], types: Mapping[str, Any]) -> str:
+    """Which member is missing or of another type, or nothing."""
+    for name, kind in types.items():
+        if name not in members:
+            return f"it does not say {name!r}"
+        if not isinstance(members[name], kind) or isinstance(members[name], bool):
+            return f"{name!r} is {str(members[name])[:50]!r}, which is of another type"
+    return ""
+
+
+def _wrong_parts(settings: Mapping[str, Any]) -> str:
+    """Which layer's shape or method is not one, or nothing."""
+    for number, shape in enumerate(settings["model"]["layers"]):
+        if not isinstance(shape, list) or len(shape) != 3 or any(type(n) is not int or n < 1 for n in shape):
+            return f"the heads, key heads and width of layer {number} are {str(shape)[:50]}"
+    for number, method in settings["methods"].items():
+        if not number.isdecimal() or not isinstance(method, dict) or not isinstance(method.get("name"), str):
+            return f"the method of layer {number[:50]!r} is {str(method)[:50]}"
+    return ""
+
+
+def _tensors(path: Path, digest: str) -> dict[str, Tensor]:
+    """What adapter.safetensors holds, if it has this digest."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise seals.Damaged(path, f"it cannot be read ({error.strerror})", _REMEDY) from None
+    if seals.digest(data) != digest:
+        raise seals.Damaged(path, f"it does not hold what {SETTINGS} says", _REMEDY)
+    try:
+        return safetensors.load(data)
+    except SafetensorError as error:
+        raise seals.Damaged(path, str(error), _REMEDY) from None

@@ -1,8 +1,8 @@
 """The two functions that transformers calls: one makes the mask of a forward pass, one runs a layer's attention.
 
-Both are registered under one name. The mask function hands on what `handed.encode` makes, at most (B,M) numbers. Who may
-attend to whom is what the model's own mask function says: causality travels with the mask, and windows, which do not
-change between calls, were read from the mask function when the method was swapped in (`probe`).
+Both are registered under one name. The mask function hands on what `handed.encode` makes, at most (B,M) numbers. Who
+may attend to whom is what the model's own mask function says: causality travels with the mask, and windows, which do
+not change between calls, were read from the mask function when the method was swapped in (`probe`).
 """
 
 from collections.abc import Callable
@@ -63,7 +63,9 @@ def make_mask(
     real, filled, segments = _real_keys(attention_mask, kv_length, kv_offset), None, None
     if causal and (isinstance(q_offset, Tensor) or kv_length != q_offset + q_length - kv_offset):
         filled = torch.arange(kv_length, device=device) < q_offset + q_length - kv_offset
-    elif causal and attention_mask is None and q_length == kv_length > 1:  # only then does transformers look for packing
+    elif (
+        causal and attention_mask is None and q_length == kv_length > 1
+    ):  # else there is no packing
         segments = _segments(mask_function, batch_size, q_length, device)
     if filled is None and real is not None and not torch.compiler.is_compiling() and bool(real.all()):
         real = None

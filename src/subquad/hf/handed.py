@@ -1,7 +1,7 @@
 """The mask that transformers carries from its mask function to each layer's attention: one encoding, one decoding.
 
-transformers makes a mask once for each forward pass and hands it through the model's own code. Ours is a plain tensor of
-shape (B,1,1,M), never N×M: four axes, because transformers leaves such a mask alone wherever it prepares masks again.
+transformers makes a mask once for each forward pass and hands it through the model's own code. Ours is a plain tensor
+of shape (B,1,1,M), never N×M: four axes, because transformers leaves such a mask alone where it prepares masks again.
 The dtype says the pattern, because it is known without reading a tensor, also while compiling:
 
     bool    bidirectional     True = a real key
@@ -71,9 +71,7 @@ def decode(given: Tensor | None, N: int, M: int, *, causal: bool, label: str) ->
     if given.shape[-1] == 0:
         return Handed(ours, offset=M - N if ours else 0)
     if given.shape[-1] != M:
-        raise ValueError(
-            f"layer {label}: the attention mask has {given.shape[-1]} positions, but there are {M} keys"
-        )
+        raise ValueError(f"layer {label}: the attention mask has {given.shape[-1]} positions, but there are {M} keys")
     flat = given[:, 0, 0]
     if given.dtype == torch.bool:
         return Handed(False, flat)
@@ -84,7 +82,9 @@ def decode(given: Tensor | None, N: int, M: int, *, causal: bool, label: str) ->
     if given.dtype == torch.int16:
         return Handed(True, flat > 0, offset=(flat[0] >= 0).sum() - N)
     if given.dtype != torch.int8:
-        raise ValueError(f"layer {label} was given an attention mask of dtype {given.dtype}, which subquad does not know")
+        raise ValueError(
+            f"layer {label} was given a mask of dtype {given.dtype}, which subquad does not know"
+        )
     return Handed(True, flat > 0, offset=M - N)
 
 

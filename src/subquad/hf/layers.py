@@ -26,7 +26,7 @@ _CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
 class Layer:
     """One attention layer of a model, before anything is attached.
 
-    `sizes` is (query heads, key heads, width of queries and keys) and `window` how far it sees, as `Mask.window` counts.
+    `sizes` is (query heads, key heads, width of queries and keys), `window` how far it sees, as `Mask.window` counts.
     """
 
     number: int
@@ -129,7 +129,9 @@ class Attached(nn.Module):
     ) -> Tensor:
         """Exact attention with capped logits or sinks, in a layer where "full" is attached."""
         if not isinstance(self.bound.method, Full):
-            raise ValueError(f"layer {self.label} caps its logits or has sinks, which {self.bound.method} does not know")
+            raise ValueError(
+                f"layer {self.label} has capped logits or sinks, which {self.bound.method} does not know"
+            )
         mask = mask if real is None else mask & Mask.padding(keys=real)
         return attend_exactly(query, key, value, mask, **options)
 

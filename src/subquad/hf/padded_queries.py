@@ -1,9 +1,9 @@
 """What padded queries get where a method's choices must not depend on them.
 
-transformers hides padded keys but computes padded queries, and some models read them: convolutions carry them into real
-frames, poolers take the first position under left padding. Methods that group queries must leave them out, or the amount
-of padding would change real outputs. So they run apart, by clustered attention with few clusters: padded tokens share
-one embedding, so they are few kinds of queries, and with no more of them than clusters this is exact.
+transformers hides padded keys but computes padded queries, and some models read them: convolutions carry them into
+real frames, poolers take the first position under left padding. Methods that group queries must leave them out, or the
+amount of padding would change real outputs. So they run apart, by clustered attention with few clusters: padded tokens
+share one embedding, so their queries are alike, and with no more of them than clusters this is exact.
 """
 
 from typing import Any

@@ -68,8 +68,8 @@ def read_pattern(function: MaskFunction | None) -> Pattern:
     pattern = EVERYTHING if function is None else _read(function)
     if not pattern.known:
         raise ValueError(
-            f"this model lets a query see the keys at distances {pattern.first:g} to {pattern.last:g}, which is neither "
-            "causal nor the same to both sides; subquad does not know such a mask"
+            f"this model lets a query see the keys at distances {pattern.first:g} to {pattern.last:g}, which is "
+            "neither causal nor the same to both sides; subquad does not know such a mask"
         )
     return pattern
 
@@ -103,7 +103,7 @@ def _read(function: MaskFunction) -> Pattern:
 
 def _unknown(name: str) -> ValueError:
     return ValueError(
-        f"this model masks attention by {name!r}, which subquad does not know; restore its own attention for such inputs"
+        f"this model masks attention by {name!r}, which subquad does not know; restore its own attention for that"
     )
 
 

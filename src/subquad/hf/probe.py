@@ -8,12 +8,14 @@ shapes of its keys. So before anything is swapped in, the model runs three times
     trial       with "full" through subquad's boundary, each call held against the recorded one
 
 A model that does not come out equal is refused, with the first layer that differs or the model's own error. Padding on
-both sides and packed sequences are tried where the model takes them. Results are kept for as long as the model lives.
+both sides, packed sequences and two generated tokens on a static cache are tried where the model takes them. Results
+are kept for as long as the model lives.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,10 +26,11 @@ from subquad.hf.doors import AnyModel, transformers_model
 from subquad.hf.example_inputs import example_inputs
 from subquad.hf.layers import Layer, inspect_layers, serving_decoders
 from subquad.hf.saved import without_marks
-from subquad.hf.trial import Seen, own_run, recorded_run, same_outputs, trial_run
+from subquad.hf.trial import Run, Seen, own_run, recorded_run, same_outputs, trial_run
 
 Inputs = Mapping[str, Any]
 
+_ON_CACHE = "generating on a static cache"
 _KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[str, list[Layer]]] = WeakKeyDictionary()
 
 
@@ -66,7 +69,7 @@ def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -
         if isinstance(part, PreTrainedModel) and part is not model and missing & set(part.modules()):
             try:
                 batch = example_inputs(part)
-                own_run(part, batch)
+                own_run(part, partial(_forward, batch))
             except Exception:  # this part does not run alone
                 continue
             seen |= _try(part, layers, batch)
@@ -92,14 +95,14 @@ def _as_seen(layer: Layer, seen: Seen | None) -> Layer:
 def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> dict[Any, Seen]:
     """What each layer that was reached does; ValueError where the model is not the same through the boundary."""
     name = type(model).__name__
-    batches = {"as given": inputs} if inputs is not None else _batches(model)
+    runs: list[tuple[str, Run]] = _runs(model) if inputs is None else [("as given", partial(_forward, inputs))]
     seen: dict[Any, Seen] = {}
-    for how, batch in batches.items():
-        optional = how in ("padded on the left", "packed")
+    for number, (how, run) in enumerate(runs):
         try:
-            own, calls = own_run(model, batch), recorded_run(model, batch)
+            own = own_run(model, run)
+            calls = recorded_run(model, run, on_cache=how == _ON_CACHE)
         except Exception as error:
-            if optional:  # a model that does not take such inputs
+            if number:  # a model that does not take such inputs
                 continue
             raise ValueError(
                 f"{name} does not run on the inputs that subquad made to try it ({_one_line(error)}); give a small "
@@ -111,9 +114,9 @@ def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> 
         if any(layer.reason for layer in tried):  # said for each layer, when a method is put into it
             continue
         try:
-            outputs = trial_run(model, tried, batch, calls)
+            outputs = trial_run(model, tried, run, calls)
         except Exception as error:
-            raise ValueError(f"{name} cannot run on subquad's attention: {_one_line(error)} (inputs {how})") from error
+            raise ValueError(f"{name} cannot run on subquad's attention: {_one_line(error)} (tried {how})") from error
         if all(call.defined for call in calls) and not same_outputs(own, outputs, model.dtype):
             raise ValueError(
                 f"{name} gives other outputs with its attention behind subquad's boundary, though each layer's "
@@ -122,24 +125,40 @@ def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> 
     return seen
 
 
-def _batches(model: PreTrainedModel) -> dict[str, Inputs]:
-    """Inputs to try: padded on the right where there is a mask, then what not every model takes."""
+def _runs(model: PreTrainedModel) -> list[tuple[str, Run]]:
+    """What to try: first what the model must take, then what not every model does."""
     if model.device.type == "meta":
         raise ValueError(f"{type(model).__name__} is on the meta device; load its weights before swapping")
-    plain = example_inputs(model)
-    batches: dict[str, Inputs] = {}
+    plain, left = example_inputs(model), None
+    runs: list[tuple[str, Inputs]]
     try:
-        batches["padded on the right"] = example_inputs(model, padding="right")
-        batches["padded on the left"] = example_inputs(model, padding="left")
+        runs = [("with padding on the right", example_inputs(model, padding="right"))]
+        left = example_inputs(model, padding="left")
+        runs.append(("with padding on the left", left))
     except ValueError:
-        batches["without padding"] = plain
+        runs = [("without padding", plain)]
     ids = plain.get("input_ids")
     if ids is not None and ids.shape[1] > 3 and "decoder_input_ids" not in plain:
         positions = torch.arange(ids.shape[1], device=ids.device)
         positions = torch.where(positions < 3, positions, positions - 3).expand(ids.shape)
         packed = {key: value for key, value in plain.items() if key != "attention_mask"}
-        batches["packed"] = packed | {"position_ids": positions, "use_cache": False}
-    return batches
+        runs.append(("with packed sequences", packed | {"position_ids": positions, "use_cache": False}))
+    tried: list[tuple[str, Run]] = [(how, partial(_forward, batch)) for how, batch in runs]
+    if model.can_generate():
+        prompt = plain if model.config.is_encoder_decoder or left is None else left
+        prompt = {key: value for key, value in prompt.items() if not key.startswith("decoder_")}
+        tried.append((_ON_CACHE, partial(_generate, prompt)))
+    return tried
+
+
+def _forward(batch: Inputs, model: PreTrainedModel) -> Any:
+    return model(**batch)
+
+
+def _generate(prompt: Inputs, model: PreTrainedModel) -> Any:
+    """Two tokens, of which the second is a step on the cache that the first filled."""
+    length = {"max_new_tokens": 2, "min_new_tokens": 2}
+    return model.generate(**prompt, **length, do_sample=False, cache_implementation="static", disable_compile=True)
 
 
 def _mark(model: PreTrainedModel, layers: list[Layer]) -> str:
@@ -151,4 +170,3 @@ def _mark(model: PreTrainedModel, layers: list[Layer]) -> str:
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}" if not isinstance(error, ValueError) else text[:400]
-

@@ -61,8 +61,9 @@ def swap(
         inputs: a small batch for the trial, for a model that subquad cannot make inputs for.
 
     The model is tried first: it runs on a few random tokens with its own attention and with exact attention through
-    subquad, and is refused unless both are equal in every layer. What is attached is written into `model.config`, so `save_pretrained` keeps it: see `reattach`. Swapping again
-    replaces what was there. Nothing changes when an error is raised.
+    subquad, and is refused unless both are equal in every layer. What is attached is written into `model.config`, so
+    `save_pretrained` keeps it: see `reattach`. Swapping again replaces what was there. Nothing changes when an error is
+    raised.
 
     Raises:
         ValueError: an architecture outside the interface, a layer that cannot run its method (with the reason), an

@@ -2,19 +2,21 @@
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
 from subquad.hf.boundary import attend, make_mask
+from subquad.hf.handed import ALMOST_NOTHING
 from subquad.hf.layers import NAME, Attached, Layer
 from subquad.hf.patterns import Pattern, read_pattern
 from subquad.hf.saved import SAVED_AS, configs_of, default_implementation
@@ -51,6 +53,7 @@ class CallRecord:
     biased: bool
     beside_softmax: tuple[str, ...]
     out: Tensor
+    on_cache: bool
 
     @property
     def defined(self) -> bool:
@@ -58,7 +61,9 @@ class CallRecord:
         return bool(self.allowed.any(-1).all())
 
     def seen(self, before: Seen | None) -> Seen:
-        """What this call, and those before it, say of the layer."""
+        """What this call, and those before it, say of the layer. A step on a cache says only what it does not know."""
+        if before is not None and self.on_cache:
+            return replace(before, reason=before.reason or self.reason)
         N, M = self.lengths
         later = self.allowed.expand(*self.allowed.shape[:2], N, M).triu(1)
         causal = self.pattern.causal if self.pattern is not None else N == M > 1 and not bool(later.any())
@@ -69,20 +74,19 @@ class CallRecord:
         reason = before.reason or now.reason
         if (before.causal, before.window) != (now.causal, now.window):
             reason = reason or "this layer sees other keys from one call to the next (causal or not, or another window)"
-        return Seen(
-            now.sizes,
-            before.cross or now.cross,
-            now.causal,
-            now.window,
-            before.biased or now.biased,
-            now.beside_softmax or before.beside_softmax,
-            reason,
+        return replace(
+            now,
+            cross=before.cross or now.cross,
+            biased=before.biased or now.biased,
+            beside_softmax=now.beside_softmax or before.beside_softmax,
+            reason=reason,
         )
 
 
 @dataclass
 class _Recorder:
     originals: dict[int, str]  # id of a config → its attention implementation
+    on_cache: bool
     calls: list[CallRecord] = field(default_factory=list)
     masks: dict[int, tuple[Tensor, Pattern | None, str | None]] = field(default_factory=dict)  # by storage
 
@@ -90,19 +94,22 @@ class _Recorder:
 _RECORDER: ContextVar[_Recorder] = ContextVar("recorder")
 
 
-def own_run(model: PreTrainedModel, batch: Mapping[str, Any]) -> Any:
+Run = Callable[[PreTrainedModel], Any]  # a forward pass, or a generation
+
+
+def own_run(model: PreTrainedModel, run: Run) -> Any:
     """Run the model as it is."""
     with undisturbed(model):
-        return model(**batch)
+        return run(model)
 
 
-def recorded_run(model: PreTrainedModel, batch: Mapping[str, Any]) -> list[CallRecord]:
-    """Run the model's own attention and masks, and write every call down."""
-    recorder = _Recorder({id(config): own for config, own in originals(model)})
+def recorded_run(model: PreTrainedModel, run: Run, *, on_cache: bool = False) -> list[CallRecord]:
+    """Run the model's own attention and masks, and write every call down. `on_cache`: the run fills a cache."""
+    recorder = _Recorder({id(config): own for config, own in originals(model)}, on_cache)
     token = _RECORDER.set(recorder)
     try:
         with undisturbed(model), running(model, RECORDED):
-            model(**batch)
+            run(model)
     finally:
         _RECORDER.reset(token)
     return recorder.calls
@@ -143,6 +150,7 @@ def _record_attention(
             options.get("position_bias") is not None,
             tuple(name for name, given in extras.items() if given is not None),
             out,
+            recorder.on_cache,
         )
     )
     return out, weights
@@ -161,7 +169,7 @@ def _allowed(
     """Who may see whom by a mask as transformers reads it, bool (B|1,H|1,N,M)."""
     N, M = query.shape[2], key.shape[2]
     if mask is not None:
-        return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        return mask if mask.dtype == torch.bool else mask > ALMOST_NOTHING
     everything = torch.ones(1, 1, N, M, dtype=torch.bool, device=query.device)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     return everything.tril() if own != "eager" and causal and N > 1 else everything
@@ -170,14 +178,28 @@ def _allowed(
 # ---------------------------------------------------------------------- the trial
 
 
+_HANDING_ON = {"__getitem__", "__get__", "size", "dim", "to", "as_subclass", "is_floating_point", "contiguous"}
+
+
 class _Handed(Tensor):
     """The mask of the trial. The model's own code may hand it on, and cut off what is not needed, but nothing else."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
-        if name not in ("__getitem__", "__get__", "size", "dim", "to", "as_subclass", "is_floating_point", "contiguous"):
-            raise ValueError(f"its own code computes with the attention mask ({name}{_caller()}), which it would misread")
+        if name not in (
+            "__getitem__",
+            "__get__",
+            "size",
+            "dim",
+            "to",
+            "as_subclass",
+            "is_floating_point",
+            "contiguous",
+        ):
+            raise ValueError(
+                f"its own code computes with the attention mask ({name}{_caller()}), which it would misread"
+            )
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
@@ -212,7 +234,9 @@ class _Compared(Attached):
         N, M = query.shape[2], key.shape[2]
         call = next(self.expected, None)
         if call is None or call.lengths != (N, M):
-            raise ValueError(f"layer {self.label} attends at other times, or to other keys, than with its own attention")
+            raise ValueError(
+                f"layer {self.label} attends at other times, or to other keys, than with its own attention"
+            )
         mask = mask if real is None else mask & Mask.padding(keys=real)
         seen = mask.to_dense(N, M, query.device)
         if bool(((seen != call.allowed) & call.allowed.any(-1, keepdim=True)).any()):
@@ -221,7 +245,9 @@ class _Compared(Attached):
             return
         have, want = out.transpose(1, 2).float(), call.out.float()
         if not bool((have - want).abs().max() <= tolerance(out.dtype) * want.abs().max()):
-            raise ValueError(f"layer {self.label} computes more than softmax attention from its queries, keys and values")
+            raise ValueError(
+                f"layer {self.label} computes more than softmax attention from its queries, keys and values"
+            )
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -229,9 +255,7 @@ def tolerance(dtype: torch.dtype) -> float:
     return 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
 
 
-def trial_run(
-    model: PreTrainedModel, layers: list[Layer], batch: Mapping[str, Any], calls: list[CallRecord]
-) -> Any:
+def trial_run(model: PreTrainedModel, layers: list[Layer], run: Run, calls: list[CallRecord]) -> Any:
     """Run the model with exact attention through the boundary; ValueError at the first call that differs."""
     before = {layer.module: layer.module._modules.get(NAME) for layer in layers}
     of_module: dict[nn.Module, list[CallRecord]] = {}
@@ -246,7 +270,7 @@ def trial_run(
                 attached.comparable = all(call.defined for call in calls)
                 layer.module.add_module(NAME, attached.eval())
         with undisturbed(model), running(model, TRIED):
-            return model(**batch)
+            return run(model)
     finally:
         for module, attached_before in before.items():
             module._modules.pop(NAME, None)
@@ -309,10 +333,15 @@ def running(model: nn.Module, implementation: str) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode on its own attention; its modes and torch's random numbers come back afterwards."""
+    """The model in eval mode on its own attention; its modes and torch's random numbers come back afterwards.
+
+    What transformers would say to a user who runs the model on such inputs is not said.
+    """
+    verbosity = transformers.logging.get_verbosity()
     modes = {module: module.training for module in model.modules()}
     before = [(config, config._attn_implementation) for config, _ in originals(model)]
     try:
+        transformers.logging.set_verbosity_error()
         for config, own in originals(model):
             config._attn_implementation = own
         model.eval()
@@ -321,6 +350,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             torch.manual_seed(0)
             yield
     finally:
+        transformers.logging.set_verbosity(verbosity)
         for config, name in before:
             config._attn_implementation = name
         for module, mode in modes.items():

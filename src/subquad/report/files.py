@@ -2,10 +2,11 @@
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from subquad.files import write_all
 
 
 def write_files(contents: Mapping[str, bytes], folder: Path, stale: Iterable[str] = ()) -> list[Path]:
@@ -13,20 +14,14 @@ def write_files(contents: Mapping[str, bytes], folder: Path, stale: Iterable[str
 
     Each replaces an earlier file of its name in one step, after all of them are on the disk. Files of an earlier report
     that this one does not have, `stale`, are removed.
+
+    Raises:
+        CannotWrite: the disk is full, for example; the earlier report is still there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = {name: folder / f".{name}.part" for name in contents}
-    try:
-        for name, data in contents.items():
-            parts[name].write_bytes(data)
-        for name, part in parts.items():
-            os.replace(part, folder / name)
-    finally:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
+    paths = write_all(contents, folder)
     for name in set(stale) - contents.keys():
         (folder / name).unlink(missing_ok=True)
-    return [folder / name for name in contents]
+    return paths
 
 
 def as_json(data: Any) -> bytes:

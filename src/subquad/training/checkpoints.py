@@ -5,12 +5,12 @@ off while it was written, and is passed over. One whose files are not those that
 """
 
 import hashlib
-import json
-import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
+from subquad import files, seals
 from subquad.errors import InputError
 
 SEAL = "seal.json"
@@ -18,10 +18,14 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def seal(checkpoint: Path) -> None:
-    """Say that all files of a checkpoint are written."""
-    part = checkpoint / f".{SEAL}.part"
-    part.write_text(json.dumps(_contents(checkpoint), indent=1))
-    os.replace(part, checkpoint / SEAL)
+    """Say that all files of a checkpoint, or of another folder, are written.
+
+    Raises:
+        CannotWrite: the disk is full, for example.
+    """
+    with files.cannot_write(checkpoint):
+        files.sync_tree(checkpoint)
+    files.write(checkpoint / SEAL, seals.sealed_json({"files": _contents(checkpoint)}))
 
 
 def newest(folder: Path) -> Path | None:
@@ -49,7 +53,7 @@ def best_of(folder: Path, step: int | None) -> Path | None:
 
 
 def check(checkpoint: Path) -> None:
-    """See whether a checkpoint is as it was sealed.
+    """See whether the best checkpoint is as it was sealed.
 
     Raises:
         InputError: it is not; says what is wrong.
@@ -67,11 +71,34 @@ def newest_step(folder: Path) -> int:
     return max((step_of(path) for path in _checkpoints(folder) if (path / SEAL).exists()), default=0)
 
 
+def check_sealed(folder: Path, remedy: str) -> Path:
+    """A folder that was sealed, if it is still as it was then.
+
+    Raises:
+        Damaged: it is not; the message ends in the remedy.
+    """
+    if damaged := _damage(folder):
+        raise seals.Damaged(folder, damaged, remedy)
+    return folder
+
+
 def discard_unsealed(folder: Path) -> None:
-    """Remove checkpoints that were cut off while they were written."""
+    """Remove checkpoints that were cut off while they were written, or while they were removed."""
     for path in _checkpoints(folder):
         if not (path / SEAL).exists():
             shutil.rmtree(path)
+
+
+def discard_all(folder: Path) -> None:
+    """Remove all checkpoints of a run that is finished; one that is cut off meanwhile is not sealed any more."""
+    for path in _checkpoints(folder):
+        (path / SEAL).unlink(missing_ok=True)
+        shutil.rmtree(path)
+
+
+def has_any(folder: Path) -> bool:
+    """Whether there are checkpoints, sealed or not."""
+    return bool(_checkpoints(folder))
 
 
 def checkpoint_at(folder: Path, step: int) -> Path:
@@ -92,6 +119,17 @@ def _checkpoints(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
 
 
+def _sealed(path: Path) -> dict[str, Any] | None:
+    """What a seal says, `_contents` when it was made; None where it is damaged."""
+    try:
+        said = seals.parsed(path, "")
+        if "files" not in said:  # as before seals had a digest of their own: each file has one in it
+            return {name: (int(size), str(checksum)) for name, (size, checksum) in said.items()}
+        return seals.opened(said, path, "")["files"]
+    except (ValueError, TypeError):
+        return None
+
+
 def _contents(checkpoint: Path) -> dict[str, list[int | str]]:
     """{file: [bytes, checksum]}."""
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and SEAL not in path.name)
@@ -107,9 +145,8 @@ def _damage(checkpoint: Path) -> str:
     """What is wrong with a checkpoint, or nothing."""
     if not (checkpoint / SEAL).exists():
         return f"{SEAL} is missing"
-    try:
-        sealed = dict(json.loads((checkpoint / SEAL).read_text()))
-    except (ValueError, TypeError):
+    sealed = _sealed(checkpoint / SEAL)
+    if not sealed:
         return f"{SEAL} is not what was written"
     for name, (size, checksum) in sealed.items():
         path = checkpoint / name

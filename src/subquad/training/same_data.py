@@ -1,6 +1,5 @@
 """What a run remembers of its data, so that it does not go on with other data."""
 
-import json
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import isclose
@@ -9,8 +8,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from subquad import files, seals
 from subquad.errors import InputError
-from subquad.training.checkpoints import newest_step
+from subquad.training.checkpoints import has_any, newest_step
 from subquad.training.tasks.base import Item, Splits
 
 DATA = "data.json"
@@ -27,14 +27,17 @@ def check_same_data(splits: Splits, labels: Any, out: Path) -> None:
         labels: the classes that the model knows, by their numbers.
 
     Raises:
-        InputError: the run in `out` was started on other data; names the split.
+        InputError: the run in `out` was started on other data; names the split. Or `out` holds checkpoints that are
+            not ours, which would be taken for ones that were cut off, and removed.
     """
     parts = {name: cast(Any, getattr(splits, name)) for name in ("train", "validation", "test")}
     found = {name: mark_of(part) for name, part in parts.items()}
     found["labels"] = {str(number): str(label) for number, label in dict(labels or {}).items()}
     path = out / DATA
+    if has_any(out) and not newest_step(out) and not path.exists():
+        raise InputError(f"{out} holds checkpoints that subquad did not write; give another folder")
     if path.exists() and newest_step(out):
-        before = json.loads(path.read_text())
+        before = _read(path)
         differs = [name for name in found if not _alike(before.get(name, {}), found[name])]
         if differs:
             raise InputError(
@@ -42,8 +45,18 @@ def check_same_data(splits: Splits, labels: Any, out: Path) -> None:
                 "data, or another folder with --out"
             )
         return
-    out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    files.write(path, seals.sealed_json(found))
+
+
+def _read(path: Path) -> dict[str, Mark]:
+    """The marks of an earlier run."""
+    remedy = "remove this file to go on with the data that is given now"
+    marks = seals.parsed(path, remedy)
+    if seals.DIGEST in marks:
+        marks = seals.opened(marks, path, remedy)
+    if not all(isinstance(mark, dict) for mark in marks.values()):
+        raise seals.Damaged(path, "it does not hold what was written", remedy)
+    return marks
 
 
 def mark_of(split: Any) -> Mark:

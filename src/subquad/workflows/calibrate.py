@@ -8,7 +8,6 @@ that was cut off goes on and ends with the same parameters.
 
 import copy
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from subquad import hf
+from subquad import hf, seals
 from subquad.data.texts import read_documents
 from subquad.errors import InputError, NothingToLearn, as_input_error
 from subquad.measure.capture import LayerInputs, recorded
@@ -117,6 +116,7 @@ def fit(
     record = {
         "method": method.to_dict(),
         "model": pretrained.name,
+        "notes": list(pretrained.notes),
         "text": {"source": [str(path) for path in settings.text], "documents": len(documents)},
         "passages": {"train": len(pieces.train), "held_out": len(pieces.held_out), "tokens": length},
         "settings": {"steps": steps, "batch": settings.batch, "seed": settings.seed, **asdict(recipe)},
@@ -263,14 +263,13 @@ class Trainer:
         state = {name: getattr(self, name) for name in ("step", "stale", "ended", "seconds", "history", "best")}
         state["bounds"] = {number: bound.state_dict() for number, bound in self.bounds.items()}
         state["optimizer"], state["schedule"] = self.optimizer.state_dict(), self.schedule.state_dict()
-        part = checkpoint.with_suffix(".part")
-        torch.save(state, part)
-        os.replace(part, checkpoint)
+        seals.save(checkpoint, state)
 
     def _restore(self, checkpoint: Path) -> None:
         if not checkpoint.exists():
             return
-        state = torch.load(checkpoint, map_location=self.pretrained.device, weights_only=True)
+        remedy = "remove this file to start the calibration from its beginning"
+        state = seals.load(checkpoint, remedy, self.pretrained.device)
         parameters = state.pop("bounds")
         for number, bound in self.bounds.items():
             bound.load_state_dict(parameters[number])

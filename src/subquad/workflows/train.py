@@ -10,6 +10,7 @@ from typing import Any
 
 import tomli_w
 
+from subquad import files, seals
 from subquad.errors import InputError
 from subquad.report.files import as_json, write_files
 from subquad.report.training_card import training_card
@@ -19,6 +20,7 @@ from subquad.training.checkpoints import newest_step
 from subquad.training.run import Outcome, train
 from subquad.training.same_data import DATA
 from subquad.training.settings import Settings, read_toml
+from subquad.workflows.alone import RUNNING
 from subquad.workflows.machine import hardware, versions
 
 SETTINGS = "settings.toml"
@@ -54,7 +56,8 @@ def run(
     if not main:
         return {}
     record = record_of(outcome, data, device)
-    outcome.model.save_pretrained(out / "model")
+    with files.whole_folder(out / "model") as folder:
+        outcome.model.save_pretrained(folder)
     # results.json says that the run is finished, so it comes last.
     write_files({CARD: training_card(record, out.name).encode(), RESULTS: as_json(record)}, out)
     return record
@@ -95,7 +98,7 @@ def claim(settings: Settings, out: Path, resume: bool) -> None:
     """
     given, path = plain(settings.to_dict()), out / SETTINGS
     if not path.exists():
-        if out.exists() and any(out.iterdir()):
+        if not files.empty_but_for(out, RUNNING):
             raise InputError(f"{out} is not empty and holds no run of subquad train; give another folder with --out")
     else:
         _check_same(given, read_toml(path), out)
@@ -132,8 +135,12 @@ def _finished(out: Path, given: Tables) -> bool:
     """Whether the folder holds the results of a run with as many steps."""
     if not (out / RESULTS).exists():
         return False
-    settings: Tables = json.loads((out / RESULTS).read_text())["settings"]
-    return settings["training"]["steps"] == given["training"]["steps"]
+    remedy = f"remove this file; --resume then writes it again from the checkpoints in {out}"
+    try:
+        steps = seals.parsed(out / RESULTS, remedy)["settings"]["training"]["steps"]
+    except (KeyError, TypeError):
+        raise seals.Damaged(out / RESULTS, "it has no settings", remedy) from None
+    return bool(steps == given["training"]["steps"])
 
 
 def _release(out: Path) -> None:
@@ -143,6 +150,7 @@ def _release(out: Path) -> None:
     shutil.rmtree(out / "tensorboard", ignore_errors=True)
     (out / DATA).unlink(missing_ok=True)
     (out / SETTINGS).unlink()
+    files.remove_parts(out)
     if not any(out.iterdir()):
         out.rmdir()
 

@@ -1,6 +1,7 @@
 """A small config of any model type: the default config with its sizes shrunk by rules on field names."""
 
 import copy
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tests.hf.survey.overrides import CONFIGS
+from tests.hf.survey.overrides import CONFIGS, RESNET
 
 HEADS, KV_HEADS, HEAD_DIM, WIDTH = 4, 2, 8, 32
 
@@ -16,6 +17,7 @@ HEADS, KV_HEADS, HEAD_DIM, WIDTH = 4, 2, 8, 32
 RULES: list[tuple[str, int]] = [
     (r"num_feat_extract_layers|num_adapter_layers|vision_feature_layer.*|.*_feature_layers?|num_feature_levels|pad_.*", 10**9),
     (r"mm_tokens_per_image", 4),
+    (r"attention_window", 6),
     (r"codebook_size", 64),
     (r"context_size", 5),
     (r"(.*_)?vocab_size(_per_layer_input)?|n_vocab|vocab_size_.*", 99),
@@ -65,29 +67,38 @@ def small_config(model_type: str) -> PreTrainedConfig:
 def shrink(config: PreTrainedConfig, overrides: Mapping[str, Any] | None = None) -> PreTrainedConfig:
     """A copy of the config whose integers, lists of layers and sub-configs are small."""
     overrides = overrides or {}
-    values = {k: v for k, v in vars(config).items() if not k.startswith("_") and k not in _GENERAL}
+    declared = {f.name for f in dataclasses.fields(config)} - _GENERAL
+    values = {k: v for k, v in vars(config).items() if k in declared}
+    compressed = "kv_lora_rank" in values  # multi-head latent attention: the other widths follow from its own
     layer_count = next((v for k, v in values.items() if _LAYERS.fullmatch(k) and isinstance(v, int)), None)
     wanted = _wanted_layers(values)
     special = iter(range(3, 40))
     small: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, PreTrainedConfig):
+        if isinstance(value, PreTrainedConfig) and value.model_type == "timm_backbone" and name not in overrides:
+            small[name] = _sub_config(RESNET)  # timm is another library
+        elif isinstance(value, PreTrainedConfig):
             small[name] = shrink(value, overrides.get(name) if isinstance(overrides.get(name), Mapping) else None)
-        elif name in overrides:
+        elif name in overrides or (compressed and name in ("head_dim", "qk_head_dim")):
             continue
+        elif name == "head_dim" and value is None:
+            small[name] = HEAD_DIM
         elif name.endswith("config") and isinstance(value, Mapping) and value.get("model_type") in CONFIG_MAPPING:
             small[name] = shrink(CONFIG_MAPPING[value["model_type"]](**value), overrides.get(name))
         else:
             small[name] = _shrunk(name, value, layer_count, wanted, special)
-    if _has_rope_sections(config) and isinstance(small.get("rope_parameters"), Mapping):
-        small["rope_parameters"] = {"mrope_section": [2, 1, 1], **small["rope_parameters"]}
+    if _has_rope_sections(config) and isinstance(small.get("rope_parameters"), Mapping | None):
+        plain = {"rope_type": "default", "rope_theta": 10_000.0}
+        small["rope_parameters"] = {"mrope_section": [2, 1, 1], **(small["rope_parameters"] or plain)}
+    if compressed and "num_key_value_heads" in small:
+        small["num_key_value_heads"] = HEADS
     for name, value in overrides.items():
         if not isinstance(small.get(name), PreTrainedConfig) or not isinstance(value, Mapping):
             small[name] = _sub_config(value)
     return type(config)(**{k: v for k, v in small.items() if k in overrides or not _same(v, _default(config, k))})
 
 
-_GENERAL = {"id2label", "label2id", "transformers_version", "dtype", "architectures", "model_type", "return_dict"}
+_GENERAL = {f.name for f in dataclasses.fields(PreTrainedConfig)} - {"is_encoder_decoder", "pad_token_id"}
 
 
 def _sub_config(value: Any) -> Any:
@@ -107,7 +118,7 @@ def _default(config: PreTrainedConfig, name: str) -> Any:
             _DEFAULTS[kind] = kind()
         except Exception:  # a config without defaults: everything is passed
             _DEFAULTS[kind] = None
-    return getattr(_DEFAULTS[kind], name, _MISSING)
+    return vars(_DEFAULTS[kind]).get(name, _MISSING) if _DEFAULTS[kind] is not None else _MISSING
 
 
 _MISSING = object()
