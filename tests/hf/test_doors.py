@@ -344,7 +344,7 @@ WRONG = {
     "an ONNX SentenceTransformer": (lambda: nn.Sequential(Exported()), "ORTModelForFeatureExtraction runs an exported"),
     "two models": (
         lambda: nn.ModuleDict({"queries": bert(), "documents": bert()}),
-        r"holds 2 transformers models \('queries', 'documents'\): give them one by one, as \.get_submodule\('queries'\)$",
+        r"2 transformers models \('queries', 'documents'\): give them one by one, as \.get_submodule\('queries'\)$",
     ),
 }
 

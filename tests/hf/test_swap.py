@@ -199,7 +199,7 @@ def test_save_and_reload_through_one_call(tmp_path):
     sq.hf.swap(case.model, wanted)
     want = case.output()
     case.model.save_pretrained(tmp_path)
-    case.model = hf.AutoModel.from_pretrained(tmp_path).eval()
+    case.model = hf.AutoModel.from_pretrained(tmp_path, attn_implementation="eager").eval()
     assert not sq.hf.describe(case.model).methods
     assert sq.hf.reattach(case.model).methods == wanted
     torch.testing.assert_close(case.output(), want, atol=1e-6, rtol=1e-6)

@@ -2,7 +2,7 @@
 
 sq.hf.swap(model, sq.ImprovedClustered(clusters=25))   # in place; returns which layer runs what
 sq.hf.restore(model)                                   # the model's own attention again
-sq.hf.reattach(model)                                  # after loading: what `save_pretrained` recorded
+sq.hf.reattach(model)                                  # what `save_pretrained` recorded; `from_pretrained` does it
 model.generate(**inputs, past_key_values=sq.hf.StateCache(model))   # from states of fixed size
 sq.hf.load_adapter(model, "lha-adapter")               # learned parameters that `subquad calibrate` fitted
 sq.hf.extend_positions(model, 4096)                    # past the learned positions
@@ -13,12 +13,14 @@ from subquad.hf.boundary import register
 from subquad.hf.layers import NAME, Layer, head_counts
 from subquad.hf.positions import extend_positions, position_limit
 from subquad.hf.probe import find_layers
+from subquad.hf.saved import attach_when_loaded
 from subquad.hf.state_cache import StateCache
 from subquad.hf.swapping import Swapped, bind, bounds, describe, reattach, refusals, restore, swap
 from subquad.hf.trial import register_trials
 
 register()
 register_trials()
+attach_when_loaded(reattach)
 
 __all__ = [
     "NAME",

@@ -17,6 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from subquad.hf.handed import Handed, decode, encode
 from subquad.hf.layers import NAME, Attached, state_layer_of
 from subquad.hf.patterns import CAUSAL, EVERYTHING, Pattern, read_pattern
+from subquad.hf.saved import SAVED_AS
 from subquad.masks import Mask
 
 # Keywords that reach an attention function and change nothing about its result. Any other must be None or False.
@@ -37,8 +38,9 @@ _SINKS = ("s_aux", "sinks")  # logits of each head that take weight and give not
 
 def register() -> None:
     """Tell transformers about both functions."""
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, make_mask)
+    for name in (NAME, SAVED_AS):
+        AttentionInterface.register(name, attend)
+        AttentionMaskInterface.register(name, make_mask)
 
 
 def make_mask(
@@ -88,7 +90,8 @@ def attend(
     if not isinstance(layer, Attached):
         raise ValueError(
             f"{type(module).__name__} is set to attn_implementation={NAME!r} but no method is attached to it: "
-            "call sq.hf.swap(model, method), or sq.hf.reattach(model) after loading a saved model"
+            "call sq.hf.swap(model, method), or sq.hf.reattach(model) after loading a saved model, or "
+            "sq.hf.load_adapter(model, folder) where its methods have learned parameters"
         )
     if kwargs.get("output_attentions"):
         raise ValueError("output_attentions=True asks for attention weights, which no method here returns")

@@ -24,7 +24,8 @@ from transformers import PreTrainedModel
 
 from subquad.hf.doors import AnyModel, transformers_model
 from subquad.hf.example_inputs import example_inputs
-from subquad.hf.layers import NAME, Layer, inspect_layers, serving_decoders
+from subquad.hf.layers import Layer, inspect_layers, serving_decoders
+from subquad.hf.saved import without_marks
 from subquad.hf.trial import Run, Seen, own_run, recorded_run, same_outputs, trial_run
 
 Inputs = Mapping[str, Any]
@@ -162,7 +163,7 @@ def _generate(prompt: Inputs, model: PreTrainedModel) -> Any:
 
 def _mark(model: PreTrainedModel, layers: list[Layer]) -> str:
     """What a trial's result holds for: these layers under this config."""
-    config = {key: value for key, value in model.config.to_dict().items() if key != NAME}
+    config = without_marks(model.config.to_dict())
     return json.dumps([[layer.name for layer in layers], config], default=str, sort_keys=True)
 
 

@@ -1,12 +1,12 @@
-"""Models that were saved while swapped: no library loads them with another attention without a word.
+"""Models that were saved while swapped: nothing loads them with another attention without a word.
 
-A swap writes `attn_implementation: SAVED_AS` into the model's config, which `save_pretrained` keeps beside the record of
-the methods. Whatever loads the folder asks transformers for the attention of that name:
+A swap writes `attn_implementation: SAVED_AS` into the model's config, which `save_pretrained` keeps beside the record
+of the methods. Whatever loads the folder then asks transformers for the attention of that name:
 
-where `subquad.hf` is not imported    there is none, so that loading raises an error, which quotes the name: the remedy
+where `subquad.hf` is not imported    there is none: loading raises an error that quotes the name, which is the remedy
 where it is                           `from_pretrained` returns the model with its methods attached again; where they
                                       cannot be attached it warns, and the model's first forward pass raises
-where `attn_implementation` is given  the model comes with that attention, as any other
+where `attn_implementation` is given  the model comes with that attention, like any other
 """
 
 import functools
@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from subquad.hf.layers import NAME, Attached
 
-# Part of what is in files: never change it. Not in it, because transformers reads them out of names: sdpa, flash, flex.
+# It is in files: never change it. It may not name sdpa, flash or flex, which transformers looks for in names.
 SAVED_AS = (
     "subquad: this model was saved with its attention swapped; run `import subquad.hf` before loading it (pip install "
     "'subquad[hf]'), or give another attn_implementation to load it with its own exact attention"
@@ -27,46 +27,52 @@ SAVED_AS = (
 _KEY = "attn_implementation"
 
 
-def configs_of(model: nn.Module) -> list[PreTrainedConfig]:
-    """Every config in the model, outermost first, each once."""
-    configs: dict[int, PreTrainedConfig] = {}
+def configs_of(model: nn.Module) -> list[tuple[PreTrainedConfig, nn.Module]]:
+    """Every config in the model with the first module that has it, outermost first."""
+    configs: dict[int, tuple[PreTrainedConfig, nn.Module]] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
         if isinstance(config, PreTrainedConfig):
-            configs.setdefault(id(config), config)
+            configs.setdefault(id(config), (config, module))
     return list(configs.values())
 
 
 def mark(model: nn.Module) -> None:
     """Let what is saved of this model, or of a part of it, name our attention."""
-    for config in configs_of(model):
+    for config, _ in configs_of(model):
         setattr(config, _KEY, SAVED_AS)
 
 
 def unmark(model: nn.Module) -> None:
-    """Let what is saved of this model load with its own attention."""
-    for config in configs_of(model):
-        vars(config).pop(_KEY, None)
+    """Take everything that a swap wrote out of the model's configs."""
+    for config, _ in configs_of(model):
+        for key in (_KEY, NAME):
+            vars(config).pop(key, None)
+
+
+def without_marks(settings: dict[Any, Any]) -> dict[Any, Any]:
+    """A config as a dict, without what a swap wrote into it and into the configs inside of it."""
+    return {
+        key: without_marks(value) if isinstance(value, dict) else value
+        for key, value in settings.items()
+        if key not in (_KEY, NAME)
+    }
 
 
 def asks_for_ours(config: PreTrainedConfig) -> bool:
-    """Whether this config sets our attention, as a swap or a loaded file does."""
+    """Whether this config names our attention, as a swap or a loaded file does."""
     return config._attn_implementation in (NAME, SAVED_AS)
 
 
-def leave_ours(model: nn.Module) -> None:
-    """Set every part that is left on our attention to what transformers would give it: SDPA, or else eager."""
-    for part in model.modules():
-        config = getattr(part, "config", None)
-        if isinstance(config, PreTrainedConfig) and asks_for_ours(config):
-            owner = part if isinstance(part, PreTrainedModel) else model
-            # Not `_attn_implementation`, which would set the configs inside of this one too.
-            config._attn_implementation_internal = owner.get_correct_attn_implementation(None)
+def default_implementation(owner: nn.Module, model: nn.Module) -> str:
+    """The attention that transformers gives a part of a model when none is asked for: SDPA where it can, or eager."""
+    part = owner if isinstance(owner, PreTrainedModel) else model
+    return part.get_correct_attn_implementation(None) if isinstance(part, PreTrainedModel) else "sdpa"
 
 
 def attach_when_loaded(reattach: Callable[[PreTrainedModel], Any]) -> None:
     """Let `from_pretrained` of every transformers model attach what was saved, with `reattach`."""
-    load = PreTrainedModel.from_pretrained.__func__  # type: ignore[attr-defined]
+    load = PreTrainedModel.from_pretrained.__func__
 
     @functools.wraps(load)
     def from_pretrained(cls: type[PreTrainedModel], *args: Any, **kwargs: Any) -> Any:
@@ -80,12 +86,12 @@ def attach_when_loaded(reattach: Callable[[PreTrainedModel], Any]) -> None:
 def _attach(model: PreTrainedModel, reattach: Callable[[PreTrainedModel], Any]) -> None:
     if not asks_for_ours(model.config) or any(isinstance(part, Attached) for part in model.modules()):
         return
-    mark(model)  # transformers took the key out of the config: what is saved of this model has it again
+    mark(model)  # transformers took the key out of the config; what is saved of this model has it again
     try:
         reattach(model)
     except ValueError as error:
         warnings.warn(
-            f"{model.name_or_path or type(model).__name__} was saved with its attention swapped, and the methods could "
-            f"not be attached again: {error}; until one is, its forward pass raises an error",
+            f"{model.name_or_path or type(model).__name__} was saved with its attention swapped, and its methods could "
+            f"not be attached again: {error}; its forward pass raises an error until a method is attached",
             stacklevel=4,
         )

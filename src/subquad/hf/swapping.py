@@ -15,6 +15,7 @@ from subquad.hf.doors import AnyModel, refuse_late_parameters, transformers_mode
 from subquad.hf.layers import NAME, Attached, Layer, attached_to, head_counts
 from subquad.hf.positions import position_limit
 from subquad.hf.probe import find_layers
+from subquad.hf.saved import asks_for_ours, mark, unmark
 from subquad.hf.trial import ORIGINAL, originals
 from subquad.methods import Bound, Full, Method, from_dict, resolve
 
@@ -98,28 +99,34 @@ def swap(
         "layers": len(layers),
         "methods": {str(number): method.to_dict() for number, method in methods.items()},
     }
+    mark(model)
     return Swapped(tuple(layers), methods)
 
 
 def restore(model: AnyModel) -> None:
-    """Give a model its own attention back, in place; nothing happens to a model that was not swapped."""
+    """Give a model its own attention back, in place; nothing happens to a model that was not swapped.
+
+    A model that was loaded from a folder that was saved while swapped gets what transformers gives it by default.
+    """
     model = transformers_model(model)
     for module in list(model.modules()):
         if isinstance(getattr(module, NAME, None), Attached):
             delattr(module, NAME)
-    for config, implementation in getattr(model, ORIGINAL, []):
-        config._attn_implementation = implementation
-    for forget in (lambda: delattr(model, ORIGINAL), lambda: delattr(model.config, NAME)):
-        try:
-            forget()
-        except AttributeError:
-            continue
+    if asks_for_ours(model.config) or any(ORIGINAL in vars(module) for module in model.modules()):
+        for config, implementation in originals(model):
+            config._attn_implementation = implementation
+    for module in model.modules():
+        vars(module).pop(ORIGINAL, None)
+    unmark(model)
 
 
 def reattach(model: AnyModel) -> Swapped:
     """Swap in what `save_pretrained` recorded of an earlier swap.
 
-        model = AutoModel.from_pretrained(folder)
+    `from_pretrained` does this itself once `subquad.hf` is imported. It is for a model that was asked for with another
+    attention, or that could not be attached when it was loaded:
+
+        model = AutoModel.from_pretrained(folder, attn_implementation="sdpa")
         sq.hf.reattach(model)
 
     Raises:
@@ -130,12 +137,13 @@ def reattach(model: AnyModel) -> Swapped:
     record = getattr(model.config, NAME, None)
     if record is None:
         raise ValueError(f"the config of this {type(model).__name__} records no swapped attention; use sq.hf.swap")
-    if not isinstance(record, dict) or not {"layers", "methods"} <= record.keys():
-        raise ValueError(f"the config's record of a swap is damaged: {record!r}")
+    try:
+        recorded, methods = record["layers"], {int(n): from_dict(method) for n, method in record["methods"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # also a method of another version
+        raise ValueError(f"the config's record of a swap is damaged: {type(error).__name__}: {error}") from None
     layers = len(find_layers(model))
-    if record["layers"] != layers:
-        raise ValueError(f"the config records a swap of {record['layers']} layers but the model has {layers}")
-    methods = {int(number): from_dict(method) for number, method in record["methods"].items()}
+    if recorded != layers:
+        raise ValueError(f"the config records a swap of {recorded} layers but the model has {layers}")
     for number, method in methods.items():
         if method.traits.learned:
             raise ValueError(

@@ -19,7 +19,7 @@ from subquad.hf.boundary import attend, make_mask
 from subquad.hf.handed import ALMOST_NOTHING
 from subquad.hf.layers import NAME, Attached, Layer
 from subquad.hf.patterns import EVERYTHING, Pattern, read_pattern
-from subquad.hf.saved import configs_of
+from subquad.hf.saved import SAVED_AS, configs_of, default_implementation
 from subquad.masks import Mask
 from subquad.methods import Bound, Full
 
@@ -316,8 +316,9 @@ def _tensors(result: Any) -> list[Tensor]:
 def originals(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
     """Every config in the model, outermost first, with the attention implementation that the model has of its own."""
     swapped = {id(config): own for module in model.modules() for config, own in getattr(module, ORIGINAL, [])}
-    found = [(config, swapped.get(id(config), config._attn_implementation)) for config in configs_of(model)]
-    return [(config, "sdpa" if own in (NAME, None) else own) for config, own in found]
+    found = [(c, owner, swapped.get(id(c), c._attn_implementation)) for c, owner in configs_of(model)]
+    ours = (NAME, SAVED_AS, None)
+    return [(c, default_implementation(owner, model) if own in ours else own) for c, owner, own in found]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from subquad import hf
 from subquad.errors import InputError, as_input_error, check_device
+from subquad.hf.saved import without_marks
 from subquad.hf.weights import check_weights
 from subquad.workflows.model_files import pooling_of, read_config, read_model, read_tokenizer
 
@@ -87,8 +88,7 @@ class Pretrained:
 
     def identity(self) -> list[Any]:
         """What tells this model from another one: name, config, some of its weights."""
-        config = self.model.config.to_dict()
-        config.pop("subquad", None)
+        config = without_marks(self.model.config.to_dict())
         weights = sum(float(p.detach().flatten()[:64].double().sum()) for p in self.model.parameters())
         return [self.name, repr(sorted(config.items(), key=str)), weights]
 
@@ -162,6 +162,7 @@ def load(name: str | None, device: str = "cpu") -> Pretrained:
     }[kind]
     model, loading = read_model(auto, where)
     model = model.eval().to(device)
+    hf.restore(model)  # methods that ran when the folder was saved are not what the user asks about
     with as_input_error():
         hf.find_layers(model)
     model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")

@@ -18,6 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from subquad import hf
+from subquad.hf.saved import asks_for_ours
 from subquad.methods import from_dict
 from subquad.ops.projections import Projections
 from subquad.training.models.configuration import AttentionConfig
@@ -221,7 +222,7 @@ class AttentionModel(PreTrainedModel):
     def _own_config(self) -> AttentionConfig:
         """Give the model a copy of its config, because a swap writes into it: another model of the same is another."""
         given, own = self.config, copy.deepcopy(self.config)
-        if own._attn_implementation == hf.NAME:  # that of a swapped model, where this one has nothing attached yet
+        if asks_for_ours(own):  # that of a swapped model, where this one has nothing attached yet
             own._attn_implementation = "sdpa"
         for module in self.modules():
             if getattr(module, "config", None) is given:
