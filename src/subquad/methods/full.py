@@ -11,19 +11,19 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Traits
 from subquad.ops.heads import repeat_heads
 from subquad.ops.softmax import visible_softmax
+from subquad.ops.transforms import exact_attention
 
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
     """Exact attention by the cheapest SDPA call that says the mask. Queries that see no key get 0."""
     mask, bias, gqa = call.mask, call.bias, bool(query.shape[1] != key.shape[1])
-    exact = partial(F.scaled_dot_product_attention, scale=call.scale, dropout_p=call.dropout_p, enable_gqa=gqa)
+    exact = partial(exact_attention, scale=call.scale, dropout_p=call.dropout_p, enable_gqa=gqa)
     if mask.only_causal and bias is None:
         return exact(query, key, value, is_causal=True)
     visible = mask.visible(query.shape[2], key.shape[2], query.device)

@@ -49,6 +49,7 @@ from subquad.ops.heads import repeat_heads
 from subquad.ops.projections import Projections, Shares
 from subquad.ops.segments import ranks, segment_means, segment_of
 from subquad.ops.softmax import visible_softmax
+from subquad.ops.transforms import exact_attention
 from subquad.shapes import Sizes
 
 HIDDEN = -1e30  # a logit that is none; −inf rows would be NaN
@@ -100,10 +101,10 @@ def attend_to_summary(
     query: Tensor, keys: Tensor, values: Tensor, shares: Shares, call: Call
 ) -> Float[Tensor, "B H N E"]:
     """Exact attention to a few keys with a bias each; 0 where none is visible, since their values are 0 then."""
-    gqa = query.shape[1] != keys.shape[1]
+    gqa = bool(query.shape[1] != keys.shape[1])
     bias = shares.of_heads(query.shape[1], query)
     bias = torch.where(shares.visible[:, None], bias, HIDDEN)
-    return F.scaled_dot_product_attention(
+    return exact_attention(
         query, keys, values, attn_mask=bias, scale=call.scale, dropout_p=call.dropout_p, enable_gqa=gqa
     )
 

@@ -12,6 +12,7 @@ from subquad.ops.backends import choose
 from subquad.ops.buckets import Buckets, by_bucket, enlarged, real_lengths, top_of_each_bucket
 from subquad.ops.hash_functions import Hashed
 from subquad.ops.native import buckets as compiled
+from subquad.ops.transforms import shapes_may_follow_data
 
 
 def balanced_buckets(
@@ -134,7 +135,7 @@ def same_label_buckets(labels: Int64[Tensor, "B H N"], buckets: int, mask: Mask)
     tokens, bucket = by_bucket(labels, buckets)
     queries, keys = real_slots(tokens, real), real_slots(tokens, real_keys)
     T = tokens.shape[2]
-    longest = T if torch.compiler.is_compiling() else _longest_run(bucket)
+    longest = _longest_run(bucket) if shapes_may_follow_data() else T
     parts = []
     for back in range(longest):
         for shift in {back, back if mask.is_causal else -back}:

@@ -11,6 +11,7 @@ from subquad.ops.backends import choose
 from subquad.ops.grouping import sort_into_blocks
 from subquad.ops.native import buckets as compiled
 from subquad.ops.native.interface import refusal_of_any_dtype
+from subquad.ops.transforms import shapes_may_follow_data
 
 BLOCK = 32  # slots of a block of queries that were in no bucket
 
@@ -50,7 +51,7 @@ class Buckets:
 def members(slots: Int64[Tensor, "B H C S"], tokens: int) -> Float[Tensor, "B H {tokens} C"]:
     """1 where a token is in a bucket, else 0."""
     B, H, C, _ = slots.shape
-    inside = torch.zeros(B, H, C, tokens + 1, device=slots.device).scatter_(3, slots, 1.0)
+    inside = torch.zeros(B, H, C, tokens + 1, device=slots.device).scatter(3, slots, 1.0)
     return inside[..., :tokens].transpose(-1, -2)
 
 
@@ -113,13 +114,13 @@ def by_bucket(
 ) -> tuple[Int64[Tensor, "B H T S"], Int64[Tensor, "B H T"]]:
     """Sort queries by bucket into blocks of `size` slots: (the queries, the bucket of each block).
 
-    A label of `buckets` is in none. Outside of torch.compile the blocks that nobody uses are cut off.
+    A label of `buckets` is in none. Outside of torch.compile and vmap the blocks that nobody uses are cut off.
     """
     if choose(cpu=refusal_of_any_dtype(labels)) == "cpu":
         tokens, bucket, used = compiled.by_bucket(labels, buckets, size)
     else:
         tokens, bucket, used = _by_bucket(labels, buckets, size)
-    most = tokens.shape[2] if torch.compiler.is_compiling() else int(used.max())
+    most = int(used.max()) if shapes_may_follow_data() else tokens.shape[2]
     return tokens[:, :, :most], bucket[:, :, :most]
 
 

@@ -6,6 +6,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.ops.buckets import Buckets
+from subquad.ops.transforms import shapes_may_follow_data
 
 
 def sort_real(scores: Float[Tensor, "B H N"], real: Bool[Tensor, "B N"] | None) -> Int64[Tensor, "B H N"]:
@@ -59,7 +60,7 @@ def runs_of_labels(labels: Int64[Tensor, "B H N"], groups: int, size: int) -> Bu
     """Sort tokens by (label, position), cut the order into chunks of `size`: each meets its label in two chunks.
 
     Those are its own chunk and the one before it; the first has none before it. One block holds the tokens of one label
-    in one chunk. Labels of `groups` are in none. Outside of torch.compile the blocks that nobody uses are cut off.
+    in one chunk. Labels of `groups` are in none. Outside of torch.compile and vmap the blocks that nobody uses are cut off.
     """
     N = labels.shape[2]
     order = labels.argsort(dim=-1, stable=True)
@@ -78,7 +79,7 @@ def runs_of_labels(labels: Int64[Tensor, "B H N"], groups: int, size: int) -> Bu
     start = none.scatter(2, run, label_start.maximum((rank // size - 1) * size))[..., :runs]
     end = none.scatter_reduce(2, run, rank + 1, "amax")[..., :runs]
     queries = queries[..., : runs * size].unflatten(2, (runs, size))
-    if not torch.compiler.is_compiling():
+    if shapes_may_follow_data():
         used = int((end > 0).sum(-1).max())
         queries, start, end = queries[:, :, :used], start[..., :used], end[..., :used]
     ranks = start[..., None] + torch.arange(2 * size, device=labels.device)

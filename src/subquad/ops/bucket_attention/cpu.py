@@ -219,6 +219,9 @@ def _gradients(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | Non
     return *(token_major(x, x.shape[3]) for x in (query, key, value)), of_bias
 
 
+interface.not_differentiable(_backward, "attention inside buckets")
+
+
 @register_flop_formula([torch.ops.subquad.bucket_attention_forward])
 def _forward_flops(query, key, value, key_bias, queries, keys, *_, **__):  # type: ignore[no-untyped-def]
     """Operations of the products, as torch's `FlopCounterMode` counts them: logits, weighted values."""

@@ -193,6 +193,9 @@ def _gradients(query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor | Non
     return *(token_major(x, x.shape[3]) for x in (query, key, value)), of_bias
 
 
+interface.not_differentiable(_backward, "attention by features")
+
+
 def _products(query, key, value, of_query, of_key, block, lag) -> int:  # type: ignore[no-untyped-def]
     """Multiplications of the forward pass, by shapes: exponents, states, reads, and pairs of half a tile."""
     (B, H, N, D), (_, G, M, C), (*_, E) = query, key, value

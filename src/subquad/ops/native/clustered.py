@@ -162,6 +162,9 @@ def _gradients(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
     return token_major(query, query.shape[3]), token_major(key, key.shape[3]), token_major(value, value.shape[3])
 
 
+interface.not_differentiable(_backward, "clustered attention")
+
+
 @register_flop_formula([torch.ops.subquad.clustered_forward])
 def _forward_flops(query, key, value, query_real, key_real, clusters, topk, bits, *_, **__):  # type: ignore[no-untyped-def]
     """Operations of the products, as torch's `FlopCounterMode` counts them: hash, logits, weighted values."""

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import CustomOpDef
 
 from subquad.ops.native import library
+from subquad.ops.transforms import transform
 
 FLOAT32 = torch.empty(0, dtype=torch.float32, device="cpu")
 ALIGNMENT = 64  # of the workspace: a cache line
@@ -243,10 +245,20 @@ def refusal_of_any_dtype(x: Tensor) -> str | None:
     """As `refusal`, for what is no floating-point data."""
     if x.device.type != "cpu":
         return f"the tensors are on {x.device}"
-    # Dynamo has transforms of its own, and cannot ask.
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        return "inside a transform of torch.func, which custom ops do not take part in"
-    return None
+    return transform()
+
+
+def not_differentiable(backward: CustomOpDef, of: str) -> None:
+    """Let a second derivative through the op `backward` raise with the remedy; `of` is what it differentiates."""
+
+    def raises(ctx: Any, *_: Any) -> None:
+        raise NotImplementedError(
+            f"the gradient of {of} in compiled code cannot be differentiated again; for second derivatives run the "
+            "forward pass on plain PyTorch, `with sq.use_backend('reference'), torch.nn.attention.sdpa_kernel("
+            "torch.nn.attention.SDPBackend.MATH):`"
+        )
+
+    backward.register_autograd(raises)
 
 
 def run(kernel: str, arguments: Structure) -> None:

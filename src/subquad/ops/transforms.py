@@ -1,0 +1,31 @@
+"""Transforms in which fused kernels have no part: forward-mode AD, and those of torch.func."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+def transform() -> str | None:
+    """Which transform runs now, in words; None where none does. Inside of torch.compile, which has its own, None."""
+    if forward_ad._current_level >= 0:
+        return "inside forward-mode AD, whose tangents custom ops would drop"
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return "inside a transform of torch.func, which custom ops do not take part in"
+    return None
+
+
+def shapes_may_follow_data() -> bool:
+    """Whether a number can be read from a tensor to size another: neither while compiling nor under vmap."""
+    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+
+
+def exact_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """SDPA; inside a transform by its plain kernel, because the fused ones have no forward-mode AD."""
+    if transform() is None:
+        return F.scaled_dot_product_attention(query, key, value, **options)
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(query, key, value, **options)
