@@ -102,11 +102,10 @@ class Mask:
             return NotImplemented
         if self.is_causal and other.is_causal:
             _check_same_offset(self.offset, other.offset)
-        spans = [s for s in (self.span, other.span) if s is not None]
         return Mask(
             is_causal=self.is_causal or other.is_causal,
             offset=self.offset if other.offset is None else other.offset,
-            span=min(spans, default=None),
+            span=_narrower(self.span, other.span),
             both=self.both + other.both,
             keys=self.keys + other.keys,
             queries=self.queries + other.queries,
@@ -267,6 +266,13 @@ def _check_padding(tensor: Tensor, side: str, batch: int, positions: int, device
 def _check_device(what: str, tensor: Tensor, device: torch.device) -> None:
     if tensor.device != device:
         raise ValueError(f"{what} is on {tensor.device} but `query` is on {device}; move them together")
+
+
+def _narrower(a: int | None, b: int | None) -> int | None:
+    """The smaller of two windows, of which either may be missing; torch's own minimum, which compilers can trace."""
+    if a is None or b is None:
+        return a if b is None else b
+    return torch.sym_min(a, b)
 
 
 def _check_same_offset(a: int | Tensor | None, b: int | Tensor | None) -> None:

@@ -415,8 +415,8 @@ def test_a_mask_of_the_wrong_length_names_both():
     q, k = torch.randn(2, 4, 1, 8), torch.randn(2, 2, 1, 8)
     k, v = cache.update(k, k, 0)
     for mask, message in (
-        (torch.ones(2, 1, dtype=torch.bool), "has 1 positions, but there are 18 keys"),
-        (torch.ones(2, 18, dtype=torch.int), "packed sequences have one state each"),
+        (torch.ones(2, 1, 1, 1, dtype=torch.int8), "has 1 positions, but there are 18 keys"),
+        (torch.ones(2, 1, 1, 18, dtype=torch.int32), "packed sequences have one state each"),
     ):
         with pytest.raises(ValueError, match=message):
             sq.hf.boundary.attend(layer, q, k, v, mask)

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from subquad.data.tones import tones
 from subquad.errors import InputError
@@ -35,6 +36,14 @@ def test_other_sizes_and_missing_models_are_named(tmp_path: Path) -> None:
     model_of(0, num_hidden_layers=1).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"has other sizes than this one, in stack\.blocks\.1"):
         begin_with(model_of(0), tmp_path)
+
+
+def test_a_saved_model_without_all_of_its_weights_is_refused(tmp_path: Path) -> None:
+    model_of(0).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({name: w for name, w in weights.items() if "blocks.1" not in name}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"are not in the file and would be random \(stack\.blocks\.1"):
+        begin_with(model_of(1), tmp_path)
 
 
 def test_a_run_starts_from_a_saved_model(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def bad_inputs(model, text, folder):
     return {
         "no model at": ["/no/such/model"],
         "has no config.json": [str(folder / "hollow")],
-        "cannot load": [str(folder / "damaged")],
+        "config.json is not JSON": [str(folder / "damaged")],
         "MPNetModel computes its attention itself": [model("mpnet")],
         "is an encoder-decoder": [model("t5")],
         "key of attention layer 1 (encoder.layer.1.attention.self) is not finite": [model("nan")],

@@ -23,7 +23,7 @@ from subquad.report.experiment import Table
 from subquad.training.checkpoints import check_sealed, seal
 from subquad.training.models.blocks import SelfOrCrossAttention
 from subquad.training.models.speech import CTCEncoder
-from subquad.training.run import Outcome, evaluate, train
+from subquad.training.run import Outcome, evaluate, read_saved, train
 from subquad.training.settings import Settings, settings_of
 from subquad.training.tasks.speech import Speech
 
@@ -217,7 +217,7 @@ def listen(settings: Settings, trained: str, train_with: str, method: str, conte
 
     A model that learned to use its queries as keys keeps them as keys in every method.
     """
-    model = cast(CTCEncoder, CTCEncoder.from_pretrained(model_of(trained, context)))
+    model = read_saved(CTCEncoder, model_of(trained, context))
     if shares(train_with):
         share_keys(model)
     hf.swap(model, method_of(method), max_length=model.config.max_position_embeddings)
@@ -231,7 +231,7 @@ def top_mass(settings: Settings, trained: str, context: Context, utterances: int
 
     Of the first test utterances, one at a time, by exact attention.
     """
-    model = CTCEncoder.from_pretrained(model_of(trained, context)).eval()
+    model = read_saved(CTCEncoder, model_of(trained, context)).eval()
     task = cast(Speech, settings.task)
     test = task.splits(data_of(context)).test
     shares: list[Tensor] = []

@@ -17,11 +17,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from subquad import files, seals
-from subquad.hf.layers import find_layers, head_counts
+from subquad.hf.doors import AnyModel, own_parameters, transformers_model
+from subquad.hf.layers import head_counts
 from subquad.hf.positions import position_limit
+from subquad.hf.probe import find_layers
 from subquad.hf.swapping import AnyMethod, Swapped, bind_all, swap
 from subquad.hf.swapping import bounds as _bounds
 from subquad.methods import Bound, Method, from_dict
@@ -43,7 +44,7 @@ class Adapter:
     record: dict[str, Any]
     tensors: dict[int, dict[str, Tensor]]
 
-    def bounds(self, model: PreTrainedModel, *, any_weights: bool = False) -> dict[int, Bound]:
+    def bounds(self, model: AnyModel, *, any_weights: bool = False) -> dict[int, Bound]:
         """The adapter's methods bound to this model's layers, with their parameters.
 
         Raises:
@@ -66,11 +67,12 @@ class Adapter:
         made = bind_all(layers, self.methods, self.model["max_length"])
         for number, bound in made.items():
             _load(bound, self.tensors.get(number, {}), f"{self.path / TENSORS}, layer {number}")
-        return {number: bound.to(model.device).eval() for number, bound in made.items()}
+        device = transformers_model(model).device
+        return {number: bound.to(device).eval() for number, bound in made.items()}
 
 
 def save_adapter(
-    model: PreTrainedModel,
+    model: AnyModel,
     path: str | Path,
     *,
     bounds: Mapping[int, Bound] | None = None,
@@ -155,7 +157,7 @@ def read_adapter(path: str | Path) -> Adapter:
     return Adapter(folder, methods, model, record, tensors)
 
 
-def load_adapter(model: PreTrainedModel, path: str | Path, *, any_weights: bool = False) -> Swapped:
+def load_adapter(model: AnyModel, path: str | Path, *, any_weights: bool = False) -> Swapped:
     """Put an adapter's methods, with their learned parameters, into a model, in place. Other layers stay exact.
 
         sq.hf.load_adapter(model, "lha-adapter")
@@ -174,19 +176,21 @@ def load_adapter(model: PreTrainedModel, path: str | Path, *, any_weights: bool 
     return swap(model, methods)
 
 
-def describe_model(model: PreTrainedModel) -> dict[str, Any]:
+def describe_model(model: AnyModel) -> dict[str, Any]:
     """What an adapter remembers of its model: class, (heads, key heads, width) of each layer, dtype, weights' mark."""
-    shapes = [list(head_counts(layer.module)) for layer in find_layers(model)]
+    model = transformers_model(model)
+    shapes = [list(head_counts(layer)) for layer in find_layers(model)]
     return {"class": type(model).__name__, "layers": shapes, "dtype": str(model.dtype), "weights": weights_mark(model)}
 
 
-def weights_mark(model: PreTrainedModel) -> str:
+def weights_mark(model: AnyModel) -> str:
     """A mark of a model's own weights in 16 hexadecimal digits, from the first numbers of each tensor.
 
-    Learned positions are left out, which `extend_positions` stretches, and so are swapped methods' parameters.
+    Learned positions are left out, which `extend_positions` stretches, and so are swapped methods' parameters. PEFT
+    adapters count where they change the model: under a LoRA that is not trained yet the mark is the base model's.
     """
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
+    for name, parameter in sorted(own_parameters(transformers_model(model))):
         if ".subquad." not in name and "position" not in name:
             first = parameter.detach().flatten()[:64].to("cpu", torch.float32)
             digest.update(name.encode() + str(tuple(parameter.shape)).encode() + first.numpy().tobytes())

@@ -1,14 +1,8 @@
 """The two functions that transformers calls: one makes the mask of a forward pass, one runs a layer's attention.
 
-Both are registered under one name. The mask function hands on at most (B,M) numbers, never N×M:
-
-    None                      nothing is masked
-    bool (B,M)                True = a real token
-    int  (B,M), M = N         packed: the segment of each token, 0 = padding
-    int  (B,M), M ≠ N         a static cache: 1 = real, 0 = padding, −1 = a slot not filled yet
-
-Causality comes from the layer (`module.is_causal`), windows from its config, segments from the mask function that
-transformers builds out of `position_ids`.
+Both are registered under one name. The mask function hands on what `handed.encode` makes, at most (B,M) numbers. Who
+may attend to whom is what the model's own mask function says: causality travels with the mask, and windows, which do
+not change between calls, were read from the mask function when the method was swapped in (`probe`).
 """
 
 from collections.abc import Callable
@@ -20,12 +14,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from subquad.hf.layers import NAME, Attached
-from subquad.hf.state_cache import state_layer_of
+from subquad.hf.handed import Handed, decode, encode
+from subquad.hf.layers import NAME, Attached, state_layer_of
+from subquad.hf.patterns import CAUSAL, EVERYTHING, Pattern, read_pattern
 from subquad.masks import Mask
-
-# Mask functions that transformers itself builds: causal, bidirectional, and windows, chunks or packed segments on top.
-_UNDERSTOOD_MASKS = ("causal_mask_function", "bidirectional_mask_function", "and_masks.<locals>.and_mask")
 
 # Keywords that reach an attention function and change nothing about its result. Any other must be None or False.
 _HARMLESS = {
@@ -37,9 +29,10 @@ _HARMLESS = {
     "position_embeddings",
     "position_ids",
     "return_dict",
-    "sliding_window",  # read from the config
+    "sliding_window",  # the mask function says it
     "use_cache",
 }
+_SINKS = ("s_aux", "sinks")  # logits of each head that take weight and give nothing
 
 
 def register() -> None:
@@ -56,27 +49,26 @@ def make_mask(
     kv_offset: int | Tensor = 0,
     mask_function: Callable[..., Any] | None = None,
     attention_mask: Tensor | None = None,
-    use_vmap: bool = False,
     device: torch.device | None = None,
-    **_: Any,
-) -> Tensor | None:
-    """What of the keys may be seen, as the module's docstring says. Called once for each kind of layer and pass."""
-    pattern = _pattern_name(mask_function, use_vmap)
-    both_ways = pattern == "bidirectional_mask_function"  # also cross-attention, whose keys are no cache to be filled
-    if not both_ways and attention_mask is not None and isinstance(q_offset, int):
+    **options: Any,
+) -> Tensor:
+    """The mask of one kind of layer in one forward pass, as `handed` describes it. Called by transformers."""
+    causal = _pattern(mask_function, options).causal
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise ValueError(f"the attention mask is {tuple(attention_mask.shape)}, but subquad takes (batch, tokens)")
+    if causal and attention_mask is not None and isinstance(q_offset, int):
         _check_covers(attention_mask, q_offset, q_length)
-    real = _real_keys(attention_mask, kv_length, kv_offset)
-    if not both_ways and (isinstance(q_offset, Tensor) or kv_length != q_offset + q_length - kv_offset):
+    real, filled, segments = _real_keys(attention_mask, kv_length, kv_offset), None, None
+    if causal and (isinstance(q_offset, Tensor) or kv_length != q_offset + q_length - kv_offset):
         filled = torch.arange(kv_length, device=device) < q_offset + q_length - kv_offset
-        real = torch.ones(1, kv_length, dtype=torch.bool, device=device) if real is None else real
-        return torch.where(filled, real.int(), -1).expand(batch_size, kv_length)
-    if pattern == "and_masks.<locals>.and_mask" and q_length == kv_length and q_length > 1:
+    elif (
+        causal and attention_mask is None and q_length == kv_length > 1
+    ):  # else there is no packing
         segments = _segments(mask_function, batch_size, q_length, device)
-        if torch.compiler.is_compiling() or bool((segments != 1).any()):
-            return segments if real is None else segments * real
-    if real is None or (not torch.compiler.is_compiling() and bool(real.all())):
-        return None
-    return real
+    if filled is None and real is not None and not torch.compiler.is_compiling() and bool(real.all()):
+        real = None
+    handed = encode(causal=causal, real=real, filled=filled, segments=segments, batch=batch_size)
+    return handed.to(device) if device is not None else handed
 
 
 def attend(
@@ -100,43 +92,49 @@ def attend(
         )
     if kwargs.get("output_attentions"):
         raise ValueError("output_attentions=True asks for attention weights, which no method here returns")
+    softcap, sinks = kwargs.pop("softcap", None), _sinks_of(kwargs)
     for name, given in kwargs.items():
         if name not in _HARMLESS and given is not None and given is not False:
             raise ValueError(f"layer {layer.label} passes {name!r} to its attention, which subquad does not know; "
                              f"it is refused because ignoring it could change the result")  # fmt: skip
     causal = layer.causal if is_causal is None else is_causal
-    window = kwargs.get("sliding_window")
     state = state_layer_of(key)
     if state is not None:
         with state.keeping_errors():
-            if not causal or layer.windowed or window is not None or position_bias is not None or dropout:
+            handed = decode(attention_mask, query.shape[2], state.seen, causal=causal, label=layer.label)
+            if not handed.causal or layer.window is not None or position_bias is not None or dropout:
                 raise ValueError(
                     f"layer {layer.label} cannot run on a StateCache: that is for causal attention without a window, a "
                     "position bias or dropout"
                 )
-            mask = _mask_of_new(layer, query.shape[2], state.seen, attention_mask)
+            mask = _mask_of_new(layer, query.shape[2], handed)
             return state.attend(layer.bound, query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
-    mask = _mask_of(layer, query, key, attention_mask, causal)
-    if layer.windowed and window is None:
-        raise ValueError(f"layer {layer.label} has a window by its config but does not tell its attention; refused")
-    if window is not None:
-        mask = mask & Mask.window(layer.window_width(window, causal))
-    out = layer(query, key, value, mask=mask, bias=position_bias, scale=scaling, dropout_p=dropout)
+    handed = decode(attention_mask, query.shape[2], key.shape[2], causal=causal, label=layer.label)
+    mask, own = _mask_of(layer, query.shape[2], key.shape[2], handed)
+    options = {"scale": scaling, "dropout_p": dropout}
+    if softcap is not None or sinks is not None:
+        out = layer.exactly(query, key, value, mask=mask, real=handed.real, softcap=softcap, sinks=sinks, **options)
+    else:
+        out = layer(query, key, value, mask=mask, real=handed.real, own=own, bias=position_bias, **options)
     return out.transpose(1, 2).contiguous(), None
 
 
 # ---------------------------------------------------------------------- what the mask function is given
 
 
-def _pattern_name(mask_function: Callable[..., Any] | None, use_vmap: bool) -> str:
-    """Which of the understood mask functions this is; ValueError for any other."""
-    if mask_function is None:
-        return "bidirectional_mask_function"
+def _pattern(mask_function: Callable[..., Any] | None, options: dict[str, Any]) -> Pattern:
+    """What the mask function shows. While compiling, a function's cells cannot be read; its keywords say as much."""
+    if mask_function is None or not torch.compiler.is_compiling():
+        return read_pattern(mask_function)
     name = mask_function.__code__.co_qualname
-    if use_vmap or name not in _UNDERSTOOD_MASKS:
-        what = "overlays a pattern of its own on the attention mask" if use_vmap else f"masks attention by {name!r}"
-        raise ValueError(f"this model {what}, which subquad does not know; restore its own attention for such inputs")
-    return name
+    if options.get("use_vmap") or name not in (
+        "causal_mask_function",
+        "bidirectional_mask_function",
+        "and_masks.<locals>.and_mask",
+    ):
+        raise ValueError(f"this model masks attention by {name!r}, which subquad cannot read under torch.compile")
+    # transformers gives this keyword with bidirectional masks alone; a window, on top of either, is the layer's.
+    return EVERYTHING if "allow_is_bidirectional_skip" in options else CAUSAL
 
 
 def _check_covers(attention_mask: Tensor, before: int, new: int) -> None:
@@ -160,57 +158,47 @@ def _real_keys(attention_mask: Tensor | None, kv_length: int, kv_offset: int | T
     return F.pad(real, (0, kv_length - real.shape[1]))
 
 
-def _segments(mask_function: Any, batch: int, length: int, device: torch.device | None) -> Tensor:
-    """Number the segments 1, 2, …: a token that may not see the one before it starts a new one.
+def _segments(mask_function: Any, batch: int, length: int, device: torch.device | None) -> Tensor | None:
+    """Number the packed segments 1, 2, …: a token that may not see the one before it starts a new one. None: one only.
 
-    Windows of two or more tokens see their neighbour, so only packed segments and chunks come out.
+    Windows of two or more tokens see their neighbour, so they start no segment.
     """
+    if mask_function is None or mask_function.__code__.co_qualname != "and_masks.<locals>.and_mask":
+        return None
     item = torch.arange(batch, device=device)[:, None]
     position = torch.arange(1, length, device=device)
     sees_previous = mask_function(item, 0, position, position - 1)
     sees_previous = torch.as_tensor(sees_previous, device=device).expand(batch, length - 1)
+    if not torch.compiler.is_compiling() and bool(sees_previous.all()):
+        return None
     return F.pad((~sees_previous).int().cumsum(1), (1, 0)).int() + 1
 
 
 # ---------------------------------------------------------------------- what a layer makes of it
 
 
-def _mask_of(layer: Attached, query: Tensor, key: Tensor, given: Tensor | None, causal: bool) -> Mask:
-    N, M = query.shape[2], key.shape[2]
-    _check_given(layer, given, M)
+def _mask_of(layer: Attached, N: int, M: int, handed: Handed) -> tuple[Mask, Tensor | None]:
+    """Who may see whom, less the padding of keys, and which queries are real (None: all, or not known)."""
     if layer.cross:
-        return Mask() if given is None else Mask.padding(keys=given > 0)
-    if N != M and not causal:
+        return Mask(), None
+    if N != M and not handed.causal:
         raise ValueError(f"layer {layer.label} is labelled self-attention, but has {N} queries and {M} keys")
-    offset: int | Tensor = M - N
-    mask = Mask()
-    if given is not None and given.dtype == torch.bool:
-        mask = Mask.padding(given) if N == M else Mask.padding(keys=given, queries=given[:, -N:])
-    elif given is not None and N == M:
-        mask = Mask.segments(given - 1)
-    elif given is not None:
-        offset = (given[0] >= 0).sum() - N
-        own = given.index_select(1, offset + torch.arange(N, device=given.device))
-        mask = Mask.padding(keys=given > 0, queries=own > 0)
     # Also for a single query, which sees every filled slot: a causal form can be another than the plain one.
-    return mask & (Mask.causal(offset=offset) if causal else Mask(offset=offset))
+    mask = Mask.causal(offset=handed.offset) if handed.causal else Mask(offset=handed.offset)
+    if handed.segments is not None:
+        mask = mask & Mask.segments(handed.segments)
+    if layer.window is not None:
+        mask = mask & Mask.window(layer.window)
+    return mask, handed.queries(N)
 
 
-def _mask_of_new(layer: Attached, new: int, seen: int, given: Tensor | None) -> Mask | None:
+def _mask_of_new(layer: Attached, new: int, handed: Handed) -> Mask | None:
     """The padding of the tokens that a state has not seen, which are the last of all."""
-    _check_given(layer, given, seen)
-    if given is not None and given.dtype != torch.bool:
+    if handed.segments is not None:
         raise ValueError(f"layer {layer.label}: packed sequences have one state each; generate from a padded batch")
-    return None if given is None else Mask.padding(given[:, -new:])
+    return None if handed.real is None else Mask.padding(handed.real[:, -new:])
 
 
-def _check_given(layer: Attached, given: Tensor | None, M: int) -> None:
-    if given is not None and given.ndim != 2:
-        raise ValueError(
-            f"layer {layer.label} was given an attention mask of shape {tuple(given.shape)}; subquad takes 2-D padding "
-            "masks (batch, tokens) only: prepared 4-D masks would need N×M memory"
-        )
-    if given is not None and given.shape[1] != M:
-        raise ValueError(
-            f"layer {layer.label}: the attention mask has {given.shape[1]} positions, but there are {M} keys"
-        )
+def _sinks_of(kwargs: dict[str, Any]) -> Tensor | None:
+    given = [kwargs.pop(name, None) for name in _SINKS]
+    return next((sinks for sinks in given if sinks is not None), None)

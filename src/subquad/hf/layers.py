@@ -10,25 +10,35 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from subquad.methods import Bound, Method
+from subquad.hf.exact import attend_exactly
+from subquad.hf.padded_queries import attend_padded, padded_queries
+from subquad.masks import Mask
+from subquad.methods import Bound, Full, Method
 
 NAME = "subquad"  # of our attention among transformers' own, and of the submodule that runs it
+
+STATE_MARK = "_subquad_state_layer"  # on keys that a `StateCache` handed out
 
 _CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One attention layer of a model, as found before anything is attached."""
+    """One attention layer of a model, before anything is attached.
+
+    `sizes` is (query heads, key heads, width of queries and keys), `window` how far it sees, as `Mask.window` counts.
+    """
 
     number: int
     name: str
     module: nn.Module
     cross: bool
     causal: bool
-    windowed: bool
-    biased: bool
-    chunked: bool = False
+    window: int | None = None
+    biased: bool = False
+    sizes: tuple[int, int, int] | None = None
+    beside_softmax: tuple[str, ...] = ()  # "capped logits", "sinks": what only exact attention does here
+    reason: str | None = None  # why nothing but the model's own attention can run here
     in_causal_decoder: bool = False  # cross-attention whose queries come one after the other
 
     @property
@@ -39,15 +49,15 @@ class Layer:
     @property
     def kind(self) -> str:
         """Its kind in words, "causal self-attention" and the like."""
-        words = ["causal" if self.causal else "", "windowed" if self.windowed else ""]
+        words = ["causal" if self.causal else "", "" if self.window is None else "windowed"]
         words += ["biased" if self.biased else "", "cross-attention" if self.cross else "self-attention"]
         return " ".join(filter(None, words))
 
     def refusal(self, method: Method) -> str | None:
         """Why this method cannot run in this layer, or None."""
         traits, name = method.traits, method.name
-        if self.chunked:
-            return "this layer attends within chunks, which subquad does not know"
+        if self.reason is not None:
+            return self.reason
         if traits.needs_hidden:
             return f"{name!r} reads the layer's input, which a pretrained model does not hand to its attention"
         if self.causal and traits.causal != "strict":
@@ -64,11 +74,13 @@ class Layer:
             )
         if self.cross and not traits.cross:
             return f"{name!r} is for self-attention and this is cross-attention"
-        if self.windowed and not traits.window:
+        if self.window is not None and not traits.window:
             return f"{name!r} has no window and this layer attends to a window only (and is cheap already)"
         if self.biased and not traits.bias:
             return f"{name!r} takes no additive bias and this layer adds a position bias to its logits"
-        heads, kv_heads, _ = head_counts(self.module)
+        if self.beside_softmax and not isinstance(method, Full):
+            return f"{name!r} knows no {' and no '.join(self.beside_softmax)}, which this layer has; 'full' does"
+        heads, kv_heads, _ = head_counts(self)
         if heads != kv_heads and not traits.gqa:
             return f"{name!r} has no grouped-query attention and this layer has {heads} heads on {kv_heads} key heads"
         return None
@@ -85,20 +97,43 @@ class Attached(nn.Module):
         self.bound = bound
         if saved_before:  # by this transformers' `save_pretrained` knows that it is on purpose, and saves them once
             self._tied_weights_keys = {f"bound.{name}": name for name, _ in bound.named_parameters()}
-        self.label, self.cross, self.causal, self.windowed = layer.label, layer.cross, layer.causal, layer.windowed
-        self.config_window = getattr(getattr(layer.module, "config", None), "sliding_window", None)
+        self.label, self.cross, self.causal, self.window = layer.label, layer.cross, layer.causal, layer.window
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """Run the method."""
-        return self.bound(query, key, value, **options)
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Mask,
+        real: Tensor | None = None,
+        own: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Run the method. `mask` holds no padding: `real` (B,M) says which keys are real, `own` (B,N) which queries.
 
-    def window_width(self, passed: int, causal: bool) -> int:
-        """How far a windowed layer sees to each side, by the rule of transformers' own window masks.
-
-        Causal windows hold `sliding_window` tokens with the query itself, bidirectional ones reach that far.
+        transformers hides padded keys, and computes padded queries like all others.
         """
-        width = self.config_window or passed
-        return width - 1 if causal else width
+        if real is None:
+            return self.bound(query, key, value, mask=mask, **options)
+        keys = Mask.padding(keys=real)
+        exact = not self.bound.method.traits.subquadratic
+        if own is None or exact or mask.span is not None:  # what a query gets does not depend on the other queries
+            return self.bound(query, key, value, mask=mask & keys, **options)
+        out = self.bound(query, key, value, mask=mask & keys & Mask.padding(queries=own), **options)
+        padded = padded_queries(own, mask.is_causal) if query.shape[2] == key.shape[2] else None
+        return out if padded is None else out + attend_padded(query, key, value, keys, padded, options)
+
+    def exactly(
+        self, query: Tensor, key: Tensor, value: Tensor, *, mask: Mask, real: Tensor | None, **options: Any
+    ) -> Tensor:
+        """Exact attention with capped logits or sinks, in a layer where "full" is attached."""
+        if not isinstance(self.bound.method, Full):
+            raise ValueError(
+                f"layer {self.label} has capped logits or sinks, which {self.bound.method} does not know"
+            )
+        mask = mask if real is None else mask & Mask.padding(keys=real)
+        return attend_exactly(query, key, value, mask, **options)
 
 
 def attached_to(module: nn.Module) -> Attached | None:
@@ -108,17 +143,12 @@ def attached_to(module: nn.Module) -> Attached | None:
     return attached if chosen == NAME and isinstance(attached, Attached) else None
 
 
-def find_layers(model: nn.Module) -> list[Layer]:
-    """All attention layers of a model that go through transformers' attention interface, in the model's order.
+def inspect_layers(model: PreTrainedModel) -> list[Layer]:
+    """All attention layers of a model that go through transformers' attention interface, as its code describes them.
 
     Raises:
-        TypeError: not a transformers model.
         ValueError: the model, or a part of it, computes attention in its own way; named.
     """
-    if not isinstance(model, PreTrainedModel):
-        inner = "; give it model[0].auto_model" if type(model).__name__ == "SentenceTransformer" else ""
-        inner = "; swap before compiling" if type(model).__name__ == "OptimizedModule" else inner
-        raise TypeError(f"expected a transformers PreTrainedModel, got {type(model).__name__}{inner}")
     for name, part in model.named_modules():
         if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation():
             where = f" (its part {name!r})" if name else ""
@@ -130,28 +160,42 @@ def find_layers(model: nn.Module) -> list[Layer]:
     found = [(name, module) for name, module in model.named_modules() if _uses_interface(module)]
     if not found:
         raise ValueError(f"{type(model).__name__} has no attention layer that goes through the attention interface")
-    layers = [_describe(number, name, module) for number, (name, module) in enumerate(found)]
+    return serving_decoders([_describe(number, name, module) for number, (name, module) in enumerate(found)])
+
+
+def serving_decoders(layers: list[Layer]) -> list[Layer]:
+    """The layers, with the cross-attention of causal decoders marked."""
     return [replace(layer, in_causal_decoder=_serves_causal_decoder(layer, layers)) for layer in layers]
 
 
-def head_counts(module: nn.Module) -> tuple[int, int, int]:
-    """(query heads, key/value heads, head width) of an attention module, from its attributes or its config."""
-    config = getattr(module, "config", None)
-    heads = _first(module, config, "num_heads", "n_heads", "num_attention_heads")
-    kv_heads = _first(module, config, "num_key_value_heads") or heads
-    width = _first(module, config, "head_dim", "attention_head_size", "key_value_proj_dim", "d_kv")
+def state_layer_of(key: Tensor) -> Any:
+    """The layer of a `StateCache` that handed these keys out; None for keys that are all there."""
+    return getattr(key, STATE_MARK, None)
+
+
+def head_counts(layer: Layer | nn.Module) -> tuple[int, int, int]:
+    """(query heads, key/value heads, head width) of a layer; of a module, from its attributes or its config."""
+    if isinstance(layer, Layer):
+        return layer.sizes or head_counts(layer.module)
+    config = getattr(layer, "config", None)
+    heads = _first(layer, config, "num_heads", "n_heads", "num_attention_heads")
+    kv_heads = _first(layer, config, "num_key_value_heads") or heads
+    width = _first(layer, config, "head_dim", "attention_head_size", "key_value_proj_dim", "d_kv")
     if width is None and heads is not None:
-        hidden = _first(module, config, "embed_dim", "hidden_size", "d_model", "dim")
+        hidden = _first(layer, config, "embed_dim", "hidden_size", "d_model", "dim")
         width = hidden // heads if hidden else None
     if heads is None or kv_heads is None or width is None:
-        raise ValueError(f"cannot tell the head count and width of {type(module).__name__}")
+        raise ValueError(f"cannot tell the head count and width of {type(layer).__name__}")
     return heads, kv_heads, width
 
 
 def _first(module: nn.Module, config: Any, *names: str) -> int | None:
     for owner in (module, config):
         for name in names:
-            value = getattr(owner, name, None)
+            try:
+                value = getattr(owner, name, None)
+            except (AttributeError, ValueError):  # a value of the config that differs from layer to layer
+                continue
             if isinstance(value, int):
                 return value
     return None
@@ -166,19 +210,9 @@ def _describe(number: int, name: str, module: nn.Module) -> Layer:
     cross = getattr(module, "is_cross_attention", None)
     if cross is None:
         cross = bool(_CROSS.search(type(module).__name__) or _CROSS.search(".".join(name.split(".")[-3:])))
-    config = getattr(module, "config", None)
-    # A decoder that is asked, in its config, to attend both ways.
-    causal = bool(getattr(module, "is_causal", False)) and getattr(config, "is_causal", True) is not False
-    return Layer(
-        number=number,
-        name=name,
-        module=module,
-        cross=bool(cross),
-        causal=causal and not cross,
-        windowed=_is_windowed(module, config),
-        chunked=_kind_in_config(module, config) == "chunked_attention",
-        biased="position_bias" in inspect.signature(type(module).forward).parameters,
-    )
+    causal = bool(getattr(module, "is_causal", False)) and not cross
+    biased = "position_bias" in inspect.signature(type(module).forward).parameters
+    return Layer(number, name, module, bool(cross), causal, biased=biased)
 
 
 def _serves_causal_decoder(layer: Layer, layers: list[Layer]) -> bool:
@@ -192,15 +226,3 @@ def _serves_causal_decoder(layer: Layer, layers: list[Layer]) -> bool:
 def _shared_parts(a: str, b: str) -> int:
     pairs = list(zip(a.split("."), b.split("."), strict=False))
     return next((n for n, (x, y) in enumerate(pairs) if x != y), len(pairs))
-
-
-def _is_windowed(module: nn.Module, config: Any) -> bool:
-    if hasattr(module, "sliding_window"):
-        return module.sliding_window is not None
-    kind = _kind_in_config(module, config)
-    return kind == "sliding_attention" if kind else getattr(config, "sliding_window", None) is not None
-
-
-def _kind_in_config(module: nn.Module, config: Any) -> str | None:
-    kinds, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
-    return kinds[index] if kinds and index is not None else None

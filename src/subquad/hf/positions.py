@@ -5,25 +5,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from subquad.hf.doors import AnyModel, transformers_model
+
 _TABLES = ("position_embeddings", "embed_positions", "wpe", "position_embedding")
 
 
-def position_limit(model: PreTrainedModel) -> int | None:
+def position_limit(model: AnyModel) -> int | None:
     """How many tokens the learned positions of this model reach; None where positions set no limit."""
+    model = transformers_model(model)
     tables = _learned_tables(model)
     return min((table.num_embeddings - _reserved(model, table) for _, table in tables), default=None)
 
 
-def extend_positions(model: PreTrainedModel, length: int, *, how: str = "interpolate") -> PreTrainedModel:
+def extend_positions(model: AnyModel, length: int, *, how: str = "interpolate") -> AnyModel:
     """Let a model with learned absolute positions read `length` tokens, in place and without training.
 
     Args:
-        model: any text model; relative and rotary positions need nothing and are left as they are.
+        model: any text model, or what holds one; it is returned. Relative and rotary positions need nothing and are
+            left as they are.
         length: tokens that the model must take; no more than now changes nothing.
         how: "interpolate" stretches the learned table linearly; "tile" repeats it.
 
     Short inputs then see other positions than before under "interpolate", the same ones under "tile". The tokenizer
-    has a limit of its own: set `tokenizer.model_max_length`.
+    has a limit of its own: set `tokenizer.model_max_length`, or `max_seq_length` of a SentenceTransformer.
 
     Raises:
         ValueError: the model's length is fixed by something else (image patches, audio frames), or `how` is unknown.
@@ -32,6 +36,7 @@ def extend_positions(model: PreTrainedModel, length: int, *, how: str = "interpo
         raise ValueError(f"how={how!r}, but positions are extended by 'interpolate' or 'tile'")
     if not isinstance(length, int) or length < 1:
         raise ValueError(f"length={length!r}, but it must be a whole number ≥ 1")
+    given, model = model, transformers_model(model)
     _refuse_fixed(model)
     for owner, table in _learned_tables(model):
         reserved = _reserved(model, table)
@@ -42,7 +47,7 @@ def extend_positions(model: PreTrainedModel, length: int, *, how: str = "interpo
             _grow_buffers(owner, longer.shape[0])
             config = getattr(owner, "config", model.config)
             _grow_config(model, config, rows.shape[0], length)
-    return model
+    return given
 
 
 def _stretch(rows: Tensor, length: int, how: str) -> Tensor:

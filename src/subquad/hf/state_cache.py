@@ -12,14 +12,14 @@ from weakref import ref
 
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
-from subquad.hf.layers import Layer, attached_to, find_layers
+from subquad.hf.doors import AnyModel, transformers_model
+from subquad.hf.layers import STATE_MARK, Layer, attached_to
+from subquad.hf.probe import find_layers
 from subquad.masks import Mask
 from subquad.methods import Bound, Method
 
-_MARK = "_subquad_state_layer"
 _NEW = "make a new sq.hf.StateCache(model)"
 
 
@@ -49,7 +49,7 @@ class StateLayer(CacheLayerMixin):
         self.check()
         self._on_its_way = True
         self.seen += key_states.shape[-2]
-        setattr(key_states, _MARK, self)
+        setattr(key_states, STATE_MARK, self)
         return key_states, value_states
 
     def attend(
@@ -162,11 +162,6 @@ class StateLayer(CacheLayerMixin):
             self.state = {name: change(tensor) for name, tensor in self.state.items()}
 
 
-def state_layer_of(key: Tensor) -> StateLayer | None:
-    """The state layer that handed these keys out; None for keys that are all there."""
-    return getattr(key, _MARK, None)
-
-
 class StateCache(Cache):
     """A cache that keeps the state of each layer whose method is recurrent, in place of its keys and values.
 
@@ -184,7 +179,8 @@ class StateCache(Cache):
             cache is used with another method, another batch, or without a new token.
     """
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: AnyModel):
+        model = transformers_model(model)
         layers = find_layers(model)
         if model.config.is_encoder_decoder or any(layer.cross for layer in layers):
             raise ValueError(

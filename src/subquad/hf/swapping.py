@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
 
-from subquad.hf.layers import NAME, Attached, Layer, attached_to, find_layers, head_counts
+from subquad.hf.doors import AnyModel, refuse_late_parameters, transformers_model
+from subquad.hf.layers import NAME, Attached, Layer, attached_to, head_counts
 from subquad.hf.positions import position_limit
+from subquad.hf.probe import find_layers
+from subquad.hf.trial import ORIGINAL, originals
 from subquad.methods import Bound, Full, Method, from_dict, resolve
-
-_BEFORE = "_subquad_before"  # on a swapped model: (config, its attention implementation) before the swap
 
 AnyMethod = str | Method | Bound
 
@@ -40,31 +40,40 @@ class Swapped:
 
 
 def swap(
-    model: PreTrainedModel, method: AnyMethod | Mapping[Any, AnyMethod], *, max_length: int | None = None
+    model: AnyModel,
+    method: AnyMethod | Mapping[Any, AnyMethod],
+    *,
+    max_length: int | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> Swapped:
     """Put a method into a pretrained model, in place.
 
     Args:
-        model: any transformers model whose attention goes through the attention interface.
+        model: any transformers model whose attention goes through the attention interface, or what holds one: a
+            SentenceTransformer, a CrossEncoder, a pipeline, a PeftModel, a DataParallel, a module of your own.
         method: one method for every layer, or a mapping from layer numbers (as `describe` counts them) or name
             patterns ("encoder.*", as fnmatch reads them; later entries win) to methods. Layers that a mapping leaves
             out run "full": exact attention. A method that is bound already, with its learned parameters, is for one
             layer; others with learned parameters are bound here, with those that they start with.
         max_length: the longest input, for methods that are bound here and whose parameters depend on it; by default
             what the model's learned positions reach (`position_limit`), where they set a limit.
+        inputs: a small batch for the trial, for a model that subquad cannot make inputs for.
 
-    What is attached is written into `model.config`, so `save_pretrained` keeps it: see `reattach`. Swapping again
-    replaces what was there. Nothing changes when an error is raised.
+    The model is tried first: it runs on a few random tokens with its own attention and with exact attention through
+    subquad, and is refused unless both are equal in every layer. What is attached is written into `model.config`, so
+    `save_pretrained` keeps it: see `reattach`. Swapping again replaces what was there. Nothing changes when an error is
+    raised.
 
     Raises:
         ValueError: an architecture outside the interface, a layer that cannot run its method (with the reason), an
             unknown method, a number or pattern that names no layer, or a method whose parameters need a longest input
             in a model that sets none.
-        TypeError: not a transformers model.
+        TypeError: no transformers model, and not what holds one.
     """
+    given, model = model, transformers_model(model)
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length={max_length}, but it must be at least 1")
-    layers = find_layers(model)
+    layers = find_layers(model, inputs=inputs)
     assigned = _assign(layers, method)
     methods = {number: _method_of(given) for number, given in assigned.items()}
     for layer in layers:
@@ -73,6 +82,7 @@ def swap(
             hint = "" if isinstance(method, Mapping) else "; pass a mapping to swap only the layers that can"
             raise ValueError(f"layer {layer.label} of {type(model).__name__}: {reason}{hint}")
     bound = bind_all(layers, assigned, max_length or position_limit(model))
+    refuse_late_parameters(given, bound)
     attached, learned = {}, set()
     for layer in layers:
         own = bound[layer.number].learned
@@ -81,8 +91,8 @@ def swap(
     restore(model)
     for layer in layers:
         layer.module.add_module(NAME, attached[layer.number].train(layer.module.training))
-    setattr(model, _BEFORE, [(config, config._attn_implementation) for config in _configs(model)])
-    for config in _configs(model):
+    setattr(model, ORIGINAL, originals(model))
+    for config, _ in originals(model):
         config._attn_implementation = NAME
     model.config.subquad = {
         "layers": len(layers),
@@ -91,21 +101,22 @@ def swap(
     return Swapped(tuple(layers), methods)
 
 
-def restore(model: PreTrainedModel) -> None:
+def restore(model: AnyModel) -> None:
     """Give a model its own attention back, in place; nothing happens to a model that was not swapped."""
+    model = transformers_model(model)
     for module in list(model.modules()):
         if isinstance(getattr(module, NAME, None), Attached):
             delattr(module, NAME)
-    for config, implementation in getattr(model, _BEFORE, []):
+    for config, implementation in getattr(model, ORIGINAL, []):
         config._attn_implementation = implementation
-    for forget in (lambda: delattr(model, _BEFORE), lambda: delattr(model.config, NAME)):
+    for forget in (lambda: delattr(model, ORIGINAL), lambda: delattr(model.config, NAME)):
         try:
             forget()
         except AttributeError:
             continue
 
 
-def reattach(model: PreTrainedModel) -> Swapped:
+def reattach(model: AnyModel) -> Swapped:
     """Swap in what `save_pretrained` recorded of an earlier swap.
 
         model = AutoModel.from_pretrained(folder)
@@ -115,6 +126,7 @@ def reattach(model: PreTrainedModel) -> Swapped:
         ValueError: the config records no swap, one of a model with another number of layers, or one of a method with
             learned parameters: those are kept as an adapter.
     """
+    given, model = model, transformers_model(model)
     record = getattr(model.config, NAME, None)
     if record is None:
         raise ValueError(f"the config of this {type(model).__name__} records no swapped attention; use sq.hf.swap")
@@ -130,10 +142,10 @@ def reattach(model: PreTrainedModel) -> Swapped:
                 f"layer {number} ran {method.name!r}, whose learned parameters come from an adapter: use "
                 "sq.hf.load_adapter(model, folder)"
             )
-    return swap(model, methods)
+    return swap(given, methods)
 
 
-def describe(model: PreTrainedModel) -> Swapped:
+def describe(model: AnyModel) -> Swapped:
     """Which layer runs what, whether or not the model is swapped.
 
     A swapped layer whose attention was then set by other means (`model.set_attn_implementation`) runs the model's own.
@@ -143,13 +155,13 @@ def describe(model: PreTrainedModel) -> Swapped:
     return Swapped(tuple(layers), {n: a.bound.method for n, a in attached.items() if a is not None})
 
 
-def refusals(model: PreTrainedModel, method: AnyMethod) -> dict[int, str]:
+def refusals(model: AnyModel, method: AnyMethod) -> dict[int, str]:
     """Which layers cannot run this method, and why: {layer number: reason}. Empty when all can."""
     reasons = {layer.number: layer.refusal(_method_of(method)) for layer in find_layers(model)}
     return {number: reason for number, reason in reasons.items() if reason}
 
 
-def bounds(model: PreTrainedModel) -> dict[int, Bound]:
+def bounds(model: AnyModel) -> dict[int, Bound]:
     """The bound methods that run in a swapped model: {layer number: bound}. Empty where nothing is swapped in."""
     found = {layer.number: attached_to(layer.module) for layer in find_layers(model)}
     return {number: attached.bound for number, attached in found.items() if attached is not None}
@@ -163,7 +175,7 @@ def bind(layer: Layer, method: AnyMethod, max_length: int | None = None, *, shar
     Raises:
         ValueError: it was bound for other head counts or another width than the layer's.
     """
-    heads, kv_heads, head_dim = head_counts(layer.module)
+    heads, kv_heads, head_dim = head_counts(layer)
     if not isinstance(method, Bound):
         sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         return resolve(method).bind(**sizes, max_length=max_length, shared=shared)
@@ -217,13 +229,3 @@ def _names(key: int | str, layer: Layer) -> bool:
     if isinstance(key, bool) or not isinstance(key, int | str):
         raise TypeError(f"layers are named by number or pattern, got {key!r}")
     return key == layer.number if isinstance(key, int) else fnmatchcase(layer.name, key)
-
-
-def _configs(model: nn.Module) -> list[PreTrainedConfig]:
-    """Every config in the model, outermost first, each once."""
-    configs: dict[int, PreTrainedConfig] = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if isinstance(config, PreTrainedConfig):
-            configs.setdefault(id(config), config)
-    return list(configs.values())

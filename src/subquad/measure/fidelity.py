@@ -1,7 +1,7 @@
 """How close something is to the exact model."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -57,20 +57,29 @@ def retrieval_agreement(
     return float(top1), float(found)
 
 
-def crossover(speedups: Mapping[int, float]) -> float | None:
+def crossover(speedups: Mapping[int, float], clear: Collection[int] | None = None) -> float | None:
     """The length from which on a method is faster than exact attention, at every longer measured length.
 
-    `speedups` is {length: exact time / method time}. Between two lengths the logarithm of the speed-up is taken to be
-    linear in the logarithm of the length. None when the longest measured length is not faster.
+    Between two lengths the logarithm of the speed-up is taken to be linear in the logarithm of the length.
+
+    Args:
+        speedups: {length: exact time / method time}.
+        clear: the lengths at which the method is faster beyond the noise; None = wherever its speed-up is above 1.
+
+    Returns:
+        None when the longest measured length is not clearly faster. A measured length where the crossing lies at or
+        below it: the shortest one, or one below which the speed-up is above 1 but within the noise.
     """
     lengths = sorted(speedups)
-    if not lengths or speedups[lengths[-1]] <= 1.0:
+    faster = {length for length in lengths if speedups[length] > 1.0} & set(lengths if clear is None else clear)
+    if not lengths or lengths[-1] not in faster:
         return None
     faster_from = lengths[-1]
     for length in reversed(lengths):
-        if speedups[length] <= 1.0:
+        if length not in faster:
+            if speedups[length] > 1.0:
+                return float(faster_from)
             low, high = math.log(speedups[length]), math.log(speedups[faster_from])
-            share = -low / (high - low)
-            return length * (faster_from / length) ** share
+            return length * (faster_from / length) ** (-low / (high - low))
         faster_from = length
     return float(lengths[0])

@@ -4,21 +4,23 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import torch
 
+from subquad.measure.noise import Verdict, verdict
 from subquad.methods import Method
 
 
 class Cost(TypedDict):
     """Time and memory of one thing at one length, beside exact attention in the same run."""
 
-    ms: float  # median
-    ms_low: float  # 25th percentile
-    ms_high: float  # 75th percentile
+    ms: float  # exact attention's median divided by the speed-up, see `beside`; its own: the median
+    ms_low: float  # the same with the quartiles
+    ms_high: float
     repeats: int
     speedup: float  # median of exact's time / this one's, run by run, so > 1 is faster than exact
+    verdict: NotRequired[Verdict]  # whether the speed-up is clear of the noise; exact attention has none
     extra_mib: float | None  # peak of memory allocated on top of what was there before
 
 
@@ -105,20 +107,54 @@ def stopwatch(call: Callable[[], Any], device: torch.device | None = None) -> tu
     return time.perf_counter() - start, result
 
 
-def cost(own: Sequence[float], exact: Sequence[float], extra_mib: float | None = None) -> Cost:
-    """Seconds by round, and exact attention's in the same rounds, as medians in ms, quartiles and a speed-up.
+def cost(
+    own: Sequence[float], exact: Sequence[float], extra_mib: float | None = None, noise: float | None = None
+) -> Cost:
+    """Seconds by round, and exact attention's in the same rounds, as time in ms, quartiles and a speed-up.
 
-    The speed-up is the median over rounds of exact / own: a slow moment of the machine hits both sides of a ratio.
+    Args:
+        own: of this call.
+        exact: of exact attention.
+        extra_mib: peak memory.
+        noise: how far exact attention comes from itself, as `noise.against_itself` has it; then there is a verdict.
     """
-    ms = spread([1e3 * seconds for seconds in own])
-    return {
-        "ms": ms.median,
-        "ms_low": ms.low,
-        "ms_high": ms.high,
+    times, faster = beside(own, exact)
+    found: Cost = {
+        "ms": 1e3 * times.median,
+        "ms_low": 1e3 * times.low,
+        "ms_high": 1e3 * times.high,
         "repeats": len(own),
-        "speedup": spread(ratios(own, exact)).median,
+        "speedup": faster.median,
         "extra_mib": extra_mib,
     }
+    if noise is not None:
+        found["verdict"] = verdict(faster.median, ratios(own, exact), noise)
+    return found
+
+
+def exact_cost(seconds: Sequence[float], extra_mib: float | None = None) -> Cost:
+    """The same of exact attention itself."""
+    times = spread([1e3 * each for each in seconds])
+    return {
+        "ms": times.median,
+        "ms_low": times.low,
+        "ms_high": times.high,
+        "repeats": len(seconds),
+        "speedup": 1.0,
+        "extra_mib": extra_mib,
+    }
+
+
+def beside(own: Sequence[float], exact: Sequence[float]) -> tuple["Spread", "Spread"]:
+    """Quartiles of a call's seconds, and of its speed-up over exact attention, from the same pairs.
+
+    The speed-up is the median over rounds of exact / own: a slow moment of the machine hits both sides of a ratio. The
+    median of `own` alone may contradict it: in rounds of (own, exact) = (1, 0.9), (1, 11), (10, 9) it is 9 times below
+    exact attention's, though own is the slower one in most rounds. So the time is told as exact attention's median
+    divided by the speed-up.
+    """
+    faster, base = spread(ratios(own, exact)), spread(exact).median
+    return Spread(base / faster.high, base / faster.median, base / faster.low), faster
 
 
 def ratios(own: Sequence[float], exact: Sequence[float]) -> list[float]:

@@ -1,7 +1,6 @@
 """The methods: the mapping from name to class, and the ways to name one."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from subquad.methods.base import Bound, Fit, Method, Traits, nearest
@@ -150,7 +149,7 @@ def _class(name: str) -> type[Method]:
 
 
 def _read_value(cls: type[Method], setting: str, text: str) -> Any:
-    default = next((f.default for f in fields(cls) if f.name == setting), text)
+    default = cls.defaults().get(setting, text)
     kind: type = type(default)
     try:
         return kind(text)

@@ -208,12 +208,18 @@ class Method:
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Method:
         """Build from settings; those left out keep their defaults. ValueError names an unknown one and the nearest."""
-        known = [f.name for f in fields(cls)]
+        known = list(cls.defaults())
         for setting in settings:
             if setting not in known:
                 have = f"it has {', '.join(known)}" if known else "it has none"
                 raise ValueError(f"{cls.name!r} has no setting {setting!r}{nearest(setting, known)}; {have}")
         return cls(**settings)
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The settings and their defaults."""
+        # Not `dataclasses.fields`, which torch.compile cannot trace on a class: it would refuse methods given as text.
+        return {name: getattr(cls, name) for name in cls.__match_args__}
 
     def __str__(self) -> str:
         """As the command line writes it, with the settings that differ from the defaults."""
@@ -299,7 +305,7 @@ class Bound(nn.Module):
 
     def prepare(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor, Call]:
         """As `Method.prepare`, with the learned parameters in the call."""
-        options["enable_gqa"] = self.heads != self.kv_heads
+        options["enable_gqa"] = bool(self.heads != self.kv_heads)
         query, key, value, call = self.method.prepare(query, key, value, learned=self.learned, **options)
         if query.shape[1:4:2] != (self.heads, self.head_dim) or key.shape[1] != self.kv_heads:
             raise ValueError(

@@ -111,11 +111,11 @@ class ClusterFormer(Method):
         parts = self.meetings(query, key, call)
         return attend_buckets(query, key, value, parts, call.mask, scale=call.scale, dropout_p=call.dropout_p)[0]
 
-    @torch.no_grad()
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: near ones, and those of the chunk."""
-        (B, H, N, _), mask = query.shape, call.mask
-        near = neighbours(N, N, H, B, reach(self.window, N, N, mask), mask, query.device)
-        real = real_tokens(mask, query, both=False)
-        labels = cluster_tokens(query, repeat_heads(key, H), real, self.clusters, call.seed)
-        return near, sorted_chunks(labels, mask, real, self.chunk)
+        with torch.no_grad():
+            (B, H, N, _), mask = query.shape, call.mask
+            near = neighbours(N, N, H, B, reach(self.window, N, N, mask), mask, query.device)
+            real = real_tokens(mask, query, both=False)
+            labels = cluster_tokens(query, repeat_heads(key, H), real, self.clusters, call.seed)
+            return near, sorted_chunks(labels, mask, real, self.chunk)

@@ -22,7 +22,7 @@ from subquad.ops.softmax import visible_softmax
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
     """Exact attention by the cheapest SDPA call that says the mask. Queries that see no key get 0."""
-    mask, bias, gqa = call.mask, call.bias, query.shape[1] != key.shape[1]
+    mask, bias, gqa = call.mask, call.bias, bool(query.shape[1] != key.shape[1])
     exact = partial(F.scaled_dot_product_attention, scale=call.scale, dropout_p=call.dropout_p, enable_gqa=gqa)
     if mask.only_causal and bias is None:
         return exact(query, key, value, is_causal=True)

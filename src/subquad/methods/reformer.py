@@ -114,20 +114,20 @@ class Reformer(Method):
         alone = with_itself(others[1].isneginf() & real_tokens(mask, query, both=True)[:, None])
         return merge_partials([others, bucket_attention(query, key, value, alone, mask, **options)])[0]
 
-    @torch.no_grad()
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys in any round; themselves too, though they see themselves only where alone."""
-        B, _, N, D = query.shape
-        real = real_tokens(call.mask, query, both=False)
-        lengths = real_lengths(real, B, N, query.device)
-        most = min(-(-N // self.chunk), self.buckets // 2)
-        used = (-(-lengths // self.chunk)).clamp(max=most)
-        used = torch.where(lengths <= self.chunk, 0, used)
-        directions = normal(call.seed, most, self.rounds * D, like=query).unflatten(1, (self.rounds, D))
-        parts = []
-        for of_round in directions.unbind(1):
-            labels = torch.where(real[:, None], hash_labels(query, of_round, used), 2 * most)
-            found = runs_of_labels(labels, 2 * most, self.chunk)
-            queries, keys = call.mask.query_padding(N), call.mask.key_padding(N)
-            parts.append(Buckets(real_slots(found.queries, queries), real_slots(found.keys, keys)))
-        return tuple(parts)
+        with torch.no_grad():
+            B, _, N, D = query.shape
+            real = real_tokens(call.mask, query, both=False)
+            lengths = real_lengths(real, B, N, query.device)
+            most = min(-(-N // self.chunk), self.buckets // 2)
+            used = (-(-lengths // self.chunk)).clamp(max=most)
+            used = torch.where(lengths <= self.chunk, 0, used)
+            directions = normal(call.seed, most, self.rounds * D, like=query).unflatten(1, (self.rounds, D))
+            parts = []
+            for of_round in directions.unbind(1):
+                labels = torch.where(real[:, None], hash_labels(query, of_round, used), 2 * most)
+                found = runs_of_labels(labels, 2 * most, self.chunk)
+                queries, keys = call.mask.query_padding(N), call.mask.key_padding(N)
+                parts.append(Buckets(real_slots(found.queries, queries), real_slots(found.keys, keys)))
+            return tuple(parts)

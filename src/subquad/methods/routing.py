@@ -102,11 +102,11 @@ class Routing(Method):
             centroids.follow(query.detach(), real_tokens(call.mask, query, both=True))
         return attend_buckets(query, query, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)[0]
 
-    @torch.no_grad()
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""
-        scores = _centroids(call)(query)
-        return best_of_each_bucket(scores, scores, call.mask, enlarge=1.0, size=self.window)
+        with torch.no_grad():
+            scores = _centroids(call)(query)
+            return best_of_each_bucket(scores, scores, call.mask, enlarge=1.0, size=self.window)
 
 
 def _centroids(call: Call) -> Centroids:

@@ -111,22 +111,22 @@ class Smyrf(Method):
         buckets = self.meetings(query, key, call)
         return attend_buckets(query, key, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)[0]
 
-    @torch.no_grad()
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: the clusters of all rounds."""
-        B, H, N, D = query.shape
-        M = key.shape[2]
-        real_queries, real_keys = call.mask.query_padding(N), call.mask.key_padding(M)
-        f, g = asymmetric(query, repeat_heads(key, H), real_queries, real_keys)
-        directions = normal(call.seed, self.rounds, D + 2, like=query)
-        lengths = real_lengths(real_queries, B, N, query.device), real_lengths(real_keys, B, M, query.device)
-        counts, most = self._clusters_of(*lengths, max(N, M))
-        queries, keys = [], []
-        for direction in directions:
-            of_queries, of_keys = sort_real(f @ direction, real_queries), sort_real(g @ direction, real_keys)
-            queries.append(even_chunks(of_queries, lengths[0], counts, most=most, size=self._size(N)))
-            keys.append(even_shared_chunks(of_keys, lengths[1], counts, most=most, size=self._size(M)))
-        return (Buckets(torch.cat(queries, dim=2), torch.cat(keys, dim=2)),)
+        with torch.no_grad():
+            B, H, N, D = query.shape
+            M = key.shape[2]
+            real_queries, real_keys = call.mask.query_padding(N), call.mask.key_padding(M)
+            f, g = asymmetric(query, repeat_heads(key, H), real_queries, real_keys)
+            directions = normal(call.seed, self.rounds, D + 2, like=query)
+            lengths = real_lengths(real_queries, B, N, query.device), real_lengths(real_keys, B, M, query.device)
+            counts, most = self._clusters_of(*lengths, max(N, M))
+            queries, keys = [], []
+            for direction in directions:
+                of_queries, of_keys = sort_real(f @ direction, real_queries), sort_real(g @ direction, real_keys)
+                queries.append(even_chunks(of_queries, lengths[0], counts, most=most, size=self._size(N)))
+                keys.append(even_shared_chunks(of_keys, lengths[1], counts, most=most, size=self._size(M)))
+            return (Buckets(torch.cat(queries, dim=2), torch.cat(keys, dim=2)),)
 
     @torch.no_grad()
     def scores(

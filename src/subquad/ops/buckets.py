@@ -30,7 +30,7 @@ class Buckets:
 
     def narrowed(self, mask: Mask) -> Mask:
         """The mask, and the span of these buckets."""
-        return mask if self.span is None else mask & Mask.window(self.span)
+        return mask if self.span is None else mask & Mask(span=self.span)  # which may be symbolic
 
     def keys_of_block(self) -> Int64[Tensor, "B H T K"]:
         """For every block the keys of its bucket."""

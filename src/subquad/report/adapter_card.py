@@ -77,6 +77,7 @@ def adapter_card(record: dict[str, Any], folder: str) -> str:
         f"parameters with which its {record['metric']} was best.",
     ]
     facts += [untouched(record)] if untouched(record) else []
+    facts += record.get("notes", [])  # adapters of older versions have none
     return CARD.format(
         method=method["name"],
         model=record["model"],

@@ -1,7 +1,7 @@
 """What follows from the times of `subquad bench`: exponents of growth and crossovers; and how to find cells."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -24,15 +24,20 @@ def growth(values: Mapping[int, float]) -> dict[int, float]:
     }
 
 
-def crossing(speedups: Mapping[int, float]) -> dict[str, Any]:
-    """State and tokens of a `Crossover`, from speed-ups by length."""
+def crossing(speedups: Mapping[int, float], ties: Collection[int] = ()) -> dict[str, Any]:
+    """State and tokens of a `Crossover`, from speed-ups by length, some of which are within the noise."""
     if not speedups:
         return {"state": "unknown", "tokens": None}
-    ends = {"shortest": min(speedups), "longest": max(speedups)}
-    if all(speedup > 1.0 for speedup in speedups.values()):
+    ends: dict[str, Any] = {"shortest": min(speedups), "longest": max(speedups)}
+    if ties:
+        ends["ties"] = sorted(ties)
+    clear = {length for length, speedup in speedups.items() if speedup > 1.0} - set(ties)
+    if clear == speedups.keys():
         return {"state": "below the shortest", "tokens": None, **ends}
-    tokens = crossover(speedups)
-    return {"state": "not reached" if tokens is None else "at", "tokens": tokens, **ends}
+    tokens = crossover(speedups, clear)
+    if tokens is None:
+        return {"state": "not reached", "tokens": None, **ends}
+    return {"state": "at or below" if tokens in clear else "at", "tokens": tokens, **ends}
 
 
 def crossovers(cells: Sequence[BenchCell]) -> list[Crossover]:
@@ -41,17 +46,9 @@ def crossovers(cells: Sequence[BenchCell]) -> list[Crossover]:
 
 
 def _crossover(cells: Sequence[BenchCell], panel: Panel, method: str) -> Crossover:
-    speedups, low, high = (
-        by_length(cells, panel, method, figure) for figure in ("speedup", "speedup_low", "speedup_high")
-    )
-    found = Crossover(method=method, dtype=panel[0], passes=panel[1], **crossing(speedups))  # type: ignore[typeddict-item]
-    if found["state"] in ("at", "below the shortest"):
-        at = found["tokens"] or 0.0
-        first = max((n for n in speedups if n <= at), default=0)
-        doubtful = [n for n in sorted(speedups) if n >= first and low.get(n, 2.0) <= 1.0 <= high.get(n, 0.0)]
-        if doubtful:
-            found["doubtful"] = doubtful
-    return found
+    speedups = by_length(cells, panel, method, "speedup")
+    ties = [cell["length"] for cell in of(cells, panel, method) if cell.get("verdict") == "within the noise"]
+    return Crossover(method=method, dtype=panel[0], passes=panel[1], **crossing(speedups, ties))  # type: ignore[typeddict-item]
 
 
 def ran(cells: Sequence[BenchCell], panel: Panel, method: str) -> bool:

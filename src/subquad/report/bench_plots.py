@@ -26,7 +26,9 @@ def plots(report: BenchReport) -> dict[str, bytes]:
 
 
 def figure(report: BenchReport, name: str) -> Figure | None:
-    """One of PLOTS; None where there is nothing to draw. Bands are quartiles; rings on speed-ups are crossovers."""
+    """One of PLOTS; None where there is nothing to draw. Bands are quartiles; rings on speed-ups are crossovers,
+    and the grey band at 1 is how far SDPA comes from itself.
+    """
     what, heading, label = PLOTS[name]
     shown = [panel for panel in panels(report["cells"]) if _lines(report, panel, what)]
     if not shown:
@@ -74,6 +76,7 @@ def _panel(ax: Any, report: BenchReport, panel: Panel, what: str, looks: dict[st
     drawing.log_lengths(ax)
     if what == "speedup":
         ax.axhline(1.0, color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)))
+        _shade_noise(ax, by_length(report["cells"], panel, EXACT, "noise"))
         _mark_crossovers(ax, report, panel, looks)
     unit: Callable[[float], str] = (lambda y: f"{y:g}×") if what == "speedup" else (lambda y: f"{y:,g}")
     drawing.ticks(ax.yaxis, ax.get_ylim(), unit)
@@ -88,9 +91,16 @@ def _edge(report: BenchReport, panel: Panel, name: str, what: str, side: str) ->
     return by_length(report["cells"], panel, name, f"{what}_{side}")
 
 
+def _shade_noise(ax: Any, noise: dict[int, float]) -> None:
+    """A grey band: how far SDPA comes from itself."""
+    if noise:
+        low, high = [1 / factor for factor in noise.values()], list(noise.values())
+        ax.fill_between(list(noise), low, high, color="#9aa2aa", alpha=0.3, linewidth=0, zorder=1)
+
+
 def _mark_crossovers(ax: Any, report: BenchReport, panel: Panel, looks: dict[str, Style]) -> None:
     ring = {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.8, "linestyle": "", "zorder": 5}
     for found in report["crossovers"]:
-        at = cells.known(found["tokens"])
+        at = cells.known(found["tokens"]) if found["state"] == "at" else None
         if (found["dtype"], found["passes"]) == panel and at is not None:
             ax.plot(at, 1.0, marker="o", color=looks[found["method"]].color, **ring)

@@ -5,6 +5,8 @@ A figure that was not measured is absent or None, never 0.
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from subquad.measure.noise import Noise, Verdict
+
 KIND, SCHEMA = "subquad bench", 1
 EXACT = "full"  # the method that SDPA goes by
 
@@ -18,8 +20,8 @@ class BenchCell(TypedDict):
     length: int  # tokens
     status: Literal["measured", "not run"]
     reason: NotRequired[str]  # why it was not run
-    ms: NotRequired[float]  # median over rounds
-    ms_low: NotRequired[float]  # 25th percentile
+    ms: NotRequired[float]  # SDPA's median / the speed-up; of SDPA, and where it was not run, the median over rounds
+    ms_low: NotRequired[float]  # the same with the quartiles
     ms_high: NotRequired[float]
     repeats: NotRequired[int]
     us_per_token: NotRequired[float]
@@ -28,22 +30,24 @@ class BenchCell(TypedDict):
     speedup_low: NotRequired[float]
     speedup_high: NotRequired[float]
     visits: NotRequired[list[float]]  # the speed-up of each visit: medians of rounds that followed each other
+    verdict: NotRequired[Verdict]  # whether the speed-up is clear of the noise
+    noise: NotRequired[float]  # of SDPA: how far it comes from itself, timed again in each round, as a factor
     extra_bytes: NotRequired[int | None]  # peak memory of a call, above what its inputs take
     bytes_per_token: NotRequired[float]
     memory: NotRequired[str]  # how memory was counted, or why it was not
 
 
 class Crossover(TypedDict):
-    """From where on a method is faster than SDPA, at every longer length at which both were run."""
+    """From where on a method is clearly faster than SDPA, at every longer length at which both were run."""
 
     method: str
     dtype: str
     passes: str
-    state: Literal["at", "below the shortest", "not reached", "unknown"]
-    tokens: float | None  # for "at"; between two lengths, interpolated on logarithmic axes
+    state: Literal["at", "at or below", "below the shortest", "not reached", "unknown"]
+    tokens: float | None  # "at": between two lengths, interpolated; "at or below": a length that was run
     shortest: NotRequired[int]  # the lengths with a speed-up
     longest: NotRequired[int]
-    doubtful: NotRequired[list[int]]  # from beside the crossing on: where the quartiles lie on both sides of 1
+    ties: NotRequired[list[int]]  # the lengths at which the speed-up is within the noise
 
 
 class Change(TypedDict):
@@ -88,4 +92,5 @@ class BenchReport(TypedDict):
     cells: list[BenchCell]
     crossovers: list[Crossover]
     notes: list[str]
+    noise: NotRequired[Noise]
     changes: NotRequired[Changes]

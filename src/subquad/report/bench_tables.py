@@ -17,8 +17,12 @@ from subquad.report.tables import TONES
 
 HEADS = ("ms", "±", "speed-up", "quartiles", "µs/token", "growth", "MiB")
 LEGEND = (
-    "±: half the distance of the quartiles, of the median. speed-up: SDPA's time / the method's, in the same round, "
-    "and its quartiles. growth: exponent of the time from the length above. MiB: peak extra memory of a call."
+    "ms: SDPA's median / the speed-up. ±: half the distance of the quartiles, of the median. speed-up: SDPA's time / "
+    "the method's, in the same round, and its quartiles; ≈ within the noise of this run, ↓ slower. growth: exponent of "
+    "the time from the length above. MiB: peak extra memory of a call."
+)
+NO_FIDELITY = (
+    "The inputs are random: no fidelity goes with these times. `subquad compare` measures what a method loses."
 )
 
 
@@ -28,7 +32,9 @@ def rich_table(report: BenchReport) -> RenderableType:
     for panel in panels(report["cells"]):
         parts += [Text(f"\n{title(report, panel)}", "bold"), _terminal(report["cells"], panel)]
         parts += [Text(f"• {line}") for line in _conclusions(report, panel)]
-    parts.append(Text(f"\n{LEGEND}", "dim"))
+    parts.append(Text(f"\n{LEGEND} {NO_FIDELITY}", "dim"))
+    if "noise" in report:
+        parts.append(Text(report["noise"]["says"], "yellow" if report["noise"]["busy"] else "dim"))
     if "changes" in report:
         parts += _changes(report["changes"])
     return Group(*parts)
@@ -36,7 +42,12 @@ def rich_table(report: BenchReport) -> RenderableType:
 
 def markdown(report: BenchReport, figures: Sequence[str] = ()) -> str:
     """All of a benchmark as Markdown. `figures` are the names of the plots that lie beside it."""
-    parts = ["# Time and memory against length", *(f"![{name}]({name})" for name in figures)]
+    parts = [
+        "# Time and memory against length",
+        _noise_line(report),
+        NO_FIDELITY,
+        *(f"![{name}]({name})" for name in figures),
+    ]
     for panel in panels(report["cells"]):
         parts += [f"## {escaped(title(report, panel))}", table_of(_full_table(report["cells"], panel))]
         parts.append(bullets(_conclusions(report, panel)))
@@ -72,12 +83,19 @@ def _row(cell: BenchCell) -> list[Cell]:
     return [
         cells.size(cell.get("ms")),
         _noise(cell),
-        Cell("") if exact else cells.speedup(cell.get("speedup")),
+        Cell("") if exact else cells.speedup(cell.get("speedup"), cell.get("verdict")),
         Cell("") if exact else _between(cell.get("speedup_low"), cell.get("speedup_high")),
         cells.size(cell.get("us_per_token")),
         cells.number(cell.get("growth"), 2),
         cells.size(None if extra is None else extra / 2**20),
     ]
+
+
+def _noise_line(report: BenchReport) -> str:
+    if "noise" not in report:
+        return ""
+    says = escaped(report["noise"]["says"])
+    return f"**{says}**" if report["noise"]["busy"] else says
 
 
 def _noise(cell: BenchCell) -> Cell:
@@ -110,18 +128,20 @@ def _conclusions(report: BenchReport, panel: Panel) -> Iterator[str]:
 def _crossing(found: Crossover) -> str:
     tokens = found["tokens"]
     if found["state"] == "at" and tokens is not None:
-        return f"faster than SDPA from about {cells.two_digits(tokens):,} tokens on{_doubt(found)}"
+        return f"faster than SDPA from about {cells.two_digits(tokens):,} tokens on{_ties(found)}"
+    if found["state"] == "at or below" and tokens is not None:
+        return f"faster than SDPA from at most {tokens:,.0f} tokens on{_ties(found)}"
     if found["state"] == "below the shortest":
-        return f"faster than SDPA at every length, from {found['shortest']:,} tokens on{_doubt(found)}"
+        return f"faster than SDPA at every length, from {found['shortest']:,} tokens on"
     if found["state"] == "not reached":
-        return f"not faster than SDPA up to {found['longest']:,} tokens"
+        return f"not clearly faster than SDPA up to {found['longest']:,} tokens{_ties(found)}"
     return "no speed-up is known: SDPA was not run at these lengths"
 
 
-def _doubt(found: Crossover) -> str:
-    """Where that is within the noise."""
-    lengths = ", ".join(f"{n:,}" for n in found.get("doubtful", []))
-    return f", but within the noise at {lengths}: the quartiles lie on both sides of 1" if lengths else ""
+def _ties(found: Crossover) -> str:
+    """Where the speed-up is within the noise."""
+    lengths = ", ".join(f"{n:,}" for n in found.get("ties", []))
+    return f"; within the noise at {lengths}" if lengths else ""
 
 
 def _shown(found: Sequence[BenchCell], panel: Panel) -> list[str]:

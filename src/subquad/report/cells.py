@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from subquad.report.schema import MethodReport
 
-Tone = Literal["", "faster", "slower", "low", "missing"]
+Tone = Literal["", "faster", "slower", "low", "tie", "missing"]
 MISSING = "–"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure as text, and how to read it: "low" = below the fidelity that was asked for."""
+    """A figure as text, and how to read it: "low" = below the fidelity asked for, "tie" = within the noise."""
 
     text: str
     tone: Tone = ""
@@ -46,13 +46,15 @@ def size(value: Any) -> Cell:
     return Cell(f"{x:,.{digits}f}")
 
 
-def speedup(value: Any) -> Cell:
-    """1.42×, or ↓0.62× where it is slower than exact attention."""
+def speedup(value: Any, verdict: Any = None) -> Cell:
+    """1.42×, ↓0.62× where it is slower than exact attention, ≈1.03× where the verdict is that it is in the noise."""
     x = known(value)
     if x is None:
         return Cell(MISSING, "missing")
     digits = 2 if x >= 0.095 else 3
     shown = round(x, digits)
+    if verdict == "within the noise":
+        return Cell(f"≈{shown:.{digits}f}×", "tie")
     if shown < 1:
         return Cell(f"↓{shown:.{digits}f}×", "slower")
     return Cell(f"{shown:.2f}×" if shown < 100 else f"{shown:,.0f}×", "faster" if shown > 1 else "")
@@ -67,16 +69,16 @@ def kept(value: Any, least: float | None) -> Cell:
 
 
 def crossover(method: MethodReport) -> Cell:
-    """The length from which on a method is faster: "3,100", "≤ 512" (from the shortest one on) or "none" seen."""
+    """The length from which on a method is clearly faster: "3,100", "≤512" (measured, maybe less) or "none" seen."""
     if "crossover" not in method or method["status"] == "exact":
         return Cell(MISSING, "missing")
     x = known(method["crossover"])
     if x is None:
         return Cell("none", "slower")
-    shortest = min(map(int, method.get("op") or {}), default=0)
-    if x <= shortest:
-        return Cell(f"≤{shortest:,}", "faster")
-    return Cell(f"{two_digits(x):,}")
+    measured = sorted(map(int, method.get("op") or {}))
+    if not measured or x <= measured[0]:
+        return Cell(f"≤{next(iter(measured), 0):,}", "faster")
+    return Cell(f"≤{x:,.0f}" if x in measured else f"{two_digits(x):,}")
 
 
 def two_digits(x: float) -> int:

@@ -23,7 +23,9 @@ FIGURES = {
     "quality-vs-speed.png": (
         "Fidelity against speed-up",
         "Each method's fidelity to the exact model against the speed-up of a whole forward pass, a panel for each "
-        "length. Exact attention is at 1× and fidelity 1; the line joins the methods that no other beats in both.",
+        "length. Exact attention is at 1× and fidelity 1; the line joins the methods that no other beats in both. "
+        "Hollow marks are within the noise, neither faster nor slower; the grey band is how far exact attention comes "
+        "from itself.",
     ),
     "error-by-layer.png": (
         "Error of each layer's attention",
@@ -31,10 +33,12 @@ FIGURES = {
     ),
     "time-vs-length.png": (
         "Time of one attention call against length",
-        "Median time of one layer's attention against the number of tokens, both logarithmic. A ring marks the length "
-        "from which on a method is faster than exact attention.",
+        "Time of one layer's attention against the number of tokens, both logarithmic. A ring marks the length from "
+        "which on a method is faster than exact attention, beyond the noise. The inputs are random: no fidelity goes "
+        "with these times.",
     ),
 }
+OP_REMARK = "One layer's attention alone, on random inputs: no fidelity goes with these times."
 
 
 def pieces(name: str) -> list[str]:
@@ -114,8 +118,7 @@ def _table(report: Report, makers: Sequence[Maker]) -> Table:
 def quality_table(report: Report) -> Table:
     """What the methods lose at the model's own length."""
     own = own_length(report)
-    least = min_fidelity(report)
-    return _table(report, [*_closeness(report, own, least), *_inner_errors(own), *_ranking(own)])
+    return _table(report, [_nearness(report, own), *_quality_details(own)])
 
 
 def task_table(report: Report) -> Table:
@@ -124,22 +127,17 @@ def task_table(report: Report) -> Table:
 
 
 def speed_table(report: Report) -> Table:
-    """What the methods gain: speed-up at each length (with fidelity beyond the model's own), memory, crossover."""
-    own, *longer = model_lengths(report) or [""]
-    least = min_fidelity(report)
-    makers: list[Maker] = [_speed(own)]
-    for length in longer:
-        makers += [_speed(length), _fidelity(length, least)]
-    makers += [
-        _memory(own),
-        (Column("faster from", "", "tokens from which on one attention call is faster"), crossover),
-    ]
-    return _table(report, makers)
+    """What the methods gain: fidelity and speed-up at each length, and memory."""
+    makers: list[Maker] = []
+    for length in model_lengths(report):
+        makers += [_fidelity(length, min_fidelity(report)), _speed(length)]
+    return _table(report, [*makers, _memory(own_length(report))])
 
 
 def main_table(report: Report) -> Table:
-    """Loss, task and gain side by side."""
-    tables = (quality_table(report), task_table(report), speed_table(report))
+    """Gain beside loss at each length, the task, and the rest of the quality at the model's own length."""
+    details = _table(report, _quality_details(own_length(report)))
+    tables = (speed_table(report), task_table(report), details)
     lines = [
         Line(parts[0].name, [cell for part in parts for cell in part.cells], parts[0].marks)
         for parts in zip(*(table.lines for table in tables), strict=True)
@@ -149,16 +147,22 @@ def main_table(report: Report) -> Table:
 
 def model_table(report: Report) -> Table:
     """Every figure of whole forward passes, by length."""
-    least, makers = min_fidelity(report), list[Maker]()
+    makers: list[Maker] = []
     for length in model_lengths(report):
-        makers += [*_closeness(report, length, least, always=True), _time("model", length), _range("model", length)]
-        makers += [_speed(length), _memory(length, group=length)]
-    return _table(report, [(replace(column, group=_tokens(column.group)), make) for column, make in makers])
+        makers += [_nearness(report, length, tokens(length)), *_spread_of_nearness(length, tokens(length))]
+        makers += [
+            _time("model", length),
+            _range("model", length),
+            _speed(length),
+            _memory(length, group=tokens(length)),
+        ]
+    return _table(report, [(replace(column, group=_in_tokens(column.group)), make) for column, make in makers])
 
 
 def op_table(report: Report) -> Table:
     """Time of one attention call, and its speed-up, by length."""
-    makers: list[Maker] = []
+    faster_from = Column("faster from", "", "tokens from which on it is faster than exact attention, beyond the noise")
+    makers: list[Maker] = [(faster_from, crossover)]
     for length in op_lengths(report):
         makers += [_time("op", length), _speed(length, "op")]
     return _table(report, makers)
@@ -166,7 +170,7 @@ def op_table(report: Report) -> Table:
 
 def op_memory_table(report: Report) -> Table:
     """Peak extra memory of one attention call, by length."""
-    return _table(report, [_memory(length, "op", head=f"{int(length):,}") for length in op_lengths(report)])
+    return _table(report, [_memory(length, "op", head=tokens(length)) for length in op_lengths(report)])
 
 
 def layer_table(report: Report) -> Table:
@@ -180,25 +184,28 @@ def _layer(layer: int) -> Maker:
     return Column(str(layer), "layer"), lambda m: number(layer_errors(m).get(layer))
 
 
-def _closeness(report: Report, length: str, least: float | None, always: bool = False) -> list[Maker]:
-    """Cosines, or perplexity and fidelity."""
-    group = length if always else ""
-    fidelity_column: Maker = (
-        Column("fidelity", group, "exact perplexity / this one's"),
-        lambda m: kept(fidelity(m, length), least),
-    )
+def _nearness(report: Report, length: str, group: str = "") -> Maker:
+    """The mean cosine, or the fidelity of language models, which have none."""
+    least = min_fidelity(report)
+    if _has_cosines(report):
+        column = Column("cosine mean", group, "mean cosine to the exact model's embeddings")
+        return column, lambda m: kept(quality(m, length).get("cosine_mean"), least)
+    return Column("fidelity", group, "exact perplexity / this one's"), lambda m: kept(fidelity(m, length), least)
+
+
+def _spread_of_nearness(length: str, group: str = "") -> list[Maker]:
+    """What else is known of closeness at any length."""
     return [
         (
-            Column("cosine mean", group, "mean cosine to the exact model's embeddings"),
-            lambda m: kept(quality(m, length).get("cosine_mean"), least),
-        ),
-        (
-            Column("cosine p5", group, "5th percentile of those cosines"),
+            Column("cosine p5", group, "5th percentile of the cosines to the exact model's embeddings"),
             lambda m: number(quality(m, length).get("cosine_p5"), 4),
         ),
         (Column("perplexity", group), lambda m: number(quality(m, length).get("perplexity"), 2)),
-        *([] if _has_cosines(report) else [fidelity_column]),
     ]
+
+
+def _quality_details(own: str) -> list[Maker]:
+    return [*_spread_of_nearness(own), *_inner_errors(own), *_ranking(own)]
 
 
 def _has_cosines(report: Report) -> bool:
@@ -242,16 +249,23 @@ def _metric(name: str, metric: str) -> Maker:
 
 
 def _speed(length: str, part: Literal["model", "op"] = "model") -> Maker:
-    column = Column("speed-up", length, "exact attention's time / this one's", "speed")
-    return column, lambda m: speedup(cost(m, part, length).get("speedup"))
+    column = Column("speed-up", tokens(length), "exact attention's time / this one's", "speed")
+
+    def make(method: MethodReport) -> Cell:
+        figures = cost(method, part, length)
+        return speedup(figures.get("speedup"), figures.get("verdict"))
+
+    return column, make
 
 
 def _fidelity(length: str, least: float | None) -> Maker:
-    return Column("fidelity", length, "to the exact model", "fidel."), lambda m: kept(fidelity(m, length), least)
+    column = Column("fidelity", tokens(length), "to the exact model", "fidel.")
+    return column, lambda m: kept(fidelity(m, length), least)
 
 
 def _time(part: Literal["model", "op"], length: str) -> Maker:
-    return Column("ms", length, "median"), lambda m: size(cost(m, part, length).get("ms"))
+    about = "exact attention's median / the speed-up; of exact attention itself the median"
+    return Column("ms", tokens(length), about), lambda m: size(cost(m, part, length).get("ms"))
 
 
 def _range(part: Literal["model", "op"], length: str) -> Maker:
@@ -260,7 +274,7 @@ def _range(part: Literal["model", "op"], length: str) -> Maker:
         low, high = size(figures.get("ms_low")), size(figures.get("ms_high"))
         return low if low.tone == "missing" else Cell(f"{low.text} to {high.text}")
 
-    return Column("quartiles", length, "25th and 75th percentile of the time in ms"), quartiles
+    return Column("quartiles", tokens(length), "the same with the quartiles of the speed-up"), quartiles
 
 
 def _memory(length: str, part: Literal["model", "op"] = "model", head: str = "extra MiB", group: str = "") -> Maker:
@@ -273,8 +287,13 @@ def _mean(values: Iterable[float]) -> float | None:
     return sum(listed) / len(listed) if listed else None
 
 
-def _tokens(length: str) -> str:
-    return f"{int(length):,} tokens"
+def tokens(length: str) -> str:
+    """A length as text."""
+    return f"{int(length):,}"
+
+
+def _in_tokens(group: str) -> str:
+    return f"{group} tokens"
 
 
 # ---------------------------------------------------------------------- facts
@@ -298,18 +317,30 @@ def legend(report: Report) -> str:
     """How to read the main table, and what a speed-up of 1 is."""
     own, least = own_length(report), min_fidelity(report)
     said = [
-        f"↓ slower than exact attention; {MISSING} not measured; lengths in tokens.",
+        f"≈ within the noise of this run, neither faster nor slower; ↓ slower than exact attention; {MISSING} not "
+        "measured; lengths in tokens.",
+        _samples(report),
         f"Fidelity asked for: {least:g}." if least is not None else "",
-        f"Quality and extra memory are those at {own}." if own else "",
+        f"Extra memory, and quality without a length, are those at {tokens(own)}." if own else "",
         _exact_times(report),
     ]
     return " ".join(filter(None, said))
 
 
+def _samples(report: Report) -> str:
+    """What fidelity is, and over how many texts it is a mean."""
+    what = "the mean cosine to the exact embeddings" if _has_cosines(report) else "the exact perplexity / this one's"
+    passages, sequences = (report["settings"].get(name) for name in ("passages", "sequences"))
+    own = own_length(report)
+    counts = [f"{passages} passages at {tokens(own)}"] if own and passages is not None else []
+    counts += [f"{count} sequences at {tokens(length)}" for length, count in (sequences or {}).items()]
+    return f"Fidelity: {what}{', of ' if counts else ''}{', '.join(counts)}."
+
+
 def _exact_times(report: Report) -> str:
     exact = next((method for method in ran(report) if method["status"] == "exact"), None)
     times = {n: size(cost(exact, "model", n).get("ms")) for n in model_lengths(report)} if exact else {}
-    listed = [f"{time.text} ms at {n}" for n, time in times.items() if time.tone != "missing"]
+    listed = [f"{time.text} ms at {tokens(n)}" for n, time in times.items() if time.tone != "missing"]
     return f"A forward pass with exact attention: {', '.join(listed)}." if listed else ""
 
 

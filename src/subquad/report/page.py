@@ -30,6 +30,7 @@ def html(report: Report, plots: Mapping[str, bytes]) -> str:
         pieces=content.pieces,
         remarks=reading.remarks(report),
         legend=content.legend(report),
+        noise=reading.noise(report),
         figures=_figures(plots),
         tables=_tables(report),
         facts=content.facts(report),
@@ -65,13 +66,13 @@ def _width(png: bytes) -> int:
 def _tables(report: Report) -> list[tuple[str, str, Table]]:
     """(title, remark, table) of all that have columns."""
     tables = [
-        ("Whole forward passes", "One sequence at a time; median time and quartiles.", content.model_table(report)),
+        ("Whole forward passes", "One sequence at a time; time and quartiles.", content.model_table(report)),
         (
             "Error of each layer's attention",
             "‖out − exact‖ / ‖exact‖ on the exact model's own queries, keys and values.",
             content.layer_table(report),
         ),
-        ("One attention call", "Median time of one layer's attention.", content.op_table(report)),
+        ("One attention call", content.OP_REMARK, content.op_table(report)),
         ("Memory of one attention call", "Peak extra MiB, by number of tokens.", content.op_memory_table(report)),
     ]
     return [(title, remark, table) for title, remark, table in tables if table.columns]

@@ -50,7 +50,7 @@ def quality_vs_speed(report: Report) -> Figure | None:
         axes[0], [point for points in panels.values() for point in points.values()], reading.min_fidelity(report)
     )
     for ax, (length, points) in zip(axes, panels.items(), strict=False):
-        _panel(ax, length, points, looks, reading.min_fidelity(report))
+        _panel(ax, report, length, points, looks)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     for ax in axes:
@@ -86,18 +86,32 @@ def _point(method: MethodReport, length: str) -> tuple[float, float] | None:
 
 
 def _panel(
-    ax: Any, length: str, points: Mapping[str, tuple[float, float]], looks: Mapping[str, Style], least: float | None
+    ax: Any, report: Report, length: str, points: Mapping[str, tuple[float, float]], looks: Mapping[str, Style]
 ) -> None:
+    least, noise = reading.min_fidelity(report), max(reading.noise_at(report, "model", length) or 1.0, 1.0)
+    ties = _ties(report, length)
     ax.set_title(f"{int(length):,} tokens", fontsize=10.5)
+    ax.axvspan(1 / noise, noise, color="#9aa2aa", alpha=0.22, linewidth=0)
     ax.axvline(1.0, color="#9aa2aa", linewidth=1)
+    right = ax.get_xlim()[1]
     if least is not None:
         ax.axhline(least, color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)))
-        ax.fill_between([1.0, ax.get_xlim()[1]], least, ax.get_ylim()[1], color="#009E73", alpha=0.09, linewidth=0)
-    front = pareto(list(points.values()))
+        ax.fill_between([min(noise, right), right], least, ax.get_ylim()[1], color="#009E73", alpha=0.09, linewidth=0)
+    front = pareto([(1.0 if name in ties else x, y) for name, (x, y) in points.items()])
     ax.plot(*zip(*front, strict=True), color="#8a929a", linewidth=1.3, zorder=2)
     for name, (x, y) in points.items():
-        look = {"marker": looks[name].marker, "markersize": 8 * looks[name].scale, "color": looks[name].color}
-        ax.plot(x, y, linestyle="", markeredgecolor="white", markeredgewidth=0.8, zorder=3, **look)
+        size, color = 8 * looks[name].scale, looks[name].color
+        if name in ties:
+            look = {"markerfacecolor": "none", "markeredgecolor": color, "markeredgewidth": 1.3}
+        else:
+            look = {"color": color, "markeredgecolor": "white", "markeredgewidth": 0.8}
+        ax.plot(x, y, linestyle="", marker=looks[name].marker, markersize=size, zorder=3, **look)
+
+
+def _ties(report: Report, length: str) -> set[str]:
+    """The methods whose speed-up is within the noise."""
+    verdicts = {m["method"]: reading.cost(m, "model", length).get("verdict") for m in reading.ran(report)}
+    return {name for name, verdict in verdicts.items() if verdict == "within the noise"}
 
 
 def _scale_both(ax: Any, points: Sequence[tuple[float, float]], least: float | None) -> None:
@@ -197,7 +211,7 @@ def _timed(method: MethodReport) -> str:
     at = cells.crossover(method)
     if at.tone in ("slower", "missing"):
         return method["method"]
-    where = "at every length" if at.tone == "faster" else f"from {at.text} tokens"
+    where = "at every length" if at.tone == "faster" else f"from {at.text.replace('≤', 'at most ')} tokens"
     return f"{method['method']}\n   faster {where}"
 
 
@@ -207,8 +221,8 @@ def _mark_crossovers(
     exact = next((times[name] for name, m in methods.items() if m["status"] == "exact"), None)
     for name, method in methods.items():
         at = cells.known(method.get("crossover"))
-        if exact is None or at is None or not min(times[name]) < at < max(times[name]):
-            continue
+        if exact is None or at is None or at in times[name] or not min(times[name]) < at < max(times[name]):
+            continue  # no crossing is known; or it lies somewhere at or below a length that was measured
         height = float(np.exp(np.interp(np.log(at), np.log(list(exact)), np.log(list(exact.values())))))
         ring = {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.8}
         ax.plot(at, height, marker="o", color=looks[name].color, linestyle="", zorder=5, **ring)

@@ -70,6 +70,18 @@ def min_fidelity(report: Report) -> float | None:
     return known(report["settings"].get("min_fidelity"))
 
 
+def noise(report: Report) -> tuple[bool, str] | None:
+    """Whether the machine was busy, and what to say of the noise; None where a report does not say."""
+    found: Mapping[str, Any] = report.get("noise") or {}
+    return (bool(found.get("busy")), str(found["says"])) if found.get("says") else None
+
+
+def noise_at(report: Report, part: Literal["model", "op"], length: str) -> float | None:
+    """How far exact attention comes from itself at a length, as a factor."""
+    found: Mapping[str, Any] = report.get("noise") or {}
+    return known((found.get(part) or {}).get(length))
+
+
 def marks(report: Report, method: MethodReport) -> list[str]:
     """What to say beside a method's name."""
     layers = report["model"].get("layers")

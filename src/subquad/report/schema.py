@@ -1,14 +1,15 @@
 """The shape of `report.json`, which tables, plots and the page are drawn from.
 
-Times are medians in milliseconds, memory is in MiB, lengths are token counts as strings (JSON keys). A figure that was
-not measured is absent or None, never 0.
+Times are in milliseconds (`measure.timing.Cost` says which), memory is in MiB, lengths are token counts as strings
+(JSON keys). A figure that was not measured is absent or None, never 0.
 """
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from subquad.measure.noise import Noise
 from subquad.measure.timing import Cost
 
-__all__ = ["Cost", "MethodReport", "Quality", "Recommendation", "Report"]
+__all__ = ["Cost", "MethodReport", "Quality", "Recommendation", "Report", "RunNoise"]
 
 
 class Quality(TypedDict):
@@ -36,10 +37,17 @@ class MethodReport(TypedDict):
     quality: NotRequired[dict[str, Quality]]  # length -> quality; the model's own length has the fullest entry
     model: NotRequired[dict[str, Cost]]  # length -> cost of a whole forward pass of one sequence
     op: NotRequired[dict[str, Cost]]  # length -> cost of one layer's attention alone
-    crossover: NotRequired[float | None]  # tokens from which on the op is faster than exact attention; None = not seen
+    crossover: NotRequired[float | None]  # tokens from which on the op is clearly faster than exact; None = not seen
     adapter: NotRequired[str]  # the folder that its learned parameters come from
     unfitted: NotRequired[bool]  # its learned parameters are those that it starts with
     task: NotRequired[dict[str, float]]  # metric name -> score
+
+
+class RunNoise(Noise):
+    """The noise of a comparison: how far exact attention, timed against itself, comes from 1, as a factor by length."""
+
+    model: dict[str, float]
+    op: dict[str, float]
 
 
 class Recommendation(TypedDict):
@@ -62,5 +70,6 @@ class Report(TypedDict):
     text: dict[str, Any]  # source, documents, passages, queries, tokens
     task: NotRequired[dict[str, Any]]  # name, metric, examples, baseline figures
     methods: list[MethodReport]
+    noise: NotRequired[RunNoise]
     recommendation: Recommendation
     notes: list[str]  # what a reader must know: what was skipped and why, how a figure was taken

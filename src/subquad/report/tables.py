@@ -14,7 +14,7 @@ from subquad.report.content import Column, Line, Table
 from subquad.report.markup import bullets, escaped, facts, fenced, table_of
 from subquad.report.schema import Report
 
-TONES = {"": "", "faster": "green", "slower": "red", "low": "yellow", "missing": "dim"}
+TONES = {"": "", "faster": "green", "slower": "red", "low": "yellow", "tie": "dim", "missing": "dim"}
 
 
 def rich_table(report: Report) -> RenderableType:
@@ -30,12 +30,13 @@ def markdown(report: Report, figures: Sequence[str] = ()) -> str:
         "## Methods",
         table_of(content.main_table(report)),
         escaped(content.legend(report)),
+        _noise(report),
         bullets(f"Refused: {', '.join(names)}: {reason}" for reason, names in reading.refused(report).items()),
         bullets(reading.remarks(report)),
         *(f"![{title}]({name})\n\n{about}" for name, (title, about) in content.FIGURES.items() if name in figures),
         *_section("Whole forward passes", content.model_table(report)),
         *_section("Relative error of each layer's attention", content.layer_table(report)),
-        *_section("One attention call", content.op_table(report)),
+        *_section("One attention call", content.op_table(report), content.OP_REMARK),
         *_section("Peak extra memory of one attention call, MiB", content.op_memory_table(report)),
         *(part for title, pairs in content.facts(report) for part in (f"## {title}", facts(pairs))),
         "## Notes",
@@ -50,7 +51,7 @@ def markdown(report: Report, figures: Sequence[str] = ()) -> str:
 
 
 class _Terminal:
-    """One table where it fits, else quality above speed; settings under the methods' names where that is not enough."""
+    """One table where it fits, else speed above quality; settings under the methods' names where that is not enough."""
 
     def __init__(self, report: Report):
         self.report = report
@@ -65,11 +66,13 @@ class _Terminal:
             yield _refusals(self.report)
         for line in (*reading.remarks(self.report), content.legend(self.report)):
             yield Text(line, "dim")
+        if noise := reading.noise(self.report):
+            yield Text(noise[1], "yellow" if noise[0] else "dim")
         yield _panel(self.report)
 
     def _layouts(self) -> list[list[RichTable]]:
         one = [content.main_table(self.report)]
-        parts = (content.quality_table(self.report), content.task_table(self.report), content.speed_table(self.report))
+        parts = (content.speed_table(self.report), content.task_table(self.report), content.quality_table(self.report))
         apart = [table for table in parts if table.columns]
         return [[rich_of(table, folded) for table in tables] for tables in (one, apart) for folded in (False, True)]
 
@@ -137,5 +140,12 @@ def _recommendation(report: Report) -> str:
     return "\n\n".join(filter(None, lines))
 
 
-def _section(title: str, table: Table) -> list[str]:
-    return [f"## {title}", table_of(table)] if table.columns else []
+def _noise(report: Report) -> str:
+    noise = reading.noise(report)
+    if noise is None:
+        return ""
+    return f"**{escaped(noise[1])}**" if noise[0] else escaped(noise[1])
+
+
+def _section(title: str, table: Table, remark: str = "") -> list[str]:
+    return [part for part in (f"## {title}", escaped(remark), table_of(table)) if part] if table.columns else []

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import transformers
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, TrainerCallback, set_seed
 
 from subquad import files, hf
 from subquad.errors import Ended, InputError, as_input_error, check_device
+from subquad.hf.weights import check_weights
 from subquad.training import processes
 from subquad.training.callbacks import Curves, Progress
 from subquad.training.checkpoints import discard_unsealed, newest
@@ -21,6 +22,8 @@ from subquad.training.same_data import check_same_data
 from subquad.training.settings import Settings
 from subquad.training.tasks.base import Figures, Splits
 from subquad.training.trainer import MethodTrainer, arguments
+
+Saved = TypeVar("Saved", bound=PreTrainedModel)
 
 
 @dataclass
@@ -117,10 +120,7 @@ def begin_with(model: PreTrainedModel, folder: Path) -> None:
         InputError: no model there, or one of other sizes.
     """
     with as_input_error(f"{folder}: "):
-        try:
-            saved = type(model).from_pretrained(folder)
-        except OSError as error:
-            raise InputError(f"no saved model in {folder} ({str(error).splitlines()[0]})") from None
+        saved = read_saved(type(model), folder)
         hf.restore(saved)
         wanted = {name: tensor.shape for name, tensor in model.state_dict().items() if f".{hf.NAME}." not in name}
         found = {name: tensor.shape for name, tensor in saved.state_dict().items()}
@@ -128,6 +128,21 @@ def begin_with(model: PreTrainedModel, folder: Path) -> None:
         if differs:
             raise InputError(f"the model in {folder} has other sizes than this one, in {differs[0]}")
     model.load_state_dict(saved.state_dict(), strict=False)
+
+
+def read_saved(kind: type[Saved], folder: Path) -> Saved:
+    """A model that `save_pretrained` wrote, with all of its weights.
+
+    Raises:
+        InputError: no model there, or weights that are not its own.
+    """
+    try:
+        # Other shapes are refused by name, beside weights that are missing.
+        saved, loading = kind.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True)
+    except OSError as error:
+        raise InputError(f"no saved model in {folder} ({str(error).splitlines()[0]})") from None
+    check_weights(str(folder), saved, loading)
+    return saved
 
 
 def _check_splits(splits: Splits) -> None:

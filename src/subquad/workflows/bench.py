@@ -6,7 +6,7 @@ The work is cut into units whose results are kept until the report is written, s
     memory/<dtype>/<passes>/<length>/<method>    one call in a process of its own
 
 Every length is visited several times, with all others between and new inputs each time: rounds that follow each other
-agree better than runs do.
+agree better than runs do. SDPA is timed once more at the end of each round: how far its two times differ is the noise.
 """
 
 import statistics
@@ -19,10 +19,12 @@ from typing import Any
 import torch
 
 from subquad.errors import InputError, as_input_error, check_device
+from subquad.measure.noise import AGAIN
 from subquad.measure.timing import Effort, foretold, stopwatch, until_steady
 from subquad.methods import Full, Method, parse_method
 from subquad.methods.base import nearest
 from subquad.ops.backends import choose
+from subquad.report.bench_schema import EXACT
 from subquad.workflows import machine
 from subquad.workflows.bench_calls import DTYPES, PASSES, Calls, Load, hindrance, out_of_memory, threads
 from subquad.workflows.bench_memory import extra_memory
@@ -32,6 +34,7 @@ DEFAULT_METHODS = ("clustered", "i-clustered")
 LENGTHS = (256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384)
 QUICK_LENGTHS = (256, 1024, 4096)
 VISITS = 3
+UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
 THOROUGH = Effort(seconds=1.4, least=2, enough=9)  # a visit
 BRIEF = Effort(seconds=0.2, least=2, enough=3, precision=0.03)
 PROBE = 2048  # tokens: a first length above it is foretold from a call of this length
@@ -115,11 +118,12 @@ def measure(settings: Settings, out: Path, progress: Progress = lambda what, don
         InputError: something in the settings does not work; the message has the remedy.
     """
     settings.check()
+    average = machine.load_average()
     with as_input_error(), threads(settings.threads):
         bench = Bench(settings, list(dict.fromkeys([Full(), *map(parse_method, settings.methods)])))
         bench.versions, bench.hardware = machine.versions(), machine.hardware(settings.device)
     store = Store(out, bench.fingerprint())
-    bench.resumed = store.found
+    bench.resumed, bench.load_average = store.found, average
     with threads(settings.threads):
         store.run(bench.units(), bench.results, progress)
     return bench
@@ -135,6 +139,7 @@ class Bench:
     hardware: dict[str, str] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)  # by unit
     resumed: int = 0  # units that an earlier, interrupted run had finished
+    load_average: float | None = None  # of the machine, before the run
 
     @property
     def loads(self) -> list[Load]:
@@ -157,6 +162,7 @@ class Bench:
         return {
             "settings": asdict(self.settings) | {"methods": [str(method) for method in self.methods]},
             "machine": [self.versions, self.hardware, self.backend],
+            "units": UNITS,
         }
 
     def units(self) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -169,7 +175,12 @@ class Bench:
                 yield f"memory/{load.key}/{method}", partial(self.memory, load, method)
 
     def time(self, load: Load, visit: int) -> dict[str, Any]:
-        """Seconds of each method in each round of a visit, or the reason why it was not run."""
+        """Seconds of each method in each round of a visit, or the reason why it was not run; what others used."""
+        with machine.watched() as use:
+            rows = self._rows(load, visit)
+        return {"rows": rows, "use": use}
+
+    def _rows(self, load: Load, visit: int) -> dict[str, Any]:
         try:
             calls = Calls(load)
         except (RuntimeError, MemoryError) as error:
@@ -177,25 +188,27 @@ class Bench:
         reasons, able = {}, {}
         for method in self.methods:
             call = calls.of(str(method))
-            known = self._too_slow(load, method) if visit == 0 else self.timed(load, method).get("reason")
+            known = self._too_slow(load, method) if visit == 0 else self.timed(load, str(method)).get("reason")
             reason = known or hindrance(call)
             if reason is None:
                 able[str(method)] = call
             else:
                 reasons[str(method)] = {"reason": reason}
+        if EXACT in able:
+            able[AGAIN] = able[EXACT]
         seconds = until_steady(able, self.settings.effort, torch.device(load.device), calls.clear) if able else {}
         return {name: {"seconds": rounds} for name, rounds in seconds.items()} | reasons
 
-    def timed(self, load: Load, method: Method) -> dict[str, Any]:
-        """The visits so far: a method's seconds, visit by visit; or the reason why it was not run."""
+    def timed(self, load: Load, name: str) -> dict[str, Any]:
+        """The visits so far of a method, or of AGAIN: its seconds, visit by visit; or the reason why it was not run."""
         visits = [self.results.get(f"time/{load.key}/{visit}") for visit in range(VISITS)]
-        results = [visit[str(method)] for visit in visits if visit is not None]
+        results = [visit["rows"][name] for visit in visits if visit is not None]
         refused = next((result for result in results if "reason" in result), None)
         return refused or {"visits": [result["seconds"] for result in results]}
 
     def memory(self, load: Load, method: Method) -> dict[str, Any] | None:
         """Peak extra bytes of one call, and how they were counted; None where it is not run."""
-        if "reason" in self.timed(load, method):
+        if "reason" in self.timed(load, str(method)):
             return None
         peak = extra_memory(load, str(method), self.settings.threads)
         return {"bytes": peak.bytes, "how": peak.how}
@@ -211,7 +224,7 @@ class Bench:
         """The longest shorter length at which the method was run, and its seconds there; else one call, untold."""
         shorter = [n for n in sorted(self.settings.lengths, reverse=True) if n < load.length]
         for length in shorter:
-            visits = self.timed(replace(load, length=length), method).get("visits")
+            visits = self.timed(replace(load, length=length), str(method)).get("visits")
             if visits:
                 return length, statistics.median(visits[0])
         if shorter or load.length <= PROBE:

@@ -2,15 +2,18 @@
 
 import shlex
 import statistics
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
 
 import subquad as sq
-from subquad.measure.timing import ratios, spread
+from subquad.measure.noise import AGAIN, TIE, against_itself, at_least_typical, noise_of, verdict
+from subquad.measure.timing import beside, ratios, spread
 from subquad.methods import Method
 from subquad.report.bench_figures import by_length, crossovers, growth, names, of, panels
 from subquad.report.bench_schema import EXACT, KIND, SCHEMA, BenchCell, BenchReport
+from subquad.workflows import machine
 from subquad.workflows.bench import Bench, Settings
 from subquad.workflows.bench_calls import Load
 
@@ -32,7 +35,9 @@ OPTIONS = {
 def report_of(bench: Bench) -> BenchReport:
     """All figures, with what they depend on."""
     s = bench.settings
-    cells = _cells(bench)
+    by_load = _noise(bench)
+    cells = _cells(bench, by_load)
+    uses = [unit["use"] for key, unit in bench.results.items() if key.startswith("time/")]
     return {
         "kind": KIND,
         "schema": SCHEMA,
@@ -60,14 +65,33 @@ def report_of(bench: Bench) -> BenchReport:
         "cells": cells,
         "crossovers": crossovers(cells),
         "notes": _notes(bench),
+        "noise": noise_of(machine.load(bench.load_average, uses), list(by_load.values())),
     }
 
 
 # ---------------------------------------------------------------------- cells
 
 
-def _cells(bench: Bench) -> list[BenchCell]:
-    cells = [_cell(bench, load, method) for load in bench.loads for method in bench.methods]
+def _noise(bench: Bench) -> dict[Load, float]:
+    """How far SDPA comes from itself, as medians of visits; each at least as far as at most lengths of its panel."""
+    found: dict[Load, float] = {}
+    for load in bench.loads:
+        if "visits" in (exact := bench.timed(load, EXACT)):
+            found[load] = against_itself(_by_visit(bench.timed(load, AGAIN), exact))
+    in_panels: dict[Load, float] = {}
+    for panel in {(load.dtype, load.passes) for load in found}:
+        in_panels |= at_least_typical({load: found[load] for load in found if (load.dtype, load.passes) == panel})
+    return in_panels
+
+
+def _by_visit(own: Mapping[str, Any], exact: Mapping[str, Any]) -> list[float]:
+    """The median speed-up of each visit: rounds that follow each other agree better than visits do."""
+    pairs = zip(own["visits"], exact["visits"], strict=True)
+    return [statistics.median(ratios(mine, theirs)) for mine, theirs in pairs]
+
+
+def _cells(bench: Bench, noise: Mapping[Load, float]) -> list[BenchCell]:
+    cells = [_cell(bench, load, method, noise) for load in bench.loads for method in bench.methods]
     for panel in panels(cells):
         for name in names(cells):
             exponents = growth(by_length(cells, panel, name, "ms"))
@@ -77,8 +101,8 @@ def _cells(bench: Bench) -> list[BenchCell]:
     return cells
 
 
-def _cell(bench: Bench, load: Load, method: Method) -> BenchCell:
-    own, exact = bench.timed(load, method), bench.timed(load, bench.methods[0])
+def _cell(bench: Bench, load: Load, method: Method, noise: Mapping[Load, float]) -> BenchCell:
+    own, exact = bench.timed(load, str(method)), bench.timed(load, EXACT)
     cell: BenchCell = {
         "method": str(method),
         "dtype": load.dtype,
@@ -90,14 +114,18 @@ def _cell(bench: Bench, load: Load, method: Method) -> BenchCell:
         cell["reason"] = own["reason"]
         return cell
     seconds: list[float] = list(chain(*own["visits"]))
-    ms = spread([1e3 * each for each in seconds])
-    cell |= {"ms": ms.median, "ms_low": ms.low, "ms_high": ms.high, "repeats": len(seconds)}
-    cell["us_per_token"] = 1e3 * ms.median / (load.batch * load.length)
+    ms = spread(seconds)
     if "visits" in exact:
-        by_visit = [ratios(mine, theirs) for mine, theirs in zip(own["visits"], exact["visits"], strict=True)]
-        faster = spread(list(chain(*by_visit)))
-        cell |= {"speedup": faster.median, "speedup_low": faster.low, "speedup_high": faster.high}
-        cell["visits"] = [statistics.median(visit) for visit in by_visit]
+        visits = _by_visit(own, exact)
+        times, faster = beside(seconds, list(chain(*exact["visits"])))
+        cell |= {"speedup": faster.median, "speedup_low": faster.low, "speedup_high": faster.high, "visits": visits}
+        if str(method) == EXACT:
+            cell["noise"] = noise[load]
+        else:
+            ms = times
+            cell["verdict"] = verdict(faster.median, visits, noise[load])
+    cell |= {"ms": 1e3 * ms.median, "ms_low": 1e3 * ms.low, "ms_high": 1e3 * ms.high, "repeats": len(seconds)}
+    cell["us_per_token"] = 1e6 * ms.median / (load.batch * load.length)
     memory = bench.results.get(f"memory/{load.key}/{method}")
     if memory is not None:
         cell["extra_bytes"], cell["memory"] = memory["bytes"], memory["how"]
@@ -112,9 +140,12 @@ def _cell(bench: Bench, load: Load, method: Method) -> BenchCell:
 def _notes(bench: Bench) -> list[str]:
     s = bench.settings
     notes = [
-        f"{EXACT} is torch's scaled_dot_product_attention, called itself. All methods take their turn with it, round "
-        "by round, on standard normal inputs; times are medians over rounds, rounds of warm-up excluded.",
-        "A speed-up is the median over rounds of SDPA's time divided by the method's in the same round.",
+        f"{EXACT} is torch's scaled_dot_product_attention, called itself. The methods take their turn with it, round "
+        "by round, on standard normal inputs; rounds of warm-up are excluded.",
+        "A speed-up is the median over rounds of SDPA's time divided by the method's in the same round; a time is "
+        "SDPA's median divided by that.",
+        "A speed-up counts as faster or slower where it is farther from 1 than SDPA, timed again at the end of each "
+        f"round, comes from itself (and than {TIE:g}×), and the medians of all visits lie on one side of 1.",
     ]
     if s.quick:
         notes.append("A quick run: few rounds, memory not measured.")

@@ -116,6 +116,7 @@ def fit(
     record = {
         "method": method.to_dict(),
         "model": pretrained.name,
+        "notes": list(pretrained.notes),
         "text": {"source": [str(path) for path in settings.text], "documents": len(documents)},
         "passages": {"train": len(pieces.train), "held_out": len(pieces.held_out), "tokens": length},
         "settings": {"steps": steps, "batch": settings.batch, "seed": settings.seed, **asdict(recipe)},

@@ -1,12 +1,15 @@
-"""`subquad compare`: which attention can go into this model, what does that lose, what does it gain?
+"""`subquad compare`: attention methods in a model, by quality, speed and memory.
 
 The work is cut into units whose results are kept until the report is written, so that an interrupted run resumes:
 
     layers/<method>          error of every layer's output, distance of attention weights
     quality/<method>         the text read at the model's own length
-    stretch/<length>/<i>     one sequence of that length through all methods in turn: time, outputs; memory once
-    op/<length>              one layer's attention alone, all methods in turn
+    stretch/<length>/<i>     one sequence of that length through all rows in turn: time, outputs; memory once
+    op/<length>              one layer's attention alone, all rows in turn
     task/<method>            the labelled task
+
+Wherever rows are timed in turn, exact attention is timed once more at the end of the turn: how far its two times differ
+is the noise. The units say also what other processes used of the processors meanwhile.
 """
 
 import copy
@@ -25,6 +28,7 @@ from subquad.errors import InputError, as_input_error
 from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.fidelity import attention_weights, cosine, relative_error
 from subquad.measure.memory import peak_extra_mib
+from subquad.measure.noise import AGAIN
 from subquad.measure.timing import foretold, interleaved, stopwatch
 from subquad.methods import Bound, Full, Method, parse_method
 from subquad.workflows import machine
@@ -59,6 +63,7 @@ LEARNED_METHODS = (  # beside those, where there is text to calibrate them on
     "tilted-pool:segments=0",  # the window and the sinks that those two have, alone: nothing to fit
     "linformer",
 )
+UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
 TOO_SLOW = 2.0  # seconds a call: a method that is foretold more is left out at that length, and the report says so
 
 
@@ -90,12 +95,13 @@ def measure(settings: Settings, out: Path, progress: Progress = lambda what, don
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
+    average = machine.load_average()
     progress("loading", 0, 1)
     comparison = Comparison.prepare(settings, out, progress)
     with as_input_error():
         comparison.check_finite()
     store = Store(out, comparison.fingerprint())
-    comparison.resumed = store.found
+    comparison.resumed, comparison.load_average = store.found, average
     store.run(comparison.units(), comparison.results, progress)
     return comparison
 
@@ -113,6 +119,7 @@ class Comparison:
     length: int
     results: dict[str, Any] = field(default_factory=dict)  # by unit
     resumed: int = 0  # units that an earlier, interrupted run had finished
+    load_average: float | None = None  # of the machine, before the run
     models: dict[int, Pretrained] = field(default_factory=dict)  # with extended positions, by length
 
     @classmethod
@@ -164,6 +171,7 @@ class Comparison:
             "lengths": [self.lengths, self.settings.op_lengths],
             "seed": self.settings.seed,
             "machine": [machine.versions(), machine.hardware(self.settings.device)],
+            "units": UNITS,
         }
 
     def check_finite(self) -> None:
@@ -241,18 +249,21 @@ class Comparison:
         return self.pretrained.embed_all(self._task_items)
 
     def stretch(self, length: int, i: int) -> dict[str, Any]:
-        """The i-th sequence of this length through every method in turn. The first one warms up: memory, no times."""
+        """The i-th sequence of this length through every row in turn. The first one warms up: memory, no times."""
         model = self._model_for(length)
         item = self.reading.stretches(model, length, stretches(length))[i]
-        results = {}
-        for row in self._fast_enough(length):
-            forward = partial(model.forward, [item])
-            measure_it = peak_extra_mib if i == 0 else stopwatch
-            with running(model.model, row.swap):
-                figure, output = measure_it(forward, model.device)
-            plain = _rounded(output) if isinstance(output, torch.Tensor) else list(output)
-            results[row.name] = {"extra_mib" if i == 0 else "seconds": figure, "output": plain}
-        return results
+        forward = partial(model.forward, [item])
+        results: dict[str, Any] = {}
+        with machine.watched() as use:
+            for row in self._fast_enough(length):
+                measure_it = peak_extra_mib if i == 0 else stopwatch
+                with running(model.model, row.swap):
+                    figure, output = measure_it(forward, model.device)
+                plain = _rounded(output) if isinstance(output, torch.Tensor) else list(output)
+                results[row.name] = {"extra_mib" if i == 0 else "seconds": figure, "output": plain}
+            if i > 0:
+                results[AGAIN] = {"seconds": stopwatch(forward, model.device)[0]}
+        return {"rows": results, "use": use}
 
     def _model_for(self, length: int) -> Pretrained:
         """The model, with its positions extended where this length needs it."""
@@ -269,7 +280,7 @@ class Comparison:
         shorter = [n for n in self.lengths if n < length]
         if not shorter:
             return self.rows
-        rounds = [self.results[f"stretch/{shorter[-1]}/{i}"] for i in range(1, stretches(shorter[-1]))]
+        rounds = [self.results[f"stretch/{shorter[-1]}/{i}"]["rows"] for i in range(1, stretches(shorter[-1]))]
         seconds = {name: statistics.median(r[name]["seconds"] for r in rounds) for name in rounds[0]}
         return [row for row in self.rows if row.takes(length) and _worth(row, seconds, length / shorter[-1])]
 
@@ -280,7 +291,7 @@ class Comparison:
         """
         model, rows = self.pretrained.model, self.rows
         layer = hf.find_layers(model)[0]
-        heads, kv_heads, width = hf.head_counts(layer.module)
+        heads, kv_heads, width = hf.head_counts(layer)
         generator = torch.Generator().manual_seed(self.settings.seed)
         q, k, v = (
             torch.randn(1, h, length, width, generator=generator).to(model.device, model.dtype)
@@ -288,15 +299,15 @@ class Comparison:
         )
         shorter = [n for n in self.settings.op_lengths if n < length]
         if shorter:
-            before = self.results[f"op/{shorter[-1]}"]
+            before = self.results[f"op/{shorter[-1]}"]["rows"]
             seconds = {name: statistics.median(result["seconds"]) for name, result in before.items()}
             rows = [row for row in rows if _worth(row, seconds, length / shorter[-1])]
         rows = [row for row in rows if row.takes(length)]
         calls = {row.name: row.alone(q, k, v, is_causal=layer.causal) for row in rows}
-        with torch.inference_mode():
+        with machine.watched() as use, torch.inference_mode():
             memory = {name: peak_extra_mib(call, model.device)[0] for name, call in calls.items()}
-            times = interleaved(calls, 7 if length <= 2048 else 3 if length <= 8192 else 2, model.device)
-        return {name: {"seconds": times[name], "extra_mib": memory[name]} for name in calls}
+            times = interleaved(calls | {AGAIN: calls[EXACT]}, 9 if length <= 2048 else 3, model.device)
+        return {"rows": {name: {"seconds": times[name], "extra_mib": memory.get(name)} for name in times}, "use": use}
 
     def _losses(self, items: Sequence[Sequence[int]]) -> dict[str, float]:
         nll, count = 0.0, 0
@@ -322,7 +333,7 @@ def _own_length(asked: int | None, pretrained: Pretrained) -> int:
 
 def stretches(length: int) -> int:
     """How many sequences of a length are run, the first one as a warm-up."""
-    return 8 if length <= 512 else 5 if length <= 2048 else 4
+    return 10 if length <= 512 else 5 if length <= 2048 else 4
 
 
 def _worth(row: Row, seconds: Mapping[str, float], growth: float) -> bool:

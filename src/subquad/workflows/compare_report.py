@@ -9,20 +9,24 @@ from typing import Any
 import torch
 
 from subquad.measure.fidelity import cosine, crossover, percentile, retrieval_agreement
-from subquad.measure.timing import cost
-from subquad.report.schema import Cost, MethodReport, Quality, Report
+from subquad.measure.noise import AGAIN, TIE, against_itself, at_least_typical, noise_of
+from subquad.measure.timing import cost, exact_cost, ratios
+from subquad.methods import METHODS
+from subquad.report.schema import Cost, MethodReport, Quality, Report, RunNoise
 from subquad.workflows import machine
 from subquad.workflows.compare import DEFAULT_METHODS, EXACT, LEARNED_METHODS, TOO_SLOW, Comparison, Settings, stretches
 from subquad.workflows.recommend import recommend
 from subquad.workflows.rows import NOT_CALIBRATED, Row, exact_up_to
 
+_INTERVAL = "95 % interval of the median of its ratios (by order statistics; the whole range of fewer than six turns)"
 _OWN = (DEFAULT_METHODS, DEFAULT_METHODS + LEARNED_METHODS)
 
 
 def report_of(comparison: Comparison) -> Report:
     """All figures and the recommendation."""
     c, s = comparison, comparison.settings
-    methods = [_method_report(c, row) for row in c.rows] + [_refused(row) for row in c.refused]
+    noise = _noise(c)
+    methods = [_method_report(c, row, noise) for row in c.rows] + [_refused(row) for row in c.refused]
     report: Report = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": _command(s),
@@ -35,10 +39,12 @@ def report_of(comparison: Comparison) -> Report:
             "min_fidelity": s.min_fidelity,
             "seed": s.seed,
             "passages": len(c.reading.passages),
+            "sequences": {str(n): stretches(n) for n in c.lengths[1:]},
         },
         "model": c.pretrained.facts(),
         "text": c.reading.facts(s.text),
         "methods": methods,
+        "noise": noise,
         "recommendation": recommend(methods, c.lengths, s.min_fidelity, tokens=len(c.reading.tokens)),
         "notes": _notes(c, methods),
     }
@@ -50,6 +56,19 @@ def report_of(comparison: Comparison) -> Report:
             "baselines": c.task.baselines,
         }
     return report
+
+
+def _noise(c: Comparison) -> RunNoise:
+    """How far exact attention comes from itself, length by length, and what else the machine did."""
+    model = {str(n): [unit["rows"] for unit in _units(c, n)[1:]] for n in c.lengths}
+    itself = {
+        "model": {n: against_itself(ratios(*_seconds(turns, AGAIN, EXACT))) for n, turns in model.items()},
+        "op": {str(n): against_itself(ratios(*_op_seconds(c, n, AGAIN, EXACT))) for n in c.settings.op_lengths},
+    }
+    uses = [unit["use"] for key, unit in c.results.items() if key.startswith(("stretch/", "op/"))]
+    factors = [factor for part in itself.values() for factor in part.values()]
+    found = noise_of(machine.load(c.load_average, uses), factors)
+    return {**found, "model": at_least_typical(itself["model"]), "op": at_least_typical(itself["op"])}
 
 
 # ---------------------------------------------------------------------- one method
@@ -64,9 +83,9 @@ def _refused(row: Row) -> MethodReport:
     }
 
 
-def _method_report(c: Comparison, row: Row) -> MethodReport:
+def _method_report(c: Comparison, row: Row, noise: RunNoise) -> MethodReport:
     quality = {str(n): q for n in c.lengths if (q := _quality(c, row, n))}
-    op = {str(n): figures for n in c.settings.op_lengths if (figures := _op_cost(c, row, n))}
+    op = {str(n): found for n in c.settings.op_lengths if (found := _op_cost(c, row, n, noise["op"][str(n)]))}
     report: MethodReport = {
         "method": row.name,
         "settings": row.method.to_dict(),
@@ -74,7 +93,7 @@ def _method_report(c: Comparison, row: Row) -> MethodReport:
         "layers": row.layers,
         "quality": quality,
         "fidelity": {n: _fidelity(q, _quality(c, c.rows[0], int(n))) for n, q in quality.items()},
-        "model": {str(n): figures for n in c.lengths if (figures := _model_cost(c, row, n))},
+        "model": {str(n): found for n in c.lengths if (found := _model_cost(c, row, n, noise["model"][str(n)]))},
         "op": op,
     }
     if row.adapter:
@@ -86,7 +105,8 @@ def _method_report(c: Comparison, row: Row) -> MethodReport:
     if remarks := _remarks(row, c.length):
         report["remarks"] = remarks
     if not row.is_exact and op:
-        report["crossover"] = crossover({int(n): figures["speedup"] for n, figures in op.items()})
+        clear = {int(n) for n, figures in op.items() if figures["verdict"] == "faster"}
+        report["crossover"] = crossover({int(n): figures["speedup"] for n, figures in op.items()}, clear)
     if c.task:
         report["task"] = c.results[f"task/{row.name}"]
     return report
@@ -96,13 +116,13 @@ def _quality(c: Comparison, row: Row, length: int) -> Quality:
     """Closeness to the exact model at a length; empty where the method was left out."""
     if length == c.length:
         return _own_quality(c, row)
-    units = _stretch_units(c, row, length)
-    if not units:
+    turns = _turns(c, row, length)
+    if not turns:
         return {}
     if c.pretrained.kind != "embedding":
-        nll, count = (sum(unit[row.name]["output"][part] for unit in units) for part in (0, 1))
+        nll, count = (sum(turn[row.name]["output"][part] for turn in turns) for part in (0, 1))
         return {"perplexity": _perplexity(nll, count)}
-    mine, exact = (torch.tensor([unit[name]["output"][0] for unit in units]) for name in (row.name, EXACT))
+    mine, exact = (torch.tensor([turn[name]["output"][0] for turn in turns]) for name in (row.name, EXACT))
     return _cosines(mine, exact)
 
 
@@ -139,35 +159,57 @@ def _perplexity(nll: float, count: int) -> float:
     return math.exp(nll / max(count, 1))
 
 
-def _model_cost(c: Comparison, row: Row, length: int) -> Cost | None:
-    units = _stretch_units(c, row, length)
-    if not units:
+def _model_cost(c: Comparison, row: Row, length: int, noise: float) -> Cost | None:
+    turns = _turns(c, row, length)
+    if not turns:
         return None
-    own, exact = ([unit[name]["seconds"] for unit in units[1:]] for name in (row.name, EXACT))
-    return cost(own, exact, units[0][row.name]["extra_mib"])
+    extra_mib = turns[0][row.name]["extra_mib"]
+    own, exact = _seconds(turns[1:], row.name, EXACT)
+    return exact_cost(exact, extra_mib) if row.is_exact else cost(own, exact, extra_mib, noise)
 
 
-def _op_cost(c: Comparison, row: Row, length: int) -> Cost | None:
-    unit = c.results[f"op/{length}"]
-    if row.name not in unit:
+def _op_cost(c: Comparison, row: Row, length: int, noise: float) -> Cost | None:
+    found = c.results[f"op/{length}"]["rows"]
+    if row.name not in found:
         return None
-    return cost(unit[row.name]["seconds"], unit[EXACT]["seconds"], unit[row.name]["extra_mib"])
+    extra_mib = found[row.name]["extra_mib"]
+    own, exact = _op_seconds(c, length, row.name, EXACT)
+    return exact_cost(exact, extra_mib) if row.is_exact else cost(own, exact, extra_mib, noise)
 
 
-def _stretch_units(c: Comparison, row: Row, length: int) -> list[dict[str, Any]]:
-    units = [c.results[f"stretch/{length}/{i}"] for i in range(stretches(length))]
-    return units if row.name in units[0] else []
+def _units(c: Comparison, length: int) -> list[dict[str, Any]]:
+    return [c.results[f"stretch/{length}/{i}"] for i in range(stretches(length))]
+
+
+def _turns(c: Comparison, row: Row, length: int) -> list[dict[str, Any]]:
+    """What the rows did with each sequence of a length, the first of which has no times; none without this row."""
+    turns = [unit["rows"] for unit in _units(c, length)]
+    return turns if row.name in turns[0] else []
+
+
+def _seconds(turns: Sequence[Mapping[str, Any]], *names: str) -> list[list[float]]:
+    return [[turn[name]["seconds"] for turn in turns] for name in names]
+
+
+def _op_seconds(c: Comparison, length: int, *names: str) -> list[list[float]]:
+    return [c.results[f"op/{length}"]["rows"][name]["seconds"] for name in names]
 
 
 # ---------------------------------------------------------------------- what a reader must know
 
 
 def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
+    tried = {row.method.name for row in (*c.rows, *c.refused)}
     notes = [
-        "Times are medians of runs in turn with exact attention (SDPA) on batches of one; a speed-up is the median "
-        "of the ratios within a turn.",
+        f"{len(tried)} of the library's {len(METHODS)} methods are in this comparison, with these settings only; "
+        "`subquad methods` lists all of them.",
+        "A speed-up is the median of the ratios to exact attention (SDPA) within a turn, on batches of one; a time is "
+        "exact attention's median divided by that.",
+        "A speed-up counts as faster or slower where it is farther from 1 than exact attention, timed again at the end "
+        f"of each turn, comes from itself (and than {TIE:g}×), and the {_INTERVAL} lies on one side of 1.",
         "Layer errors and distances of weights are taken on the exact model's own queries, keys and values.",
-        "The op is timed on N(0,1) inputs of one layer's shape.",
+        "One attention call is timed on N(0,1) inputs of one layer's shape; those times have no fidelity beside them.",
+        *c.pretrained.notes,
     ]
     limit = c.pretrained.limit
     if limit is not None and c.lengths[-1] > limit:
@@ -214,10 +256,8 @@ def _left_out(c: Comparison, row: Row, method: MethodReport) -> str | None:
     skipped = [n for lengths, have in wanted for n in lengths if str(n) not in have and row.takes(n)]
     if not skipped:
         return None
-    return (
-        f"{method['method']} was left out from {min(skipped)} tokens on: its time at the length before foretold over "
-        f"{TOO_SLOW:g} s a call."
-    )
+    where = f"from {min(skipped):,} tokens on"
+    return f"{method['method']} was left out {where}: it is predicted to exceed {TOO_SLOW:g} s per call."
 
 
 def _command(s: Settings) -> str:

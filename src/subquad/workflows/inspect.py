@@ -290,7 +290,7 @@ def _fitted(settings: Settings, pretrained: Pretrained) -> Settings:
     layer = len(layers) // 2 if settings.layer is None else settings.layer
     if not 0 <= layer < len(layers):
         raise InputError(f"no layer {layer}: {pretrained.name} has layers 0 to {len(layers) - 1}")
-    heads = hf.head_counts(layers[layer].module)[0]
+    heads = hf.head_counts(layers[layer])[0]
     if not 0 <= settings.head < heads:
         raise InputError(f"no head {settings.head}: layer {layer} of {pretrained.name} has heads 0 to {heads - 1}")
     return replace(settings, length=length, layer=layer, tokens=min(settings.tokens, length))

@@ -192,7 +192,7 @@ def _notes(x: Inspection) -> list[str]:
     blind = [row.label for row in x.rows if not isinstance(row.method, ChoosesKeys)]
     if blind:
         notes.append(f"In the attention maps alone, because no query has chosen keys there: {', '.join(blind)}.")
-    notes += [note for row in x.rows for note in _refused(x, row)]
+    notes += [*x.pretrained.notes, *(note for row in x.rows for note in _refused(x, row))]
     if len(x.reading.tokens) < (s.length or 0):
         notes.append(f"The text has {len(x.reading.tokens)} tokens in all; longer sequences repeat it.")
     if x.resumed:

@@ -1,12 +1,17 @@
-"""What ran where: versions and hardware."""
+"""What ran where: versions and hardware, and what else the machine did meanwhile."""
 
 import os
 import platform
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 
+from subquad.measure.noise import Load
 from subquad.ops import native
 from subquad.ops.backends import backends as states
 from subquad.ops.backends import chosen_backend
@@ -14,6 +19,59 @@ from subquad.ops.backends import chosen_backend
 # i-clustered, fp32, 512 to 4,096 tokens, 12 heads of 32, one thread of an AMD EPYC, beside `use_backend("reference")`:
 # 13 to 25 times with AVX-512 and VPOPCNTDQ, 8 with AVX2, 4 with the baseline.
 _COST = "clustered methods run as plain PyTorch: some 10 times slower, and slower than exact attention at short lengths"
+
+
+_STAT = Path("/proc/stat")
+
+
+class Use(TypedDict):
+    """A while, and what others used of the processors in it, all in seconds; None where the system does not say."""
+
+    elapsed: float
+    others: float | None
+
+
+@contextmanager
+def watched() -> Iterator[Use]:
+    """What passes inside the block: the seconds, and the processor seconds of other processes.
+
+    From the system's count of busy time less this process' own; time that a hypervisor gave to other guests is busy.
+    """
+    use: Use = {"elapsed": 0.0, "others": None}
+    start, own, busy = time.perf_counter(), time.process_time(), _busy_seconds()
+    yield use
+    after = _busy_seconds()
+    use["elapsed"] = time.perf_counter() - start
+    if busy is not None and after is not None:
+        use["others"] = after - busy - (time.process_time() - own)
+
+
+def load_average() -> float | None:
+    """Of the last minute; None where the system has none."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def load(average: float | None, uses: Iterable[Use]) -> Load:
+    """What else the machine did in these whiles, after a minute with this load average.
+
+    The share is None below a second in all: the system counts in hundredths of one.
+    """
+    known = [(use["elapsed"], use["others"]) for use in uses if use["others"] is not None]
+    elapsed, others = sum(seconds for seconds, _ in known), sum(other for _, other in known)
+    cores = os.cpu_count() or 1
+    share = min(max(others / (elapsed * cores), 0.0), 1.0) if elapsed >= 1.0 else None
+    return {"others": share, "average": average, "cores": cores}
+
+
+def _busy_seconds() -> float | None:
+    """Seconds that all processors together have worked since the start of the system."""
+    try:
+        name, *ticks = _STAT.read_text().split("\n", 1)[0].split()
+        user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(int, ticks[:8])
+    except (OSError, ValueError):
+        return None
+    total = user + nice + system + interrupts + soft + stolen
+    return total / os.sysconf("SC_CLK_TCK") if name == "cpu" and total else None
 
 
 def versions() -> dict[str, str]:

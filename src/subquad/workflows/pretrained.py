@@ -1,11 +1,10 @@
 """Load a pretrained text model and read text with it."""
 
-import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,8 +13,12 @@ from torch import Tensor
 
 from subquad import hf
 from subquad.errors import InputError, as_input_error, check_device
+from subquad.hf.weights import check_weights
+from subquad.workflows.model_files import pooling_of, read_config, read_model, read_tokenizer
 
 Kind = Literal["embedding", "masked-lm", "causal-lm"]
+
+logger = logging.getLogger(__name__)
 
 BATCH = 8  # items of the model's own length
 
@@ -30,6 +33,7 @@ class Pretrained:
     kind: Kind
     pooling: Literal["mean", "cls"]
     limit: int | None  # tokens that its positions reach
+    notes: tuple[str, ...] = ()  # of its weights, what a reader must know
 
     @property
     def device(self) -> torch.device:
@@ -66,7 +70,7 @@ class Pretrained:
     def facts(self) -> dict[str, Any]:
         """What a report says of the model."""
         layers = hf.find_layers(self.model)
-        heads, kv_heads, width = hf.head_counts(layers[0].module)
+        heads, kv_heads, width = hf.head_counts(layers[0])
         return {
             "name": self.name,
             "class": type(self.model).__name__,
@@ -94,7 +98,7 @@ class Pretrained:
     def embed(self, items: Sequence[Sequence[int]]) -> Tensor:
         """One vector (n, width) for each item: the mean of its last hidden states, or the first one under "cls"."""
         batch = self.batch(items)
-        hidden = self.model(**batch, **({"use_cache": False} if self.kind == "causal-lm" else {})).last_hidden_state
+        hidden = self.model(**batch).last_hidden_state
         if self.pooling == "cls":
             return hidden[:, 0].float().cpu()
         real = batch["attention_mask"][..., None]
@@ -126,6 +130,11 @@ class Pretrained:
         nll = F.cross_entropy(logits[counted].float(), wanted[counted], reduction="sum")
         return float(nll), int(counted.sum())
 
+    def probe(self) -> Tensor:
+        """What is read from the model on a short input, under autograd if that is on."""
+        read: Tensor = self.model(**self.batch([self.content_ids("a b c") or [0]]))[0]
+        return read  # the last hidden states or the logits: the first output of either kind of model
+
     def forward(self, items: Sequence[Sequence[int]]) -> Any:
         """The whole forward pass as it is timed: an embedding or logits."""
         return self.embed(items) if self.kind == "embedding" else self.losses(items)
@@ -135,7 +144,8 @@ def load(name: str | None, device: str = "cpu") -> Pretrained:
     """Load a model by hub id or folder; None is the encoder that the `demo` extra carries.
 
     Raises:
-        InputError: nothing loads under this name, no tokenizer, or a model that reads no text or is not supported.
+        InputError: nothing loads under this name, no tokenizer, weights that are not the model's, or a model that reads
+            no text or is not supported.
     """
     import transformers
 
@@ -143,22 +153,29 @@ def load(name: str | None, device: str = "cpu") -> Pretrained:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     where = name or _demo_model()
-    config = _load(transformers.AutoConfig, where)
+    config = read_config(where)
     kind = _kind(config, where)
     auto = {
         "embedding": transformers.AutoModel,
         "masked-lm": transformers.AutoModelForMaskedLM,
         "causal-lm": transformers.AutoModelForCausalLM,
     }[kind]
-    model = _load(auto, where).eval().to(device)
+    model, loading = read_model(auto, where)
+    model = model.eval().to(device)
     with as_input_error():
         hf.find_layers(model)
     model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
-    tokenizer = _load(transformers.AutoTokenizer, where)
+    tokenizer = read_tokenizer(where)
     if kind == "masked-lm" and tokenizer.mask_token_id is None:
         raise InputError(f"{where}: a masked language model whose tokenizer has no mask token")
     limit = hf.position_limit(model) or getattr(config, "max_position_embeddings", None)
-    return Pretrained(name or "all-MiniLM-L6-v2", model, tokenizer, kind, _pooling(where), limit)
+    pooling = pooling_of(where) if kind == "embedding" else "mean"
+    found = Pretrained(name or "all-MiniLM-L6-v2", model, tokenizer, kind, pooling, limit)
+    with as_input_error(f"{where}: "):
+        notes = check_weights(where, model, loading, found.probe)
+    for note in notes:
+        logger.warning("%s: %s", where, note)
+    return replace(found, notes=tuple(notes))
 
 
 def _demo_model() -> str:
@@ -170,23 +187,6 @@ def _demo_model() -> str:
         ) from None
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     return str(get_model_path())
-
-
-def _load(auto: Any, where: str) -> Any:
-    """`from_pretrained`, its many ways to fail in one line."""
-    if Path(where).is_dir() and not (Path(where) / "config.json").exists():
-        raise InputError(f"no model in the folder {where}: it has no config.json")
-    looks_local = where.startswith((".", "/", "~")) or where.count("/") > 1
-    if looks_local and not Path(where).exists():
-        raise InputError(f"no model at {where}: there is no such folder")
-    try:
-        return auto.from_pretrained(where)
-    except Exception as error:  # transformers, safetensors and the hub client raise kinds of their own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        reason += "" if Path(where).exists() else f" (and there is no folder {where!r} here)"
-        raise InputError(
-            f"cannot load {auto.__name__.removeprefix('Auto').lower()} from {where!r}: {reason}"
-        ) from error
 
 
 def _kind(config: Any, where: str) -> Kind:
@@ -201,13 +201,6 @@ def _kind(config: Any, where: str) -> Kind:
     if architecture.endswith(("ForCausalLM", "LMHeadModel")):
         return "causal-lm"
     return "embedding"
-
-
-def _pooling(where: str) -> Literal["mean", "cls"]:
-    """How sentence-transformers pools this model, where its folder says so; else the mean."""
-    file = Path(where) / "1_Pooling" / "config.json"
-    says_cls = file.exists() and json.loads(file.read_text()).get("pooling_mode_cls_token")
-    return "cls" if says_cls else "mean"
 
 
 @contextmanager

@@ -12,32 +12,41 @@ MARGIN = 1.1  # faster by less than this is no gain worth a change
 def recommend(
     methods: Sequence[MethodReport], lengths: Sequence[int], min_fidelity: float, tokens: int
 ) -> Recommendation:
-    """The fastest method that keeps the asked fidelity, length by length; exact attention where none is faster.
+    """The fastest row that keeps the asked fidelity, length by length; exact attention where none is clearly faster.
 
-    A length past the text's `tokens` is not judged: text that repeats makes queries alike, which flatters clustering.
-    Nor is a method where its settings make it exact attention: where it comes out faster there, it is by chance.
+    It speaks of the rows that were tried: settings are not searched. A length past the text's `tokens` is not judged:
+    text that repeats makes queries alike, which flatters clustering. Nor is a method where its settings make it exact
+    attention: where it comes out faster there, it is by chance.
     `methods` and the result are as in `report.schema`.
     """
     measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
-    exact = next(m for m in methods if m["status"] == "exact")
     judged = [length for length in lengths if length <= tokens]
     able = {length: [m for m in measured if exact_up_to(from_dict(m["settings"])) < length] for length in judged}
-    best = {length: _best(able[length], exact, str(length), min_fidelity) for length in judged}
+    best = {length: _best(able[length], str(length), min_fidelity) for length in judged}
     own = lengths[0]
     reasons = [_reason(able[length], best[length], length, min_fidelity) for length in judged]
-    reasons += [f"{n} tokens: not judged, the text has {tokens} tokens only." for n in lengths if n > tokens]
+    reasons += [
+        f"{n:,} tokens: not judged, because the text has only {tokens:,} tokens." for n in lengths if n > tokens
+    ]
+    if measured:
+        reasons.append(f"{_count(len(measured))} tried, with the settings that they have: none were searched for.")
     chosen = best.get(own)
     if chosen is not None:
-        headline = f"Use {chosen['method']}: {_figures(chosen, str(own))} at {own} tokens."
+        headline = f"Of the rows tried, use {chosen['method']}: {_figures(chosen, str(own))} at {own:,} tokens."
         return {"choice": chosen["method"], "headline": headline, "reasons": reasons}
     longer = next(((length, method) for length in judged if (method := best[length])), None)
-    headline = f"Stay with exact attention at {own} tokens"
+    headline = f"Stay with exact attention at {own:,} tokens"
     if longer is None:
-        where = f" and up to {judged[-1]}" if len(judged) > 1 else ""
-        return {"choice": "full", "headline": f"{headline}{where}.", "reasons": reasons}
+        where = f" and up to {judged[-1]:,}" if len(judged) > 1 else ""
+        why = f"of the rows tried, none has fidelity ≥ {min_fidelity:g} and is clearly faster"
+        return {"choice": "full", "headline": f"{headline}{where}: {why}.", "reasons": reasons}
     length, method = longer
-    headline += f"; at {length} tokens use {method['method']}: {_figures(method, str(length))}."
+    headline += f"; at {length:,} tokens, of the rows tried, use {method['method']}: {_figures(method, str(length))}."
     return {"choice": "full", "headline": headline, "reasons": reasons}
+
+
+def _count(rows: int) -> str:
+    return "1 row was" if rows == 1 else f"{rows} rows were"
 
 
 def _is_candidate(method: MethodReport) -> bool:
@@ -45,46 +54,44 @@ def _is_candidate(method: MethodReport) -> bool:
     return not from_dict(method["settings"]).traits.yardstick
 
 
-def _best(
-    methods: Sequence[MethodReport], exact: MethodReport, length: str, min_fidelity: float
-) -> MethodReport | None:
+def _best(methods: Sequence[MethodReport], length: str, min_fidelity: float) -> MethodReport | None:
     faithful = [m for m in methods if m.get("fidelity", {}).get(length, 0.0) >= min_fidelity]
-    faster = [m for m in faithful if _is_faster(m, exact, length)]
+    faster = [m for m in faithful if _is_faster(m, length)]
     return max(faster, key=lambda m: _speedup(m, length), default=None)
 
 
-def _is_faster(method: MethodReport, exact: MethodReport, length: str) -> bool:
-    """Faster by the margin, and by more than the noise: the middle halves of both times lie apart."""
-    if _speedup(method, length) < MARGIN:
-        return False
-    return method["model"][length]["ms_high"] < exact["model"][length]["ms_low"]
+def _is_faster(method: MethodReport, length: str) -> bool:
+    """Faster by the margin, and by more than the noise."""
+    return _speedup(method, length) >= MARGIN and method["model"][length].get("verdict") == "faster"
 
 
 def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: int, min_fidelity: float) -> str:
-    at = str(length)
+    at, asked = str(length), f"fidelity ≥ {min_fidelity:g}"
     if best is not None:
         return (
-            f"{length} tokens: {best['method']} is the fastest with fidelity ≥ {min_fidelity:g}: {_figures(best, at)}."
+            f"{length:,} tokens: {best['method']} is the fastest of the rows tried with {asked}: {_figures(best, at)}."
         )
     timed = [m for m in methods if at in m.get("model", {}) and at in m.get("fidelity", {})]
     if not timed:
-        return f"{length} tokens: no method but the yardsticks was measured; see what is exact, refused or left out."
+        return f"{length:,} tokens: no method but the yardsticks was measured; see what is exact, refused or left out."
     close = [m for m in timed if m["fidelity"][at] >= min_fidelity]
     if close:
         fastest = max(close, key=lambda m: _speedup(m, at))
         return (
-            f"{length} tokens: nothing with fidelity ≥ {min_fidelity:g} is clearly faster than exact attention; "
+            f"{length:,} tokens: of the rows tried, none with {asked} is clearly faster than exact attention; "
             f"the nearest is {fastest['method']}: {_figures(fastest, at)}."
         )
     closest = max(timed, key=lambda m: m["fidelity"][at])
     return (
-        f"{length} tokens: no method reaches fidelity {min_fidelity:g}; "
+        f"{length:,} tokens: none of the rows tried reaches fidelity {min_fidelity:g}; "
         f"the closest is {closest['method']}: {_figures(closest, at)}."
     )
 
 
 def _figures(method: MethodReport, length: str) -> str:
-    return f"{_speedup(method, length):.2f}× the speed of exact attention, fidelity {method['fidelity'][length]:.3f}"
+    tie = method["model"][length].get("verdict") == "within the noise"
+    speed = f"{_speedup(method, length):.2f}× the speed of exact attention{' (within the noise)' if tie else ''}"
+    return f"{speed}, fidelity {method['fidelity'][length]:.3f}"
 
 
 def _speedup(method: MethodReport, length: str) -> float:

@@ -100,7 +100,8 @@ EXPORT int subquad_has_openmp(void) {
 #endif
 }
 
-// Each returns the bytes of workspace that it needs; with a workspace in its arguments, it runs.
+// Each returns the bytes of workspace that it needs; with a workspace in its arguments, it runs, or returns −1 where a
+// list of tokens among them names one that is not there.
 EXPORT int64_t subquad_hash(const Hashing *arguments) { return in_use.load()->kernels->hash(*arguments); }
 EXPORT int64_t subquad_kmeans(const Clustering *arguments) { return in_use.load()->kernels->kmeans(*arguments); }
 EXPORT int64_t subquad_forward(const Forward *arguments) { return in_use.load()->kernels->forward(*arguments); }

@@ -38,7 +38,7 @@ struct HeadGradients {
 
 struct GradScratch {
   float *key_rows, *value_rows, *keys, *values, *hidden;  // a cluster's top keys: rows and transposed
-  float *queries, *grads, *weights, *products, *inverse;  // a tile of members
+  float *queries, *grads, *weights, *products;  // a tile of members
   float *tile_keys, *tile_values, *grad_keys, *grad_values, *weights_t, *products_t;  // a tile of keys
   int64_t *cursor;  // (heads of a group, C) how far each list of top keys has been walked
 
@@ -53,7 +53,6 @@ struct GradScratch {
     grads = arena.take<float>(MEMBER_TILE * E);
     weights = arena.take<float>(MEMBER_TILE * K);
     products = arena.take<float>(MEMBER_TILE * K);
-    inverse = arena.take<float>(MEMBER_TILE);
     tile_keys = arena.take<float>(KEY_TILE * D);
     tile_values = arena.take<float>(KEY_TILE * E);
     grad_keys = arena.take<float>(KEY_TILE * D);
@@ -77,10 +76,10 @@ static float softmax_gradient(const GradScratch &own, int64_t count, int64_t lan
     float *w = own.weights + i * lanes, *p = own.products + i * lanes;
     vf weighted = {};
     for (int64_t j = 0; j < lanes; j += W) weighted += load(w + j) * load(p + j);
-    const float delta = sum(weighted) * own.inverse[i], share = mass * own.inverse[i];
+    const float delta = sum(weighted);
     total += delta;
     for (int64_t j = 0; j < lanes; j += W) {
-      vf mw = load(w + j) * share;
+      vf mw = load(w + j) * mass;
       store(w + j, mw);
       store(p + j, mw * (load(p + j) - delta) * scale);
     }
@@ -117,7 +116,7 @@ static void members_backward(const Backward &a, const Positions &keys, int64_t b
     if (!K) continue;
     pack_rows<T>(a.query, b, h, order, first, count, s.D, own.queries, D);
     gemm(count, lanes, s.D, own.queries, D, 1, own.keys, lanes, own.weights, lanes, false);
-    softmax_rows(own.weights, count, lanes, a.scale, own.hidden, own.inverse);
+    softmax_rows(own.weights, count, lanes, a.scale, own.hidden);
     gemm(count, lanes, s.E, own.grads, E, 1, own.values, lanes, own.products, lanes, false);
     to.mass[c] += softmax_gradient(own, count, lanes, a.saved.mass[row], a.scale);
     gemm(count, D, K, own.products, lanes, 1, own.key_rows, D, to.queries + first * D, D, false);
@@ -238,6 +237,25 @@ static void queries_backward(const Backward &a, const Positions &keys, int64_t b
   }
 }
 
+// The lists come back through the caller's hands: nothing in them is an index before it was found to be one.
+static bool lists_hold(const Backward &a, const Masks &queries, const Masks &keys) {
+  const Sizes &s = a.sizes;
+  bool hold = true;
+  for (int64_t bh = 0; bh < s.B * s.H; bh++) {
+    const int64_t real = queries.of(bh / s.H).count, M = keys.of(bh / s.H).count, K = s.K < M ? s.K : M;
+    const int32_t *order = a.saved.order + bh * s.N, *offsets = a.saved.offsets + bh * (s.C + 1);
+    hold &= offsets[0] == 0 && offsets[s.C] == real;
+    for (int64_t c = 0; c < s.C; c++) hold &= offsets[c] <= offsets[c + 1];
+    for (int64_t i = 0; i < real; i++) hold &= (uint32_t)order[i] < (uint32_t)s.N;
+    for (int64_t c = 0; K && c < s.C; c++) {
+      const int32_t *top = a.saved.top + (bh * s.C + c) * s.K;
+      hold &= top[0] >= 0 && top[K - 1] < M;
+      for (int64_t i = 1; i < K; i++) hold &= top[i - 1] < top[i];
+    }
+  }
+  return hold;
+}
+
 template <class T>
 static int64_t backward_of(const Backward &a) {
   const Sizes &s = a.sizes;
@@ -251,6 +269,7 @@ static int64_t backward_of(const Backward &a) {
   }
   const PerThread<GradScratch> scratch(arena, s);
   if (!arena.base) return arena.used;
+  if (!lists_hold(a, queries, keys)) return BAD_LIST;
 
   const int64_t step = s.C / 16 + 1, steps = (s.C + step - 1) / step, chunks = (s.M + GRAD_CHUNK - 1) / GRAD_CHUNK;
   for (int64_t first = 0; first < all; first += wave) {

@@ -55,16 +55,17 @@ static void list_keys(const BucketSets &of, int64_t bh, int64_t M, const Listing
   }
 }
 
-// Calls run(bucket, query) for every filled slot, block after block.
+// Calls run(bucket, query) for every filled slot, block after block. A block of no bucket is passed over.
 template <class Run>
 static void for_queries(const BucketSets &of, int64_t bh, int64_t N, Run &&run) {
   for (int64_t i = 0; i < of.count; i++) {
     const BucketSet &set = of.sets[i];
     const int64_t *slots = set.queries + bh * set.T * set.S;
     for (int64_t t = 0; t < set.T; t++, slots += set.S) {
-      const int64_t bucket = set.first + (set.bucket ? set.bucket[bh * set.T + t] : t);
+      const int64_t bucket = set.bucket ? set.bucket[bh * set.T + t] : t;
+      if (!filled(bucket, set.C)) continue;
       for (int64_t slot = 0; slot < set.S; slot++)
-        if (filled(slots[slot], N)) run(bucket, (int32_t)slots[slot]);
+        if (filled(slots[slot], N)) run(set.first + bucket, (int32_t)slots[slot]);
     }
   }
 }
@@ -107,18 +108,21 @@ static int64_t span_of(const BucketSets &of, int64_t bucket) {
   return of.sets[i].span;
 }
 
+// Which of W keys are seen.
+static inline vi visible_keys(const int32_t *numbers, const Seen &seen) {
+  const vi number = *(const vi_anywhere *)numbers;
+  vi visible = (number >= seen.low) & (number <= seen.high) & (number != seen.self);
+  if (seen.hidden)
+    for (int64_t l = 0; l < W; l++)  // the filling has numbers past the last key, and a bias of −∞
+      if (numbers[l] != INT32_MAX && seen.hidden[numbers[l]]) visible[l] = 0;
+  return visible;
+}
+
 // Logits of W keys: scaled, with their bias; −∞ where they are not seen.
 static inline vf visible_logits(const float *products, float scale, const float *bias, const int32_t *numbers,
                                 const Seen *seen) {
   const vf logits = load(products) * scale + load(bias);
-  if (!seen) return logits;
-  const vi number = *(const vi_anywhere *)numbers;
-  vf visible = select((number >= seen->low) & (number <= seen->high) & (number != seen->self), logits,
-                      splat(-__builtin_inff()));
-  if (seen->hidden)
-    for (int64_t l = 0; l < W; l++)  // the filling has numbers past the last key, and a bias of −∞
-      if (numbers[l] != INT32_MAX && seen->hidden[numbers[l]]) visible[l] = -__builtin_inff();
-  return visible;
+  return seen ? select(visible_keys(numbers, *seen), logits, splat(-__builtin_inff())) : logits;
 }
 
 // The numbers and biases of a chunk of a bucket's keys; the filling up to whole vectors has −∞.

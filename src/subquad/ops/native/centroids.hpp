@@ -113,12 +113,14 @@ static void select_keys(const CentroidScratch &own, int64_t C, int64_t seen, int
   seen += count;
   if (seen < kept && !last) return;
   for (int64_t v = 0; v < columns; v += W) {
-    vf bound = splat(-__builtin_inff());
-    if (seen > K) bound = bound_of_columns(own.first + v, columns, seen, K, own.numbers);
+    vf bound = splat(-__builtin_inff());  // stays where the bound found is NaN: NaNs or −∞ were among the K
+    if (seen > K) bound = maximum(bound_of_columns(own.first + v, columns, seen, K, own.numbers), bound);
     for (int lane = 0; lane < W; lane++) own.bound[v + lane] = v + lane < C ? bound[lane] : __builtin_inff();
   }
   take_best(own, own.first, columns, seen, first_rank, K);
 }
+
+constexpr float LOWEST = -__FLT_MAX__;  // of the running maxima: against −∞, keys with logit −∞ would weigh NaN, not 0
 
 // tile ← e^{tile − highest}, with the running maximum, sum and output brought to the new maximum.
 static void online_softmax(const CentroidScratch &own, int64_t C, int64_t count, int64_t width) {
@@ -154,7 +156,7 @@ static void attend_chunk(const Forward &a, const Positions &keys, int64_t b, int
   const int64_t end = (chunk + 1) * KEY_CHUNK < keys.count ? (chunk + 1) * KEY_CHUNK : keys.count;
   pack_centroids(a.saved.centroids + ((b * s.H + h) * s.C + first) * s.D, C, s.D, a.scale, own.rows, own.queries);
   for (int64_t c = 0; c < columns; c++) {
-    own.highest[c] = -__builtin_inff();
+    own.highest[c] = LOWEST;
     own.total[c] = 0;
     own.found[c] = 0;
   }
@@ -203,11 +205,21 @@ struct Merged {
   int64_t found;
 };
 
+// Where logits are NaN or −∞, fewer than K keys were found: the first of the other keys, with logit −∞, make up the number.
+// Ranks stay ascending and distinct. Back to front, because a pair moves to its place or further back.
+static void make_up(float *logits, int32_t *ranks, int64_t found, int64_t K) {
+  for (int64_t at = K - 1, i = found - 1; at >= 0; at--) {
+    const bool is_found = i >= 0 && ranks[i] >= at;  // else all ranks up to `at` are in the list
+    logits[at] = is_found ? logits[i] : -__builtin_inff();
+    ranks[at] = is_found ? ranks[i--] : (int32_t)at;
+  }
+}
+
 // One centroid's chunks together: Σ e^{logit − highest} and Σ e^{logit − highest} V over all keys, and its top keys.
 static Merged merge_chunks(const Forward &a, int64_t keys, int64_t row, const Partial &partial, const MergeScratch &own) {
   const Sizes &s = a.sizes;
-  const int64_t chunks = (keys + KEY_CHUNK - 1) / KEY_CHUNK;
-  Merged merged = {-__builtin_inff(), 0, 0};
+  const int64_t chunks = (keys + KEY_CHUNK - 1) / KEY_CHUNK, K = s.K < keys ? s.K : keys;
+  Merged merged = {LOWEST, 0, 0};
   auto at = [&](int64_t chunk) { return (row / s.C * partial.chunks + chunk) * s.C + row % s.C; };
   for (int64_t i = 0; i < chunks; i++)
     merged.highest = partial.highest[at(i)] > merged.highest ? partial.highest[at(i)] : merged.highest;
@@ -223,9 +235,10 @@ static Merged merge_chunks(const Forward &a, int64_t keys, int64_t row, const Pa
   }
   // Candidates are taken, pruned and put together in the order of the keys, so the top keys come out ascending.
   float kth;
-  if (merged.found > s.K)
-    merged.found = keep_largest(own.logits, own.ranks, merged.found, s.K, own.numbers, &kth);
-  for (int64_t i = 0; i < s.K; i++) a.saved.top[row * s.K + i] = i < merged.found ? own.ranks[i] : 0;
+  if (merged.found > K) merged.found = keep_largest(own.logits, own.ranks, merged.found, K, own.numbers, &kth);
+  if (merged.found < K) make_up(own.logits, own.ranks, merged.found, K);
+  merged.found = K;
+  for (int64_t i = 0; i < s.K; i++) a.saved.top[row * s.K + i] = i < K ? own.ranks[i] : 0;
   return merged;
 }
 
@@ -252,7 +265,7 @@ static void split_off_top(const Forward &a, int64_t row, const Merged &merged, c
 // A cluster without members, or without keys to attend to: nothing, and nothing to differentiate.
 static void attend_nothing(const Forward &a, int64_t row) {
   const Sizes &s = a.sizes;
-  for (int64_t i = 0; i < s.K; i++) a.saved.top[row * s.K + i] = 0;
+  for (int64_t i = 0; i < s.K; i++) a.saved.top[row * s.K + i] = (int32_t)i;
   for (int64_t e = 0; e < s.E; e++) a.saved.rest[row * s.E + e] = 0;
   a.saved.lse[row] = __builtin_inff();
   a.saved.mass[row] = 0;

@@ -134,6 +134,11 @@ struct KeyScan {
       }
     rows_from_slopes(keys, a.grad_key, R, b, g, at + first, count, own);
     for (int64_t j = 0; j < count; j++) {
+      if (own.shift[first + j] == -__builtin_inff()) {  // hidden: no gradient, also where the state is NaN
+        zero(row_of<float>(a.grad_key, b, g, at + first + j), keys.width);
+        zero(own.value_grads + j * E, E);
+        own.total[j] = 0;
+      }
       store_row(own.value_grads + j * E, s.E, row_of<float>(a.grad_value, b, g, at + first + j));
       if (a.grad_key_bias) a.grad_key_bias[(b * s.G + g) * s.M + at + first + j] = own.total[j];
     }
@@ -149,18 +154,22 @@ struct KeyScan {
   }
 
   // In halves where a later query has so much of a feature that an earlier key's e^{y + d}, of pairs that do not see each
-  // other, might not be finite.
+  // other, might not be finite, or where a query's exponents or Δ are not.
   void part(const FeatureState &state, int64_t at, int64_t first, int64_t count) const {
     const int64_t R = a.sizes.C;
     for (int64_t r = 0; r < R; r++) own.raised[r] = state.largest[r];
-    for (int64_t i = 0; i < group(); i++) raise_largest(exponents_of(i) + first, R, count, own.raised);
+    bool finite = true;
+    for (int64_t i = 0; i < group(); i++) {
+      finite &= raise_largest(exponents_of(i) + first, R, count, own.raised);
+      finite &= all_finite(queries.of_head(queries.weight, b, g * group() + i) + at + first, count);
+    }
     vf high = splat(-__builtin_inff());
     for (int64_t r = 0; r < R; r++)
       for (int64_t j = 0; j < count; j += W) {
         const vf sums = load(own.exponents + first + r * TILE + j) + own.raised[r];
         high = maximum(lanes_before(count - j, sums, -__builtin_inff()), high);
       }
-    if (highest(high) > MOST_RISE && count > 1) {
+    if (count > 1 && (highest(high) > MOST_RISE || !finite)) {
       part(state, at, first + count / 2, count - count / 2);
       return part(state, at, first, count / 2);
     }

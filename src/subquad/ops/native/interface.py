@@ -250,12 +250,19 @@ def refusal_of_any_dtype(x: Tensor) -> str | None:
 
 
 def run(kernel: str, arguments: Structure) -> None:
-    """Ask `kernel` how much workspace it needs, get that from torch, and run it."""
+    """Ask `kernel` how much workspace it needs, get that from torch, and run it.
+
+    Raises:
+        ValueError: a list of tokens among the arguments names one that is not there.
+    """
     function = getattr(library(), f"subquad_{kernel}")
     # From torch's allocator, so that its profilers see all memory; uninitialised: kernels read only what they wrote.
     workspace = torch.empty(function(byref(arguments)) + ALIGNMENT, dtype=torch.uint8, device="cpu")
     arguments.workspace = -(-workspace.data_ptr() // ALIGNMENT) * ALIGNMENT
-    function(byref(arguments))
+    if function(byref(arguments)) < 0:
+        raise ValueError(
+            f"the kernel {kernel!r} was given lists that do not fit its tensors: pass those that the forward pass made"
+        )
 
 
 def sizes(query: Tensor, key: Tensor, value: Tensor, *, clusters: int, topk: int, iterations: int) -> Sizes:

@@ -24,6 +24,7 @@
 namespace SUBQUAD_VARIANT {
 
 constexpr int MAX_THREADS = 1024;
+constexpr int64_t BAD_LIST = -1;  // returned instead of the workspace's bytes: a list names what is not there
 
 #include "simd.hpp"
 #include "gemm.hpp"

@@ -9,7 +9,6 @@ struct MemberScratch {
   float *queries;         // (MEMBER_TILE,D)
   float *weights;         // (MEMBER_TILE,K')
   float *out;             // (MEMBER_TILE,E')
-  float *inverse;         // (MEMBER_TILE)
 
   MemberScratch(Arena &arena, const Sizes &s) {
     const int64_t K = round_up(s.K, W), D = round_up(s.D, W), E = round_up(s.E, W);
@@ -20,7 +19,6 @@ struct MemberScratch {
     queries = arena.take<float>(MEMBER_TILE * s.D);
     weights = arena.take<float>(MEMBER_TILE * K);
     out = arena.take<float>(MEMBER_TILE * E);
-    inverse = arena.take<float>(MEMBER_TILE);
   }
 };
 
@@ -32,8 +30,8 @@ static void gather(const Rows &rows, int64_t b, int64_t g, const Positions &keys
   zero(to + count * padded, (round_up(count, W) - count) * padded);
 }
 
-// Rows of logits·scale + hidden to e^{x − max}; `inverse` gets 1 / Σ of each.
-static void softmax_rows(float *rows, int64_t count, int64_t width, float scale, const float *hidden, float *inverse) {
+// Rows of logits·scale + hidden to their softmax. It is normalised before it weighs values, whose sums stay in fp32 then.
+static void softmax_rows(float *rows, int64_t count, int64_t width, float scale, const float *hidden) {
   for (int64_t i = 0; i < count; i++) {
     float *row = rows + i * width;
     vf high = splat(-__builtin_inff()), total = {};
@@ -48,7 +46,8 @@ static void softmax_rows(float *rows, int64_t count, int64_t width, float scale,
       total += p;
       store(row + j, p);
     }
-    inverse[i] = 1 / sum(total);
+    const vf norm = splat(1 / sum(total));
+    for (int64_t j = 0; j < width; j += W) store(row + j, load(row + j) * norm);
   }
 }
 
@@ -79,15 +78,44 @@ static void attend_members(const Forward &a, int64_t b, int64_t h, const int32_t
     const int64_t count = size - first < MEMBER_TILE ? size - first : MEMBER_TILE;
     pack_rows<T>(a.query, b, h, members, first, count, s.D, own.queries, s.D);
     gemm(count, lanes, s.D, own.queries, s.D, 1, own.keys, lanes, own.weights, lanes, false);
-    softmax_rows(own.weights, count, lanes, a.scale, own.hidden, own.inverse);
+    softmax_rows(own.weights, count, lanes, a.scale, own.hidden);
     gemm(count, width, K, own.weights, lanes, 1, own.values, width, own.out, width, false);
     for (int64_t i = 0; i < count; i++) {
       float *out = own.out + i * width;
-      const float share = mass * own.inverse[i];
-      for (int64_t e = 0; e < s.E; e++) out[e] = rest[e] + share * out[e];
+      for (int64_t e = 0; e < s.E; e++) out[e] = rest[e] + mass * out[e];
       store_row(out, s.E, row_of<T>(a.out, b, h, members[first + i]));
     }
   }
+}
+
+// Σ e^{logit − highest} V can leave fp32 where the values do not. Then the rest is summed up in normalised weights, key by
+// key; where values are not finite, it stays as it is.
+template <class T>
+static void rest_by_weights(const Forward &a, const Positions &keys, int64_t b, int64_t g, int64_t row, int64_t K,
+                            const Merged &merged, const MergeScratch &merging, const MemberScratch &own) {
+  const Sizes &s = a.sizes;
+  const float *centroid = a.saved.centroids + row * s.D;
+  float *rest = a.saved.rest + row * s.E;
+  bool finite = true;
+  for (int64_t e = 0; e < s.E; e++) finite &= __builtin_isfinite(rest[e]);
+  if (finite || !__builtin_isfinite(merged.total)) return;
+  zero(merging.out, s.E);
+  const int32_t *top = a.saved.top + row * s.K, *end = top + K;
+  for (int64_t rank = 0; rank < keys.count; rank++) {
+    load_row(row_of<T>(a.value, b, g, keys[rank]), s.E, own.out, s.E);
+    for (int64_t e = 0; e < s.E; e++)
+      if (!__builtin_isfinite(own.out[e])) return;
+    if (top < end && *top == rank) {
+      top++;
+      continue;
+    }
+    load_row(row_of<T>(a.key, b, g, keys[rank]), s.D, own.queries, s.D);
+    float logit = 0;
+    for (int64_t d = 0; d < s.D; d++) logit += own.queries[d] * (centroid[d] * a.scale);
+    const float weight = __builtin_expf(logit - merged.highest) / merged.total;
+    for (int64_t e = 0; e < s.E; e++) merging.out[e] += weight * own.out[e];
+  }
+  for (int64_t e = 0; e < s.E; e++) rest[e] = merging.out[e];
 }
 
 // Everything that one cluster does once the keys' chunks are done.
@@ -98,13 +126,15 @@ static void finish_cluster(const Forward &a, const Positions &keys, int64_t b, i
   const int64_t bh = b * s.H + h, row = bh * s.C + c, K = s.K < keys.count ? s.K : keys.count;
   const int32_t *bounds = a.saved.offsets + bh * (s.C + 1) + c;
   const int32_t *members = a.saved.order + bh * s.N + bounds[0];
-  if (bounds[0] == bounds[1]) return attend_nothing(a, row);
-  if (keys.count == 0) {
-    attend_nothing(a, row);
-  } else {
+  attend_nothing(a, row);
+  if (keys.count > 0) {
     const Merged merged = merge_chunks(a, keys.count, row, partial, merging);
-    if (K) pack_top<T>(a, keys, b, h / (s.H / s.G), a.saved.top + row * s.K, K, own);
+    // Without members too: a centroid of zeros has a NaN among its logits where a key is infinite.
+    if (bounds[0] == bounds[1]) return void(a.saved.lse[row] += 0 * merged.total);
+    const int64_t g = h / (s.H / s.G);
+    if (K) pack_top<T>(a, keys, b, g, a.saved.top + row * s.K, K, own);
     split_off_top(a, row, merged, own.values, partial.width, merging);
+    rest_by_weights<T>(a, keys, b, g, row, K, merged, merging, own);
   }
   attend_members<T>(a, b, h, members, bounds[1] - bounds[0], row, K, own);
 }

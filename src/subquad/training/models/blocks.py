@@ -186,6 +186,7 @@ class AttentionModel(PreTrainedModel):
     base_model_prefix = ""
     _supports_sdpa = True
     _supports_attention_backend = True
+    declares_attention = True  # each layer says itself whether it is causal or cross-attention: nothing to try
     accepts_loss_kwargs = False  # losses are means over items, never over the tokens of several batches
 
     def finish(self) -> None:

@@ -1,0 +1,146 @@
+"""Files that users give us to read: regular ones, of a size that fits into memory, each way to fail in one line."""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from subquad.errors import InputError
+
+CHUNK = 2**20
+SHARE = 4  # of the machine's memory, the largest file that is read whole: decoded and cut up, text takes more than that
+
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path that the user gave is a folder.
+
+    Raises:
+        InputError: there is nothing, or something that is neither a folder nor a regular file; named.
+    """
+    mode = _status(path).st_mode
+    if stat.S_ISDIR(mode):
+        return True
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise InputError(f"{path} is {kind}; give a regular file or a folder of them")
+    return False
+
+
+def exists(path: Path) -> bool:
+    """Whether there is something at a path that the user gave.
+
+    Raises:
+        InputError: a path that cannot be looked at, such as one with a name that is too long.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        raise InputError(_said(path, error)) from None
+    return True
+
+
+def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files below a folder with these endings, in the order of their paths; links to folders are not followed.
+
+    Raises:
+        InputError: a folder that cannot be read; names it.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise InputError(_said(Path(error.filename), error)) from None
+
+    found = [
+        Path(root) / name
+        for root, _, names in os.walk(folder, onerror=refuse)
+        for name in names
+        if name.lower().endswith(suffixes)
+    ]
+    return sorted(found)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        InputError: a file that is missing, is none, cannot be read, or is too large for this machine; named.
+    """
+    return b"".join(chunks(path))
+
+
+def chunks(path: Path) -> Iterator[bytes]:
+    """`read_bytes`, part by part."""
+    if is_folder(path):
+        raise InputError(f"{path} is a folder; give a file")
+    size, most = _status(path).st_size, memory() // SHARE
+    if size > most:
+        raise InputError(
+            f"{path} has {size / 2**30:,.1f} GiB, but files of at most {most / 2**30:,.1f} GiB are read on this "
+            "machine; give a part of it"
+        )
+    try:
+        with path.open("rb") as file:
+            while part := file.read(CHUNK):
+                yield part
+    except OSError as error:
+        raise InputError(_said(path, error)) from None
+
+
+def memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        InputError: as `read_bytes`, or what is not JSON in UTF-8.
+    """
+    content = read_bytes(path)
+    try:
+        return parse_json(content.decode("utf-8-sig"))
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise InputError(f"{path} is not JSON ({_reason(error)})") from None
+
+
+def parse_json(text: str) -> Any:
+    """`json.loads`, with a ValueError for everything that it cannot read, such as lists in lists without end."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _reason(error: ValueError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start:,} is not UTF-8"
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} in line {error.lineno:,}"
+    return str(error).partition(";")[0]
+
+
+def _status(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise InputError(f"{path} is a link to {os.readlink(path)}, where there is nothing") from None
+        raise InputError(f"no file or folder at {path}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(_said(path, error)) from None
+
+
+def _said(path: Path, error: OSError | ValueError) -> str:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return f"{path} cannot be read: {reason or error}"

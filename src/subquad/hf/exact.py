@@ -1,0 +1,52 @@
+"""Exact attention with what some models add to the softmax: capped logits and sinks.
+
+    logits_ij = c · tanh(scale · q_i·k_j / c)          "softcap", Gemma 2
+    weights_ij = e^{logits_ij} / (e^{s_h} + Σ_j e^{logits_ij})          sinks s_h of each head, GPT-OSS
+
+SDPA has neither, so this computes the logits, for a block of queries after the other: memory is O(BLOCK·M) per head.
+"""
+
+import torch
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.ops.heads import repeat_heads
+
+BLOCK = 512  # queries at a time
+
+
+def attend_exactly(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """Exact attention with capped logits, sinks (H,), or both; 0 where a query sees no key. (B,H,N,D) in and out."""
+    B, H, N, D = query.shape
+    scale = D**-0.5 if scale is None else scale
+    key, value = repeat_heads(key, H), repeat_heads(value, H)
+    visible = mask.visible(N, key.shape[2], query.device)
+    wide, blocks = torch.promote_types(query.dtype, torch.float32), []
+    for start in range(0, N, BLOCK):
+        rows = slice(start, start + BLOCK)
+        logits = (query[:, :, rows] @ key.mT * scale).to(wide)
+        if softcap is not None:
+            logits = (logits / softcap).tanh() * softcap
+        if visible is not None:
+            seen = visible if visible.shape[2] == 1 else visible[:, :, rows]
+            logits = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
+        if sinks is not None:
+            of_head = sinks.to(wide).view(1, H, 1, 1).expand(B, H, logits.shape[2], 1)
+            weights = torch.cat([logits, of_head], -1).softmax(-1)[..., :-1]
+        else:
+            weights = logits.softmax(-1)
+        if visible is not None:
+            weights = weights.masked_fill(~seen.any(-1, keepdim=True), 0.0)
+        weights = torch.nn.functional.dropout(weights.to(value.dtype), dropout_p)
+        blocks.append(weights @ value)
+    return torch.cat(blocks, 2)

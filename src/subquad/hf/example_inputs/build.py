@@ -1,0 +1,71 @@
+"""Put the rules together: inputs for one model."""
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from subquad.hf.example_inputs.form import PADDINGS, Form
+from subquad.hf.example_inputs.images import image_inputs, takes_image_tokens
+from subquad.hf.example_inputs.rules import BY_NAME, BY_TYPE, IF_REQUIRED, MASK_OF, Rule
+
+
+def example_inputs(
+    model: PreTrainedModel, *, batch: int = 2, length: int = 7, padding: str = "none", seed: int = 0
+) -> dict[str, Tensor]:
+    """Makes small random inputs that are valid for a forward pass of this model, on its device.
+
+    Everything is read from the model's config and the signature of its forward pass: token ids avoid special tokens,
+    images have the size that the model is made for, an encoder and its decoder get different lengths. A model of text
+    and images gets both where the number of image tokens can be derived, and text alone otherwise.
+
+    Args:
+        model: any transformers model.
+        batch: how many items.
+        length: how many tokens, or frames of sound; models that take one length only get that.
+        padding: "right" or "left" shortens the last item, with an attention mask that is 0 on that side. Models
+            without an attention mask know "none" only.
+        seed: the same seed makes the same inputs.
+
+    Raises:
+        ValueError: no rule makes an input that this model needs, or it has no attention mask to pad with.
+    """
+    if padding not in PADDINGS:
+        raise ValueError(f"padding={padding!r}, but it must be one of {', '.join(PADDINGS)}")
+    form = Form(model, batch, length, padding, seed)
+    special = BY_TYPE.get(model.config.model_type, {})
+    found: dict[str, Tensor] = {}
+    if takes_image_tokens(form):
+        found = image_inputs(form, special)
+    for name in form.parameters:
+        rule = _rule(form, name, special)
+        if rule is not None and name not in found:
+            value = rule(form)
+            if value is not None:
+                found[name] = value
+    if padding != "none" and not any("mask" in name and bool((value == 0).any()) for name, value in found.items()):
+        raise form.missing(f"padding={padding!r}, but its forward pass takes no attention mask")
+    return {name: _placed(model, value) for name, value in found.items()}
+
+
+def _rule(form: Form, name: str, special: dict[str, Rule | None]) -> Rule | None:
+    if name in special:
+        return special[name]
+    if name == "pixel_values" and takes_image_tokens(form):
+        return None
+    if name == "attention_mask" and form.model.main_input_name in MASK_OF:
+        return MASK_OF[form.model.main_input_name]
+    if name in BY_NAME:
+        return BY_NAME[name]
+    required = form.parameters[name].default is form.parameters[name].empty or name == form.model.main_input_name
+    if required and name in IF_REQUIRED:
+        return IF_REQUIRED[name]
+    if required:
+        raise form.missing(f"no rule makes {name!r}")
+    return None
+
+
+def _placed(model: PreTrainedModel, value: Tensor) -> Tensor:
+    return (
+        value.to(model.device, model.dtype)
+        if isinstance(value, Tensor) and value.is_floating_point()
+        else (value.to(model.device) if isinstance(value, Tensor) else value)
+    )

@@ -1,0 +1,65 @@
+"""Text: token ids, their masks, and what stands beside them."""
+
+import torch
+from torch import Tensor
+
+from subquad.hf.example_inputs.form import Form, special_ids
+
+
+def ids(form: Form) -> Tensor:
+    """Token ids; behind the places of an image, where one is given."""
+    text = form.ids(form.length)
+    if not form.image_tokens:
+        return text
+    image = dict(special_ids(form.config))
+    token = next(i for name, i in image.items() if name in IMAGE_TOKENS)
+    return torch.cat([torch.full((form.batch, form.image_tokens), token), text], dim=1)
+
+
+IMAGE_TOKENS = ("image_token_id", "image_token_index", "media_placeholder_token_id", "im_patch_id", "image_patch_id")
+
+
+def mask(form: Form) -> Tensor | None:
+    """The attention mask of a text; an image is never padded."""
+    text = form.mask(form.length) if "input_ids" in form.parameters else None
+    if text is None or not form.image_tokens:
+        return text
+    if form.padding == "left":  # pads come before the image
+        text = text.sort(dim=1).values
+    return torch.cat([torch.ones(form.batch, form.image_tokens, dtype=torch.long), text], dim=1)
+
+
+def token_kinds(form: Form) -> Tensor | None:
+    """1 where an image stands, 0 at text."""
+    if not form.image_tokens:
+        return None
+    kinds = torch.zeros(form.batch, form.image_tokens + form.length, dtype=torch.long)
+    kinds[:, : form.image_tokens] = 1
+    return kinds
+
+
+def decoder_length(form: Form) -> int:
+    """Another than the encoder's, so that cross-attention is told from self-attention by its shape."""
+    return form.length - 2 if form.length > 4 else form.length + 2
+
+
+def decoder_ids(form: Form) -> Tensor:
+    """Ids for the decoder."""
+    return form.ids(decoder_length(form), decoder_vocabulary(form))
+
+
+def decoder_vocabulary(form: Form) -> int:
+    """The decoder's vocabulary, which can be another than the encoder's."""
+    decoder = form.config.get_text_config(decoder=True)
+    return int(getattr(decoder, "vocab_size", None) or form.vocabulary)
+
+
+def decoder_mask(form: Form) -> Tensor | None:
+    """The decoder's attention mask."""
+    return form.mask(decoder_length(form))
+
+
+def boxes(form: Form) -> Tensor:
+    """Where each word stands on its page: (x0, y0, x1, y1)."""
+    corner = form.integers(0, 20, form.batch, form.length, 2)
+    return torch.cat([corner, corner + form.integers(1, 10, form.batch, form.length, 2)], dim=-1)

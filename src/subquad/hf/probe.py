@@ -1,0 +1,171 @@
+"""What each attention layer of a model does, found by a trial on a few random tokens.
+
+A model's code does not say who attends to whom: that is in the mask which it makes, in keywords of the call, in the
+shapes of its keys. So before anything is swapped in, the model runs three times on the same small inputs:
+
+    own         with its own attention
+    recorded    with its own attention and masks, each call written down: who sees whom, sizes, windows, the output
+    trial       with "full" through subquad's boundary, each call held against the recorded one
+
+A model that does not come out equal is refused, with the first layer that differs or the model's own error. Padding on
+both sides, packed sequences and two generated tokens on a static cache are tried where the model takes them. Results
+are kept for as long as the model lives.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import PreTrainedModel
+
+from subquad.hf.doors import AnyModel, transformers_model
+from subquad.hf.example_inputs import example_inputs
+from subquad.hf.layers import NAME, Layer, inspect_layers, serving_decoders
+from subquad.hf.trial import Run, Seen, own_run, recorded_run, same_outputs, trial_run
+
+Inputs = Mapping[str, Any]
+
+_ON_CACHE = "generating on a static cache"
+_KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[str, list[Layer]]] = WeakKeyDictionary()
+
+
+def find_layers(model: AnyModel, *, inputs: Inputs | None = None) -> list[Layer]:
+    """All attention layers of a model that go through transformers' attention interface, in the model's order.
+
+    Args:
+        model: any transformers model, or what holds one.
+        inputs: a small batch for the trial, where subquad cannot make one for this architecture.
+
+    Raises:
+        TypeError: no transformers model, and not what holds one.
+        ValueError: the model, or a part of it, computes attention in its own way, or its attention is not the same
+            through subquad's boundary; says where and why.
+    """
+    model = transformers_model(model)
+    layers = inspect_layers(model)
+    if getattr(model, "declares_attention", False):
+        return layers
+    mark = _mark(model, layers)
+    known = _KNOWN.get(model)
+    if known is not None and known[0] == mark and inputs is None:
+        return known[1]
+    found = serving_decoders(_tried(model, layers, inputs))
+    _KNOWN[model] = (mark, found)
+    return found
+
+
+def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> list[Layer]:
+    """The layers as trials of the model, and of the parts of it that its inputs do not reach, show them."""
+    seen = _try(model, layers, inputs)
+    for part in model.modules():
+        missing = {layer.module for layer in layers} - seen.keys()
+        if not missing:
+            break
+        if isinstance(part, PreTrainedModel) and part is not model and missing & set(part.modules()):
+            try:
+                batch = example_inputs(part)
+                own_run(part, partial(_forward, batch))
+            except Exception:  # this part does not run alone
+                continue
+            seen |= _try(part, layers, batch)
+    return [_as_seen(layer, seen.get(layer.module)) for layer in layers]
+
+
+def _as_seen(layer: Layer, seen: Seen | None) -> Layer:
+    if seen is None:
+        return layer
+    cross = layer.cross or seen.cross
+    return replace(
+        layer,
+        cross=cross,
+        causal=seen.causal and not cross,
+        window=seen.window,
+        biased=seen.biased,
+        sizes=seen.sizes,
+        beside_softmax=seen.beside_softmax,
+        reason=seen.reason,
+    )
+
+
+def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> dict[Any, Seen]:
+    """What each layer that was reached does; ValueError where the model is not the same through the boundary."""
+    name = type(model).__name__
+    runs: list[tuple[str, Run]] = _runs(model) if inputs is None else [("as given", partial(_forward, inputs))]
+    seen: dict[Any, Seen] = {}
+    for number, (how, run) in enumerate(runs):
+        try:
+            own = own_run(model, run)
+            calls = recorded_run(model, run, on_cache=how == _ON_CACHE)
+        except Exception as error:
+            if number:  # a model that does not take such inputs
+                continue
+            raise ValueError(
+                f"{name} does not run on the inputs that subquad made to try it ({_one_line(error)}); give a small "
+                "batch of your own: sq.hf.swap(model, method, inputs=batch)"
+            ) from error
+        for call in calls:
+            seen[call.module] = call.seen(seen.get(call.module))
+        tried = [_as_seen(layer, seen.get(layer.module)) for layer in layers]
+        if any(layer.reason for layer in tried):  # said for each layer, when a method is put into it
+            continue
+        try:
+            outputs = trial_run(model, tried, run, calls)
+        except Exception as error:
+            raise ValueError(f"{name} cannot run on subquad's attention: {_one_line(error)} (tried {how})") from error
+        if all(call.defined for call in calls) and not same_outputs(own, outputs, model.dtype):
+            raise ValueError(
+                f"{name} gives other outputs with its attention behind subquad's boundary, though each layer's "
+                "attention is the same: a part of it depends on the attention implementation"
+            )
+    return seen
+
+
+def _runs(model: PreTrainedModel) -> list[tuple[str, Run]]:
+    """What to try: first what the model must take, then what not every model does."""
+    if model.device.type == "meta":
+        raise ValueError(f"{type(model).__name__} is on the meta device; load its weights before swapping")
+    plain, left = example_inputs(model), None
+    runs: list[tuple[str, Inputs]]
+    try:
+        runs = [("with padding on the right", example_inputs(model, padding="right"))]
+        left = example_inputs(model, padding="left")
+        runs.append(("with padding on the left", left))
+    except ValueError:
+        runs = [("without padding", plain)]
+    ids = plain.get("input_ids")
+    if ids is not None and ids.shape[1] > 3 and "decoder_input_ids" not in plain:
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        positions = torch.where(positions < 3, positions, positions - 3).expand(ids.shape)
+        packed = {key: value for key, value in plain.items() if key != "attention_mask"}
+        runs.append(("with packed sequences", packed | {"position_ids": positions, "use_cache": False}))
+    tried: list[tuple[str, Run]] = [(how, partial(_forward, batch)) for how, batch in runs]
+    if model.can_generate():
+        prompt = plain if model.config.is_encoder_decoder or left is None else left
+        prompt = {key: value for key, value in prompt.items() if not key.startswith("decoder_")}
+        tried.append((_ON_CACHE, partial(_generate, prompt)))
+    return tried
+
+
+def _forward(batch: Inputs, model: PreTrainedModel) -> Any:
+    return model(**batch)
+
+
+def _generate(prompt: Inputs, model: PreTrainedModel) -> Any:
+    """Two tokens, of which the second is a step on the cache that the first filled."""
+    length = {"max_new_tokens": 2, "min_new_tokens": 2}
+    return model.generate(**prompt, **length, do_sample=False, cache_implementation="static", disable_compile=True)
+
+
+def _mark(model: PreTrainedModel, layers: list[Layer]) -> str:
+    """What a trial's result holds for: these layers under this config."""
+    config = {key: value for key, value in model.config.to_dict().items() if key != NAME}
+    return json.dumps([[layer.name for layer in layers], config], default=str, sort_keys=True)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if not isinstance(error, ValueError) else text[:400]

@@ -1,0 +1,364 @@
+"""Runs of a model on small inputs with every call of its attention written down, or held against what was."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
+
+from subquad.hf.boundary import attend, make_mask
+from subquad.hf.handed import ALMOST_NOTHING
+from subquad.hf.layers import NAME, Attached, Layer
+from subquad.hf.patterns import Pattern, read_pattern
+from subquad.hf.saved import configs_of
+from subquad.masks import Mask
+from subquad.methods import Bound, Full
+
+RECORDED, TRIED = "subquad_recorded", "subquad_tried"
+ORIGINAL = "_subquad_before"  # on a swapped model: (config, its attention implementation) before the swap
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a layer was seen to do."""
+
+    sizes: tuple[int, int, int]
+    cross: bool
+    causal: bool
+    window: int | None
+    biased: bool
+    beside_softmax: tuple[str, ...]
+    reason: str | None
+
+
+@dataclass
+class CallRecord:
+    """One call of a layer's own attention. `allowed` (B|1,H|1,N,M) is who may see whom, `out` (B,N,H,E) the result."""
+
+    module: nn.Module
+    sizes: tuple[int, int, int]
+    lengths: tuple[int, int]
+    allowed: Tensor
+    pattern: Pattern | None  # of the mask function; None where the mask came from elsewhere, or there was none
+    reason: str | None  # why the mask function is not understood
+    biased: bool
+    beside_softmax: tuple[str, ...]
+    out: Tensor
+    on_cache: bool
+
+    @property
+    def defined(self) -> bool:
+        """Whether every query sees a key."""
+        return bool(self.allowed.any(-1).all())
+
+    def seen(self, before: Seen | None) -> Seen:
+        """What this call, and those before it, say of the layer. A step on a cache says only what it does not know."""
+        if before is not None and self.on_cache:
+            return replace(before, reason=before.reason or self.reason)
+        N, M = self.lengths
+        later = self.allowed.expand(*self.allowed.shape[:2], N, M).triu(1)
+        causal = self.pattern.causal if self.pattern is not None else N == M > 1 and not bool(later.any())
+        window = None if self.pattern is None else self.pattern.window
+        now = Seen(self.sizes, N != M, causal, window, self.biased, self.beside_softmax, self.reason)
+        if before is None:
+            return now
+        reason = before.reason or now.reason
+        if (before.causal, before.window) != (now.causal, now.window):
+            reason = reason or "this layer sees other keys from one call to the next (causal or not, or another window)"
+        return replace(
+            now,
+            cross=before.cross or now.cross,
+            biased=before.biased or now.biased,
+            beside_softmax=now.beside_softmax or before.beside_softmax,
+            reason=reason,
+        )
+
+
+@dataclass
+class _Recorder:
+    originals: dict[int, str]  # id of a config → its attention implementation
+    on_cache: bool
+    calls: list[CallRecord] = field(default_factory=list)
+    masks: dict[int, tuple[Tensor, Pattern | None, str | None]] = field(default_factory=dict)  # by storage
+
+
+_RECORDER: ContextVar[_Recorder] = ContextVar("recorder")
+
+
+Run = Callable[[PreTrainedModel], Any]  # a forward pass, or a generation
+
+
+def own_run(model: PreTrainedModel, run: Run) -> Any:
+    """Run the model as it is."""
+    with undisturbed(model):
+        return run(model)
+
+
+def recorded_run(model: PreTrainedModel, run: Run, *, on_cache: bool = False) -> list[CallRecord]:
+    """Run the model's own attention and masks, and write every call down. `on_cache`: the run fills a cache."""
+    recorder = _Recorder({id(config): own for config, own in originals(model)}, on_cache)
+    token = _RECORDER.set(recorder)
+    try:
+        with undisturbed(model), running(model, RECORDED):
+            run(model)
+    finally:
+        _RECORDER.reset(token)
+    return recorder.calls
+
+
+def _record_mask(*args: Any, mask_function: Any = None, config: Any = None, **options: Any) -> Tensor | None:
+    recorder = _RECORDER.get()
+    pattern, reason = None, None
+    try:
+        pattern = read_pattern(mask_function)
+    except ValueError as error:
+        reason = str(error)
+    options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    make = eager_mask if recorder.originals.get(id(config)) == "eager" else sdpa_mask
+    mask = make(*args, mask_function=mask_function, **options)
+    recorder.masks[mask.untyped_storage().data_ptr()] = (mask, pattern, reason)
+    return mask
+
+
+def _record_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Any]:
+    recorder = _RECORDER.get()
+    own = recorder.originals.get(id(getattr(module, "config", None)), "sdpa")
+    out, weights = _own_function(module, own)(module, query, key, value, attention_mask, **options)
+    allowed = _allowed(module, query, key, attention_mask, options.get("is_causal"), own)
+    none = (None, None, None)
+    where = none if attention_mask is None else recorder.masks.get(attention_mask.untyped_storage().data_ptr(), none)
+    extras = {"capped logits": options.get("softcap"), "sinks": options.get("s_aux", options.get("sinks"))}
+    recorder.calls.append(
+        CallRecord(
+            module,
+            (query.shape[1], key.shape[1], query.shape[3]),
+            (query.shape[2], key.shape[2]),
+            allowed,
+            where[1],
+            where[2],
+            options.get("position_bias") is not None,
+            tuple(name for name, given in extras.items() if given is not None),
+            out,
+            recorder.on_cache,
+        )
+    )
+    return out, weights
+
+
+def _own_function(module: nn.Module, own: str) -> Any:
+    """The attention function that the module calls under its own implementation."""
+    if own == "eager":
+        return inspect.unwrap(type(module).forward).__globals__.get("eager_attention_forward", sdpa_attention_forward)
+    return sdpa_attention_forward
+
+
+def _allowed(
+    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool | None, own: str
+) -> Tensor:
+    """Who may see whom by a mask as transformers reads it, bool (B|1,H|1,N,M)."""
+    N, M = query.shape[2], key.shape[2]
+    if mask is not None:
+        return mask if mask.dtype == torch.bool else mask > ALMOST_NOTHING
+    everything = torch.ones(1, 1, N, M, dtype=torch.bool, device=query.device)
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    return everything.tril() if own != "eager" and causal and N > 1 else everything
+
+
+# ---------------------------------------------------------------------- the trial
+
+
+_HANDING_ON = {"__getitem__", "__get__", "size", "dim", "to", "as_subclass", "is_floating_point", "contiguous"}
+
+
+class _Handed(Tensor):
+    """The mask of the trial. The model's own code may hand it on, and cut off what is not needed, but nothing else."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if name not in (
+            "__getitem__",
+            "__get__",
+            "size",
+            "dim",
+            "to",
+            "as_subclass",
+            "is_floating_point",
+            "contiguous",
+        ):
+            raise ValueError(
+                f"its own code computes with the attention mask ({name}{_caller()}), which it would misread"
+            )
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def _caller() -> str:
+    """In which module the mask is used."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            return f" in {type(owner).__name__}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+class _Compared(Attached):
+    """Exact attention in one layer, each call held against the recorded one that comes next."""
+
+    expected: Iterator[CallRecord]
+    comparable: bool  # whether every query sees a key: what others get is anybody's choice, and goes on from there
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        out = super().forward(query, key, value, **options)
+        self._compare(query, key, options["mask"], options.get("real"), out)
+        return out
+
+    def exactly(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        out = super().exactly(query, key, value, **options)
+        self._compare(query, key, options["mask"], options.get("real"), out)
+        return out
+
+    def _compare(self, query: Tensor, key: Tensor, mask: Mask, real: Tensor | None, out: Tensor) -> None:
+        N, M = query.shape[2], key.shape[2]
+        call = next(self.expected, None)
+        if call is None or call.lengths != (N, M):
+            raise ValueError(
+                f"layer {self.label} attends at other times, or to other keys, than with its own attention"
+            )
+        mask = mask if real is None else mask & Mask.padding(keys=real)
+        seen = mask.to_dense(N, M, query.device)
+        if bool(((seen != call.allowed) & call.allowed.any(-1, keepdim=True)).any()):
+            raise ValueError(f"layer {self.label} would see other keys than with the model's own mask")
+        if not self.comparable:
+            return
+        have, want = out.transpose(1, 2).float(), call.out.float()
+        if not bool((have - want).abs().max() <= tolerance(out.dtype) * want.abs().max()):
+            raise ValueError(
+                f"layer {self.label} computes more than softmax attention from its queries, keys and values"
+            )
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far equal attention may differ, relative to its largest value: an order of magnitude above rounding."""
+    return 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
+
+
+def trial_run(model: PreTrainedModel, layers: list[Layer], run: Run, calls: list[CallRecord]) -> Any:
+    """Run the model with exact attention through the boundary; ValueError at the first call that differs."""
+    before = {layer.module: layer.module._modules.get(NAME) for layer in layers}
+    of_module: dict[nn.Module, list[CallRecord]] = {}
+    for call in calls:
+        of_module.setdefault(call.module, []).append(call)
+    try:
+        for layer in layers:
+            if layer.module in of_module:
+                heads, kv_heads, width = layer.sizes  # type: ignore[misc]
+                attached = _Compared(layer, Bound(Full(), heads=heads, kv_heads=kv_heads, head_dim=width))
+                attached.expected = iter(of_module[layer.module])
+                attached.comparable = all(call.defined for call in calls)
+                layer.module.add_module(NAME, attached.eval())
+        with undisturbed(model), running(model, TRIED):
+            return run(model)
+    finally:
+        for module, attached_before in before.items():
+            module._modules.pop(NAME, None)
+            if attached_before is not None:
+                module.add_module(NAME, attached_before)
+
+
+def _tried_mask(*args: Any, **options: Any) -> Tensor:
+    return make_mask(*args, **options).as_subclass(_Handed)
+
+
+def _tried_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    if isinstance(attention_mask, _Handed):
+        attention_mask = attention_mask.as_subclass(Tensor)
+    return attend(module, query, key, value, attention_mask, **options)
+
+
+def same_outputs(own: Any, other: Any, dtype: torch.dtype) -> bool:
+    """Whether two results of a model agree in all their floating-point tensors."""
+    limit = 1e-2 if dtype in (torch.float32, torch.float64) else 0.25
+    for a, b in zip(_tensors(own), _tensors(other), strict=True):
+        if a.shape != b.shape or not bool((a.float() - b.float()).abs().max() <= limit * a.abs().max().float()):
+            return False
+    return True
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result] if result.is_floating_point() and result.numel() and bool(result.isfinite().all()) else []
+    if isinstance(result, Mapping):
+        result = list(result.values())
+    return [t for x in result for t in _tensors(x)] if isinstance(result, list | tuple) else []
+
+
+# ---------------------------------------------------------------------- the model, left as it was
+
+
+def originals(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
+    """Every config in the model, outermost first, with the attention implementation that the model has of its own."""
+    swapped = {id(config): own for module in model.modules() for config, own in getattr(module, ORIGINAL, [])}
+    found = [(config, swapped.get(id(config), config._attn_implementation)) for config in configs_of(model)]
+    return [(config, "sdpa" if own in (NAME, None) else own) for config, own in found]
+
+
+@contextmanager
+def running(model: nn.Module, implementation: str) -> Iterator[None]:
+    """All of the model on one attention implementation."""
+    before = [(config, config._attn_implementation) for config, _ in originals(model)]
+    try:
+        for config, _ in before:
+            config._attn_implementation = implementation
+        yield
+    finally:
+        for config, own in before:
+            config._attn_implementation = own
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode on its own attention; its modes and torch's random numbers come back afterwards.
+
+    What transformers would say to a user who runs the model on such inputs is not said.
+    """
+    verbosity = transformers.logging.get_verbosity()
+    modes = {module: module.training for module in model.modules()}
+    before = [(config, config._attn_implementation) for config, _ in originals(model)]
+    try:
+        transformers.logging.set_verbosity_error()
+        for config, own in originals(model):
+            config._attn_implementation = own
+        model.eval()
+        devices = [model.device] if getattr(model, "device", torch.device("cpu")).type == "cuda" else []
+        with torch.random.fork_rng(devices), torch.no_grad():
+            torch.manual_seed(0)
+            yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+        for config, name in before:
+            config._attn_implementation = name
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def register_trials() -> None:
+    """Tell transformers about the two implementations that trials run on."""
+    AttentionInterface.register(RECORDED, _record_attention)
+    AttentionMaskInterface.register(RECORDED, _record_mask)
+    AttentionInterface.register(TRIED, _tried_attention)
+    AttentionMaskInterface.register(TRIED, _tried_mask)

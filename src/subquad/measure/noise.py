@@ -1,0 +1,122 @@
+"""What the noise of a run is, and which speed-ups stand clear of it.
+
+Exact attention is timed twice in each round: before all methods, and once more after them. The two are the same call,
+so whatever differs between them is noise, and no method is timed farther from exact attention than they are from each
+other.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Literal, NamedTuple, TypedDict, TypeVar
+
+Verdict = Literal["faster", "slower", "within the noise"]
+Key = TypeVar("Key")
+
+AGAIN = "full, again"  # what exact attention's second timing goes by: no method's name has a space
+TIE = 1.02  # a ratio nearer to 1 is a tie however steady it is: the next run lays out memory anew
+SPREAD = 1.05  # of exact attention against itself, from which on a machine is busy
+SHARE = 0.1  # of the processors' time that other processes use, from which on a machine is busy
+
+
+class Interval(NamedTuple):
+    """Between which two numbers something lies."""
+
+    low: float
+    high: float
+
+
+class Load(TypedDict):
+    """What else the machine did during a run."""
+
+    others: float | None  # share of all processors' time that other processes used; None where the system does not say
+    average: float | None  # the load average of the minute before the run
+    cores: int
+
+
+class Noise(TypedDict):
+    """How noisy a run was, and what to say of it."""
+
+    load: Load
+    busy: bool
+    says: str
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The 95 % confidence interval of the median, by order statistics (that of the sign test).
+
+    It assumes nothing about the distribution and is robust against outliers: the median lies between the d-th of n
+    values from below and the d-th from above with probability 1 − 2·P(Binomial(n, 1/2) < d). With fewer than six values
+    even the whole range covers less: 75 % with three.
+    """
+    ordered, count = sorted(values), len(values)
+    below = accumulate(math.comb(count, d) / 2**count for d in range((count + 1) // 2))  # P(at most d are below)
+    outside = max(sum(p <= 0.025 for p in below) - 1, 0)
+    return Interval(ordered[outside], ordered[-1 - outside])
+
+
+def against_itself(ratios: Sequence[float]) -> float:
+    """How far from 1 the ratio of two timings of the same call may come, as a factor ≥ 1.
+
+    `ratios` are those of exact attention's two times in each round. The result is the farther end of their `interval`:
+    1.03 means that a speed-up of 1.03× or 0.97× may be noise.
+    """
+    low, high = interval(ratios)
+    return max(high, 1 / low)
+
+
+def at_least_typical(factors: Mapping[Key, float]) -> dict[Key, float]:
+    """Factors of several lengths, each raised to the median of all: a few rounds may agree by chance."""
+    if not factors:
+        return {}
+    typical = statistics.median(factors.values())
+    return {key: max(factor, typical) for key, factor in factors.items()}
+
+
+def verdict(speedup: float, samples: Sequence[float], noise: float) -> Verdict:
+    """Whether a speed-up is clear of the noise.
+
+    It is, where it is farther from 1 than exact attention comes from itself (`noise`, and never less than `TIE`) and
+    the `interval` of the samples that it is the median of lies on one side of 1.
+    """
+    low, high = interval(samples)
+    least = max(noise, TIE)
+    if speedup > least and low > 1:
+        return "faster"
+    return "slower" if speedup < 1 / least and high < 1 else "within the noise"
+
+
+def noise_of(load: Load, factors: Sequence[float]) -> Noise:
+    """Whether the machine was busy, and a sentence or two on what that means and what to do.
+
+    `factors` are those of `against_itself`, one for each length.
+    """
+    busy = (load["others"] or 0.0) > SHARE or (bool(factors) and statistics.median(factors) > SPREAD)
+    if load["others"] is None and load["average"] is not None:
+        busy = busy or load["average"] > SHARE * load["cores"]
+    facts = "; ".join(_facts(load, factors)) or "nothing is known of its load"
+    if not busy:
+        return {"load": load, "busy": False, "says": f"Noise: {facts}."}
+    advice = (
+        "Every time and speed-up here is uncertain, because other work does not slow all methods alike; figures of "
+        "quality are not affected. Repeat the command on an idle machine before you rely on a speed-up."
+    )
+    return {"load": load, "busy": True, "says": f"The machine was busy: {facts}. {advice}"}
+
+
+def _facts(load: Load, factors: Sequence[float]) -> list[str]:
+    said = []
+    if factors:
+        typical, most = (_percent(factor - 1) for factor in (statistics.median(factors), max(factors)))
+        said.append(f"exact attention timed against itself differs by up to {most} ({typical} at half of the lengths)")
+    if load["others"] is not None:
+        said.append(f"other processes used {_percent(load['others'])} of the processors' time")
+    if load["average"] is not None:
+        cores = f"{load['cores']} core{'' if load['cores'] == 1 else 's'}"
+        said.append(f"the load average before the run was {load['average']:.1f} on {cores}")
+    return said
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share < 0.095 else f"{100 * share:,.0f} %"

@@ -1,0 +1,129 @@
+"""What a model's folder or hub id gives: config, weights, tokenizer; each way to fail in one line.
+
+Nothing of a folder is run: its own code is refused, and pickles are read as plain tensors (`weights_only`).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from subquad.data.files import exists, is_folder, read_json
+from subquad.errors import InputError
+
+Pooling = Literal["mean", "cls"]
+
+# What the config of sentence-transformers' pooling calls each way; several may be true, and are then joined.
+_MODES = "pooling_mode_"
+_MEAN, _CLS = "pooling_mode_mean_tokens", "pooling_mode_cls_token"
+
+
+def check_place(where: str) -> None:
+    """InputError where a model cannot be under this name: no folder, no hub id."""
+    if not where.strip() or not where.isprintable():
+        raise InputError(f"no model {where!r}: give a hub id or a folder")
+    path = Path(where)
+    if exists(path):
+        if not is_folder(path):
+            raise InputError(f"no model at {where}: it is a file; give the folder that it is in")
+        if not exists(path / "config.json"):
+            raise InputError(f"no model in the folder {where}: it has no config.json")
+        return
+    if where.startswith((".", "/", "~")) or where.count("/") > 1:
+        raise InputError(f"no model at {where}: there is no such folder")
+
+
+def read_config(where: str) -> Any:
+    """The config of a model, whose fields that everything else depends on have the right types.
+
+    Raises:
+        InputError: there is none, it is damaged, or the model needs code of its own.
+    """
+    import transformers
+
+    check_place(where)
+    file = Path(where) / "config.json"
+    given = read_json(file) if exists(file) else called(transformers.PretrainedConfig.get_config_dict, where)[0]
+    if not isinstance(given, dict):
+        raise InputError(f"{where}: its config.json must be an object with named fields, not a {type(given).__name__}")
+    _refuse_own_code(where, "config.json", given)
+    named = given.get("architectures")
+    if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
+        raise InputError(f"{where}: 'architectures' in its config.json must be a list of names, not {named!r}")
+    return from_pretrained(transformers.AutoConfig, where)
+
+
+def read_tokenizer(where: str) -> Any:
+    """The tokenizer of a model; InputError where there is none, or where it needs code of its own."""
+    import transformers
+
+    tokenizer = from_pretrained(transformers.AutoTokenizer, where)
+    _refuse_own_code(where, "tokenizer_config.json", tokenizer.init_kwargs)
+    return tokenizer
+
+
+def read_model(auto: Any, where: str) -> tuple[Any, dict[str, Any]]:
+    """A model by one of transformers' auto classes, and which weights the file lacks, has beside, or has otherwise."""
+    return from_pretrained(
+        auto,
+        where,
+        attn_implementation="eager",  # a config may name one that transformers would fetch, or that is not here
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused by name
+    )
+
+
+def from_pretrained(auto: Any, where: str, **options: Any) -> Any:
+    """`auto.from_pretrained` that never runs a folder's own code, with one line for all that it raises."""
+    return called(auto.from_pretrained, where, trust_remote_code=False, **options)
+
+
+def called(load: Any, where: str, **options: Any) -> Any:
+    """Call a loader of transformers; its many ways to fail in one line."""
+    try:
+        return load(where, **options)
+    except Exception as error:  # transformers, safetensors and the hub client raise kinds of their own
+        reason = " ".join(
+            next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).split()
+        )
+        reason += "" if exists(Path(where)) else f" (and there is no folder {where!r} here)"
+        what = getattr(load, "__self__", load).__name__.removeprefix("Auto").removeprefix("PreTrained").lower()
+        raise InputError(f"cannot load {what} from {where!r}: {reason}") from error
+
+
+def pooling_of(where: str) -> Pooling:
+    """How sentence-transformers pools this model, where its folder says so; else the mean.
+
+    Raises:
+        InputError: a damaged file, or a way of pooling that is neither the mean nor the first token.
+    """
+    from transformers.utils import cached_file
+
+    found = called(cached_file, where, filename="1_Pooling/config.json", _raise_exceptions_for_missing_entries=False)
+    if found is None:
+        return "mean"
+    file = Path(found)
+    given = read_json(file)
+    if not isinstance(given, dict):
+        raise InputError(f"{file} must be an object with named fields, not a {type(given).__name__}")
+    named = given.get("pooling_mode")
+    if named is not None:
+        chosen = list(map(str, named)) if isinstance(named, list) else [str(named)]
+    else:
+        modes = {name: value for name, value in given.items() if name.startswith(_MODES)}
+        for name, value in modes.items():
+            if not isinstance(value, bool):
+                raise InputError(f"{file}: {name!r} must be true or false, not {value!r}")
+        chosen = [name for name, value in modes.items() if value]
+    ways: dict[str, Pooling] = {_MEAN: "mean", _CLS: "cls", "mean": "mean", "cls": "cls"}
+    if len(chosen) != 1 or chosen[0] not in ways:
+        how = " and ".join(name.removeprefix(_MODES) for name in chosen) or "nothing"
+        raise InputError(f"{file} pools {how}, but the mean of the tokens or the first one (cls) can be read here")
+    return ways[chosen[0]]
+
+
+def _refuse_own_code(where: str, file: str, given: Mapping[str, Any]) -> None:
+    if given.get("auto_map"):
+        raise InputError(
+            f"{where} asks to run code of its own ('auto_map' in its {file}), which is never done here; if "
+            "transformers has this architecture too, remove 'auto_map' from a copy of the folder"
+        )

@@ -1,0 +1,1 @@
+"""Every model type of transformers, small: its own attention against subquad's."""
