@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 import subquad as sq
+from subquad.files import write
 from subquad.measure.timing import interleaved
 from subquad.ops import native
 from subquad.ops.causal_product import causal_product
@@ -162,7 +163,7 @@ def main():
     text = report(given.lengths, given.repeats, given.gflops * given.threads)
     print(text)
     if given.out:
-        given.out.write_text(text)
+        write(given.out, text)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import subquad as sq
+from subquad.files import write
 from subquad.measure.fidelity import relative_error
 from subquad.measure.timing import Cost, cost, interleaved
 from subquad.ops.backends import chosen_backend
@@ -284,7 +285,7 @@ def main(
         results[length] = measure([*OURS, *found], length, repeats)
         show(console, length, results[length])
         if out is not None:  # after each length: what is there stays if a later one is interrupted
-            out.write_text(markdown(results, absent, repeats), "utf-8")
+            write(out, markdown(results, absent, repeats))
     versions = {one.package: installed(one.package) for one in (*OURS, *found)}
     packages = ", ".join(f"{name} {number}" for name, number in versions.items())
     below = [*LEGEND, f"{packages}; subquad's backend: {chosen_backend()}"]

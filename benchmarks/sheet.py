@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from subquad.files import write
 from subquad.measure.timing import Effort, until_steady
 from subquad.workflows import machine
 from subquad.workflows.bench_calls import Load
@@ -76,4 +77,4 @@ def publish(title: str, parts: Sequence[str], out: Path | None, dtype: str = "fp
     text = "\n\n".join([f"# {title}", *parts, facts]) + "\n"
     print(text)
     if out is not None:
-        out.write_text(text, encoding="utf-8")
+        write(out, text)

@@ -13,6 +13,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 import subquad as sq
+from subquad.files import write
 from subquad.training.settings import ModelSettings, TrainingSettings
 from subquad.training.tasks import TASKS, Task
 
@@ -183,4 +184,4 @@ def generated() -> dict[Path, str]:
 
 if __name__ == "__main__":
     for path, text in generated().items():
-        path.write_text(text, "utf-8")
+        write(path, text)

@@ -180,5 +180,5 @@ def _reason(error: Exception) -> OSError | None:
         if os.strerror(number) in text or f"os error {number}" in text:
             return OSError(number, os.strerror(number))
     if "PytorchStreamWriter" in text or "inline_container" in text:  # it does not tell why
-        return OSError(errno.EIO, "it could not be written to the end")
+        return OSError(errno.ENOSPC, "it could not be written to the end (is the disk full?)")
     return None

@@ -73,8 +73,9 @@ def calibrate(
 def _check_free(out: Path) -> None:
     """InputError where something lies in the folder that the adapter would replace."""
     from subquad.errors import InputError
+    from subquad.workflows.store import begun_in
 
     if (out / "adapter.json").exists():
         raise InputError(f"{out} holds an adapter already: use it, remove it, or give another folder with --out")
-    if (out / "README.md").exists():
+    if (out / "README.md").exists() and not begun_in(out):  # else it is the card of a run that was cut off
         raise InputError(f"{out} has a README.md, which the adapter's card would replace; give another folder")

@@ -78,6 +78,11 @@ class Store:
                 progress.rmdir()
 
 
+def begun_in(folder: Path) -> bool:
+    """Whether a run was begun in this folder, and its units are not cleared yet."""
+    return (folder / PROGRESS / MARK).is_file()
+
+
 def _claim(progress: Path) -> None:
     """Mark a `.progress` folder as ours; InputError where there is one that is not."""
     if (progress / MARK).is_file() and not progress.is_symlink():

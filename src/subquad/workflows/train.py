@@ -16,7 +16,7 @@ from subquad.report.files import as_json, write_files
 from subquad.report.training_card import training_card
 from subquad.training import processes
 from subquad.training.callbacks import Progress
-from subquad.training.checkpoints import newest_step
+from subquad.training.checkpoints import discard_unsealed, newest_step
 from subquad.training.run import Outcome, train
 from subquad.training.same_data import DATA
 from subquad.training.settings import Settings, read_toml
@@ -150,6 +150,7 @@ def _release(out: Path) -> None:
     shutil.rmtree(out / "tensorboard", ignore_errors=True)
     (out / DATA).unlink(missing_ok=True)
     (out / SETTINGS).unlink()
+    discard_unsealed(out)
     files.remove_parts(out)
     if not any(out.iterdir()):
         out.rmdir()

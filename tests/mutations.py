@@ -1,0 +1,208 @@
+"""Damage files that are read again, thousands of times: each time it is refused in one line, or changes nothing.
+
+    python -m tests.mutations --count 1000 --seed 0
+
+Of every file: so many flipped bits, so many truncations, so many deleted bytes (or one of each place, where it has
+fewer). What reads it is what the commands read it with.
+"""
+
+import argparse
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import subquad as sq
+from subquad import files, seals
+from subquad.errors import InputError
+from subquad.experiments.base import Cell
+from subquad.experiments.run import _read as read_cell
+from subquad.training import checkpoints, same_data
+from subquad.training.run import train
+from subquad.workflows import calibrate
+from subquad.workflows.store import Store
+from tests.training.small import Killed, killed_at, small
+from tests.workflows import tiny
+
+KINDS = ("bit flips", "truncations", "byte deletions")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file, and what reads it: everything that a run takes from it, to be compared."""
+
+    path: Path
+    read: Callable[[], Any]
+
+
+def adapter(at: Path) -> Iterator[Target]:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+    model = transformers.BertModel(transformers.BertConfig(**sizes, num_hidden_layers=2, max_position_embeddings=64))
+    sq.hf.swap(model, "lha:buckets=3,hidden=8")
+    record = {"steps": 40, "history": [{"step": 0, "layers": {"0": {"utility": 0.25}}}], "ended": "all steps done"}
+    sq.hf.save_adapter(model, at, record=record, card="# card")
+
+    def read() -> Any:
+        found = sq.hf.read_adapter(at)
+        return found.methods, found.model, found.record, found.tensors
+
+    yield Target(at / "adapter.json", read)
+    yield Target(at / "adapter.safetensors", read)
+
+
+def calibration(at: Path) -> Iterator[Target]:
+    """The checkpoint that an interrupted calibration goes on from."""
+    text = at / "text.txt"
+    tiny.save("bert", at / "bert")
+    text.write_text("\n".join(tiny.documents()))
+    settings = calibrate.Settings("lha:buckets=3,hidden=8", (text,), str(at / "bert"), steps=60, max_length=48)
+    trainers: list[Any] = []
+
+    class Remembered(calibrate.Trainer):
+        def run(self, checkpoint: Path, progress: Any) -> None:
+            trainers.append((self, checkpoint))
+            super().run(checkpoint, progress)
+
+    original, calibrate.Trainer = calibrate.Trainer, Remembered  # type: ignore[misc]
+    try:
+        calibrate.calibrate(settings, at / "out", killed_at(55))
+    except Killed:
+        pass
+    finally:
+        calibrate.Trainer = original  # type: ignore[misc]
+    trainer, checkpoint = trainers[0]
+
+    def read() -> Any:
+        trainer._restore(checkpoint)
+        state = {name: getattr(trainer, name) for name in ("step", "stale", "ended", "history", "best", "seconds")}
+        return state, [b.state_dict() for b in trainer.bounds.values()], trainer.optimizer.state_dict()
+
+    yield Target(checkpoint, read)
+
+
+def training(at: Path) -> Iterator[Target]:
+    """All files of the checkpoint that an interrupted training goes on from, and what it knows of its data."""
+    with suppress(Killed):
+        train(small(), at, progress=killed_at(17))
+    checkpoint = checkpoints.checkpoint_at(at, 16)
+    sealed = sorted(path for path in checkpoint.iterdir() if path.is_file() and path.name != checkpoints.SEAL)
+
+    def read() -> Any:
+        found = checkpoints.newest(at)
+        return found, [path.read_bytes() for path in sealed]
+
+    for path in (*sealed, checkpoint / checkpoints.SEAL):
+        yield Target(path, read)
+    yield Target(at / same_data.DATA, lambda: same_data._read(at / same_data.DATA))
+
+
+def store(at: Path) -> Iterator[Target]:
+    """A unit of compare, inspect or bench."""
+    kept = Store(at, {"model": "tiny", "seed": 0})
+    result = {"full": {"seconds": 0.125, "output": [0.5, -1.25, 3e-9]}, "lha": {"extra_mib": None, "output": [1, 2]}}
+    kept.get("stretch/96/0", lambda: result)
+    yield Target(next(kept.folder.glob("*.json")), lambda: kept.get("stretch/96/0", _not_again))
+
+
+def _not_again() -> Any:
+    raise AssertionError("the unit was there, and is measured again")
+
+
+def cell(at: Path) -> Iterator[Target]:
+    """A cell of reproduce, and the tensors that it left for others."""
+    one = Cell("full seed=0", lambda context: {})
+    content = {"cell": one.key, "result": {"accuracy": 0.8125, "losses": [[10, 2.5], [20, 1.25]]}, "seconds": 3.25}
+    files.write(at / "cell.json", seals.sealed_json(content))
+    yield Target(at / "cell.json", lambda: read_cell(at / "cell.json", one))
+    seals.save(at / "vectors.pt", {"train": torch.randn(20, 8), "test": torch.randn(5, 8)})
+    yield Target(at / "vectors.pt", lambda: seals.load(at / "vectors.pt", "remove it"))
+
+
+SETS = {"adapter": adapter, "calibrate": calibration, "train": training, "compare": store, "reproduce": cell}
+
+
+def damaged(data: bytes, kind: str, draw: random.Random) -> bytes:
+    """The file's bytes with one mutation of a kind."""
+    place = draw.randrange(len(data))
+    if kind == "bit flips":
+        return data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :]
+    return data[:place] if kind == "truncations" else data[:place] + data[place + 1 :]
+
+
+def outcome(target: Target, wanted: Any) -> str:
+    """What becomes of a damaged file: refused in one line, the same after all, silently another, or a traceback."""
+    try:
+        found = target.read()
+    except InputError as error:
+        return "refused" if "\n" not in str(error) and str(target.path.parent) in str(error) else f"unclear: {error}"
+    except ValueError as error:  # of `sq.hf`, which the commands turn into an InputError
+        return "refused" if "\n" not in str(error) and str(target.path) in str(error) else f"unclear: {error!r}"
+    except Exception as error:
+        return f"traceback: {type(error).__name__}"
+    return "the same" if same(found, wanted) else "SILENT"
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal bit for bit, types and tensors too."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def campaign(name: str, at: Path, count: int, seed: int = 0) -> dict[tuple[str, str], Counter[str]]:
+    """{(file, kind): how often each outcome}."""
+    found: dict[tuple[str, str], Counter[str]] = {}
+    at.mkdir(parents=True, exist_ok=True)
+    for target in SETS[name](at):
+        whole, wanted = target.path.read_bytes(), copied(target.read())
+        for kind in KINDS:
+            draw, tally = random.Random(f"{seed} {target.path.name} {kind}"), Counter[str]()
+            for _ in range(count):
+                target.path.write_bytes(damaged(whole, kind, draw))
+                tally[outcome(target, wanted)] += 1
+            found[target.path.name, kind] = tally
+        target.path.write_bytes(whole)
+        assert same(target.read(), wanted)
+    return found
+
+
+def copied(value: Any) -> Any:
+    """So that what reads it again does not change it."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    return type(value)(map(copied, value)) if isinstance(value, list | tuple) else value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1000, help="of each kind, of each file")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    totals: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix="subquad-mutations-") as folder:
+        for name in SETS:
+            for (file, kind), tally in campaign(name, Path(folder) / name, given.count, given.seed).items():
+                print(f"{name:<10} {file:<24} {kind:<15} {dict(tally)}", flush=True)
+                totals.update(tally)
+    print(f"{sum(totals.values()):,} mutations: {dict(totals)}")
+    raise SystemExit(0 if set(totals) <= {"refused", "the same"} else 1)
+
+
+if __name__ == "__main__":
+    main()
