@@ -51,7 +51,7 @@ def test_what_is_no_fasta_is_refused(tmp_path, content, message):
 
 
 def test_missing_and_damaged_files_are_named(tmp_path):
-    with pytest.raises(InputError, match=r"no file at .*none\.fa"):
+    with pytest.raises(InputError, match=r"no file or folder at .*none\.fa"):
         read_fasta(tmp_path / "none.fa")
     (tmp_path / "a.fa.gz").write_bytes(b"not gzip")
     with pytest.raises(InputError, match=r"a\.fa\.gz cannot be read"):

@@ -134,8 +134,10 @@ def test_files_of_labels_and_expressions(tmp_path):
     path.write_text("4\t[MAX 4 1 ]\n[MAX 4 1 ]\n")
     with pytest.raises(InputError, match=r"a\.tsv, line 2"):
         list(read_listops(path))
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="no file or folder at"):
         list(read_listops(tmp_path / "none.tsv.gz"))
+    path.write_text("4\t[MAX 4 1 ]\x0c4\t4\n")  # one line: a form feed ends none
+    assert len(list(read_listops(path))) == 1
 
 
 @pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")

@@ -40,7 +40,7 @@ def damaged(tmp_path):
 def bad_inputs(tmp_path):
     (tmp_path / "file").write_text("")
     yield from damaged(tmp_path)
-    yield "cannot read", ["--compare", str(tmp_path / "missing.json")]
+    yield "no file or folder at", ["--compare", str(tmp_path / "missing.json")]
     yield "did you mean 'clustered'", ["--methods", "clusterd"]
     yield "clusters=0, but it must be a whole number ≥ 1", ["--methods", "clustered:clusters=0"]
     yield "no dtype 'int8'; there are float32, bfloat16, float16, float64", ["--dtypes", "float32,int8"]

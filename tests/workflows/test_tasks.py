@@ -78,7 +78,7 @@ def test_examples_of_pairs_are_whole_rows(tmp_path):
     ("banking77", "train.csv", "text,label\na,b\n", "needs the columns"),
     ("movie-reviews", "movie_reviews.zip", "no zip", "not a zip archive"),
     ("sts", "sts.tsv", "a\tb\n", "sentence, sentence, score"),
-    ("retrieval", "retrieval.jsonl", '{"question": "q"}\n', "needs 'question' and 'passage'"),
+    ("retrieval", "retrieval.jsonl", '{"question": "q"}\n', "needs the columns 'question' and 'passage'"),
 ])  # fmt: skip
 def test_malformed_data_is_named(tmp_path, task, file, content, message):
     (tmp_path / file).write_text(content)

@@ -3,6 +3,7 @@
 import typer
 
 from subquad.cli import about, bench, calibrate, compare, inspect, reproduce, train
+from subquad.cli.common import with_plain_words
 
 app = typer.Typer(
     help="Transformer attention for less than N², with an honest account of what it costs in quality.",
@@ -20,7 +21,7 @@ for command in (
     about.methods,
     about.doctor,
 ):
-    app.command()(command)
+    app.command()(with_plain_words(command))
 
 
 def main() -> None:

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from subquad.cli.common import escaped, user_errors
+from subquad.cli.common import user_errors
 from subquad.methods import METHODS, Traits, parse_method
 
 
@@ -42,7 +43,7 @@ def doctor() -> None:
 
     table = Table(box=None, show_header=False)
     for what, found in (machine.versions() | machine.hardware() | machine.backends()).items():
-        table.add_row(what, escaped(found))
+        table.add_row(what, Text(found))
     Console().print(table)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from subquad.cli.common import divided, needs, progress_bar, user_errors, working_in
+from subquad.cli.common import divided, needs, progress_bar, say, user_errors, working_in
 from subquad.cli.options import AsJson, Device, Methods
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def bench(
 
     console = Console()
     console.print(rich_table(report))
-    console.print(f"Results: {', '.join(map(str, paths))}", soft_wrap=True)
+    say(f"Results: {', '.join(map(str, paths))}", console)
 
 
 def _benched(settings: "Settings", compare: Path | None, out: Path) -> "tuple[BenchReport, list[Path]]":

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from subquad.cli.common import needs, progress_bar, user_errors, working_in
+from subquad.cli.common import needs, progress_bar, say, user_errors, working_in
 from subquad.cli.options import AsJson, Column, Device, Model
 
 
@@ -64,10 +64,10 @@ def calibrate(
     console = Console()
     console.print(rich_layers(fitted.record))
     for number, reason in fitted.refused.items():
-        console.print(f"layer {number} was left exact: {reason}", soft_wrap=True, highlight=False)
+        say(f"layer {number} was left exact: {reason}", console)
     if untouched(fitted.record):
-        console.print(untouched(fitted.record), soft_wrap=True, highlight=False)
-    console.print(f"Adapter: {out} ({fitted.record['ended']}, {fitted.record['seconds']:.0f} s)", soft_wrap=True)
+        say(untouched(fitted.record), console)
+    say(f"Adapter: {out} ({fitted.record['ended']}, {fitted.record['seconds']:.0f} s)", console)
 
 
 def _check_free(out: Path) -> None:

@@ -1,14 +1,19 @@
 """What the commands share: errors in one line, progress, the folder that is written to."""
 
+import errno
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 errors = Console(stderr=True)
+LONGEST = 2000  # characters of a message
 
 
 @contextmanager
@@ -19,11 +24,47 @@ def user_errors(again: str = "the same command goes on from here") -> Iterator[N
     try:
         yield
     except InputError as error:
-        errors.print(f"[bold red]error:[/] {escaped(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from None
+        _end(str(error))
+    except OSError as error:  # of the machine, not of the program: a full disk, a name that is too long
+        if error.errno == errno.EPIPE:
+            raise
+        _end(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
     except KeyboardInterrupt:
-        errors.print(f"interrupted; {again}")
+        say(f"interrupted; {again}", errors)
         raise typer.Exit(130) from None
+
+
+def _end(message: str) -> NoReturn:
+    text = plain(message if len(message) <= LONGEST else f"{message[:LONGEST]} …")
+    errors.print(Text.assemble(("error:", "bold red"), " ", text), soft_wrap=True)
+    raise typer.Exit(2) from None
+
+
+def say(message: str, console: Console) -> None:
+    """Print a line that holds what the user gave: no markup, no emoji codes, no control characters."""
+    console.print(Text(plain(message)), soft_wrap=True)
+
+
+def plain(message: str) -> str:
+    """One line: characters that do not print are written as Python writes them."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
+
+
+def with_plain_words(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that refuses arguments that can be neither a file's name nor part of a report."""
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        from subquad.errors import InputError
+
+        with user_errors():
+            for option, value in given.items():
+                for word in map(str, value if isinstance(value, list) else [value]):
+                    if "\0" in word or word.encode(errors="replace").decode() != word:
+                        raise InputError(f"{option} {word!r} is not text in UTF-8 without NUL characters")
+        command(**given)
+
+    return run
 
 
 @contextmanager
@@ -45,10 +86,11 @@ def divided(given: list[str]) -> tuple[str, ...]:
 @contextmanager
 def working_in(out: Path) -> Iterator[None]:
     """The folder of the results, in which no other run works meanwhile; InputError where it is none."""
+    from subquad.data.files import exists
     from subquad.errors import InputError
     from subquad.workflows.alone import alone_in
 
-    if out.exists() and not out.is_dir():
+    if exists(out) and not out.is_dir():
         raise InputError(f"--out {out} is a file; give a folder")
     with alone_in(out):
         yield
@@ -65,7 +107,8 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """What a long run tells of itself, on the standard error: a bar, or lines where it is no terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description:<42}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    what = TextColumn("{task.description:<42}", markup=False)
+    columns = (what, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True) as bar:
         shown = bar.add_task("loading")
 
@@ -75,8 +118,3 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
                 print(f"{done}/{total} {what}", file=sys.stderr, flush=True)
 
         yield progress
-
-
-def escaped(text: str) -> str:
-    """Plain text that rich must not read as markup."""
-    return text.replace("[", r"\[")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from subquad.cli.common import divided, needs, progress_bar, user_errors, working_in
+from subquad.cli.common import divided, needs, progress_bar, say, user_errors, working_in
 from subquad.cli.options import Adapters, AsJson, Column, DataDir, Device, Methods, Model, Text
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def compare(
 
     console = Console()
     console.print(rich_table(report))
-    console.print(f"Report: {next(path for path in paths if path.suffix == '.html')}", soft_wrap=True)
+    say(f"Report: {next(path for path in paths if path.suffix == '.html')}", console)
 
 
 def _compared(settings: "Settings", out: Path) -> "tuple[Report, list[Path]]":

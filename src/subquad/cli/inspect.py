@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from subquad.cli.common import divided, needs, progress_bar, user_errors, working_in
+from subquad.cli.common import divided, needs, progress_bar, say, user_errors, working_in
 from subquad.cli.options import Adapters, AsJson, Column, Device, Methods, Model, Text
 
 
@@ -69,4 +69,4 @@ def inspect(
         return
     console = Console()
     console.print(rich_table(report))
-    console.print(f"Results: {', '.join(map(str, paths))}", soft_wrap=True)
+    say(f"Results: {', '.join(map(str, paths))}", console)

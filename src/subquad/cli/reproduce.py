@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from subquad.cli.common import needs, progress_bar, results_console, user_errors, working_in
+from subquad.cli.common import needs, progress_bar, results_console, say, user_errors, working_in
 from subquad.cli.options import DataDir, Device
 
 
@@ -36,7 +36,7 @@ def reproduce(
         if experiment is None:
             for name in NAMES:
                 found = load(name)
-                console.print(f"{name:<24} {found.title} ({found.source})", soft_wrap=True, highlight=False)
+                say(f"{name:<24} {found.title} ({found.source})", console)
             return
         chosen = load(experiment)
         folder = out or Path(f"subquad-{experiment}-{scale}")
@@ -54,4 +54,4 @@ def reproduce(
                 )
             paths = write_results(header, results, cells, folder)
     console.print(rich_results(header, results))
-    console.print(f"Results: {', '.join(map(str, paths))}", soft_wrap=True)
+    say(f"Results: {', '.join(map(str, paths))}", console)

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from subquad.cli.common import errors, needs, progress_bar, results_console, user_errors, working_in
+from subquad.cli.common import errors, needs, progress_bar, results_console, say, user_errors, working_in
 from subquad.cli.options import AsJson, DataDir, Device
 
 OUT = Path("subquad-run")
@@ -50,7 +50,7 @@ def train(
             if method or config or override or resume or as_json or (device, out) != ("cpu", OUT):
                 _name_a_task(TASKS)
             for name, kind in TASKS.items():
-                console.print(f"{name:<12} {kind.summary}", soft_wrap=True, highlight=False)
+                say(f"{name:<12} {kind.summary}", console)
             return
         given += [{"model": {"method": method}}] if method else []
         settings = settings_of(task, *given, read_overrides(override or ()))
@@ -63,9 +63,9 @@ def train(
     if as_json:
         print(json.dumps(record, indent=1))
         return
-    console.print(record["task"]["summary"], soft_wrap=True, highlight=False)
+    say(record["task"]["summary"], console)
     console.print(rich_figures(record))
-    console.print(f"{record['steps']:,} steps, {record['training_seconds']:,} s. Run: {out}", soft_wrap=True)
+    say(f"{record['steps']:,} steps, {record['training_seconds']:,} s. Run: {out}", console)
 
 
 def _name_a_task(tasks: Iterable[str]) -> NoReturn:
@@ -104,7 +104,7 @@ def _ends(out: Path) -> Iterator[None]:
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             if processes.number() == 0:
-                errors.print(f"interrupted; {_how_to_go_on(out)}", soft_wrap=True)
+                say(f"interrupted; {_how_to_go_on(out)}", errors)
             raise typer.Exit(130) from None
         except OSError as error:
             raise InputError(f"{error.filename or out}: {error.strerror or error}; checkpoints are kept") from None

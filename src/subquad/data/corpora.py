@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from subquad.data.files import exists, is_folder
 from subquad.data.texts import read_documents, read_text
 from subquad.errors import InputError
 
@@ -29,13 +30,13 @@ def read_corpus(folder: Path, held_out: float, seed: int) -> Parts:
     Raises:
         InputError: no folder, or no text in it.
     """
-    if not folder.is_dir():
+    if not (exists(folder) and is_folder(folder)):
         raise InputError(f"no folder {folder}")
     train, validation, test = (folder / f"{name}.txt" for name in ("train", "valid", "test"))
-    if not (validation.exists() and test.exists()):
+    if not (exists(validation) and exists(test)):
         return cut(in_bytes([folder]), held_out, seed)
     report = [read_text(test).encode()]
-    if train.exists():
+    if exists(train):
         return Parts([read_text(train).encode()], [read_text(validation).encode()], report)
     learn, choose = hold_out([read_text(validation).encode()], held_out, seed)
     return Parts(learn, choose, report)

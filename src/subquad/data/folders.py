@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from subquad.data.files import exists, is_folder
 from subquad.errors import InputError
 
 
@@ -18,6 +19,7 @@ def find_data(data: Path | None, folder: str, file: str, whose: str) -> Path:
         raise InputError(f"{whose} needs its data: --data-dir FOLDER, or the environment variable SUBQUAD_DATA")
     candidates = (data / folder / file, data / file)
     for path in candidates:
-        if path.exists():
+        if exists(path):
+            is_folder(path)  # refuses what is neither a folder nor a regular file
             return path
     raise InputError(f"{whose} needs {file}, but it is not at {' or '.join(map(str, candidates))}")

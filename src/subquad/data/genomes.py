@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from subquad.data.files import files_in, is_folder, read_bytes
 from subquad.errors import InputError
 
 BASES = "ACGTN"  # the number of a base is its place here; N: not known
@@ -55,7 +56,7 @@ def read_genomes(paths: Sequence[Path]) -> list[Genome]:
     """All sequences of files, and of the FASTA files in folders; InputError where there are none."""
     files = []
     for path in paths:
-        found = sorted(p for p in path.rglob("*") if p.name.lower().endswith(SUFFIXES)) if path.is_dir() else [path]
+        found = files_in(path, SUFFIXES) if is_folder(path) else [path]
         if not found:
             raise InputError(f"no genome in the folder {path}: it holds no {', '.join(SUFFIXES)} file")
         files += found
@@ -64,10 +65,8 @@ def read_genomes(paths: Sequence[Path]) -> list[Genome]:
 
 def _content(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
         return gzip.decompress(content) if path.suffix == ".gz" else content
-    except (FileNotFoundError, IsADirectoryError):
-        raise InputError(f"no file at {path}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from subquad.data.files import read_bytes
 from subquad.errors import InputError
 
 UNSIGNED_BYTE = 0x08  # the only kind of number that these files hold here
@@ -19,8 +20,8 @@ def read_idx(path: Path) -> np.ndarray:
         InputError: no such file, another format or kind of number, or another size than its header says; named.
     """
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read()
+        content = read_bytes(path)
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != UNSIGNED_BYTE:

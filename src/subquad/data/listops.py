@@ -7,12 +7,14 @@ down; SM the sum modulo 10.
 """
 
 import gzip
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from subquad.data.files import read_bytes
 from subquad.errors import InputError
 
 OPERATORS = ("MIN", "MAX", "MED", "SM")
@@ -145,9 +147,9 @@ def read_listops(path: Path) -> Iterator[tuple[Symbols, int]]:
         InputError: no such file, or a line that is not of this form; named.
     """
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-            lines = file.read().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        content = read_bytes(path)
+        lines = (gzip.decompress(content) if path.suffix == ".gz" else content).decode().rstrip("\n").split("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as ListOps: {error}") from None
     for number, line in enumerate(lines, 1):
         label, _, text = line.partition("\t")

@@ -1,13 +1,14 @@
 """Text to read: the standard library's documentation, files, folders, columns of tables."""
 
 import ast
-import csv
+import codecs
 import importlib.util
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from subquad.data.files import chunks, files_in, is_folder
+from subquad.data.tables import json_line, table_rows
 from subquad.errors import InputError
 
 TABLES = (".jsonl", ".csv", ".tsv")
@@ -47,8 +48,8 @@ def _docstrings(source: Path) -> Iterator[str]:
 
 
 def _read(path: Path, column: str) -> list[str]:
-    if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    if is_folder(path):
+        files = files_in(path, SUFFIXES)
         if not files:
             raise InputError(f"no text in the folder {path}: it holds no {', '.join(SUFFIXES)} file")
         return [document for file in files for document in _read(file, column)]
@@ -60,16 +61,16 @@ def _read(path: Path, column: str) -> list[str]:
 
 
 def read_text(path: Path) -> str:
-    """A text file's content; InputError when it is missing, empty, or no UTF-8 text."""
-    if not path.exists():
-        raise InputError(f"no file or folder at {path}")
-    content = path.read_bytes()
+    """A text file's content; InputError when it is missing, no regular file, empty, too large, or no UTF-8 text."""
+    decoder, parts = codecs.getincrementaldecoder("utf-8-sig")(), []
     try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
-        raise InputError(f"{path} is not a text file (UTF-8); give text, .jsonl, .csv or .tsv")
+        for part in chunks(path):
+            parts.append(decoder.decode(part))
+            if "\0" in parts[-1]:  # seen at once, however large the file is
+                raise UnicodeError
+        text = "".join([*parts, decoder.decode(b"", final=True)])
+    except UnicodeError:
+        raise InputError(f"{path} is not a text file in UTF-8; give text, .jsonl, .csv or .tsv in UTF-8") from None
     if not text.strip():
         raise InputError(f"{path} is empty")
     return text
@@ -79,38 +80,13 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     """(line number, row) of a table of any of the `TABLES`.
 
     Raises:
-        InputError: as `read_text`, or a line that is no JSON object.
+        InputError: as `read_text`, or a line that is no JSON object or no row of the table.
     """
     text = read_text(path)
     if path.suffix.lower() != ".jsonl":
         return table_rows(path, text)
-    lines = ((n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip())
+    lines = ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
     return ((n, json_line(path, n, line)) for n, line in lines)
-
-
-def json_line(path: Path, number: int, line: str) -> dict[str, object]:
-    """One row of a .jsonl file."""
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}, line {number}: not JSON ({error.msg})") from None
-    if not isinstance(row, dict):
-        raise InputError(f"{path}, line {number}: expected an object with named fields, got {type(row).__name__}")
-    return row
-
-
-def table_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
-    """(line number, row) of a .csv or .tsv file with a header; InputError for a row with more fields than that."""
-    reader = csv.DictReader(text.splitlines(keepends=True), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-    for row in reader:
-        found = dict(row)
-        beyond = found.pop(reader.restkey, [])
-        if beyond:
-            raise InputError(
-                f"{path}, line {reader.line_num}: {len(found) + len(beyond)} fields, but the header has {len(found)}; "
-                "a text with the delimiter in it must stand in quotes"
-            )
-        yield reader.line_num, found
 
 
 def field_of(path: Path, number: int, row: dict[str, object], column: str) -> str:
@@ -118,4 +94,6 @@ def field_of(path: Path, number: int, row: dict[str, object], column: str) -> st
     if column not in row:
         raise InputError(f"{path}, line {number}: no column {column!r}; it has {', '.join(map(str, row))}")
     value = row[column]
+    if isinstance(value, dict | list):
+        raise InputError(f"{path}, line {number}: {column!r} holds a {type(value).__name__}, not text")
     return "" if value is None else str(value)

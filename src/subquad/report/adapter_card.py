@@ -3,6 +3,7 @@
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 TITLES = {
     "error": "relative error of the outputs",
@@ -58,7 +59,7 @@ def rich_layers(record: dict[str, Any]) -> Table:
     """The layers' figures as a table for the terminal."""
     table = Table("layer", *(TITLES[name] for name in figures(record)), box=None)
     for row in layer_rows(record):
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     return table
 
 

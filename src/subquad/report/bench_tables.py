@@ -177,7 +177,7 @@ def _changes(found: Changes) -> list[RenderableType]:
     for change in changed:
         name = f"{change['method']}, {change['length']:,}, {change['dtype']}, {change['passes']}"
         row = _change_row(change)
-        table.add_row(name, *(Text(c.text, TONES[change["verdict"]]) for c in row[1:5]))
+        table.add_row(Text(name), *(Text(c.text, TONES[change["verdict"]]) for c in row[1:5]))
     return [*lines, table]
 
 

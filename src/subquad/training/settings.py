@@ -12,6 +12,7 @@ from typing import Any, Literal, get_type_hints
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from subquad.data.files import exists, read_bytes
 from subquad.errors import InputError
 from subquad.methods import parse_method
 from subquad.methods.base import nearest
@@ -214,12 +215,12 @@ def _shorten_warmup(training: dict[str, Any]) -> None:
 
 def read_toml(path: Path) -> dict[str, dict[str, Any]]:
     """Tables of settings from a TOML file; `task = "name"` alone is the task's table with its name."""
+    if not exists(path):
+        raise InputError(f"no settings at {path}")
+    content = read_bytes(path)
     try:
-        with path.open("rb") as file:
-            tables = tomllib.load(file)
-    except FileNotFoundError:
-        raise InputError(f"no settings at {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        tables = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise InputError(f"{path} is not TOML: {error}") from None
     if isinstance(tables.get("task"), str):
         tables["task"] = {"name": tables["task"]}
@@ -244,8 +245,9 @@ def read_overrides(given: Sequence[str]) -> dict[str, dict[str, Any]]:
 def _value(text: str, value: str) -> Any:
     """As TOML writes it, or what is given as it stands."""
     try:
-        return tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        (read,) = tomllib.loads(f"value = {value}").values()  # one: text with a line feed may hold others
+        return read
+    except (ValueError, RecursionError):  # TOMLDecodeError is a ValueError, as is a number of too many digits
         if value.strip().startswith("["):
             raise InputError(f"--set {text!r}: write a list as TOML does, ['full', 'local:window=16']") from None
         return value.strip()

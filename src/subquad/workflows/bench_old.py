@@ -1,12 +1,12 @@
 """Read the `bench.json` of an earlier run."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from subquad.data.files import is_folder, read_json
 from subquad.errors import InputError
 from subquad.report.bench_schema import KIND, SCHEMA, BenchReport
 from subquad.workflows.bench import Settings
@@ -22,13 +22,8 @@ def read_old(path: Path, settings: Settings) -> BenchReport:
     Raises:
         InputError: there is no such file, it is something else, or its inputs had another shape or kind of device.
     """
-    path = path / "bench.json" if path.is_dir() else path
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
-        raise InputError(f"{path} is not JSON; --compare takes the bench.json of an earlier `subquad bench`") from None
+    path = path / "bench.json" if is_folder(path) else path
+    report = read_json(path)
     if not isinstance(report, dict) or report.get("kind") != KIND:
         raise InputError(f"{path} does not come from `subquad bench`; --compare takes the bench.json of an earlier run")
     if report.get("schema") != SCHEMA:

@@ -152,7 +152,7 @@ def load(name: str | None, device: str = "cpu") -> Pretrained:
     check_device(device)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    where = name or _demo_model()
+    where = _demo_model() if name is None else name
     config = read_config(where)
     kind = _kind(config, where)
     auto = {

@@ -1,7 +1,6 @@
 """Labelled tasks: what an embedding model's attention costs on something that people measure."""
 
 import csv
-import io
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subquad.data.files import exists, is_folder
 from subquad.data.labelled import read_labelled
 from subquad.data.reviews import read_reviews
-from subquad.data.texts import json_line, read_text, table_rows
+from subquad.data.tables import TAB, fields_of
+from subquad.data.texts import field_of, read_rows, read_text
 from subquad.errors import InputError
 
 Row = TypeVar("Row")
@@ -73,7 +74,7 @@ def load_task(name: str, data: Path | None, examples: int | None = None) -> Task
         raise InputError(f"no task {name!r}; there are {', '.join(TASKS)}")
     if data is None:
         raise InputError(f"task {name!r} needs its data: --data-dir FOLDER, or the environment variable SUBQUAD_DATA")
-    if not data.exists():
+    if not exists(data):
         raise InputError(f"no data folder at {data}")
     if examples is not None and examples < 2:
         raise InputError(f"examples {examples} is too few: give at least 2")
@@ -109,7 +110,7 @@ def _movie_reviews(data: Path, examples: int | None) -> Task:
 def _sts(data: Path, examples: int | None) -> Task:
     """A TSV without header: sentence, sentence, score."""
     path = _find(data, "sts", "sts.tsv")
-    rows = list(csv.reader(io.StringIO(read_text(path)), delimiter="\t", quoting=csv.QUOTE_NONE))
+    rows = [row for _, row in fields_of(path, read_text(path), delimiter=TAB, quoting=csv.QUOTE_NONE)]
     rows = _some(rows, len(rows), examples)
     try:
         gold = [float(row[2]) for row in rows]
@@ -132,25 +133,20 @@ def _sts(data: Path, examples: int | None) -> Task:
 
 def _retrieval(data: Path, examples: int | None) -> Task:
     """A .jsonl (or .csv, .tsv) of rows with a question and the passage that answers it."""
-    path = data if data.is_file() else _first(data / "retrieval.jsonl", data / "retrieval" / "retrieval.jsonl")
-    text = read_text(path)
-    if path.suffix == ".jsonl":
-        rows = [json_line(path, n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-    else:
-        rows = [row for _, row in table_rows(path, text)]
-    for number, row in enumerate(rows, 1):
-        if not {"question", "passage"} <= row.keys():
-            raise InputError(f"{path}, row {number}: needs 'question' and 'passage'; it has {', '.join(row)}")
+    path = _first(data / "retrieval.jsonl", data / "retrieval" / "retrieval.jsonl") if is_folder(data) else data
+    rows = [_filled(path, number, row, ("question", "passage")) for number, row in read_rows(path)]
+    if not rows:
+        raise InputError(f"{path} has a header, but no rows")
     rows = _some(rows, len(rows), examples)
-    passages = list(dict.fromkeys(str(row["passage"]) for row in rows))
-    wanted = torch.tensor([passages.index(str(row["passage"])) for row in rows])
+    passages = list(dict.fromkeys(passage for _, passage in rows))
+    wanted = torch.tensor([passages.index(passage) for _, passage in rows])
 
     def score(vectors: Tensor) -> dict[str, float]:
         vectors = torch.nn.functional.normalize(vectors, dim=-1)
         found = (vectors[len(passages) :] @ vectors[: len(passages)].T).argmax(1)
         return {"recall@1": float((found == wanted).float().mean())}
 
-    return Task("retrieval", "recall@1", passages + [str(row["question"]) for row in rows], len(rows), score)
+    return Task("retrieval", "recall@1", passages + [question for question, _ in rows], len(rows), score)
 
 
 def _own(data: Path, examples: int | None) -> Task:
@@ -190,19 +186,32 @@ def _probe(
 
 
 def _labelled_csv(path: Path) -> list[tuple[str, str]]:
-    rows = [row for _, row in table_rows(path, read_text(path))]
-    if not rows or not {"text", "category"} <= rows[0].keys():
-        raise InputError(f"{path} needs the columns 'text' and 'category'")
-    return [(str(row["text"]), str(row["category"])) for row in rows]
+    rows = [_filled(path, number, row, ("text", "category")) for number, row in read_rows(path)]
+    if not rows:
+        raise InputError(f"{path} has a header, but no rows")
+    return rows
+
+
+def _filled(path: Path, number: int, row: dict[str, object], columns: tuple[str, str]) -> tuple[str, str]:
+    """Two fields of a row, neither of them empty."""
+    if not row.keys() >= set(columns):
+        first, second = columns
+        raise InputError(
+            f"{path}, line {number}: needs the columns {first!r} and {second!r}; it has {', '.join(map(str, row))}"
+        )
+    one, other = (field_of(path, number, row, column) for column in columns)
+    if not one.strip() or not other.strip():
+        raise InputError(f"{path}, line {number}: no {columns[0] if other.strip() else columns[1]} in it")
+    return one, other
 
 
 def _find(data: Path, folder: str, file: str) -> Path:
     """The file itself, in the task's own folder, or in a folder of many tasks' data."""
-    return data if data.is_file() else _first(data / folder / file, data / file)
+    return _first(data / folder / file, data / file) if is_folder(data) else data
 
 
 def _first(*candidates: Path) -> Path:
     for path in candidates:
-        if path.exists():
+        if exists(path):
             return path
     raise InputError(f"no {candidates[0].name} at {' or '.join(str(path) for path in candidates)}")
