@@ -14,7 +14,7 @@ from subquad.report.content import Column, Line, Table
 from subquad.report.markup import bullets, escaped, facts, fenced, table_of
 from subquad.report.schema import Report
 
-TONES = {"": "", "faster": "green", "slower": "red", "low": "yellow", "tie": "dim", "missing": "dim"}
+TONES = {"": "", "faster": "green", "slower": "red", "low": "yellow", "tie": "not bold dim", "missing": "dim"}
 
 
 def rich_table(report: Report) -> RenderableType:
