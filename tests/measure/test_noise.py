@@ -85,7 +85,7 @@ def test_a_quiet_machine_is_said_to_be_so():
     noise = noise_of(QUIET, [1.01, 1.02, 1.2])
     assert not noise["busy"]
     assert noise["says"] == (
-        "Noise: exact attention timed against itself differs by up to 20 % (2.0 % at half of the lengths); other "
+        "Noise: exact attention timed against itself differs by up to 20 % (median over the lengths: 2.0 %); other "
         "processes used 1.0 % of the processors' time; the load average before the run was 0.1 on 4 cores."
     )
     assert noise["load"] == QUIET

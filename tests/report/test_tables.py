@@ -7,6 +7,7 @@ from rich.console import Console
 from subquad.measure.noise import noise_of
 from subquad.report import cells, content
 from subquad.report.tables import markdown, rich_table
+from subquad.workflows.compare import DEFAULT_METHODS
 from tests.report import sample
 
 
@@ -43,6 +44,18 @@ def test_terminal_says_what_it_must():
         assert fact in text
     methods = [line.split()[0] for line in text.splitlines() if line.startswith(("full", "shared", "oracle"))]
     assert methods == ["full", "shared-full", "oracle-top:topk=32"]
+
+
+def test_the_default_rows_fit_80_columns_and_nothing_is_cut():
+    report = sample.encoder()
+    report["recommendation"]["choice"] = "full"
+    for method, name in zip(report["methods"][1:], DEFAULT_METHODS, strict=False):
+        method["method"] = name
+    report["methods"][4]["method"] = "lsh:buckets=16,bucket_size=80,tail=16"  # the longest
+    text = printed(report, 80)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "  buckets=16," in text
 
 
 def test_language_models_have_perplexity_and_fidelity_and_no_cosine():
