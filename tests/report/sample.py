@@ -3,8 +3,11 @@
 import math
 from typing import Any
 
+from subquad.measure.fidelity import crossover
+from subquad.measure.noise import noise_of
 from subquad.report.schema import Report
 
+NOISE = 1.03  # how far exact attention comes from itself
 OWN, LENGTHS, OP_LENGTHS = 512, (512, 2048, 4096), (512, 1024, 2048, 4096, 8192, 16384)
 EXACT_MS = {512: 41.0, 2048: 214.0, 4096: 640.0}
 REFUSAL = "'clustered' looks at the future when it chooses clusters, and this model is causal; use method='full' here"
@@ -86,6 +89,12 @@ def _around(name: str, kind: str, methods: list[dict[str, Any]]) -> Any:
             "min_fidelity": 0.99,
             "seed": 0,
             "passages": 48,
+            "sequences": {"2048": 5, "4096": 4},
+        },
+        "noise": {
+            **noise_of({"others": 0.02, "average": 0.3, "cores": 8}, [NOISE]),
+            "model": {str(n): NOISE for n in LENGTHS},
+            "op": {str(n): NOISE for n in OP_LENGTHS},
         },
         "model": {
             "name": f"sentence-transformers/{name}",
@@ -123,6 +132,7 @@ def _exact(quality: dict[str, float], lengths: tuple[int, ...]) -> dict[str, Any
 def _measured(name: str, cosines: tuple[float, ...], linear: float, quadratic: float) -> dict[str, Any]:
     loss = 1 - cosines[0]
     ms = {n: _op(n, linear, quadratic) for n in OP_LENGTHS if not (quadratic > 1 and n > 8192)}
+    op = {str(n): _cost(t, _exact_op(n), n / 128) for n, t in ms.items()}
     longer = dict(zip(LENGTHS[1:], cosines[1:], strict=True))
     model = {n: EXACT_MS[n] + 6 * (ms[n] - _exact_op(n)) for n in LENGTHS}
     return {
@@ -143,8 +153,8 @@ def _measured(name: str, cosines: tuple[float, ...], linear: float, quadratic: f
             **{str(n): {"cosine_mean": c, "cosine_p5": c - 0.03} for n, c in longer.items()},
         },
         "model": {str(n): _cost(t, EXACT_MS[n], 24.0 * n / 512) for n, t in model.items()},
-        "op": {str(n): _cost(t, _exact_op(n), n / 128) for n, t in ms.items()},
-        "crossover": _crossover(linear, quadratic),
+        "op": op,
+        "crossover": _crossover(op),
         "task": {"accuracy": 0.9312 - 0.4 * loss},
     }
 
@@ -161,13 +171,13 @@ def _op(n: int, linear: float, quadratic: float) -> float:
     return linear * n + quadratic * 2.4e-6 * n**2 + 0.2 * (1 + 500 * linear)
 
 
-def _crossover(linear: float, quadratic: float) -> float | None:
-    faster = [n for n in range(256, 16385, 16) if _op(n, linear, quadratic) < _exact_op(n)]
-    return float(max(faster[0], 512)) if faster else None
+def _crossover(op: dict[str, Any]) -> float | None:
+    clear = {int(n) for n, figures in op.items() if figures["verdict"] == "faster"}
+    return crossover({int(n): figures["speedup"] for n, figures in op.items()}, clear)
 
 
 def _cost(ms: float, exact: float, extra: float) -> dict[str, Any]:
-    return {
+    figures = {
         "ms": ms,
         "ms_low": 0.97 * ms,
         "ms_high": 1.05 * ms,
@@ -175,3 +185,6 @@ def _cost(ms: float, exact: float, extra: float) -> dict[str, Any]:
         "speedup": exact / ms,
         "extra_mib": extra,
     }
+    tie = 1 / NOISE <= exact / ms <= NOISE
+    verdict = "within the noise" if tie else "faster" if ms < exact else "slower"
+    return figures if ms == exact else figures | {"verdict": verdict}

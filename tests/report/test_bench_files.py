@@ -11,8 +11,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 from rich.console import Console
 
+from subquad.measure.noise import noise_of
 from subquad.report import drawing
 from subquad.report.bench_changes import changes
+from subquad.report.bench_figures import crossovers
 from subquad.report.bench_plots import PLOTS, figure, plots
 from subquad.report.bench_schema import BenchCell
 from subquad.report.bench_tables import markdown, rich_table
@@ -64,7 +66,7 @@ def test_conclusions():
         assert "full at 4,096 tokens: not run: predicted 71 s a call" in text
         assert "clustered at 512 tokens: not run: predicted 71 s a call" in text
     short = printed(sample_bench.report(lengths=(256, 512)), 200)
-    assert "topk=64: not faster than SDPA up to 512 tokens" in short
+    assert "topk=64: not clearly faster than SDPA up to 512 tokens" in short
     alone = printed(sample_bench.report(lengths=(256,), not_run=[("full", 256)]), 200)
     assert "clustered: no speed-up is known" in alone
 
@@ -82,11 +84,44 @@ def test_a_method_that_was_never_run_is_named_once_with_the_reason():
         ] * panels
 
 
-def test_a_crossing_within_the_noise_is_said_to_be_so():
+def test_ties_are_said_and_not_green():
     report = sample_bench.report()
-    report["crossovers"][0]["doubtful"] = [256, 512]
-    line = "on, but within the noise at 256, 512: the quartiles lie on both sides of 1"
-    assert printed(report, 200).count(line) == markdown(report).count(line) == 1
+    for cell in report["cells"]:
+        if cell["method"] == "clustered" and cell["length"] in (256, 512):
+            cell |= {"verdict": "within the noise"}
+    report["crossovers"] = crossovers(report["cells"])
+    for text in (printed(report, 200), markdown(report)):
+        assert "clustered: faster than SDPA from at most 1,024 tokens on; within the noise at 256, 512" in text
+        assert text.count("≈2.56×") == text.count("≈5.12×") == len(sample_bench.PANELS)
+    segments = Console(width=200, color_system="standard", file=io.StringIO()).render(rich_table(report))
+    colors = {
+        segment.text.strip(): segment.style.color and segment.style.color.name for segment in segments if segment.style
+    }
+    assert (colors["≈2.56×"], colors["10.24×"]) == (None, "green")
+
+
+def test_a_busy_machine_is_said():
+    report = sample_bench.report()
+    report["noise"] = noise_of({"others": 0.61, "average": 7.4, "cores": 2}, [1.4])
+    for text in (printed(report, 1000), markdown(report)):
+        assert "The machine was busy: exact attention timed against itself differs by up to 40 %" in text
+        assert "Repeat the command on an idle machine" in text
+    for text in (printed(sample_bench.report(), 1000), markdown(sample_bench.report())):
+        assert "Noise: exact attention timed against itself differs by up to 2.0 %" in text
+        assert "The inputs are random: no fidelity goes with these times." in text
+
+
+def test_no_ring_where_the_noise_hides_the_crossing_and_a_band_shows_it():
+    report = sample_bench.report()
+    for cell in report["cells"]:
+        if cell["method"].startswith("i-") and cell["length"] <= 1024:
+            cell |= {"verdict": "within the noise", "speedup": 1.01}
+    report["crossovers"] = crossovers(report["cells"])
+    with drawing.look():
+        ax = figure(report, "speedup.png").axes[0]
+    assert [line for line in ax.lines if len(line.get_xdata()) == 1] == []
+    band = ax.collections[-1].get_paths()[0].vertices
+    assert {round(y, 6) for _, y in band} == {1.02, round(1 / 1.02, 6)}
 
 
 def test_changes_are_told():

@@ -5,6 +5,7 @@ import pytest
 from subquad.report.page import html
 from subquad.report.plots import plots
 from tests.report import sample
+from tests.report.test_tables import noisy
 
 VOID = {"meta", "img", "wbr", "br", "link", "hr"}
 
@@ -81,3 +82,17 @@ def test_untrusted_text_is_escaped():
     page = Page(html(report, {}))
     assert page.all("script") == []
     assert evil in "".join(page.text)
+
+
+def test_a_busy_machine_is_said_above_the_table_and_no_tie_is_green():
+    page = html(noisy(), {})
+    assert page.index('class="busy"') < page.index("<table>")
+    assert "The machine was busy: exact attention timed against itself differs by up to 40 %" in page
+    methods = page[page.index("<table>") : page.index("What was measured")]
+    assert 'class="faster"' not in methods
+    assert 'class="slower"' in methods  # "none" seen is the word for no crossover
+    assert methods.count('class="tie" title="within the noise: neither faster nor slower"') > 3 * len(sample.ENCODER)
+    quiet = html(sample.encoder(), {})
+    assert 'class="busy"' not in quiet
+    assert 'class="faster"' in quiet
+    assert "Noise: exact attention timed against itself" in quiet

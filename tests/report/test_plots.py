@@ -8,9 +8,10 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from subquad.report import content, drawing
-from subquad.report.plots import pareto, plots, styles, time_vs_length
+from subquad.report.plots import pareto, plots, quality_vs_speed, styles, time_vs_length
 from subquad.workflows.compare import DEFAULT_METHODS, LEARNED_METHODS
 from tests.report import sample
+from tests.report.test_tables import noisy
 
 
 @pytest.mark.parametrize("make", [sample.encoder, sample.causal])
@@ -83,3 +84,57 @@ def test_a_logarithmic_axis_has_two_to_seven_ticks(low, high):
     drawing.ticks(axes.yaxis, (low, high), "{:g}".format)
     inside = [tick for tick in axes.get_yticks() if low <= tick <= high]
     assert (2 if high / low > 1.05 else 1) <= len(inside) <= 7
+
+
+def drawn(make, report):
+    with drawing.look():
+        figure = make(report)
+        FigureCanvasAgg(figure).draw()
+    return figure
+
+
+def marks_in(axes, width):
+    """The marks with an edge so wide, and whether they are hollow."""
+    lines = [line for line in axes.lines if line.get_linestyle() == "None" and line.get_markeredgewidth() == width]
+    return [(*line.get_xydata()[0], line.get_markerfacecolor() == "none") for line in lines]
+
+
+def test_marks_within_the_noise_are_hollow_and_its_band_is_not_green():
+    axes = drawn(quality_vs_speed, sample.encoder()).axes[0]
+    hollow, filled = marks_in(axes, 1.3), marks_in(axes, 0.8)
+    assert all(is_hollow for *_, is_hollow in hollow)
+    assert not any(is_hollow for *_, is_hollow in filled)
+    assert len(hollow) == 2  # shared-full and clustered:clusters=100
+    assert len(hollow) + len(filled) == 1 + len(sample.ENCODER)
+    assert all(1 / sample.NOISE <= x <= sample.NOISE for x, *_ in hollow)
+    green = axes.collections[0].get_paths()[0].vertices
+    assert green[:, 0].min() == sample.NOISE
+
+
+def test_a_tie_is_no_gain_on_the_front():
+    report = noisy()
+    for method in report["methods"][1:9]:
+        method["model"]["512"]["speedup"] = 1.3
+        method["fidelity"]["512"] = 0.995
+    axes = drawn(quality_vs_speed, report).axes[0]
+    front = next(line for line in axes.lines if line.get_color() == "#8a929a")
+    assert front.get_xydata().tolist() == [[1.0, 1.0]]
+
+
+def rings(report):
+    axes = drawn(time_vs_length, report).axes[0]
+    return {round(line.get_xdata()[0]) for line in axes.lines if line.get_markeredgewidth() == 1.8}
+
+
+def test_no_ring_where_no_crossing_is_known():
+    report = sample.encoder()
+    known = {
+        round(m["crossover"]) for m in report["methods"] if m.get("crossover") and m["crossover"] not in (512, 2048)
+    }
+    assert {m.get("crossover") for m in report["methods"]} >= {None, 512.0, 2048.0}
+    assert len(known) == 4
+    assert rings(report) == known
+    assert rings(noisy()) == set()
+    legends = [text.get_text() for text in drawn(time_vs_length, report).legends[0].get_texts()]
+    assert any("faster from at most 2,048 tokens" in text for text in legends)
+    assert not any("faster" in text.get_text() for text in drawn(time_vs_length, noisy()).legends[0].get_texts())

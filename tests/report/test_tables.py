@@ -4,8 +4,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from subquad.measure.noise import noise_of
 from subquad.report import cells, content
 from subquad.report.tables import markdown, rich_table
+from subquad.workflows.compare import DEFAULT_METHODS
 from tests.report import sample
 
 
@@ -36,12 +38,24 @@ def test_terminal_is_one_table_at_120_and_several_at_80():
 def test_terminal_says_what_it_must():
     text = printed(sample.encoder(), 200)
     row = next(line for line in text.splitlines() if line.startswith("i-clustered:clusters=100,topk=32"))
-    for figure in ("recommended", "0.9958", "0.9908", "↓0.88×", "1.13×", "0.9920", "24.0", "1,200"):
+    for figure in ("recommended", "0.9958", "0.9908", "↓0.88×", "1.13×", "0.9920", "24.0"):
         assert figure in row
     for fact in ("'lha' has learned parameters", "(4 of 6 layers)", "layers 4, 5 stay exact", "Recommendation"):
         assert fact in text
     methods = [line.split()[0] for line in text.splitlines() if line.startswith(("full", "shared", "oracle"))]
     assert methods == ["full", "shared-full", "oracle-top:topk=32"]
+
+
+def test_the_default_rows_fit_80_columns_and_nothing_is_cut():
+    report = sample.encoder()
+    report["recommendation"]["choice"] = "full"
+    for method, name in zip(report["methods"][1:], DEFAULT_METHODS, strict=False):
+        method["method"] = name
+    report["methods"][4]["method"] = "lsh:buckets=16,bucket_size=80,tail=16"  # the longest
+    text = printed(report, 80)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "  buckets=16," in text
 
 
 def test_language_models_have_perplexity_and_fidelity_and_no_cosine():
@@ -95,8 +109,95 @@ def test_speedup(value, text, tone):
     assert cells.speedup(value) == cells.Cell(text, tone)
 
 
+@pytest.mark.parametrize(("value", "text"), [(1.3, "≈1.30×"), (0.7, "≈0.70×"), (1.0, "≈1.00×"), (None, "–")])
+def test_a_speedup_within_the_noise_is_neither_faster_nor_slower(value, text):
+    assert cells.speedup(value, "within the noise") == cells.Cell(text, "missing" if value is None else "tie")
+    assert cells.speedup(1.3, "faster") == cells.speedup(1.3)
+
+
+def test_no_tie_is_green_or_bold_in_the_terminal_even_in_the_recommended_row():
+    report = noisy()
+    segments = list(Console(width=300, color_system="standard", file=StringIO()).render(rich_table(report)))
+    ties = [segment for segment in segments if "≈" in segment.text and "×" in segment.text]
+    assert len(ties) == 3 * len(sample.ENCODER)
+    assert not any(
+        segment.style.bold or (segment.style.color and segment.style.color.name == "green") for segment in ties
+    )
+    clear = [s for s in Console(width=300, file=StringIO()).render(rich_table(sample.encoder())) if "1.34×" in s.text]
+    assert clear[0].style.bold  # as elsewhere in that row
+    assert clear[0].style.color.name == "green"
+
+
+def noisy():
+    """A run in which everything lies within the noise."""
+    report = sample.encoder()
+    for method in report["methods"]:
+        for part in ("model", "op"):
+            for figures in method.get(part, {}).values():
+                figures |= {} if method["status"] == "exact" else {"verdict": "within the noise"}
+        if "crossover" in method:
+            method["crossover"] = None
+    load = {"others": 0.61, "average": 7.4, "cores": 2}
+    report["noise"] |= noise_of(load, [1.4]) | {
+        part: dict.fromkeys(report["noise"][part], 1.4) for part in ("model", "op")
+    }
+    return report
+
+
+def test_a_busy_machine_is_said_in_the_terminal_and_in_markdown():
+    said = "The machine was busy: exact attention timed against itself differs by up to 40 %"
+    assert said in printed(noisy(), 300)
+    assert f"**{said}" in markdown(noisy())
+    for text in (printed(noisy(), 80), markdown(noisy())):
+        assert "other processes used 61 % of the processors' time" in " ".join(text.split())
+        assert "Repeat the command on an idle machine" in " ".join(text.split())
+    quiet = markdown(sample.encoder())
+    assert "busy" not in quiet
+    assert "Noise: exact attention timed against itself differs by up to 3.0 %" in quiet
+
+
+@pytest.mark.parametrize("make", [sample.encoder, sample.causal])
+def test_every_length_with_a_speed_of_the_model_has_a_fidelity(make):
+    report = make()
+    for table in (content.speed_table(report), content.main_table(report), content.model_table(report)):
+        heads = {(column.group.split()[0], column.head) for column in table.columns if column.group}
+        lengths = {group for group, head in heads if head == "speed-up"}
+        assert lengths == {f"{int(n):,}" for n in report["methods"][0]["model"]}
+        assert {group for group, head in heads if head in ("fidelity", "cosine mean")} == lengths
+        for line in table.lines:
+            cells_of = {
+                (c.group.split()[0], c.head): cell for c, cell in zip(table.columns, line.cells, strict=True) if c.group
+            }
+            timed = [n for n in lengths if cells_of[n, "speed-up"].tone != "missing"]
+            near = [cells_of.get((n, "fidelity")) or cells_of[n, "cosine mean"] for n in timed]
+            assert timed
+            assert all(cell.tone != "missing" for cell in near)
+
+
+def test_the_number_of_texts_behind_a_fidelity_is_said():
+    legend = content.legend(sample.encoder())
+    assert "over 48 passages at 512, 5 sequences at 2,048, 4 sequences at 4,096" in legend
+    assert "exact perplexity / this one's" in content.legend(sample.causal())
+
+
+def test_times_without_fidelity_say_so():
+    text = markdown(sample.encoder(), list(content.FIGURES))
+    section = text[text.index("## One attention call") :].split("\n\n")
+    assert section[1] == content.OP_REMARK
+    assert "no fidelity goes with these times" in content.FIGURES["time-vs-length.png"][1]
+    assert not any(column.head == "faster from" for column in content.main_table(sample.encoder()).columns)
+
+
 @pytest.mark.parametrize(
-    ("crossover", "text"), [(3142.0, "3,100"), (512.0, "≤512"), (None, "none"), (16000.0, "16,000"), (987.0, "990")]
+    ("crossover", "text"),
+    [
+        (3142.0, "3,100"),
+        (512.0, "≤512"),
+        (None, "none"),
+        (16000.0, "16,000"),
+        (987.0, "990"),
+        (2048.0, "≤2,048"),  # a measured length: below it the noise hides where
+    ],
 )
 def test_crossover(crossover, text):
     method = copy.deepcopy(sample.encoder()["methods"][4]) | {"crossover": crossover}

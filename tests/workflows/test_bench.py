@@ -11,8 +11,10 @@ import torch
 from typer.testing import CliRunner
 
 from subquad.cli import app
+from subquad.measure.noise import AGAIN
 from subquad.measure.resident import Peak
 from subquad.measure.timing import Effort
+from subquad.report.bench_tables import markdown
 from subquad.workflows import bench
 from subquad.workflows.bench import Bench, Settings, measure
 from subquad.workflows.bench_report import report_of
@@ -158,6 +160,62 @@ def test_threads_are_recorded_and_restored(run, written, number):
     assert torch.get_num_threads() == before
 
 
+# ---------------------------------------------------------------------- noise
+
+
+def made_up(tmp_path, **seconds):
+    """A report of SDPA and one method at 16 tokens, with these seconds in the rounds of three visits."""
+    settings = Settings(methods=(NAMES[1],), lengths=(16,), passes=("forward",), heads=1, head_dim=8, quick=True)
+    done = measure(settings, tmp_path)
+    for visit in range(bench.VISITS):
+        unit = done.results[f"time/float32/forward/16/{visit}"]
+        assert set(unit["rows"]) == {"full", NAMES[1], AGAIN}
+        unit["rows"] = {
+            name: {"seconds": seconds[which][2 * visit : 2 * visit + 2]}
+            for name, which in (("full", "exact"), (NAMES[1], "own"), (AGAIN, "again"))
+        }
+        unit["use"] = {"elapsed": 1.0, "others": seconds.get("others", 0.0)}
+    return report_of(done)
+
+
+def test_sdpa_is_timed_against_itself_in_the_same_rounds(tmp_path):
+    exact = [1.0] * 6
+    report = made_up(tmp_path, exact=exact, again=[1.0, 1.0, 1.2, 1.2, 1.0, 1.0], own=[0.9] * 6)
+    sdpa, method = report["cells"]
+    assert sdpa["noise"] == pytest.approx(1.2)
+    assert "verdict" not in sdpa
+    assert (method["verdict"], method["speedup"]) == ("within the noise", pytest.approx(1 / 0.9))
+    assert report["crossovers"][0]["state"] == "not reached"
+    assert "within the noise" in markdown(report)
+    quiet = made_up(tmp_path / "quiet", exact=exact, again=exact, own=[0.9] * 6)
+    assert (quiet["cells"][1]["verdict"], quiet["crossovers"][0]["state"]) == ("faster", "below the shortest")
+
+
+def test_one_visit_on_the_other_side_is_noise(tmp_path):
+    exact = [1.0] * 6
+    report = made_up(tmp_path, exact=exact, again=exact, own=[0.5, 0.5, 0.5, 0.5, 1.1, 1.1])
+    assert report["cells"][1]["verdict"] == "within the noise"
+
+
+def test_time_and_speedup_cannot_contradict_each_other(tmp_path):
+    """Own median 1 s, SDPA's 9 s: 9 times faster by the medians, and slower in five rounds of six."""
+    own, exact = [1.0, 1.0, 1.0, 1.0, 10.0, 10.0], [0.9, 0.9, 0.9, 9.0, 9.0, 9.0]
+    sdpa, method = made_up(tmp_path, exact=exact, again=exact, own=own)["cells"]
+    assert method["speedup"] < 1
+    assert method["ms"] > sdpa["ms"]
+    assert sdpa["ms"] / method["ms"] == pytest.approx(method["speedup"])
+    assert method["us_per_token"] == pytest.approx(1e3 * method["ms"] / 16)
+
+
+@pytest.mark.parametrize(("others", "busy"), [(0.0, False), (10.0, True)])
+def test_what_others_used_of_the_machine_is_in_the_report(tmp_path, others, busy):
+    report = made_up(tmp_path, exact=[1.0] * 6, again=[1.0] * 6, own=[0.9] * 6, others=others)
+    assert report["noise"]["busy"] is busy
+    assert report["noise"]["load"]["others"] == (1.0 if busy else 0.0)
+    assert report["noise"]["load"]["cores"] == os.cpu_count()
+    assert ("Repeat the command on an idle machine" in report["noise"]["says"]) is busy
+
+
 # ---------------------------------------------------------------------- resume
 
 
@@ -243,7 +301,7 @@ def test_a_method_left_out_is_foretold_from_where_it_last_ran(monkeypatch):
     for load in made.loads:
         made.results[f"time/{load.key}/0"] = made.time(load, 0)
     assert growths == [2.0, 2.0, 4.0]
-    assert [("seconds" in result["full"]) for result in made.results.values()] == [True, True, False, False]
+    assert [("seconds" in result["rows"]["full"]) for result in made.results.values()] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(("error", "reason"), [

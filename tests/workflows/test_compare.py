@@ -1,10 +1,16 @@
 """The main job, end to end on tiny models."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
 
+import subquad as sq
+from subquad.measure.noise import AGAIN
+from subquad.report.content import legend, op_table
+from subquad.report.page import html
+from subquad.report.tables import markdown
 from subquad.report.write import write_report
 from subquad.workflows.compare import Comparison, Settings, measure
 from subquad.workflows.compare_report import report_of
@@ -58,7 +64,7 @@ def test_embedding_model(settings, tmp_path):
     assert set(rough["layer_error"]) == {"0", "1"}
     assert min(rough["layer_error"].values()) > 1e-3
     assert rough["cosine_mean"] < everything["cosine_mean"]
-    assert rows[METHODS[0]]["model"]["48"]["repeats"] == 7
+    assert rows[METHODS[0]]["model"]["48"]["repeats"] == 9
     assert rows["full"]["model"]["48"]["speedup"] == 1.0
 
 
@@ -104,6 +110,106 @@ def test_layers_that_cannot_run_a_method_stay_exact(settings, tmp_path):
     assert set(clustered["quality"]["48"]["layer_error"]) == {"0"}
 
 
+# ---------------------------------------------------------------------- noise
+
+
+@pytest.fixture
+def made_up(settings, tmp_path):
+    """The report of a comparison, with these seconds of exact attention, of each method, and of exact attention again.
+
+    They are a function of the round; the others' use of the processors is `others` seconds of each second and core.
+    """
+
+    def make(exact, own, again, others=0.0, **changed):
+        done = measure(settings("bert", **changed), tmp_path)
+        for key, unit in done.results.items():
+            part = key.partition("/")[0]
+            if part not in ("stretch", "op"):
+                continue
+            unit["use"] = {"elapsed": 10.0, "others": 10.0 * others * os.cpu_count()}
+            if part == "stretch" and key.endswith("/0"):
+                continue  # it warms up
+            for name, row in unit["rows"].items():
+                seconds = {"full": exact, AGAIN: again}.get(name, own)
+                rounds = [seconds(int(key.rpartition("/")[2]))] if part == "stretch" else list(map(seconds, range(9)))
+                row["seconds"] = rounds[0] if part == "stretch" else rounds
+        return report_of(done)
+
+    return make
+
+
+def test_a_tie_is_no_gain_anywhere_in_the_report(made_up):
+    """As `shared-full`, which was "faster from 1,500": 1 % of difference, where exact attention differs by 3 % itself."""
+    report = made_up(
+        lambda i: 1.0, lambda i: 0.99, lambda i: 0.97, methods=("shared-full", "local:window=8"), min_fidelity=0.01
+    )
+    for name in ("shared-full", "local:window=8"):
+        row = by_method(report)[name]
+        assert row["crossover"] is None
+        for part in ("model", "op"):
+            assert {figures["verdict"] for figures in row[part].values()} == {"within the noise"}
+            assert all(1.03 < factor < 1.04 for factor in report["noise"][part].values())
+    assert report["recommendation"]["choice"] == "full"
+    assert "(within the noise)" in report["recommendation"]["reasons"][0]
+    page = html(report, {})
+    table = page[page.index("<table>") : page.index("Notes</h2>")]
+    assert 'class="faster"' not in table
+    assert "≈1.01×" in table
+    assert "none" in {line.cells[0].text for line in op_table(report).lines}
+
+
+def test_a_gain_beyond_the_noise_is_one(made_up):
+    report = made_up(lambda i: 1.0, lambda i: 0.5, lambda i: 0.97, methods=("local:window=8",), min_fidelity=0.01)
+    row = by_method(report)["local:window=8"]
+    assert {figures["verdict"] for part in ("model", "op") for figures in row[part].values()} == {"faster"}
+    assert row["crossover"] == 32
+    assert report["recommendation"]["choice"] == "local:window=8"
+
+
+def test_time_and_speedup_of_a_row_cannot_contradict_each_other(made_up):
+    """Every other round is slow for exact attention alone: by medians of their own the methods would be faster."""
+    report = made_up(lambda i: 9.0 if i % 2 else 0.9, lambda i: 10.0 if i % 3 == 0 else 1.0, lambda i: 1.0)
+    rows = by_method(report)
+    for part in ("model", "op"):
+        for length, exact in rows["full"][part].items():
+            for name in METHODS:
+                figures = rows[name][part][length]
+                assert exact["ms"] / figures["ms"] == pytest.approx(figures["speedup"])
+
+
+@pytest.mark.parametrize(("others", "busy"), [(0.02, False), (0.7, True)])
+def test_a_busy_machine_is_measured_and_said(made_up, others, busy):
+    report = made_up(lambda i: 1.0, lambda i: 0.5, lambda i: 1.0, others=others, methods=METHODS[:1])
+    assert report["noise"]["busy"] is busy
+    assert report["noise"]["load"]["others"] == pytest.approx(others)
+    for text in (markdown(report), html(report, {})):
+        assert ("Repeat the command on an idle machine" in text) is busy
+        assert (
+            f"other processes used {'70' if busy else '2.0'} % of the processors&#39; time".replace(
+                "&#39;", "'" if text.startswith("#") else "&#39;"
+            )
+            in text
+        )
+
+
+@pytest.mark.parametrize("name", ["bert", "masked"])
+def test_fidelity_is_measured_at_every_length_that_has_a_speed(settings, tmp_path, name):
+    report = report_of(measure(settings(name), tmp_path))
+    for row in report["methods"]:
+        assert set(row["fidelity"]) == set(row["model"]) == {"48", "96"}
+        assert all(0 <= fidelity <= 1 + 1e-9 for fidelity in row["fidelity"].values())
+    assert report["settings"]["sequences"] == {"96": 10}
+    assert "over 6 passages at 48, 10 sequences at 96" in legend(report)
+    assert 0 < by_method(report)["clustered:clusters=4"]["fidelity"]["96"] < 1
+
+
+def test_methods_are_counted_rather_than_called_all(settings, tmp_path):
+    report = report_of(measure(settings("bert"), tmp_path))
+    tried = f"4 of the library's {len(sq.list_methods())} methods are in this comparison, with these settings only"
+    assert any(note.startswith(tried) for note in report["notes"])
+    assert "all methods" not in json.dumps(report).lower()
+
+
 class Stop(Exception):
     """The user pulls the plug."""
 
@@ -118,7 +224,7 @@ def test_an_interrupted_run_resumes(settings, tmp_path, monkeypatch):
     assert not (tmp_path / "report.json").exists()
     monkeypatch.setattr(Comparison, "quality", lambda *_: pytest.fail("done before"))
     comparison = measure(settings("bert"), tmp_path)
-    assert comparison.resumed == 5 + 5 + 8
+    assert comparison.resumed == 5 + 5 + 10
     assert any("interrupted run" in note for note in report_of(comparison)["notes"])
 
 

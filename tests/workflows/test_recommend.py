@@ -2,14 +2,16 @@
 
 from functools import partial
 
+import pytest
+
 from subquad.workflows import recommend as module
 
 recommend = partial(module.recommend, tokens=10_000)
 
 
-def row(method, fidelity, speedup, lengths=(512,), noise=0.01):
-    ms = 100 / speedup
-    cost = {"ms": ms, "ms_low": ms * (1 - noise), "ms_high": ms * (1 + noise), "speedup": speedup}
+def row(method, fidelity, speedup, lengths=(512,), noise=1.02):
+    verdict = "within the noise" if 1 / noise <= speedup <= noise else "faster" if speedup > 1 else "slower"
+    cost = {"ms": 100 / speedup, "speedup": speedup} | ({} if method == "full" else {"verdict": verdict})
     return {
         "method": method,
         "settings": {"name": method.partition(":")[0]},
@@ -38,15 +40,44 @@ def test_the_fastest_of_the_faithful_wins():
 def test_exact_attention_stays_where_nothing_is_both():
     advice = recommend([EXACT, row("clustered", 0.9, 3.0), row("i-clustered", 0.999, 0.7)], [512], 0.99)
     assert advice["choice"] == "full"
-    assert advice["headline"] == "Stay with exact attention at 512 tokens."
+    assert advice["headline"].startswith("Stay with exact attention at 512 tokens: of the rows tried, none")
     assert "the nearest is i-clustered: 0.70×" in advice["reasons"][0]
     nothing = recommend([EXACT, row("clustered", 0.9, 3.0)], [512], 0.99)
-    assert "no method reaches fidelity 0.99; the closest is clustered" in nothing["reasons"][0]
+    assert "none of the rows tried reaches fidelity 0.99; the closest is clustered" in nothing["reasons"][0]
 
 
 def test_noise_is_no_gain():
     assert recommend([EXACT, row("i-clustered", 1.0, 1.05)], [512], 0.99)["choice"] == "full"
-    assert recommend([EXACT, row("i-clustered", 1.0, 1.3, noise=0.5)], [512], 0.99)["choice"] == "full"
+    advice = recommend([EXACT, row("i-clustered", 1.0, 1.3, noise=1.4)], [512], 0.99)
+    assert advice["choice"] == "full"
+    assert "the nearest is i-clustered: 1.30× the speed of exact attention (within the noise)" in advice["reasons"][0]
+    assert recommend([EXACT, row("i-clustered", 1.0, 1.3, noise=1.2)], [512], 0.99)["choice"] == "i-clustered"
+
+
+def test_a_speedup_of_which_the_noise_is_not_known_is_no_gain():
+    unknown = row("i-clustered", 1.0, 1.5)
+    del unknown["model"]["512"]["verdict"]
+    assert recommend([EXACT, unknown], [512], 0.99)["choice"] == "full"
+
+
+SAMPLES = {
+    "one faster": [row("i-clustered", 0.995, 1.5), row("clustered", 0.9, 3.0)],
+    "none faster": [row("i-clustered", 0.995, 0.9), row("clustered", 0.9, 3.0)],
+    "none faithful": [row("clustered", 0.9, 3.0), row("local", 0.8, 3.0)],
+    "faster at a longer length": [row("i-clustered", 0.995, 1.0), row("clustered", 0.995, 2.5, (2048,))],
+}
+
+
+@pytest.mark.parametrize("methods", SAMPLES.values(), ids=SAMPLES)
+def test_settings_were_not_searched_and_every_claim_says_so(methods):
+    """What is best is the best of the rows tried; the headline, each length's reason and a last one say so."""
+    advice = recommend([EXACT, *methods], [512, 2048], 0.99)
+    assert "of the rows tried" in advice["headline"].lower()
+    *lengths, last = advice["reasons"]
+    assert last == "2 rows were tried, with the settings that they have: none were searched for."
+    for reason in lengths:
+        assert "of the rows tried" in reason or "no method but the yardsticks was measured" in reason
+    assert not any("no method reaches" in said for said in (advice["headline"], *lengths))
 
 
 def test_quadratic_yardsticks_are_never_recommended():
@@ -58,7 +89,9 @@ def test_quadratic_yardsticks_are_never_recommended():
 def test_exact_by_its_settings_is_no_approximation():
     exact = row("i-clustered", 1.0, 1.5, (512, 2048)) | {"settings": {"name": "i-clustered", "topk": 512}}
     advice = recommend([EXACT, exact, row("clustered", 0.9, 0.8)], [512, 2048], 0.99)
-    assert advice["headline"].startswith("Stay with exact attention at 512 tokens; at 2048 tokens use i-clustered")
+    assert advice["headline"].startswith(
+        "Stay with exact attention at 512 tokens; at 2,048 tokens, of the rows tried, use i-clustered"
+    )
     assert "the closest is clustered" in advice["reasons"][0]
 
 
@@ -66,12 +99,15 @@ def test_longer_lengths_are_named():
     methods = [EXACT, row("i-clustered", 0.995, 1.0), row("clustered", 0.995, 2.5, (2048,))]
     advice = recommend(methods, [512, 2048], 0.99)
     assert advice["choice"] == "full"
-    assert advice["headline"].startswith("Stay with exact attention at 512 tokens; at 2048 tokens use clustered: 2.50×")
+    assert advice["headline"].startswith(
+        "Stay with exact attention at 512 tokens; at 2,048 tokens, of the rows tried, use clustered: 2.50×"
+    )
 
 
 def test_nothing_measured():
     advice = recommend([EXACT, {"method": "clustered", "settings": {}, "status": "refused"}], [512], 0.99)
     assert advice["choice"] == "full"
+    assert len(advice["reasons"]) == 1
     assert "no method but the yardsticks was measured" in advice["reasons"][0]
 
 
@@ -79,5 +115,5 @@ def test_lengths_past_the_text_are_not_judged():
     methods = [EXACT, row("i-clustered", 0.995, 1.5, (512, 2048))]
     advice = module.recommend(methods, [512, 2048], 0.99, tokens=1000)
     assert advice["choice"] == "i-clustered"
-    assert advice["reasons"][1] == "2048 tokens: not judged, the text has 1000 tokens only."
+    assert advice["reasons"][1] == "2,048 tokens: not judged, because the text has only 1,000 tokens."
     assert module.recommend(methods, [512, 2048], 0.99, tokens=100)["choice"] == "full"

@@ -99,8 +99,8 @@ def noise_of(load: Load, factors: Sequence[float]) -> Noise:
     if not busy:
         return {"load": load, "busy": False, "says": f"Noise: {facts}."}
     advice = (
-        "Every time and speed-up here is uncertain, because other work does not slow all methods alike; figures of "
-        "quality are not affected. Repeat the command on an idle machine before you rely on a speed-up."
+        "Every time and speed-up here is uncertain, because other work slows some methods more than others; figures "
+        "of quality are not affected. Repeat the command on an idle machine before you rely on a speed-up."
     )
     return {"load": load, "busy": True, "says": f"The machine was busy: {facts}. {advice}"}
 
@@ -108,8 +108,9 @@ def noise_of(load: Load, factors: Sequence[float]) -> Noise:
 def _facts(load: Load, factors: Sequence[float]) -> list[str]:
     said = []
     if factors:
-        typical, most = (_percent(factor - 1) for factor in (statistics.median(factors), max(factors)))
-        said.append(f"exact attention timed against itself differs by up to {most} ({typical} at half of the lengths)")
+        most = f"exact attention timed against itself differs by up to {_percent(max(factors) - 1)}"
+        median = f" (median over the lengths: {_percent(statistics.median(factors) - 1)})"
+        said.append(most + (median if len(factors) > 1 else ""))
     if load["others"] is not None:
         said.append(f"other processes used {_percent(load['others'])} of the processors' time")
     if load["average"] is not None:

@@ -334,7 +334,7 @@ def _samples(report: Report) -> str:
     own = own_length(report)
     counts = [f"{passages} passages at {tokens(own)}"] if own and passages is not None else []
     counts += [f"{count} sequences at {tokens(length)}" for length, count in (sequences or {}).items()]
-    return f"Fidelity: {what}{', of ' if counts else ''}{', '.join(counts)}."
+    return f"Fidelity: {what}{', over ' if counts else ''}{', '.join(counts)}."
 
 
 def _exact_times(report: Report) -> str:

@@ -14,7 +14,7 @@ from subquad.report.content import Column, Line, Table
 from subquad.report.markup import bullets, escaped, facts, fenced, table_of
 from subquad.report.schema import Report
 
-TONES = {"": "", "faster": "green", "slower": "red", "low": "yellow", "tie": "dim", "missing": "dim"}
+TONES = {"": "", "faster": "green", "slower": "red", "low": "yellow", "tie": "not bold dim", "missing": "dim"}
 
 
 def rich_table(report: Report) -> RenderableType:
@@ -103,11 +103,20 @@ def _head(column: Column) -> Text:
 
 
 def _name(line: Line, folded: bool) -> Text:
-    name, colon, settings = line.name.partition(":")
-    text = Text(f"{name}{colon}\n  {settings}" if folded and settings else line.name)
+    text = Text(_folded(line) if folded else line.name)
     if line.marks:
         text.append(f"{chr(10) if folded else ''} ({', '.join(line.marks)})", "cyan")
     return text
+
+
+def _folded(line: Line) -> str:
+    """The name with its settings below it, as many on a line as fit 22 columns."""
+    name, *settings = line.pieces
+    lines = [name]
+    for setting in settings:
+        joined = f"{lines[-1]}{setting}"
+        lines[-1:] = [joined] if len(lines) > 1 and len(joined) <= 22 else [lines[-1], f"  {setting}"]
+    return "\n".join(lines)
 
 
 def _refusals(report: Report) -> RichTable:
