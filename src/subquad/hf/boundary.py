@@ -63,9 +63,7 @@ def make_mask(
     real, filled, segments = _real_keys(attention_mask, kv_length, kv_offset), None, None
     if causal and (isinstance(q_offset, Tensor) or kv_length != q_offset + q_length - kv_offset):
         filled = torch.arange(kv_length, device=device) < q_offset + q_length - kv_offset
-    elif (
-        causal and attention_mask is None and q_length == kv_length > 1
-    ):  # else there is no packing
+    elif causal and attention_mask is None and q_length == kv_length > 1:  # else there is no packing
         segments = _segments(mask_function, batch_size, q_length, device)
     if filled is None and real is not None and not torch.compiler.is_compiling() and bool(real.all()):
         real = None

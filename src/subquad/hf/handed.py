@@ -82,9 +82,7 @@ def decode(given: Tensor | None, N: int, M: int, *, causal: bool, label: str) ->
     if given.dtype == torch.int16:
         return Handed(True, flat > 0, offset=(flat[0] >= 0).sum() - N)
     if given.dtype != torch.int8:
-        raise ValueError(
-            f"layer {label} was given a mask of dtype {given.dtype}, which subquad does not know"
-        )
+        raise ValueError(f"layer {label} was given a mask of dtype {given.dtype}, which subquad does not know")
     return Handed(True, flat > 0, offset=M - N)
 
 

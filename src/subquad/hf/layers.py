@@ -117,8 +117,8 @@ class Attached(nn.Module):
         if real is None:
             return self.bound(query, key, value, mask=mask, **options)
         keys = Mask.padding(keys=real)
-        exact = not self.bound.method.traits.subquadratic
-        if own is None or exact or mask.span is not None:  # what a query gets does not depend on the other queries
+        one_by_one = self.bound.method.traits.yardstick or mask.span is not None
+        if own is None or one_by_one:  # what a query gets does not depend on the other queries
             return self.bound(query, key, value, mask=mask & keys, **options)
         out = self.bound(query, key, value, mask=mask & keys & Mask.padding(queries=own), **options)
         padded = padded_queries(own, mask.is_causal) if query.shape[2] == key.shape[2] else None
@@ -129,9 +129,7 @@ class Attached(nn.Module):
     ) -> Tensor:
         """Exact attention with capped logits or sinks, in a layer where "full" is attached."""
         if not isinstance(self.bound.method, Full):
-            raise ValueError(
-                f"layer {self.label} has capped logits or sinks, which {self.bound.method} does not know"
-            )
+            raise ValueError(f"layer {self.label} has capped logits or sinks, which {self.bound.method} does not know")
         mask = mask if real is None else mask & Mask.padding(keys=real)
         return attend_exactly(query, key, value, mask, **options)
 
