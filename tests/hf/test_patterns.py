@@ -49,7 +49,7 @@ def test_packing_leaves_the_pattern_as_it_is():
     assert read_pattern(packed) == Pattern(-2, 0)
     assert read_pattern(None) == EVERYTHING
     assert CAUSAL.window is None
-    assert CAUSAL == Pattern(-math.inf, 0)
+    assert Pattern(-math.inf, 0) == CAUSAL
 
 
 @pytest.mark.parametrize(
