@@ -120,10 +120,10 @@ def _contiguous(queries: list[Tensor], keys: list[Tensor], bucket: list[Tensor])
 def _described(sets: Sets, spans: list[int]) -> interface.BucketSets:
     """Where the sets lie. Buckets of the same keys are the same buckets, whose keys are packed once."""
     described = (interface.BucketSet * len(spans))()
-    first_of: dict[tuple[int, int], int] = {}
+    first_of: dict[tuple[int, torch.Size, int], int] = {}
     buckets = 0
     for i, (queries, keys, bucket, span) in enumerate(zip(*sets, spans, strict=True)):
-        same = keys.data_ptr(), span
+        same = keys.data_ptr(), keys.shape, span
         if same not in first_of:
             first_of[same] = buckets
             buckets += keys.shape[2]

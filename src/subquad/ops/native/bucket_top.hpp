@@ -17,21 +17,21 @@ struct Candidates {
   int64_t room;
 };
 
-// The best of each column in one chunk of a head's tokens, ascending.
+// The best of each column in the chunks of the heads' tokens, ascending: a chunk's in a piece of its own.
 struct TopPartial {
-  float *values;   // (B,H,chunks,C,K)
-  int32_t *ranks;  // (B,H,chunks,C,K)
-  int32_t *found;  // (B,H,chunks,C)
-  float *bounds;   // (B,H,C')
+  Pieces<float> values;   // (C,K)
+  Pieces<int32_t> ranks;  // (C,K)
+  Pieces<int32_t> found;  // (C)
+  Pieces<float> bounds;   // a head: (C')
   int64_t chunks;
 
   TopPartial(Arena &arena, const Sizes &s) {
     const int64_t heads = s.B * s.H;
     chunks = heads % s.threads == 0 || heads >= 4 * s.threads ? 1 : 2 * s.threads;
-    values = arena.take<float>(heads * chunks * s.C * s.K);
-    ranks = arena.take<int32_t>(heads * chunks * s.C * s.K);
-    found = arena.take<int32_t>(heads * chunks * s.C);
-    bounds = arena.take<float>(heads * round_up(s.C, W));
+    values = arena.take_each<float>(heads * chunks, s.C * s.K);
+    ranks = arena.take_each<int32_t>(heads * chunks, s.C * s.K);
+    found = arena.take_each<int32_t>(heads * chunks, s.C);
+    bounds = arena.take_each<float>(heads, round_up(s.C, W));
   }
 };
 
@@ -160,14 +160,14 @@ static void top_of_chunk(const TopOf &of, const TopScratch &own, const TopPartia
   const Sizes &s = of.a.sizes;
   const int64_t columns = round_up(s.C, W), share = (of.tokens.count + partial.chunks - 1) / partial.chunks;
   const int64_t from = chunk * share, to = from + share < of.tokens.count ? from + share : of.tokens.count;
-  for (int64_t c = 0; c < columns; c++) own.bound[c] = partial.bounds[of.row() * columns + c];
+  for (int64_t c = 0; c < columns; c++) own.bound[c] = partial.bounds[of.row()][c];
   stream(of, own, from, to, true);
   for (int64_t c = 0; c < s.C; c++) {
-    const int64_t row = (of.row() * partial.chunks + chunk) * s.C + c;
-    partial.found[row] = own.found[c];
+    const int64_t at = of.row() * partial.chunks + chunk;
+    partial.found[at][c] = own.found[c];
     for (int64_t i = 0; i < own.found[c]; i++) {
-      partial.values[row * s.K + i] = own.best.logits[c * own.best.room + i];
-      partial.ranks[row * s.K + i] = own.best.ranks[c * own.best.room + i];
+      partial.values[at][c * s.K + i] = own.best.logits[c * own.best.room + i];
+      partial.ranks[at][c * s.K + i] = own.best.ranks[c * own.best.room + i];
     }
   }
 }
@@ -182,17 +182,17 @@ static void write_slots(const TopOf &of, int64_t column, const int32_t *ranks, i
 static void merge_top(const TopOf &of, const TopScratch &own, const TopPartial &partial) {
   const Sizes &s = of.a.sizes;
   const int64_t columns = round_up(s.C, W);
-  const float *bounds = partial.bounds + of.row() * columns;
+  const float *bounds = partial.bounds[of.row()];
   bool again = false;
   for (int64_t c = 0; c < columns; c++) {
     own.bound[c] = __builtin_inff();
     if (c >= s.C) continue;
     int64_t found = 0;
     for (int64_t chunk = 0; chunk < partial.chunks; chunk++) {
-      const int64_t row = (of.row() * partial.chunks + chunk) * s.C + c;
-      for (int64_t i = 0; i < partial.found[row]; i++, found++) {
-        own.best.logits[found] = partial.values[row * s.K + i];
-        own.best.ranks[found] = partial.ranks[row * s.K + i];
+      const int64_t at = of.row() * partial.chunks + chunk;
+      for (int64_t i = 0; i < partial.found[at][c]; i++, found++) {
+        own.best.logits[found] = partial.values[at][c * s.K + i];
+        own.best.ranks[found] = partial.ranks[at][c * s.K + i];
       }
     }
     float kth;
@@ -205,10 +205,11 @@ static void merge_top(const TopOf &of, const TopScratch &own, const TopPartial &
     }
   }
   if (!again) return;
-  for (int64_t c = 0; c < s.C; c++) partial.found[of.row() * partial.chunks * s.C + c] = own.bound[c] < 0;
+  int32_t *const again_of = partial.found[of.row() * partial.chunks];
+  for (int64_t c = 0; c < s.C; c++) again_of[c] = own.bound[c] < 0;
   stream(of, own, 0, of.tokens.count, false);
   for (int64_t c = 0; c < s.C; c++)
-    if (partial.found[of.row() * partial.chunks * s.C + c])
+    if (again_of[c])
       write_slots(of, c, own.best.ranks + c * own.best.room, own.found[c]);
 }
 
@@ -223,7 +224,7 @@ static int64_t top_of(const Selecting &a) {
   const int64_t heads = s.B * s.H;
   const Stage sampling = {heads, [&](int64_t bh, int thread) {
     for (int64_t i = 0; a.real && i < s.N; i++) a.best[bh * s.N + i] = 0;  // padding's
-    sample_bounds(TopOf(a, bh, real), scratch.of[thread], partial.bounds + bh * round_up(s.C, W));
+    sample_bounds(TopOf(a, bh, real), scratch.of[thread], partial.bounds[bh]);
   }};
   const Stage streaming = {heads * partial.chunks, [&](int64_t task, int thread) {
     top_of_chunk(TopOf(a, task / partial.chunks, real), scratch.of[thread], partial, task % partial.chunks);

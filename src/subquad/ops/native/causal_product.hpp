@@ -4,17 +4,19 @@
 // of what it gets from each.
 
 struct ProductScratch {
-  float *queries, *keys;  // (TILE,R′)
-  float *key_columns;     // (R,TILE)
-  float *values, *out;    // (TILE,E′) of a head
-  float *pairs;           // (TILE,TILE)
+  float *queries;             // (TILE,R′)
+  Pieces<float> keys;         // a key head: (TILE,R′)
+  Pieces<float> key_columns;  // a key head: (R,TILE)
+  Pieces<float> values;       // a key head: (TILE,E′)
+  float *out;                 // (TILE,E′)
+  float *pairs;               // (TILE,TILE)
 
   ProductScratch(Arena &arena, const Sizes &s, int64_t key_heads) {
     const int64_t R = round_up(s.D, W), E = round_up(s.E, W);
     queries = arena.take<float>(TILE * R);
-    keys = arena.take<float>(key_heads * TILE * R);
-    key_columns = arena.take<float>(key_heads * R * TILE);
-    values = arena.take<float>(key_heads * TILE * E);
+    keys = arena.take_each<float>(key_heads, TILE * R);
+    key_columns = arena.take_each<float>(key_heads, R * TILE);
+    values = arena.take_each<float>(key_heads, TILE * E);
     out = arena.take<float>(TILE * E);
     pairs = arena.take<float>(TILE * TILE);
   }
@@ -37,36 +39,36 @@ struct ProductTask {
     const Sizes &s = a.sizes;
     for (int64_t i = 0; i < key_heads(); i++) {
       const int64_t g = state_of * key_heads() + i;
-      float *keys = own.keys + i * TILE * R();
+      float *keys = own.keys[i];
       pack_rows<float>(a.key, b, g, nullptr, at, count, s.D, keys, R());
       zero(keys + count * R(), (round_up(count, W) - count) * R());
-      pack_rows<float>(a.value, b, g, nullptr, at, count, s.E, own.values + i * TILE * E(), E());
+      pack_rows<float>(a.value, b, g, nullptr, at, count, s.E, own.values[i], E());
     }
   }
 
   void add_keys(int64_t count) const {
     for (int64_t i = 0; i < key_heads(); i++)
-      gemm(a.sizes.D, E(), count, own.keys + i * TILE * R(), 1, R(), own.values + i * TILE * E(), E(), state, E(), true);
+      gemm(a.sizes.D, E(), count, own.keys[i], 1, R(), own.values[i], E(), state, E(), true);
   }
 
   // To out, what the tile's own keys give.
   void attend_own(int64_t count, int64_t i) const {
     const int64_t lanes = round_up(count, W);
-    gemm_deep(count, lanes, a.sizes.D, own.queries, R(), 1, own.key_columns + i * R() * TILE, TILE, own.pairs, TILE,
+    gemm_deep(count, lanes, a.sizes.D, own.queries, R(), 1, own.key_columns[i], TILE, own.pairs, TILE,
               false);
     for (int64_t t = 0; t < count; t++)
       for (int64_t j = 0; j < lanes; j += W) {
         const vf pairs = load(own.pairs + t * TILE + j);
         store(own.pairs + t * TILE + j, a.reverse ? lanes_from(t - j, pairs) : lanes_before(t + 1 - j, pairs, 0));
       }
-    gemm(count, E(), count, own.pairs, TILE, 1, own.values + i * TILE * E(), E(), own.out, E(), true);
+    gemm(count, E(), count, own.pairs, TILE, 1, own.values[i], E(), own.out, E(), true);
   }
 
   void tile(int64_t at, int64_t count) const {
     const Sizes &s = a.sizes;
     load_keys(at, count);
     for (int64_t i = 0; i < key_heads(); i++)
-      pack_transposed(own.keys + i * TILE * R(), round_up(count, W), s.D, R(), own.key_columns + i * R() * TILE, TILE);
+      pack_transposed(own.keys[i], round_up(count, W), s.D, R(), own.key_columns[i], TILE);
     for (int64_t h = state_of * query_heads(); h < (state_of + 1) * query_heads(); h++) {
       pack_rows<float>(a.query, b, h, nullptr, at, count, s.D, own.queries, R());
       gemm_deep(count, E(), s.D, own.queries, R(), 1, state, E(), own.out, E(), false);
@@ -92,7 +94,7 @@ static int64_t causal_product(const CausalProduct &a) {
   const int64_t per_item = s.H < s.G ? s.H : s.G, all = s.B * per_item, size = s.D * round_up(s.E, W);
   Arena arena{(char *)a.workspace};
   const Ranges ranges(all, s.N, TILE, s.threads);
-  float *states = arena.take<float>(all * ranges.count * size);  // of what comes before each range
+  const Pieces<float> states = arena.take_each<float>(all * ranges.count, size);  // of what comes before each range
   const PerThread<ProductScratch> scratch(arena, s, s.G / per_item);
   if (!arena.base) return arena.used;
 
@@ -101,7 +103,7 @@ static int64_t causal_product(const CausalProduct &a) {
     const int64_t of = task / ranges.count, range = task % ranges.count;
     const int64_t from = (a.reverse ? ranges.count - 1 - range : range) * ranges.size;
     const int64_t to = from + ranges.size < s.N ? from + ranges.size : s.N;
-    const ProductTask work{a, scratch.of[thread], states + state * size, of / per_item, of % per_item};
+    const ProductTask work{a, scratch.of[thread], states[state], of / per_item, of % per_item};
     work.tiles(from, to, [&](int64_t at, int64_t count) {
       if (attend) return work.tile(at, count);
       work.load_keys(at, count);
@@ -111,12 +113,12 @@ static int64_t causal_product(const CausalProduct &a) {
   const Stage sums = {all * ranges.count, [&](int64_t task, int thread) {
     const bool last = (task + 1) % ranges.count == 0;
     const int64_t next = last ? task + 1 - ranges.count : task + 1;  // nobody needs the last range's
-    zero(states + next * size, size);
+    zero(states[next], size);
     if (!last) run(task, thread, next, false);
   }};
   const Stage combined = {ranges.count > 1 ? all : 0, [&](int64_t of, int) {
-    float *first = states + of * ranges.count * size;
-    for (int64_t i = size; i < ranges.count * size; i++) first[i] += first[i - size];
+    for (int64_t range = of * ranges.count + 1; range < (of + 1) * ranges.count; range++)
+      for (int64_t i = 0; i < size; i++) states[range][i] += states[range - 1][i];
   }};
   const Stage products = {all * ranges.count, [&](int64_t task, int thread) { run(task, thread, task, true); }};
   parallel_stages(s.threads, sums, combined, products);

@@ -7,23 +7,26 @@
 // a state too, of p for features, dO for values and −Δ for ones, which is built from the end of the sequence.
 
 struct FeatureGradients {
-  float *shift, *weight;  // (B,H,N) −lse and −Δ; −∞ and 0 for a query that sees no key
+  Pieces<float> shift, weight;  // a head: (N) −lse and −Δ; −∞ and 0 for a query that sees no key
 
   FeatureGradients(Arena &arena, const Sizes &s) {
-    shift = arena.take<float>(s.B * s.H * s.N + TILE);  // parts of a tile are read in whole vectors
-    weight = arena.take<float>(s.B * s.H * s.N + TILE);
-    for (int64_t i = 0; arena.base && i < TILE; i++) shift[s.B * s.H * s.N + i] = weight[s.B * s.H * s.N + i] = 0;
+    shift = arena.take_each<float>(s.B * s.H, s.N, TILE);  // parts of a tile are read in whole vectors
+    weight = arena.take_each<float>(s.B * s.H, s.N, TILE);
+    for (int64_t i = 0, last = s.B * s.H - 1; arena.base && i < TILE; i++)
+      shift[last][s.N + i] = weight[last][s.N + i] = 0;
   }
 
   void fill(const FeatureBackward &a, int64_t bh) const {
     const Sizes &s = a.sizes;
-    for (int64_t i = bh * s.N; i < (bh + 1) * s.N; i++) {
-      const bool sees = a.lse[i] != -__builtin_inff();
-      shift[i] = sees ? -a.lse[i] : -__builtin_inff();
-      weight[i] = sees && a.grad_lse ? a.grad_lse[i] : 0;
+    float *const shifts = shift[bh], *const weights = weight[bh];
+    for (int64_t i = 0; i < s.N; i++) {
+      const float lse = a.lse[bh * s.N + i];
+      const bool sees = lse != -__builtin_inff();
+      shifts[i] = sees ? -lse : -__builtin_inff();
+      weights[i] = sees && a.grad_lse ? a.grad_lse[bh * s.N + i] : 0;
       if (sees && a.grad_out.data)
-        weight[i] -= dot(row_of<float>(a.grad_out, bh / s.H, bh % s.H, i - bh * s.N),
-                         row_of<float>(a.out, bh / s.H, bh % s.H, i - bh * s.N), s.E);
+        weights[i] -= dot(row_of<float>(a.grad_out, bh / s.H, bh % s.H, i),
+                          row_of<float>(a.out, bh / s.H, bh % s.H, i), s.E);
     }
   }
 };
@@ -82,7 +85,7 @@ struct KeyScan {
   int64_t b, g;
 
   int64_t group() const { return a.sizes.H / a.sizes.G; }
-  float *exponents_of(int64_t i) const { return own.of_heads + i * (a.sizes.C * TILE + W); }
+  float *exponents_of(int64_t i) const { return own.of_heads[i]; }
 
   void load_keys(int64_t at, int64_t count) const {
     const Sizes &s = a.sizes;
@@ -226,8 +229,10 @@ static int64_t feature_backward(const FeatureBackward &a) {
 
   FeatureSide keys = keys_of(s, a.in), queries = queries_of(s, a.in);
   queries.payload = a.grad_out;
-  queries.shift = gradients.shift;
-  queries.weight = gradients.weight;
+  queries.shift = gradients.shift.first;
+  queries.weight = gradients.weight.first;
+  queries.shift_head = gradients.shift.pitch;
+  queries.shift_batch = s.H * gradients.shift.pitch;
   const Stage deltas = {s.B * s.H, [&](int64_t bh, int) { gradients.fill(a, bh); }};
   const int64_t sums_of_keys = of_keys.tasks(s), slopes_of_keys = key_tasks(s, visible, of_queries);
   const Stage sums = {sums_of_keys + of_queries.tasks(s), [&](int64_t task, int t) {

@@ -62,7 +62,7 @@ struct QueryScan {
   int64_t b, g;
 
   int64_t group() const { return s.H / s.G; }
-  float *exponents_of(int64_t i) const { return own.of_heads + i * (s.C * TILE + W); }
+  float *exponents_of(int64_t i) const { return own.of_heads[i]; }
 
   // Queries that see the same keys.
   void together(const FeatureState &state, int64_t h, int64_t from, int64_t to) const {

@@ -42,7 +42,7 @@ struct FeatureScratch {
   float *shift, *weight;  // (TILE + W)
   float *exponents;       // (R,TILE), as are these
   float *features, *other_features, *slopes;
-  float *of_heads;        // (heads,R,TILE) the other side's exponents
+  Pieces<float> of_heads;  // a head: (R,TILE) the other side's exponents
   float *payload, *payload_columns;  // (TILE,E′), (E,TILE)
   float *others, *other_columns;     // the other side's
   float *value_grads;     // (TILE,E′)
@@ -64,7 +64,7 @@ struct FeatureScratch {
     features = arena.take<float>(tile);
     other_features = arena.take<float>(tile);
     slopes = arena.take<float>(backward ? tile : 0);
-    of_heads = arena.take<float>(s.H / s.G * tile);
+    of_heads = arena.take_each<float>(s.H / s.G, tile);
     payload = arena.take<float>(TILE * E);
     payload_columns = arena.take<float>(backward ? E * TILE + W : 0);
     others = arena.take<float>(backward ? TILE * E : 0);

@@ -18,8 +18,8 @@ static float kth_largest(const float *values, int64_t count, int64_t k, int32_t 
 }
 
 // For each of W columns a bound that at least k of its `count` values exceed, and few more: bisection on the upper half
-// of the bits, all columns at once. −∞, which no NaN exceeds, where a NaN or −∞ is among the k largest. `numbers` is
-// scratch of count·W.
+// of the bits, all columns at once. NaNs count as the largest; where one or −∞ is the k-th, the bound is −∞. `numbers` is scratch
+// of count·W.
 static vf bound_of_columns(const float *values, int64_t row, int64_t count, int64_t k, int32_t *numbers) {
   for (int64_t i = 0; i < count; i++) *(vi_anywhere *)(numbers + i * W) = ordered(load(values + i * row));
   vi kth = vi{} + INT32_MIN;

@@ -1,0 +1,307 @@
+"""Call every compiled kernel with random shapes, patterns and lists, and NaN, infinity or huge numbers in one head.
+
+    python -m tests.ops.fuzz_native --calls 20000 --seed 0
+
+Every case runs twice, with the poison and without, on workspaces that hold different rubbish. What the poison's batch item
+and key head do not have a part in must come out equal bit for bit, and the memory on both sides of the workspace must
+stay as it was. Each case follows from the seed and its number alone: after a crash, `--verbose` shows which one it was and
+`--first` starts there. Under the sanitizers (CONTRIBUTING.md) fences stand between the pieces of the workspace too.
+"""
+
+import argparse
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from ctypes import byref
+from random import Random
+
+import torch
+from torch import Tensor
+
+import subquad  # noqa: F401  (registers the ops)
+from subquad.ops import native
+from subquad.ops.native import interface
+
+GUARD, CANARY = 4096, 0xA5
+POISONS = (math.nan, math.inf, -math.inf, 3.3e38, -3.3e38, 1e-45, 0.0)
+HOSTILE = (-(2**63), -(2**31) - 1, -(2**31), -7, -1, 2**31 - 1, 2**31, 2**62, 2**63 - 1)
+OPS = torch.ops.subquad
+
+calls: Counter[tuple[str, str]] = Counter()
+rubbish = 0xFF  # of the bytes of the next workspaces: NaN and −1
+
+
+def guarded_run(kernel: str, arguments) -> None:  # type: ignore[no-untyped-def]
+    """As `interface.run`, with a workspace that holds rubbish and has guards on both sides."""
+    function = getattr(native.library(), f"subquad_{kernel}")
+    room = -(-function(byref(arguments)) // interface.ALIGNMENT) * interface.ALIGNMENT
+    memory = torch.full((room + 2 * GUARD + interface.ALIGNMENT,), CANARY, dtype=torch.uint8)
+    start = GUARD + -(memory.data_ptr() + GUARD) % interface.ALIGNMENT
+    memory[start : start + room] = rubbish
+    arguments.workspace = memory.data_ptr() + start
+    refused = function(byref(arguments)) < 0
+    calls[kernel, native.variant()] += 1
+    for side in (memory[:start], memory[start + room :]):
+        assert (side == CANARY).all(), f"{kernel} wrote outside of its workspace"
+    if refused:
+        raise ValueError(f"{kernel}: a list names what is not there")
+
+
+# ---------------------------------------------------------------------- what is drawn
+
+
+class Draw:
+    """Random numbers, lists and tensors of one case, and the poison in them."""
+
+    def __init__(self, seed: str, poisoned: bool):
+        self.rng, self.poisoned = Random(seed), poisoned
+        self.spoilt = 0
+
+    def size(self, most: int) -> int:
+        """A length from 1 to `most`, short ones more often."""
+        return min(most, 1 + int(most * self.rng.random() ** 3))
+
+    def maybe(self, chance: float = 0.5) -> bool:
+        return self.rng.random() < chance
+
+    def heads(self) -> tuple[int, int]:
+        return self.rng.choice([(1, 1), (2, 2), (2, 1), (4, 2)])
+
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.rng.getrandbits(60))
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Normal numbers; a poison in head 0 of item 0 of some of those that have heads."""
+        x = torch.randn(shape, generator=self.generator()) * self.rng.choice((0.1, 1.0, 1.0, 9.0))
+        # Drawn with and without poison alike, so that both runs go on with the same numbers.
+        spoil, poison, place = self.maybe(), self.rng.choice(POISONS), self.rng.randrange(6)
+        chosen = torch.rand(shape[2] if len(shape) > 2 else 1, generator=self.generator())
+        share = self.rng.choice((0.05, 0.5, 0.95))
+        if len(shape) == 4 and spoil and self.poisoned and x.numel() > 0:
+            head = x[0, 0]
+            if place == 0:
+                head[0, 0] = poison
+            elif place == 1:
+                head[-1] = poison
+            elif place == 2:
+                head[:] = poison
+            elif place == 3:
+                head[:, 0] = poison
+            else:
+                head[chosen < share] = poison
+            self.spoilt += 1
+        return (
+            x.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype)
+            if dtype.itemsize < 4 and (math.isfinite(poison))
+            else x.to(dtype)
+        )
+
+    def real(self, batch: int, tokens: int) -> Tensor | None:
+        """A padding mask, or None; an item may have no real token."""
+        keep, share = self.maybe(), self.rng.choice((0.0, 0.1, 0.9))
+        mask = torch.rand(batch, tokens, generator=self.generator()) < share
+        return mask if keep else None
+
+    def whole(self, low: int, high: int, *shape: int) -> Tensor:
+        """Whole numbers from `low` to `high`; a few in item 0 are hostile where it is poisoned."""
+        x = torch.randint(low, high + 1, shape, generator=self.generator())
+        spoil, at = self.maybe(0.3), torch.rand(shape, generator=self.generator()) < 0.05
+        hostile = self.rng.choice(HOSTILE)
+        if spoil and self.poisoned:
+            x[0] = x[0].masked_fill(at[0], hostile)
+        return x
+
+
+def tracked(*tensors: Tensor) -> list[Tensor]:
+    return [x.requires_grad_() for x in tensors]
+
+
+def backward(draw: Draw, outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    """Gradients, those of the outputs being poisoned too."""
+    given = [draw.normal(*x.shape, dtype=x.dtype) for x in outputs]
+    grads = torch.autograd.grad(outputs, inputs, given, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(grads, inputs, strict=True)]
+
+
+# ---------------------------------------------------------------------- the kernels
+# Each returns tensors (B, heads, …).
+
+
+def clustered(draw: Draw) -> list[Tensor]:
+    B, (H, G), long = draw.rng.randint(1, 3), draw.heads(), draw.maybe(0.02)
+    N, M = draw.size(150), 4200 if long else draw.size(200)
+    D, E = draw.size(3 if long else 40), draw.size(3 if long else 40)
+    C, topk = min(N, draw.size(20)), min(M, draw.rng.choice((0, 1, draw.size(40), draw.size(M), M)))
+    dtype = draw.rng.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16))
+    inputs = tracked(*(draw.normal(*shape, dtype=dtype) for shape in ((B, H, N, D), (B, G, M, D), (B, G, M, E))))
+    masks = draw.real(B, N), draw.real(B, M)
+    bits, iterations, seed = draw.rng.randint(1, 63), draw.rng.randint(0, 4), draw.rng.randrange(9)
+    out, *saved = OPS.clustered_forward(*inputs, *masks, C, topk, bits, iterations, 0.3, seed)
+    of_lists, at = draw.maybe(0.1), draw.rng.randrange(3)
+    grad = draw.normal(*out.shape, dtype=dtype)
+    lists = [x.clone() for x in saved[:3]]
+    if of_lists and draw.poisoned and lists[at].numel() > 0:
+        lists[at].flatten()[draw.rng.randrange(lists[at].numel())] = draw.rng.choice((-(2**31), -1, N, M, 2**31 - 1))
+        try:
+            OPS.clustered_backward(grad, *inputs, *masks, *lists, *saved[3:], C, topk, 0.3)
+        except ValueError:
+            pass
+    grads = OPS.clustered_backward(grad, *inputs, *masks, *saved, C, topk, 0.3)
+    order, offsets, *rest = saved
+    return [out, offsets, *rest, *grads]
+
+
+def hashing(draw: Draw) -> list[Tensor]:
+    B, H, N, D = draw.rng.randint(1, 3), draw.rng.choice((1, 2)), draw.size(1500), draw.size(40)
+    x, real = draw.normal(B, H, N, D, dtype=draw.rng.choice(tuple(interface.DTYPES))), draw.real(B, N)
+    codes = OPS.hash_codes(x, draw.rng.randint(1, 63), draw.rng.randrange(9), draw.maybe(), real)
+    return [codes, OPS.hamming_kmeans(codes, real, draw.size(N + 2), draw.rng.randint(0, 4))]
+
+
+def in_buckets(draw: Draw) -> list[Tensor]:
+    B, (H, G), N, M = draw.rng.randint(1, 3), draw.heads(), draw.size(120), draw.size(120)
+    D, E, sets = draw.size(40), draw.size(40), draw.rng.randint(1, 3)
+    inputs = [draw.normal(B, H, N, D), draw.normal(B, G, M, D), draw.normal(B, G, M, E)]
+    bias = draw.normal(B, H, M, 1)[..., 0] if draw.maybe() else None
+    queries, keys, bucket, spans = [], [], [], []
+    for _ in range(sets):
+        C, K, S = draw.size(6), draw.size(40) if draw.maybe(0.9) else 600, draw.size(40)
+        T = draw.size(8) if draw.maybe() else C
+        queries.append(draw.whole(-1, N + 1, B, H, T, S))
+        keys.append(keys[-1] if keys and draw.maybe(0.3) else draw.whole(-1, M + 1, B, H, C, K))
+        C = keys[-1].shape[2]
+        named = draw.maybe() or T > C
+        bucket.append(draw.whole(0, C - 1, B, H, T) if named else torch.empty(0, dtype=torch.int64))
+        spans.append(draw.rng.choice((-1, -1, 0, 5, 2**40)))
+    offsets = draw.whole(-5, 5, B) if draw.maybe(0.3) else None
+    hidden = torch.rand(B, H, draw.size(4), M, generator=draw.generator()) < 0.4 if draw.maybe(0.3) else None
+    tracks = tracked(*inputs, *([] if bias is None else [bias]))
+    pattern = offsets, hidden, draw.rng.choice((0, 0, 3, -200)), draw.maybe(), draw.maybe(0.3)
+    out, lse = OPS.bucket_attention_forward(*inputs, bias, queries, keys, bucket, spans, *pattern, 0.3)
+    return [out.detach(), lse.detach(), *backward(draw, [[out], [lse], [out, lse]][draw.rng.randrange(3)], tracks)]
+
+
+def top_of_buckets(draw: Draw) -> list[Tensor]:
+    B, H, C = draw.rng.randint(1, 3), draw.rng.choice((1, 2)), draw.size(20)
+    N = draw.rng.randint(1025, 1300) if draw.maybe(0.1) else draw.size(300)
+    scores, real, most = draw.normal(B, H, N, C), draw.real(B, N), draw.size(N)
+    return list(OPS.top_of_each_bucket(scores, draw.whole(0, most, B), most, real, draw.maybe()))
+
+
+def top_by_hash(draw: Draw) -> list[Tensor]:
+    B, H, C, N = draw.rng.randint(1, 3), draw.rng.choice((1, 2)), draw.size(20), draw.size(200)
+    vectors, weights, biases, layers = [], [], [], []
+    for _ in range(draw.rng.randint(1, 2)):
+        widths = [draw.size(20) for _ in range(draw.rng.randint(1, 3))]
+        vectors.append(draw.normal(B, H, N, widths[0]))
+        for wide, out in zip(widths, [*widths[1:], C], strict=True):
+            weights.append(draw.normal(H, wide, out)), biases.append(draw.normal(H, 1, out))
+        layers.append(len(widths))
+    real, most = draw.real(B, N), draw.size(N)
+    sizes = draw.whole(0, most, B)
+    return list(OPS.top_by_hash(vectors, weights, biases, layers, H, 0.5, sizes, most, real, draw.maybe()))
+
+
+def blocks(draw: Draw) -> list[Tensor]:
+    B, H, N, C = draw.rng.randint(1, 3), draw.rng.choice((1, 2)), draw.size(300), draw.size(20)
+    return list(OPS.by_bucket(draw.whole(0, C, B, H, N), C, draw.size(40)))
+
+
+def features(draw: Draw) -> list[Tensor]:
+    B, (H, G), N, R = draw.rng.randint(1, 3), draw.heads(), draw.size(700 if draw.maybe(0.1) else 150), draw.size(40)
+    block, lag = draw.rng.choice(((0, 0), (1, 0), (draw.size(90), draw.size(3))))
+    M = N if block else draw.size(150)
+    mapped = draw.maybe(), draw.maybe()
+    D, E, K = (draw.size(40) if mapped[0] else R), draw.size(40), (draw.size(40) if mapped[1] else R)
+    inputs = [draw.normal(B, H, N, D), draw.normal(B, G, M, K), draw.normal(B, G, M, E)]
+    of_query = draw.normal(draw.rng.choice((1, H)), R, D) if mapped[0] else None
+    of_key = draw.normal(draw.rng.choice((1, G)), R, K) if mapped[1] else None
+    feature_bias = draw.normal(draw.rng.choice((1, H)), R) if draw.maybe() else None
+    key_bias = draw.normal(B, draw.rng.choice((1, G)), M) if draw.maybe() else None
+    if key_bias is not None:
+        key_bias[torch.rand(key_bias.shape, generator=draw.generator()) < 0.3] = -torch.inf
+    tracks = tracked(*inputs, *([] if key_bias is None else [key_bias]))
+    out, lse = OPS.feature_attention_forward(*inputs, of_query, of_key, feature_bias, key_bias, block, lag)
+    grads = backward(draw, [[out], [lse], [out, lse]][draw.rng.randrange(3)], tracks)
+    return [out.detach(), lse.detach(), *grads[:3]]  # the bias's may be a sum over heads
+
+
+def products(draw: Draw) -> list[Tensor]:
+    B, N, R, E = draw.rng.randint(1, 3), draw.size(700 if draw.maybe(0.1) else 150), draw.size(40), draw.size(40)
+    H, G = draw.heads()
+    H, G = (H, G) if draw.maybe() else (G, H)
+    inputs = tracked(draw.normal(B, H, N, R), draw.normal(B, G, N, R), draw.normal(B, G, N, E))
+    out = OPS.causal_product(*inputs, draw.maybe())
+    return [out.detach(), *backward(draw, [out], inputs)]
+
+
+CASES: dict[str, Callable[[Draw], list[Tensor]]] = {
+    "clustered": clustered,
+    "hashing": hashing,
+    "buckets": in_buckets,
+    "top": top_of_buckets,
+    "top by hash": top_by_hash,
+    "blocks": blocks,
+    "features": features,
+    "products": products,
+}
+
+
+# ---------------------------------------------------------------------- runs
+
+
+def untouched(x: Tensor) -> list[Tensor]:
+    """What has no part in head 0 of item 0, nor in the heads of its group: the last head's group is another if there are
+    several key heads, which has the same number in the outputs of fewer heads."""
+    return [x[1:]]
+
+
+def run_case(name: str, seed: str) -> None:
+    """One case, clean and poisoned.
+
+    Raises:
+        AssertionError: the poison reached another item, or something was written outside of the workspace.
+    """
+    global rubbish
+    results = []
+    for poisoned, rubbish in ((False, 0xFF), (True, 0x7F)):
+        draw = Draw(seed, poisoned)
+        native_threads = draw.rng.choice((1, 1, 2))
+        torch.set_num_threads(native_threads)
+        results.append(CASES[name](draw))
+    for number, (clean, poisoned_too) in enumerate(zip(*results, strict=True)):
+        for a, b in zip(untouched(clean), untouched(poisoned_too), strict=True):
+            assert a.shape == b.shape
+            same = (a == b) | (a.isnan() & b.isnan()) if a.is_floating_point() else a == b
+            assert same.all(), f"{name}, result {number}: the poison in item 0 changed another item"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=20000, help="at least so many calls of kernels")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--verbose", action="store_true", help="name every case before it runs")
+    given = parser.parse_args()
+    interface.run = guarded_run  # type: ignore[assignment]
+    interface.SMALL = 0  # two threads for little work too
+    case, names, variants = given.first, list(CASES), native.variants()
+    while sum(calls.values()) < given.calls:
+        name, variant = names[case % len(names)], variants[case // len(names) % len(variants)]
+        if given.verbose:
+            print(case, name, variant, flush=True)
+        with native.use_variant(variant):
+            try:
+                run_case(name, f"{given.seed}/{case}")
+            except Exception as error:
+                raise SystemExit(f"case {case} of seed {given.seed}, {name}, {variant}: {error}") from error
+        case += 1
+    counts: dict[str, dict[str, int]] = {}
+    for (kernel, variant), count in sorted(calls.items()):
+        counts.setdefault(kernel, {})[variant] = count
+    print(json.dumps({"cases": case - given.first, "calls": sum(calls.values()), "of": counts}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
