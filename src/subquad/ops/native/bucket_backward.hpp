@@ -77,21 +77,24 @@ struct BucketGradScratch {
 static void weights_backward(const BucketBackward &a, int64_t b, int64_t h, int64_t span, const int32_t *queries,
                              int64_t count, int64_t lanes, const BucketGradients &head, const BucketGradScratch &own) {
   const bool all = sees_all(a.pattern, span);
+  const int64_t E = round_up(a.sizes.E, W);
   for (int64_t i = 0; i < count; i++) {
     const Seen seen = seen_by(a.pattern, a.sizes, span, b, h, queries[i]);
     const float lse = head.lse[queries[i]], delta = head.delta[queries[i]];
+    vi any = vi{} - (all ? 1 : 0);
     for (int64_t j = 0; j < lanes; j += W) {
       float *weights = own.weights + i * lanes + j, *products = own.products + i * lanes + j;
       vf w = exp_nonpositive(visible_logits(weights, a.scale, own.bias + j, own.numbers + j, nullptr) - lse);
       vf ds = w * (load(products) - delta);
       if (!all) {
         const vi visible = visible_keys(own.numbers + j, seen);
-        w = (vf)(visible & (vi)w), ds = (vf)(visible & (vi)ds);
+        w = (vf)(visible & (vi)w), ds = (vf)(visible & (vi)ds), any |= visible;
       }
       store(weights, w);
       store(products, ds * a.scale);
       store(own.of_bias + j, load(own.of_bias + j) + ds);
     }
+    if (delta != delta && all_set(any == 0)) zero(own.grads + i * E, E);  // which no value may get
   }
 }
 
