@@ -2,7 +2,10 @@
 
 from typing import Any
 
-CLASSES: dict[str, str] = {}
+CLASSES: dict[str, str] = {
+    "musicgen": "MusicgenForConditionalGeneration",
+    "musicgen_melody": "MusicgenMelodyForConditionalGeneration",
+}
 
 RESNET: dict[str, Any] = {
     "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 24, 32, 40], "depths": [1] * 4,
@@ -27,8 +30,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
             kind: _ROPE | {"mrope_section": [2, 1, 1]} for kind in ("full_attention", "sliding_attention")
         }
     },
-    "dbrx": {"attn_config": {"model_type": "dbrx", "kv_n_heads": 2, "rope_theta": 10_000.0}},
-    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
+    "dbrx": {"attn_config": {"model_type": "dbrx", "kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8}},
+    "deepseek_ocr2_text": _MOE | {"mlp_layer_types": ["dense", "sparse"]},
     "deepseek_v2": _MOE,
     "depth_anything": {"backbone_config": _FOUR_STAGES},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
@@ -55,11 +58,36 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "glm5_next_text": {"index_kpool": 2},
     "granite4_vision": {"deepstack_layer_map": [[-1, 0]]},
     "granitemoehybrid": {"mamba_n_heads": 8},
+    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8},
+    "mistral4": {"qk_nope_head_dim": 4},
+    "kosmos-2": {"latent_query_num": 4},
+    "nemotron": {"num_key_value_heads": 2},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 4,
+        "indexer_compress_ratio": 2,
+    },
+    "shieldgemma2": {"yes_token_index": 7, "no_token_index": 8},
+    "swin": {"window_size": 4},
+    "moonshine_streaming": {"num_key_value_heads": 4, "num_attention_heads": 4},
+    "pix2struct_text_model": {"initializer_range": 0.02},
+    "nemotron3_5_transcribe_asr_audio": {"num_key_value_heads": 4},
+    "nemotron3_5_transcribe_audio": {"num_key_value_heads": 4},
+    "nemotron3_5_transcribe_word_timestamp": {"num_key_value_heads": 4},
+    "nemotron3_diarization": {"num_key_value_heads": 4},
+    "nemotron3_diarization_audio": {"num_key_value_heads": 4},
     "informer": _SERIES,
     "instructblip": {"image_token_index": 3},
     "instructblipvideo": {"video_token_index": 3},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "llama4_vision_model": {"intermediate_size": 128},
+    "llama4_vision_model": {
+        "intermediate_size": 128,
+        "projector_input_dim": 32,
+        "projector_output_dim": 32,
+        "vision_output_dim": 32,
+    },
     "longcat_flash": {"head_dim": 4},
     "lw_detr_vit": {"image_size": 64},
     "mamba2": {"num_heads": 8},
@@ -76,7 +104,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_5_omni_thinker": {"vision_start_token_id": 30},
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 16},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 30},
-    "sam2_hiera_det_model": {"hidden_size": 96},
+    "sam2_hiera_det_model": {"hidden_size": 96, "global_attention_blocks": [4]},
     "step3p5": {"sliding_window": 5},
     "time_series_transformer": _SERIES,
     "tipsv2_dpt": {"backbone_config": _FOUR_STAGES},

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from subquad.hf.example_inputs.form import Form
+from subquad.hf.example_inputs.form import Form, configs
 
 
 def samples(form: Form) -> int:
@@ -17,8 +17,8 @@ def samples(form: Form) -> int:
 
 
 def _list(form: Form, name: str) -> list[int]:
-    value = getattr(form.config, name, None)
-    return list(value) if isinstance(value, list | tuple) else []
+    values = (vars(config).get(name) for config in configs(form.config))
+    return next((list(v) for v in values if isinstance(v, list | tuple)), [])
 
 
 def wave(form: Form) -> Tensor:
@@ -34,6 +34,12 @@ def wave_mask(form: Form) -> Tensor | None:
 def channels_of_wave(form: Form) -> Tensor:
     """Samples on an axis of channels."""
     return wave(form)[:, None].expand(-1, form.number("audio_channels", default=1), -1)
+
+
+BINS = (
+    "input_dim", "num_mel_bins", "n_mels", "input_feat_per_channel", "feature_size", "mel_bins",
+    "feature_projection_input_dim", "input_size",
+)  # fmt: skip
 
 
 def bins(form: Form) -> int:

@@ -3,6 +3,7 @@
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from subquad.hf.example_inputs import vision
 from subquad.hf.example_inputs.form import PADDINGS, Form
 from subquad.hf.example_inputs.images import image_inputs, takes_image_tokens
 from subquad.hf.example_inputs.rules import BY_NAME, BY_TYPE, IF_REQUIRED, MASK_OF, Rule
@@ -33,7 +34,7 @@ def example_inputs(
     form = Form(model, batch, length, padding, seed)
     special = BY_TYPE.get(model.config.model_type, {})
     found: dict[str, Tensor] = {}
-    if takes_image_tokens(form):
+    if takes_image_tokens(form) and special.get("pixel_values", vision.image) is not None:
         found = image_inputs(form, special)
     for name in form.parameters:
         rule = _rule(form, name, special)

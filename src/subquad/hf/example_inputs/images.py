@@ -8,6 +8,7 @@ from torch import Tensor
 
 from subquad.hf.example_inputs import vision
 from subquad.hf.example_inputs.form import Form, special_ids
+from subquad.hf.example_inputs.rules import IF_REQUIRED
 from subquad.hf.example_inputs.text import IMAGE_TOKENS
 
 
@@ -29,6 +30,11 @@ def image_inputs(form: Form, special: dict[str, Any]) -> dict[str, Tensor]:
     rules = {"pixel_values": vision.image}
     if "image_grid_thw" in wanted:
         rules = {"pixel_values": vision.patches, "image_grid_thw": vision.grid}
+    rules |= {
+        k: IF_REQUIRED[k]
+        for k in wanted
+        if k in IF_REQUIRED and k not in rules and wanted[k].default is wanted[k].empty
+    }
     rules |= {k: v for k, v in special.items() if k in wanted and v is not None}
     found = {name: rule(form) for name, rule in rules.items()}
     try:

@@ -58,3 +58,26 @@ def none_padded(form: Form) -> Tensor:
 def frequency(form: Form) -> Tensor:
     """The lowest class of frequency."""
     return torch.zeros(form.batch, 1, dtype=torch.long)
+
+
+# ---------------------------------------------------------------------- what a decision transformer acts on
+
+
+def states(form: Form) -> Tensor:
+    """What is seen at each step."""
+    return form.floats(form.batch, form.length, form.number("state_dim"))
+
+
+def actions(form: Form) -> Tensor:
+    """What is done at each step."""
+    return form.floats(form.batch, form.length, form.number("act_dim"))
+
+
+def rewards(form: Form) -> Tensor:
+    """One number at each step."""
+    return form.floats(form.batch, form.length, 1)
+
+
+def steps(form: Form) -> Tensor:
+    """0, 1, 2, …"""
+    return torch.arange(form.length).expand(form.batch, -1)

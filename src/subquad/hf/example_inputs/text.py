@@ -68,3 +68,31 @@ def boxes(form: Form) -> Tensor:
 def embedded(form: Form) -> Tensor:
     """Tokens as the model's width of numbers."""
     return form.floats(form.batch, form.length, form.number("hidden_size", "d_model", "dim"))
+
+
+def encoded(form: Form) -> Tensor:
+    """What an encoder hands to cross-attention."""
+    return form.floats(form.batch, decoder_length(form), form.number("encoder_hidden_size", "hidden_size"))
+
+
+def image_places(form: Form) -> Tensor:
+    """1 where the text leaves place for the vectors of an image."""
+    places = torch.zeros(form.batch, form.length, dtype=torch.long)
+    places[:, 1 : 1 + form.number("latent_query_num")] = 1
+    return places
+
+
+def unit_boxes(form: Form) -> Tensor:
+    """`boxes` as shares of the page."""
+    return boxes(form) / 100
+
+
+def channel_ids(form: Form) -> Tensor:
+    """One id for each channel of sound, at every step of the decoder."""
+    ids = form.ids(decoder_length(form), decoder_vocabulary(form))
+    return ids[..., None].expand(-1, -1, form.number("num_channels"))
+
+
+def real_tokens(form: Form) -> Tensor:
+    """Which of `embedded` are real, ones where no padding is asked for."""
+    return form.full_mask(form.length)

@@ -118,3 +118,8 @@ def patches(form: Form) -> Tensor:
     frames = form.number("temporal_patch_size", default=1)
     width = channels(form) * frames * patch_size(form) ** 2
     return form.floats(int(grid(form).prod(-1).sum()), width)
+
+
+def ones_each(form: Form) -> Tensor:
+    """A 1 for each image."""
+    return torch.ones(form.batch, dtype=torch.long)
