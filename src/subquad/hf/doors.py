@@ -22,7 +22,7 @@ _EXPECTED = (
 )
 _WRAPPED_TOO_EARLY = {
     "OptimizedModule": "it is compiled: swap before compiling (torch.compile), or give the model that was compiled",
-    "RecursiveScriptModule": "it is a TorchScript module: swap before torch.jit.trace or torch.jit.script",
+    "ScriptModule": "it is a TorchScript module: swap before torch.jit.trace or torch.jit.script",
     "FullyShardedDataParallel": "its parameters are sharded: swap before wrapping it in FullyShardedDataParallel",
 }
 
@@ -49,16 +49,16 @@ def transformers_model(given: AnyModel) -> PreTrainedModel:
     kind, module = type(given).__name__, _module_of(given)
     if not isinstance(module, nn.Module):
         raise TypeError(f"{_EXPECTED}, got {kind}{_hint(given)}")
-    found = dict(_outermost(module, ""))
+    found = {model: name for name, model in _outermost(module, "")}
     if not found:
         raise TypeError(f"{_EXPECTED}, got {kind} with no PreTrainedModel in it{_hint(module)}")
     if len(found) > 1:
-        names = ", ".join(repr(name) for name in list(found)[:5])
+        names = ", ".join(repr(name) for name in list(found.values())[:5])
         raise TypeError(
             f"this {kind} holds {len(found)} transformers models ({names}{', …' if len(found) > 5 else ''}): give them "
-            f"one by one, as .get_submodule({next(iter(found))!r})"
+            f"one by one, for example its .get_submodule({next(iter(found.values()))!r})"
         )
-    return next(iter(found.values()))
+    return next(iter(found))
 
 
 def refuse_late_parameters(given: AnyModel, bounds: Mapping[int, Bound]) -> None:
