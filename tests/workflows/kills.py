@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -118,10 +119,11 @@ def prepare(at: Path) -> None:
     compare.Comparison.prepare = lambda settings, *rest: make(replace(settings, **small), *rest)
 
 
-def started(words: list[str], log: Path, *, dies_at: int = 0, counts: Path | None = None) -> int:
+def started(words: list[str], log: Path, *, dies_at: int = 0, counts: Path | None = None, room: int = 0) -> int:
     """A process of its own that runs a command; the imports are done. Its number.
 
-    It kills itself before the `dies_at`-th change of the disk, or says in the file `counts` how many there were.
+    It kills itself before the `dies_at`-th change of the disk, or says in the file `counts` how many there were. No
+    file may become larger than `room` bytes, which to what writes it is the same as a full disk.
     """
     number = os.fork()
     if number:
@@ -131,6 +133,9 @@ def started(words: list[str], log: Path, *, dies_at: int = 0, counts: Path | Non
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+        if room:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
         seen = _counting(dies_at)
         try:
             app(words)
@@ -140,6 +145,7 @@ def started(words: list[str], log: Path, *, dies_at: int = 0, counts: Path | Non
             counts.write_text(str(len(seen)))
     finally:
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
 
 
