@@ -241,3 +241,39 @@ def test_needs_may_depend_on_the_settings_and_a_missing_folder_is_named(tmp_path
     with pytest.raises(InputError, match="no data folder at"):
         reproduce(bench.experiment, "small", tmp_path / "out", data=tmp_path / "none")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_cell_is_named_and_the_remedy_works(tmp_path):
+    reproduce(Bench().experiment, "small", tmp_path / "out")
+    path = tmp_path / "out" / "cells" / "size=2.json"
+    content = path.read_text()
+    for damaged in (content.replace('"square": 4', '"square": 5'), content[:30], "", '{"result": {"square": 4}}'):
+        path.write_text(damaged)
+        with pytest.raises(InputError, match=r"size=2\.json is damaged: .*; remove this file; --resume then runs"):
+            reproduce(Bench().experiment, "small", tmp_path / "out", resume=True)
+    path.unlink()
+    _, results, _ = reproduce(Bench().experiment, "small", tmp_path / "out", resume=True)
+    assert rows(results) == SQUARES
+
+
+def test_a_cell_in_the_place_of_another_is_named(tmp_path):
+    reproduce(Bench().experiment, "small", tmp_path / "out")
+    cells = tmp_path / "out" / "cells"
+    (cells / "size=2.json").write_bytes((cells / "size=1.json").read_bytes())
+    with pytest.raises(InputError, match="it is of the cell 'size=1', not of 'size=2'"):
+        reproduce(Bench().experiment, "small", tmp_path / "out", resume=True)
+
+
+def test_cells_without_the_run_that_they_are_of_are_refused(tmp_path):
+    reproduce(Bench().experiment, "small", tmp_path / "out")
+    (tmp_path / "out" / "run.json").unlink()
+    with pytest.raises(InputError, match=r"holds cells of a run but no run\.json that says which"):
+        reproduce(Bench(sizes=(1, 2)).experiment, "small", tmp_path / "out", resume=True)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"exper', '{"experiment": "bench", "scale": "small", "settings": 5}'])
+def test_a_damaged_claim_is_refused(tmp_path, content):
+    reproduce(Bench().experiment, "small", tmp_path / "out")
+    (tmp_path / "out" / "run.json").write_text(content)
+    with pytest.raises(InputError, match=r"run\.json is damaged|holds another run"):
+        reproduce(Bench().experiment, "small", tmp_path / "out", resume=True)

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from subquad.errors import InputError
+from subquad.training.checkpoints import discard_all, newest
 from subquad.training.run import train
+from subquad.training.same_data import check_same_data
 from tests.training.small import Killed, assert_same_weights, interrupted, killed_at, small, without_times
 
 VARIANTS = {
@@ -162,9 +164,62 @@ def test_damage_is_named_and_the_remedy_works(file: str, how: str, stopped: Path
 def test_a_damaged_seal_is_damage(stopped: Path, tmp_path: Path):
     out = tmp_path / "run"
     shutil.copytree(stopped, out)
-    (out / "checkpoint-16" / "seal.json").write_text("[1, 2")
-    with pytest.raises(InputError, match=r"checkpoint-16 is damaged .seal\.json is not what was written"):
-        train(small(), out)
+    seal = out / "checkpoint-16" / "seal.json"
+    for content in ("[1, 2", "{}", '{"files": {}}', seal.read_text().replace("optimizer.pt", "optimizer.py")):
+        seal.write_text(content)
+        with pytest.raises(InputError, match=r"checkpoint-16 is damaged .seal\.json is not what was written"):
+            train(small(), out)
+
+
+def test_a_seal_of_an_earlier_version_is_read(stopped: Path, tmp_path: Path):
+    shutil.copytree(stopped, tmp_path / "run")
+    seal = tmp_path / "run" / "checkpoint-16" / "seal.json"
+    seal.write_text(json.dumps(json.loads(seal.read_text())["files"]))
+    assert newest(tmp_path / "run") == seal.parent
+    damage(seal.parent / "optimizer.pt", "is not what was written")
+    with pytest.raises(InputError, match=r"optimizer\.pt is not what was written"):
+        newest(tmp_path / "run")
+
+
+def test_checkpoints_of_another_program_are_refused_and_stay(tmp_path: Path):
+    theirs = tmp_path / "checkpoint-500" / "model.safetensors"
+    theirs.parent.mkdir()
+    theirs.write_text("weights of a week")
+    with pytest.raises(InputError, match="holds checkpoints that subquad did not write; give another folder"):
+        train(small(), tmp_path)
+    assert theirs.read_text() == "weights of a week"
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-500"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"train": 5}', '{"train": {}, "digest": "0"}', "\0"])
+def test_a_damaged_memory_of_the_data_is_named_and_the_remedy_works(content: str, stopped: Path, tmp_path: Path):
+    shutil.copytree(stopped, tmp_path / "run")
+    data = tmp_path / "run" / "data.json"
+    data.write_text(content)
+    splits = small().task.splits(None)
+    with pytest.raises(InputError, match=r"data\.json is damaged: .*; remove this file to go on with the data"):
+        check_same_data(splits, {}, tmp_path / "run")
+    data.unlink()
+    check_same_data(splits, {}, tmp_path / "run")
+    assert data.exists()
+
+
+def test_what_is_removed_is_not_taken_for_whole_when_it_is_cut_off(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shutil.copytree(stopped, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(Killed):
+            discard_all(tmp_path / "run")
+    assert newest(tmp_path / "run") in (None, tmp_path / "run" / "checkpoint-8", tmp_path / "run" / "checkpoint-16")
+    discard_all(tmp_path / "run")
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
+
+
+def killed(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+    raise Killed
 
 
 def test_damaged_best_weights_are_told_before_more_is_trained(tmp_path: Path):

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -23,6 +24,7 @@ from typing import Any
 
 from subquad.cli import app
 from subquad.experiments import run as _imported_before_forking  # noqa: F401
+from subquad.files import PART  # noqa: F401
 from subquad.training import run as _this_too  # noqa: F401
 from subquad.workflows import calibrate, compare
 from tests.training.small import QUICK, SIZES, TRAINING
@@ -112,15 +114,16 @@ def prepare(at: Path) -> None:
         (at / name).mkdir()
         for i, document in enumerate(documents):
             (at / name / f"{i}.txt").write_text(document)
-    calibrate.EVERY = 10
+    calibrate.EVERY, calibrate.PATIENCE = 10, 1
     make, small = compare.Comparison.prepare, {"lengths": (96,), "op_lengths": (32, 64), "passages": 6}
     compare.Comparison.prepare = lambda settings, *rest: make(replace(settings, **small), *rest)
 
 
-def started(words: list[str], log: Path, *, dies_at: int = 0, counts: Path | None = None) -> int:
+def started(words: list[str], log: Path, *, dies_at: int = 0, counts: Path | None = None, room: int = 0) -> int:
     """A process of its own that runs a command; the imports are done. Its number.
 
-    It kills itself before the `dies_at`-th change of the disk, or says in the file `counts` how many there were.
+    It kills itself before the `dies_at`-th change of the disk, or says in the file `counts` how many there were. No
+    file may become larger than `room` bytes, which to what writes it is the same as a full disk.
     """
     number = os.fork()
     if number:
@@ -130,6 +133,9 @@ def started(words: list[str], log: Path, *, dies_at: int = 0, counts: Path | Non
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+        if room:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
         seen = _counting(dies_at)
         try:
             app(words)
@@ -139,6 +145,7 @@ def started(words: list[str], log: Path, *, dies_at: int = 0, counts: Path | Non
             counts.write_text(str(len(seen)))
     finally:
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
 
 
@@ -183,7 +190,7 @@ def campaign(name: str, kills: int, seed: int, at: Path, tally: Tally) -> None:
     command, draw = COMMANDS[name], random.Random(f"{name} {seed}")
     whole, counts = at / f"{name}-whole", at / f"{name}-changes"
     begun = time.perf_counter()
-    code = _ended(started(command.words(at, whole), at / f"{name}-whole.log", counts=counts))
+    code = ended(started(command.words(at, whole), at / f"{name}-whole.log", counts=counts))
     assert code == 0, (at / f"{name}-whole.log").read_text()
     seconds, changes, wanted = time.perf_counter() - begun, int(counts.read_text()), command.results(whole)
     print(f"{name}: uninterrupted {seconds:.1f} s, {changes} changes of the disk", flush=True)
@@ -198,11 +205,11 @@ def campaign(name: str, kills: int, seed: int, at: Path, tally: Tally) -> None:
             if not in_write:
                 time.sleep(moment)
                 os.kill(process, signal.SIGKILL)  # it is not waited for yet, so that the number is still its own
-            if _ended(process) == -signal.SIGKILL:
+            if ended(process) == -signal.SIGKILL:
                 tally.kills[name] += 1
                 tally.in_writes += in_write
                 how.append(f"change {place}" if in_write else f"{moment:.2f} s")
-        code = _ended(started(command.words(at, out), log))
+        code = ended(started(command.words(at, out), log))
         said = " ".join(log.read_text().split())
         if (code != 0 and not any(line in said for line in ENDED)) or command.results(out) != wanted:
             tally.differ.append(f"{name}, killed at {', '.join(how)}: exit code {code}, see {log}")
@@ -211,7 +218,7 @@ def campaign(name: str, kills: int, seed: int, at: Path, tally: Tally) -> None:
             shutil.rmtree(out)
 
 
-def _ended(process: int) -> int:
+def ended(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 

@@ -275,7 +275,7 @@ def test_after_a_lack_of_memory_it_goes_on_in_more_passes(tmp_path: Path, monkey
 def test_a_disk_that_is_full_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     stop_at(13, OSError(28, "No space left on device", "/disk/run/x"), monkeypatch)
     said = refusal("masked-copy", *options(), "--out", tmp_path / "run")
-    assert "/disk/run/x: No space left on device; checkpoints are kept" in said
+    assert "cannot write /disk/run/x: No space left on device; free some space there" in said
 
 
 def test_a_damaged_checkpoint_is_named_and_its_remedy_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,40 @@
+"""Runs that are killed, or have no room, go on and end as others do; `tests.workflows.kills` kills many more."""
+
+import pytest
+
+from tests.workflows import kills
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def at(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kills")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kills.calibrate, "EVERY", kills.calibrate.EVERY)
+        patch.setattr(kills.calibrate, "PATIENCE", kills.calibrate.PATIENCE)
+        patch.setattr(kills.compare.Comparison, "prepare", kills.compare.Comparison.prepare)
+        kills.prepare(folder)
+        yield folder
+
+
+@pytest.mark.parametrize("name", kills.COMMANDS)
+def test_a_killed_run_ends_as_an_uninterrupted_one(name, at):
+    tally = kills.Tally()
+    kills.campaign(name, 2, 7, at, tally)
+    assert tally.kills[name] == 2
+    assert tally.differ == []
+
+
+@pytest.mark.parametrize("name", kills.COMMANDS)
+@pytest.mark.parametrize("room", [4_000, 12_000])
+def test_no_room_is_one_line_and_later_it_goes_on(name, room, at):
+    command, out, log = kills.COMMANDS[name], at / f"{name}-{room}", at / f"{name}-{room}.log"
+    assert kills.ended(kills.started(command.words(at, out), log, room=room)) == 2
+    last = log.read_text().strip().splitlines()[-1]
+    assert "Traceback" not in log.read_text()
+    assert last.startswith("error: cannot write ")
+    assert str(out) in last
+    assert "free some space there, or choose another folder" in last
+    assert not list(out.rglob(f"*{kills.PART}"))
+    assert kills.ended(kills.started(command.words(at, out), log)) == 0
