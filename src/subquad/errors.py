@@ -32,6 +32,6 @@ def as_input_error(prefix: str = "") -> Iterator[None]:
 def check_device(device: str) -> None:
     """InputError where nothing can be put on this device."""
     try:
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()  # a meta tensor has no value
     except (RuntimeError, AssertionError) as error:  # torch raises either, by how the device is missing
         raise InputError(f"no device {device!r} here: {str(error).splitlines()[0]}") from None

@@ -45,6 +45,30 @@ def test_a_smoke_run_writes_its_results_and_prints_them(tmp_path):
     }
 
 
+@pytest.mark.parametrize(("experiment", "change", "message"), [
+    ("spectrum", "length=100000", "100,000 tokens are past the 64 positions"),
+    ("spectrum", "length=-1", "a length of -1 leaves"),
+    ("spectrum", "sequences=0", "does not run with --set sequences=0: "),
+    ("spectrum", "texts=[]", "texts=[]"),
+    ("lha-latency", "heads=-1", "does not run with --set heads=-1: num_heads=-1"),
+    ("copy-heatmap", "seeds=[]", "leave no cell"),
+    ("copy-heatmap", "lengths=" + "[" * 2000, "write a list as TOML does"),
+])  # fmt: skip
+def test_settings_that_cannot_run_are_one_line(experiment, change, message):
+    done = run(app, ["reproduce", experiment, "--scale", "smoke", "--set", change])
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert message in done.stderr
+    assert done.stderr.count("error:") == 1
+
+
+def test_a_mistake_of_ours_is_not_taken_for_one_of_the_settings(monkeypatch):
+    def bug(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(running, "_kept", bug)
+    assert isinstance(run(app, ["reproduce", "copy-heatmap", "--scale", "smoke"]).exception, ZeroDivisionError)
+
+
 def test_a_run_goes_on_with_resume_only(tmp_path):
     command = ["reproduce", "lha-latency", "--scale", "smoke", "--out", str(tmp_path / "out")]
     assert run(app, command).exit_code == 0

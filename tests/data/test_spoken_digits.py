@@ -50,7 +50,7 @@ def test_a_missing_archive_is_named(tmp_path: Path) -> None:
 def test_an_archive_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / ARCHIVE).parent.mkdir()
     (tmp_path / ARCHIVE).write_bytes(b"not a zip")
-    with pytest.raises(InputError, match="no whole zip archive"):
+    with pytest.raises(InputError, match="not a whole one"):
         read_spoken_digits(tmp_path)
 
 
@@ -60,7 +60,7 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 255
     path.write_bytes(content)
-    with pytest.raises(InputError, match="no whole zip archive"):
+    with pytest.raises(InputError, match="not a whole one"):
         read_spoken_digits(tmp_path)
 
 

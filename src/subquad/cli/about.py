@@ -20,7 +20,7 @@ def methods(
     from subquad.errors import as_input_error
 
     with user_errors(), as_input_error():
-        chosen = {name: type(parse_method(name))} if name else METHODS
+        chosen = METHODS if name is None else {(method := parse_method(name)).name: type(method)}
     if as_json:
         print(json.dumps({name: _traits(name) for name in chosen}, indent=1, default=str))
         return

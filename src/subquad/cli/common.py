@@ -35,7 +35,8 @@ def user_errors(again: str = "the same command goes on from here") -> Iterator[N
 
 
 def _end(message: str) -> NoReturn:
-    text = plain(message if len(message) <= LONGEST else f"{message[:LONGEST]} …")
+    cut = message if len(message) <= LONGEST else f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"
+    text = plain(cut)
     errors.print(Text.assemble(("error:", "bold red"), " ", text), soft_wrap=True)
     raise typer.Exit(2) from None
 

@@ -1,8 +1,11 @@
 """Whole documents out of archives, one file each."""
 
 import zipfile
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
+from subquad.data.files import exists, is_folder
 from subquad.errors import InputError
 
 
@@ -10,18 +13,31 @@ def read_archive(archive: Path, suffix: str = ".txt") -> dict[str, str]:
     """The files with this suffix in a zip archive, by their names, in the order of these; UTF-8, or else Latin-1.
 
     Raises:
-        InputError: no archive, or none with such files.
+        InputError: no archive, a damaged one, or none with such files.
     """
-    try:
-        with zipfile.ZipFile(archive) as files:
-            found = {name: _decoded(files.read(name)) for name in sorted(files.namelist()) if name.endswith(suffix)}
-    except FileNotFoundError:
-        raise InputError(f"no archive at {archive}") from None
-    except zipfile.BadZipFile:
-        raise InputError(f"{archive} is not a zip archive") from None
+    found = {name: _decoded(content) for name, content in sorted(members(archive, suffix))}
     if not found:
         raise InputError(f"{archive} holds no {suffix} file")
     return found
+
+
+def members(archive: Path, suffix: str) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of each file with this suffix in a zip archive.
+
+    Raises:
+        InputError: no archive, or one that is damaged or encrypted.
+    """
+    if not exists(archive):
+        raise InputError(f"no archive at {archive}")
+    if is_folder(archive):
+        raise InputError(f"{archive} is a folder; give a zip archive")
+    try:
+        with zipfile.ZipFile(archive) as files:
+            yield from ((name, files.read(name)) for name in files.namelist() if name.endswith(suffix))
+    except zipfile.BadZipFile as error:
+        raise InputError(f"{archive} is not a zip archive, or not a whole one ({error})") from None
+    except (RuntimeError, ValueError, EOFError, zlib.error) as error:  # encrypted, an unknown compression, cut short
+        raise InputError(f"{archive} cannot be unpacked: {error}") from None
 
 
 def _decoded(content: bytes) -> str:

@@ -3,7 +3,6 @@
 import io
 import re
 import wave
-import zipfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -12,6 +11,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from subquad.data.documents import members
+from subquad.data.files import exists
 from subquad.data.filter_banks import filter_banks
 from subquad.errors import InputError
 
@@ -40,16 +41,11 @@ def read_spoken_digits(folder: Path) -> tuple[Recording, ...]:
         InputError: the archive is missing, or is no zip, or a file of it has another name or format; named.
     """
     path = folder / ARCHIVE
-    if not path.is_file():
+    if not exists(path):
         raise InputError(
             f"no recordings at {path}: put the Free Spoken Digit Dataset's there, as one zip of .wav files"
         )
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [name for name in archive.namelist() if name.endswith(".wav")]
-            recordings = [_read(path, name, archive.read(name)) for name in names]
-    except zipfile.BadZipFile as error:
-        raise InputError(f"{path} is no whole zip archive ({error}); fetch it again") from None
+    recordings = [_read(path, name, content) for name, content in members(path, ".wav")]
     if not recordings:
         raise InputError(
             f"{path} holds no .wav file; expected {{digit}}_{{speaker}}_{{take}}.wav, such as 7_theo_0.wav"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,10 @@ def reproduce(
     settings = changed(experiment.scales[scale], changes or {})
     _check_data(experiment, scale, settings, data)
     _claim(out, {"experiment": experiment.name, "scale": scale, "settings": asdict(settings)}, resume)
-    cells = list(experiment.cells(settings))
+    with _fitting(experiment, changes or {}):
+        cells = list(experiment.cells(settings))
+    if not cells:
+        raise InputError(f"nothing to run: these settings of {experiment.name!r} leave no cell")
     found: dict[str, Any] = {}
     for number, cell in enumerate(cells):
         progress(cell.key, number, len(cells))
@@ -52,7 +56,8 @@ def reproduce(
         def inner(what: str, done: int, total: int, number: int = number, cell: Cell = cell) -> None:
             progress(f"{cell.key}: {what} {done}/{total}", number, len(cells))
 
-        found[cell.key] = _kept(folder, cell, Context(folder, data, device, inner))
+        with _fitting(experiment, changes or {}):
+            found[cell.key] = _kept(folder, cell, Context(folder, data, device, inner))
     progress("done", len(cells), len(cells))
     header = Header(
         name=experiment.name,
@@ -65,8 +70,27 @@ def reproduce(
         machine={**hardware(device), **versions()},
         seconds=sum(cell["seconds"] for cell in found.values()),
     )
-    results = experiment.results(settings, {key: cell["result"] for key, cell in found.items()})
+    with _fitting(experiment, changes or {}):
+        results = experiment.results(settings, {key: cell["result"] for key, cell in found.items()})
     return header, results, found
+
+
+@contextmanager
+def _fitting(experiment: Experiment, changes: Mapping[str, Any]) -> Iterator[None]:
+    """What settings that the user changed bring about, in one line: an experiment is only known to run with its own.
+
+    An error with the settings of the scale is a mistake of ours, and goes on.
+    """
+    try:
+        yield
+    except (InputError, OSError):
+        raise
+    except Exception as error:
+        if not changes:
+            raise
+        given = shlex.join(as_options(changes))
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{experiment.name!r} does not run with {given}: {reason}") from error
 
 
 def _kept(folder: Path, cell: Cell, context: Context) -> dict[str, Any]:

@@ -95,6 +95,8 @@ def fit(
             raise InputError(f"{name} {number} is too few: give 1 or more")
     length = _length(settings.max_length, pretrained)
     pieces = cut(documents, length, settings.held_out, settings.seed)
+    if settings.batch > len(pieces.train):
+        raise InputError(f"batch {settings.batch} is more than the {len(pieces.train)} passages of the text")
     layers = hf.find_layers(pretrained.model)
     with as_input_error():
         refused = hf.refusals(pretrained.model, method)

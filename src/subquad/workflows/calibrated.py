@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from subquad import hf
+from subquad.data.files import is_folder
 from subquad.data.texts import read_documents
 from subquad.errors import InputError, NothingToLearn
 from subquad.methods import METHODS, Method
@@ -33,6 +34,8 @@ def calibrated(
     """
     if not text:
         return {}
+    for path in (*text, *apart_from):
+        is_folder(path)  # refuses what cannot be read
     for mine in text:
         for its in apart_from:
             if mine.resolve() == its.resolve() or mine.resolve() in its.resolve().parents:

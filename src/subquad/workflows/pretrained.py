@@ -63,6 +63,15 @@ class Pretrained:
     def batch(self, items: Sequence[Sequence[int]]) -> dict[str, Tensor]:
         """Right-padded input ids and their attention mask, on the model's device."""
         longest = max(map(len, items))
+        reach, known = hf.position_limit(self.model), self.model.get_input_embeddings().num_embeddings
+        if reach is not None and longest > reach:
+            raise InputError(f"{longest:,} tokens are past the {reach:,} positions of {self.name}; give shorter ones")
+        most = max(map(max, items))
+        if most >= known:
+            raise InputError(
+                f"{self.name}: its tokenizer gives token {most:,}, but the model knows {known:,}; the two must belong "
+                "together"
+            )
         pad = self.tokenizer.pad_token_id or 0
         ids = torch.tensor([[*item, *[pad] * (longest - len(item))] for item in items])
         real = torch.tensor([[1] * len(item) + [0] * (longest - len(item)) for item in items])
@@ -172,6 +181,11 @@ def load(name: str | None, device: str = "cpu") -> Pretrained:
     limit = hf.position_limit(model) or getattr(config, "max_position_embeddings", None)
     pooling = pooling_of(where) if kind == "embedding" else "mean"
     found = Pretrained(name or "all-MiniLM-L6-v2", model, tokenizer, kind, pooling, limit)
+    try:
+        found.probe()
+    except Exception as error:  # of the model's own code, with settings that nothing checked before
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"{where}: the model does not run with what its config.json says: {reason}") from error
     with as_input_error(f"{where}: "):
         notes = check_weights(where, model, loading, found.probe)
     for note in notes:

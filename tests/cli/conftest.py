@@ -1,0 +1,3 @@
+from tests.workflows.conftest import model
+
+__all__ = ["model"]

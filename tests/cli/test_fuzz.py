@@ -1,0 +1,97 @@
+"""Whatever a user gives: results, or one line that says what is wrong; never a traceback, never a run without end.
+
+SUBQUAD_FUZZ=5000 tries so many commands instead of a few hundred, SUBQUAD_FUZZ=120:121 those of these numbers.
+"""
+
+import os
+import resource
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from subquad.cli import app
+from subquad.workflows import bench, compare
+from tests.cli.fuzz import FAMILIES, command_of
+
+BLOCK = 10  # commands a test
+FIRST, _, LAST = os.environ.get("SUBQUAD_FUZZ", "200").rpartition(":")
+NUMBERS = range(int(FIRST or 0), int(LAST))
+SECONDS = 60  # of a command that goes on without end
+MEMORY = 12 * 2**30  # of address space
+
+
+class Endless(BaseException):
+    """A command that did not end in its time."""
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Measure as little as there can be, on one thread, in little memory."""
+    prepare = compare.Comparison.prepare
+    small = {"lengths": (), "op_lengths": (32,), "passages": 3}
+    monkeypatch.setattr(
+        compare.Comparison, "prepare", lambda settings, *rest: prepare(replace(settings, **small), *rest)
+    )
+    for module in ("write", "bench_write", "inspect_write"):
+        monkeypatch.setattr(f"subquad.report.{module}.plots", lambda report: {})
+    monkeypatch.setattr(
+        bench, "BRIEF", replace(bench.BRIEF, **{k: v for k, v in TINY.items() if hasattr(bench.BRIEF, k)})
+    )
+    monkeypatch.delenv("SUBQUAD_DATA", raising=False)
+
+    def endless(*_):
+        raise Endless
+
+    before, alarm = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, endless)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, before[1]))
+    threads = torch.get_num_threads()
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    signal.signal(signal.SIGALRM, alarm)
+    torch.set_num_threads(threads)
+
+
+TINY = {"seconds": 0.0}
+
+
+def invoke(words: list[str]) -> Result:
+    signal.alarm(SECONDS)
+    try:
+        return CliRunner().invoke(app, words, input="yes\n")
+    finally:
+        signal.alarm(0)
+
+
+def wrong(done: Result) -> str:
+    """What is not as promised; "" where all is."""
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        return f"{type(done.exception).__name__}: {done.exception}"
+    if done.exit_code not in (0, 2):
+        return f"exit code {done.exit_code}"
+    if "Traceback" in done.stderr:
+        return "a traceback"
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    if (
+        done.exit_code == 2
+        and "Usage:" not in done.stderr
+        and (len(lines) != 1 or not done.stderr.rstrip().endswith(lines[0]))
+    ):
+        return "not one line of an error at the end"
+    return ""
+
+
+@pytest.mark.parametrize("block", range(NUMBERS.start, NUMBERS.stop, BLOCK))
+def test_a_command_gives_results_or_one_line(block, quick, model, tmp_path, monkeypatch):
+    found = {}
+    for number in range(block, min(block + BLOCK, NUMBERS.stop)):
+        place = tmp_path / str(number)
+        place.mkdir()
+        monkeypatch.chdir(place)
+        words = command_of(number, place, model)
+        done = invoke(words)
+        if said := wrong(done):
+            found[number] = (said, FAMILIES[number % len(FAMILIES)].__name__, words, done.stderr[-500:])
+    assert not found
