@@ -47,7 +47,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import subquad as sq
 from subquad.files import write
 from subquad.measure.fidelity import relative_error
-from subquad.measure.timing import Cost, cost, interleaved
+from subquad.measure.timing import Cost, cost, exact_cost, interleaved
 from subquad.ops.backends import chosen_backend
 from subquad.report import cells
 from subquad.workflows import machine
@@ -132,7 +132,8 @@ def timed(what: str, calls: dict[str, Call], repeats: int, failures: dict[str, s
 
 def timing(one: Contender, seconds: dict[str, list[float]]) -> Timing:
     own, like = seconds[one.name], seconds.get(one.like)
-    return Timing(cost(own, seconds["SDPA"]), cost(own, like)["speedup"] if like else None)
+    beside_exact = exact_cost(own) if one.name == "SDPA" else cost(own, seconds["SDPA"])
+    return Timing(beside_exact, cost(own, like)["speedup"] if like else None)
 
 
 def say(what: str) -> None:
@@ -153,7 +154,8 @@ HEAD = (
 )
 NAME = 12  # characters of a method's name on a line in the terminal: with the figures beside it, 80 columns
 LEGEND = (
-    "fwd: forward; bwd: backward; ms: the median over rounds, then its quartiles.",
+    "fwd: forward; bwd: backward; ms: SDPA's median divided by the speed relative to it, then the same with the "
+    "quartiles; of SDPA its own median and quartiles.",
     "vs SDPA: speed relative to exact attention's, the median over rounds of SDPA's time / this one's; ↓ is slower.",
     "vs ours: speed relative to subquad's method of the same name, likewise.",
     "error: ‖out − exact‖ / ‖exact‖, the mean over 3 seeds; – where the method is not meant to be close to exact "

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import subquad as sq
+from tests.report import sample
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -79,3 +80,65 @@ def test_a_process_of_its_own_counts_the_matrix_of_a_naive_softmax(script):
     sheet: ModuleType = script("sheet")
     matrix = 4 * 2 * 2048**2
     assert matrix < sheet.peak_alone(sheet.load_of(2048, heads=2), "naive", 1) < 4 * matrix
+
+
+# ---------------------------------------------------------------------- README's table of compare
+
+
+def a_comparison(script) -> dict:
+    """A report with the rows that README's table has, the learned ones from an adapter."""
+    report: dict = sample.encoder()
+    names = list(script("compare_default").ROWS)
+    exact, *others = report["methods"][: len(names)]
+    named = zip([exact, *others], names, strict=True)
+    report["methods"] = [method | {"method": f"{name}@mine" if "lha" in name else name} for method, name in named]
+    return report
+
+
+def test_readmes_table_has_a_cosine_at_every_length_that_has_a_speed(script, tmp_path: Path):
+    made = script("compare_default")
+    report = a_comparison(script)
+    del report["methods"][2]["model"]["4096"], report["methods"][2]["fidelity"]["4096"]
+    (tmp_path / "README.md").write_text("before\n<!-- table:begin -->\nold\n<!-- table:end -->\nafter\n")
+    made.publish(report, tmp_path / "README.md", tmp_path / "result.md")
+    head, _, *rows = (tmp_path / "README.md").read_text("utf-8").split("-->")[1].strip().splitlines()[:-1]
+    assert head.count("cosine") == head.count("speed") == 3
+    cells = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in rows}
+    assert list(cells) == list(made.ROWS.values())
+    assert cells["`full` (exact, SDPA)"] == ["1.000", "1.00×"] * 3
+    assert cells["`clustered:clusters=25`"] == ["0.712", "≈0.99×", "0.650", "≈1.00×", "0.601", "≈1.00×"]
+    assert cells["`i-clustered:clusters=25`"][4:] == ["–", "–"]
+    assert (tmp_path / "README.md").read_text("utf-8").startswith("before\n<!-- table:begin -->\n| method |")
+    assert (tmp_path / "README.md").read_text("utf-8").endswith("|\n<!-- table:end -->\nafter\n")
+    assert "## Whole forward passes" in (tmp_path / "result.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("words", [(), ("--busy",)])
+def test_a_busy_machine_makes_no_table_of_readme(script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words):
+    made, report, published = script("compare_default"), a_comparison(script), []
+    report["noise"] = report["noise"] | {"busy": True, "says": "The machine was busy."}
+    monkeypatch.setattr(made, "measured", lambda texts, work: report)
+    monkeypatch.setattr(made, "publish", published.append)
+    monkeypatch.setattr(sys, "argv", ["compare_default.py", "novel.txt", "--work", str(tmp_path / "work"), *words])
+    if words:
+        made.main()
+    else:
+        with pytest.raises(SystemExit, match="Nothing is written"):
+            made.main()
+    assert published == ([report] if words else [])
+
+
+def test_readmes_table_is_that_of_the_result_file(script):
+    """Every figure of README's table stands in the row of its method in benchmarks/results/compare-default.md."""
+    made = script("compare_default")
+    text = made.RESULT.read_text("utf-8").partition("## Whole forward passes")[2].partition("##")[0]
+    head, _, *lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.strip().splitlines()]
+    rows = {line[0].partition(" (")[0].partition("@")[0]: dict(zip(head, line, strict=True)) for line in lines}
+    _, _, *shown = made.TABLE.search(made.README.read_text("utf-8"))[0].splitlines()
+    assert len(shown) == len(made.ROWS)
+    for name, line in zip(made.ROWS, shown, strict=True):
+        called, *figures = (cell.strip() for cell in line.split("|")[1:-1])
+        assert called == made.ROWS[name]
+        for length, cosine, speed in zip(("512", "2,048", "4,096"), figures[::2], figures[1::2], strict=True):
+            assert float(cosine) == pytest.approx(float(rows[name][f"{length} tokens: cosine mean"]), abs=6e-4)
+            assert speed == rows[name][f"{length} tokens: speed-up"].strip("↓")

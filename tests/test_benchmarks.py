@@ -125,3 +125,14 @@ def test_mistakes_end_in_a_message(peers: ModuleType, arguments: list[str], mess
     result = run(peers, *arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.output.replace("│", "").split())
+
+
+def test_time_and_speed_agree_and_sdpa_has_its_own_quartiles(peers: ModuleType):
+    """By their own medians these rounds say 9 times faster, by most pairs slower."""
+    seconds = {"SDPA": [0.9, 11.0, 9.0], "good": [1.0, 1.0, 10.0]}
+    sdpa, good = (
+        peers.timing(peers.Contender(name, "torch", contenders().exact, ""), seconds).cost for name in ("SDPA", "good")
+    )
+    assert (sdpa["ms_low"], sdpa["ms"], sdpa["ms_high"]) == (pytest.approx(4950), 9000, 10000)
+    assert good["speedup"] < 1
+    assert good["ms"] > sdpa["ms"]

@@ -172,8 +172,8 @@ def _op(n: int, linear: float, quadratic: float) -> float:
 
 
 def _crossover(op: dict[str, Any]) -> float | None:
-    clear = {int(n) for n, figures in op.items() if figures["verdict"] == "faster"}
-    return crossover({int(n): figures["speedup"] for n, figures in op.items()}, clear)
+    ties = [int(n) for n, figures in op.items() if figures["verdict"] == "within the noise"]
+    return crossover({int(n): figures["speedup"] for n, figures in op.items()}, ties)
 
 
 def _cost(ms: float, exact: float, extra: float) -> dict[str, Any]:

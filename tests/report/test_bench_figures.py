@@ -63,11 +63,12 @@ def crossover_of(**ties):
 
 def test_a_tie_is_no_crossover():
     assert "ties" not in crossover_of()
-    below = crossover_of(at_512=0.99)
-    assert (below["state"], below["ties"]) == ("at", [512])
-    assert 512 < below["tokens"] < 1024
-    hidden = crossover_of(at_512=1.1)
-    assert (hidden["state"], hidden["tokens"], hidden["ties"]) == ("at or below", 1024, [512])
+    for tie in (0.99, 1.1):
+        hidden = crossover_of(at_512=tie)
+        assert (hidden["state"], hidden["tokens"], hidden["ties"]) == ("at or below", 1024, [512])
+    shorter = crossover_of(at_256=1.1)
+    assert (shorter["state"], shorter["ties"]) == ("at", [256])
+    assert shorter["tokens"] == pytest.approx(1000)
     never = crossover_of(at_1024=1.01, at_2048=1.02, at_4096=1.02)
     assert (never["state"], never["tokens"], never["ties"]) == ("not reached", None, [1024, 2048, 4096])
     everywhere = crossover_of(**{f"at_{n}": 1.03 for n in sample_bench.LENGTHS})

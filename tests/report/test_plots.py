@@ -132,7 +132,7 @@ def test_no_ring_where_no_crossing_is_known():
         round(m["crossover"]) for m in report["methods"] if m.get("crossover") and m["crossover"] not in (512, 2048)
     }
     assert {m.get("crossover") for m in report["methods"]} >= {None, 512.0, 2048.0}
-    assert len(known) == 4
+    assert len(known) == 3
     assert rings(report) == known
     assert rings(noisy()) == set()
     legends = [text.get_text() for text in drawn(time_vs_length, report).legends[0].get_texts()]

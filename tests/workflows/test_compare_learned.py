@@ -145,7 +145,7 @@ def test_exact_by_its_settings_is_said_below_the_table_and_never_recommended(set
     name = "linformer:k=48,projection=mean-pool"
     report = report_of(measure(replace(settings, methods=(name,), min_fidelity=1e-6), tmp_path))
     assert remarks(report) == [f"{name}: is exact attention on at most 48 tokens; a speed-up there is chance"]
-    at_own, longer = report["recommendation"]["reasons"]
+    at_own, longer, _ = report["recommendation"]["reasons"]
     assert name not in at_own
     assert name in longer
     larger = report_of(measure(replace(settings, methods=("lha:buckets=1", "local:window=47")), tmp_path / "more"))

@@ -57,27 +57,27 @@ def retrieval_agreement(
     return float(top1), float(found)
 
 
-def crossover(speedups: Mapping[int, float], clear: Collection[int] | None = None) -> float | None:
+def crossover(speedups: Mapping[int, float], ties: Collection[int] = ()) -> float | None:
     """The length from which on a method is faster than exact attention, at every longer measured length.
 
     Between two lengths the logarithm of the speed-up is taken to be linear in the logarithm of the length.
 
     Args:
         speedups: {length: exact time / method time}.
-        clear: the lengths at which the method is faster beyond the noise; None = wherever its speed-up is above 1.
+        ties: the lengths at which the speed-up is within the noise. They count neither as faster nor as slower.
 
     Returns:
-        None when the longest measured length is not clearly faster. A measured length where the crossing lies at or
-        below it: the shortest one, or one below which the speed-up is above 1 but within the noise.
+        None when the longest measured length is not faster. A measured length where the crossing is there or below it:
+        the shortest one, or the one above a tie.
     """
     lengths = sorted(speedups)
-    faster = {length for length in lengths if speedups[length] > 1.0} & set(lengths if clear is None else clear)
+    faster = {length for length in lengths if speedups[length] > 1.0} - set(ties)
     if not lengths or lengths[-1] not in faster:
         return None
     faster_from = lengths[-1]
     for length in reversed(lengths):
         if length not in faster:
-            if speedups[length] > 1.0:
+            if length in ties:
                 return float(faster_from)
             low, high = math.log(speedups[length]), math.log(speedups[faster_from])
             return length * (faster_from / length) ** (-low / (high - low))

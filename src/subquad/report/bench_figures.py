@@ -34,7 +34,7 @@ def crossing(speedups: Mapping[int, float], ties: Collection[int] = ()) -> dict[
     clear = {length for length, speedup in speedups.items() if speedup > 1.0} - set(ties)
     if clear == speedups.keys():
         return {"state": "below the shortest", "tokens": None, **ends}
-    tokens = crossover(speedups, clear)
+    tokens = crossover(speedups, ties)
     if tokens is None:
         return {"state": "not reached", "tokens": None, **ends}
     return {"state": "at or below" if tokens in clear else "at", "tokens": tokens, **ends}

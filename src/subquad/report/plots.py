@@ -146,7 +146,12 @@ def _guides(report: Report) -> list[Line2D]:
     least = reading.min_fidelity(report)
     front = Line2D([], [], color="#8a929a", linewidth=1.3, label="not beaten in both")
     asked = Line2D([], [], color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)), label=f"fidelity asked for: {least}")
-    hollow = {"markerfacecolor": "none", "markeredgecolor": "#5b636b", "markeredgewidth": 1.3, "markersize": 7.5}
+    hollow: dict[str, Any] = {
+        "markerfacecolor": "none",
+        "markeredgecolor": "#5b636b",
+        "markeredgewidth": 1.3,
+        "markersize": 7.5,
+    }
     tie = Line2D([], [], linestyle="", marker="o", label="hollow: within the noise", **hollow)
     return [front, asked, tie] if least is not None else [front, tie]
 

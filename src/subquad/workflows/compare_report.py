@@ -105,8 +105,8 @@ def _method_report(c: Comparison, row: Row, noise: RunNoise) -> MethodReport:
     if remarks := _remarks(row, c.length):
         report["remarks"] = remarks
     if not row.is_exact and op:
-        clear = {int(n) for n, figures in op.items() if figures["verdict"] == "faster"}
-        report["crossover"] = crossover({int(n): figures["speedup"] for n, figures in op.items()}, clear)
+        ties = [int(n) for n, figures in op.items() if figures["verdict"] == "within the noise"]
+        report["crossover"] = crossover({int(n): figures["speedup"] for n, figures in op.items()}, ties)
     if c.task:
         report["task"] = c.results[f"task/{row.name}"]
     return report

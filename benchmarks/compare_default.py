@@ -1,0 +1,95 @@
+"""README's table of compare, and the whole report behind it, from one run of `subquad compare`.
+
+    python benchmarks/compare_default.py NOVEL.txt …
+
+fits `lha:buckets=4` and `lha-tail` on the given text, compares them and the default rows on the default text, and
+writes `benchmarks/results/compare-default.md` and README's table, between its marks. Run it alone on the machine: where
+the report says that the machine was busy, nothing is written unless `--busy` is given. An interrupted run resumes.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from subquad.report import cells
+from subquad.report.tables import markdown
+from subquad.workflows.compare import DEFAULT_METHODS
+
+ROOT = Path(__file__).parents[1]
+README, RESULT = ROOT / "README.md", ROOT / "benchmarks" / "results" / "compare-default.md"
+FITTED = ("lha:buckets=4", "lha-tail")
+ROWS = {  # of README's table, which has some of the report's: the method as the report writes it, and what it is called
+    "full": "`full` (exact, SDPA)",
+    "clustered:clusters=25": "`clustered:clusters=25`",
+    "i-clustered:clusters=25": "`i-clustered:clusters=25`",
+    "i-clustered:clusters=25,topk=64": "`i-clustered:clusters=25,topk=64`",
+    "i-clustered": "`i-clustered` (100 clusters)",
+    "lha-tail": "`lha-tail`, fitted on two novels",
+    "local": "`local:window=64`",
+    "smyrf:cluster_size=64": "`smyrf:cluster_size=64`",
+}
+TABLE = re.compile(r"(?<=<!-- table:begin -->\n).*?(?=\n<!-- table:end -->)", re.DOTALL)
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """Cosine and speed of each of ROWS at each length of the model, in Markdown."""
+    found = {method["method"].partition("@")[0]: method for method in report["methods"]}
+    lengths = [str(length) for length in report["settings"]["lengths"]]
+    heads = [f"{int(n):,} tokens: {what}" for n in lengths for what in ("cosine", "speed")]
+    lines = [["method", *heads], ["---"] * (1 + len(heads))]
+    lines += [[called, *_figures(found[name], lengths)] for name, called in ROWS.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _figures(method: Mapping[str, Any], lengths: Sequence[str]) -> list[str]:
+    shown = []
+    for n in lengths:
+        cost = method["model"].get(n, {})
+        speed = cells.speedup(cost.get("speedup"), cost.get("verdict")).text.strip("↓")
+        shown += [cells.number(method["fidelity"].get(n)).text, speed]
+    return shown
+
+
+def measured(texts: Sequence[Path], work: Path) -> dict[str, Any]:
+    """The report of the run, in the folder `work`; the texts are named there without the folders that they lie in."""
+    for text in texts:
+        link = work / text.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(text.resolve())
+    words = ["compare", "--methods", " ".join([*DEFAULT_METHODS, *FITTED]), "--out", "subquad-compare"]
+    words += [word for text in texts for word in ("--calibrate", text.name)]
+    path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-c", "from subquad.cli import main; main()", *words]
+    subprocess.run(command, cwd=work, check=True, env=os.environ | {"PYTHONPATH": path})
+    report: dict[str, Any] = json.loads((work / "subquad-compare" / "report.json").read_text("utf-8"))
+    return report
+
+
+def publish(report: Any, readme: Path = README, result: Path = RESULT) -> None:
+    """Write both files."""
+    result.write_text(markdown(report), encoding="utf-8")
+    text, made = readme.read_text("utf-8"), table(report)
+    readme.write_text(TABLE.sub(lambda _: made, text), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", nargs="+", type=Path, help="to fit learned parameters on")
+    parser.add_argument("--work", type=Path, default=Path("subquad-compare"), help="folder of the run")
+    parser.add_argument("--busy", action="store_true", help="write the files even where the machine was busy")
+    given = parser.parse_args()
+    given.work.mkdir(parents=True, exist_ok=True)
+    report = measured(given.texts, given.work)
+    if report["noise"]["busy"] and not given.busy:
+        sys.exit(f"Nothing is written. {report['noise']['says']}")
+    publish(report)
+
+
+if __name__ == "__main__":
+    main()
