@@ -86,6 +86,7 @@ class CallRecord:
 @dataclass
 class _Recorder:
     originals: dict[int, str]  # id of a config → its attention implementation
+    default: str  # that of a config which is not among them
     on_cache: bool
     calls: list[CallRecord] = field(default_factory=list)
     masks: dict[int, tuple[Tensor, Pattern | None, str | None]] = field(default_factory=dict)  # by storage
@@ -105,7 +106,8 @@ def own_run(model: PreTrainedModel, run: Run) -> Any:
 
 def recorded_run(model: PreTrainedModel, run: Run, *, on_cache: bool = False) -> list[CallRecord]:
     """Run the model's own attention and masks, and write every call down. `on_cache`: the run fills a cache."""
-    recorder = _Recorder({id(config): own for config, own in originals(model)}, on_cache)
+    found = originals(model)
+    recorder = _Recorder({id(config): own for config, own in found}, found[0][1], on_cache)
     token = _RECORDER.set(recorder)
     try:
         with undisturbed(model), running(model, RECORDED):
@@ -125,7 +127,7 @@ def _record_mask(*args: Any, mask_function: Any = None, config: Any = None, **op
     options["allow_is_causal_skip"] = False  # a mask that is left out would not say its pattern
     if pattern != EVERYTHING:
         options["allow_is_bidirectional_skip"] = False
-    make = eager_mask if recorder.originals.get(id(config)) == "eager" else sdpa_mask
+    make = eager_mask if recorder.originals.get(id(config), recorder.default) == "eager" else sdpa_mask
     mask = make(*args, mask_function=mask_function, **options)
     if mask is not None:
         recorder.masks[mask.untyped_storage().data_ptr()] = (mask, pattern, reason)
@@ -136,8 +138,10 @@ def _record_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Any]:
     recorder = _RECORDER.get()
-    own = recorder.originals.get(id(getattr(module, "config", None)), "sdpa")
-    out, weights = _own_function(module, own)(module, query, key, value, attention_mask, **options)
+    own = recorder.originals.get(id(getattr(module, "config", None)), recorder.default)
+    out, weights = _own_function(module, own)(
+        module, query, key, value, _additive(attention_mask, own, query), **options
+    )
     allowed = _allowed(module, query, key, attention_mask, options.get("is_causal"), own)
     none = (None, None, None)
     where = none if attention_mask is None else recorder.masks.get(attention_mask.untyped_storage().data_ptr(), none)
@@ -157,6 +161,13 @@ def _record_attention(
         )
     )
     return out, weights
+
+
+def _additive(mask: Tensor | None, own: str, query: Tensor) -> Tensor | None:
+    """The mask as eager attention takes it, where it was made for a config that is none of the model's own."""
+    if own != "eager" or mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
 
 
 def _own_function(module: nn.Module, own: str) -> Any:
