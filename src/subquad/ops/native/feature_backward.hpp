@@ -7,7 +7,7 @@
 // a state too, of p for features, dO for values and −Δ for ones, which is built from the end of the sequence.
 
 struct FeatureGradients {
-  float *shift, *weight;  // (B,H,N) −lse and −Δ; −∞ and 0 for a query that sees no key
+  float *shift, *weight;  // (B,H,N) −lse and −Δ; −∞ and 0 for a query that takes no part
 
   FeatureGradients(Arena &arena, const Sizes &s) {
     shift = arena.take<float>(s.B * s.H * s.N + TILE);  // parts of a tile are read in whole vectors
@@ -15,15 +15,20 @@ struct FeatureGradients {
     for (int64_t i = 0; arena.base && i < TILE; i++) shift[s.B * s.H * s.N + i] = weight[s.B * s.H * s.N + i] = 0;
   }
 
+  // A query whose output and log-sum-exp nobody reads is as one that sees no key: padding has no part in the maxima.
   void fill(const FeatureBackward &a, int64_t bh) const {
     const Sizes &s = a.sizes;
     for (int64_t i = bh * s.N; i < (bh + 1) * s.N; i++) {
       const bool sees = a.lse[i] != -__builtin_inff();
-      shift[i] = sees ? -a.lse[i] : -__builtin_inff();
       weight[i] = sees && a.grad_lse ? a.grad_lse[i] : 0;
-      if (sees && a.grad_out.data)
-        weight[i] -= dot(row_of<float>(a.grad_out, bh / s.H, bh % s.H, i - bh * s.N),
-                         row_of<float>(a.out, bh / s.H, bh % s.H, i - bh * s.N), s.E);
+      bool read = weight[i] != 0;
+      if (sees && a.grad_out.data) {
+        const float *grad = row_of<float>(a.grad_out, bh / s.H, bh % s.H, i - bh * s.N);
+        weight[i] -= dot(grad, row_of<float>(a.out, bh / s.H, bh % s.H, i - bh * s.N), s.E);
+        for (int64_t e = 0; e < s.E && !read; e++) read = grad[e] != 0;
+        read |= weight[i] != 0;  // 0·NaN
+      }
+      shift[i] = read ? -a.lse[i] : -__builtin_inff();
     }
   }
 };
