@@ -119,7 +119,7 @@ static Ranking rank_row(const float *row, int64_t columns, bool odds, float *lar
   while (lane < W - 1 && first[lane] != top) lane++;
   first[lane] = second[lane];
   const float next = highest(first);
-  if (next == none) return {top, top, __FLT_MAX__};  // p = 1
+  if (next == none) return {top, top, top == none ? __builtin_inff() : __FLT_MAX__};  // p = 1, or without p
   vf sums = {};
   for (int64_t j = 0; j < columns; j += W) {
     const vf x = load(row + j) - next;

@@ -7,7 +7,7 @@
 // a state too, of p for features, dO for values and −Δ for ones, which is built from the end of the sequence.
 
 struct FeatureGradients {
-  Pieces<float> shift, weight;  // a head: (N) −lse and −Δ; −∞ and 0 for a query that sees no key
+  Pieces<float> shift, weight;  // a head: (N) −lse and −Δ; −∞ and 0 for a query that takes no part
 
   FeatureGradients(Arena &arena, const Sizes &s) {
     shift = arena.take_each<float>(s.B * s.H, s.N, TILE);  // parts of a tile are read in whole vectors
@@ -16,17 +16,22 @@ struct FeatureGradients {
       shift[last][s.N + i] = weight[last][s.N + i] = 0;
   }
 
+  // A query whose output and log-sum-exp nobody reads is as one that sees no key: padding has no part in the maxima.
   void fill(const FeatureBackward &a, int64_t bh) const {
     const Sizes &s = a.sizes;
     float *const shifts = shift[bh], *const weights = weight[bh];
     for (int64_t i = 0; i < s.N; i++) {
       const float lse = a.lse[bh * s.N + i];
       const bool sees = lse != -__builtin_inff();
-      shifts[i] = sees ? -lse : -__builtin_inff();
       weights[i] = sees && a.grad_lse ? a.grad_lse[bh * s.N + i] : 0;
-      if (sees && a.grad_out.data)
-        weights[i] -= dot(row_of<float>(a.grad_out, bh / s.H, bh % s.H, i),
-                          row_of<float>(a.out, bh / s.H, bh % s.H, i), s.E);
+      bool read = weights[i] != 0;
+      if (sees && a.grad_out.data) {
+        const float *grad = row_of<float>(a.grad_out, bh / s.H, bh % s.H, i);
+        weights[i] -= dot(grad, row_of<float>(a.out, bh / s.H, bh % s.H, i), s.E);
+        for (int64_t e = 0; e < s.E && !read; e++) read = grad[e] != 0;
+        read |= weights[i] != 0;  // 0·NaN
+      }
+      shifts[i] = read ? -lse : -__builtin_inff();
     }
   }
 };
