@@ -8,9 +8,6 @@ from subquad.hf.example_inputs.form import Form
 
 Rule = Callable[[Form], Any]
 
-# What an attention mask covers where the main input is no text.
-MASK_OF: dict[str, Rule] = {"input_values": audio.wave_mask, "input_features": audio.frame_mask}
-
 # A parameter of one of these names is given wherever forward has it. A rule may answer None: left out.
 BY_NAME: dict[str, Rule] = {
     "input_ids": text.ids,

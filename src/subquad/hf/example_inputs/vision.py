@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-
 from transformers import PreTrainedConfig
 
 from subquad.hf.example_inputs.form import Form, configs
