@@ -39,6 +39,7 @@ RULES: list[tuple[str, int]] = [
     ("*_emb_dim *_emb_size *_feature_size *_feature_dim *_fpn_dim *_mask_dim codevector_dim *_decoder_dim", WIDTH),
     ("*_model_dim *_hidden_channels *_output_channels hidden_size_per_layer_input condition_dim", WIDTH),
     ("base_channels", 32),
+    ("num_pos_feats", 16),
     ("*_max_position_embeddings *_max_positions *_n_positions *_n_ctx *_max_seq_len *_max_seq_length", 64),
     ("*_max_sequence_length *_max_target_positions *_max_text_len *_seq_length", 64),
     ("max_source_positions", 40),
@@ -102,7 +103,11 @@ def shrink(config: PreTrainedConfig, overrides: Mapping[str, Any] | None = None)
     for name, value in overrides.items():
         if not isinstance(small.get(name), PreTrainedConfig) or not isinstance(value, Mapping):
             small[name] = _sub_config(value)
-    return type(config)(**{k: v for k, v in small.items() if k in overrides or not _same(v, _default(config, k))})
+    made = type(config)(**{k: v for k, v in small.items() if k in overrides or not _same(v, _default(config, k))})
+    stages = getattr(config, "out_features", None)
+    if stages and "out_features" not in overrides and {*stages} <= {*made.stage_names}:  # what a detector's neck reads
+        made.out_features = stages
+    return made
 
 
 _GENERAL = {f.name for f in dataclasses.fields(PreTrainedConfig)} - {"is_encoder_decoder", "pad_token_id"}
@@ -179,6 +184,8 @@ def _small_list(name: str, value: list[Any], layers: int | None, wanted: int) ->
         return (kinds + value[-wanted:])[:wanted] if len(kinds) <= wanted else value[:wanted]
     if _DEPTHS.fullmatch(name) and all(isinstance(v, int) for v in value):
         return [min(v, 2) for v in value]
+    if name == "decoder_in_channels":
+        return [WIDTH] * len(value)
     if name in ("conv_dim",):
         return [min(v, 32) for v in value]
     if name in ("image_size", "patch_size", "img_size") and all(isinstance(v, int) for v in value):
