@@ -57,18 +57,6 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def defined_where(eager: Mapping[str, Tensor], default: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """Where the model's own implementations agree: rows that see no key are as each of them likes."""
-    if default is None:
-        return {name: torch.isfinite(want) for name, want in eager.items()}
-    return {
-        name: torch.isfinite(want) & (_distance(want, default[name]) < TOLERANCE)
-        if name in default and default[name].shape == want.shape
-        else torch.isfinite(want)
-        for name, want in eager.items()
-    }
-
-
 def _distance(want: Tensor, have: Tensor) -> Tensor:
     finite = want[torch.isfinite(want)]
     scale = finite.abs().max().clamp(min=1e-6) if finite.numel() else torch.ones(())

@@ -13,50 +13,51 @@ from tests.hf.survey.overrides import CONFIGS, RESNET
 
 HEADS, KV_HEADS, HEAD_DIM, WIDTH = 4, 2, 8, 32
 
-# (pattern of a whole field name, its small value), first match wins. Only integers are replaced, and only by smaller ones.
+KEEP = 10**9
+
+# (field names, their small value), first match wins: "*_x" is x and every name that ends with _x. Only integers are
+# replaced, and only by smaller ones.
 RULES: list[tuple[str, int]] = [
-    (r"num_feat_extract_layers|num_adapter_layers|vision_feature_layer.*|.*_feature_layers?|num_feature_levels|pad_.*", 10**9),
-    (r"mm_tokens_per_image", 4),
-    (r"attention_window", 6),
-    (r"n_window", 4),
-    (r"n_window_infer", 8),
-    (r"base_channels", 32),
-    (r"n_groups|mamba_n_groups", 1),
-    (r"codebook_size", 64),
-    (r"context_size", 5),
-    (r"(.*_)?vocab_size(_per_layer_input)?|n_vocab|vocab_size_.*", 99),
-    (r".*(key_value_heads|kv_heads|num_head_kv|n_head_kv|num_kv_heads)", KV_HEADS),
-    (r"(.*_)?(num_attention_heads|attention_heads|num_heads|n_heads?|num_q_heads|nheads)", HEADS),
-    (r"num_hidden_layers|num_layers|n_layers?|depth|(.*_)?(encoder|decoder|layer|hidden|block)_layers|(.*_)?num_(.*_)?layers|.*_depth|.*_n_layers?", 2),
-    (r"qk_nope_head_dim", 8),
-    (r"qk_rope_head_dim", 4),
-    (r"qk_head_dim", 12),
-    (r"v_head_dim", 6),
-    (r"(kv|q|o|qk)_lora_rank|.*_low_rank_dim|.*_lora_rank", 16),
-    (r"index_n_heads|index_num_heads", 2),
-    (r"index_topk", 4),
-    (r"(.*_)?(head_dim|attention_head_size|d_kv|d_head|head_size|dim_head|head_width)|key_value_proj_dim", HEAD_DIM),
-    (r"(.*_)?(intermediate_size|ffn_dim|d_ff|mlp_dim|ff_dim|n_inner|ffn_hidden_size|feed_forward_dim|intermediate_dim)(_mlp)?|mlp_size", 48),
-    (r"(.*_)?(hidden_size|hidden_dim|d_model|n_embd|embed_dim|projection_dim|proj_dim|embedding_size|embedding_dim|word_embed_proj_dim|d_embed|emb_dim|hidden_size_per_layer_input|out_hidden_size|output_dim|classifier_proj_size|proj_size|output_proj_dims|feature_size|fpn_dim|mask_dim|codevector_dim|decoder_dim|model_dim|out_dim|emb_size|feature_dim|out_embed_dim|hidden_channels|embed_size|output_channels|condition_dim|upsample_groups)", WIDTH),
-    (r"dim", WIDTH),
-    (r"(.*_)?(max_position_embeddings|max_positions?|n_positions|n_ctx|max_seq_len(gth)?|max_sequence_length|max_target_positions|max_text_len(gth)?|seq_length|original_max_position_embeddings)", 64),
-    (r"max_source_positions", 40),
-    (r"(.*_)?(num_mel_bins|n_mels|mel_bins)|num_mel_features", 16),
-    (r"num_local_experts|num_experts|n_routed_experts|moe_num_experts|num_moe_experts|n_experts|moe_num_routed_experts", 4),
-    (r"num_experts_per_tok(en)?|moe_topk|moe_k|num_selected_experts|top_k_experts|experts_per_token|moe_top_k", 2),
-    (r"n_group|topk_group|num_expert_group", 1),
-    (r"(n|num)_shared_experts|moe_num_shared_experts|first_k_dense_replace|moe_layer_start_index|num_dense_layers", 1),
-    (r"(sliding|local_attention|attention)_window(_size)?|local_attention|window_size_left|attention_chunk_size|local_size|local_radius", 5),
-    (r"(.*_)?(num_queries|num_query_tokens|num_object_queries|num_latents|num_query|resampler_n_latents)", 6),
-    (r"(.*_)?image_size|pretrain_image_size|pretrained_img_size|img_size|crop_size", 32),
-    (r"(.*_)?patch_size", 8),
-    (r"num_frames|tubelets?_per_clip", 4),
-    (r"num_codebooks|num_codebook", 3),
-    (r"codebook_size|num_embeddings|num_codevectors_per_group|audio_vocab", 40),
+    ("num_feat_extract_layers num_adapter_layers num_feature_levels vision_feature_layer *_feature_layer", KEEP),
+    ("*_vocab_size n_vocab vocab_size_per_layer_input *_vocab_size_per_layer_input", 99),
+    ("codebook_size", 64),
+    ("*_key_value_heads *_kv_heads num_kv_heads num_head_kv n_head_kv kv_n_heads", KV_HEADS),
+    ("*_num_attention_heads *_attention_heads *_num_heads *_n_heads *_n_head num_q_heads index_num_heads", HEADS),
+    ("*_num_hidden_layers *_num_layers *_n_layers *_n_layer *_layers *_depth", 2),
+    ("qk_nope_head_dim", 8),
+    ("qk_rope_head_dim index_topk mm_tokens_per_image n_window", 4),
+    ("qk_head_dim", 12),
+    ("v_head_dim attention_window", 6),
+    ("n_window_infer", 8),
+    ("*_lora_rank *_low_rank_dim", 16),
+    ("*_head_dim *_attention_head_size *_d_kv *_d_head *_head_size *_dim_head key_value_proj_dim", HEAD_DIM),
+    ("*_intermediate_size *_ffn_dim *_d_ff *_mlp_dim *_ff_dim *_n_inner *_ffn_hidden_size *_intermediate_dim", 48),
+    ("intermediate_size_mlp *_feed_forward_dim mlp_size", 48),
+    ("*_hidden_size *_hidden_dim *_d_model *_n_embd *_embed_dim *_embedding_size *_embedding_dim dim", WIDTH),
+    ("*_projection_dim *_proj_dim *_proj_size output_proj_dims *_output_dim *_out_dim out_embed_dim *_d_embed", WIDTH),
+    ("*_embed_size upsample_groups", WIDTH),
+    ("*_emb_dim *_emb_size *_feature_size *_feature_dim *_fpn_dim *_mask_dim codevector_dim *_decoder_dim", WIDTH),
+    ("*_model_dim *_hidden_channels *_output_channels hidden_size_per_layer_input condition_dim", WIDTH),
+    ("base_channels", 32),
+    ("num_pos_feats", 16),
+    ("*_max_position_embeddings *_max_positions *_n_positions *_n_ctx *_max_seq_len *_max_seq_length", 64),
+    ("*_max_sequence_length *_max_target_positions *_max_text_len *_seq_length", 64),
+    ("max_source_positions", 40),
+    ("*_num_mel_bins *_n_mels *_mel_bins num_mel_features", 16),
+    ("*_num_experts *_num_local_experts n_routed_experts moe_num_routed_experts n_experts", 4),
+    ("*_num_experts_per_tok num_experts_per_token moe_topk moe_k moe_top_k num_selected_experts top_k_experts", 2),
+    ("n_group topk_group num_expert_group n_groups mamba_n_groups n_shared_experts num_shared_experts", 1),
+    ("moe_num_shared_experts first_k_dense_replace moe_layer_start_index num_dense_layers", 1),
+    ("sliding_window sliding_window_size local_attention local_attention_window window_size_left", 5),
+    ("attention_window_size attention_chunk_size local_size local_radius context_size", 5),
+    ("*_num_queries *_num_query_tokens *_num_object_queries *_num_latents *_num_query resampler_n_latents", 6),
+    ("*_image_size pretrained_img_size img_size crop_size", 32),
+    ("*_patch_size", 8),
+    ("num_frames", 4),
+    ("num_codebooks", 3),
+    ("num_embeddings num_codevectors_per_group", 40),
 ]  # fmt: skip
-_COMPILED = [(re.compile(pattern), value) for pattern, value in RULES]
 _DEPTHS = re.compile(r"(.*_)?(depths?|layers|num_blocks|num_layers|layer_depths|blocks_per_stage|num_hidden_layers)")
-_SPECIAL = re.compile(r"(.*)_(token_id|token_index|token_ids|idx|token|id)")
 _LAYERS = re.compile(r"num_hidden_layers|num_layers|n_layers?|encoder_layers|decoder_layers|depth|num_decoder_layers")
 
 
@@ -102,7 +103,11 @@ def shrink(config: PreTrainedConfig, overrides: Mapping[str, Any] | None = None)
     for name, value in overrides.items():
         if not isinstance(small.get(name), PreTrainedConfig) or not isinstance(value, Mapping):
             small[name] = _sub_config(value)
-    return type(config)(**{k: v for k, v in small.items() if k in overrides or not _same(v, _default(config, k))})
+    made = type(config)(**{k: v for k, v in small.items() if k in overrides or not _same(v, _default(config, k))})
+    stages = getattr(config, "out_features", None)
+    if stages and "out_features" not in overrides and {*stages} <= {*made.stage_names}:  # what a detector's neck reads
+        made.out_features = stages
+    return made
 
 
 _GENERAL = {f.name for f in dataclasses.fields(PreTrainedConfig)} - {"is_encoder_decoder", "pad_token_id"}
@@ -163,10 +168,14 @@ def _small_int(name: str, value: int, wanted: int, special: Any) -> int:
         return fixed[name] if name in fixed else min(value, 3) if name.startswith("decoder_start") else next(special)
     if _LAYERS.fullmatch(name) and value > wanted:
         return wanted
-    for pattern, small in _COMPILED:
-        if pattern.fullmatch(name):
-            return min(value, small) if value > 0 else value
-    return value
+    return min(value, _small_size(name)) if value > 0 else value
+
+
+def _small_size(name: str) -> int:
+    for names, small in RULES:
+        if any(name == n or (n[0] == "*" and (name == n[2:] or name.endswith(n[1:]))) for n in names.split()):
+            return small
+    return KEEP
 
 
 def _small_list(name: str, value: list[Any], layers: int | None, wanted: int) -> list[Any]:
@@ -175,6 +184,8 @@ def _small_list(name: str, value: list[Any], layers: int | None, wanted: int) ->
         return (kinds + value[-wanted:])[:wanted] if len(kinds) <= wanted else value[:wanted]
     if _DEPTHS.fullmatch(name) and all(isinstance(v, int) for v in value):
         return [min(v, 2) for v in value]
+    if name == "decoder_in_channels":
+        return [WIDTH] * len(value)
     if name in ("conv_dim",):
         return [min(v, 32) for v in value]
     if name in ("image_size", "patch_size", "img_size") and all(isinstance(v, int) for v in value):

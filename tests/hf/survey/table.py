@@ -21,12 +21,19 @@ WORDS = {
 HEAD = """# Architectures
 
 This page says for every model type that transformers {version} knows whether `full` can be swapped into it.
-It is written by `python -m tests.hf.survey --out results.json --table`, which compares each model's own attention with `sq.hf.swap(model, "full")`.
+It is written by `python -m tests.hf.survey --out results.json --table`.
+For each type, a small model with random weights, three times as large as usual so that mistakes show, runs on its own
+attention and then on `sq.hf.swap(model, "full")`.
 
-Each model is built small, with random weights that are three times their usual size, so that mistakes show.
-Compared are all outputs, hidden states and poolers included, at padded positions too, without padding and with padding on either side; the gradients of all parameters and real-valued inputs; eight greedily generated tokens with a dynamic and a static cache; and packed sequences.
-A comparison is left out where the model's own attention fails, where its own implementations disagree, and at padded positions that see no key.
-*Equal* means that nothing differs by more than 0.001 of the largest number in its tensor.
+Compared are all outputs, hidden states and poolers included, without padding and with padding on either side;
+the gradients of all parameters and real-valued inputs;
+eight greedily generated tokens with a dynamic and a static cache;
+and packed sequences.
+Padded positions are compared too, unless they see no key.
+A comparison is left out where the model's own attention fails at it.
+*Equal* means that nothing differs by more than 0.001 of the largest number in its tensor from the model's eager
+attention, or from its default attention where the two differ from each other.
+
 Whether another method than `full` fits a model depends on the method too: `sq.hf.refusals(model, method)` says.
 
 """

@@ -5,7 +5,7 @@ import inspect
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -63,7 +63,18 @@ def _is_model_of(kind: Any, config: type, module: Any) -> bool:
     )
 
 
-def small_model(model_type: str, attention: str | None = "eager") -> PreTrainedModel:
+def has_no_interface(model_type: str) -> bool:
+    """Whether the type's own code never calls the attention interface, and no other model is part of it."""
+    try:
+        config = CONFIG_MAPPING[model_type]()
+        module = _modeling_module(model_type)
+    except Exception:  # nothing to look into
+        return False
+    parts = any(isinstance(value, PreTrainedConfig) for value in vars(config).values())
+    return not parts and not hasattr(module, "ALL_ATTENTION_FUNCTIONS")
+
+
+def small_model(model_type: str) -> PreTrainedModel:
     """A small random model in eval mode, always with the same weights, which are large enough for mistakes to show."""
     kind, config = model_class(model_type), small_config(model_type)
     with torch.device("meta"):
@@ -75,6 +86,4 @@ def small_model(model_type: str, attention: str | None = "eager") -> PreTrainedM
     for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.data.mul_(3.0)
-    if attention is not None:
-        model.set_attn_implementation(attention)
     return model.float().eval()

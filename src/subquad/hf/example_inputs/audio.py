@@ -98,3 +98,8 @@ def packed_mel(form: Form) -> Tensor:
 def frame_counts(form: Form) -> Tensor:
     """How many frames each item has."""
     return torch.tensor([8 * form.length] * form.batch)
+
+
+def stacked_mel(form: Form) -> Tensor:
+    """(B, frames, 4 · bins): four frames as one."""
+    return form.floats(form.batch, 8 * form.length, 4 * bins(form))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subquad.hf.example_inputs import vision
 from subquad.hf.example_inputs.form import Form, special_ids
-from subquad.hf.example_inputs.rules import IF_REQUIRED
+from subquad.hf.example_inputs.rules import IF_REQUIRED, Rule
 from subquad.hf.example_inputs.text import IMAGE_TOKENS
 
 
@@ -27,7 +27,7 @@ def tower(form: Form) -> Any:
 def image_inputs(form: Form, special: dict[str, Any]) -> dict[str, Tensor]:
     """The image, and its grid where the model wants one; sets the number of image tokens. Empty: text alone."""
     wanted = inspect.signature(tower(form).get_image_features).parameters
-    rules = {"pixel_values": vision.image}
+    rules: dict[str, Rule] = {"pixel_values": vision.image}
     if "image_grid_thw" in wanted:
         rules = {"pixel_values": vision.patches, "image_grid_thw": vision.grid}
     rules |= {

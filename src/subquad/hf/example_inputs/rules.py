@@ -8,9 +8,6 @@ from subquad.hf.example_inputs.form import Form
 
 Rule = Callable[[Form], Any]
 
-# What an attention mask covers where the main input is no text.
-MASK_OF: dict[str, Rule] = {"input_values": audio.wave_mask, "input_features": audio.frame_mask}
-
 # A parameter of one of these names is given wherever forward has it. A rule may answer None: left out.
 BY_NAME: dict[str, Rule] = {
     "input_ids": text.ids,
@@ -89,6 +86,7 @@ BY_TYPE: dict[str, dict[str, Rule | None]] = {
     "nemotron_asr_streaming": _FRAMES,
     "nemotron_asr_streaming_encoder": _FRAMES,
     "nemotron_h_omni": _TEXT,
+    "oneformer": {"task_inputs": text.task_ids},
     "patchtsmixer": _CHANNELS,
     "patchtst": _CHANNELS,
     "phi4_multimodal_audio": {"hidden_states": audio.time_by_mel, "mask": audio.all_frames},
@@ -126,9 +124,9 @@ BY_TYPE: dict[str, dict[str, Rule | None]] = {
     "cosmos3_edge_vision": {"pixel_values": vision.patches},
     "dac": _WAVE,
     "encodec": _WAVE,
-    "granite_docling": _IMAGES,
-    "granite_speech5_ctc": _FRAMES,
-    "granite_speech5_encoder": _FRAMES,
+    "granite_docling": _TEXT,
+    "granite_speech5_ctc": {"input_features": audio.stacked_mel},
+    "granite_speech5_encoder": {"input_features": audio.stacked_mel},
     "hunyuan_vl_vision": {"pixel_values": vision.patches},
     "idefics": _IMAGES,
     "idefics2": _IMAGES,
@@ -162,5 +160,6 @@ BY_TYPE: dict[str, dict[str, Rule | None]] = {
     "videomae": _VIDEO,
     "vivit": _VIDEO,
     "xclip": _VIDEO,
+    "xclip_vision_model": {"pixel_values": vision.frames},
     "xcodec": _WAVE,
 }

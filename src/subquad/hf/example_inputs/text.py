@@ -96,3 +96,8 @@ def channel_ids(form: Form) -> Tensor:
 def real_tokens(form: Form) -> Tensor:
     """Which of `embedded` are real, ones where no padding is asked for."""
     return form.full_mask(form.length)
+
+
+def task_ids(form: Form) -> Tensor:
+    """The text that says which task an image model is given."""
+    return form.ids(form.number("task_seq_len", "max_seq_len"), form.number("text_encoder_vocab_size", "vocab_size"))

@@ -59,9 +59,9 @@ def video(form: Form) -> Tensor:
     return form.floats(form.batch, frames, channels(form), *image_size(form))
 
 
-def all_pixels(form: Form) -> Tensor:
-    """Which pixels of the image are real: all."""
-    return torch.ones(form.batch, *image_size(form), dtype=torch.long)
+def frames(form: Form) -> Tensor:
+    """The frames of every item as images, one item after the other."""
+    return video(form).flatten(0, 1)
 
 
 # ---------------------------------------------------------------------- images as rows of patches
@@ -115,7 +115,7 @@ def grid(form: Form) -> Tensor:
 
 def patches(form: Form) -> Tensor:
     """The patches of every image, one after the other."""
-    frames = form.number("temporal_patch_size", default=1)
+    frames = form.number("temporal_patch_size", "patch_temporal", default=1)
     width = channels(form) * frames * patch_size(form) ** 2
     return form.floats(int(grid(form).prod(-1).sum()), width)
 
