@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from subquad.hf.doors import AnyModel, transformers_model
 from subquad.hf.example_inputs import example_inputs
-from subquad.hf.layers import NAME, Layer, inspect_layers, serving_decoders
+from subquad.hf.layers import Layer, inspect_layers, serving_decoders
 from subquad.hf.saved import without_marks
 from subquad.hf.trial import Run, Seen, own_run, recorded_run, same_outputs, trial_run
 
@@ -163,16 +163,8 @@ def _generate(prompt: Inputs, model: PreTrainedModel) -> Any:
 
 def _mark(model: PreTrainedModel, layers: list[Layer]) -> str:
     """What a trial's result holds for: these layers under this config."""
-    return json.dumps(
-        [[layer.name for layer in layers], _without_swap(model.config.to_dict())], default=str, sort_keys=True
-    )
-
-
-def _without_swap(config: Any) -> Any:
-    """A config, as plain data, without what a swap writes into it and into those inside it."""
-    if not isinstance(config, dict):
-        return config
-    return {str(key): _without_swap(value) for key, value in config.items() if key not in (NAME, "attn_implementation")}
+    config = without_marks(model.config.to_dict())
+    return json.dumps([[layer.name for layer in layers], str(config)])
 
 
 def _one_line(error: Exception) -> str:
