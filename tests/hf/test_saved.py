@@ -22,6 +22,7 @@ from tests.hf import loading
 from tests.hf.models import TEXT, build
 
 METHOD = "i-clustered:clusters=3,topk=2"
+METHOD_OF_PART = "clustered:clusters=3"
 LEARNED = "lha:buckets=3,hidden=8"
 TEXTS = ["Attention compares every token with every other one. " * 8, "A short text."]
 
@@ -202,9 +203,7 @@ def test_learned_parameters_come_from_their_adapter(folder, exact, tmp_path):
     want = hidden(model)
     model.save_pretrained(tmp_path / "model")
     sq.hf.save_adapter(model, tmp_path / "adapter")
-    message = (
-        r"was saved with its attention swapped.* 'lha', whose learned parameters .* use sq\.hf\.load_adapter"
-    )
+    message = r"was saved with its attention swapped.* 'lha', whose learned parameters .* use sq\.hf\.load_adapter"
     loaded = load_with_warning(tmp_path / "model", message)
     refuses_to_run(loaded)
     loaded.save_pretrained(tmp_path / "again")  # says it once more, although nothing was attached in between
@@ -248,23 +247,71 @@ def test_what_the_record_cannot_say_is_named_and_nothing_runs_until_somebody_dec
     assert len(sq.hf.describe(loaded).methods) == 2
 
 
-def test_a_part_of_a_swapped_model_says_so_too(tmp_path):
+def clip() -> hf.CLIPModel:
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     text = small | {"vocab_size": 60, "max_position_embeddings": 64, "eos_token_id": 2, "bos_token_id": 1}
     config = hf.CLIPConfig(text_config=text, vision_config=small | {"image_size": 32, "patch_size": 8})
     torch.manual_seed(0)
-    model = hf.CLIPModel(config).eval()
+    return hf.CLIPModel(config).eval()
+
+
+def implementations(model) -> set[str]:
+    return {part.config._attn_implementation for part in model.modules() if isinstance(part, hf.PreTrainedModel)}
+
+
+def test_a_part_of_a_swapped_model_says_so_too(tmp_path):
+    model = clip()
     sq.hf.swap(model, "full")
     model.save_pretrained(tmp_path / "whole")
     model.vision_model.save_pretrained(tmp_path / "part")
     whole = hf.AutoModel.from_pretrained(tmp_path / "whole")
     assert len(sq.hf.describe(whole).methods) == 4
-    own = hf.AutoModel.from_pretrained(tmp_path / "whole", attn_implementation="eager")
-    assert {part.config._attn_implementation for part in own.modules() if hasattr(part, "config")} == {"eager"}
+    assert implementations(hf.AutoModel.from_pretrained(tmp_path / "whole", attn_implementation="eager")) == {"eager"}
     with pytest.warns(UserWarning, match="records no swapped attention"):
         part = hf.CLIPVisionModel.from_pretrained(tmp_path / "part")
     with pytest.raises(ValueError, match="no method is attached"):
         part(pixel_values=torch.zeros(1, 3, 32, 32))
+
+
+def test_a_model_of_which_a_part_was_swapped_comes_back_with_that_part(tmp_path):
+    model, pixels = clip(), torch.linspace(-1, 1, 3 * 32 * 32).view(1, 3, 32, 32)
+    sq.hf.swap(model.vision_model, METHOD_OF_PART)
+    want = model.vision_model(pixel_values=pixels).pooler_output
+    model.save_pretrained(tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["attn_implementation"] == SAVED_AS
+    assert not hasattr(model.config, "attn_implementation")  # while it is written only
+    loaded = hf.AutoModel.from_pretrained(tmp_path / "model")
+    assert {n: str(m) for n, m in sq.hf.describe(loaded).methods.items()} == dict.fromkeys((2, 3), METHOD_OF_PART)
+    assert loaded.text_model.config._attn_implementation == "sdpa"
+    torch.testing.assert_close(loaded.vision_model(pixel_values=pixels).pooler_output, want, atol=0, rtol=0)
+    own = hf.AutoModel.from_pretrained(tmp_path / "model", attn_implementation="eager")
+    assert implementations(own) == {"eager"}
+    sq.hf.restore(loaded)
+    assert implementations(loaded) == {"sdpa"}
+    loaded.save_pretrained(tmp_path / "restored")
+    assert "subquad" not in (tmp_path / "restored" / "config.json").read_text()
+
+
+def test_a_part_that_cannot_come_back_does_not_run(tmp_path):
+    model = clip()
+    sq.hf.swap(model.vision_model, METHOD_OF_PART)
+    model.vision_model.config.subquad["layers"] = 7
+    model.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="records a swap of 7 layers but the model has 2"):
+        loaded = hf.AutoModel.from_pretrained(tmp_path)
+    assert loaded.get_text_features(input_ids=torch.full((1, 5), 2)).pooler_output.isfinite().all()
+    with pytest.raises(ValueError, match="no method is attached"):
+        loaded.get_image_features(pixel_values=torch.zeros(1, 3, 32, 32))
+
+
+def test_a_swapped_model_that_was_set_to_another_attention_is_saved_with_that(folder, exact, tmp_path):
+    model = hf.AutoModel.from_pretrained(folder / "model")
+    model.set_attn_implementation("sdpa")
+    model.save_pretrained(tmp_path)
+    assert "attn_implementation" not in json.loads((tmp_path / "config.json").read_text())
+    loaded = hf.AutoModel.from_pretrained(tmp_path)
+    torch.testing.assert_close(hidden(loaded), exact, atol=0, rtol=0)
+    assert {str(method) for method in sq.hf.reattach(loaded).methods.values()} == {METHOD}
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Models that were saved while swapped: nothing loads them with another attention without a word.
 
 A swap writes `attn_implementation: SAVED_AS` into the model's config, which `save_pretrained` keeps beside the record
-of the methods. Whatever loads the folder then asks transformers for the attention of that name:
+of the methods. Whatever loads the folder (see `loading`) then asks transformers for the attention of that name:
 
 where `subquad.hf` is not imported    there is none: loading raises an error that quotes the name, which is the remedy
 where it is                           `from_pretrained` returns the model with its methods attached again; where they
@@ -9,22 +9,19 @@ where it is                           `from_pretrained` returns the model with i
 where `attn_implementation` is given  the model comes with that attention, like any other
 """
 
-import functools
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from subquad.hf.layers import NAME, Attached
+from subquad.hf.layers import NAME
 
 # It is in files: never change it. It may not name sdpa, flash or flex, which transformers looks for in names.
 SAVED_AS = (
     "subquad: this model was saved with its attention swapped; run `import subquad.hf` before loading it (pip install "
     "'subquad[hf]'), or give another attn_implementation to load it with its own exact attention"
 )
-_KEY = "attn_implementation"
+KEY = "attn_implementation"
 
 
 def configs_of(model: nn.Module) -> list[tuple[PreTrainedConfig, nn.Module]]:
@@ -40,13 +37,13 @@ def configs_of(model: nn.Module) -> list[tuple[PreTrainedConfig, nn.Module]]:
 def mark(model: nn.Module) -> None:
     """Let what is saved of this model, or of a part of it, name our attention."""
     for config, _ in configs_of(model):
-        setattr(config, _KEY, SAVED_AS)
+        setattr(config, KEY, SAVED_AS)
 
 
 def unmark(model: nn.Module) -> None:
     """Take everything that a swap wrote out of the model's configs."""
     for config, _ in configs_of(model):
-        for key in (_KEY, NAME):
+        for key in (KEY, NAME):
             vars(config).pop(key, None)
 
 
@@ -55,7 +52,7 @@ def without_marks(settings: dict[Any, Any]) -> dict[Any, Any]:
     return {
         key: without_marks(value) if isinstance(value, dict) else value
         for key, value in settings.items()
-        if key not in (_KEY, NAME)
+        if key not in (KEY, NAME)
     }
 
 
@@ -68,30 +65,3 @@ def default_implementation(owner: nn.Module, model: nn.Module) -> str:
     """The attention that transformers gives a part of a model when none is asked for: SDPA where it can, or eager."""
     part = owner if isinstance(owner, PreTrainedModel) else model
     return part.get_correct_attn_implementation(None) if isinstance(part, PreTrainedModel) else "sdpa"
-
-
-def attach_when_loaded(reattach: Callable[[PreTrainedModel], Any]) -> None:
-    """Let `from_pretrained` of every transformers model attach what was saved, with `reattach`."""
-    load = PreTrainedModel.from_pretrained.__func__
-
-    @functools.wraps(load)
-    def from_pretrained(cls: type[PreTrainedModel], *args: Any, **kwargs: Any) -> Any:
-        loaded = load(cls, *args, **kwargs)
-        _attach(loaded[0] if isinstance(loaded, tuple) else loaded, reattach)
-        return loaded
-
-    PreTrainedModel.from_pretrained = classmethod(from_pretrained)
-
-
-def _attach(model: PreTrainedModel, reattach: Callable[[PreTrainedModel], Any]) -> None:
-    if not asks_for_ours(model.config) or any(isinstance(part, Attached) for part in model.modules()):
-        return
-    mark(model)  # transformers took the key out of the config; what is saved of this model has it again
-    try:
-        reattach(model)
-    except ValueError as error:
-        warnings.warn(
-            f"{model.name_or_path or type(model).__name__} was saved with its attention swapped, and its methods could "
-            f"not be attached again: {error}; its forward pass raises an error until a method is attached",
-            stacklevel=4,
-        )
