@@ -83,6 +83,7 @@ class ClusterFormer(Method):
     seed: int = 0
 
     name: ClassVar[str] = "cluster-former"
+    clamped: ClassVar[tuple[str, ...]] = ("chunk",)
     traits: ClassVar[Traits] = Traits(
         causal="values-only",
         cross=False,
