@@ -248,7 +248,7 @@ class Method:
     def _for_tokens(self, N: int, M: int) -> Method:
         """This method for so many tokens: a setting that means the same beyond them is brought down to them."""
         beyond = [s for s in self.clamped if getattr(self, s) > FEW and getattr(self, s) > max(N, M)]
-        return replace(self, **{setting: max(FEW, int(N), int(M)) for setting in beyond}) if beyond else self
+        return replace(self, **{setting: int(max(N, M)) for setting in beyond}) if beyond else self
 
     def _require_at_most(self, most: int, *settings: str) -> None:
         """Check that settings that size parameters, or say how often work is repeated, are within reason."""
