@@ -79,11 +79,15 @@ def test_second_derivatives_on_plain_torch_equal_forward_over_reverse(method):
     close((twice * along).sum(), forward, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.skipif("cpu" not in [n for n, s in sq.backends().items() if s == "available"], reason="no compiled library")
+@pytest.mark.skipif(
+    "cpu" not in [n for n, s in sq.backends().items() if s == "available"], reason="no compiled library"
+)
 @pytest.mark.parametrize("method", ["clustered", "i-clustered", "lsh", "local", "performer", "linear"])
 def test_a_second_derivative_in_compiled_code_names_the_remedy(method):
     query, key, value = qkv(200)
-    with pytest.raises(NotImplementedError, match="with sq.use_backend\\('reference'\\), torch.nn.attention.sdpa_kernel"):
+    with pytest.raises(
+        NotImplementedError, match=r"with sq\.use_backend\('reference'\), torch\.nn\.attention\.sdpa_kernel"
+    ):
         second(lambda query: sq.attention(query, key, value, method=method), query)
 
 

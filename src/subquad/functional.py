@@ -29,8 +29,7 @@ def attention(
         query: (B,H,N,D), float64, float32, bfloat16 or float16. Normalisers are at least fp32 inside.
         key: (B,G,M,D), with G = H, or H a multiple of G under `enable_gqa`.
         value: (B,G,M,E).
-        method: a name ("i-clustered"), a name with settings ("i-clustered:clusters=25") or a method object;
-            `torch.compile(fullgraph=True)` takes objects only.
+        method: a name ("i-clustered"), a name with settings ("i-clustered:clusters=25") or a method object.
         mask: a `Mask`; padded queries, and queries that see no key, have output 0.
         is_causal: the same as `mask=Mask.causal(offset=0)`.
         bias: (B|1,H|1,N,M), added to the logits; for methods whose trait `bias` is true.

@@ -5,10 +5,12 @@ from a CPU generator and then move. (Dropout on attention weights is the excepti
 as every dropout does, so that activation checkpointing replays it.)
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 @torch.library.custom_op("subquad::orthogonal", mutates_args=())
@@ -45,7 +47,19 @@ def orthogonal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
     >>> torch.allclose(planes[:4] @ planes[:4].T, torch.eye(4), atol=1e-6)
     True
     """
-    return _orthogonal(seed, rows, columns).to(device=like.device, dtype=like.dtype)
+    planes = _constant(_drawn, seed, rows, columns) if _become_constants() else _orthogonal(seed, rows, columns)
+    return planes.to(device=like.device, dtype=like.dtype)
+
+
+def _become_constants() -> bool:
+    """Whether `torch.export` runs this: what is drawn then goes into the program, which needs no op of ours for it."""
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
+def _constant(draw: Callable[..., Tensor], *sizes: int) -> Tensor:
+    """What is drawn, as numbers, although tensors are without numbers while they are traced."""
+    with _disable_current_modes():
+        return draw(*(int(size) for size in sizes)).clone()
 
 
 @torch.library.custom_op("subquad::normal", mutates_args=())
@@ -85,12 +99,16 @@ def normal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
     >>> torch.equal(few, many[:2])
     True
     """
-    return _normal(seed, rows, columns).to(device=like.device, dtype=like.dtype)
+    drawn = _constant(_normal_drawn, seed, rows, columns) if _become_constants() else _normal(seed, rows, columns)
+    return drawn.to(device=like.device, dtype=like.dtype)
 
 
 @torch.library.custom_op("subquad::directions", mutates_args=())
 def _directions(seed: int, draw: Tensor, rows: int, columns: int, independent: bool) -> Tensor:
-    seed = (seed + int(draw)) % 2**63
+    return _directions_drawn((seed + int(draw)) % 2**63, rows, columns, independent)
+
+
+def _directions_drawn(seed: int, rows: int, columns: int, independent: bool) -> Tensor:
     gauss = _normal_drawn(seed, rows, columns)
     # The norms of other normal rows than those that the rotation would be made of, so that they are independent of it.
     return gauss.clone() if independent else _drawn(seed, rows, columns) * gauss.norm(dim=1, keepdim=True)
@@ -112,8 +130,11 @@ def directions(seed: int, draw: Tensor | None, rows: int, columns: int, independ
     >>> torch.equal(of(7, 1), of(8, 0)), torch.equal(of(7, 1), of(7, 0))
     (True, False)
     """
-    draw = torch.tensor(0, device="cpu") if draw is None else draw
-    drawn = _directions(seed, draw, rows, columns, independent)
+    if draw is None and _become_constants():
+        drawn = _constant(_directions_drawn, seed, rows, columns, independent)
+    else:
+        draw = torch.tensor(0, device="cpu") if draw is None else draw
+        drawn = _directions(seed, draw, rows, columns, independent)
     return drawn.to(device=like.device, dtype=like.dtype)
 
 

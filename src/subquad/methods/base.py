@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +20,11 @@ from subquad.ops.padding import cleared_inputs
 from subquad.shapes import Sizes, validate
 
 __all__ = ["Bound", "Call", "Fit", "Method", "Traits", "by_item", "constants", "nearest"]
+
+
+FEW = 1024  # a setting up to this costs little, however few tokens there are
+MOST_REPEATS = 1000  # of rounds and iterations
+WIDEST = 2**16  # of learned layers and feature maps
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Method:
     traits: ClassVar[Traits]
     fit: ClassVar[Fit | None] = None  # how its learned parameters are fitted to a frozen model, if they can be
     one_for_all_layers: ClassVar[bool] = False  # whether the layers of a model share its learned parameters
+    clamped: ClassVar[tuple[str, ...]] = ()  # settings for which more than there are tokens means as many
+    counts: ClassVar[tuple[str, ...]] = ()  # settings that say into how many parts the tokens go
     zeroes_padding: ClassVar[bool] = False  # whether `attend` gives 0 for padded queries: else the caller sees to it
     skips_padding: ClassVar[bool] = False  # whether `attend` takes NaN in padding: else the caller clears it
 
@@ -104,6 +111,7 @@ class Method:
         mask = mask or Mask()
         mask = mask & Mask.causal(offset=0) if is_causal else mask
         mask.check(sizes, query.device)
+        self._check_counts(sizes.N, sizes.M)
         reason = self.refuses(mask, bias=bias is not None, gqa=sizes.H != sizes.G, cross=sizes.N != sizes.M)
         if reason:
             raise ValueError(reason)
@@ -122,7 +130,7 @@ class Method:
     def run(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """Attention on what `prepare` has checked."""
         with torch.autocast(query.device.type, enabled=False):
-            out = self.attend(query, key, value, call)
+            out = self._for_tokens(query.shape[2], key.shape[2]).attend(query, key, value, call)
         real = call.mask.query_padding(query.shape[2])
         return out if real is None or self.zeroes_padding else out.masked_fill(~real[:, None, :, None], 0.0)
 
@@ -229,6 +237,29 @@ class Method:
         """As the command line writes it, with the settings that differ from the defaults."""
         changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
         return f"{self.name}:{','.join(changed)}" if changed else self.name
+
+    def _check_counts(self, N: int, M: int) -> None:
+        """Raise ValueError where tokens were to go into far more parts than there are tokens, and take for ever."""
+        for setting in self.counts:
+            have = getattr(self, setting)
+            # A small setting is not compared with a length, which is symbolic while a compiler traces.
+            if have > FEW and have > max(N, M):
+                raise ValueError(
+                    f"{self.name!r}: {setting}={have} for {int(max(N, M))} tokens, but it must be at most "
+                    f"{max(FEW, int(N), int(M))} there"
+                )
+
+    def _for_tokens(self, N: int, M: int) -> Method:
+        """This method for so many tokens: a setting that means the same beyond them is brought down to them."""
+        beyond = [s for s in self.clamped if getattr(self, s) > FEW and getattr(self, s) > max(N, M)]
+        return replace(self, **{setting: int(max(N, M)) for setting in beyond}) if beyond else self
+
+    def _require_at_most(self, most: int, *settings: str) -> None:
+        """Check that settings that size parameters, or say how often work is repeated, are within reason."""
+        for setting in settings:
+            have = getattr(self, setting)
+            if have > most:
+                raise ValueError(f"{self.name!r}: {setting}={have}, but it must be at most {most}")
 
     def _require(self, **least: int) -> None:
         """Check that whole-number settings are at least so much."""

@@ -83,6 +83,7 @@ class ClusterFormer(Method):
     seed: int = 0
 
     name: ClassVar[str] = "cluster-former"
+    clamped: ClassVar[tuple[str, ...]] = ("chunk", "clusters")
     traits: ClassVar[Traits] = Traits(
         causal="values-only",
         cross=False,

@@ -35,7 +35,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Method, Traits
+from subquad.methods.base import MOST_REPEATS, Call, Method, Traits
 from subquad.methods.full import sdpa
 from subquad.ops.backends import choose
 from subquad.ops.grouping import broadcast, group_mean
@@ -113,6 +113,7 @@ class Clustered(Method):
 
     def __post_init__(self) -> None:
         self._require(clusters=1, bits=1, iterations=0, seed=0)
+        self._require_at_most(MOST_REPEATS, "iterations")
         check_bits(self.name, self.bits)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
@@ -121,7 +122,7 @@ class Clustered(Method):
             return per_segment(
                 lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
             )
-        clusters = min(self.clusters, query.shape[2])
+        clusters = torch.sym_min(self.clusters, query.shape[2])
         if choose(cpu=compiled.refusal(query, call.dropout_p)) == "cpu":
             hashing = {"bits": self.bits, "iterations": self.iterations, "seed": call.seed}
             return compiled.clustered_attention(

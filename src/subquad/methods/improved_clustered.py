@@ -31,7 +31,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Method
+from subquad.methods.base import MOST_REPEATS, Call, Method
 from subquad.methods.clustered import Clustered, cluster_queries
 from subquad.ops.backends import choose
 from subquad.ops.grouping import broadcast, group_mean, sort_into_blocks
@@ -63,7 +63,7 @@ def improved_clustered_attention(
     of_centroids = visible_softmax(centroid_logits, visible)
 
     # By logits, which order the keys as A^c does: weights that underflow to 0 would tie with those of hidden keys.
-    top = hide(centroid_logits, visible).detach().topk(min(topk, key.shape[2]), dim=-1).indices
+    top = hide(centroid_logits, visible).detach().topk(torch.sym_min(topk, key.shape[2]), dim=-1).indices
     mass = of_centroids.gather(-1, top).sum(-1, keepdim=True)
     rest = F.dropout(of_centroids.scatter(-1, top, 0.0), dropout_p) @ value
 
@@ -122,6 +122,7 @@ class ImprovedClustered(Method):
 
     def __post_init__(self) -> None:
         self._require(clusters=1, bits=1, iterations=0, topk=1, seed=0)
+        self._require_at_most(MOST_REPEATS, "iterations")
         check_bits(self.name, self.bits)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
@@ -130,7 +131,7 @@ class ImprovedClustered(Method):
             return per_segment(
                 lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
             )
-        clusters = min(self.clusters, query.shape[2])
+        clusters = torch.sym_min(self.clusters, query.shape[2])
         if choose(cpu=compiled.refusal(query, call.dropout_p)) == "cpu":
             hashing = {"bits": self.bits, "iterations": self.iterations, "seed": call.seed}
             return compiled.clustered_attention(

@@ -35,7 +35,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Fit, Method, Traits, by_item
+from subquad.methods.base import WIDEST, Call, Fit, Method, Traits, by_item
 from subquad.methods.fitting import output_error
 from subquad.ops.bucket_attention import bucket_attention
 from subquad.ops.bucketing import real_slots
@@ -136,6 +136,7 @@ class LearnedFeatureMap(Method):
     seed: int = 0
 
     name: ClassVar[str] = "learned-feature-map"
+    clamped: ClassVar[tuple[str, ...]] = ("window", "sinks")
     fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=4e-2)
     traits: ClassVar[Traits] = Traits(
         causal="strict",
@@ -158,6 +159,7 @@ class LearnedFeatureMap(Method):
 
     def __post_init__(self) -> None:
         self._require(features=2, window=0, sinks=0, seed=0)
+        self._require_at_most(WIDEST, "features")
         if self.window == 0:
             why = "another kernel than softmax's: its weights are sums over the features"
             traits = replace(type(self).traits, cross=True, order_free=True, recurrent=False, exact_limit=why)

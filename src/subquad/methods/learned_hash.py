@@ -42,7 +42,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Fit, Method, Traits, by_item, constants
+from subquad.methods.base import WIDEST, Call, Fit, Method, Traits, by_item, constants
 from subquad.methods.hashed import check_bucket_counts, sized_traits, tied_refusal
 from subquad.ops.attention_sums import approximate_attention_sums, attention_sums
 from subquad.ops.bucket_attention import attend_buckets
@@ -100,6 +100,7 @@ class LearnedHash(Method):
     seed: int = 0
 
     name: ClassVar[str] = "lha"
+    counts: ClassVar[tuple[str, ...]] = ("buckets",)
     fit: ClassVar[Fit | None] = Fit(metric="utility")
     traits: ClassVar[Traits] = Traits(
         causal="values-only",
@@ -119,6 +120,7 @@ class LearnedHash(Method):
 
     def __post_init__(self) -> None:
         self._require(buckets=0, bucket_size=0, hidden=1, features=1, seed=0)
+        self._require_at_most(WIDEST, "buckets", "hidden", "features")
         self._require_number(enlarge=1.0)
         self._check_choices()
         check_bucket_counts(self, self.buckets, self.bucket_size)

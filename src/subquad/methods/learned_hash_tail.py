@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subquad.methods.base import Call, Fit, Method, Traits, by_item, constants
+from subquad.methods.base import WIDEST, Call, Fit, Method, Traits, by_item, constants
 from subquad.methods.full import sdpa
 from subquad.ops.attention_sums import attention_sums
 from subquad.ops.bucketing import best_bucket
@@ -68,6 +68,7 @@ class LearnedHashTail(Method):
 
     name: ClassVar[str] = "lha-tail"
     skips_padding: ClassVar[bool] = True
+    counts: ClassVar[tuple[str, ...]] = ("buckets", "cells")
     fit: ClassVar[Fit | None] = Fit(metric="error")
     traits: ClassVar[Traits] = Traits(
         causal="no",
@@ -89,6 +90,7 @@ class LearnedHashTail(Method):
 
     def __post_init__(self) -> None:
         self._require(buckets=1, keys=1, cells=1, hidden=1, seed=0)
+        self._require_at_most(WIDEST, "buckets", "hidden")
         self._check_choices()
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
@@ -99,7 +101,7 @@ class LearnedHashTail(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """Hash, attend to the keys of each query's bucket and to the centroids of the others."""
-        if key.shape[2] <= self.keys:  # every bucket has all keys
+        if not torch.compiler.is_exporting() and key.shape[2] <= self.keys:  # every bucket has all keys
             return sdpa(query, key, value, call)
         return by_item(self._attend, query, key, value, call)
 

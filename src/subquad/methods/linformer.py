@@ -41,7 +41,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Fit, Method, Traits, by_item
+from subquad.methods.base import WIDEST, Call, Fit, Method, Traits, by_item
 from subquad.methods.fitting import output_error
 from subquad.methods.full import sdpa
 from subquad.ops.causal_product import causal_product
@@ -228,6 +228,7 @@ class Linformer(Method):
 
     def __post_init__(self) -> None:
         self._require(k=1, seed=0)
+        self._require_at_most(WIDEST, "k")
         self._check_choices()
         if self.projection == "mean-pool":
             pooled = replace(

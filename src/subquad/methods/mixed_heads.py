@@ -207,7 +207,13 @@ class MixedHeads(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """Each part on its own heads."""
-        return torch.cat([part.attend(*inputs) for part, inputs in self._dealt(query, key, value, call)], dim=1)
+        N, M = query.shape[2], key.shape[2]
+        dealt = self._dealt(query, key, value, call)
+        return torch.cat([part._for_tokens(N, M).attend(*inputs) for part, inputs in dealt], dim=1)
+
+    def _check_counts(self, N: int, M: int) -> None:
+        for part in self.parts:
+            part.method._check_counts(N, M)
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
         """The mean over the heads whose method has one; None where no method has."""

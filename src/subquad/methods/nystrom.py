@@ -34,7 +34,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.methods.base import WIDEST, Call, Method, Traits, by_item
 from subquad.methods.full import sdpa
 from subquad.ops.heads import repeat_heads
 from subquad.ops.segments import ranks, segment_means, segment_of
@@ -78,6 +78,8 @@ def nystrom(
 ) -> Float[Tensor, "B H N E"]:
     """F Z B V, in the dtype of the inputs, which is fp32 or fp64."""
     H, real = query.shape[1], call.mask.key_padding(key.shape[2])
+    if real is None and torch.compiler.is_exporting():  # the length is not known, and may be less than the landmarks
+        real = torch.ones(key.shape[0], key.shape[2], dtype=torch.bool, device=key.device)
     of_query, rows = landmarks_of(query, call.mask.query_padding(query.shape[2]), landmarks)
     of_key, columns = landmarks_of(key, real, landmarks)
     of_key = repeat_heads(of_key, H)
@@ -153,6 +155,7 @@ class Nystrom(Method):
 
     def __post_init__(self) -> None:
         self._require(landmarks=1, iterations=1, convolution=0)
+        self._require_at_most(WIDEST, "convolution")
         if self.iterations > MOST_ITERATIONS:
             raise ValueError(
                 f"{self.name!r}: iterations={self.iterations}, but it must be at most {MOST_ITERATIONS}: where A has "
@@ -172,7 +175,7 @@ class Nystrom(Method):
         return by_item(self._attend, query, key, value, call)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-        if key.shape[2] <= self.landmarks:
+        if not torch.compiler.is_exporting() and key.shape[2] <= self.landmarks:
             out = sdpa(query, key, value, call)
         else:
             out = nystrom(query, key, value, call, self.landmarks, self.iterations)

@@ -24,10 +24,18 @@ CHUNK = 2**22  # logits of a head that are in memory at a time
 
 def attend_top(logits: Tensor, visible: Tensor | None, value: Tensor, topk: int, dropout_p: float) -> Tensor:
     """Softmax over the topk largest visible logits of each row, applied to the values."""
-    top = hide(logits, visible).topk(min(topk, logits.shape[-1]), dim=-1)
+    top = hide(logits, visible).topk(torch.sym_min(topk, logits.shape[-1]), dim=-1)
     seen = None if visible is None else visible.expand_as(logits).gather(-1, top.indices)
     weights = F.dropout(visible_softmax(top.values, seen), dropout_p)
     return torch.zeros_like(logits).scatter(-1, top.indices, weights) @ value
+
+
+def _portions(N: int, M: int) -> list[slice]:
+    """Which queries go together. All do where they are traced: a number of portions would fix the length."""
+    if torch.compiler.is_compiling():
+        return [slice(None)]
+    step = max(1, CHUNK // M)
+    return [slice(start, start + step) for start in range(0, N, step)]
 
 
 @dataclass(frozen=True)
@@ -63,10 +71,8 @@ class OracleTopK(Method):
         query, key, value, dtype = query.to(exact), key.to(exact), value.to(exact), query.dtype
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
         visible = call.mask.visible(N, M, query.device)
-        step = max(1, CHUNK // M)
         parts = []
-        for start in range(0, N, step):
-            rows = slice(start, start + step)
+        for rows in _portions(N, M):
             logits = query[:, :, rows] @ key.transpose(-1, -2) * call.scale
             logits = logits if call.bias is None else logits + call.bias[:, :, rows]
             seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subquad.methods.base import Call, Fit, Method, Traits, by_item
+from subquad.methods.base import WIDEST, Call, Fit, Method, Traits, by_item
 from subquad.methods.fitting import output_error
 from subquad.ops.feature_attention import exponents
 from subquad.ops.feature_attention.recurrent import advanced, hide_padding, no_tokens
@@ -129,6 +129,7 @@ class Performer(Method):
 
     def __post_init__(self) -> None:
         self._require(features=1, redraw=0, seed=0)
+        self._require_at_most(WIDEST, "features")
         self._require_number(norm=0.0)
         self._check_choices()
         recurrent, learned = self.kind != "trigonometric", self.inputs == "learned" or self.redraw > 0

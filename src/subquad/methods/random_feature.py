@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.methods.base import WIDEST, Call, Method, Traits, by_item
 from subquad.ops.feature_attention.visible import drop_rows
 from subquad.ops.feature_maps import trigonometric_features
 from subquad.ops.gated_product import gated_product
@@ -97,6 +97,7 @@ class RandomFeature(Method):
 
     def __post_init__(self) -> None:
         self._require(features=1, seed=0)
+        self._require_at_most(WIDEST, "features")
         self._check_choices()
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:

@@ -81,6 +81,7 @@ class RandomHash(Method):
     seed: int = 0
 
     name: ClassVar[str] = "lsh"
+    counts: ClassVar[tuple[str, ...]] = ("buckets", "tail")
     traits: ClassVar[Traits] = Traits(
         causal="values-only",
         cross=True,

@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.methods.base import MOST_REPEATS, Call, Method, Traits, by_item
 from subquad.ops.bucket_attention import attend_buckets, bucket_attention
 from subquad.ops.bucketing import real_slots, real_tokens, with_itself
 from subquad.ops.buckets import Buckets, real_lengths
@@ -80,6 +80,7 @@ class Reformer(Method):
     seed: int = 0
 
     name: ClassVar[str] = "reformer"
+    clamped: ClassVar[tuple[str, ...]] = ("chunk",)
     traits: ClassVar[Traits] = Traits(
         causal="values-only",
         cross=False,
@@ -100,6 +101,7 @@ class Reformer(Method):
 
     def __post_init__(self) -> None:
         self._require(rounds=1, chunk=1, buckets=2, seed=0)
+        self._require_at_most(MOST_REPEATS, "rounds")
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """Hash, sort, attend to the own bucket in two chunks, merge; a query that found no other key takes itself."""
@@ -120,7 +122,7 @@ class Reformer(Method):
             B, _, N, D = query.shape
             real = real_tokens(call.mask, query, both=False)
             lengths = real_lengths(real, B, N, query.device)
-            most = min(-(-N // self.chunk), self.buckets // 2)
+            most = torch.sym_min(-(-N // self.chunk), self.buckets // 2)
             used = (-(-lengths // self.chunk)).clamp(max=most)
             used = torch.where(lengths <= self.chunk, 0, used)
             directions = normal(call.seed, most, self.rounds * D, like=query).unflatten(1, (self.rounds, D))

@@ -38,7 +38,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.methods.base import WIDEST, Call, Method, Traits, by_item
 from subquad.ops.bucket_attention import attend_buckets
 from subquad.ops.bucketing import best_of_each_bucket, real_tokens
 from subquad.ops.buckets import Buckets
@@ -66,6 +66,7 @@ class Routing(Method):
     seed: int = 0
 
     name: ClassVar[str] = "routing"
+    counts: ClassVar[tuple[str, ...]] = ("clusters",)
     traits: ClassVar[Traits] = Traits(
         causal="values-only",
         cross=False,
@@ -84,6 +85,7 @@ class Routing(Method):
 
     def __post_init__(self) -> None:
         self._require(clusters=1, window=0, seed=0)
+        self._require_at_most(WIDEST, "clusters")
         if self.window > 0:
             object.__setattr__(self, "traits", replace(type(self).traits, subquadratic=True))
 

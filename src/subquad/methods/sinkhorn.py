@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.methods.base import MOST_REPEATS, Call, Method, Traits, by_item
 from subquad.ops.bucketing import real_slots, real_tokens
 from subquad.ops.buckets import rows
 from subquad.ops.chunks import chunks_of
@@ -110,6 +110,7 @@ class Sinkhorn(Method):
     seed: int = 0
 
     name: ClassVar[str] = "sinkhorn"
+    clamped: ClassVar[tuple[str, ...]] = ("block",)
     zeroes_padding: ClassVar[bool] = True  # it is in no block
     traits: ClassVar[Traits] = Traits(
         causal="no",
@@ -130,6 +131,7 @@ class Sinkhorn(Method):
 
     def __post_init__(self) -> None:
         self._require(block=1, iterations=1, cut=0, seed=0)
+        self._require_at_most(MOST_REPEATS, "iterations")
         self._require_number(temperature=1e-3)
         if self.cut > 0:
             object.__setattr__(self, "traits", replace(type(self).traits, subquadratic=True))

@@ -32,7 +32,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.methods.base import MOST_REPEATS, Call, Method, Traits, by_item
 from subquad.methods.random_hash import plane_scores
 from subquad.ops.bucket_attention import attend_buckets
 from subquad.ops.buckets import Buckets, real_lengths
@@ -82,6 +82,8 @@ class Smyrf(Method):
     seed: int = 0
 
     name: ClassVar[str] = "smyrf"
+    clamped: ClassVar[tuple[str, ...]] = ("cluster_size",)
+    counts: ClassVar[tuple[str, ...]] = ("clusters",)
     traits: ClassVar[Traits] = Traits(
         causal="no",
         cross=True,
@@ -100,6 +102,7 @@ class Smyrf(Method):
 
     def __post_init__(self) -> None:
         self._require(clusters=1, cluster_size=0, rounds=1, seed=0)
+        self._require_at_most(MOST_REPEATS, "rounds")
         if self.cluster_size > 0:
             object.__setattr__(self, "traits", replace(type(self).traits, subquadratic=True))
 
@@ -120,7 +123,7 @@ class Smyrf(Method):
             f, g = asymmetric(query, repeat_heads(key, H), real_queries, real_keys)
             directions = normal(call.seed, self.rounds, D + 2, like=query)
             lengths = real_lengths(real_queries, B, N, query.device), real_lengths(real_keys, B, M, query.device)
-            counts, most = self._clusters_of(*lengths, max(N, M))
+            counts, most = self._clusters_of(*lengths, torch.sym_max(N, M))
             queries, keys = [], []
             for direction in directions:
                 of_queries, of_keys = sort_real(f @ direction, real_queries), sort_real(g @ direction, real_keys)

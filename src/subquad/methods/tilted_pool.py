@@ -242,6 +242,7 @@ class TiltedPool(Method):
     sinks: int = 1
 
     name: ClassVar[str] = "tilted-pool"
+    clamped: ClassVar[tuple[str, ...]] = ("segments", "window", "sinks")
     fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=5e-2, steps=300)
     zeroes_padding: ClassVar[bool] = True  # it is in no block
     traits: ClassVar[Traits] = Traits(

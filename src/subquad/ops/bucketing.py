@@ -105,7 +105,7 @@ def bucket_sizes(lengths: Int64[Tensor, "B"], buckets: int, enlarge: float, size
 
 def most_of(tokens: int, buckets: int, enlarge: float, size: int) -> int:
     """At least the largest of `bucket_sizes` for items of at most so many tokens."""
-    return min(tokens, max(1, int(size * enlarge)) if size else math.ceil(tokens / buckets * enlarge))
+    return torch.sym_min(tokens, max(1, int(size * enlarge)) if size else math.ceil(tokens / buckets * enlarge))
 
 
 def log_odds(logits: Float[Tensor, "B H N C"]) -> Float[Tensor, "B H N C"]:

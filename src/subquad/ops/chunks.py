@@ -60,7 +60,7 @@ def runs_of_labels(labels: Int64[Tensor, "B H N"], groups: int, size: int) -> Bu
     """Sort tokens by (label, position), cut the order into chunks of `size`: each meets its label in two chunks.
 
     Those are its own chunk and the one before it; the first has none before it. One block holds the tokens of one label
-    in one chunk. Labels of `groups` are in none. Outside of torch.compile and vmap the blocks that nobody uses are cut off.
+    in one chunk. Labels of `groups` are in none. Outside of torch.compile and vmap, unused blocks are cut off.
     """
     N = labels.shape[2]
     order = labels.argsort(dim=-1, stable=True)

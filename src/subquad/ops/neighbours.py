@@ -12,20 +12,21 @@ BLOCK = 16  # the fewest queries of a block: smaller ones would share too few ke
 
 def reach(window: int, N: int, M: int, mask: Mask) -> int:
     """How far a query sees: the window or the mask's own, and no further than there are tokens."""
-    span = window if mask.span is None else min(window, mask.span)
+    # torch's own minima and maxima, here and below: they can be traced where lengths are symbolic.
+    span = window if mask.span is None else torch.sym_min(window, mask.span)
     if isinstance(mask.offset, Tensor):
         return span
-    return min(span, max((mask.offset or 0) + N, M) - 1)
+    return torch.sym_min(span, torch.sym_max((mask.offset or 0) + N, M) - 1)
 
 
 def neighbours(N: int, M: int, heads: int, batch: int, span: int, mask: Mask, device: torch.device) -> Buckets:
     """Blocks of queries that follow each other, each with the run of keys that reaches from the first one's window to
     the last one's. Padding is left out.
     """
-    size = min(N, max(span, BLOCK))
+    size = torch.sym_min(N, torch.sym_max(span, BLOCK))
     blocks = -(-N // size)
     queries = torch.arange(blocks * size, device=device).view(1, 1, blocks, size).clamp(max=N)
-    width = min(size + span if mask.is_causal else size + 2 * span, M)
+    width = torch.sym_min(size + span if mask.is_causal else size + 2 * span, M)
     offset = mask.offset.to(device).view(-1, 1, 1, 1) if isinstance(mask.offset, Tensor) else mask.offset or 0
     # Shifted to where there are keys: a run that begins before the first key, or ends behind the last, reads no less.
     first = (queries[..., :1] + offset - span).clamp(0, M - width)

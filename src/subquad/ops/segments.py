@@ -24,7 +24,8 @@ def segment_of(rank: Int64[Tensor, "..."], tokens: Int64[Tensor, "..."] | int, s
     >>> segment_of(torch.arange(2), 2, 3)
     tensor([0, 1])
     """
-    least = torch.as_tensor(tokens, device=rank.device).clamp(min=segments)
+    # Not a tensor of a whole number, which would fix the length where it is traced.
+    least = tokens.clamp(min=segments) if isinstance(tokens, Tensor) else torch.sym_max(tokens, segments)
     return rank * segments // least
 
 

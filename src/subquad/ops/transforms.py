@@ -10,10 +10,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def transform() -> str | None:
-    """Which transform runs now, in words; None where none does. Inside of torch.compile, which has its own, None."""
+    """Which transform runs now, in words; None where none does."""
     if forward_ad._current_level >= 0:
         return "inside forward-mode AD, whose tangents custom ops would drop"
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active():
         return "inside a transform of torch.func, which custom ops do not take part in"
     return None
 

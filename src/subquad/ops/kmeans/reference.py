@@ -59,7 +59,7 @@ def _starts(rank: Tensor, count: Tensor, clusters: int) -> Int64[Tensor, "B C"]:
     wanted = torch.arange(clusters, device=rank.device) * count[:, None] // clusters
     # Ranks never fall along the sequence, and a pad has the rank of the last real token before it (−1 before the
     # first), so the first position that reaches the wanted rank is a real one.
-    first = torch.searchsorted(rank.contiguous(), wanted)
+    first = (rank[:, None] < wanted[..., None]).sum(-1)
     return first.clamp(max=rank.shape[1] - 1)
 
 

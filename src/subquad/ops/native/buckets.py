@@ -81,7 +81,7 @@ def _(vectors, weights, biases, layers, heads, root, sizes, most, real, odds):  
 
 
 def _slots(like: Tensor, heads: int, tokens: int, buckets: int, most: int) -> tuple[Tensor, Tensor]:
-    slots = like.new_empty(like.shape[0], heads, buckets, min(most, tokens), dtype=torch.int64)
+    slots = like.new_empty(like.shape[0], heads, buckets, torch.sym_min(most, tokens), dtype=torch.int64)
     return slots, like.new_empty(like.shape[0], heads, tokens, dtype=torch.int64)
 
 

@@ -42,7 +42,7 @@ def clustered_attention(
     """
     N, M = query.shape[2], key.shape[2]
     real = mask.query_padding(N), mask.key_padding(M)
-    return _forward(query, key, value, *real, clusters, min(topk, M), bits, iterations, scale, seed)[0]
+    return _forward(query, key, value, *real, clusters, torch.sym_min(topk, M), bits, iterations, scale, seed)[0]
 
 
 @torch.library.custom_op("subquad::clustered_forward", mutates_args=(), device_types="cpu")

@@ -245,6 +245,9 @@ def refusal_of_any_dtype(x: Tensor) -> str | None:
     """As `refusal`, for what is no floating-point data."""
     if x.device.type != "cpu":
         return f"the tensors are on {x.device}"
+    exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    if exporting and torch.onnx.is_in_onnx_export():
+        return "inside torch.onnx.export, and ONNX knows none of the custom ops"
     return transform()
 
 
