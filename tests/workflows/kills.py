@@ -114,8 +114,8 @@ def prepare(at: Path) -> None:
         (at / name).mkdir()
         for i, document in enumerate(documents):
             (at / name / f"{i}.txt").write_text(document)
-    calibrate.EVERY, calibrate.PATIENCE = 10, 1
-    make, small = compare.Comparison.prepare, {"lengths": (96,), "op_lengths": (32, 64), "passages": 6}
+    calibrate.EVERY, calibrate.PATIENCE, calibrate.GAIN = 10, 3, 10.0  # 30 steps
+    make, small = compare.Comparison.prepare, {"lengths": (96,), "op_lengths": (32,), "passages": 6}
     compare.Comparison.prepare = lambda settings, *rest: make(replace(settings, **small), *rest)
 
 

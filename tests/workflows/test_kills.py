@@ -11,8 +11,8 @@ pytestmark = pytest.mark.slow
 def at(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kills")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kills.calibrate, "EVERY", kills.calibrate.EVERY)
-        patch.setattr(kills.calibrate, "PATIENCE", kills.calibrate.PATIENCE)
+        for name in ("EVERY", "PATIENCE", "GAIN"):
+            patch.setattr(kills.calibrate, name, getattr(kills.calibrate, name))
         patch.setattr(kills.compare.Comparison, "prepare", kills.compare.Comparison.prepare)
         kills.prepare(folder)
         yield folder
