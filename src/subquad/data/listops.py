@@ -64,8 +64,8 @@ class Rules:
         growth, most = self.operators * (2 + self.arguments) / 2, 100_000
         if growth > 1 and (self.depth - 1) * math.log(growth) > math.log(most):
             raise ValueError(
-                f"depth={self.depth}, arguments={self.arguments} and operators={self.operators} make trees of more than "
-                f"{most:,} nodes on the last level; give fewer of one of them"
+                f"depth={self.depth}, arguments={self.arguments} and operators={self.operators} make trees of more "
+                f"than {most:,} nodes on the last level; give fewer of one of them"
             )
 
 
