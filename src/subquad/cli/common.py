@@ -25,6 +25,10 @@ def user_errors(again: str = "the same command goes on from here") -> Iterator[N
         yield
     except InputError as error:
         _end(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        _end(f"out of memory ({str(error).partition(chr(10))[0]}); give shorter inputs, smaller batches or sizes")
     except OSError as error:  # of the machine, not of the program: a full disk, a name that is too long
         if error.errno == errno.EPIPE:
             raise
@@ -32,6 +36,12 @@ def user_errors(again: str = "the same command goes on from here") -> Iterator[N
     except KeyboardInterrupt:
         say(f"interrupted; {again}", errors)
         raise typer.Exit(130) from None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Of Python, NumPy, torch's CPU allocator or a GPU."""
+    marks = ("can't allocate memory", "out of memory", "bad_alloc")
+    return isinstance(error, MemoryError) or any(mark in str(error) for mark in marks)
 
 
 def _end(message: str) -> NoReturn:

@@ -82,18 +82,23 @@ def chunks(path: Path) -> Iterator[bytes]:
     """`read_bytes`, part by part."""
     if is_folder(path):
         raise InputError(f"{path} is a folder; give a file")
-    size, most = _status(path).st_size, memory() // SHARE
-    if size > most:
-        raise InputError(
-            f"{path} has {size / 2**30:,.1f} GiB, but files of at most {most / 2**30:,.1f} GiB are read on this "
-            "machine; give a part of it"
-        )
+    check_size(path)
     try:
         with path.open("rb") as file:
             while part := file.read(CHUNK):
                 yield part
     except OSError as error:
         raise InputError(_said(path, error)) from None
+
+
+def check_size(path: Path) -> None:
+    """InputError where a file is larger than what is read whole on this machine; names both figures."""
+    size, most = _status(path).st_size, memory() // SHARE
+    if size > most:
+        raise InputError(
+            f"{path} has {size / 2**30:,.1f} GiB, but files of at most {most / 2**30:,.1f} GiB are read on this "
+            "machine; give a part of it"
+        )
 
 
 def memory() -> int:

@@ -7,6 +7,7 @@ down; SM the sum modulo 10.
 """
 
 import gzip
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,13 @@ class Rules:
             raise ValueError(
                 f"shortest={self.shortest} and longest={self.longest}: an expression has 4 tokens or more, and the "
                 "shortest no more than the longest"
+            )
+        # A level has so many nodes a node of the level above, on average; memory ends before trees that grow do.
+        growth, most = self.operators * (2 + self.arguments) / 2, 100_000
+        if growth > 1 and (self.depth - 1) * math.log(growth) > math.log(most):
+            raise ValueError(
+                f"depth={self.depth}, arguments={self.arguments} and operators={self.operators} make trees of more "
+                f"than {most:,} nodes on the last level; give fewer of one of them"
             )
 
 

@@ -23,6 +23,9 @@ from subquad.training.tasks.base import Task
 STRICT = ConfigDict(extra="forbid", strict=False)
 
 
+MOST_LAYERS = 10_000  # more are a slip of the keyboard, which would take hours to build
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """A model's sizes, positions and attention; what depends on the task (symbols, classes) the task knows.
@@ -57,6 +60,8 @@ class ModelSettings:
         for name in ("layers", "heads", "width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}, but it must be at least 1")
+        if self.layers > MOST_LAYERS:
+            raise ValueError(f"layers={self.layers}, but it must be at most {MOST_LAYERS:,}")
         for name in ("kv_heads", "feed_forward"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}, but it must be at least 0")

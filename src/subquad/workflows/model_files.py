@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from subquad.data.files import exists, is_folder, read_json
+from subquad.data.files import check_size, exists, is_folder, read_json
 from subquad.errors import InputError
 
 Pooling = Literal["mean", "cls"]
+
+_READ_WHOLE = (".json", ".txt", ".model", ".jinja")  # by transformers; weights are mapped
 
 # What the config of sentence-transformers' pooling calls each way; several may be true, and are then joined.
 _MODES = "pooling_mode_"
@@ -27,6 +29,9 @@ def check_place(where: str) -> None:
             raise InputError(f"no model at {where}: it is a file; give the folder that it is in")
         if not exists(path / "config.json"):
             raise InputError(f"no model in the folder {where}: it has no config.json")
+        for file in sorted(path.iterdir()):
+            if exists(file) and not is_folder(file) and file.suffix in _READ_WHOLE:
+                check_size(file)
         return
     if where.startswith((".", "/", "~")) or where.count("/") > 1:
         raise InputError(f"no model at {where}: there is no such folder")
