@@ -141,11 +141,11 @@ def _notes(bench: Bench) -> list[str]:
     s = bench.settings
     notes = [
         f"{EXACT} is torch's scaled_dot_product_attention, called itself. The methods take their turn with it, round "
-        "by round, on standard normal inputs; rounds of warm-up are excluded.",
+        "by round and in another order each time, on standard normal inputs; rounds of warm-up are excluded.",
         "A speed-up is the median over rounds of SDPA's time divided by the method's in the same round; a time is "
         "SDPA's median divided by that.",
-        "A speed-up counts as faster or slower where it is farther from 1 than SDPA, timed again at the end of each "
-        f"round, comes from itself (and than {TIE:g}×), and the medians of all visits lie on one side of 1.",
+        "A speed-up counts as faster or slower where it is farther from 1 than SDPA, timed twice in each round, "
+        f"comes from itself (and than {TIE:g}×), and the medians of all visits lie on one side of 1.",
     ]
     if s.quick:
         notes.append("A quick run: few rounds, memory not measured.")
