@@ -1,5 +1,6 @@
 """Time and memory."""
 
+import itertools
 import os
 import statistics
 import time
@@ -12,7 +13,18 @@ from hypothesis import strategies as st
 import subquad as sq
 from subquad.measure import timing
 from subquad.measure.memory import peak_extra_mib
-from subquad.measure.timing import Effort, cost, exact_cost, foretold, interleaved, one_round, stopwatch, until_steady
+from subquad.measure.noise import verdict
+from subquad.measure.timing import (
+    Effort,
+    cost,
+    exact_cost,
+    foretold,
+    interleaved,
+    one_round,
+    ratios,
+    stopwatch,
+    until_steady,
+)
 
 
 def test_interleaved_runs_every_call_once_a_round():
@@ -20,6 +32,31 @@ def test_interleaved_runs_every_call_once_a_round():
     seconds = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=3)
     assert calls == ["a", "b"] * 3
     assert [len(seconds[name]) for name in "ab"] == [3, 3]
+
+
+def test_steady_rounds_run_every_call_once_in_an_order_of_their_own():
+    names, log = "abcd", []
+    calls = {name: lambda name=name: log.append(name) for name in names}
+    seconds = until_steady(calls, Effort(seconds=0.0, least=20))
+    rounds = ["".join(log[at : at + 4]) for at in range(0, len(log), 4)]
+    assert {"".join(sorted(each)) for each in rounds} == {names}
+    assert len(set(rounds)) > 10
+    assert {each[0] for each in rounds} == set(names)
+    assert list(seconds) == list(names)
+    assert {len(each) for each in seconds.values()} == {20}
+
+
+@pytest.mark.usefixtures("clock")
+def test_rounds_that_keep_step_with_time_slices_do_not_make_one_call_slow():
+    """Each call takes 1 ms, and the system takes 20 ms after every fourth: a round of four and a half, so to speak."""
+    calls = itertools.count()
+    fair = {
+        name: lambda: 1e-3 + (20e-3 if next(calls) % 4 == 1 else 0.0) for name in ("exact", "own", "again", "other")
+    }
+    assert interleaved(fair, 9)["own"] == [21e-3] * 9
+    seconds = until_steady(fair, Effort(seconds=1e9, enough=40, most=40))
+    assert verdict(1.0, ratios(seconds["own"], seconds["exact"]), 1.0) == "within the noise"
+    assert 5 < sum(each > 2e-3 for each in seconds["own"]) < 20
 
 
 def test_stopwatch_returns_time_and_result():

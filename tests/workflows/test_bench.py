@@ -191,6 +191,14 @@ def test_sdpa_is_timed_against_itself_in_the_same_rounds(tmp_path):
     assert (quiet["cells"][1]["verdict"], quiet["crossovers"][0]["state"]) == ("faster", "below the shortest")
 
 
+def test_rounds_that_jump_between_two_values_are_noise_though_visits_agree(tmp_path):
+    """A busy machine takes the processor away for 20 times as long as a call takes, in a third of the calls."""
+    exact, again = [1.0, 1.0, 20.0, 1.0, 20.0, 1.0], [1.0, 20.0, 1.0, 20.0, 1.0, 1.0]
+    sdpa, method = made_up(tmp_path, exact=exact, again=again, own=[15.0] * 6)["cells"]
+    assert sdpa["noise"] > 10
+    assert method["verdict"] == "within the noise"
+
+
 def test_one_visit_on_the_other_side_is_noise(tmp_path):
     exact = [1.0] * 6
     report = made_up(tmp_path, exact=exact, again=exact, own=[0.5, 0.5, 0.5, 0.5, 1.1, 1.1])

@@ -203,6 +203,14 @@ def test_fidelity_is_measured_at_every_length_that_has_a_speed(settings, tmp_pat
     assert 0 < by_method(report)["clustered:clusters=4"]["fidelity"]["96"] < 1
 
 
+def test_the_order_of_the_rows_changes_from_turn_to_turn(settings, tmp_path):
+    done = measure(settings("bert"), tmp_path)
+    orders = [list(done.results[f"stretch/48/{i}"]["rows"]) for i in range(1, 10)]
+    assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(["full", AGAIN, *METHODS]))}
+    assert len({tuple(order) for order in orders}) > 5
+    assert len({order.index("full") for order in orders}) > 2
+
+
 def test_methods_are_counted_rather_than_called_all(settings, tmp_path):
     report = report_of(measure(settings("bert"), tmp_path))
     tried = f"4 of the library's {len(sq.list_methods())} methods are in this comparison, with these settings only"

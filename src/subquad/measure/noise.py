@@ -1,8 +1,8 @@
 """What the noise of a run is, and which speed-ups stand clear of it.
 
-Exact attention is timed twice in each round: before all methods, and once more after them. The two are the same call,
-so whatever differs between them is noise, and no method is timed farther from exact attention than they are from each
-other.
+Exact attention is timed twice in each round, whose order is drawn anew each time. The two are the same call, so
+whatever differs between them is noise, and a method that takes just as long would differ from either as they do from
+each other.
 """
 
 import math

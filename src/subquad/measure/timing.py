@@ -1,15 +1,18 @@
 """Time of several things in turn, so that they meet the same noise."""
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import torch
 
 from subquad.measure.noise import Verdict, verdict
 from subquad.methods import Method
+
+Call = TypeVar("Call")
 
 
 class Cost(TypedDict):
@@ -44,6 +47,16 @@ def one_round(
     return seconds
 
 
+def shuffled(calls: Mapping[str, Call], draw: random.Random) -> dict[str, Call]:
+    """The calls in another order.
+
+    With one order for all rounds, a call may always come when the system takes the processor away: on a machine with
+    many processes, rounds of some milliseconds keep step with its time slices, and one call of 1 ms is seen to take 20.
+    In an order drawn anew for each round, what hits one call hits exact attention's two timings as often.
+    """
+    return {name: calls[name] for name in draw.sample(list(calls), len(calls))}
+
+
 def by_name(rounds: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """Rounds of seconds as the seconds of each call, round by round."""
     return {name: [seconds[name] for seconds in rounds] for name in rounds[0]} if rounds else {}
@@ -66,10 +79,11 @@ def until_steady(
     device: torch.device | None = None,
     between: Callable[[], Any] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds of each call in each round, as `interleaved`, for as many rounds as the medians need or time allows.
+    """Seconds of each call in each round, for as many rounds as the medians need or time allows.
 
-    One to three rounds before them warm up and do not count.
+    Every round runs all calls once, in an order of its own. One to three rounds before them warm up and do not count.
     """
+    draw = random.Random(0)
     start = time.perf_counter()
     allowed = effort.seconds * len(calls)
 
@@ -77,13 +91,14 @@ def until_steady(
         return time.perf_counter() - start < allowed
 
     for _ in range(3):
-        one_round(calls, device, between)
+        one_round(shuffled(calls, draw), device, between)
         if time.perf_counter() - start > 0.1 * allowed:
             break
     rounds: list[dict[str, float]] = []
     while len(rounds) < effort.least or (left() and len(rounds) < effort.most and not _steady(rounds, effort)):
-        rounds.append(one_round(calls, device, between))
-    return by_name(rounds)
+        rounds.append(one_round(shuffled(calls, draw), device, between))
+    seconds = by_name(rounds)
+    return {name: seconds[name] for name in calls if name in seconds}
 
 
 def _steady(rounds: Sequence[Mapping[str, float]], effort: Effort) -> bool:

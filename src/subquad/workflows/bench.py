@@ -6,7 +6,7 @@ The work is cut into units whose results are kept until the report is written, s
     memory/<dtype>/<passes>/<length>/<method>    one call in a process of its own
 
 Every length is visited several times, with all others between and new inputs each time: rounds that follow each other
-agree better than runs do. SDPA is timed once more at the end of each round: how far its two times differ is the noise.
+agree better than runs do. SDPA is timed twice in each round: how far its two times differ is the noise.
 """
 
 import statistics

@@ -8,11 +8,12 @@ The work is cut into units whose results are kept until the report is written, s
     op/<length>              one layer's attention alone, all rows in turn
     task/<method>            the labelled task
 
-Wherever rows are timed in turn, exact attention is timed once more at the end of the turn: how far its two times differ
-is the noise. The units say also what other processes used of the processors meanwhile.
+Wherever rows are timed in turn, exact attention is timed twice, and the order is drawn anew for each turn: how far its
+two times differ is the noise. The units say also what other processes used of the processors meanwhile.
 """
 
 import copy
+import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.fidelity import attention_weights, cosine, relative_error
 from subquad.measure.memory import peak_extra_mib
 from subquad.measure.noise import AGAIN
-from subquad.measure.timing import foretold, interleaved, stopwatch
+from subquad.measure.timing import by_name, foretold, one_round, shuffled, stopwatch
 from subquad.methods import Bound, Full, Method, parse_method
 from subquad.workflows import machine
 from subquad.workflows.calibrated import calibrated
@@ -252,17 +253,15 @@ class Comparison:
         """The i-th sequence of this length through every row in turn. The first one warms up: memory, no times."""
         model = self._model_for(length)
         item = self.reading.stretches(model, length, stretches(length))[i]
-        forward = partial(model.forward, [item])
+        forward, measure_it = partial(model.forward, [item]), peak_extra_mib if i == 0 else stopwatch
+        swaps = {row.name: row.swap for row in self._fast_enough(length)} | ({AGAIN: None} if i > 0 else {})
         results: dict[str, Any] = {}
         with machine.watched() as use:
-            for row in self._fast_enough(length):
-                measure_it = peak_extra_mib if i == 0 else stopwatch
-                with running(model.model, row.swap):
+            for name, swap in shuffled(swaps, random.Random(i)).items():
+                with running(model.model, swap):
                     figure, output = measure_it(forward, model.device)
                 plain = _rounded(output) if isinstance(output, torch.Tensor) else list(output)
-                results[row.name] = {"extra_mib" if i == 0 else "seconds": figure, "output": plain}
-            if i > 0:
-                results[AGAIN] = {"seconds": stopwatch(forward, model.device)[0]}
+                results[name] = {"extra_mib" if i == 0 else "seconds": figure, "output": plain}
         return {"rows": results, "use": use}
 
     def _model_for(self, length: int) -> Pretrained:
@@ -306,8 +305,10 @@ class Comparison:
         calls = {row.name: row.alone(q, k, v, is_causal=layer.causal) for row in rows}
         with machine.watched() as use, torch.inference_mode():
             memory = {name: peak_extra_mib(call, model.device)[0] for name, call in calls.items()}
-            times = interleaved(calls | {AGAIN: calls[EXACT]}, 9 if length <= 2048 else 3, model.device)
-        return {"rows": {name: {"seconds": times[name], "extra_mib": memory.get(name)} for name in times}, "use": use}
+            timed, draw = calls | {AGAIN: calls[EXACT]}, random.Random(length)
+            rounds = [one_round(shuffled(timed, draw), model.device) for _ in range(9 if length <= 2048 else 3)]
+        seconds = by_name(rounds)
+        return {"rows": {name: {"seconds": seconds[name], "extra_mib": memory.get(name)} for name in timed}, "use": use}
 
     def _losses(self, items: Sequence[Sequence[int]]) -> dict[str, float]:
         nll, count = 0.0, 0

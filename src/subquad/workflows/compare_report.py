@@ -205,8 +205,8 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
         "`subquad methods` lists all of them.",
         "A speed-up is the median of the ratios to exact attention (SDPA) within a turn, on batches of one; a time is "
         "exact attention's median divided by that.",
-        "A speed-up counts as faster or slower where it is farther from 1 than exact attention, timed again at the end "
-        f"of each turn, comes from itself (and than {TIE:g}×), and the {_INTERVAL} lies on one side of 1.",
+        "A speed-up counts as faster or slower where it is farther from 1 than exact attention, timed twice in each "
+        f"turn, comes from itself (and than {TIE:g}×), and the {_INTERVAL} lies on one side of 1.",
         "Layer errors and distances of weights are taken on the exact model's own queries, keys and values.",
         "One attention call is timed on N(0,1) inputs of one layer's shape; those times have no fidelity beside them.",
         *c.pretrained.notes,
