@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad import hf
+from subquad.masks import Mask
 from subquad.methods import Bound, Method
 
 
@@ -31,6 +32,13 @@ class LayerInputs:
         return method(self.query, self.key, self.value, enable_gqa=gqa, **self.options)
 
 
+def _of_real_tokens(*, mask: Mask, real: Tensor | None, own: Tensor | None, **options: Any) -> dict[str, Any]:
+    """The options of a layer's call as a method takes them; padded queries, which the layer computes, are left out."""
+    if real is not None:
+        mask = mask & Mask.padding(keys=real) if own is None else mask & Mask.padding(keys=real, queries=own)
+    return {"mask": mask, **options}
+
+
 @contextmanager
 def recorded(model: Any) -> Iterator[list[LayerInputs]]:
     """Swap "full" into a model and collect the inputs of every attention call; afterwards the model is as before.
@@ -48,7 +56,7 @@ def recorded(model: Any) -> Iterator[list[LayerInputs]]:
                 if not torch.isfinite(tensor).all():
                     raise ValueError(f"the {name} of attention layer {layer.label} is not finite (NaN or infinity)")
             query, key, value = (a.detach() for a in args)
-            calls.append(LayerInputs(layer.number, layer.name, query, key, value, options))
+            calls.append(LayerInputs(layer.number, layer.name, query, key, value, _of_real_tokens(**options)))
 
         attached = layer.module.get_submodule(hf.NAME)
         handles.append(attached.register_forward_pre_hook(hook, with_kwargs=True))

@@ -231,7 +231,8 @@ class Method:
     def defaults(cls) -> dict[str, Any]:
         """The settings and their defaults."""
         # Not `dataclasses.fields`, which torch.compile cannot trace on a class: it would refuse methods given as text.
-        return {name: getattr(cls, name) for name in cls.__match_args__}
+        names: tuple[str, ...] = cls.__match_args__
+        return {name: getattr(cls, name) for name in names}
 
     def __str__(self) -> str:
         """As the command line writes it, with the settings that differ from the defaults."""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from subquad.methods.learned_hash import LearnedHash
 from subquad.methods.local import Local
 
 BETWEEN = re.compile(r"\+(?=\s*(?:\d+\s*\*\s*)?[A-Za-z])")  # and not the plus of a number, as in 1e+20
-WEAKEST_FIRST = ("no", "values-only", "strict")
+WEAKEST_FIRST: tuple[Literal["no", "values-only", "strict"], ...] = ("no", "values-only", "strict")
 # How traits that are yes or no combine: what all parts must be able to do or be, and what one part makes of the whole.
 ALL = (
     "cross",
