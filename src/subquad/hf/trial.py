@@ -307,7 +307,7 @@ def _tried_attention(
 
 
 def same_outputs(own: Any, other: Any, dtype: torch.dtype) -> bool:
-    """Whether two results of a model agree in all their floating-point tensors. Attention weights come from one only."""
+    """Whether two results of a model agree in all floating-point tensors. Attention weights come from one only."""
     if isinstance(own, Tensor) and isinstance(other, Tensor):
         if not own.is_floating_point() or own.numel() == 0 or not bool(own.isfinite().all()):
             return True
