@@ -1,5 +1,6 @@
 """The native library: how it is found, loaded and refused, and its instruction-set variants."""
 
+import json
 import os
 import subprocess
 import sys
@@ -186,3 +187,19 @@ print(*sorted(name for name in names if "subquad" in name.rpartition("/")[2]), s
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="OpenMP is used on Linux only")
 def test_the_library_has_openmp():
     assert native.has_openmp()
+
+
+# ---------------------------------------------------------------------- memory
+
+
+@here
+def test_no_kernel_leaves_its_memory_or_lets_poison_out_of_its_head():
+    """A slice of the fuzz program, in a process of its own, which a write to a wrong place would end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ops.fuzz_native", "--calls", "400"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    counts = json.loads(done.stdout)
+    assert counts["calls"] >= 400
+    assert set(counts["of"]) == set(native._KERNELS), "a kernel was not called"
+    assert all(set(of_kernel) == set(native.variants()) for of_kernel in counts["of"].values())
