@@ -16,6 +16,7 @@ from subquad.masks import Mask
 from subquad.methods.checks import as_autocast, check_options, check_state, check_step_mask
 from subquad.methods.traits import Call, Fit, Traits
 from subquad.ops.packing import per_segment, take_apart
+from subquad.ops.padding import cleared_inputs
 from subquad.shapes import Sizes, validate
 
 __all__ = ["Bound", "Call", "Fit", "Method", "Traits", "by_item", "constants", "nearest"]
@@ -37,6 +38,7 @@ class Method:
     fit: ClassVar[Fit | None] = None  # how its learned parameters are fitted to a frozen model, if they can be
     one_for_all_layers: ClassVar[bool] = False  # whether the layers of a model share its learned parameters
     zeroes_padding: ClassVar[bool] = False  # whether `attend` gives 0 for padded queries: else the caller sees to it
+    skips_padding: ClassVar[bool] = False  # whether `attend` takes NaN in padding: else the caller clears it
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """The computation, on inputs that `__call__` has checked. Padded queries may come out as anything finite
@@ -113,6 +115,8 @@ class Method:
             seed=seed,
             learned=learned,
         )
+        if not self.skips_padding:
+            query, key, value = cleared_inputs(query, key, value, mask)
         return query, key, value, call
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:

@@ -43,6 +43,7 @@ from subquad.ops.hashing import check_bits, hash_codes
 from subquad.ops.kmeans import hamming_kmeans
 from subquad.ops.native import clustered as compiled
 from subquad.ops.packing import per_segment
+from subquad.ops.padding import cleared_inputs
 
 
 def cluster_queries(
@@ -93,6 +94,7 @@ class Clustered(Method):
 
     name: ClassVar[str] = "clustered"
     zeroes_padding: ClassVar[bool] = True  # they are in no cluster
+    skips_padding: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(
         causal="no",
         cross=True,
@@ -125,5 +127,6 @@ class Clustered(Method):
             return compiled.clustered_attention(
                 query, key, value, call.mask, clusters=clusters, topk=0, scale=call.scale, **hashing
             )
+        query, key, value = cleared_inputs(query, key, value, call.mask)
         labels = cluster_queries(query, call.mask, clusters, self.bits, self.iterations, call.seed)
         return clustered_attention(query, key, value, call, labels=labels, clusters=clusters)

@@ -50,6 +50,7 @@ class Full(Method):
     """
 
     name: ClassVar[str] = "full"
+    skips_padding: ClassVar[bool] = True  # which must be finite, as for SDPA
     traits: ClassVar[Traits] = Traits(
         causal="strict",
         cross=True,

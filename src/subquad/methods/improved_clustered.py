@@ -39,6 +39,7 @@ from subquad.ops.hashing import check_bits
 from subquad.ops.heads import repeat_heads
 from subquad.ops.native import clustered as compiled
 from subquad.ops.packing import per_segment
+from subquad.ops.padding import cleared_inputs
 from subquad.ops.softmax import hide, visible_softmax
 
 BLOCK = 32  # slots a block: small enough to waste few, large enough for dense products
@@ -109,6 +110,7 @@ class ImprovedClustered(Method):
 
     name: ClassVar[str] = "i-clustered"
     zeroes_padding: ClassVar[bool] = True  # they are in no cluster
+    skips_padding: ClassVar[bool] = True
     traits = replace(
         Clustered.traits,
         dropout="weights of the centroids on the other keys, one draw a cluster, and of each query on its top keys",
@@ -134,6 +136,7 @@ class ImprovedClustered(Method):
             return compiled.clustered_attention(
                 query, key, value, call.mask, clusters=clusters, topk=self.topk, scale=call.scale, **hashing
             )
+        query, key, value = cleared_inputs(query, key, value, call.mask)
         labels = cluster_queries(query, call.mask, clusters, self.bits, self.iterations, call.seed)
         exact = torch.promote_types(query.dtype, torch.float32)
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])

@@ -67,6 +67,7 @@ class LearnedHashTail(Method):
     seed: int = 0
 
     name: ClassVar[str] = "lha-tail"
+    skips_padding: ClassVar[bool] = True
     fit: ClassVar[Fit | None] = Fit(metric="error")
     traits: ClassVar[Traits] = Traits(
         causal="no",

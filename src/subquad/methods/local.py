@@ -108,6 +108,7 @@ class Local(Method):
 
     name: ClassVar[str] = "local"
     zeroes_padding: ClassVar[bool] = True  # it is in no block
+    skips_padding: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(
         causal="strict",
         cross=False,

@@ -164,6 +164,7 @@ class Performer(Method):
         rows, factor = self._rows(query, call), abs(call.scale) ** 0.5
         sides = factor, factor if call.scale >= 0 else -factor  # what scales the rows scales queries and keys
         squares = key.square().sum(-1) * (abs(call.scale) / 2)
+        squares = squares + 0.0 * squares  # NaN where it is infinite: −inf would hide the key instead
         towards = 0.0 if centre is None else (key * centre).sum(-1) * call.scale
         if self.kind in EXPONENTIAL:
             mapped = exponential_map(self.kind, rows, self.norm or 2 * query.shape[3] ** 0.5)

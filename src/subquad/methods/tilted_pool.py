@@ -146,7 +146,7 @@ def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: Layout, scale: floa
         return _joined([_picked(upto, last), upto, _flipped(onward)])
 
     (pooled_key, mass), (pooled_value, _) = pooled(tilt.towards, keys), pooled(tilt.of_values, values)
-    there = (mass > torch.finfo(mass.dtype).min / 2).any(1)
+    there = ~(mass <= torch.finfo(mass.dtype).min / 2).all(1)  # NaN is there
     return Pools(pooled_key, mass, pooled_value, there)
 
 

@@ -131,6 +131,8 @@ def same_label_buckets(labels: Int64[Tensor, "B H N"], buckets: int, mask: Mask)
     """
     N = labels.shape[2]
     real, real_keys = mask.query_padding(N), mask.key_padding(N)
+    if real is not None and real_keys is not None:  # padding has no place in the blocks
+        labels = torch.where((real | real_keys)[:, None], labels, buckets)
     tokens, bucket = by_bucket(labels, buckets)
     queries, keys = real_slots(tokens, real), real_slots(tokens, real_keys)
     T = tokens.shape[2]

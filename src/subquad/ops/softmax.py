@@ -6,9 +6,15 @@ from torch import Tensor
 
 
 def visible_softmax(logits: Float[Tensor, "*row K"], visible: Bool[Tensor, "..."] | None) -> Float[Tensor, "*row K"]:
-    """Softmax over the visible entries of each row; a row without any is all 0, with gradient 0."""
-    weights = hide(logits, visible).softmax(-1)
-    return weights if visible is None else weights * visible
+    """Softmax over the visible entries of each row; a row without any is all 0, with gradient 0.
+
+    Invisible entries are 0 also where the row is NaN. It is NaN where all its visible entries are −inf.
+    """
+    if visible is None:
+        return logits.softmax(-1)
+    # A row without visible entries is computed from finite ones, since −inf alone is NaN both ways.
+    hidden = torch.where(visible.any(-1, keepdim=True), -torch.inf, torch.finfo(logits.dtype).min)
+    return torch.where(visible, logits, hidden.to(logits.dtype)).softmax(-1).masked_fill(~visible, 0.0)
 
 
 def hide(logits: Float[Tensor, "*row K"], visible: Bool[Tensor, "..."] | None) -> Float[Tensor, "*row K"]:
@@ -21,7 +27,8 @@ def merge_partials(
 ) -> tuple[Float[Tensor, "*row E"], Float[Tensor, "*row"]]:
     """Attention over the union of disjoint sets of keys: out = Σ_p e^{lse_p} out_p / Σ_p e^{lse_p}.
 
-    A part that saw no key has lse = −inf and counts for nothing.
+    A part that saw no key has out = 0 and lse = −inf and counts for nothing; so does one whose keys' logits are all
+    −inf, with out = NaN, unless all parts are such.
     """
     outs = torch.stack([out for out, _ in partials])
     lses = torch.stack([lse for _, lse in partials])
@@ -33,4 +40,6 @@ def merge_partials(
     there = total != 0  # NaN is there
     total = torch.where(there, total, 1.0)
     lse = torch.where(there, total.log() + largest, -torch.inf)
-    return (weights.unsqueeze(-1) * outs).sum(0) / total.unsqueeze(-1), lse
+    outs = outs.masked_fill((torch.isneginf(lses) & there).unsqueeze(-1), 0.0)
+    # Divided first: the sum of what is not divided yet might overflow.
+    return ((weights / total).unsqueeze(-1) * outs).sum(0), lse

@@ -42,7 +42,8 @@ def bucket_attention(
         seen = seen & ~hidden_pairs(hidden, queries, keys)
     weights = F.dropout(visible_softmax(logits, seen), dropout_p)
     lse = logits.masked_fill(~seen, -torch.inf).logsumexp(-1)
-    return merge_blocks(weights @ rows(value, keys), lse, queries, N)
+    out = (weights @ rows(value, keys)).masked_fill(~seen.any(-1, keepdim=True), 0.0)
+    return merge_blocks(out, lse, queries, N)
 
 
 def visible(
@@ -87,16 +88,25 @@ def shared_buckets(buckets: Buckets, N: int, M: int) -> Float[Tensor, "B H T S K
 def merge_blocks(
     outs: Float[Tensor, "B H T S E"], lses: Float[Tensor, "B H T S"], queries: Int64[Tensor, "B H T S"], N: int
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
-    """Merge what each query got in its blocks: out = Σ_b e^{lse_b} out_b / Σ_b e^{lse_b}."""
+    """Merge what each query got in its blocks: out = Σ_b e^{lse_b} out_b / Σ_b e^{lse_b}.
+
+    A block with lse = −inf counts for nothing. Where all are such, out is 0, or NaN where it is NaN in one of them:
+    there the query saw keys, but with logits of −inf alone.
+    """
     B, H, _, _, E = outs.shape
     slot = queries.flatten(2)
     lses, outs = lses.flatten(2), outs.flatten(2, 3)
     largest = lses.detach().new_full((B, H, N + 1), -torch.inf).scatter_reduce(2, slot, lses.detach(), "amax")
     largest = torch.where(torch.isneginf(largest), 0.0, largest)
-    weights = torch.where(torch.isneginf(lses), 0.0, (lses - largest.gather(2, slot)).exp())
-    totals = weights.new_zeros(B, H, N + 1).scatter_add(2, slot, weights)[..., :N]
-    sums = outs.new_zeros(B, H, N + 1, E).scatter_add(2, slot[..., None].expand_as(outs), weights[..., None] * outs)
-    seen = totals > 0
+    none = torch.isneginf(lses)
+    weights = torch.where(none, 0.0, (lses - largest.gather(2, slot)).exp())
+    totals = weights.new_zeros(B, H, N + 1).scatter_add(2, slot, weights)
+    seen = totals != 0  # NaN is seen
     safe = torch.where(seen, totals, 1.0)
-    lse = torch.where(seen, safe.log() + largest[..., :N], -torch.inf)
-    return sums[:, :, :N] / safe[..., None], lse
+    # Divided first: the sum of what is not divided yet might overflow.
+    parts = torch.where(none[..., None], 0.0, (weights / safe.gather(2, slot))[..., None] * outs)
+    out = outs.new_zeros(B, H, N + 1, E).scatter_add(2, slot[..., None].expand_as(outs), parts)
+    lost = (none & outs.isnan().any(-1)).to(weights.dtype)
+    lost = (torch.zeros_like(largest).scatter_add(2, slot, lost) > 0) & ~seen
+    lse = torch.where(seen, safe.log() + largest, -torch.inf)
+    return out.masked_fill(lost[..., None], torch.nan)[:, :, :N], lse[..., :N]

@@ -24,6 +24,9 @@ def centred(x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Fl
     """Vectors less the mean of the item's real ones, head by head."""
     # In fp64, so that the order of the sum, which changes with the amount of padding, cannot turn a bit of the hash.
     wide = x.to(torch.float32 if x.device.type == "mps" else torch.float64)  # Apple's GPUs have no fp64
-    weights = wide.new_ones(1, 1, x.shape[2], 1) if real is None else real[:, None, :, None].to(wide.dtype)
-    mean = (wide * weights).sum(2, keepdim=True) / weights.sum(2, keepdim=True).clamp(min=1)
+    if real is None:
+        mean = wide.mean(2, keepdim=True)
+    else:
+        there = real[:, None, :, None]
+        mean = wide.masked_fill(~there, 0.0).sum(2, keepdim=True) / there.sum(2, keepdim=True).clamp(min=1)
     return (wide - mean).to(torch.promote_types(x.dtype, torch.float32))

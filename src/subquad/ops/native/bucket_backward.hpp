@@ -38,11 +38,13 @@ struct BucketGradients {
     queries.find_places(all.buckets, s.N);
     for (int64_t i = 0; i < s.N; i++) {
       const float of_row = a.lse[bh * s.N + i], of_lse = a.grad_lse ? a.grad_lse[bh * s.N + i] : 0;
-      lse[i] = of_row == -__builtin_inff() ? __builtin_inff() : of_row;  // of no key: all weights are 0
       delta[i] = -of_lse;
       if (a.grad_out.data)
         delta[i] += dot(row_of<float>(a.grad_out, bh / s.H, bh % s.H, i),
                         row_of<float>(a.out, bh / s.H, bh % s.H, i), s.E);
+      // Of no key: all weights are 0. Of keys with logits of −∞ alone, whose output is NaN: so are they.
+      const float none = delta[i] == delta[i] ? __builtin_inff() : delta[i];
+      lse[i] = of_row == -__builtin_inff() ? none : of_row;
     }
   }
 };
@@ -70,22 +72,29 @@ struct BucketGradScratch {
   }
 };
 
-// weights ← w; products ← scale·ds; adds ds to the gradient of the bias.
+// weights ← w; products ← scale·ds; adds ds to the gradient of the bias. Pairs that do not see each other have 0, also
+// where the row or the value is NaN.
 static void weights_backward(const BucketBackward &a, int64_t b, int64_t h, int64_t span, const int32_t *queries,
                              int64_t count, int64_t lanes, const BucketGradients &head, const BucketGradScratch &own) {
   const bool all = sees_all(a.pattern, span);
+  const int64_t E = round_up(a.sizes.E, W);
   for (int64_t i = 0; i < count; i++) {
     const Seen seen = seen_by(a.pattern, a.sizes, span, b, h, queries[i]);
     const float lse = head.lse[queries[i]], delta = head.delta[queries[i]];
+    vi any = vi{} - (all ? 1 : 0);
     for (int64_t j = 0; j < lanes; j += W) {
       float *weights = own.weights + i * lanes + j, *products = own.products + i * lanes + j;
-      const vf w = exp_nonpositive(
-          visible_logits(weights, a.scale, own.bias + j, own.numbers + j, all ? nullptr : &seen) - lse);
-      const vf ds = w * (load(products) - delta);
+      vf w = exp_nonpositive(visible_logits(weights, a.scale, own.bias + j, own.numbers + j, nullptr) - lse);
+      vf ds = w * (load(products) - delta);
+      if (!all) {
+        const vi visible = visible_keys(own.numbers + j, seen);
+        w = (vf)(visible & (vi)w), ds = (vf)(visible & (vi)ds), any |= visible;
+      }
       store(weights, w);
       store(products, ds * a.scale);
       store(own.of_bias + j, load(own.of_bias + j) + ds);
     }
+    if (delta != delta && all_set(any == 0)) zero(own.grads + i * E, E);  // which no value may get
   }
 }
 

@@ -2,11 +2,16 @@
 //
 // Every bucket packs its keys and values once for up to QUERY_RUN of its queries. What a query gets there stays in a
 // slot of its own, and its slots are merged in their order: results do not depend on which thread did what.
+//
+// Weights are 2^−SHRUNK of what they are, so that no sum of values overflows whose mean does not. A query that sees
+// keys, all with logits of −∞, has an output of NaN, as softmax does; one that sees none has 0.
 
 constexpr int64_t QUERY_RUN = 384;    // queries of a task
 constexpr int64_t QUERY_TILE = 48;    // rows of a product
 constexpr int64_t BUCKET_KEYS = 512;  // keys packed at a time
 constexpr int64_t MERGED = 256;       // queries of a merging task
+constexpr int SHRUNK = 24;            // 2²⁴ keys of the largest values have a finite sum
+constexpr float GROWN = 1 << SHRUNK;
 
 struct Segment {
   int32_t bucket, first, count;  // queries [first, first + count) of the listing
@@ -16,7 +21,7 @@ struct BucketHead {
   Listing queries, keys;
   Segment *segments;
   int64_t segment_count, most_segments, width;
-  float *out;               // (slots,E') Σ e^{logit − highest} V
+  float *out;               // (slots,E') 2^−SHRUNK Σ e^{logit − highest} V
   float *highest, *total;   // (slots)
 
   BucketHead(Arena &arena, const Sizes &s, const Extent &all)
@@ -72,7 +77,7 @@ static void pack_both_ways(const Rows &from, int64_t b, int64_t g, const int32_t
   pack_transposed(rows, lanes, width, padded, transposed, lanes);
 }
 
-// A row of products to e^{logit − highest}, with the running maximum and sum. Returns what older sums are to be
+// A row of products to 2^−SHRUNK e^{logit − highest}, with the running maximum and sum. Returns what older sums are to be
 // multiplied with.
 static float online_row(float *row, int64_t lanes, float scale, const BucketScratch &own, const Seen *seen,
                         float *highest_so_far, float *total) {
@@ -84,7 +89,7 @@ static float online_row(float *row, int64_t lanes, float scale, const BucketScra
   }
   const float before = *highest_so_far, now = highest(high), base = now == -__builtin_inff() ? 0 : now;
   for (int64_t j = 0; j < lanes; j += W) {
-    const vf p = exp_nonpositive(load(row + j) - base);
+    const vf p = exp_nonpositive<SHRUNK>(load(row + j) - base);
     sums += p;
     store(row + j, p);
   }
@@ -132,6 +137,22 @@ static void attend_segment(const BucketForward &a, int64_t b, int64_t h, const B
   }
 }
 
+// Whether a query sees any of its buckets' keys.
+static bool sees_any(const BucketForward &a, int64_t b, int64_t h, int64_t query, const BucketHead &head) {
+  const int32_t *place = head.queries.places + head.queries.firsts[query];
+  const int32_t *end = head.queries.places + head.queries.firsts[query + 1];
+  for (int64_t bucket = 0; place < end; place++) {  // places ascend, as the buckets do in which they are
+    while (head.queries.starts[bucket + 1] <= *place) bucket++;
+    const Seen seen = seen_by(a.pattern, a.sizes, span_of(a.buckets, bucket), b, h, query);
+    for (int64_t j = head.keys.starts[bucket]; j < head.keys.starts[bucket + 1]; j++) {
+      const int32_t key = head.keys.tokens[j];
+      const bool hidden = key < seen.low || key > seen.high || key == seen.self || (seen.hidden && seen.hidden[key]);
+      if (!hidden) return true;
+    }
+  }
+  return false;
+}
+
 // One query's slots together; one that saw no key has total 0 and counts for nothing.
 static void merge_query(const BucketForward &a, int64_t b, int64_t h, int64_t query, const BucketHead &head) {
   const Sizes &s = a.sizes;
@@ -147,9 +168,9 @@ static void merge_query(const BucketForward &a, int64_t b, int64_t h, int64_t qu
     total += share * head.total[*at];
     for (int64_t e = 0; e < s.E; e++) to[e] += share * out[e];
   }
-  a.lse[(b * s.H + h) * s.N + query] = total == 0 ? -__builtin_inff() : high + __builtin_logf(total);
-  const float norm = total == 0 ? 0 : 1 / total;
-  for (int64_t e = 0; e < s.E; e++) to[e] *= norm;
+  a.lse[(b * s.H + h) * s.N + query] = total == 0 ? -__builtin_inff() : high + __builtin_logf(total * GROWN);
+  const float nothing = place < end && total == 0 && sees_any(a, b, h, query, head) ? __builtin_nanf("") : 0;
+  for (int64_t e = 0; e < s.E; e++) to[e] = total == 0 ? nothing : to[e] / total;
 }
 
 static int64_t bucket_forward(const BucketForward &a) {

@@ -87,7 +87,11 @@ struct Seen {
   const uint8_t *hidden;
 };
 
-static inline int32_t as_number(int64_t x) { return x > INT32_MAX ? INT32_MAX : x < INT32_MIN ? INT32_MIN : (int32_t)x; }
+constexpr int32_t LAST_NUMBER = INT32_MAX - 1;  // INT32_MAX stands for the filling, which nobody sees
+
+static inline int32_t as_number(int64_t x) {
+  return x > LAST_NUMBER ? LAST_NUMBER : x < INT32_MIN ? INT32_MIN : (int32_t)x;
+}
 
 // The sum of two whole numbers, or the nearest to it that there is.
 static inline int64_t added(int64_t a, int64_t b) {
@@ -98,7 +102,7 @@ static inline int64_t added(int64_t a, int64_t b) {
 static Seen seen_by(const Pattern &p, const Sizes &s, int64_t span, int64_t b, int64_t h, int64_t query) {
   const int64_t at = added(query, p.offsets ? p.offsets[b] : p.offset);
   return {span >= 0 ? as_number(added(at, -span)) : INT32_MIN,
-          p.causal ? as_number(at) : span >= 0 ? as_number(added(at, span)) : INT32_MAX,
+          p.causal ? as_number(at) : span >= 0 ? as_number(added(at, span)) : LAST_NUMBER,
           p.other_keys_only ? (int32_t)query : -1,
           p.hidden ? p.hidden + ((b * s.H + h) * p.hidden_rows + query % p.hidden_rows) * s.M : nullptr};
 }
@@ -114,18 +118,21 @@ static int64_t span_of(const BucketSets &of, int64_t bucket) {
   return of.sets[i].span;
 }
 
+// Which of W keys are seen.
+static inline vi visible_keys(const int32_t *numbers, const Seen &seen) {
+  const vi number = *(const vi_anywhere *)numbers;
+  vi visible = (number >= seen.low) & (number <= seen.high) & (number != seen.self);
+  if (seen.hidden)
+    for (int64_t l = 0; l < W; l++)  // the filling has numbers past the last key, and a bias of −∞
+      if (numbers[l] != INT32_MAX && seen.hidden[numbers[l]]) visible[l] = 0;
+  return visible;
+}
+
 // Logits of W keys: scaled, with their bias; −∞ where they are not seen.
 static inline vf visible_logits(const float *products, float scale, const float *bias, const int32_t *numbers,
                                 const Seen *seen) {
   const vf logits = load(products) * scale + load(bias);
-  if (!seen) return logits;
-  const vi number = *(const vi_anywhere *)numbers;
-  vf visible = select((number >= seen->low) & (number <= seen->high) & (number != seen->self), logits,
-                      splat(-__builtin_inff()));
-  if (seen->hidden)
-    for (int64_t l = 0; l < W; l++)  // the filling has numbers past the last key, and a bias of −∞
-      if (numbers[l] != INT32_MAX && seen->hidden[numbers[l]]) visible[l] = -__builtin_inff();
-  return visible;
+  return seen ? select(visible_keys(numbers, *seen), logits, splat(-__builtin_inff())) : logits;
 }
 
 // The numbers and biases of a chunk of a bucket's keys; the filling up to whole vectors has −∞.

@@ -75,7 +75,7 @@ static void add_hashes(const Selecting &a, const HashTerm &term, int64_t b, int6
     if (last) return;
     for (int64_t i = 0; i < count; i++)
       for (int64_t j = 0; j < out; j += W)
-        store(output + i * out + j, maximum(load(output + i * out + j) + load(biases + j), vf{}));
+        store(output + i * out + j, maximum(vf{}, load(output + i * out + j) + load(biases + j)));  // NaN stays
     biases += out;
     float *const done = output;
     output = input, input = done, row = out;
@@ -101,22 +101,25 @@ struct Ranking {
   float total, top, odds;
 };
 
-// The ranking of a row of whole vectors, and its largest score.
-static Ranking rank_row(const float *row, int64_t columns, bool odds, float *largest) {
+// The ranking of a row of whole vectors, its largest score, and whether all scores are below infinity and numbers.
+static Ranking rank_row(const float *row, int64_t columns, bool odds, float *largest, bool *usual) {
   const float none = -__builtin_inff();
   vf first = splat(none), second = first;  // in each lane
+  vi numbers = vi{} - 1;
   for (int64_t j = 0; j < columns; j += W) {
     const vf x = load(row + j);
     second = maximum(select(x > first, first, x), second);
     first = maximum(x, first);
+    numbers &= x <= splat(__FLT_MAX__);
   }
   const float top = *largest = highest(first);
-  if (!odds) return {0, __builtin_nanf(""), 0};
+  *usual = all_set(numbers);
+  if (!odds || !*usual) return {0, __builtin_nanf(""), 0};
   int lane = 0;
   while (lane < W - 1 && first[lane] != top) lane++;
   first[lane] = second[lane];
   const float next = highest(first);
-  if (next == none) return {top, top, __builtin_inff()};  // p = 1
+  if (next == none) return {top, top, top == none ? __builtin_inff() : __FLT_MAX__};  // p = 1, or without p
   vf sums = {};
   for (int64_t j = 0; j < columns; j += W) {
     const vf x = load(row + j) - next;
@@ -127,9 +130,31 @@ static Ranking rank_row(const float *row, int64_t columns, bool odds, float *lar
   return {total, ahead > 0 ? top : __builtin_nanf(""), ahead};
 }
 
+// A row with NaN or +∞ among its scores, ranked in place as the formula has it: NaN is above all, as torch sorts, and
+// stands here as +∞, so +∞ stands as the largest number. Returns the column of the best score.
+static int64_t rank_unusual(float *row, int64_t columns, bool odds) {
+  const float inf = __builtin_inff();
+  int64_t nans = 0, infinities = 0, best = 0;
+  for (int64_t c = 0; c < columns; c++) {
+    nans += row[c] != row[c];
+    infinities += row[c] == inf;
+    if (row[best] == row[best] && (row[c] != row[c] || row[c] > row[best])) best = c;
+  }
+  for (int64_t c = 0; c < columns; c++) {
+    const bool nan = row[c] != row[c], top = row[c] == inf;
+    if (!odds)
+      row[c] = nan ? inf : top ? __FLT_MAX__ : row[c];
+    else if (nans > 0 || (top && infinities > 1))  // the sum of e^score is NaN, or the rest of it is as large as the score
+      row[c] = inf;
+    else
+      row[c] = top ? __FLT_MAX__ : -inf;
+  }
+  return best;
+}
+
 static inline vf rank_of(vf x, const Ranking &by) { return select(x == splat(by.top), splat(by.odds), x - by.total); }
 
-// The first column with the largest score; 0 where NaNs leave none.
+// The first column with the largest score, of a row of numbers.
 static int64_t first_of(const float *row, int64_t columns, float largest) {
   for (int64_t j = 0; j < columns; j += W) {
     const uint32_t found = ~bits_greater(splat(largest), load(row + j)) & (uint32_t)((1ull << W) - 1);

@@ -1,4 +1,5 @@
-// Balanced selection: of each column of scores the tokens that are largest in it, ties going to the lower token.
+// Balanced selection: of each column of scores the tokens that are largest in it, ties going to the lower token. NaN is
+// larger than all numbers, as torch sorts it: a token whose scores are NaN is taken first, and what it meets is NaN.
 //
 // Tokens stream by once, all columns of one after the other. A bound from a sample of the tokens lets few values of a
 // column through; those become candidates, of which the best are kept whenever their room is full. What is chosen does
@@ -77,11 +78,22 @@ struct TopOf {
     for (int64_t i = 0; i < count; i++) own.scores.tokens[i] = (int32_t)tokens[at(i)];
     score_tile(a, b, h, count, own.scores);
     for (int64_t i = 0; i < count; i++) {
-      float largest;
-      own.by[i] = rank_row(own.scores.tile + i * columns, columns, a.odds != 0, &largest);
-      if (best)
-        a.best[row() * a.sizes.N + own.scores.tokens[i]] = first_of(own.scores.tile + i * columns, columns, largest);
+      const int64_t found = rank(own.scores.tile + i * columns, own.by + i);
+      if (best) a.best[row() * a.sizes.N + own.scores.tokens[i]] = found;
     }
+  }
+
+  // How a row is ranked, which may change it; returns the column of its best score.
+  int64_t rank(float *scores, Ranking *by) const {
+    const int64_t C = a.sizes.C, columns = round_up(C, W);
+    float largest;
+    bool usual;
+    *by = rank_row(scores, columns, a.odds != 0, &largest, &usual);
+    if (!usual) {  // perhaps only behind the columns, where 0·∞ leaves NaN
+      for (int64_t c = C; c < columns; c++) scores[c] = -__builtin_inff();
+      *by = rank_row(scores, columns, a.odds != 0, &largest, &usual);
+    }
+    return usual ? first_of(scores, columns, largest) : rank_unusual(scores, C, a.odds != 0);
   }
 };
 

@@ -7,7 +7,7 @@
 // a state too, of p for features, dO for values and −Δ for ones, which is built from the end of the sequence.
 
 struct FeatureGradients {
-  Pieces<float> shift, weight;  // a head: (N) −lse and −Δ; −∞ and 0 for a query that sees no key
+  Pieces<float> shift, weight;  // a head: (N) −lse and −Δ; −∞ and 0 for a query that takes no part
 
   FeatureGradients(Arena &arena, const Sizes &s) {
     shift = arena.take_each<float>(s.B * s.H, s.N, TILE);  // parts of a tile are read in whole vectors
@@ -16,17 +16,22 @@ struct FeatureGradients {
       shift[last][s.N + i] = weight[last][s.N + i] = 0;
   }
 
+  // A query whose output and log-sum-exp nobody reads is as one that sees no key: padding has no part in the maxima.
   void fill(const FeatureBackward &a, int64_t bh) const {
     const Sizes &s = a.sizes;
     float *const shifts = shift[bh], *const weights = weight[bh];
     for (int64_t i = 0; i < s.N; i++) {
       const float lse = a.lse[bh * s.N + i];
       const bool sees = lse != -__builtin_inff();
-      shifts[i] = sees ? -lse : -__builtin_inff();
       weights[i] = sees && a.grad_lse ? a.grad_lse[bh * s.N + i] : 0;
-      if (sees && a.grad_out.data)
-        weights[i] -= dot(row_of<float>(a.grad_out, bh / s.H, bh % s.H, i),
-                          row_of<float>(a.out, bh / s.H, bh % s.H, i), s.E);
+      bool read = weights[i] != 0;
+      if (sees && a.grad_out.data) {
+        const float *grad = row_of<float>(a.grad_out, bh / s.H, bh % s.H, i);
+        weights[i] -= dot(grad, row_of<float>(a.out, bh / s.H, bh % s.H, i), s.E);
+        for (int64_t e = 0; e < s.E && !read; e++) read = grad[e] != 0;
+        read |= weights[i] != 0;  // 0·NaN
+      }
+      shifts[i] = read ? -lse : -__builtin_inff();
     }
   }
 };
@@ -137,6 +142,11 @@ struct KeyScan {
       }
     rows_from_slopes(keys, a.grad_key, R, b, g, at + first, count, own);
     for (int64_t j = 0; j < count; j++) {
+      if (own.shift[first + j] == -__builtin_inff()) {  // hidden: no gradient, also where the state is NaN
+        zero(row_of<float>(a.grad_key, b, g, at + first + j), keys.width);
+        zero(own.value_grads + j * E, E);
+        own.total[j] = 0;
+      }
       store_row(own.value_grads + j * E, s.E, row_of<float>(a.grad_value, b, g, at + first + j));
       if (a.grad_key_bias) a.grad_key_bias[(b * s.G + g) * s.M + at + first + j] = own.total[j];
     }
@@ -152,18 +162,22 @@ struct KeyScan {
   }
 
   // In halves where a later query has so much of a feature that an earlier key's e^{y + d}, of pairs that do not see each
-  // other, might not be finite.
+  // other, might not be finite, or where a query's exponents or Δ are not.
   void part(const FeatureState &state, int64_t at, int64_t first, int64_t count) const {
     const int64_t R = a.sizes.C;
     for (int64_t r = 0; r < R; r++) own.raised[r] = state.largest[r];
-    for (int64_t i = 0; i < group(); i++) raise_largest(exponents_of(i) + first, R, count, own.raised);
+    bool finite = true;
+    for (int64_t i = 0; i < group(); i++) {
+      finite &= raise_largest(exponents_of(i) + first, R, count, own.raised);
+      finite &= all_finite(queries.of_head(queries.weight, b, g * group() + i) + at + first, count);
+    }
     vf high = splat(-__builtin_inff());
     for (int64_t r = 0; r < R; r++)
       for (int64_t j = 0; j < count; j += W) {
         const vf sums = load(own.exponents + first + r * TILE + j) + own.raised[r];
         high = maximum(lanes_before(count - j, sums, -__builtin_inff()), high);
       }
-    if (highest(high) > MOST_RISE && count > 1) {
+    if (count > 1 && (highest(high) > MOST_RISE || !finite)) {
       part(state, at, first + count / 2, count - count / 2);
       return part(state, at, first, count / 2);
     }

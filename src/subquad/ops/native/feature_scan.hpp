@@ -1,6 +1,7 @@
 // Queries read the state of the keys that they see, tile by tile in the order of the sequence; a tile's own keys in pairs,
 // with maxima that are those of the whole tile. A tile whose keys raise some c_r so far that its first queries' weights
-// might vanish is taken in halves, down to single tokens.
+// might vanish is taken in halves, down to single tokens. So is a tile with keys or values that are not finite, since 0·NaN
+// is NaN: what is not finite in a key reaches its own and later queries, and no earlier one.
 
 constexpr float MOST_RISE = 40;       // e⁻⁴⁰ of weights that vanish at e⁻⁸⁷
 constexpr int64_t QUERY_PIECE = 256;  // tokens of a task, where their order does not matter
@@ -38,11 +39,10 @@ static FeatureSide queries_of(const Sizes &s, const FeatureInputs &a) {
 }
 
 // For each feature the maximum over the keys that query `first` sees, and over those of `count` tokens from it.
-// Returns whether the second is much above the first.
+// Returns whether the second is much above the first, or not all of their exponents are numbers below infinity.
 static bool rises(const FeatureState &state, const float *exponents, int64_t count, float *raised) {
   for (int64_t r = 0; r < state.features; r++) raised[r] = state.largest[r];
-  raise_largest(exponents, state.features, count, raised);
-  bool far = false;
+  bool far = !raise_largest(exponents, state.features, count, raised);
   for (int64_t r = 0; r < state.features; r++) {
     const float first = exponents[r * TILE], seen = first > state.largest[r] ? first : state.largest[r];
     far |= raised[r] - seen > MOST_RISE;
@@ -75,13 +75,14 @@ struct QueryScan {
 
   // Tokens [first, first + count) of the tile at `at`: their queries, then their keys into the state.
   void part(const FeatureState &state, int64_t at, int64_t first, int64_t count) const {
-    if (rises(state, own.exponents + first, count, own.raised) && count > 1) {
+    const float *values = own.payload + first * state.width;
+    const bool far = rises(state, own.exponents + first, count, own.raised);
+    if (count > 1 && (far || !all_finite(values, count * state.width))) {
       part(state, at, first, count / 2);
       return part(state, at, first + count / 2, count - count / 2);
     }
     state.raise(own.raised);
     exponentiate(own.exponents + first, s.C, count, state.largest, own.features);
-    const float *values = own.payload + first * state.width;
     for (int64_t i = 0; i < group(); i++)
       read(state, b, g * group() + i, at + first, count, exponents_of(i) + first, own.features, values, own);
     add_tile(state, own.features, count, values, own.weight + first);

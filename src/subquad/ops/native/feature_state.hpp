@@ -177,14 +177,30 @@ static void tile_exponents(const FeatureSide &side, int64_t R, int64_t b, int64_
   }
 }
 
-// largest ← its maximum with each feature's largest exponent of `count` tokens.
-static void raise_largest(const float *exponents, int64_t R, int64_t count, float *largest) {
+// largest ← its maximum with each feature's largest exponent of `count` tokens. Returns whether all are numbers below
+// infinity; −∞ is one.
+static bool raise_largest(const float *exponents, int64_t R, int64_t count, float *largest) {
+  vi numbers = vi{} - 1;
   for (int64_t r = 0; r < R; r++) {
     vf high = splat(largest[r]);
-    for (int64_t j = 0; j < count; j += W)
-      high = maximum(lanes_before(count - j, load(exponents + r * TILE + j), -__builtin_inff()), high);
+    for (int64_t j = 0; j < count; j += W) {
+      const vf x = lanes_before(count - j, load(exponents + r * TILE + j), -__builtin_inff());
+      numbers &= x <= splat(__FLT_MAX__);
+      high = maximum(x, high);
+    }
     largest[r] = highest(high);
   }
+  return all_set(numbers);
+}
+
+// Whether `count` numbers, in whole vectors that may be read, are all finite.
+static bool all_finite(const float *x, int64_t count) {
+  vi numbers = vi{} - 1;
+  for (int64_t i = 0; i < count; i += W) {
+    const vf part = lanes_before(count - i, load(x + i), 0);
+    numbers &= (part <= splat(__FLT_MAX__)) & (part >= splat(-__FLT_MAX__));
+  }
+  return all_set(numbers);
 }
 
 // features ← e^{exponents − largest}, 0 behind `count`.
@@ -201,7 +217,8 @@ static void add_tile(const FeatureState &state, const float *features, int64_t c
                      const float *weight) {
   for (int64_t r = 0; r < state.features; r++) {
     vf total = {};
-    for (int64_t j = 0; j < count; j += W) total += load(features + r * TILE + j) * load(weight + j);
+    for (int64_t j = 0; j < count; j += W)  // behind `count` stands another head's weight, which may be NaN
+      total += load(features + r * TILE + j) * lanes_before(count - j, load(weight + j), 0);
     state.totals[r] += sum(total);
   }
   gemm(state.features, state.width, count, features, TILE, 1, payload, state.width, state.sums, state.width, true);

@@ -76,7 +76,22 @@ static inline uint32_t bits_greater(vf a, vf b) {
 #endif
 }
 
-// eˣ for x ≤ 0, to 2 ulp: 2ⁿ · eʳ with r = x − n ln 2. Below −87, where fp32 ends, 0; NaN stays NaN.
+// Whether a comparison held in every lane.
+static inline bool all_set(vi mask) {
+#if defined(__AVX512F__)
+  return _mm512_cmpge_epi32_mask((__m512i)mask, _mm512_setzero_si512()) == 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps((__m256)mask) == 0xff;
+#else
+  bool all = true;
+  for (int i = 0; i < W; i++) all &= mask[i] != 0;
+  return all;
+#endif
+}
+
+// 2^−shrunk · eˣ for x ≤ 0, to 2 ulp: 2ⁿ · eʳ with r = x − n ln 2. 0 where fp32 ends, below −87 without shrinking; NaN
+// stays NaN.
+template <int shrunk = 0>
 static inline vf exp_nonpositive(vf x) {
   const vf magic = splat(12582912.0f);  // 1.5·2²³: adding it rounds to the nearest whole number, in the low bits
   vf shifted = x * 1.44269504088896341f + magic;
@@ -90,8 +105,8 @@ static inline vf exp_nonpositive(vf x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  vf power = (vf)(((vu)shifted << 23) + (127u << 23));
-  return select(x < splat(-87.0f), vf{}, p * power);
+  vf power = (vf)(((vu)shifted << 23) + ((127u - shrunk) << 23));
+  return select(x < splat(-87.0f + shrunk * 0.6931472f), vf{}, p * power);
 }
 
 // The lower (half = 0) or upper (half = W / 2) halves of two vectors, interleaved.
