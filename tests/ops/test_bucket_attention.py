@@ -252,3 +252,62 @@ def test_double_backward_is_refused_not_wrong():
     (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match=r"no autograd formula"):
         grad.sum().backward()
+
+
+# ---------------------------------------------------------------------- lists that are not in order
+
+FORWARD = torch.ops.subquad.bucket_attention_forward
+
+
+def arguments(bucket: Tensor, hidden: Tensor | None = None) -> tuple:
+    """Of one set of two buckets of keys, and four blocks of queries."""
+    queries, keys = torch.arange(20).view(1, 1, 4, 5), torch.arange(20).view(1, 1, 2, 10)
+    return (*tracked(*qkv(20, B=1, H=1)), None, [queries], [keys], [bucket], [-1], None, hidden, 0, False, False, 0.3)
+
+
+@compiled
+@pytest.mark.parametrize("number", [-1, 2, 2**31, -(2**63), 2**63 - 1])
+def test_blocks_of_no_bucket_see_nothing(variant, number):
+    given = arguments(torch.tensor([0, number, 1, 1]).view(1, 1, 4))
+    out, lse = FORWARD(*given)
+    of_block = torch.isneginf(lse).view(4, 5)
+    assert of_block.all(1).tolist() == of_block.any(1).tolist() == [False, True, False, False]
+    assert (out[:, :, 5:10] == 0).all()
+    query, key, _ = torch.autograd.grad(out.sum(), given[:3])
+    assert (query[:, :, 5:10] == 0).all()
+    assert (key != 0).any()
+
+
+@compiled
+@pytest.mark.parametrize("number", [-(2**63), 2**63 - 1, 2**40])
+def test_offsets_of_any_size_are_compared_as_numbers(variant, number):
+    given = list(arguments(torch.zeros(1, 1, 4, dtype=torch.int64)))
+    given[8], given[11] = torch.tensor([number]), True
+    lse = FORWARD(*given)[1]
+    assert torch.isneginf(lse).all() if number < 0 else lse.isfinite().all()
+
+
+@compiled
+def test_sets_of_keys_that_begin_alike_stay_apart(variant):
+    """Of one item and head, the first buckets of a tensor are contiguous and begin where all of them do."""
+    q, k, v = qkv(20, B=1, H=1)
+    keys, queries = torch.arange(20).view(1, 1, 4, 5), torch.arange(20).view(1, 1, 4, 5)
+    few = Buckets(queries[:, :, :1], keys[:, :, :1]), Buckets(queries, keys)
+    have = attend_buckets(q, k, v, few, Mask(), scale=0.3)
+    apart = Buckets(queries[:, :, :1], keys[:, :, :1].clone()), Buckets(queries, keys)
+    for a, b in zip(have, attend_buckets(q, k, v, apart, Mask(), scale=0.3), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@compiled
+def test_lists_of_other_shapes_and_types_are_refused():
+    named = torch.zeros(1, 1, 4, dtype=torch.int64)
+    for given in (
+        arguments(named[:, :, :3]),
+        arguments(named.int()),
+        arguments(torch.empty(0, dtype=torch.int64)),  # four blocks, two buckets
+        arguments(named, torch.zeros(1, 1, 0, 20, dtype=torch.bool)),
+        arguments(named, torch.zeros(1, 1, 1, 19, dtype=torch.bool)),
+    ):
+        with pytest.raises(ValueError, match=r"bucket_attention_forward: .* but the other tensors go with"):
+            FORWARD(*given)

@@ -1,5 +1,6 @@
 """The native library: how it is found, loaded and refused, and its instruction-set variants."""
 
+import json
 import os
 import subprocess
 import sys
@@ -186,3 +187,49 @@ print(*sorted(name for name in names if "subquad" in name.rpartition("/")[2]), s
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="OpenMP is used on Linux only")
 def test_the_library_has_openmp():
     assert native.has_openmp()
+
+
+# ---------------------------------------------------------------------- memory
+
+
+@here
+def test_no_kernel_leaves_its_memory_or_lets_poison_out_of_its_head():
+    """A slice of the fuzz program, in a process of its own, which a write to a wrong place would end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ops.fuzz_native", "--calls", "400"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    counts = json.loads(done.stdout)
+    assert counts["calls"] >= 400
+    assert set(counts["of"]) == set(native._KERNELS), "a kernel was not called"
+    assert all(set(of_kernel) == set(native.variants()) for of_kernel in counts["of"].values())
+
+
+def misfits():
+    """Calls of ops by hand whose tensors do not fit together: their addresses must not reach a kernel."""
+    ops, x, real = torch.ops.subquad, torch.zeros(2, 2, 9, 4), torch.ones(2, 8, dtype=torch.bool)
+    codes, sizes = torch.zeros(2, 2, 9, dtype=torch.int64), torch.ones(2, dtype=torch.int64)
+    layer = [torch.zeros(2, 4, 3)], [torch.zeros(2, 1, 3)], [1], 2, 1.0
+    return {
+        "hash, mask": lambda: ops.hash_codes(x, 7, 0, True, real),
+        "k-means, mask": lambda: ops.hamming_kmeans(codes, real, 3, 2),
+        "k-means, codes": lambda: ops.hamming_kmeans(codes.int(), None, 3, 2),
+        "k-means, clusters": lambda: ops.hamming_kmeans(codes, None, 0, 2),
+        "top, mask": lambda: ops.top_of_each_bucket(x, sizes, 3, real, False),
+        "top, sizes": lambda: ops.top_of_each_bucket(x, sizes[:1], 3, None, False),
+        "top by hash, vectors": lambda: ops.top_by_hash([x.double()], *layer, sizes, 3, None, False),
+        "blocks, labels": lambda: ops.by_bucket(codes.int(), 3, 4),
+        "blocks, size": lambda: ops.by_bucket(codes, 3, 0),
+        "clustered, keys": lambda: ops.clustered_forward(x, x[:1], x, None, None, 3, 2, 7, 2, 1.0, 0),
+        "clustered, values": lambda: ops.clustered_forward(x, x, x.double(), None, None, 3, 2, 7, 2, 1.0, 0),
+        "clustered, mask": lambda: ops.clustered_forward(x, x, x, None, real, 3, 2, 7, 2, 1.0, 0),
+        "clustered, clusters": lambda: ops.clustered_forward(x, x, x, None, None, 0, 2, 7, 2, 1.0, 0),
+        "clustered, topk": lambda: ops.clustered_forward(x, x, x, None, None, 3, -1, 7, 2, 1.0, 0),
+    }
+
+
+@here
+@pytest.mark.parametrize("misfit", misfits())
+def test_tensors_that_do_not_fit_together_are_refused(misfit):
+    with pytest.raises(ValueError, match=r"the other tensors go with|at least"):
+        misfits()[misfit]()

@@ -79,6 +79,16 @@ def test_lists_that_the_forward_pass_did_not_make_are_refused(variant, spoil, nu
         torch.ops.subquad.clustered_backward(out, q, k, v, *arguments)
 
 
+@pytest.mark.parametrize("at", range(7), ids=["order", "offsets", "top", "centroids", "rest", "lse", "mass"])
+def test_saved_tensors_of_other_shapes_and_types_are_refused(at):
+    q, k, v = qkv(30, 30, B=1)
+    out, *saved = torch.ops.subquad.clustered_forward(q, k, v, None, None, 7, 5, 31, 3, 0.3, 5)
+    for broken in (saved[at][:, :1], saved[at].to(torch.int64 if at < 3 else torch.float64)):
+        arguments = (None, None, *saved[:at], broken, *saved[at + 1 :], 7, 5, 0.3)
+        with pytest.raises(ValueError, match=r"clustered_backward: `\w+` is \(.*, but the other tensors go with \("):
+            torch.ops.subquad.clustered_backward(out, q, k, v, *arguments)
+
+
 # ---------------------------------------------------------------------- the reference's NaNs
 
 PLACES = {

@@ -76,6 +76,7 @@ def _forward(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """(out, lse)."""
+    _check("bucket_attention_forward", query, key, value, key_bias, queries, keys, bucket, offsets, hidden)
     query, key, value = (with_contiguous_rows(x) for x in (query, key, value))
     key_bias, offsets, hidden = (None if x is None else x.contiguous() for x in (key_bias, offsets, hidden))
     sets = _contiguous(queries, keys, bucket)
@@ -102,6 +103,38 @@ def _(query, key, value, *_):  # type: ignore[no-untyped-def]
 
 def _outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return token_major(query, value.shape[3]), query.new_empty(query.shape[:3])
+
+
+def _check(
+    op: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_bias: Tensor | None,
+    queries: list[Tensor],
+    keys: list[Tensor],
+    bucket: list[Tensor],
+    offsets: Tensor | None,
+    hidden: Tensor | None,
+) -> None:
+    (B, H, _, D), (_, G, M, E) = query.shape, value.shape
+    rows = 1 if hidden is None else max(hidden.shape[2], 1)
+    interface.check(
+        op,
+        key=(key, torch.float32, (B, G, M, D)),
+        value=(value, torch.float32, (B, G, M, E)),
+        key_bias=(key_bias, torch.float32, (B, H, M)),
+        offsets=(offsets, torch.int64, (B,)),
+        hidden=(hidden, torch.bool, (B, H, rows, M)),
+    )
+    for of_queries, of_keys, named in zip(queries, keys, bucket, strict=True):
+        T = of_queries.shape[2] if named.numel() > 0 else min(of_queries.shape[2], of_keys.shape[2])
+        interface.check(
+            op,
+            queries=(of_queries, torch.int64, (B, H, T, of_queries.shape[3])),
+            keys=(of_keys, torch.int64, (B, H, *of_keys.shape[2:])),
+            bucket=(named, torch.int64, (B, H, T) if named.numel() > 0 else (0,)),
+        )
 
 
 def _pattern(
@@ -183,6 +216,15 @@ def _backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and key_bias; the last is empty where there is no bias."""
+    _check("bucket_attention_backward", query, key, value, key_bias, queries, keys, bucket, offsets, hidden)
+    of_out, of_lse = (*query.shape[:3], value.shape[3]), tuple(query.shape[:3])
+    interface.check(
+        "bucket_attention_backward",
+        grad_out=(grad_out, query.dtype, of_out),
+        grad_lse=(grad_lse, query.dtype, of_lse),
+        out=(out, query.dtype, of_out),
+        lse=(lse, query.dtype, of_lse),
+    )
     *grads, grad_key_bias = _gradients(query, key, value, key_bias)
     query, key, value, out = (with_contiguous_rows(x) for x in (query, key, value, out))
     key_bias, offsets, hidden, grad_lse = (

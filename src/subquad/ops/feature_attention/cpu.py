@@ -106,6 +106,13 @@ def _described(
     (B, H, N, D), (_, G, M, C) = query.shape, key.shape
     R = D if of_query is None else of_query.shape[1]
     sizes = interface.Sizes(B, H, G, N, M, D, value.shape[3], R, C, 0, 0, interface.threads(passes * products))
+    if block < 0 or lag < 0 or (block > 0 and N != M):
+        raise ValueError(f"feature_attention: a pattern of {(block, lag)} does not go with {N} queries and {M} keys")
+    interface.check(
+        "feature_attention",
+        value=(value, query.dtype, (B, G, M, value.shape[3])),
+        key=(key, query.dtype, (B, G, M, C)),
+    )
     sides = [with_contiguous_rows(x) for x in (query, key, value)]
     maps = [_whole_rows(of_query), _whole_rows(of_key)]
     maps += [None if x is None else x.contiguous() for x in (feature_bias, key_bias)]

@@ -16,6 +16,7 @@ def refusal(x: Tensor) -> str | None:
 @torch.library.custom_op("subquad::hash_codes", mutates_args=(), device_types="cpu")
 def hash_codes(x: Tensor, bits: int, seed: int, centre: bool, real: Tensor | None) -> Tensor:
     """As `subquad.ops.hashing.hash_codes`."""
+    interface.check("hash_codes", real=(real, torch.bool, (x.shape[0], x.shape[2])))
     x, real = with_contiguous_rows(x), None if real is None else real.contiguous()
     planes = orthogonal(seed, bits, x.shape[3], like=interface.FLOAT32)
     codes = x.new_empty(x.shape[:3], dtype=torch.int64)

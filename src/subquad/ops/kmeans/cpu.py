@@ -15,8 +15,11 @@ def refusal(codes: Tensor) -> str | None:
 @torch.library.custom_op("subquad::hamming_kmeans", mutates_args=(), device_types="cpu")
 def hamming_kmeans(codes: Tensor, real: Tensor | None, clusters: int, iterations: int) -> Tensor:
     """As `subquad.ops.kmeans.hamming_kmeans`; bits that no code uses change nothing."""
-    codes, real = codes.contiguous(), None if real is None else real.contiguous()
     B, H, N = codes.shape
+    interface.check("hamming_kmeans", codes=(codes, torch.int64, (B, H, N)), real=(real, torch.bool, (B, N)))
+    if clusters < 1:
+        raise ValueError(f"hamming_kmeans: clusters={clusters}, but there must be 1 at least")
+    codes, real = codes.contiguous(), None if real is None else real.contiguous()
     labels = torch.empty_like(codes)
     threads = interface.threads(B * H * N * clusters * (iterations + 1))
     sizes = interface.Sizes(B, H, H, N, N, 1, 1, clusters, 0, iterations, 0, threads)

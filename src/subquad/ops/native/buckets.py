@@ -61,6 +61,8 @@ def top_by_hash(
     weights, biases = [x.contiguous() for x in weights], [x.contiguous() for x in biases]
     B, _, N, _ = vectors[0].shape
     C = weights[-1].shape[2]
+    for x in vectors:
+        interface.check("top_by_hash", vectors=(x, torch.float32, (B, x.shape[1], N, x.shape[3])))
     outputs = _slots(vectors[0], heads, N, C, most)
     each = (
         interface.HashLayer(pointer(weight), pointer(bias), *weight.shape[1:])
@@ -95,6 +97,7 @@ def _select(
     outputs: tuple[Tensor, Tensor],
 ) -> None:
     B, H, N, C = shape
+    interface.check("top_of_each_bucket", real=(real, torch.bool, (B, N)), sizes=(sizes, sizes.dtype, (B,)))
     real, sizes = None if real is None else real.contiguous(), sizes.to(torch.int64).contiguous()
     axes = interface.Sizes(B, H, H, N, N, C, C, C, outputs[0].shape[3], 0, 0, interface.threads(work))
     pointers = (pointer(x) for x in outputs)
@@ -111,6 +114,9 @@ def _hash_flops(vectors, weights, biases, layers, heads, *_, **__):  # type: ign
 @torch.library.custom_op("subquad::by_bucket", mutates_args=(), device_types="cpu")
 def by_bucket(labels: Tensor, buckets: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """As `subquad.ops.buckets.by_bucket` before it cuts blocks off, and how many blocks each head uses."""
+    interface.check("by_bucket", labels=(labels, torch.int64, tuple(labels.shape)))
+    if buckets < 1 or size < 1:
+        raise ValueError(f"by_bucket: {buckets} buckets and blocks of {size}, but there must be 1 of each at least")
     labels = labels.contiguous()
     outputs = _blocks(labels, buckets, size)
     B, H, N = labels.shape

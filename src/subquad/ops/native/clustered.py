@@ -60,6 +60,7 @@ def _forward(
     seed: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The output, and all that `Saved` holds, in its order."""
+    _check("clustered_forward", query, key, value, query_real, key_real, clusters, topk)
     query, key, value = (with_contiguous_rows(x) for x in (query, key, value))
     query_real, key_real = (None if x is None else x.contiguous() for x in (query_real, key_real))
     planes = orthogonal(seed, bits, query.shape[3], like=interface.FLOAT32)
@@ -134,10 +135,28 @@ def _backward(
     topk: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value."""
+    """Gradients of query, key and value.
+
+    Raises:
+        ValueError: `order`, `offsets` and `top` hold numbers that the forward pass cannot have made.
+    """
+    _check("clustered_backward", query, key, value, query_real, key_real, clusters, topk)
+    (B, H, N, D), E, C = query.shape, value.shape[3], clusters
+    interface.check(
+        "clustered_backward",
+        grad_out=(grad_out, query.dtype, (B, H, N, E)),
+        order=(order, torch.int32, (B, H, N)),
+        offsets=(offsets, torch.int32, (B, H, C + 1)),
+        top=(top, torch.int32, (B, H, C, topk)),
+        centroids=(centroids, torch.float32, (B, H, C, D)),
+        rest=(rest, torch.float32, (B, H, C, E)),
+        lse=(lse, torch.float32, (B, H, C)),
+        mass=(mass, torch.float32, (B, H, C)),
+    )
     grads = _gradients(query, key, value)
     grad_out, query, key, value = (with_contiguous_rows(x) for x in (grad_out, query, key, value))
     query_real, key_real = (None if x is None else x.contiguous() for x in (query_real, key_real))
+    saved = [x.contiguous() for x in (order, offsets, top, centroids, rest, lse, mass)]
     interface.run(
         "backward",
         interface.Backward(
@@ -146,10 +165,32 @@ def _backward(
             pointer(query_real),
             pointer(key_real),
             scale,
-            interface.Saved(*(pointer(x) for x in (order, offsets, top, centroids, rest, lse, mass))),
+            interface.Saved(*(pointer(x) for x in saved)),
         ),
     )
     return grads
+
+
+def _check(
+    op: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_real: Tensor | None,
+    key_real: Tensor | None,
+    clusters: int,
+    topk: int,
+) -> None:
+    (B, _, N, D), (_, G, M, E) = query.shape, value.shape
+    if topk < 0 or clusters < min(N, 1):
+        raise ValueError(f"{op}: clusters={clusters} and topk={topk}, but there must be 1 and 0 at least")
+    interface.check(
+        op,
+        key=(key, query.dtype, (B, G, M, D)),
+        value=(value, query.dtype, (B, G, M, E)),
+        query_real=(query_real, torch.bool, (B, N)),
+        key_real=(key_real, torch.bool, (B, M)),
+    )
 
 
 @_backward.register_fake

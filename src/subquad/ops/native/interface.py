@@ -280,6 +280,18 @@ def run(kernel: str, arguments: Structure) -> None:
         )
 
 
+def check(op: str, **tensors: tuple[Tensor | None, torch.dtype, tuple[int, ...]]) -> None:
+    """Check what kernels rely on: that tensors have the dtype and the shape that go with each other.
+
+    Raises:
+        ValueError: an op was called by hand with tensors that do not fit together; says which.
+    """
+    for name, (x, dtype, shape) in tensors.items():
+        if x is not None and (x.dtype != dtype or x.shape != shape):
+            have = f"{tuple(x.shape)} of {x.dtype}"
+            raise ValueError(f"{op}: `{name}` is {have}, but the other tensors go with {shape} of {dtype}")
+
+
 def sizes(query: Tensor, key: Tensor, value: Tensor, *, clusters: int, topk: int, iterations: int) -> Sizes:
     """The axes of one attention call, with torch's number of threads."""
     B, H, N, D = query.shape
