@@ -166,8 +166,10 @@ def test_a_nan_query_gives_later_keys_no_gradient_of_nan(implementation):
 # ---------------------------------------------------------------- softmax and padding
 
 
-def test_a_row_of_visible_minus_infinities_is_nan_and_hidden_entries_are_zero():
-    logits = torch.tensor([[-torch.inf, -torch.inf, 5.0], [torch.nan, 0.0, 5.0], [0.0, -torch.inf, 5.0]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_row_of_visible_minus_infinities_is_nan_and_hidden_entries_are_zero(dtype: torch.dtype):
+    rows = [[-torch.inf, -torch.inf, 5.0], [torch.nan, 0.0, 5.0], [0.0, -torch.inf, 5.0]]
+    logits = torch.tensor(rows, dtype=dtype)
     weights = visible_softmax(logits, torch.tensor([True, True, False]))
     assert weights[:2, :2].isnan().all()
     assert weights[2].tolist() == [1, 0, 0]

@@ -13,8 +13,9 @@ def visible_softmax(logits: Float[Tensor, "*row K"], visible: Bool[Tensor, "..."
     if visible is None:
         return logits.softmax(-1)
     # A row without visible entries is computed from finite ones, since −inf alone is NaN both ways.
-    hidden = torch.where(visible.any(-1, keepdim=True), -torch.inf, torch.finfo(logits.dtype).min)
-    return torch.where(visible, logits, hidden.to(logits.dtype)).softmax(-1).masked_fill(~visible, 0.0)
+    some = visible.any(-1, keepdim=True)
+    hidden = torch.full_like(some, torch.finfo(logits.dtype).min, dtype=logits.dtype).masked_fill(some, -torch.inf)
+    return torch.where(visible, logits, hidden).softmax(-1).masked_fill(~visible, 0.0)
 
 
 def hide(logits: Float[Tensor, "*row K"], visible: Bool[Tensor, "..."] | None) -> Float[Tensor, "*row K"]:
