@@ -1,4 +1,4 @@
-"""Compile each method that is named on standard input for several lengths, and print what went wrong with each, or null.
+"""Compile each method that is named on standard input for several lengths, and print what went wrong, or null.
 
 A process of its own, as `tests.compiled`. From the second length on, Dynamo traces with symbolic lengths.
 """

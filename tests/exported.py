@@ -1,4 +1,4 @@
-"""Export each method that is named on standard input, and print what its program does at other lengths than the traced one.
+"""Export each method that is named on standard input, and print what its program does at other lengths.
 
 A process of its own, because the run-time type checks of pytest know no symbolic sizes. For each method: the error of
 `torch.export`, or {length: "equal", "refused" (a guard says that the length does not fit) or what is wrong}.

@@ -47,19 +47,22 @@ def orthogonal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
     >>> torch.allclose(planes[:4] @ planes[:4].T, torch.eye(4), atol=1e-6)
     True
     """
-    planes = _constant(_drawn, seed, rows, columns) if _become_constants() else _orthogonal(seed, rows, columns)
+    planes = (
+        _constant(_drawn, seed, rows, columns) if _become_constants(rows, columns) else _orthogonal(seed, rows, columns)
+    )
     return planes.to(device=like.device, dtype=like.dtype)
 
 
-def _become_constants() -> bool:
-    """Whether `torch.export` runs this: what is drawn then goes into the program, which needs no op of ours for it."""
-    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+def _become_constants(*sizes: int) -> bool:
+    """Whether `torch.export` runs this, for sizes that are known: what is drawn then goes into the program as it is."""
+    exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    return exporting and all(isinstance(size, int) for size in sizes)
 
 
 def _constant(draw: Callable[..., Tensor], *sizes: int) -> Tensor:
     """What is drawn, as numbers, although tensors are without numbers while they are traced."""
     with _disable_current_modes():
-        return draw(*(int(size) for size in sizes)).clone()
+        return draw(*sizes).clone()
 
 
 @torch.library.custom_op("subquad::normal", mutates_args=())
@@ -99,7 +102,8 @@ def normal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
     >>> torch.equal(few, many[:2])
     True
     """
-    drawn = _constant(_normal_drawn, seed, rows, columns) if _become_constants() else _normal(seed, rows, columns)
+    constant = _become_constants(rows, columns)
+    drawn = _constant(_normal_drawn, seed, rows, columns) if constant else _normal(seed, rows, columns)
     return drawn.to(device=like.device, dtype=like.dtype)
 
 
@@ -130,7 +134,7 @@ def directions(seed: int, draw: Tensor | None, rows: int, columns: int, independ
     >>> torch.equal(of(7, 1), of(8, 0)), torch.equal(of(7, 1), of(7, 0))
     (True, False)
     """
-    if draw is None and _become_constants():
+    if draw is None and _become_constants(rows, columns):
         drawn = _constant(_directions_drawn, seed, rows, columns, independent)
     else:
         draw = torch.tensor(0, device="cpu") if draw is None else draw

@@ -231,8 +231,8 @@ class Method:
     def defaults(cls) -> dict[str, Any]:
         """The settings and their defaults."""
         # Not `dataclasses.fields`, which torch.compile cannot trace on a class: it would refuse methods given as text.
-        names: tuple[str, ...] = cls.__match_args__
-        return {name: getattr(cls, name) for name in names}
+        settings: tuple[str, ...] = cls.__match_args__
+        return {setting: getattr(cls, setting) for setting in settings}
 
     def __str__(self) -> str:
         """As the command line writes it, with the settings that differ from the defaults."""

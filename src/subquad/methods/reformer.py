@@ -52,7 +52,7 @@ def hash_labels(
     """argmax [xR; −xR], where each item uses the first `used` directions; label 0 where it uses none."""
     projected = query @ directions.T
     used = used[:, None, None]
-    beyond = torch.arange(len(directions), device=query.device) >= used[..., None]
+    beyond = torch.arange(directions.shape[0], device=query.device) >= used[..., None]
     nearest = projected.abs().masked_fill(beyond, -1.0).argmax(-1)
     behind = projected.gather(3, nearest[..., None])[..., 0] < 0
     return torch.where(behind, used + nearest, nearest).masked_fill(used == 0, 0)

@@ -90,6 +90,11 @@ class Layout:
 
 def layout_of(real: Bool[Tensor, "B M"] | None, B: int, M: int, device: torch.device, k: int, w: int) -> Layout:
     """Lay out k segments of each item, or blocks alone where k is 0."""
+    if not isinstance(M, int):
+        raise ValueError(
+            "'tilted-pool' lays out its segments by the length, so it is exported for one length; leave the length out "
+            "of `dynamic_shapes`"
+        )
     longest = -(-M // k) if k else w
     ranks = ranks_of(real, B, M, device)
     own = (-(-ranks.lengths // k)).clamp(min=1) if k else torch.full_like(ranks.lengths, longest)

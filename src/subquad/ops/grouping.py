@@ -66,7 +66,8 @@ def sort_into_blocks(labels: Int64[Tensor, "B H N"], groups: int, size: int) -> 
     first_token = _append_zero(counts.cumsum(-1) - counts)
     first_slot = _append_zero((last_block - used) * size)
 
-    order = labels.argsort(dim=-1, stable=True)
+    # By numbers that differ, as a stable sort would: ONNX has none.
+    order = (labels * N + torch.arange(N, device=labels.device)).argsort(dim=-1)
     ordered = labels.gather(2, order)
     rank = torch.arange(N, device=labels.device) - first_token.gather(2, ordered)
     slot = torch.where(ordered == groups, blocks * size, first_slot.gather(2, ordered) + rank)
