@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from subquad.errors import InputError
-from subquad.training.checkpoints import discard_all, newest
+from subquad.training.checkpoints import check_sealed, discard_all, newest, seal
 from subquad.training.run import train
 from subquad.training.same_data import check_same_data
 from tests.training.small import Killed, assert_same_weights, interrupted, killed_at, small, without_times
@@ -245,3 +245,14 @@ def test_a_run_ends_when_its_figure_is_good_enough(tmp_path: Path):
 def test_a_figure_to_stop_at_needs_validations():
     with pytest.raises(InputError, match="stop_at looks at validations: give every"):
         small("training.every=0", "training.stop_at=0.9")
+
+
+def test_another_folder_can_be_sealed_too(tmp_path: Path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(InputError, match=r"seal\.json is missing; make it again"):
+        check_sealed(tmp_path, "make it again")
+    seal(tmp_path)
+    assert check_sealed(tmp_path, "make it again") == tmp_path
+    (tmp_path / "model.safetensors").write_bytes(b"weighty")
+    with pytest.raises(InputError, match=r"model\.safetensors is not what was written; make it again"):
+        check_sealed(tmp_path, "make it again")

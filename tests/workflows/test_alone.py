@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from typer.testing import CliRunner
 
 from subquad.cli import app
@@ -93,11 +94,21 @@ def test_one_after_another_may(tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["result"]
 
 
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def refused(*given, **more):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(FileLock, "acquire", refused)
+    says = r"cannot write to the folder .*out: No locks available"
+    with pytest.raises(InputError, match=says), alone_in(tmp_path / "out"):
+        pass
+
+
 def test_a_folder_that_may_not_be_written_to_is_named(tmp_path, monkeypatch):
     def denied(*given, **more):
         raise PermissionError(13, "Permission denied", str(tmp_path / "out"))
 
     monkeypatch.setattr(Path, "mkdir", denied)
-    with pytest.raises(InputError, match=r"cannot write .*out: Permission denied; make it writable"):  # noqa: SIM117
-        with alone_in(tmp_path / "out"):
-            pass
+    says = r"cannot write .*out: Permission denied; make it writable"
+    with pytest.raises(InputError, match=says), alone_in(tmp_path / "out"):
+        pass

@@ -32,10 +32,11 @@ def alone_in(folder: Path) -> Iterator[None]:
     files.make_folder(folder)
     lock = FileLock(folder / LOCK)
     try:
-        with files.cannot_write(folder):
-            lock.acquire(timeout=0)
+        lock.acquire(timeout=0)
     except Timeout:
         raise InputError(f"{folder} is in use by {_holder(folder)}; wait for its end, or give another folder") from None
+    except OSError as error:  # not writable, or a file system without locks
+        raise files.CannotWrite(folder, error) from error
     try:
         files.remove_parts(folder)
         files.write(folder / HOLDER, json.dumps(_mine()))
