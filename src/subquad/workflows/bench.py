@@ -40,6 +40,10 @@ BRIEF = Effort(seconds=0.2, least=2, enough=3, precision=0.03)
 PROBE = 2048  # tokens: a first length above it is foretold from a call of this length
 
 
+MOST_NUMBERS = 2**50  # of a tensor: a thousand times the memory of the largest machines
+MOST_THREADS = 4096
+
+
 @dataclass(frozen=True)
 class Settings:
     """What to measure. The defaults are the clustered paper's: batch 1, 6 heads, D = 64."""
@@ -91,10 +95,20 @@ class Settings:
         for what, size in sizes:
             if size < 1:
                 raise InputError(f"{what} {size} must be at least 1")
+        numbers = self.batch * self.heads * max(self.lengths) * self.head_dim
+        if numbers > MOST_NUMBERS:
+            raise InputError(
+                f"batch {self.batch}, heads {self.heads}, length {max(self.lengths)} and head-dim {self.head_dim} make "
+                f"{numbers:,} numbers; no memory holds more than {MOST_NUMBERS:,}"
+            )
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise InputError(f"threads {self.threads} must be at most {MOST_THREADS:,}")
         if not self.call_limit > 0:
             raise InputError(f"call-limit {self.call_limit:g} must be above 0 seconds")
         if self.seed < 0:
             raise InputError(f"seed {self.seed} must be at least 0")
+        if self.seed >= 2**63:
+            raise InputError(f"seed {self.seed} must be less than 2⁶³")
         if self.device.partition(":")[0] not in ("cpu", "cuda"):
             raise InputError(f"cannot time device {self.device!r}: only cpu and cuda devices are waited for")
         check_device(self.device)
