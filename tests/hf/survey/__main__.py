@@ -25,7 +25,7 @@ def main() -> None:
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     types = options.types.split(",") if options.types else model_types()
     wanted = [t for t in types if options.again or t not in results]
-    for model_type, result in run_all(survey, wanted, options.processes, LIMIT, _died):
+    for model_type, result in run_all(survey, wanted, options.processes, LIMIT, died):
         results[model_type] = result
         print(f"{model_type}: {result['status']} {result.get('reason', '')[:150]}", flush=True)
         options.out.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
@@ -34,8 +34,13 @@ def main() -> None:
         write(results)
 
 
-def _died(reason: str) -> dict[str, Any]:
-    return {"status": "crashed", "reason": reason, "checks": {}}
+def died(reason: str) -> dict[str, Any]:
+    """The result of a type that gave none: it ended its process, or it is too slow to be called small."""
+    return {
+        "status": "cannot be built" if reason.startswith("no result") else "crashed",
+        "reason": reason,
+        "checks": {},
+    }
 
 
 if __name__ == "__main__":

@@ -112,6 +112,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "time_series_transformer": _SERIES,
     "tipsv2_dpt": {"backbone_config": _FOUR_STAGES},
     "unlimited_ocr_text": {"num_key_value_heads": 4},
+    "vjepa2": {"frames_per_clip": 4},
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
     "zoedepth": {"backbone_config": {"num_hidden_layers": 4}},
 }

@@ -5,6 +5,7 @@ The page is written by `python -m tests.hf.survey --out results.json --table`.
 
 import pytest
 
+from tests.hf.survey.__main__ import LIMIT, died
 from tests.hf.survey.compare import STATUSES, survey
 from tests.hf.survey.pool import run_all
 from tests.hf.survey.table import documented
@@ -54,5 +55,5 @@ def test_nothing_is_wrong_crashes_or_is_refused_late(page):
 @pytest.mark.survey
 def test_every_model_type(page):
     """About half an hour on two cores."""
-    found = dict(run_all(survey, model_types(), 2, 240.0, lambda reason: {"status": "crashed", "reason": reason}))
+    found = dict(run_all(survey, model_types(), 2, LIMIT, died))
     assert {t: r for t, r in found.items() if r["status"] != page[t]} == {}

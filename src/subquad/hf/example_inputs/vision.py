@@ -12,7 +12,7 @@ ANY_SIZE = 64  # for models that take images of every size
 def image_size(form: Form) -> tuple[int, int]:
     """(height, width) that the model is made for."""
     for config in _vision_configs(form):
-        for name in ("image_size", "img_size", "pretrained_img_size"):
+        for name in ("image_size", "img_size", "pretrained_img_size", "crop_size"):
             size = getattr(config, name, None)
             if isinstance(size, int):
                 return size, size
