@@ -58,7 +58,7 @@ def combined(methods: Sequence[Method]) -> Traits:
         return "; ".join(dict.fromkeys(f"{method.name}: {getattr(method.traits, trait)}" for method in methods))
 
     return Traits(
-        causal=WEAKEST_FIRST[min([WEAKEST_FIRST.index(t.causal) for t in traits])],
+        causal=next(t.causal for kind in WEAKEST_FIRST for t in traits if t.causal == kind),
         **{trait: all(getattr(t, trait) for t in traits) for trait in ALL},
         **{trait: any(getattr(t, trait) for t in traits) for trait in ANY},
         cached=all(t.cross or t.cached for t in traits),
