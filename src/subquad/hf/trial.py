@@ -172,9 +172,9 @@ def _additive(mask: Tensor | None, own: str, query: Tensor) -> Tensor | None:
 
 def _own_function(module: nn.Module, own: str) -> Any:
     """The attention function that the module calls under its own implementation."""
-    if own == "eager":
-        return inspect.unwrap(type(module).forward).__globals__.get("eager_attention_forward", sdpa_attention_forward)
-    return sdpa_attention_forward
+    forward = inspect.unwrap(type(module).forward)
+    names = [name for name in forward.__code__.co_names if name.endswith("eager_attention_forward")]
+    return forward.__globals__[names[0]] if own == "eager" and names else sdpa_attention_forward
 
 
 def _allowed(
