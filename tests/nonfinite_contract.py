@@ -167,4 +167,5 @@ class NonfiniteContract:
             want, have = (on_backend(backend, method, inputs, mask=mask)[0] for backend in ("reference", "fastest"))
             there = want.isfinite()
             torch.testing.assert_close(have[there], want[there], rtol=1e-4, atol=1e-5)
-            assert there[0, 0].any() or not method.traits.normalised or method.traits.recurrent
+            sums_first = type(method).traits.recurrent  # the state that it sums overflows before it is divided
+            assert there[0, 0].any() or not method.traits.normalised or sums_first

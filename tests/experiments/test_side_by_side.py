@@ -37,7 +37,8 @@ def test_each_call_runs_once_a_round_and_one_that_refuses_says_why():
     assert set(found) == {"full", "linear", "naive"}
     assert [len(found[name]["seconds"]) for name in ("full", "linear")] == [2, 2]
     assert found["naive"] == {"reason": "no room"}
-    assert [name for name, _ in log if name != "clear"][-4:] == ["full", "linear"] * 2
+    rounds = [name for name, _ in log if name != "clear"][-4:]
+    assert [sorted(rounds[:2]), sorted(rounds[2:])] == [["full", "linear"]] * 2  # each in an order of its own
     assert log.count(("naive", 64)) == 1
 
 

@@ -19,6 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from subquad import files, hf, seals
 from subquad.experiments.base import AGAIN, Cell, Context, Experiment, Found
 from subquad.experiments.made_text import made_text
+from subquad.measure.capture import of_real_tokens
 from subquad.measure.dynamics import hash_dynamics
 from subquad.measure.hooks import scores
 from subquad.methods import Bound
@@ -121,7 +122,7 @@ def listening(model: Any) -> Iterator[list[dict[str, float]]]:
     def hear(module: nn.Module, given: tuple[Tensor, ...], options: dict[str, Any]) -> None:
         bound, query, key = module.get_submodule("bound"), *given[:2]
         assert isinstance(bound, Bound)
-        asked = {name: value for name, value in options.items() if name != "dropout_p"}
+        asked = {name: value for name, value in of_real_tokens(**options).items() if name != "dropout_p"}
         labels = scores(bound, query, key, **asked)[0].argmax(-1)
         counts = nn.functional.one_hot(labels).sum(2)
         largest = (counts.amax(-1) / labels.shape[2]).mean()

@@ -32,7 +32,7 @@ class LayerInputs:
         return method(self.query, self.key, self.value, enable_gqa=gqa, **self.options)
 
 
-def _of_real_tokens(*, mask: Mask, real: Tensor | None, own: Tensor | None, **options: Any) -> dict[str, Any]:
+def of_real_tokens(*, mask: Mask, real: Tensor | None, own: Tensor | None, **options: Any) -> dict[str, Any]:
     """The options of a layer's call as a method takes them; padded queries, which the layer computes, are left out."""
     if real is not None:
         mask = mask & Mask.padding(keys=real) if own is None else mask & Mask.padding(keys=real, queries=own)
@@ -56,7 +56,7 @@ def recorded(model: Any) -> Iterator[list[LayerInputs]]:
                 if not torch.isfinite(tensor).all():
                     raise ValueError(f"the {name} of attention layer {layer.label} is not finite (NaN or infinity)")
             query, key, value = (a.detach() for a in args)
-            calls.append(LayerInputs(layer.number, layer.name, query, key, value, _of_real_tokens(**options)))
+            calls.append(LayerInputs(layer.number, layer.name, query, key, value, of_real_tokens(**options)))
 
         attached = layer.module.get_submodule(hf.NAME)
         handles.append(attached.register_forward_pre_hook(hook, with_kwargs=True))

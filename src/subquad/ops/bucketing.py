@@ -170,8 +170,8 @@ def real_tokens(mask: Mask, query: Float[Tensor, "B H N D"], *, both: bool) -> B
 
 
 def _longest_run(bucket: Int64[Tensor, "B H T"]) -> int:
-    """The most blocks that one bucket has."""
-    return int(F.one_hot(bucket).sum(2).max()) if bucket.shape[2] else 0
+    """The most blocks that one bucket has; 1 where there are none, for a part without blocks."""
+    return int(F.one_hot(bucket).sum(2).max()) if bucket.shape[2] else 1
 
 
 def best_bucket(

@@ -5,17 +5,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from subquad.masks import Mask
+from subquad.ops.transforms import shapes_may_follow_data
 
 
 def cleared(x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H N D"]:
     """The vectors, with 0 for padded tokens where these may hold something that is not finite.
 
     On a CPU one sum tells whether anything is not finite, which costs a fraction of the copy. Elsewhere, and under
-    torch.compile, nothing is read back: padding is always cleared.
+    torch.compile and vmap, nothing is read back: padding is always cleared.
     """
     if real is None:
         return x
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+    if x.device.type == "cpu" and shapes_may_follow_data():
         wide = torch.promote_types(x.dtype, torch.float32)  # where the sum of numbers of 16 bits is finite
         if x.detach().sum(dtype=wide).isfinite():
             return x

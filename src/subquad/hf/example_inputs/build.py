@@ -54,11 +54,11 @@ def _rule(form: Form, name: str, special: dict[str, Rule | None]) -> Rule | None
         return None
     if name == "attention_mask" and form.model.main_input_name in MASK_OF:
         return MASK_OF[form.model.main_input_name]
-    if name in BY_NAME:
-        return BY_NAME[name]
     required = form.parameters[name].default is form.parameters[name].empty or name == form.model.main_input_name
     if required and name in IF_REQUIRED:
         return IF_REQUIRED[name]
+    if name in BY_NAME:
+        return BY_NAME[name]
     if required:
         raise form.missing(f"no rule makes {name!r}")
     return None

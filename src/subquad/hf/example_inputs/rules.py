@@ -38,6 +38,8 @@ IF_REQUIRED: dict[str, Rule] = {
     "inputs_embeds": text.embedded,
     "flattened_patches": vision.numbered_rows,
     "qformer_input_ids": text.ids,
+    "attention_mask": text.every_mask,
+    "labels": text.classes,
 }
 
 # Inputs that several model types share.

@@ -29,6 +29,17 @@ def mask(form: Form) -> Tensor | None:
     return torch.cat([torch.ones(form.batch, form.image_tokens, dtype=torch.long), text], dim=1)
 
 
+def every_mask(form: Form) -> Tensor:
+    """The attention mask of a text, also where nothing is padded."""
+    text = mask(form)
+    return torch.ones(form.batch, form.image_tokens + form.length, dtype=torch.long) if text is None else text
+
+
+def classes(form: Form) -> Tensor:
+    """A class for each item."""
+    return form.integers(0, form.number("num_labels", default=2), form.batch)
+
+
 def token_kinds(form: Form) -> Tensor | None:
     """1 where an image stands, 0 at text."""
     if not form.image_tokens:

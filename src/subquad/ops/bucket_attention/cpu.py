@@ -133,7 +133,7 @@ def _check(
             op,
             queries=(of_queries, torch.int64, (B, H, T, of_queries.shape[3])),
             keys=(of_keys, torch.int64, (B, H, *of_keys.shape[2:])),
-            bucket=(named, torch.int64, (B, H, T) if named.numel() > 0 else (0,)),
+            bucket=(named, torch.int64, (0,) if named.ndim == 1 else (B, H, T)),
         )
 
 
