@@ -250,7 +250,10 @@ def test_double_backward_is_refused_not_wrong():
     every = torch.arange(20).expand(2, 2, 1, -1)
     out, _ = attend_buckets(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)
     (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="cannot be differentiated again; for second derivatives run the forward pass on plain PyTorch"):
+    with pytest.raises(
+        RuntimeError,
+        match="cannot be differentiated again; for second derivatives run the forward pass on plain PyTorch",
+    ):
         grad.sum().backward()
 
 

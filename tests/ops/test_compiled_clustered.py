@@ -200,7 +200,10 @@ def test_double_backward_is_refused_not_wrong():
     q, k, v = tracked(*qkv(20))
     out = sq.attention(q, k, v, method="clustered:clusters=3")
     (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="cannot be differentiated again; for second derivatives run the forward pass on plain PyTorch"):
+    with pytest.raises(
+        RuntimeError,
+        match="cannot be differentiated again; for second derivatives run the forward pass on plain PyTorch",
+    ):
         grad.sum().backward()
 
 

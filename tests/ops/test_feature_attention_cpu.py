@@ -194,7 +194,10 @@ def test_flops_are_counted():
 def test_the_gradient_of_the_gradient_is_refused_not_wrong():
     q, k, v = tracked(*qkv(20, D=6))
     (grad,) = torch.autograd.grad(feature_attention(q, k, v)[0].sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="cannot be differentiated again; for second derivatives run the forward pass on plain PyTorch"):
+    with pytest.raises(
+        RuntimeError,
+        match="cannot be differentiated again; for second derivatives run the forward pass on plain PyTorch",
+    ):
         grad.sum().backward()
 
 
