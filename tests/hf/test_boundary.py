@@ -209,8 +209,8 @@ def test_the_window_of_a_step_ends_at_the_last_filled_slot_of_a_static_cache():
     torch.testing.assert_close(out, want.transpose(1, 2))
 
 
-def test_windows_are_those_of_the_mask_function_whatever_the_config_says():
-    """Phi-MoE's config has a window, which neither its attention nor its mask knows until the input is longer."""
+def test_windows_are_those_of_the_mask_function():
+    """Phi-MoE's mask has the window of its config, of which its attention is not told."""
     config = hf.PhimoeConfig(**TEXT, num_key_value_heads=2, sliding_window=5, num_local_experts=2)
     model = hf.PhimoeForCausalLM(config).eval()
     ids = padded_ids(pads=0)[0]
