@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ NOT_COMPILED_ONCE: dict[str, str] = {
 }
 
 
+# The methods whose programs CI makes; `pytest -m long tests/test_exits.py` makes those of all others.
+IN_CI = ("i-clustered", "local", "lha-tail", "linear", "nystrom")
+
+
+def each(names: Iterable[str]) -> list:
+    """The methods as parameters, those that CI leaves out marked."""
+    return [name if name in IN_CI else pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
 def asked(module: str, methods: list[str]) -> list:
     """What a process of its own says about these methods."""
     done = subprocess.run(
@@ -51,14 +61,14 @@ def asked(module: str, methods: list[str]) -> list:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in NOT_COMPILED_ONCE])
+@pytest.mark.parametrize("name", each(name for name in METHODS if name not in NOT_COMPILED_ONCE))
 def test_compiled_for_three_lengths_equals_eager(name):
     ((failure,),) = asked("tests.compiled_lengths", [METHODS[name]])
     assert failure is None, failure
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", each(METHODS))
 def test_exported_with_a_dynamic_length_equals_eager(name):
     ((_, outcomes),) = asked("tests.exported", [METHODS[name]])
     refused, _ = NOT_EVERY_LENGTH.get(name, ([], ""))
