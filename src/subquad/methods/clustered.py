@@ -38,9 +38,9 @@ from subquad.masks import Mask
 from subquad.methods.base import MOST_REPEATS, Call, Method, Traits
 from subquad.methods.full import sdpa
 from subquad.ops.backends import choose
-from subquad.ops.grouping import broadcast, group_mean
-from subquad.ops.hashing import check_bits, hash_codes
-from subquad.ops.kmeans import hamming_kmeans
+from subquad.ops.choose.hashing.op import check_bits, hash_codes
+from subquad.ops.choose.kmeans.op import hamming_kmeans
+from subquad.ops.groups import broadcast, group_mean
 from subquad.ops.native import clustered as compiled
 from subquad.ops.packing import per_segment
 from subquad.ops.padding import cleared_inputs

@@ -34,8 +34,9 @@ from subquad.masks import Mask
 from subquad.methods.base import MOST_REPEATS, Call, Method
 from subquad.methods.clustered import Clustered, cluster_queries
 from subquad.ops.backends import choose
-from subquad.ops.grouping import broadcast, group_mean, sort_into_blocks
-from subquad.ops.hashing import check_bits
+from subquad.ops.choose.blocks.reference import sort_into_blocks
+from subquad.ops.choose.hashing.op import check_bits
+from subquad.ops.groups import broadcast, group_mean
 from subquad.ops.heads import repeat_heads
 from subquad.ops.native import clustered as compiled
 from subquad.ops.packing import per_segment

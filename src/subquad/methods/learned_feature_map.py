@@ -37,15 +37,15 @@ from torch import Tensor, nn
 from subquad.masks import Mask
 from subquad.methods.base import WIDEST, Call, Fit, Method, Traits, by_item
 from subquad.methods.fitting import output_error
-from subquad.ops.bucket_attention import bucket_attention
-from subquad.ops.bucketing import real_slots
-from subquad.ops.buckets import Buckets
-from subquad.ops.feature_attention import feature_attention
-from subquad.ops.feature_attention.recurrent import no_tokens
-from subquad.ops.feature_attention.state import FeatureState, merge, read, state_of
-from subquad.ops.feature_attention.visible import attend_features, drop_rows
-from subquad.ops.ranks import Line, Ranks, line_up, ranks_of, sink_slots, slots, taken
+from subquad.ops.parts.features.op import feature_attention
+from subquad.ops.parts.features.recurrent import no_tokens
+from subquad.ops.parts.features.state import FeatureState, merge, read, state_of
+from subquad.ops.parts.features.visible import attend_features, drop_rows
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.ranks import line_up, ranks_of, sink_slots, slots
+from subquad.ops.slots import Buckets, real_slots, taken
 from subquad.ops.softmax import merge_partials
+from subquad.ops.timeline import Line, Ranks
 from subquad.randomness import orthogonal
 from subquad.shapes import Sizes
 
@@ -219,7 +219,7 @@ class LearnedFeatureMap(Method):
         keys = real_slots(keys[:, None], real).expand(B, H, -1, -1)
         bucket = None if self.window else torch.zeros(B, H, blocks, dtype=torch.int64, device=query.device)
         buckets = Buckets(queries.expand(B, H, blocks, size), keys, bucket)
-        return bucket_attention(query, key, value, buckets, mask, scale=call.scale, dropout_p=call.dropout_p)
+        return attend_pairs(query, key, value, buckets, mask, scale=call.scale, dropout_p=call.dropout_p)
 
     def _are_sinks(self, ranks: Ranks, is_causal: bool) -> Bool[Tensor, "B M"]:
         rank, lengths = torch.arange(ranks.tokens, device=ranks.order.device), ranks.lengths[:, None]

@@ -39,10 +39,11 @@ import torch
 from torch import Tensor, nn
 
 from subquad.methods.base import WIDEST, Call, Method, Traits, by_item
-from subquad.ops.bucket_attention import attend_buckets
-from subquad.ops.bucketing import best_of_each_bucket, real_tokens
-from subquad.ops.buckets import Buckets
+from subquad.ops.bucketing import real_tokens
+from subquad.ops.choose.balanced import best_of_each_bucket
 from subquad.ops.heads import repeat_heads
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets
 from subquad.ops.spherical import Centroids
 
 
@@ -102,7 +103,7 @@ class Routing(Method):
         centroids = _centroids(call)
         if centroids.training:
             centroids.follow(query.detach(), real_tokens(call.mask, query, both=True))
-        return attend_buckets(query, query, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)[0]
+        return attend_pairs(query, query, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)[0]
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""

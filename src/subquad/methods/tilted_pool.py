@@ -37,11 +37,13 @@ from torch import Tensor, nn
 from subquad.masks import Mask
 from subquad.methods.base import Call, Fit, Method, Traits, by_item
 from subquad.methods.fitting import output_error
-from subquad.ops.bucket_attention import bucket_attention
-from subquad.ops.buckets import Buckets, by_bucket, rows
+from subquad.ops.choose.blocks.op import by_bucket
 from subquad.ops.heads import repeat_heads
-from subquad.ops.ranks import Ranks, query_ranks, ranks_of, sink_slots, slots
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.ranks import query_ranks, ranks_of, sink_slots, slots
+from subquad.ops.slots import Buckets, vectors_at
 from subquad.ops.softmax import hide, merge_partials, visible_softmax
+from subquad.ops.timeline import Ranks
 
 BLOCK = 64  # queries of a block where all of them meet the same keys
 
@@ -133,7 +135,7 @@ def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: Layout, scale: floa
     inner = (layout.ranks.lengths[:, None] - sinks).clamp(min=0)
     tokens = slots(layout.ranks, first.clamp(min=sinks), (first + layout.cell).minimum(inner), layout.longest.cell)
     tokens = tokens[:, None].expand(-1, G, -1, -1)
-    keys, values, inside = rows(key, tokens), rows(value, tokens), tokens < M
+    keys, values, inside = vectors_at(key, tokens), vectors_at(value, tokens), tokens < M
 
     segment = numbers // layout.segment
     last = ((torch.arange(min(k, layout.cells), device=key.device) + 1) * layout.segment - 1).clamp(
@@ -302,7 +304,7 @@ class TiltedPool(Method):
         keys = keys_of_blocks(layout, pools, self.window, self.sinks, self.segments)
         queries, keys, bucket = (x[:, None].expand(-1, H, *x.shape[1:]) for x in (queries, keys, bucket))
         buckets = Buckets(queries, keys, bucket)
-        out, _ = bucket_attention(
+        out, _ = attend_pairs(
             query, key, value, buckets, Mask(), scale=call.scale, key_bias=bias, dropout_p=call.dropout_p
         )
         return out
