@@ -34,7 +34,6 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Traits, by_item
-from subquad.ops.bucketing import real_tokens
 from subquad.ops.choose.chunks import chunks_of
 from subquad.ops.choose.hashing.op import hash_codes
 from subquad.ops.choose.kmeans.op import hamming_kmeans
@@ -42,6 +41,7 @@ from subquad.ops.choose.neighbours import neighbours, reach
 from subquad.ops.heads import repeat_heads
 from subquad.ops.parts.pairs.op import attend_pairs
 from subquad.ops.slots import Buckets, real_slots
+from subquad.ops.timeline import Timeline
 
 BITS, ITERATIONS = 63, 10  # of the k-means
 
@@ -117,6 +117,6 @@ class ClusterFormer(Method):
         with torch.no_grad():
             (B, H, N, _), mask = query.shape, call.mask
             near = neighbours(N, N, H, B, reach(self.window, N, N, mask), mask, query.device)
-            real = real_tokens(mask, query, both=False)
+            real = Timeline.of(mask, query, key).tokens(real_as="either")
             labels = cluster_tokens(query, repeat_heads(key, H), real, self.clusters, call.seed)
             return near, sorted_chunks(labels, mask, real, self.chunk)

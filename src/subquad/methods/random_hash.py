@@ -137,9 +137,9 @@ class RandomHash(Method):
                 query, key, value, buckets[0], cell, self.tail, scale=call.scale, dropout_p=dropout_p
             )
         union = self.merge == "union"
-        return attend_pairs(
-            query, key, value, buckets, call.mask, scale=call.scale, union=union, dropout_p=dropout_p
-        )[0]
+        return attend_pairs(query, key, value, buckets, call.mask, scale=call.scale, union=union, dropout_p=dropout_p)[
+            0
+        ]
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys, in a bucket."""

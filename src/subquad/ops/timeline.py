@@ -128,7 +128,7 @@ class Ranks:
         return self.at(torch.where(asked < end[..., None], asked, -1))
 
     def ends(self, front: int, back: int, blocks: int) -> Slots:
-        """For each of so many blocks the tokens of the first `front` and the last `back` ranks of its item, each once."""
+        """For each of so many blocks, the first `front` and the last `back` real tokens of its item, each once."""
         B, device = len(self.lengths), self.order.device
         begin = torch.arange(front, device=device).expand(B, front)
         last = self.lengths[:, None] - 1 - torch.arange(back, device=device)
@@ -140,10 +140,10 @@ class Ranks:
 class Line:
     """The tokens of each item that are real as a query or as a key, in their order from the front on.
 
-        keys      · k k · k k k          the tensor, with padding (·)
-        queries       q q   q            beside keys, as the mask's offset says
-        line      k k k k k              keys in the line
-                    q q   q              queries in the line: 0 where a token is none
+    keys      · k k · k k k          the tensor, with padding (·)
+    queries       q q   q            beside keys, as the mask's offset says
+    line      k k k k k              keys in the line
+                q q   q              queries in the line: 0 where a token is none
     """
 
     order: Int64[Tensor, "B M"] | None  # where each one stood; None: all stay where they are

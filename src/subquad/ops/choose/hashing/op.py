@@ -42,9 +42,7 @@ def hash_words(x: Tensor, bits: int, seed: int, centre: bool, real: Tensor | Non
 
 
 @hash_codes.compiled
-def _(
-    backend: str, x: Tensor, bits: int, seed: int, *, centre: bool = False, real: Tensor | None = None
-) -> Tensor:
+def _(backend: str, x: Tensor, bits: int, seed: int, *, centre: bool = False, real: Tensor | None = None) -> Tensor:
     return hash_words(backend, x.detach(), bits, seed, centre, real)
 
 

@@ -20,9 +20,7 @@ def refusal(scores: Tensor | Hashed, *_: object, **__: object) -> str | None:
 
 
 @top_by_score.on("cpu")
-def by_score(
-    scores: Tensor, sizes: Tensor, most: int, real: Tensor | None, odds: bool
-) -> tuple[Tensor, Tensor]:
+def by_score(scores: Tensor, sizes: Tensor, most: int, real: Tensor | None, odds: bool) -> tuple[Tensor, Tensor]:
     """As `top_and_best`."""
     outputs = top_by_score.outputs(scores, sizes, most, real, odds)
     scores = with_contiguous_rows(scores.float())

@@ -40,15 +40,11 @@ def _(
     weights = [w.detach().float() for function in functions for w in function.weights]
     biases = [b.detach().float() for function in functions for b in function.biases]
     layers = [len(function.weights) for function in functions]
-    return top_by_hash(
-        backend, vectors, weights, biases, layers, scores.heads, scores.root, sizes, most, real, odds
-    )
+    return top_by_hash(backend, vectors, weights, biases, layers, scores.heads, scores.root, sizes, most, real, odds)
 
 
 @Operator
-def top_by_score(
-    scores: Tensor, sizes: Tensor, most: int, real: Tensor | None, odds: bool
-) -> tuple[Tensor, Tensor]:
+def top_by_score(scores: Tensor, sizes: Tensor, most: int, real: Tensor | None, odds: bool) -> tuple[Tensor, Tensor]:
     """Allocate slots and best buckets."""
     _, H, N, C = scores.shape
     return _slots(scores, H, N, C, most)

@@ -10,9 +10,7 @@ from subquad.randomness import orthogonal
 
 
 @clustered_attention.refusal("cpu")
-def refusal(
-    query: Tensor, *_: object, dropout_p: float = 0.0, wants_lse: bool = False, **__: object
-) -> str | None:
+def refusal(query: Tensor, *_: object, dropout_p: float = 0.0, wants_lse: bool = False, **__: object) -> str | None:
     """Why the compiled kernels cannot take this call; None where they can."""
     if dropout_p > 0:
         return f"dropout_p={dropout_p}, and the kernels have no dropout"
@@ -40,7 +38,9 @@ def forward(
     query, key, value = (with_contiguous_rows(x) for x in (query, key, value))
     query_real, key_real = (None if x is None else x.contiguous() for x in (query_real, key_real))
     planes = orthogonal(seed, bits, query.shape[3], like=interface.FLOAT32)
-    out, *saved = clustered_forward.outputs(query, key, value, None, None, clusters, topk, bits, iterations, scale, seed)
+    out, *saved = clustered_forward.outputs(
+        query, key, value, None, None, clusters, topk, bits, iterations, scale, seed
+    )
     interface.run(
         "forward",
         interface.Forward(

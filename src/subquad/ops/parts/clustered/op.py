@@ -70,7 +70,6 @@ def _(
     dropout_p: float = 0.0,
     wants_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    assert dropout_p == 0 and not wants_lse, "no backend has them: its refusal says so"
     given = query, key, value, real_queries, real_keys, clusters, torch.sym_min(topk, key.shape[2])
     return clustered_forward(backend, *given, bits, iterations, scale, seed)[0], None
 

@@ -100,7 +100,6 @@ def _(
     other_keys_only: bool = False,
     dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    assert of_distance is None and not union and dropout_p == 0, "no backend has them: its refusal says so"
     offset: int | Tensor = 0 if mask.offset is None else mask.offset
     offsets = None
     if isinstance(offset, Tensor):
