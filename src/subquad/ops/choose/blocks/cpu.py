@@ -15,14 +15,10 @@ def refusal(labels: Tensor, *_: object) -> str | None:
 
 
 @label_blocks.on("cpu")
-def compute(labels: Tensor, buckets: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def compute(outputs: tuple[Tensor, Tensor, Tensor], labels: Tensor, buckets: int, size: int) -> None:
     """As `sorted_blocks`."""
     interface.check("by_bucket", labels=(labels, torch.int64, tuple(labels.shape)))
-    if buckets < 1 or size < 1:
-        raise ValueError(f"by_bucket: {buckets} buckets and blocks of {size}, but there must be 1 of each at least")
     labels = labels.contiguous()
-    outputs = label_blocks.outputs(labels, buckets, size)
     B, H, N = labels.shape
     axes = interface.Sizes(B, H, H, N, N, 1, 1, buckets, size, 0, 0, interface.threads(32 * labels.numel()))
     interface.run("bucket_blocks", interface.Blocking(axes, pointer(labels), *(pointer(x) for x in outputs)))
-    return outputs

@@ -16,14 +16,12 @@ def refusal(x: Tensor, *_: object, **__: object) -> str | None:
 
 
 @hash_words.on("cpu")
-def compute(x: Tensor, bits: int, seed: int, centre: bool, real: Tensor | None) -> Tensor:
+def compute(codes: Tensor, x: Tensor, bits: int, seed: int, centre: bool, real: Tensor | None) -> None:
     """As `hash_codes`."""
     interface.check("hash_codes", real=(real, torch.bool, (x.shape[0], x.shape[2])))
     x, real = with_contiguous_rows(x), None if real is None else real.contiguous()
     planes = orthogonal(seed, bits, x.shape[3], like=interface.FLOAT32)
-    codes = hash_words.outputs(x, bits, seed, centre, real)
     sizes = interface.sizes(x, x, x, clusters=bits, topk=0, iterations=0)
     interface.run(
         "hash", interface.Hashing(sizes, rows(x), pointer(real), pointer(planes), bits, centre, pointer(codes))
     )
-    return codes

@@ -20,17 +20,18 @@ def refusal(scores: Tensor | Hashed, *_: object, **__: object) -> str | None:
 
 
 @top_by_score.on("cpu")
-def by_score(scores: Tensor, sizes: Tensor, most: int, real: Tensor | None, odds: bool) -> tuple[Tensor, Tensor]:
+def by_score(
+    outputs: tuple[Tensor, Tensor], scores: Tensor, sizes: Tensor, most: int, real: Tensor | None, odds: bool
+) -> None:
     """As `top_and_best`."""
-    outputs = top_by_score.outputs(scores, sizes, most, real, odds)
     scores = with_contiguous_rows(scores.float())
     given = (rows(scores), None, 0, 1.0)
     _select(scores.shape, 32 * scores.numel(), given, real, sizes, odds, outputs)
-    return outputs
 
 
 @top_by_hash.on("cpu")
 def by_hash(
+    outputs: tuple[Tensor, Tensor],
     vectors: list[Tensor],
     weights: list[Tensor],
     biases: list[Tensor],
@@ -41,9 +42,8 @@ def by_hash(
     most: int,
     real: Tensor | None,
     odds: bool,
-) -> tuple[Tensor, Tensor]:
+) -> None:
     """As `top_by_hash` says."""
-    outputs = top_by_hash.outputs(vectors, weights, biases, layers, heads, root, sizes, most, real, odds)
     vectors = [with_contiguous_rows(x.float()) for x in vectors]
     weights, biases = [x.contiguous() for x in weights], [x.contiguous() for x in biases]
     B, _, N, _ = vectors[0].shape
@@ -60,7 +60,6 @@ def by_hash(
     )
     work = B * heads * N * sum(weight.shape[1] * weight.shape[2] for weight in weights)
     _select((B, heads, N, C), work, (interface.Rows(), terms, len(terms), root), real, sizes, odds, outputs)
-    return outputs
 
 
 def _select(

@@ -21,6 +21,7 @@ def refusal(query: Tensor, *_: object, dropout_p: float = 0.0, wants_lse: bool =
 
 @clustered_forward.on("cpu")
 def forward(
+    outputs: tuple[Tensor, ...],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -32,15 +33,13 @@ def forward(
     iterations: int,
     scale: float,
     seed: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> None:
     """The output, and all that `Saved` holds, in its order."""
-    _check("clustered_forward", query, key, value, query_real, key_real, clusters, topk)
+    _check("clustered_forward", query, key, value, query_real, key_real)
     query, key, value = (with_contiguous_rows(x) for x in (query, key, value))
     query_real, key_real = (None if x is None else x.contiguous() for x in (query_real, key_real))
     planes = orthogonal(seed, bits, query.shape[3], like=interface.FLOAT32)
-    out, *saved = clustered_forward.outputs(
-        query, key, value, None, None, clusters, topk, bits, iterations, scale, seed
-    )
+    out, *saved = outputs
     interface.run(
         "forward",
         interface.Forward(
@@ -54,11 +53,11 @@ def forward(
             interface.Saved(*(pointer(x) for x in saved)),
         ),
     )
-    return out, *saved  # type: ignore[return-value]
 
 
 @clustered_backward.on("cpu")
 def backward(
+    grads: tuple[Tensor, Tensor, Tensor],
     grad_out: Tensor,
     query: Tensor,
     key: Tensor,
@@ -75,13 +74,13 @@ def backward(
     clusters: int,
     topk: int,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> None:
     """Gradients of query, key and value.
 
     Raises:
         ValueError: `order`, `offsets` and `top` hold numbers that the forward pass cannot have made.
     """
-    _check("clustered_backward", query, key, value, query_real, key_real, clusters, topk)
+    _check("clustered_backward", query, key, value, query_real, key_real)
     (B, H, N, D), E, C = query.shape, value.shape[3], clusters
     interface.check(
         "clustered_backward",
@@ -94,7 +93,6 @@ def backward(
         lse=(lse, torch.float32, (B, H, C)),
         mass=(mass, torch.float32, (B, H, C)),
     )
-    grads = clustered_backward.outputs(grad_out, query, key, value, *(None,) * 12)
     grad_out, query, key, value = (with_contiguous_rows(x) for x in (grad_out, query, key, value))
     query_real, key_real = (None if x is None else x.contiguous() for x in (query_real, key_real))
     saved = [x.contiguous() for x in (order, offsets, top, centroids, rest, lse, mass)]
@@ -109,7 +107,6 @@ def backward(
             interface.Saved(*(pointer(x) for x in saved)),
         ),
     )
-    return grads
 
 
 def _check(
@@ -119,12 +116,8 @@ def _check(
     value: Tensor,
     query_real: Tensor | None,
     key_real: Tensor | None,
-    clusters: int,
-    topk: int,
 ) -> None:
     (B, _, N, D), (_, G, M, E) = query.shape, value.shape
-    if topk < 0 or clusters < min(N, 1):
-        raise ValueError(f"{op}: clusters={clusters} and topk={topk}, but there must be 1 and 0 at least")
     interface.check(
         op,
         key=(key, query.dtype, (B, G, M, D)),

@@ -21,6 +21,7 @@ def refusal(query: Tensor, *_: object, **__: object) -> str | None:
 
 @features_forward.on("cpu")
 def forward(
+    outputs: tuple[Tensor, Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -30,17 +31,17 @@ def forward(
     key_bias: Tensor | None,
     block: int,
     lag: int,
-) -> tuple[Tensor, Tensor]:
+) -> None:
     """As `feature_attention`: (out, lse)."""
     query, key, value = wide(query), wide(key), wide(value)
     call = _described(query, key, value, of_query, of_key, feature_bias, key_bias, block, lag, passes=1)
-    out, lse = features_forward.outputs(query, key, value, *(None,) * 6)
+    out, lse = outputs
     interface.run("feature_forward", interface.FeatureForward(call.sizes, call.inputs, rows(out), pointer(lse)))
-    return out, lse
 
 
 @features_backward.on("cpu")
 def backward(
+    grads: tuple[Tensor, Tensor, Tensor, Tensor],
     grad_out: Tensor | None,
     grad_lse: Tensor | None,
     query: Tensor,
@@ -54,13 +55,13 @@ def backward(
     lse: Tensor,
     block: int,
     lag: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> None:
     """Gradients of query, key, value and key_bias; the last is empty where there is no bias."""
     query, key, value = wide(query), wide(key), wide(value)
     call = _described(query, key, value, of_query, of_key, feature_bias, key_bias, block, lag, passes=3)
-    given = grad_out, grad_lse, query, key, value, of_query, of_key, feature_bias, None, out, lse, block, lag
-    *grads, _ = features_backward.outputs(*given)
-    of_bias = query.new_empty(0 if key_bias is None else key.shape[:3])
+    of_bias = grads[3]  # of all key heads; a bias that they share gets the sum
+    shared = key_bias is not None and key_bias.shape[1] < key.shape[1]
+    of_bias = query.new_empty(key.shape[:3]) if shared else of_bias
     grad_out = None if grad_out is None else with_contiguous_rows(grad_out)
     out, lse = with_contiguous_rows(out), lse.contiguous()
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
@@ -71,15 +72,14 @@ def backward(
             call.inputs,
             rows(out),
             interface.Rows() if grad_out is None else rows(grad_out),
-            *(rows(x) for x in grads),
+            *(rows(x) for x in grads[:3]),
             pointer(lse),
             pointer(grad_lse),
             None if key_bias is None else pointer(of_bias),
         ),
     )
-    if key_bias is not None and key_bias.shape[1] < of_bias.shape[1]:
-        of_bias = of_bias.sum(1, keepdim=True)
-    return *grads, of_bias  # type: ignore[return-value]
+    if shared:
+        grads[3].copy_(of_bias.sum(1, keepdim=True))
 
 
 class _Call(NamedTuple):

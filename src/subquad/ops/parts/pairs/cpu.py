@@ -34,6 +34,7 @@ def refusal(
 
 @pairs_forward.on("cpu")
 def forward(
+    outputs: tuple[Tensor, Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -48,14 +49,14 @@ def forward(
     causal: bool,
     other_keys_only: bool,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+) -> None:
     """As `attend_pairs`: (out, lse)."""
     query, key, value = wide(query), wide(key), wide(value)
     _check("pairs_forward", query, key, value, key_bias, queries, keys, bucket, offsets, hidden)
     query, key, value = (with_contiguous_rows(x) for x in (query, key, value))
     key_bias, offsets, hidden = (None if x is None else x.contiguous() for x in (key_bias, offsets, hidden))
     sets = _contiguous(queries, keys, bucket)
-    out, lse = pairs_forward.outputs(query, key, value, key_bias, *sets, *(None,) * 7)
+    out, lse = outputs
     interface.run(
         "bucket_forward",
         interface.BucketForward(
@@ -68,11 +69,11 @@ def forward(
             pointer(lse),
         ),
     )
-    return out, lse
 
 
 @pairs_backward.on("cpu")
 def backward(
+    grads: tuple[Tensor, Tensor, Tensor, Tensor],
     grad_out: Tensor | None,
     grad_lse: Tensor | None,
     query: Tensor,
@@ -91,7 +92,7 @@ def backward(
     causal: bool,
     other_keys_only: bool,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> None:
     """Gradients of query, key, value and key_bias; the last is empty where there is no bias."""
     query, key, value = wide(query), wide(key), wide(value)
     _check("pairs_backward", query, key, value, key_bias, queries, keys, bucket, offsets, hidden)
@@ -103,8 +104,6 @@ def backward(
         out=(out, query.dtype, of_out),
         lse=(lse, query.dtype, of_lse),
     )
-    given = grad_out, grad_lse, query, key, value, key_bias, out, lse
-    *grads, grad_key_bias = pairs_backward.outputs(*given, *(None,) * 10)
     query, key, value, out = (with_contiguous_rows(x) for x in (query, key, value, out))
     key_bias, offsets, hidden, grad_lse = (
         None if x is None else x.contiguous() for x in (key_bias, offsets, hidden, grad_lse)
@@ -117,17 +116,16 @@ def backward(
             _sizes(query, value, sets),
             *(rows(x) for x in (query, key, value, out)),
             interface.Rows() if grad_out is None else rows(grad_out),
-            *(rows(x) for x in grads),
+            *(rows(x) for x in grads[:3]),
             pointer(key_bias),
             _described(sets, spans),
             _pattern(causal, other_keys_only, offset, offsets, hidden),
             scale,
             pointer(lse),
             pointer(grad_lse),
-            None if key_bias is None else pointer(grad_key_bias),
+            None if key_bias is None else pointer(grads[3]),
         ),
     )
-    return *grads, grad_key_bias  # type: ignore[return-value]
 
 
 def _check(

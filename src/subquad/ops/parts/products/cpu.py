@@ -17,9 +17,8 @@ def refusal(query: Tensor, *_: object) -> str | None:
 
 
 @directed_product.on("cpu")
-def compute(query: Tensor, key: Tensor, value: Tensor, reverse: bool) -> Tensor:
+def compute(out: Tensor, query: Tensor, key: Tensor, value: Tensor, reverse: bool) -> None:
     """As `causal_product`, forwards or backwards."""
-    out = directed_product.outputs(query, key, value, reverse)
     B, H, N, R = query.shape
     G, E = value.shape[1], value.shape[3]
     threads = interface.threads(multiplications(query.shape, key.shape, value.shape))
@@ -28,4 +27,3 @@ def compute(query: Tensor, key: Tensor, value: Tensor, reverse: bool) -> Tensor:
     interface.run(
         "causal_product", interface.CausalProduct(sizes, *(rows(x) for x in (query, key, value, out)), reverse)
     )
-    return out
