@@ -207,8 +207,8 @@ ALLOWED = {
     "measure/resident.py": {"write_text"},  # /proc/self/clear_refs
     "training/models/blocks.py": {"save_pretrained"},  # the model's own
     "workflows/train.py": {"save_pretrained"},  # into `whole_folder`, as the next two
-    "experiments/speech.py": {"save_pretrained"},
-    "experiments/random_encoder.py": {"save_pretrained"},
+    "papers/speech.py": {"save_pretrained"},
+    "papers/random_encoder.py": {"save_pretrained"},
 }
 
 
