@@ -11,6 +11,7 @@ from subquad.ops.choose.top.op import top_and_best, top_by_hash, top_by_score
 from subquad.ops.hash_functions import Hashed
 from subquad.ops.native import interface
 from subquad.ops.native.interface import pointer, rows, with_contiguous_rows
+from subquad.ops.precision import wide
 
 
 @top_and_best.refusal("cpu")
@@ -24,7 +25,7 @@ def by_score(
     outputs: tuple[Tensor, Tensor], scores: Tensor, sizes: Tensor, most: int, real: Tensor | None, odds: bool
 ) -> None:
     """As `top_and_best`."""
-    scores = with_contiguous_rows(scores.float())
+    scores = with_contiguous_rows(wide(scores)[0])
     given = (rows(scores), None, 0, 1.0)
     _select(scores.shape, 32 * scores.numel(), given, real, sizes, odds, outputs)
 
@@ -44,7 +45,7 @@ def by_hash(
     odds: bool,
 ) -> None:
     """As `top_by_hash` says."""
-    vectors = [with_contiguous_rows(x.float()) for x in vectors]
+    vectors = [with_contiguous_rows(x) for x in wide(*vectors)]
     weights, biases = [x.contiguous() for x in weights], [x.contiguous() for x in biases]
     B, _, N, _ = vectors[0].shape
     C = weights[-1].shape[2]

@@ -33,7 +33,7 @@ def forward(
     lag: int,
 ) -> None:
     """As `feature_attention`: (out, lse)."""
-    query, key, value = wide(query), wide(key), wide(value)
+    query, key, value = wide(query, key, value)
     call = _described(query, key, value, of_query, of_key, feature_bias, key_bias, block, lag, passes=1)
     out, lse = outputs
     interface.run("feature_forward", interface.FeatureForward(call.sizes, call.inputs, rows(out), pointer(lse)))
@@ -57,7 +57,7 @@ def backward(
     lag: int,
 ) -> None:
     """Gradients of query, key, value and key_bias; the last is empty where there is no bias."""
-    query, key, value = wide(query), wide(key), wide(value)
+    query, key, value = wide(query, key, value)
     call = _described(query, key, value, of_query, of_key, feature_bias, key_bias, block, lag, passes=3)
     of_bias = grads[3]  # of all key heads; a bias that they share gets the sum
     shared = key_bias is not None and key_bias.shape[1] < key.shape[1]

@@ -51,7 +51,7 @@ def forward(
     scale: float,
 ) -> None:
     """As `attend_pairs`: (out, lse)."""
-    query, key, value = wide(query), wide(key), wide(value)
+    query, key, value = wide(query, key, value)
     _check("pairs_forward", query, key, value, key_bias, queries, keys, bucket, offsets, hidden)
     query, key, value = (with_contiguous_rows(x) for x in (query, key, value))
     key_bias, offsets, hidden = (None if x is None else x.contiguous() for x in (key_bias, offsets, hidden))
@@ -94,7 +94,7 @@ def backward(
     scale: float,
 ) -> None:
     """Gradients of query, key, value and key_bias; the last is empty where there is no bias."""
-    query, key, value = wide(query), wide(key), wide(value)
+    query, key, value = wide(query, key, value)
     _check("pairs_backward", query, key, value, key_bias, queries, keys, bucket, offsets, hidden)
     of_out, of_lse = (*query.shape[:3], value.shape[3]), tuple(query.shape[:3])
     interface.check(
