@@ -13,8 +13,8 @@
 
 #define UNROLL _Pragma("GCC unroll 16")
 namespace kernels {
-#include "../src/subquad/ops/native/simd.hpp"
-#include "../src/subquad/ops/native/gemm.hpp"
+#include "../src/subquad/csrc/simd.hpp"
+#include "../src/subquad/csrc/gemm.hpp"
 }
 
 int main() {

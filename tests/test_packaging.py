@@ -98,7 +98,7 @@ def test_a_source_distribution_holds_all_that_a_build_needs(tmp_path):
     with tarfile.open(build("sdist", tmp_path)) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
     assert {"CMakeLists.txt", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"} <= names
-    assert {f"src/subquad/ops/native/{name}" for name in SOURCES} <= names
+    assert {f"src/subquad/csrc/{name}" for name in SOURCES} <= names
     assert {f"src/{name}" for name in DATA} <= names
     assert not {name for name in names if name.endswith(".so") or name.startswith((".", "benchmarks"))}
 
