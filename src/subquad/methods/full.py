@@ -46,12 +46,12 @@ def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
     """Exact attention, with its log-sum-exp where the call wants it."""
     if not call.wants_lse:
         return sdpa(query, key, value, call), None
-    parts = [visible_logsumexp(logits, seen) for _, logits, seen in logits_of(query, key, call)]
+    parts = [visible_logsumexp(logits, seen) for logits, seen in logits_of(query, key, call)]
     return sdpa(query, key, value, call), torch.cat(parts, dim=2)
 
 
-def logits_of(query: Tensor, key: Tensor, call: Call) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-    """For some queries at a time: which, their logits in fp32 or better, and which keys they see (None: all)."""
+def logits_of(query: Tensor, key: Tensor, call: Call) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """For some queries at a time: their logits in fp32 or better, and which keys they see (None: all)."""
     N, M = query.shape[2], key.shape[2]
     query, key = wide(query, repeat_heads(key, query.shape[1]))
     visible = call.mask.visible(N, M, query.device)
@@ -61,7 +61,7 @@ def logits_of(query: Tensor, key: Tensor, call: Call) -> Iterator[tuple[slice, T
         rows = slice(start, start + step)
         logits = query[:, :, rows] @ key.transpose(-1, -2) * call.scale
         logits = logits if call.bias is None else logits + call.bias[:, :, rows]
-        yield rows, logits, visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
+        yield logits, visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,6 @@ class OracleTopK(Method):
         """Top-k attention, a chunk of queries at a time."""
         (value,) = wide(repeat_heads(value, query.shape[1]))
         chunks = logits_of(query, key, call)
-        parts = [attend_top(logits, seen, value, self.topk, call.dropout_p) for _, logits, seen in chunks]
+        parts = [attend_top(logits, seen, value, self.topk, call.dropout_p) for logits, seen in chunks]
         out, lse = (torch.cat(of_chunks, dim=2) for of_chunks in zip(*parts, strict=True))
         return out, lse
