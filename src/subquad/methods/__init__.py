@@ -12,7 +12,7 @@ for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
 
 _CLASSES = {method.__name__: method for method in METHODS.values()}
 
-__all__ = [  # noqa: PLE0604  (the classes are found, not listed)
+__all__ = [
     "METHODS",
     "Bound",
     "BoundMethod",

@@ -102,7 +102,11 @@ class Method:
         raise NotImplementedError(f"{type(self).__name__} defines no attend")
 
     def __call__(
-        self, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"], value: Float[Tensor, "B G M E"], **how: Any
+        self,
+        query: Float[Tensor, "B H N D"],
+        key: Float[Tensor, "B G M D"],
+        value: Float[Tensor, "B G M E"],
+        **how: Any,
     ) -> Any:
         """Attention by this method; arguments, shapes and errors as in `subquad.attention`."""
         if self.traits.learned:

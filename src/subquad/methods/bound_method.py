@@ -56,6 +56,7 @@ class BoundMethod(nn.Module):
                 f"but `query` is {tuple(query.shape)} and `key` is {tuple(key.shape)}"
             )
         return query, key, value, call
+
     def init_state(self, batch: int, *, like: Tensor, value_dim: int | None = None) -> dict[str, Tensor]:
         """The state before the first token, for `step`: tensors whose first axis is the batch.
 

@@ -35,7 +35,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, wide, whole
+from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole, wide
 from subquad.methods.full import exact
 from subquad.ops.backends import choose
 from subquad.ops.grouping import broadcast, group_mean

@@ -17,7 +17,7 @@ m̂           mass
 T           top (the indices)
 ==========  ==================
 
-The log-sum-exp of query i follows from the same two: its top keys' own, ln Σ_{l: T_jl = 1} e^{q_i·k_l / √D}, less ln m̂_j.
+The log-sum-exp of query i follows: that of its own logits with its top keys, less ln m̂_j.
 
 Queries are sorted by cluster into dense blocks, so that each block reads its cluster's keys once and all products are
 dense. Deviations from the published code, each on purpose: those of "clustered", and the gradient flows through m̂.
@@ -33,7 +33,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, wide, whole
+from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole, wide
 from subquad.methods.clustered import TOO_MANY_BITS, Clustered, cluster_queries, refusal
 from subquad.ops.backends import choose
 from subquad.ops.grouping import broadcast, group_mean, sort_into_blocks

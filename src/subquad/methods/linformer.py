@@ -97,9 +97,7 @@ def ends_of(x: Float[Tensor, "B G M D"], real: Tensor | None) -> Float[Tensor, "
     return taken.masked_fill(~real.any(1)[:, None, None, None], 0.0)
 
 
-def attend_to_summary(
-    query: Tensor, keys: Tensor, values: Tensor, shares: Shares, call: Call
-) -> Partial:
+def attend_to_summary(query: Tensor, keys: Tensor, values: Tensor, shares: Shares, call: Call) -> Partial:
     """Exact attention to a few keys with a bias each; 0 where none is visible, since their values are 0 then."""
     gqa = bool(query.shape[1] != keys.shape[1])
     bias = shares.of_heads(query.shape[1], query)

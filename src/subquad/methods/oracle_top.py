@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.methods.base import Call, Method, Partial, Traits, wide, whole
+from subquad.methods.base import Call, Method, Partial, Traits, whole, wide
 from subquad.methods.full import Full, logits_of
 from subquad.ops.heads import repeat_heads
 from subquad.ops.softmax import hide, visible_logsumexp, visible_softmax

@@ -56,7 +56,7 @@ def check(method: Any) -> None:
             raise ValueError(f"{method.name!r}: {setting.name}={shown}, but {wanted}")
 
 
-def _wanted(have: Any, kind: type, least: float | None, choices: tuple[str, ...] | None) -> str | None:
+def _wanted(have: Any, kind: type, least: int | float | None, choices: tuple[str, ...] | None) -> str | None:
     """What a setting must be and is not; None where it is."""
     if choices is not None:
         fits = have in choices and not isinstance(have, bool)
