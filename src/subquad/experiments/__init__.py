@@ -5,7 +5,7 @@ from typing import cast
 
 from subquad.errors import InputError
 from subquad.experiments.base import Experiment
-from subquad.methods.base import nearest
+from subquad.spelling import nearest
 
 MODULES = (  # in the order of the papers
     "copy_heatmap",

@@ -242,10 +242,10 @@ class Method:
         if not self.has_auxiliary_loss:
             return None
         with torch.autocast(query.device.type, enabled=False):
-            inputs, mask = wide(query.detach(), key.detach(), value.detach()), call.mask
+            (query, key, value), mask = wide(query.detach(), key.detach(), value.detach()), call.mask
             if mask.ids:
-                inputs, mask, _ = take_apart(inputs, mask)
-            return self.auxiliary_loss(*inputs, call.under(mask))
+                (query, key, value), mask, _ = take_apart((query, key, value), mask)
+            return self.auxiliary_loss(query, key, value, call.under(mask))
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
         """What `subquad calibrate` minimises; its gradient to query, key and value is exactly 0. None: nothing to fit.

@@ -66,7 +66,7 @@ def clustered_attention(
     clusters: int,
 ) -> Partial:
     """Attention of the centroids, handed to their members; and the centroids' log-sum-exp likewise."""
-    centroids = group_mean(*wide(query), labels, clusters)
+    centroids = group_mean(wide(query)[0], labels, clusters)
     keys_only = Mask(keys=(*call.mask.both, *call.mask.keys))
     of_centroids, lse = exact(centroids.to(query.dtype), key, value, call.under(keys_only))
     return broadcast(of_centroids, labels), None if lse is None else broadcast(lse[..., None], labels)[..., 0]

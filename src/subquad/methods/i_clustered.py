@@ -135,5 +135,6 @@ class ImprovedClustered(Method):
             return compiled.clustered_attention(query, key, value, call.mask, **sizes, **hashing), None
         query, key, value = cleared_inputs(query, key, value, call.mask)
         labels = cluster_queries(query, call.mask, clusters, **hashing)
-        inputs = wide(query, repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1]))
-        return improved_clustered_attention(*inputs, call, labels=labels, clusters=clusters, topk=topk)
+        key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+        query, key, value = wide(query, key, value)
+        return improved_clustered_attention(query, key, value, call, labels=labels, clusters=clusters, topk=topk)

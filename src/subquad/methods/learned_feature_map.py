@@ -27,7 +27,7 @@ that rows of random directions complete where there are more features than 2·D.
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -156,7 +156,7 @@ class LearnedFeatureMap(Method):
         if self.window:
             return type(self).traits
         why = "another kernel than softmax's: its weights are sums over the features"
-        free = {"cross": True, "order_free": True, "recurrent": False, "positional": self.sinks > 0}
+        free: dict[str, Any] = {"cross": True, "order_free": True, "recurrent": False, "positional": self.sinks > 0}
         return replace(type(self).traits, exact_limit=why, **free)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:

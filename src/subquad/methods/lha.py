@@ -34,7 +34,7 @@ each token in the one bucket that it scores highest, of any size, and is strictl
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -143,7 +143,8 @@ class LearnedHash(Method):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Hash, fill the buckets, attend inside them, merge."""
         query, key, value = wide(query, key, value)
-        buckets, how = self.meetings(query, key, call), {"scale": call.scale, "dropout_p": call.dropout_p}
+        buckets = self.meetings(query, key, call)
+        how: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p}
         return attend_buckets(query, key, value, buckets, call.mask, union=self.merge == "union", **how)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:

@@ -33,7 +33,7 @@ differ by 1 in size.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -228,7 +228,13 @@ class Linformer(Method):
         """Means are not learned, and not causal; projections of all layers cannot be fitted layer by layer."""
         traits = type(self).traits
         if self.projection == "mean-pool":
-            can = {"causal": "no", "recurrent": False, "learned": False, "fit": None, "normalised": True}
+            can: dict[str, Any] = {
+                "causal": "no",
+                "recurrent": False,
+                "learned": False,
+                "fit": None,
+                "normalised": True,
+            }
             complexity = "O(N·k·D + M·D) time, O((N + M)·D + k·D) memory"
             return replace(traits, **can, exact_limit={"k": "M"}, complexity=complexity)
         return replace(traits, fit=None, one_for_all_layers=True) if self.sharing == "layerwise" else traits

@@ -16,7 +16,7 @@ item with fewer buckets has the first ones of an item with more. Random numbers 
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -119,7 +119,8 @@ class RandomHash(Method):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Hash, fill the buckets, attend inside them, merge."""
         query, key, value = wide(query, key, value)
-        buckets, how = self.meetings(query, key, call), {"scale": call.scale, "dropout_p": call.dropout_p}
+        buckets = self.meetings(query, key, call)
+        how: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p}
         if self.tail > 0:
             cell = key_cells(key, call.mask, self.tail, call.seed)
             return attend_with_tail(query, key, value, buckets[0], cell, self.tail, **how)

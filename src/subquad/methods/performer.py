@@ -71,7 +71,7 @@ class Learned(nn.Module):
         query = query * repeat_heads(of_query[None], heads) - repeat_heads(centre[None], heads)
         return query, (key - self.key_centre.to(dtype)) * of_key, centre
 
-    def common(self, query: Tensor, scale: float, shift: float) -> tuple[Tensor, Tensor]:
+    def common(self, query: Tensor, scale: float, shift: Tensor | float) -> tuple[Tensor, Tensor]:
         """q', and shift + scale · q·c: what moving the keys by c took from all logits of q, scaled as they are."""
         moved, _, centre = self.moved(query, query[:, : self.key_centre.shape[0]])
         of_key = (self.key_scale.exp() * self.key_centre).to(query.dtype)

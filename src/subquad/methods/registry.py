@@ -11,10 +11,9 @@ def list_methods() -> list[str]:
     """The names of all methods, by families.
 
     >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
-    ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lsh', 'lha', 'lha-tail', 'local',
-     'mixed-heads', 'smyrf', 'reformer', 'routing', 'cluster-former', 'sinkhorn',
-     'performer', 'linear', 'rfa', 'linformer', 'nystrom', 'tilted-pool',
-     'learned-feature-map']
+    ['full', 'oracle-top', 'shared-full', 'clustered', 'i-clustered', 'cluster-former', 'lha', 'lha-tail', 'lsh',
+     'reformer', 'routing', 'sinkhorn', 'smyrf', 'local', 'learned-feature-map', 'linear', 'performer', 'rfa',
+     'linformer', 'nystrom', 'tilted-pool', 'mixed-heads']
     """
     return list(METHODS)
 
