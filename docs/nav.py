@@ -1,4 +1,4 @@
-"""A folder in the navigation (`methods/`) is its pages, so that a new page is listed by being there; a hook of MkDocs."""
+"""Folders in the navigation (`methods/`) are their pages: a new page is listed by being there. A MkDocs hook."""
 
 from pathlib import Path
 from typing import Any

@@ -10,14 +10,14 @@ from subquad import Mask
 from tests.oracle import naive, normal, qkv, tracked
 
 SETTINGS = [  # segments shorter than the window, as long, longer by a half, and by a multiple; short items
-    (24, {"segments": 8, "window": 5}),
-    (24, {"segments": 6, "window": 4, "sinks": 2}),
-    (50, {"segments": 4, "window": 9, "sinks": 0}),
-    (61, {"segments": 3, "window": 3}),
-    (61, {"segments": 2, "window": 4, "sinks": 3}),
-    (30, {"segments": 5, "window": 0}),
-    (30, {"segments": 0, "window": 4, "sinks": 2}),
-    (3, {"segments": 8, "window": 1, "sinks": 2}),
+    (24, {"pools": 8, "window": 5}),
+    (24, {"pools": 6, "window": 4, "sinks": 2}),
+    (50, {"pools": 4, "window": 9, "sinks": 0}),
+    (61, {"pools": 3, "window": 3}),
+    (61, {"pools": 2, "window": 4, "sinks": 3}),
+    (30, {"pools": 5, "window": 0}),
+    (30, {"pools": 0, "window": 4, "sinks": 2}),
+    (3, {"pools": 8, "window": 1, "sinks": 2}),
 ]
 
 
@@ -99,7 +99,7 @@ def test_each_item_of_a_padded_batch_is_laid_out_by_its_own_length(side):
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 24, 100, 333])
-@pytest.mark.parametrize("settings", [settings for _, settings in SETTINGS if settings["segments"]])
+@pytest.mark.parametrize("settings", [settings for _, settings in SETTINGS if settings["pools"]])
 def test_every_key_counts_once(n, settings):
     """Where all logits are 0, pools weigh as many keys as they hold: out is the mean of all values."""
     bound = sq.TiltedPool(**settings).bind(heads=2, head_dim=8)
@@ -172,3 +172,13 @@ def test_descent_on_the_loss_lowers_it():
         assert all(p.grad.abs().max() > 0 for p in bound.parameters())
         optimiser.step()
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_the_former_name_of_its_setting_is_still_read():
+    wanted = sq.TiltedPool(pools=6)
+    assert sq.parse_method("tilted-pool:segments=6") == wanted
+    assert sq.from_dict({"name": "tilted-pool", "segments": 6}) == wanted
+    with pytest.raises(ValueError, match="'tilted-pool': pools=-1, but it must be"):
+        sq.parse_method("tilted-pool:segments=-1")
+    with pytest.raises(ValueError, match="segments is the former name of pools, and both are given"):
+        sq.parse_method("tilted-pool:pools=6,segments=6")

@@ -88,6 +88,7 @@ class ClusterFormer(Method):
         causal="values-only",
         cross=False,
         dropout="attention weights in the window and in the chunk",
+        multiplicity=2,
         stochastic=True,
         order_free=False,
         positional=True,

@@ -113,6 +113,7 @@ class Sinkhorn(Method):
     zeroes_padding: ClassVar[bool] = True  # it is in no block
     traits: ClassVar[Traits] = Traits(
         family="buckets",
+        multiplicity=2,
         cross=False,
         order_free=False,
         subquadratic=False,
@@ -125,8 +126,8 @@ class Sinkhorn(Method):
     )
 
     def describe(self) -> Traits:
-        """A cut makes the number of keys that a query meets a constant."""
-        return replace(type(self).traits, subquadratic=self.cut > 0)
+        """A cut makes the number of keys that a query meets a constant, and leaves the query's own block out."""
+        return replace(type(self).traits, subquadratic=True, multiplicity=1) if self.cut else type(self).traits
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
         """The sort network as it starts: products of the pooled queries and keys."""

@@ -85,6 +85,7 @@ class Smyrf(Method):
     traits: ClassVar[Traits] = Traits(
         family="buckets",
         dropout="attention weights in each cluster",
+        multiplicity="rounds",
         stochastic=True,
         subquadratic=False,
         exact_limit={"clusters": 1, "cluster_size": 0},
