@@ -61,7 +61,7 @@ LEARNED_METHODS = (  # beside those, where there is text to calibrate them on
     "lha-tail",
     "tilted-pool",
     "learned-feature-map",
-    "tilted-pool:segments=0",  # the window and the sinks that those two have, alone: nothing to fit
+    "tilted-pool:pools=0",  # the window and the sinks that those two have, alone: nothing to fit
     "linformer",
 )
 UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
