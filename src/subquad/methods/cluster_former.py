@@ -33,7 +33,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Method, Partial, Traits, whole, wide
+from subquad.methods.base import Call, Method, Partial, Traits, whole
 from subquad.ops.choose.chunks import chunks_of
 from subquad.ops.choose.hashing.op import hash_codes
 from subquad.ops.choose.kmeans.op import hamming_kmeans
@@ -100,7 +100,6 @@ class ClusterFormer(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend to the window and to the chunk, and merge."""
-        query, key, value = wide(query, key, value)
         buckets = self.meetings(query, key, call)
         return attend_pairs(query, key, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
 

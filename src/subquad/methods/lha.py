@@ -42,7 +42,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, whole, wide
+from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, whole
 from subquad.methods.hashed import check_bucket_counts, sized_traits, tied_refusal
 from subquad.ops.attention_sums import approximate_attention_sums, attention_sums
 from subquad.ops.choose.balanced import balanced_buckets, enlarged, same_label_buckets
@@ -144,7 +144,6 @@ class LearnedHash(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Hash, fill the buckets, attend inside them, merge."""
-        query, key, value = wide(query, key, value)
         buckets = self.meetings(query, key, call)
         how: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p}
         return attend_pairs(query, key, value, buckets, call.mask, union=self.merge == "union", **how)

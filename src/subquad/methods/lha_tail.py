@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, whole, wide
+from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, whole
 from subquad.methods.full import exact
 from subquad.ops.attention_sums import attention_sums
 from subquad.ops.choose.balanced import best_bucket
@@ -92,7 +92,6 @@ class LearnedHashTail(Method):
         """Hash, attend to the keys of each query's bucket and to the centroids of the others."""
         if not torch.compiler.is_exporting() and key.shape[2] <= self.keys:  # every bucket has all keys
             return exact(query, key, value, call)
-        query, key, value = wide(query, key, value)
         (buckets,), how = self.meetings(query, key, call), {"scale": call.scale, "dropout_p": call.dropout_p}
         return attend_with_tail(
             query, key, value, buckets, key_cells(key, call.mask, self.cells, call.seed), self.cells, **how

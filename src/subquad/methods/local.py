@@ -77,10 +77,10 @@ def local_attention(
     call: Call,
     buckets: Buckets,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
-    """Attention to the neighbours with its log-sum-exp, in the dtype of the inputs, which is fp32 or fp64."""
+    """Attention to the neighbours with its log-sum-exp."""
     terms, positions = None, call.learned
     if positions is not None:
-        query, terms = positions(query, call.scale, buckets.span, call.mask.is_causal)
+        query, terms = positions(*wide(query), call.scale, buckets.span, call.mask.is_causal)
     return attend_pairs(
         query, key, value, buckets, call.mask, scale=call.scale, of_distance=terms, dropout_p=call.dropout_p
     )
@@ -136,7 +136,6 @@ class Local(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend by blocks; within a segment its own tokens are counted."""
-        query, key, value = wide(query, key, value)
         (buckets,) = self.meetings(query, key, call)
         return local_attention(query, key, value, call, buckets)
 

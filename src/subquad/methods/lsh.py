@@ -119,8 +119,7 @@ class RandomHash(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Hash, fill the buckets, attend inside them, merge."""
-        query, key, value = wide(query, key, value)
-        buckets = self.meetings(query, key, call)
+        buckets = self.meetings(*wide(query, key), call)
         how: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p}
         if self.tail > 0:
             cell = key_cells(key, call.mask, self.tail, call.seed)

@@ -90,17 +90,16 @@ class Routing(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Gather, attend inside the clusters, merge; in training the centroids then follow the queries."""
-        query, key, value = wide(query, key, value)
         buckets, value = self.meetings(query, key, call), repeat_heads(value, query.shape[1])
         centroids = _centroids(call)
         if centroids.training:
-            centroids.follow(query.detach(), Timeline.of(call.mask, query, key).tokens(real_as="both"))
+            centroids.follow(*wide(query.detach()), Timeline.of(call.mask, query, key).tokens(real_as="both"))
         return attend_pairs(query, query, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""
         with torch.no_grad():
-            scores = _centroids(call)(query)
+            scores = _centroids(call)(*wide(query))
             return balanced_buckets(scores, scores, call.mask, enlarge=1.0, size=self.cluster_size, odds=False)
 
 
