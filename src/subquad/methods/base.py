@@ -56,8 +56,8 @@ class Method:
     """One attention mechanism: a frozen dataclass that holds its hyper-parameters and nothing else.
 
     A subclass gives `name`, `traits`, its settings as fields with defaults (see `methods.settings`), and `attend`;
-    being defined in this folder puts it among the methods. `traits` are those of the default settings; where settings change what the
-    method can do, `describe` says how.
+    being defined in this folder puts it among the methods. `traits` are those of the default settings; where settings
+    change what the method can do, `describe` says how.
 
     A method with learned parameters also gives `make_learned`, and finds them in `call.learned`; it exists only bound.
     """
