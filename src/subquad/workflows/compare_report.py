@@ -1,8 +1,8 @@
 """From the results of a comparison's units to its report."""
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import torch
@@ -14,10 +14,8 @@ from subquad.methods import METHODS
 from subquad.report.schema import Cost, MethodReport, Quality, Report, RunNoise
 from subquad.workflows import machine
 from subquad.workflows.compare import (
-    DEFAULT_METHODS,
     EXACT,
     LAYERS,
-    LEARNED_METHODS,
     OP,
     QUALITY,
     STRETCH,
@@ -25,16 +23,15 @@ from subquad.workflows.compare import (
     TOO_SLOW,
     Comparison,
     Losses,
-    Settings,
     Turn,
     stretches,
 )
+from subquad.workflows.options import as_command
 from subquad.workflows.recommend import recommend
 from subquad.workflows.records import to_plain
 from subquad.workflows.rows import NOT_CALIBRATED, Row, exact_up_to
 
 _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the whole range of fewer than six turns)"
-_OWN = (DEFAULT_METHODS, DEFAULT_METHODS + LEARNED_METHODS)
 
 
 def report_of(comparison: Comparison) -> Report:
@@ -44,7 +41,7 @@ def report_of(comparison: Comparison) -> Report:
     methods = [_method_report(c, row, noise) for row in c.rows] + [_refused(row) for row in c.refused]
     report: Report = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": _command(s),
+        "command": as_command("compare", s if s.task else replace(s, data_dir=None)),
         "versions": machine.versions(),
         "hardware": machine.hardware(s.device),
         "settings": {
@@ -269,19 +266,3 @@ def _left_out(c: Comparison, row: Row, method: MethodReport) -> str | None:
         return None
     where = f"from {min(skipped):,} tokens on"
     return f"{method['method']} was left out {where}: it is predicted to exceed {TOO_SLOW:g} s per call."
-
-
-def _command(s: Settings) -> str:
-    words = ["subquad", "compare", *([s.model] if s.model else [])]
-    words += [word for path in s.text for word in ("--text", str(path))]
-    words += ["--column", s.column] if s.column != "text" else []
-    words += ["--task", s.task] if s.task else []
-    words += ["--data-dir", str(s.data_dir)] if s.data_dir and s.task else []
-    words += ["--examples", str(s.examples)] if s.examples else []
-    words += ["--methods", " ".join(s.methods)] if s.methods not in _OWN else []
-    words += [word for path in s.adapters for word in ("--adapter", str(path))]
-    words += [word for path in s.calibrate for word in ("--calibrate", str(path))]
-    words += ["--max-length", str(s.max_length)] if s.max_length else []
-    words += ["--min-fidelity", f"{s.min_fidelity:g}"] if s.min_fidelity != 0.99 else []
-    words += ["--device", s.device] if s.device != "cpu" else []
-    return shlex.join(words)

@@ -31,39 +31,10 @@ from subquad.workflows import machine
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import Pretrained, load
 from subquad.workflows.rows import mark_of
+from subquad.workflows.settings import InspectSettings
 from subquad.workflows.store import Job, Kind, Progress, Run
 
-# "{buckets}" is what --buckets says
-DEFAULT_METHODS = (
-    "clustered:clusters=25",
-    "i-clustered:clusters=25,topk=32",
-    "lsh:buckets={buckets}",
-    "smyrf:clusters={buckets}",
-    "lha:buckets={buckets}",
-)
-
-
 POINTS = 96  # of a curve of the spectrum
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What to look at."""
-
-    model: str | None = None
-    text: tuple[Path, ...] = ()
-    column: str = "text"
-    methods: tuple[str, ...] = DEFAULT_METHODS
-    adapters: tuple[Path, ...] = ()
-    buckets: int = 4
-    length: int | None = None
-    sequences: int = 4
-    layer: int | None = None
-    head: int = 0
-    tokens: int = 40
-    spectrum: bool = False
-    device: str = "cpu"
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,7 +68,7 @@ class Row:
         )
 
 
-def measure(settings: Settings, out: Path, progress: Progress = lambda what, done, total: None) -> "Inspection":
+def measure(settings: InspectSettings, out: Path, progress: Progress = lambda what, done, total: None) -> "Inspection":
     """Measure everything and return the inspection with its results. Finished units are kept under `out`.
 
     Raises:
@@ -138,7 +109,7 @@ MAPS: Kind[dict[str, list[list[float]]]] = Kind("maps", dict[str, list[list[floa
 class Inspection(Run):
     """An inspection: model, text and rows at hand, and the results of the units so far."""
 
-    settings: Settings
+    settings: InspectSettings
     pretrained: Pretrained
     reading: Reading
     rows: list[Row]
@@ -146,7 +117,7 @@ class Inspection(Run):
     recording: tuple[int, dict[int, LayerInputs]] | None = None  # of the sequence that was last at work
 
     @classmethod
-    def prepare(cls, settings: Settings) -> "Inspection":
+    def prepare(cls, settings: InspectSettings) -> "Inspection":
         """Check all that the user gave, cheapest first, and load the model."""
         for name in ("buckets", "sequences", "tokens"):
             if getattr(settings, name) < 1:
@@ -301,7 +272,7 @@ def _map(method: Method | Bound, inputs: LayerInputs, head: int, shown: slice) -
 # ---------------------------------------------------------------------- what the user gave
 
 
-def _fitted(settings: Settings, pretrained: Pretrained) -> Settings:
+def _fitted(settings: InspectSettings, pretrained: Pretrained) -> InspectSettings:
     """The settings with the model's own length and a layer in the middle where none is named."""
     limit, layers = pretrained.limit, hf.find_layers(pretrained.model)
     length = min(limit or 512, 512) if settings.length is None else settings.length

@@ -1,6 +1,5 @@
 """From the results of an inspection's units to its report."""
 
-import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -24,21 +23,7 @@ from subquad.report.inspect_schema import (
     UtilityFigures,
 )
 from subquad.workflows import machine
-from subquad.workflows.inspect import DEFAULT_METHODS, LAYER, MAPS, SPECTRUM, InLayer, Inspection, Layer, Row, Settings
-
-# command-line option -> setting
-OPTIONS = {
-    "--column": "column",
-    "--buckets": "buckets",
-    "--length": "length",
-    "--sequences": "sequences",
-    "--layer": "layer",
-    "--head": "head",
-    "--tokens": "tokens",
-    "--device": "device",
-    "--seed": "seed",
-}
-
+from subquad.workflows.inspect import LAYER, MAPS, SPECTRUM, InLayer, Inspection, Layer, Row, Settings
 
 SHARP = (
     "Spectrum: a curve that rises at once says that each matrix of weights is close to one of low rank. It does not "
@@ -202,16 +187,3 @@ def _refused(x: Inspection, row: Row) -> list[str]:
         if reason:
             by_reason.setdefault(reason, []).append(str(number))
     return [f"{row.label} is left out in layers {', '.join(at)}: {reason}" for reason, at in by_reason.items()]
-
-
-def _command(s: Settings) -> str:
-    standard = Settings()
-    words = ["subquad", "inspect", *([s.model] if s.model else [])]
-    words += [word for path in s.text for word in ("--text", str(path))]
-    words += ["--methods", " ".join(s.methods)] if s.methods != DEFAULT_METHODS else []
-    words += [word for folder in s.adapters for word in ("--adapter", str(folder))]
-    for option, setting in OPTIONS.items():
-        if getattr(s, setting) != getattr(standard, setting):
-            words += [option, str(getattr(s, setting))]
-    words += ["--spectrum"] * s.spectrum
-    return shlex.join(words)
