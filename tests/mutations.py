@@ -22,8 +22,8 @@ import transformers
 import subquad as sq
 from subquad import files, seals
 from subquad.errors import InputError
-from subquad.experiments.base import Cell
-from subquad.experiments.run import _read as read_cell
+from subquad.papers.base import Cell
+from subquad.papers.run import _read as read_cell
 from subquad.training import checkpoints, same_data
 from subquad.training.run import train
 from subquad.workflows import calibrate
