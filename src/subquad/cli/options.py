@@ -34,7 +34,7 @@ def with_options(
         def run(**given: Any) -> None:
             asked = {option.name: given.pop(option.name) for option in known}
             with user_errors():
-                made = from_given(settings, asked, standard(asked))
+                made: Any = from_given(settings, asked, standard(asked))
             command(made, **given)
 
         parameters = [*map(_parameter, known), *own]
@@ -55,5 +55,5 @@ def _parameter(option: Option) -> inspect.Parameter:
         else typer.Option(*flag, help=option.help, envvar=option.envvar)
     )
     return inspect.Parameter(
-        option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+        option.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, info]
     )

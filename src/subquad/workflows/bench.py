@@ -180,11 +180,8 @@ class Bench(Run):
                 reasons[str(method)] = Timed(reason=reason)
         if EXACT in able:
             able[AGAIN] = able[EXACT]
-        seconds = (
-            until_steady(able, BRIEF if self.settings.quick else THOROUGH, torch.device(load.device), calls.clear)
-            if able
-            else {}
-        )
+        effort = BRIEF if self.settings.quick else THOROUGH
+        seconds = until_steady(able, effort, torch.device(load.device), calls.clear) if able else {}
         return {name: Timed(rounds) for name, rounds in seconds.items()} | reasons
 
     def visits(self, load: Load, name: str) -> list[list[float]]:

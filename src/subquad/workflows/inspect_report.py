@@ -23,7 +23,9 @@ from subquad.report.inspect_schema import (
     UtilityFigures,
 )
 from subquad.workflows import machine
-from subquad.workflows.inspect import LAYER, MAPS, SPECTRUM, InLayer, Inspection, Layer, Row, Settings
+from subquad.workflows.inspect import LAYER, MAPS, SPECTRUM, InLayer, Inspection, Layer, Row
+from subquad.workflows.options import as_command
+from subquad.workflows.settings import InspectSettings
 
 SHARP = (
     "Spectrum: a curve that rises at once says that each matrix of weights is close to one of low rank. It does not "
@@ -32,7 +34,7 @@ SHARP = (
 )
 
 
-def report_of(inspection: Inspection, asked: Settings) -> InspectReport:
+def report_of(inspection: Inspection, asked: InspectSettings) -> InspectReport:
     """All figures, with what they depend on. `asked` are the settings as the user gave them: those of the command."""
     x, s = inspection, inspection.settings
     text = x.reading.facts(s.text)
@@ -40,7 +42,7 @@ def report_of(inspection: Inspection, asked: Settings) -> InspectReport:
         "kind": KIND,
         "schema": SCHEMA,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": _command(asked),
+        "command": as_command("inspect", asked),
         "versions": machine.versions(),
         "hardware": machine.hardware(s.device),
         "settings": {
