@@ -15,7 +15,7 @@ from subquad.papers.base import Context
 from subquad.papers.random_encoder import write_random_encoder
 from subquad.workflows.calibrate import fit, mean_at, save
 from subquad.workflows.pretrained import Pretrained, load
-from subquad.workflows.rows import Row, row_of_adapter
+from subquad.workflows.rows import CompareRow, row_of_adapter
 from subquad.workflows.settings import CalibrateSettings
 
 RANDOM = "random"  # the model of smoke runs
@@ -95,6 +95,6 @@ def _gain(record: dict[str, Any]) -> dict[str, float]:
     return {"start": mean_at(history[0], metric), "kept": sum(kept) / len(kept)}
 
 
-def calibrated_row(pretrained: Pretrained, key: str, context: Context) -> Row:
+def calibrated_row(pretrained: Pretrained, key: str, context: Context) -> CompareRow:
     """The row of what the cell with this key fitted."""
     return row_of_adapter(pretrained, context.beside(key) / ADAPTER)

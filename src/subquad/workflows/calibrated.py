@@ -11,7 +11,7 @@ from subquad.errors import InputError, NothingToLearn
 from subquad.methods import METHODS, Method
 from subquad.workflows.calibrate import fit, save
 from subquad.workflows.pretrained import Pretrained
-from subquad.workflows.rows import Row, row_of_adapter
+from subquad.workflows.rows import CompareRow, row_of_adapter
 from subquad.workflows.settings import CalibrateSettings
 from subquad.workflows.store import Progress
 
@@ -24,7 +24,7 @@ def calibrated(
     length: int,
     out: Path,
     progress: Progress,
-) -> dict[Method, Row]:
+) -> dict[Method, CompareRow]:
     """Fit every method that has a fit on this text and return their rows; nothing where there is no text.
 
     The adapters are kept under `out/adapters`, and those of an earlier run are used again where they are for the same

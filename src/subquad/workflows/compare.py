@@ -36,10 +36,10 @@ from subquad.workflows import machine
 from subquad.workflows.calibrated import calibrated
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import BATCH, Pretrained, load, running
-from subquad.workflows.rows import Row, mark_of, row_of, row_of_adapter
+from subquad.workflows.rows import CompareRow, mark_of, row_of, row_of_adapter
 from subquad.workflows.settings import COMPARED, COMPARED_LEARNED, CompareSettings
 from subquad.workflows.store import Job, Kind, Progress, Run
-from subquad.workflows.tasks import Task, load_task
+from subquad.workflows.tasks import LabelledTask, load_task
 
 EXACT = "full"
 UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
@@ -133,9 +133,9 @@ class Comparison(Run):
     settings: CompareSettings
     pretrained: Pretrained
     reading: Reading
-    rows: list[Row]
-    refused: list[Row]
-    task: Task | None
+    rows: list[CompareRow]
+    refused: list[CompareRow]
+    task: LabelledTask | None
     length: int
     models: dict[int, Pretrained] = field(default_factory=dict)  # with extended positions, by length
 
@@ -216,7 +216,7 @@ class Comparison(Run):
             yield OP(length), partial(self.op, length)
 
     @torch.no_grad()
-    def layer_figures(self, row: Row) -> LayerErrors:
+    def layer_figures(self, row: CompareRow) -> LayerErrors:
         """On the exact model's own q, k and v of four passages: output errors, and L1 distances of weights."""
         if row.is_exact:
             return LayerErrors()
@@ -238,7 +238,7 @@ class Comparison(Run):
                 self.pretrained.forward([passage])
         return [(inputs, inputs.run(Full())) for inputs in calls]
 
-    def quality(self, row: Row) -> Embeddings | Losses:
+    def quality(self, row: CompareRow) -> Embeddings | Losses:
         """The passages and queries read with this method: embeddings, or losses."""
         with running(self.pretrained.model, row.swap):
             if self.pretrained.kind != "embedding":
@@ -246,7 +246,7 @@ class Comparison(Run):
             read = (self.reading.passages, self.reading.queries)
             return Embeddings(*(_rounded(self.pretrained.embed_all(items)) for items in read))
 
-    def task_score(self, row: Row) -> dict[str, float]:
+    def task_score(self, row: CompareRow) -> dict[str, float]:
         """The labelled task with this method in the model, and the cosine of its embeddings to the exact ones."""
         assert self.task is not None
         if row.is_exact:
@@ -298,7 +298,7 @@ class Comparison(Run):
             self.models = {length: self.pretrained.with_model(longer)}
         return self.models[length]
 
-    def _fast_enough(self, length: int) -> list[Row]:
+    def _fast_enough(self, length: int) -> list[CompareRow]:
         """Rows that take this length, and whose time at the one before says that they are worth their time at it."""
         shorter = [n for n in self.lengths if n < length]
         if not shorter:
@@ -360,7 +360,7 @@ def stretches(length: int) -> int:
     return 10 if length <= 512 else 5 if length <= 2048 else 4
 
 
-def _worth(row: Row, seconds: Mapping[str, float], growth: float) -> bool:
+def _worth(row: CompareRow, seconds: Mapping[str, float], growth: float) -> bool:
     """Whether a method's time at a shorter length foretells no more than TOO_SLOW, or than exact attention's does."""
     if row.is_exact:
         return True

@@ -38,7 +38,7 @@ POINTS = 96  # of a curve of the spectrum
 
 
 @dataclass(frozen=True)
-class Row:
+class InspectRow:
     """One method in one model: what runs in each layer."""
 
     label: str
@@ -112,7 +112,7 @@ class Inspection(Run):
     settings: InspectSettings
     pretrained: Pretrained
     reading: Reading
-    rows: list[Row]
+    rows: list[InspectRow]
     items: list[list[int]]  # the sequences
     recording: tuple[int, dict[int, LayerInputs]] | None = None  # of the sequence that was last at work
 
@@ -209,7 +209,7 @@ class Inspection(Run):
         s = self.settings
         assert s.layer is not None
         inputs, shown = self.inputs(0)[s.layer], slice(s.tokens)
-        rows = [Row("full", Full(), {s.layer: Full()}), *self.rows]
+        rows = [InspectRow("full", Full(), {s.layer: Full()}), *self.rows]
         able = {row.label: row.by_layer[s.layer] for row in rows if not row.refusal(inputs)}
         return {label: _map(method, inputs, s.head, shown) for label, method in able.items()}
 
@@ -287,20 +287,20 @@ def _fitted(settings: InspectSettings, pretrained: Pretrained) -> InspectSetting
     return replace(settings, length=length, layer=layer, tokens=min(settings.tokens, length))
 
 
-def _row(method: Method, pretrained: Pretrained, length: int) -> Row:
+def _row(method: Method, pretrained: Pretrained, length: int) -> InspectRow:
     """A method as it starts: learned parameters are not fitted to the model."""
     layers = hf.find_layers(pretrained.model)
     if not method.traits.learned:
-        return Row(str(method), method, {layer.number: method for layer in layers})
+        return InspectRow(str(method), method, {layer.number: method for layer in layers})
     by_layer = {layer.number: hf.bind(layer, method, length).to(pretrained.device).eval() for layer in layers}
-    return Row(f"{method} (not calibrated)", method, by_layer, calibrated=False)
+    return InspectRow(f"{method} (not calibrated)", method, by_layer, calibrated=False)
 
 
-def _adapted(folder: Path, pretrained: Pretrained) -> Row:
+def _adapted(folder: Path, pretrained: Pretrained) -> InspectRow:
     """The methods of an adapter, with the parameters that were fitted to this model."""
     adapter = hf.read_adapter(folder)
     by_layer = adapter.bounds(pretrained.model)
     methods = [bound.method for bound in by_layer.values()]
     various = "" if len(set(methods)) == 1 else " and others"
     label = f"{methods[0]}{various}@{folder.name}"
-    return Row(label, methods[0], by_layer, calibrated=True, history=adapter.record.get("history", []))
+    return InspectRow(label, methods[0], by_layer, calibrated=True, history=adapter.record.get("history", []))

@@ -23,7 +23,7 @@ from subquad.report.inspect_schema import (
     UtilityFigures,
 )
 from subquad.workflows import machine
-from subquad.workflows.inspect import LAYER, MAPS, SPECTRUM, InLayer, Inspection, Layer, Row
+from subquad.workflows.inspect import LAYER, MAPS, SPECTRUM, InLayer, Inspection, InspectRow, Layer
 from subquad.workflows.options import as_command
 from subquad.workflows.settings import InspectSettings
 
@@ -97,7 +97,7 @@ def _readable(x: Inspection, token: int) -> str:
     return text.strip() or repr(text)[1:-1]
 
 
-def _fit(row: Row) -> Fit:
+def _fit(row: InspectRow) -> Fit:
     functions = next(iter(row.bounds.values())).learned
     return {"method": row.label, "buckets": getattr(functions, "buckets", 0), "history": row.history}
 
@@ -105,7 +105,7 @@ def _fit(row: Row) -> Fit:
 # ---------------------------------------------------------------------- one method
 
 
-def _inspected(x: Inspection, row: Row) -> Inspected:
+def _inspected(x: Inspection, row: InspectRow) -> Inspected:
     layers = {str(n): _layer([unit.methods[row.label] for unit in _units(x, n)]) for n in x.layers}
     figures: Inspected = {
         "method": row.label,
@@ -181,7 +181,7 @@ def _notes(x: Inspection) -> list[str]:
     return notes + x.resumed_note
 
 
-def _refused(x: Inspection, row: Row) -> list[str]:
+def _refused(x: Inspection, row: InspectRow) -> list[str]:
     """Which layers it could not run in."""
     by_reason: dict[str, list[str]] = {}
     for number in x.layers:
