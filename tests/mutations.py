@@ -63,7 +63,7 @@ def calibration(at: Path) -> Iterator[Target]:
     text = at / "text.txt"
     tiny.save("bert", at / "bert")
     text.write_text("\n".join(tiny.documents()))
-    settings = calibrate.Settings("lha:buckets=3,hidden=8", (text,), str(at / "bert"), steps=60, max_length=48)
+    settings = calibrate.CalibrateSettings("lha:buckets=3,hidden=8", (text,), str(at / "bert"), steps=60, max_length=48)
     trainers: list[Any] = []
 
     class Remembered(calibrate.Trainer):

@@ -20,7 +20,7 @@ from subquad.papers.text_baselines import baselines
 from subquad.report.experiment import HeatMap, Results, Table, Value
 from subquad.workflows.pretrained import Pretrained, running
 from subquad.workflows.rows import row_of
-from subquad.workflows.tasks import Probe, Task, load_task, share_right
+from subquad.workflows.tasks import LabelledTask, Probe, load_task, share_right
 
 EXACT = "full"
 GLUE = ("CoLA", "MNLI", "MRPC", "QNLI", "QQP", "RTE", "SST-2", "STS-B")
@@ -151,7 +151,7 @@ def cells(scale: Scale) -> list[Cell]:
 # ---------------------------------------------------------------------- one cell
 
 
-def _task(scale: Scale, name: str, at: AtHand) -> Task:
+def _task(scale: Scale, name: str, at: AtHand) -> LabelledTask:
     return load_task(name, at.data, scale.examples[scale.tasks.index(name)] or None)
 
 
@@ -205,7 +205,7 @@ def _replaced(scale: Scale, name: str, row: Row, seed: int, context: Context) ->
     return _judged(task, kept["train"], kept["test"], vectors)
 
 
-def _judged(task: Task, learnt: Tensor, exact: Tensor, vectors: Tensor) -> dict[str, Any]:
+def _judged(task: LabelledTask, learnt: Tensor, exact: Tensor, vectors: Tensor) -> dict[str, Any]:
     """The score, how like exact attention's it is; of a task with labels, which of the test texts are right."""
     figures: dict[str, Any] = {"cosine": float(cosine(vectors, exact).mean())}
     if not task.labels:
