@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -138,6 +137,7 @@ class Saving(TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The run, which is one epoch, is over: Trainer loads the best weights next."""
+        processes.wait()  # for the seal that process 0 writes
         self._check_best(args, state)
 
     def _check_best(self, args: TrainingArguments, state: TrainerState) -> None:
@@ -148,8 +148,7 @@ class Saving(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """All parts are written when all processes come here."""
         self._last = time.monotonic()
-        if processes.joined():
-            torch.distributed.barrier()
+        processes.wait()
         if state.is_world_process_zero:
             seal(checkpoint_at(Path(cast(str, args.output_dir)), state.global_step))
 
