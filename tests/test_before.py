@@ -180,7 +180,9 @@ def test_a_saved_swapped_model_takes_its_adapter(files, wanted):
 def test_an_interrupted_comparison_goes_on(files):
     units = kept(Path("compare-cut"))
     assert len(units) == 3 + 3 + 10
-    done = compare.measure(compare.Settings(model="bert", text=(Path("text"),), **COMPARISON), Path("compare-cut"))
+    done = compare.measure(
+        compare.CompareSettings(model="bert", text=(Path("text"),), **COMPARISON), Path("compare-cut")
+    )
     assert done.resumed == len(units)
     assert resumed(Path("compare-cut"), units)
     report = report_of(done)
@@ -201,7 +203,7 @@ def test_the_report_of_a_comparison_is_drawn(files):
 
 
 def test_a_bench_is_compared_with_the_one_before(files):
-    old = read_old(Path("bench"), bench.Settings(lengths=(32, 64)))
+    old = read_old(Path("bench"), bench.BenchSettings(lengths=(32, 64)))
     assert {cell["status"] for cell in old["cells"]} == {"measured"}
     assert changes(old, old, "bench")
     assert rich_table(old)
@@ -212,7 +214,7 @@ def test_an_interrupted_calibration_goes_on(files, monkeypatch):
     ((checkpoint, before),) = kept(Path("calibrate-cut")).items()
     steps = []
     fitted = calibrate.calibrate(
-        calibrate.Settings(model="bert", text=(Path("text"),), **FIT),
+        calibrate.CalibrateSettings(model="bert", text=(Path("text"),), **FIT),
         Path("calibrate-cut"),
         lambda what, done, total: steps.append(done),
     )
@@ -228,7 +230,7 @@ def test_an_interrupted_calibration_goes_on(files, monkeypatch):
 
 def test_an_interrupted_inspection_goes_on(files):
     units = kept(Path("inspect-cut"))
-    settings = inspect.Settings(model="bert", text=(Path("text"),), **INSPECTION)
+    settings = inspect.InspectSettings(model="bert", text=(Path("text"),), **INSPECTION)
     done = inspect.measure(settings, Path("inspect-cut"))
     assert done.resumed == len(units) == 3
     assert resumed(Path("inspect-cut"), units)

@@ -4,7 +4,6 @@ import doctest
 import re
 import runpy
 import subprocess
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -59,14 +58,10 @@ def navigation() -> list[str]:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty working folder, no network, and no method afterwards that was not there before."""
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working folder, and no network."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    methods = dict(sq.METHODS)
-    yield
-    sq.METHODS.clear()
-    sq.METHODS.update(methods)
 
 
 # ---------------------------------------------------------------------- code

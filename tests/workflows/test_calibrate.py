@@ -12,9 +12,10 @@ from subquad import files, hf
 from subquad.cli import app
 from subquad.errors import InputError
 from subquad.workflows import calibrate as module
-from subquad.workflows.calibrate import Settings, calibrate, mean_at, save
+from subquad.workflows.calibrate import calibrate, mean_at, save
 from subquad.workflows.pieces import cut
 from subquad.workflows.pretrained import load
+from subquad.workflows.settings import CalibrateSettings
 
 LHA = "lha:buckets=3,hidden=16"
 
@@ -22,7 +23,7 @@ LHA = "lha:buckets=3,hidden=16"
 @pytest.fixture
 def settings(model, text, monkeypatch):
     monkeypatch.setattr(module, "EVERY", 10)
-    return Settings(method=LHA, text=(text,), model=model("bert"), steps=40, max_length=48)
+    return CalibrateSettings(method=LHA, text=(text,), model=model("bert"), steps=40, max_length=48)
 
 
 @pytest.fixture

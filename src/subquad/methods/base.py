@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 Bound = BoundMethod  # its name in earlier versions, and in what they pickled
-METHODS: dict[str, type[Method]] = {}  # by name, in families; being defined puts a method here
+METHODS: dict[str, type[Method]] = {}  # by name, in families; being defined in this folder puts a method here
 
 
 class Part(NamedTuple):
@@ -57,8 +57,8 @@ class Method:
     """One attention mechanism: a frozen dataclass that holds its hyper-parameters and nothing else.
 
     A subclass gives `name`, `traits`, its settings as fields with defaults (see `methods.settings`), and `attend`;
-    being defined puts it among the methods. `traits` are those of the default settings; where settings change what the
-    method can do, `describe` says how.
+    being defined in this folder puts it among the methods. `traits` are those of the default settings; where settings
+    change what the method can do, `describe` says how.
 
     A method with learned parameters also gives `make_learned`, and finds them in `call.learned`; it exists only bound.
     """
@@ -77,7 +77,7 @@ class Method:
         cls.clamped += tuple(name for name, rule in rules.items() if rule.get("clamped"))
         cls.counts += tuple(name for name, rule in rules.items() if rule.get("counts"))
         cls.former = cls.former | {rule["former"]: name for name, rule in rules.items() if rule.get("former")}
-        if "name" in vars(cls):
+        if "name" in vars(cls) and cls.__module__.startswith("subquad.methods."):
             _register(cls)
 
     def __post_init__(self) -> None:
@@ -324,10 +324,8 @@ _CAUSAL_REASON = "its output at one position depends on later positions, so the 
 
 
 def _register(cls: type[Method]) -> None:
-    """Put a method among the others, or in the place of an earlier definition of itself."""
-    other = METHODS.get(cls.name)
-    if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise ValueError(f"there is a method {cls.name!r} already, {other.__module__}.{other.__qualname__}")
+    """Put a method among the others."""
+    assert cls.name not in METHODS, f"there are two methods called {cls.name!r}"
     known = {**METHODS, cls.name: cls}
     METHODS.clear()
     METHODS.update(sorted(known.items(), key=lambda item: (FAMILIES.index(item[1].traits.family), item[0])))

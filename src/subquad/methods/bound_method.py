@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,18 +13,13 @@ from subquad.methods.call import Call
 from subquad.methods.checks import check_state, check_step_mask
 from subquad.shapes import Sizes
 
-if TYPE_CHECKING:
-    from subquad.methods.base import Method
-
 
 class BoundMethod(nn.Module):
     """A method attached to one layer. Calls like the method; remembers the head counts it was made for."""
 
-    method: Method
-
     def __init__(
         self,
-        method: Any,
+        method: Any,  # a Method, whose module imports this one
         *,
         heads: int,
         kv_heads: int,
