@@ -1,5 +1,7 @@
 """Tokens sorted by label into blocks, in compiled code."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,10 +17,9 @@ def refusal(labels: Tensor, *_: object) -> str | None:
 
 
 @label_blocks.on("cpu")
-def compute(outputs: tuple[Tensor, Tensor, Tensor], labels: Tensor, buckets: int, size: int) -> None:
+def compute(outputs: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     """As `sorted_blocks`."""
-    interface.check("by_bucket", labels=(labels, torch.int64, tuple(labels.shape)))
-    labels = labels.contiguous()
-    B, H, N = labels.shape
-    axes = interface.Sizes(B, H, H, N, N, 1, 1, buckets, size, 0, 0, interface.threads(32 * labels.numel()))
-    interface.run("bucket_blocks", interface.Blocking(axes, pointer(labels), *(pointer(x) for x in outputs)))
+    interface.check("by_bucket", labels=(x.labels, torch.int64, tuple(x.labels.shape)))
+    (B, H, N), labels = x.labels.shape, x.labels.contiguous()
+    axes = interface.Sizes(B, H, H, N, N, 1, 1, x.buckets, x.size, 0, 0, interface.threads(32 * labels.numel()))
+    interface.run("bucket_blocks", interface.Blocking(axes, pointer(labels), *(pointer(t) for t in outputs)))

@@ -1,5 +1,7 @@
 """Sign hashes in compiled code."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,12 +18,13 @@ def refusal(x: Tensor, *_: object, **__: object) -> str | None:
 
 
 @hash_words.on("cpu")
-def compute(codes: Tensor, x: Tensor, bits: int, seed: int, centre: bool, real: Tensor | None) -> None:
+def compute(codes: Tensor, given: Any) -> None:
     """As `hash_codes`."""
+    x, bits, real = with_contiguous_rows(given.x), given.bits, given.real
     interface.check("hash_codes", real=(real, torch.bool, (x.shape[0], x.shape[2])))
-    x, real = with_contiguous_rows(x), None if real is None else real.contiguous()
-    planes = orthogonal(seed, bits, x.shape[3], like=interface.FLOAT32)
+    real = None if real is None else real.contiguous()
+    planes = orthogonal(given.seed, bits, x.shape[3], like=interface.FLOAT32)
     sizes = interface.sizes(x, x, x, clusters=bits, topk=0, iterations=0)
     interface.run(
-        "hash", interface.Hashing(sizes, rows(x), pointer(real), pointer(planes), bits, centre, pointer(codes))
+        "hash", interface.Hashing(sizes, rows(x), pointer(real), pointer(planes), bits, given.centre, pointer(codes))
     )

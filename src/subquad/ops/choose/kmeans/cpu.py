@@ -1,5 +1,7 @@
 """K-means of hash codes in compiled code."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,13 +17,13 @@ def refusal(codes: Tensor, *_: object) -> str | None:
 
 
 @kmeans_labels.on("cpu")
-def compute(labels: Tensor, codes: Tensor, real: Tensor | None, clusters: int, iterations: int) -> None:
+def compute(labels: Tensor, x: Any) -> None:
     """As `hamming_kmeans`."""
-    B, H, N = codes.shape
-    interface.check("hamming_kmeans", codes=(codes, torch.int64, (B, H, N)), real=(real, torch.bool, (B, N)))
-    if clusters < 1:
-        raise ValueError(f"hamming_kmeans: clusters={clusters}, but there must be 1 at least")
-    codes, real = codes.contiguous(), None if real is None else real.contiguous()
-    threads = interface.threads(B * H * N * clusters * (iterations + 1))
-    sizes = interface.Sizes(B, H, H, N, N, 1, 1, clusters, 0, iterations, 0, threads)
+    B, H, N = x.codes.shape
+    interface.check("hamming_kmeans", codes=(x.codes, torch.int64, (B, H, N)), real=(x.real, torch.bool, (B, N)))
+    if x.clusters < 1:
+        raise ValueError(f"hamming_kmeans: clusters={x.clusters}, but there must be 1 at least")
+    codes, real = x.codes.contiguous(), None if x.real is None else x.real.contiguous()
+    threads = interface.threads(B * H * N * x.clusters * (x.iterations + 1))
+    sizes = interface.Sizes(B, H, H, N, N, 1, 1, x.clusters, 0, x.iterations, 0, threads)
     interface.run("kmeans", interface.Clustering(sizes, pointer(codes), pointer(real), pointer(labels)))

@@ -1,6 +1,7 @@
 """Attention inside buckets in compiled code, which computes in fp32."""
 
 from ctypes import POINTER, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,8 +10,6 @@ from subquad.ops.native import interface
 from subquad.ops.native.interface import pointer, rows, with_contiguous_rows
 from subquad.ops.parts.pairs.op import attend_pairs, pairs, pairs_backward, pairs_forward
 from subquad.ops.precision import wide
-
-Sets = tuple[list[Tensor], list[Tensor], list[Tensor]]
 
 
 @attend_pairs.refusal("cpu")
@@ -33,124 +32,99 @@ def refusal(
 
 
 @pairs_forward.on("cpu")
-def forward(
-    outputs: tuple[Tensor, Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_bias: Tensor | None,
-    queries: list[Tensor],
-    keys: list[Tensor],
-    bucket: list[Tensor],
-    spans: list[int],
-    offsets: Tensor | None,
-    hidden: Tensor | None,
-    offset: int,
-    causal: bool,
-    other_keys_only: bool,
-    scale: float,
-) -> None:
+def forward(outputs: tuple[Tensor, Tensor], x: Any) -> None:
     """As `attend_pairs`: (out, lse)."""
-    query, key, value = wide(query, key, value)
-    _check("pairs_forward", query, key, value, key_bias, queries, keys, bucket, offsets, hidden)
-    query, key, value = (with_contiguous_rows(x) for x in (query, key, value))
-    key_bias, offsets, hidden = (None if x is None else x.contiguous() for x in (key_bias, offsets, hidden))
-    sets = _contiguous(queries, keys, bucket)
-    out, lse = outputs
+    call, out = _described("pairs_forward", x), outputs[0]
     interface.run(
         "bucket_forward",
         interface.BucketForward(
-            _sizes(query, value, sets),
-            *(rows(x) for x in (query, key, value, out)),
-            pointer(key_bias),
-            _described(sets, spans),
-            _pattern(causal, other_keys_only, offset, offsets, hidden),
-            scale,
-            pointer(lse),
+            call.sizes,
+            *(rows(x) for x in (*call.inputs, out)),
+            pointer(call.key_bias),
+            call.sets,
+            call.pattern,
+            x.scale,
+            pointer(outputs[1]),
         ),
     )
 
 
 @pairs_backward.on("cpu")
-def backward(
-    grads: tuple[Tensor, Tensor, Tensor, Tensor],
-    grad_out: Tensor | None,
-    grad_lse: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_bias: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    queries: list[Tensor],
-    keys: list[Tensor],
-    bucket: list[Tensor],
-    spans: list[int],
-    offsets: Tensor | None,
-    hidden: Tensor | None,
-    offset: int,
-    causal: bool,
-    other_keys_only: bool,
-    scale: float,
-) -> None:
-    """Gradients of query, key, value and key_bias; the last is empty where there is no bias."""
-    query, key, value = wide(query, key, value)
-    _check("pairs_backward", query, key, value, key_bias, queries, keys, bucket, offsets, hidden)
-    of_out, of_lse = (*query.shape[:3], value.shape[3]), tuple(query.shape[:3])
+def backward(gradients: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
+    """Gradients of query, key, value and key_bias."""
+    call, (grad_out, grad_lse), (out, lse) = _described("pairs_backward", x), x.grads, x.outputs
+    of_out, of_lse = (*x.query.shape[:3], x.value.shape[3]), tuple(x.query.shape[:3])
     interface.check(
         "pairs_backward",
-        grad_out=(grad_out, query.dtype, of_out),
-        grad_lse=(grad_lse, query.dtype, of_lse),
-        out=(out, query.dtype, of_out),
-        lse=(lse, query.dtype, of_lse),
+        grad_out=(grad_out, torch.float32, of_out),
+        grad_lse=(grad_lse, torch.float32, of_lse),
+        out=(out, torch.float32, of_out),
+        lse=(lse, torch.float32, of_lse),
     )
-    query, key, value, out = (with_contiguous_rows(x) for x in (query, key, value, out))
-    key_bias, offsets, hidden, grad_lse = (
-        None if x is None else x.contiguous() for x in (key_bias, offsets, hidden, grad_lse)
-    )
+    out, lse = with_contiguous_rows(out), lse.contiguous()
     grad_out = None if grad_out is None else with_contiguous_rows(grad_out)
-    sets, lse = _contiguous(queries, keys, bucket), lse.contiguous()
+    grad_lse = None if grad_lse is None else grad_lse.contiguous()
+    *grads, of_bias = gradients
     interface.run(
         "bucket_backward",
         interface.BucketBackward(
-            _sizes(query, value, sets),
-            *(rows(x) for x in (query, key, value, out)),
+            call.sizes,
+            *(rows(x) for x in (*call.inputs, out)),
             interface.Rows() if grad_out is None else rows(grad_out),
-            *(rows(x) for x in grads[:3]),
-            pointer(key_bias),
-            _described(sets, spans),
-            _pattern(causal, other_keys_only, offset, offsets, hidden),
-            scale,
+            *(rows(x) for x in grads),
+            pointer(call.key_bias),
+            call.sets,
+            call.pattern,
+            x.scale,
             pointer(lse),
             pointer(grad_lse),
-            None if key_bias is None else pointer(grads[3]),
+            None if call.key_bias is None else pointer(of_bias),
         ),
     )
 
 
-def _check(
-    op: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_bias: Tensor | None,
-    queries: list[Tensor],
-    keys: list[Tensor],
-    bucket: list[Tensor],
-    offsets: Tensor | None,
-    hidden: Tensor | None,
-) -> None:
+class _Call(NamedTuple):
+    """A call's arguments as the kernels read them, and the tensors that hold these."""
+
+    inputs: list[Tensor]  # query, key, value
+    key_bias: Tensor | None
+    sizes: interface.Sizes
+    sets: interface.BucketSets
+    pattern: interface.Pattern
+    held: tuple[Any, ...]
+
+
+def _described(op: str, x: Any) -> _Call:
+    inputs = wide(x.query, x.key, x.value)
+    _check(op, *inputs, x)
+    query, key, value = (with_contiguous_rows(x) for x in inputs)
+    key_bias, offsets, hidden = (None if t is None else t.contiguous() for t in (x.key_bias, x.offsets, x.hidden))
+    whole = {id(t): t.contiguous() for t in (*x.queries, *x.keys, *x.bucket)}  # one that is in several sets stays one
+    sets = [[whole[id(t)] for t in side] for side in (x.queries, x.keys, x.bucket)]
+    products = pairs([t.shape for t in x.queries], [t.shape for t in x.keys]) * (query.shape[3] + value.shape[3])
+    parted = 0 if hidden is None else hidden.shape[2]
+    return _Call(
+        [query, key, value],
+        key_bias,
+        interface.axes(query, value, 0, 0, 0, products),
+        _sets(*sets, x.spans),
+        interface.Pattern(x.causal, x.other_keys_only, x.offset, pointer(offsets), pointer(hidden), parted),
+        (offsets, hidden, sets),
+    )
+
+
+def _check(op: str, query: Tensor, key: Tensor, value: Tensor, x: Any) -> None:
     (B, H, _, D), (_, G, M, E) = query.shape, value.shape
-    rows = 1 if hidden is None else max(hidden.shape[2], 1)
+    parted = 1 if x.hidden is None else max(x.hidden.shape[2], 1)
     interface.check(
         op,
         key=(key, torch.float32, (B, G, M, D)),
         value=(value, torch.float32, (B, G, M, E)),
-        key_bias=(key_bias, torch.float32, (B, H, M)),
-        offsets=(offsets, torch.int64, (B,)),
-        hidden=(hidden, torch.bool, (B, H, rows, M)),
+        key_bias=(x.key_bias, torch.float32, (B, H, M)),
+        offsets=(x.offsets, torch.int64, (B,)),
+        hidden=(x.hidden, torch.bool, (B, H, parted, M)),
     )
-    for of_queries, of_keys, named in zip(queries, keys, bucket, strict=True):
+    for of_queries, of_keys, named in zip(x.queries, x.keys, x.bucket, strict=True):
         T = of_queries.shape[2] if named.numel() > 0 else min(of_queries.shape[2], of_keys.shape[2])
         interface.check(
             op,
@@ -160,36 +134,17 @@ def _check(
         )
 
 
-def _pattern(
-    causal: bool, other_keys_only: bool, offset: int, offsets: Tensor | None, hidden: Tensor | None
-) -> interface.Pattern:
-    rows = 0 if hidden is None else hidden.shape[2]
-    return interface.Pattern(causal, other_keys_only, offset, pointer(offsets), pointer(hidden), rows)
-
-
-def _contiguous(queries: list[Tensor], keys: list[Tensor], bucket: list[Tensor]) -> Sets:
-    """All lists in one piece each; a tensor that stands in several sets stays one."""
-    whole = {id(x): x.contiguous() for x in (*queries, *keys, *bucket)}
-    return tuple([whole[id(x)] for x in side] for side in (queries, keys, bucket))  # type: ignore[return-value]
-
-
-def _described(sets: Sets, spans: list[int]) -> interface.BucketSets:
+def _sets(queries: list[Tensor], keys: list[Tensor], bucket: list[Tensor], spans: list[int]) -> interface.BucketSets:
     """Where the sets lie. Buckets of the same keys are the same buckets, whose keys are packed once."""
     described = (interface.BucketSet * len(spans))()
     first_of: dict[tuple[int, torch.Size, int], int] = {}
     buckets = 0
-    for i, (queries, keys, bucket, span) in enumerate(zip(*sets, spans, strict=True)):
-        same = keys.data_ptr(), keys.shape, span
+    for i, (of_queries, of_keys, named, span) in enumerate(zip(queries, keys, bucket, spans, strict=True)):
+        same = of_keys.data_ptr(), of_keys.shape, span
         if same not in first_of:
             first_of[same] = buckets
-            buckets += keys.shape[2]
-        named = bucket if bucket.numel() > 0 else None
-        shape = (*queries.shape[2:], *keys.shape[2:])
-        where = (pointer(x) for x in (queries, keys, named))
+            buckets += of_keys.shape[2]
+        where = (pointer(x) for x in (of_queries, of_keys, named if named.numel() > 0 else None))
+        shape = (*of_queries.shape[2:], *of_keys.shape[2:])
         described[i] = interface.BucketSet(*where, *shape, span, first_of[same])
     return interface.BucketSets(cast(described, POINTER(interface.BucketSet)), len(described))
-
-
-def _sizes(query: Tensor, value: Tensor, sets: Sets) -> interface.Sizes:
-    met = pairs([x.shape for x in sets[0]], [x.shape for x in sets[1]])
-    return interface.axes(query, value, 0, 0, 0, met * (query.shape[3] + value.shape[3]))

@@ -1,5 +1,8 @@
 """Causal products in compiled code."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -17,13 +20,12 @@ def refusal(query: Tensor, *_: object) -> str | None:
 
 
 @directed_product.on("cpu")
-def compute(out: Tensor, query: Tensor, key: Tensor, value: Tensor, reverse: bool) -> None:
+def compute(out: Tensor, x: Any) -> None:
     """As `causal_product`, forwards or backwards."""
-    B, H, N, R = query.shape
-    G, E = value.shape[1], value.shape[3]
-    threads = interface.threads(multiplications(query.shape, key.shape, value.shape))
+    query, key, value = (with_contiguous_rows(t) for t in (x.query, x.key, x.value))
+    (B, H, N, R), (_, G, _, E) = query.shape, value.shape
+    threads = interface.threads(multiplications(SimpleNamespace(query=query.shape, key=key.shape, value=value.shape)))
     sizes = interface.Sizes(B, H, G, N, N, R, E, 0, 0, 0, 0, threads)
-    query, key, value = (with_contiguous_rows(x) for x in (query, key, value))
     interface.run(
-        "causal_product", interface.CausalProduct(sizes, *(rows(x) for x in (query, key, value, out)), reverse)
+        "causal_product", interface.CausalProduct(sizes, *(rows(t) for t in (query, key, value, out)), x.reverse)
     )
