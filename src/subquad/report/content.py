@@ -354,11 +354,13 @@ def facts(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
         "Hardware": report["hardware"],
         "Versions": report["versions"],
     }
-    return [
-        (title, [(key.replace("_", " "), fact(key, part[key])) for key in part])
-        for title, part in parts.items()
-        if part
-    ]
+    return told(parts)
+
+
+def told(parts: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """(heading, [(name, value)]) of settings and the like as text, those that there are."""
+    named = {title: [(key.replace("_", " "), fact(key, part[key])) for key in part] for title, part in parts.items()}
+    return [(title, pairs) for title, pairs in named.items() if pairs]
 
 
 def fact(key: str, value: Any) -> str:

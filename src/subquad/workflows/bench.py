@@ -92,7 +92,7 @@ def measure(settings: BenchSettings, out: Path, progress: Progress = lambda what
         bench.versions, bench.hardware = machine.versions(), machine.hardware(settings.device)
     bench.load_average = average
     with threads(settings.threads):
-        bench.finish(out, progress)
+        bench.finish(out, bench.fingerprint(), bench.jobs(), progress)
     return bench
 
 

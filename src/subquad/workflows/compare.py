@@ -58,7 +58,7 @@ def measure(settings: CompareSettings, out: Path, progress: Progress = lambda wh
     with as_input_error():
         comparison.check_finite()
     comparison.load_average = average
-    comparison.finish(out, progress)
+    comparison.finish(out, comparison.fingerprint(), comparison.jobs(), progress)
     return comparison
 
 
@@ -161,7 +161,8 @@ class Comparison(Run):
         pretrained = load(settings.model, settings.device)
         if task is not None and pretrained.kind != "embedding":
             raise InputError(f"--task {task.name} needs an embedding model; {pretrained.name} is a {pretrained.kind}")
-        length = _own_length(settings.max_length, pretrained)
+        more = f"; give at most {pretrained.limit} (longer inputs are measured anyway, with extended positions)"
+        length = pretrained.length(settings.max_length, "max-length", more)
         given = [row_of_adapter(pretrained, folder) for folder in settings.adapters]
         made = calibrated(settings.calibrate, settings.text, methods, pretrained, length, out, progress)
         rows = [made.get(method) or row_of(pretrained, method) for method in methods] + given
@@ -341,18 +342,6 @@ class Comparison(Run):
         if count == 0:
             raise InputError("the text is too short to compute a perplexity")
         return Losses(nll, count)
-
-
-def _own_length(asked: int | None, pretrained: Pretrained) -> int:
-    limit = pretrained.limit
-    if asked is None:
-        return min(limit or 512, 512)
-    if limit is not None and asked > limit:
-        raise InputError(
-            f"max-length {asked} is past the {limit} positions of {pretrained.name}; give at most {limit} "
-            "(longer inputs are measured anyway, with extended positions)"
-        )
-    return asked
 
 
 def stretches(length: int) -> int:

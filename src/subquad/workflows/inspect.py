@@ -78,7 +78,7 @@ def measure(settings: InspectSettings, out: Path, progress: Progress = lambda wh
     inspection = Inspection.prepare(settings)
     with as_input_error():
         inspection.inputs(0)
-    inspection.finish(out, progress)
+    inspection.finish(out, inspection.fingerprint(), inspection.jobs(), progress)
     return inspection
 
 
@@ -274,10 +274,8 @@ def _map(method: Method | Bound, inputs: LayerInputs, head: int, shown: slice) -
 
 def _fitted(settings: InspectSettings, pretrained: Pretrained) -> InspectSettings:
     """The settings with the model's own length and a layer in the middle where none is named."""
-    limit, layers = pretrained.limit, hf.find_layers(pretrained.model)
-    length = min(limit or 512, 512) if settings.length is None else settings.length
-    if limit is not None and length > limit:
-        raise InputError(f"--length {length} is past the {limit} positions of {pretrained.name}; give at most {limit}")
+    layers = hf.find_layers(pretrained.model)
+    length = pretrained.length(settings.length, "--length", f"; give at most {pretrained.limit}")
     layer = len(layers) // 2 if settings.layer is None else settings.layer
     if not 0 <= layer < len(layers):
         raise InputError(f"no layer {layer}: {pretrained.name} has layers 0 to {len(layers) - 1}")
