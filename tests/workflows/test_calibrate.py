@@ -45,7 +45,7 @@ def parameters(fitted):
     [
         (LHA, "utility"),
         ("lha-tail:buckets=3,keys=12,cells=2", "error"),
-        ("tilted-pool:segments=6,window=2", "error"),
+        ("tilted-pool:pools=6,window=2", "error"),
         ("learned-feature-map:features=8,window=2", "error"),
     ],
 )
@@ -157,7 +157,7 @@ def test_each_layer_keeps_its_best_parameters(settings, tmp_path):
         fitted.pretrained,
         cut(module.read_documents(settings.text), 48, settings.held_out, settings.seed),
         fitted.bounds,
-        fitted.method.fit,
+        fitted.method.traits.fit,
         1,
         48,
         settings,
@@ -226,7 +226,7 @@ def test_the_command_writes_an_adapter_and_a_table(command, model, tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "length", "says"),
-    [("linformer:k=8", "48", True), ("linformer:k=8", "64", False), ("tilted-pool:segments=6,window=2", "48", False)],
+    [("linformer:k=8", "48", True), ("linformer:k=8", "64", False), ("tilted-pool:pools=6,window=2", "48", False)],
 )
 def test_positions_that_no_passage_reached_are_named(command, model, tmp_path, method, length, says):
     result = command(model("bert"), "-o", str(tmp_path / "made"), **{"--method": method, "--max-length": length})

@@ -61,7 +61,7 @@ def calibrate(settings: CalibrateSettings, out: Path, progress: Progress = lambd
     progress("loading", 0, 1)
     with as_input_error():
         method = parse_method(settings.method)
-    if method.fit is None:
+    if method.traits.fit is None:
         raise InputError(f"{method.name!r} has nothing to calibrate: {_why_not(method)}")
     documents = read_documents(settings.text, settings.column)
     pretrained = load(settings.model, settings.device)
@@ -77,7 +77,7 @@ def fit(
     progress: Progress,
 ) -> Fitted:
     """`calibrate` with the model and the text at hand."""
-    recipe = method.fit
+    recipe = method.traits.fit
     assert recipe is not None
     steps = recipe.steps if settings.steps is None else settings.steps
     for name, number in (("steps", steps), ("batch", settings.batch), ("held-out passages", settings.held_out)):

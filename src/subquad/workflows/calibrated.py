@@ -43,9 +43,9 @@ def calibrated(
                 raise InputError(f"--calibrate {mine} holds the text that is compared on, {its}: figures would flatter")
             if its.resolve() in mine.resolve().parents:
                 raise InputError(f"--calibrate {mine} is part of the text that is compared on, {its}")
-    wanted = [method for method in methods if method.fit is not None]
+    wanted = [method for method in methods if method.traits.fit is not None]
     if not wanted:
-        have = ", ".join(name for name, method in METHODS.items() if method.fit is not None)
+        have = ", ".join(name for name, method in METHODS.items() if method.traits.fit is not None)
         raise InputError(f"--calibrate: none of the methods has learned parameters to fit; those of {have} can be")
     documents = read_documents(text)
     rows = {}

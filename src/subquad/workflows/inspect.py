@@ -57,13 +57,10 @@ class InspectRow:
         method = self.by_layer.get(inputs.number)
         if method is None:
             return "the adapter has no such layer"
-        if inner(method).traits.needs_hidden:
-            return f"{self.method.name!r} reads the layer's input, which a pretrained model does not hand on"
         query, key, options = inputs.query, inputs.key, inputs.options
         return inner(method).refuses(
             options["mask"],
             bias=options["bias"] is not None,
-            gqa=query.shape[1] != key.shape[1],
             cross=query.shape[2] != key.shape[2],
         )
 

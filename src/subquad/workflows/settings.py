@@ -27,7 +27,7 @@ COMPARED_LEARNED = (  # beside those, where there is text to calibrate them on
     "lha-tail",
     "tilted-pool",
     "learned-feature-map",
-    "tilted-pool:segments=0",  # the window and the sinks that those two have, alone: nothing to fit
+    "tilted-pool:pools=0",  # the window and the sinks that those two have, alone: nothing to fit
     "linformer",
 )
 INSPECTED = (  # "{buckets}" is what --buckets says
