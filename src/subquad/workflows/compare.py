@@ -30,7 +30,7 @@ from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.fidelity import attention_weights, cosine, relative_error
 from subquad.measure.memory import peak_extra_mib
 from subquad.measure.noise import AGAIN
-from subquad.measure.timing import by_name, foretold, one_round, shuffled, stopwatch
+from subquad.measure.timing import by_name, one_round, predicted, shuffled, stopwatch
 from subquad.methods import Bound, Full, Method, parse_method
 from subquad.workflows import machine
 from subquad.workflows.calibrated import calibrated
@@ -43,7 +43,7 @@ from subquad.workflows.tasks import LabelledTask, load_task
 
 EXACT = "full"
 UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
-TOO_SLOW = 2.0  # seconds a call: a method that is foretold more is left out at that length, and the report says so
+TOO_SLOW = 2.0  # seconds a call: a method that is predicted to exceed it is left out, and the report says so
 
 
 def measure(settings: CompareSettings, out: Path, progress: Progress = lambda what, done, total: None) -> "Comparison":
@@ -356,7 +356,7 @@ def _worth(row: CompareRow, seconds: Mapping[str, float], growth: float) -> bool
     if row.name not in seconds:
         return False
     limit = TOO_SLOW if row.method.traits.yardstick else max(TOO_SLOW, seconds[EXACT] * growth**2)
-    return foretold(row.method, seconds[row.name], growth) <= limit
+    return predicted(row.method, seconds[row.name], growth) <= limit
 
 
 def _weights_l1(method: Method | Bound, inputs: LayerInputs, heads: int = 2, queries: int = 16) -> float:

@@ -216,13 +216,13 @@ def utility_figures(
 ) -> tuple[list[float], dict[str, dict[str, Any]]]:
     """The upper bound of each head; the utility of the methods that choose keys, with N/B of them and as given."""
     given = {label: method for label, method in methods.items() if isinstance(inner(method), ChoosesKeys)}
-    asked = {f"given {label}": method for label, method in given.items()}
-    asked |= {f"n_b {label}": lean for label, method in given.items() if (lean := at_n_b(method)) is not method}
+    asked = {("given", label): method for label, method in given.items()}
+    asked |= {("n_b", label): lean for label, method in given.items() if (lean := at_n_b(method)) is not method}
     bound, found = utilities(asked, inputs.query, inputs.key, keys=keys, **_options(inputs))
     figures: dict[str, dict[str, Any]] = {}
     for label in given:
-        own = found[f"given {label}"]
-        variants = {"n_b": found.get(f"n_b {label}", own), "given": own}
+        own = found["given", label]
+        variants = {"n_b": found.get(("n_b", label), own), "given": own}
         figures[label] = {
             "utility": {
                 variant: {name: getattr(of, name).mean(0).tolist() for name in ("utility", "keys", "bound")}
