@@ -106,7 +106,7 @@ SCALES = {
 
 
 @dataclass(frozen=True)
-class Row:
+class Replacement:
     """One line of the tables: a method by itself, or with calibrated parameters."""
 
     method: str
@@ -118,12 +118,12 @@ class Row:
         return f"{self.method} calibrated" if self.calibrated else self.method
 
 
-def rows(scale: Scale) -> list[Row]:
+def rows(scale: Scale) -> list[Replacement]:
     """All of them but exact attention."""
-    return [*(Row(method) for method in scale.methods), *(Row(method, True) for method in scale.fits)]
+    return [*(Replacement(method) for method in scale.methods), *(Replacement(method, True) for method in scale.fits)]
 
 
-def seeds(scale: Scale, row: Row) -> tuple[int, ...]:
+def seeds(scale: Scale, row: Replacement) -> tuple[int, ...]:
     """One run where nothing is drawn; of calibrated methods too, because each would have to be calibrated."""
     stochastic = parse_method(row.method).traits.stochastic and not row.calibrated
     return scale.seeds if stochastic else scale.seeds[:1]
@@ -187,7 +187,7 @@ def _exact(scale: Scale, name: str, context: Context) -> dict[str, Any]:
     return _judged(task, learnt, held, held) | sizes
 
 
-def _replaced(scale: Scale, name: str, row: Row, seed: int, context: Context) -> dict[str, Any]:
+def _replaced(scale: Scale, name: str, row: Replacement, seed: int, context: Context) -> dict[str, Any]:
     """The test texts with a method in the model; probe and training texts are those of exact attention."""
     at = at_hand(scale.model, context)
     pretrained, task = at.load(context.device), _task(scale, name, at)
@@ -253,7 +253,7 @@ def results(scale: Scale, found: Found) -> Results:
     )
 
 
-def _runs(scale: Scale, found: Found, task: str, row: Row) -> list[dict[str, Any]]:
+def _runs(scale: Scale, found: Found, task: str, row: Replacement) -> list[dict[str, Any]]:
     return [found[key(task, row.label, seed)] for seed in seeds(scale, row)]
 
 
