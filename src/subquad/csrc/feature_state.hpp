@@ -51,11 +51,11 @@ struct FeatureScratch {
   float *high, *total;    // (TILE)
   float *raised;          // (R)
 
-  FeatureScratch(Arena &arena, const Sizes &s, bool backward) {
-    const int64_t R = round_up(s.C, W), E = round_up(s.E, W), tile = R * TILE + W;
-    int64_t widest = s.D > s.K ? s.D : s.K;
-    widest = widest > s.C ? widest : s.C;
-    const int64_t wide = round_up(widest > s.E ? widest : s.E, W);
+  FeatureScratch(Arena &arena, const FeatureInputs &in, bool backward) {
+    const int64_t R = round_up(in.features, W), E = round_up(in.E, W), tile = R * TILE + W;
+    int64_t widest = in.query_width > in.key_width ? in.query_width : in.key_width;
+    widest = widest > in.features ? widest : in.features;
+    const int64_t wide = round_up(widest > in.E ? widest : in.E, W);
     rows = arena.take<float>(TILE * wide);
     columns = arena.take<float>(wide * TILE);
     shift = arena.take<float>(TILE + W);
@@ -64,7 +64,7 @@ struct FeatureScratch {
     features = arena.take<float>(tile);
     other_features = arena.take<float>(tile);
     slopes = arena.take<float>(backward ? tile : 0);
-    of_heads = arena.take_each<float>(s.H / s.G, tile);
+    of_heads = arena.take_each<float>(in.H / in.G, tile);
     payload = arena.take<float>(TILE * E);
     payload_columns = arena.take<float>(backward ? E * TILE + W : 0);
     others = arena.take<float>(backward ? TILE * E : 0);

@@ -68,12 +68,12 @@ struct KmeansScratch {
   Pieces<int32_t> proposed;    // a thread: a block's new labels
   int64_t *changed;            // a thread
 
-  KmeansScratch(Arena &arena, const Sizes &s) {
-    centroids = arena.take_each<uint64_t>(s.threads, s.C);
-    votes = arena.take_each<int32_t>(s.threads, s.C * WORD);
-    changes = arena.take_each<int16_t>(s.threads, s.C * WORD);
-    proposed = arena.take_each<int32_t>(s.threads, KMEANS_BLOCK + PAST);
-    changed = arena.take<int64_t>(s.threads * 8);  // a cache line each
+  KmeansScratch(Arena &arena, int64_t C, int64_t threads) {
+    centroids = arena.take_each<uint64_t>(threads, C);
+    votes = arena.take_each<int32_t>(threads, C * WORD);
+    changes = arena.take_each<int16_t>(threads, C * WORD);
+    proposed = arena.take_each<int32_t>(threads, KMEANS_BLOCK + PAST);
+    changed = arena.take<int64_t>(threads * 8);  // a cache line each
   }
 };
 
@@ -119,13 +119,13 @@ static uint64_t majority(const int32_t *const *votes, int teams, int64_t c, uint
 }
 
 // Labels of one head's codes, by rank; `codes` has room for PAST more. `threads` > 1 splits the sequence.
-static void kmeans_head(uint64_t *codes, int64_t n, const Sizes &s, const KmeansScratch &scratch, int threads,
-                        int thread, int32_t *labels) {
-  if (n <= s.C) {
+static void kmeans_head(uint64_t *codes, int64_t n, int64_t C, int64_t iterations, const KmeansScratch &scratch,
+                        int threads, int thread, int32_t *labels) {
+  if (n <= C) {
     for (int64_t i = 0; i < n; i++) labels[i] = (int32_t)i;
     return;
   }
-  const int64_t C = s.C, table = C * WORD;
+  const int64_t table = C * WORD;
   const int team = threads > 1 ? threads : 1, own = threads > 1 ? 0 : thread;
   uint64_t *centroids = scratch.centroids[own];
   const int32_t *votes[MAX_THREADS];
@@ -141,7 +141,7 @@ static void kmeans_head(uint64_t *codes, int64_t n, const Sizes &s, const Kmeans
   for (int64_t c = 0; c < C; c++) centroids[c] = codes[c * n / C];
   const int64_t block = team > 1 ? round_up((n + 4 * team - 1) / (4 * team), 32) : KMEANS_BLOCK;
   const int64_t size = block < KMEANS_BLOCK ? block : KMEANS_BLOCK, tasks = (n + size - 1) / size;
-  for (int64_t round = 0; round <= s.iterations; round++) {
+  for (int64_t round = 0; round <= iterations; round++) {
     int64_t changed = 0;
     for (int t = 0; t < team; t++) scratch.changed[(own + t) * 8] = 0;
     parallel_for(team, tasks, [&](int64_t task, int of_team) {
@@ -151,7 +151,7 @@ static void kmeans_head(uint64_t *codes, int64_t n, const Sizes &s, const Kmeans
                    scratch.changes[t], scratch.votes[t]);
     });
     for (int t = 0; t < team; t++) changed += scratch.changed[(own + t) * 8];
-    if (!changed || round == s.iterations) return;
+    if (!changed || round == iterations) return;
     for (int64_t c = 0; c < C; c++) centroids[c] = majority(votes, team, c, centroids[c]);
   }
 }
