@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import subquad as sq
 from subquad import Mask
 from subquad.ops import native
-from subquad.ops.bucket_attention import attend_buckets, bucket_attention
-from subquad.ops.buckets import Buckets
 from subquad.ops.native import interface
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets
 from subquad.workflows.bench_calls import threads
 from tests.oracle import gradients, normal, qkv, tracked
 
@@ -122,8 +122,8 @@ def test_each_set_has_its_own_window(implementation):
     have = both(attend_buckets, (q, k, v), sets, Mask.causal())
     assert_equal(have, [x.float() for x in both(dense, [x.double() for x in (q, k, v)], sets, Mask.causal())])
     assert_equal(
-        [attend_buckets(q, k, v, (sets[0], sets[2]), Mask.window(3), scale=0.3)[1]],
-        [attend_buckets(q, k, v, (sets[0], Buckets(every, every, span=3)), Mask(), scale=0.3)[1]],
+        [attend_pairs(q, k, v, (sets[0], sets[2]), Mask.window(3), scale=0.3)[1]],
+        [attend_pairs(q, k, v, (sets[0], Buckets(every, every, span=3)), Mask(), scale=0.3)[1]],
     )
 
 
@@ -149,13 +149,13 @@ def test_large_logits(implementation):
 def test_nan_stays_with_its_head(implementation):
     q, k, v = qkv(20)
     every = torch.arange(20).expand(2, 2, 1, -1)
-    clean = attend_buckets(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)[0]
+    clean = attend_pairs(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)[0]
     v[0, 1, 3] = torch.nan
-    out = attend_buckets(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)[0]
+    out = attend_pairs(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)[0]
     assert out[0, 1].isnan().all()
     assert torch.equal(out[0, 0], clean[0, 0])
     hidden = every.masked_fill(every == 3, 20)
-    assert not attend_buckets(q, k, v, (Buckets(every, hidden),), Mask(), scale=0.3)[0].isnan().any()
+    assert not attend_pairs(q, k, v, (Buckets(every, hidden),), Mask(), scale=0.3)[0].isnan().any()
 
 
 # ---------------------------------------------------------------------- the compiled kernels
@@ -220,15 +220,15 @@ def test_what_the_kernels_cannot_do_is_refused_when_forced(options, reason):
         options = {"of_distance": torch.zeros(2, 2, 20, 7)}
     call = {"buckets": Buckets(every, every), "mask": Mask.window(3), "scale": 0.3}
     with sq.use_backend("cpu"), pytest.raises(ValueError, match=f"backend 'cpu' cannot run this call: .*{reason}"):
-        bucket_attention(*inputs, **call, **options)
-    assert bucket_attention(*inputs, **call, **options)[0].isfinite().all()
+        attend_pairs(*inputs, **call, **options)
+    assert attend_pairs(*inputs, **call, **options)[0].isfinite().all()
 
 
 @compiled
 def test_transforms_of_torch_func_run_on_the_reference():
     q, k, v = qkv(20)
     every = torch.arange(20).expand(2, 2, 1, -1)
-    grad = torch.func.grad(lambda q: attend_buckets(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)[0].sum())(q)
+    grad = torch.func.grad(lambda q: attend_pairs(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)[0].sum())(q)
     assert grad.isfinite().all()
 
 
@@ -237,7 +237,7 @@ def test_flops_are_counted():
     inputs = tracked(*qkv(24, 30, H=4, G=2))
     every = torch.arange(24).expand(2, 4, 1, -1), torch.arange(30).expand(2, 4, 1, -1)
     with FlopCounterMode(display=False) as counter:
-        out, _ = attend_buckets(*inputs, (Buckets(*every), Buckets(*every)), Mask(), scale=0.3)
+        out, _ = attend_pairs(*inputs, (Buckets(*every), Buckets(*every)), Mask(), scale=0.3)
     assert counter.get_total_flops() == 2 * 2 * 4 * 2 * 24 * 30 * (8 + 6)
     with FlopCounterMode(display=False) as counter:
         out.sum().backward()
@@ -248,7 +248,7 @@ def test_flops_are_counted():
 def test_double_backward_is_refused_not_wrong():
     q, k, v = tracked(*qkv(20))
     every = torch.arange(20).expand(2, 2, 1, -1)
-    out, _ = attend_buckets(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)
+    out, _ = attend_pairs(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)
     (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
     with pytest.raises(
         RuntimeError,
@@ -296,9 +296,9 @@ def test_sets_of_keys_that_begin_alike_stay_apart(variant):
     q, k, v = qkv(20, B=1, H=1)
     keys, queries = torch.arange(20).view(1, 1, 4, 5), torch.arange(20).view(1, 1, 4, 5)
     few = Buckets(queries[:, :, :1], keys[:, :, :1]), Buckets(queries, keys)
-    have = attend_buckets(q, k, v, few, Mask(), scale=0.3)
+    have = attend_pairs(q, k, v, few, Mask(), scale=0.3)
     apart = Buckets(queries[:, :, :1], keys[:, :, :1].clone()), Buckets(queries, keys)
-    for a, b in zip(have, attend_buckets(q, k, v, apart, Mask(), scale=0.3), strict=True):
+    for a, b in zip(have, attend_pairs(q, k, v, apart, Mask(), scale=0.3), strict=True):
         torch.testing.assert_close(a, b)
 
 

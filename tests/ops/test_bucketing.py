@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from subquad import Mask
-from subquad.ops.bucketing import balanced_buckets, best_bucket, best_of_each_bucket, same_label_buckets
-from subquad.ops.buckets import members
+from subquad.ops.choose.balanced import balanced_buckets, best_bucket, best_of_each_bucket, same_label_buckets
+from subquad.ops.slots import members
 from tests.oracle import normal
 
 N, C = 256, 8

@@ -7,9 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import subquad as sq
 from subquad.ops import native
-from subquad.ops.causal_product import causal_product
-from subquad.ops.feature_attention import feature_attention
 from subquad.ops.native import interface
+from subquad.ops.parts.features.op import feature_attention
+from subquad.ops.parts.products.op import causal_product
 from subquad.workflows.bench_calls import threads
 from tests.oracle import gradients, normal, qkv, tracked
 

@@ -6,8 +6,10 @@ import torch
 import subquad as sq
 from subquad import Mask
 from subquad.ops import native
-from subquad.ops.bucketing import balanced_buckets, best_of_each_bucket, log_odds, top_and_best
-from subquad.ops.buckets import by_bucket, enlarged, top_of_each_bucket
+from subquad.ops.choose.balanced import balanced_buckets, best_of_each_bucket, enlarged
+from subquad.ops.choose.blocks.op import by_bucket
+from subquad.ops.choose.top.op import top_and_best
+from subquad.ops.choose.top.reference import log_odds, top_of_each_bucket
 from subquad.ops.hash_functions import HashFunctions, hashed
 from subquad.ops.native import interface
 from subquad.workflows.bench_calls import threads

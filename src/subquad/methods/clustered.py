@@ -31,44 +31,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor
 
-from subquad.masks import Mask
 from subquad.methods.base import MOST_REPEATS, Call, Method, Traits
-from subquad.methods.full import sdpa
-from subquad.ops.backends import choose
-from subquad.ops.grouping import broadcast, group_mean
-from subquad.ops.hashing import check_bits, hash_codes
-from subquad.ops.kmeans import hamming_kmeans
-from subquad.ops.native import clustered as compiled
+from subquad.ops.choose.hashing.op import check_bits
 from subquad.ops.packing import per_segment
-from subquad.ops.padding import cleared_inputs
-
-
-def cluster_queries(
-    query: Float[Tensor, "B H N D"], mask: Mask, clusters: int, bits: int, iterations: int, seed: int
-) -> Int64[Tensor, "B H N"]:
-    """Cluster each head's queries: labels in [0, clusters), `clusters` for padded queries."""
-    real = mask.query_padding(query.shape[2])
-    codes = hash_codes(query, bits, seed, centre=True, real=real)
-    return hamming_kmeans(codes, real, clusters, bits, iterations)
-
-
-def clustered_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    call: Call,
-    *,
-    labels: Int64[Tensor, "B H N"],
-    clusters: int,
-) -> Float[Tensor, "B H N E"]:
-    """Attention of the centroids, handed to their members."""
-    centroids = group_mean(query.to(torch.promote_types(query.dtype, torch.float32)), labels, clusters)
-    keys_only = Mask(keys=(*call.mask.both, *call.mask.keys))
-    of_centroids = sdpa(centroids.to(query.dtype), key, value, call.under(keys_only))
-    return broadcast(of_centroids, labels)
+from subquad.ops.parts.clustered.op import clustered_attention
 
 
 @dataclass(frozen=True)
@@ -122,12 +90,18 @@ class Clustered(Method):
             return per_segment(
                 lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
             )
-        clusters = torch.sym_min(self.clusters, query.shape[2])
-        if choose(cpu=compiled.refusal(query, call.dropout_p)) == "cpu":
-            hashing = {"bits": self.bits, "iterations": self.iterations, "seed": call.seed}
-            return compiled.clustered_attention(
-                query, key, value, call.mask, clusters=clusters, topk=0, scale=call.scale, **hashing
-            )
-        query, key, value = cleared_inputs(query, key, value, call.mask)
-        labels = cluster_queries(query, call.mask, clusters, self.bits, self.iterations, call.seed)
-        return clustered_attention(query, key, value, call, labels=labels, clusters=clusters)
+        (N, M), mask = (query.shape[2], key.shape[2]), call.mask
+        return clustered_attention(
+            query,
+            key,
+            value,
+            mask.query_padding(N),
+            mask.key_padding(M),
+            clusters=torch.sym_min(self.clusters, N),
+            topk=0,
+            bits=self.bits,
+            iterations=self.iterations,
+            scale=call.scale,
+            seed=call.seed,
+            dropout_p=call.dropout_p,
+        )[0].to(query.dtype)

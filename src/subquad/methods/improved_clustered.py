@@ -26,63 +26,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int64
 from torch import Tensor
 
-from subquad.masks import Mask
 from subquad.methods.base import MOST_REPEATS, Call, Method
-from subquad.methods.clustered import Clustered, cluster_queries
-from subquad.ops.backends import choose
-from subquad.ops.grouping import broadcast, group_mean, sort_into_blocks
-from subquad.ops.hashing import check_bits
-from subquad.ops.heads import repeat_heads
-from subquad.ops.native import clustered as compiled
+from subquad.methods.clustered import Clustered
+from subquad.ops.choose.hashing.op import check_bits
 from subquad.ops.packing import per_segment
-from subquad.ops.padding import cleared_inputs
-from subquad.ops.softmax import hide, visible_softmax
-
-BLOCK = 32  # slots a block: small enough to waste few, large enough for dense products
-
-
-def improved_clustered_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    call: Call,
-    *,
-    labels: Int64[Tensor, "B H N"],
-    clusters: int,
-    topk: int,
-) -> Float[Tensor, "B H N E"]:
-    """Equations 9 to 17, in the dtype of the inputs, which is fp32 or fp64."""
-    scale, dropout_p = call.scale, call.dropout_p
-    visible = Mask(keys=(*call.mask.both, *call.mask.keys)).visible(query.shape[2], key.shape[2], query.device)
-    centroids = group_mean(query, labels, clusters)
-    centroid_logits = centroids @ key.transpose(-1, -2) * scale
-    of_centroids = visible_softmax(centroid_logits, visible)
-
-    # By logits, which order the keys as A^c does: weights that underflow to 0 would tie with those of hidden keys.
-    top = hide(centroid_logits, visible).detach().topk(torch.sym_min(topk, key.shape[2]), dim=-1).indices
-    mass = of_centroids.gather(-1, top).sum(-1, keepdim=True)
-    rest = F.dropout(of_centroids.scatter(-1, top, 0.0), dropout_p) @ value
-
-    blocks = sort_into_blocks(labels, clusters, BLOCK)
-    top_keys, top_values = blocks.of_group(_rows(key, top)), blocks.of_group(_rows(value, top))
-    logits = blocks.gather(query) @ top_keys.transpose(-1, -2) * scale
-    seen = None if visible is None else blocks.of_group(_seen(visible, top)[..., None]).transpose(-1, -2)
-    weights = F.dropout(visible_softmax(logits, seen), dropout_p)
-    of_members = blocks.scatter(weights @ top_values)
-    return broadcast(mass, labels) * of_members + broadcast(rest, labels)
-
-
-def _rows(x: Float[Tensor, "B H M D"], top: Int64[Tensor, "B H C K"]) -> Float[Tensor, "B H C K D"]:
-    picked = x.gather(2, top.flatten(2)[..., None].expand(-1, -1, -1, x.shape[3]))
-    return picked.unflatten(2, top.shape[2:])
-
-
-def _seen(visible: Tensor, top: Int64[Tensor, "B H C K"]) -> Tensor:
-    return visible.expand(*top.shape[:3], -1).gather(-1, top)
+from subquad.ops.parts.clustered.op import clustered_attention
 
 
 @dataclass(frozen=True)
@@ -131,23 +81,18 @@ class ImprovedClustered(Method):
             return per_segment(
                 lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
             )
-        clusters = torch.sym_min(self.clusters, query.shape[2])
-        if choose(cpu=compiled.refusal(query, call.dropout_p)) == "cpu":
-            hashing = {"bits": self.bits, "iterations": self.iterations, "seed": call.seed}
-            return compiled.clustered_attention(
-                query, key, value, call.mask, clusters=clusters, topk=self.topk, scale=call.scale, **hashing
-            )
-        query, key, value = cleared_inputs(query, key, value, call.mask)
-        labels = cluster_queries(query, call.mask, clusters, self.bits, self.iterations, call.seed)
-        exact = torch.promote_types(query.dtype, torch.float32)
-        key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-        out = improved_clustered_attention(
-            query.to(exact),
-            key.to(exact),
-            value.to(exact),
-            call,
-            labels=labels,
-            clusters=clusters,
+        (N, M), mask = (query.shape[2], key.shape[2]), call.mask
+        return clustered_attention(
+            query,
+            key,
+            value,
+            mask.query_padding(N),
+            mask.key_padding(M),
+            clusters=torch.sym_min(self.clusters, N),
             topk=self.topk,
-        )
-        return out.to(query.dtype)
+            bits=self.bits,
+            iterations=self.iterations,
+            scale=call.scale,
+            seed=call.seed,
+            dropout_p=call.dropout_p,
+        )[0].to(query.dtype)

@@ -45,11 +45,13 @@ from subquad.masks import Mask
 from subquad.methods.base import WIDEST, Call, Fit, Method, Traits, by_item, constants
 from subquad.methods.hashed import check_bucket_counts, sized_traits, tied_refusal
 from subquad.ops.attention_sums import approximate_attention_sums, attention_sums
-from subquad.ops.bucket_attention import attend_buckets
-from subquad.ops.bucketing import balanced_buckets, same_label_buckets, top_and_best
-from subquad.ops.buckets import Buckets, enlarged, members, real_lengths
+from subquad.ops.choose.balanced import balanced_buckets, enlarged, same_label_buckets
+from subquad.ops.choose.top.op import top_and_best
 from subquad.ops.hash_functions import KINDS, Hashed, HashFunctions, divergence, hashed
 from subquad.ops.heads import repeat_heads
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets, members
+from subquad.ops.timeline import real_lengths
 
 
 def membership(scores: Float[Tensor, "B H N C"], real: Tensor | None, balanced: bool) -> Float[Tensor, "B H N C"]:
@@ -151,7 +153,7 @@ class LearnedHash(Method):
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         buckets, union = self.meetings(query, key, call), self.merge == "union"
-        return attend_buckets(
+        return attend_pairs(
             query, key, value, buckets, call.mask, scale=call.scale, union=union, dropout_p=call.dropout_p
         )[0]
 

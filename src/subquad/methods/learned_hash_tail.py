@@ -29,12 +29,13 @@ from torch import Tensor, nn
 from subquad.methods.base import WIDEST, Call, Fit, Method, Traits, by_item, constants
 from subquad.methods.full import sdpa
 from subquad.ops.attention_sums import attention_sums
-from subquad.ops.bucketing import best_bucket
-from subquad.ops.buckets import Buckets, members, real_lengths
+from subquad.ops.choose.balanced import best_bucket
 from subquad.ops.hash_functions import KINDS, HashFunctions, divergence, hash_scores, hashed
 from subquad.ops.heads import repeat_heads
+from subquad.ops.slots import Buckets, members
 from subquad.ops.softmax import hide
 from subquad.ops.tail import attend_with_tail, key_cells
+from subquad.ops.timeline import real_lengths
 
 SHARPNESS = 4.0  # of the target of the queries
 FEEDING = 0.25  # weight in p_b of the queries that score highest in b

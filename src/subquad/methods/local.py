@@ -31,9 +31,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from subquad.methods.base import Call, Method, Traits, by_item
-from subquad.ops.bucket_attention import bucket_attention
-from subquad.ops.buckets import Buckets
-from subquad.ops.neighbours import neighbours, reach
+from subquad.ops.choose.neighbours import neighbours, reach
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets
 from subquad.randomness import normal
 
 START = 0.02  # deviation of the parameters as they start, Transformer-XL's own
@@ -81,7 +81,7 @@ def local_attention(
     terms, positions = None, call.learned
     if positions is not None:
         query, terms = positions(query, call.scale, buckets.span, call.mask.is_causal)
-    return bucket_attention(
+    return attend_pairs(
         query, key, value, buckets, call.mask, scale=call.scale, of_distance=terms, dropout_p=call.dropout_p
     )
 

@@ -34,10 +34,11 @@ from torch import Tensor
 
 from subquad.methods.base import MOST_REPEATS, Call, Method, Traits, by_item
 from subquad.methods.random_hash import plane_scores
-from subquad.ops.bucket_attention import attend_buckets
-from subquad.ops.buckets import Buckets, real_lengths
-from subquad.ops.chunks import even_chunks, even_shared_chunks, sort_real
+from subquad.ops.choose.chunks import even_chunks, even_shared_chunks, sort_real
 from subquad.ops.heads import repeat_heads
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets
+from subquad.ops.timeline import real_lengths
 from subquad.randomness import normal
 
 
@@ -112,7 +113,7 @@ class Smyrf(Method):
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         buckets = self.meetings(query, key, call)
-        return attend_buckets(query, key, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)[0]
+        return attend_pairs(query, key, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)[0]
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: the clusters of all rounds."""

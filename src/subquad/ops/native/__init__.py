@@ -17,6 +17,8 @@ from typing import Any
 
 import torch  # noqa: F401  (first: its wheel brings the OpenMP runtime, and the library must use the one that is loaded)
 
+from subquad.ops import backends
+
 ABI_VERSION = 9  # as in abi.cpp
 _FILE = {"darwin": "libsubquad.dylib", "win32": "subquad.dll"}.get(sys.platform, "libsubquad.so")
 _HOW = "Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install"
@@ -71,7 +73,7 @@ def has_openmp() -> bool:
     return bool(library().subquad_has_openmp())
 
 
-def interface() -> dict[str, dict[str, Any]]:
+def described() -> dict[str, dict[str, Any]]:
     """The C interface as the library describes it: "structures", by name, and the structure of each of "kernels"."""
     return json.loads(library().subquad_interface())
 
@@ -118,3 +120,4 @@ def _compiler() -> str | None:
 
 # When this module is imported, not later: it costs about a millisecond, once, and torch.compile meets plain values.
 _LIBRARY, _REFUSAL = _find()
+backends.register("cpu", refusal)

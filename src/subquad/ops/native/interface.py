@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._library.custom_ops import CustomOpDef
 
-from subquad.ops.native import interface, library
+from subquad.ops.native import described, library
 from subquad.ops.native.structures import DTYPES, Structure
 from subquad.ops.transforms import transform
 
@@ -26,7 +25,7 @@ def refusal(x: Tensor) -> str | None:
 
 
 def refusal_of_any_dtype(x: Tensor) -> str | None:
-    """As `refusal`, for what is no floating-point data."""
+    """Like `refusal`, for integer tensors."""
     if x.device.type != "cpu":
         return f"the tensors are on {x.device}"
     exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
@@ -35,23 +34,10 @@ def refusal_of_any_dtype(x: Tensor) -> str | None:
     return transform()
 
 
-def not_differentiable(backward: CustomOpDef, of: str) -> None:
-    """Let a second derivative through the op `backward` raise with the remedy; `of` is what it differentiates."""
-
-    def raises(ctx: Any, *_: Any) -> None:
-        raise NotImplementedError(
-            f"the gradient of {of} in compiled code cannot be differentiated again; for second derivatives run the "
-            "forward pass on plain PyTorch, `with sq.use_backend('reference'), torch.nn.attention.sdpa_kernel("
-            "torch.nn.attention.SDPBackend.MATH):`"
-        )
-
-    backward.register_autograd(raises)
-
-
 def run(kernel: str, **arguments: Any) -> None:
-    """Run `kernel`, whose arguments are the fields of its structure in `csrc/arguments.hpp`, all of them by name.
+    """Run `kernel`, whose arguments are the fields of its structure in `csrc/arguments.hpp`, each by its name.
 
-    Tensors that the kernel reads may have any strides; those that it writes must be contiguous, or have contiguous rows.
+    Tensors that the kernel reads may have any strides; those that it writes must be contiguous or have contiguous rows.
 
     Raises:
         TypeError: a field is missing, unknown or of another dtype.
@@ -74,8 +60,7 @@ def call(kernel: str, arguments: bytes) -> None:
 
 @cache
 def _structure(kernel: str) -> Structure:
-    described = interface()
-    return Structure(described["kernels"][kernel], described["structures"])
+    return Structure(described()["kernels"][kernel], described()["structures"])
 
 
 def check(op: str, **tensors: tuple[Tensor | None, torch.dtype, tuple[int, ...]]) -> None:
@@ -90,19 +75,6 @@ def check(op: str, **tensors: tuple[Tensor | None, torch.dtype, tuple[int, ...]]
             raise ValueError(f"{op}: `{name}` is {have}, but the other tensors go with {shape} of {dtype}")
 
 
-def axes(query: Tensor, value: Tensor) -> dict[str, int]:
-    """The axes of one attention call."""
-    B, H, N, D = query.shape
-    _, G, M, E = value.shape
-    return {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E}
-
-
 def threads(products: int) -> int:
     """Torch's number of threads; 1 for so little work that waking the others would take longer than it."""
     return min(torch.get_num_threads(), MAX_THREADS) if products >= SMALL else 1
-
-
-def token_major(like: Tensor, width: int) -> Tensor:
-    """An empty (B,H,N,width) that lies in memory as (B,N,H,width): models merge the heads without a copy."""
-    B, H, N, _ = like.shape
-    return like.new_empty(B, N, H, width).transpose(1, 2)

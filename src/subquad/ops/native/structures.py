@@ -18,7 +18,7 @@ _ELEMENTS = {"bool": torch.bool, "int32": torch.int32, "int64": torch.int64, "fl
 
 
 class Packing:
-    """The numbers of a structure so far, in the order of its fields, and what must not be freed before they are read."""
+    """The numbers of a structure so far, in the order of its fields, and what must live until they are read."""
 
     def __init__(self) -> None:
         self.numbers: list[Any] = []

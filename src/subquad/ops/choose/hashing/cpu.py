@@ -1,0 +1,38 @@
+"""Sign hashes in compiled code."""
+
+import torch
+from torch import Tensor
+
+from subquad.ops.choose.hashing.op import hash_codes, hash_words
+from subquad.ops.native import interface
+from subquad.randomness import orthogonal
+
+
+@hash_codes.refusal("cpu")
+def refusal(x: Tensor, *_: object, **__: object) -> str | None:
+    """Why the compiled kernel cannot take these vectors; None where it can."""
+    return interface.refusal(x)
+
+
+@hash_words.on("cpu")
+def compute(x: Tensor, bits: int, seed: int, centre: bool, real: Tensor | None) -> Tensor:
+    """As `hash_codes`."""
+    B, H, N, D = x.shape
+    interface.check("hash_codes", real=(real, torch.bool, (B, N)))
+    codes = hash_words.outputs(x, bits, seed, centre, real)
+    interface.run(
+        "hash",
+        B=B,
+        H=H,
+        N=N,
+        D=D,
+        bits=bits,
+        centre=centre,
+        dtype=x.dtype,
+        threads=interface.threads(2 * B * H * bits * N * D),
+        x=x,
+        real=real,
+        planes=orthogonal(seed, bits, D, like=interface.FLOAT32),
+        codes=codes,
+    )
+    return codes

@@ -1,0 +1,170 @@
+"""Attention inside buckets in compiled code, which computes in fp32."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.ops.native import interface
+from subquad.ops.parts.pairs.op import attend_pairs, pairs, pairs_backward, pairs_forward
+from subquad.ops.precision import wide
+
+
+@attend_pairs.refusal("cpu")
+def refusal(
+    query: Tensor,
+    *_: object,
+    of_distance: Tensor | None = None,
+    union: bool = False,
+    dropout_p: float = 0.0,
+    **__: object,
+) -> str | None:
+    """Why the compiled kernels cannot take this call; None where they can."""
+    if of_distance is not None:
+        return "the kernels add nothing to the logits by distance"
+    if dropout_p > 0:
+        return f"dropout_p={dropout_p}, and the kernels have no dropout"
+    if union:
+        return "union=True, and the kernels count a key as often as it shares a bucket with the query"
+    return interface.refusal(query)
+
+
+@pairs_forward.on("cpu")
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_bias: Tensor | None,
+    queries: list[Tensor],
+    keys: list[Tensor],
+    bucket: list[Tensor],
+    spans: list[int],
+    offsets: Tensor | None,
+    hidden: Tensor | None,
+    offset: int,
+    causal: bool,
+    other_keys_only: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """As `attend_pairs`: (out, lse)."""
+    query, key, value = wide(query), wide(key), wide(value)
+    pattern = offsets, hidden, offset, causal, other_keys_only
+    inputs = _inputs("pairs_forward", query, key, value, key_bias, queries, keys, bucket, spans, *pattern, scale)
+    out, lse = pairs_forward.outputs(query, key, value, key_bias, queries, keys, bucket, *(None,) * 7)
+    interface.run("bucket_forward", inputs=inputs, out=out, lse=lse)
+    return out, lse
+
+
+@pairs_backward.on("cpu")
+def backward(
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_bias: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    queries: list[Tensor],
+    keys: list[Tensor],
+    bucket: list[Tensor],
+    spans: list[int],
+    offsets: Tensor | None,
+    hidden: Tensor | None,
+    offset: int,
+    causal: bool,
+    other_keys_only: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key, value and key_bias; the last is empty where there is no bias."""
+    query, key, value = wide(query), wide(key), wide(value)
+    pattern = offsets, hidden, offset, causal, other_keys_only
+    inputs = _inputs("pairs_backward", query, key, value, key_bias, queries, keys, bucket, spans, *pattern, scale)
+    of_out, of_lse = (*query.shape[:3], value.shape[3]), tuple(query.shape[:3])
+    interface.check(
+        "pairs_backward",
+        grad_out=(grad_out, query.dtype, of_out),
+        grad_lse=(grad_lse, query.dtype, of_lse),
+        out=(out, query.dtype, of_out),
+        lse=(lse, query.dtype, of_lse),
+    )
+    given = grad_out, grad_lse, query, key, value, key_bias, out, lse
+    *grads, grad_key_bias = pairs_backward.outputs(*given, *(None,) * 10)
+    interface.run(
+        "bucket_backward",
+        inputs=inputs,
+        out=out,
+        grad_out=grad_out,
+        lse=lse,
+        grad_lse=grad_lse,
+        **dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=True)),
+        grad_key_bias=None if key_bias is None else grad_key_bias,
+    )
+    return *grads, grad_key_bias  # type: ignore[return-value]
+
+
+def _inputs(
+    op: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_bias: Tensor | None,
+    queries: list[Tensor],
+    keys: list[Tensor],
+    bucket: list[Tensor],
+    spans: list[int],
+    offsets: Tensor | None,
+    hidden: Tensor | None,
+    offset: int,
+    causal: bool,
+    other_keys_only: bool,
+    scale: float,
+) -> dict[str, Any]:
+    """What both directions read, checked."""
+    (B, H, N, D), (_, G, M, E) = query.shape, value.shape
+    rows = 0 if hidden is None else hidden.shape[2]
+    interface.check(
+        op,
+        key=(key, torch.float32, (B, G, M, D)),
+        value=(value, torch.float32, (B, G, M, E)),
+        key_bias=(key_bias, torch.float32, (B, H, M)),
+        offsets=(offsets, torch.int64, (B,)),
+        hidden=(hidden, torch.bool, (B, H, max(rows, 1), M)),
+    )
+    met = pairs([x.shape for x in queries], [x.shape for x in keys])
+    return (
+        {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "threads": interface.threads(met * (D + E))}
+        | {"query": query, "key": key, "value": value, "key_bias": key_bias, "scale": scale}
+        | {"sets": _sets(op, (B, H), queries, keys, bucket, spans)}
+        | {"causal": causal, "other_keys_only": other_keys_only, "offset": offset, "offsets": offsets}
+        | {"hidden": hidden, "hidden_rows": rows}
+    )
+
+
+def _sets(
+    op: str, heads: tuple[int, int], queries: list[Tensor], keys: list[Tensor], bucket: list[Tensor], spans: list[int]
+) -> list[dict[str, Any]]:
+    """The sets, checked. Buckets of the same keys are the same buckets, whose keys the kernel packs once."""
+    sets: list[dict[str, Any]] = []
+    whole = {id(x): x.contiguous() for x in keys}  # a tensor that stands in several sets stays one
+    first_of: dict[tuple[int, torch.Size, int], int] = {}
+    buckets = 0
+    for of_queries, of_keys, named, span in zip(queries, keys, bucket, spans, strict=True):
+        blocks = of_queries.shape[2] if named.numel() > 0 else min(of_queries.shape[2], of_keys.shape[2])
+        interface.check(
+            op,
+            queries=(of_queries, torch.int64, (*heads, blocks, of_queries.shape[3])),
+            keys=(of_keys, torch.int64, (*heads, *of_keys.shape[2:])),
+            bucket=(named, torch.int64, (0,) if named.ndim == 1 else (*heads, blocks)),
+        )
+        of_keys = whole[id(of_keys)]
+        same = of_keys.data_ptr(), of_keys.shape, span
+        if same not in first_of:
+            first_of[same] = buckets
+            buckets += of_keys.shape[2]
+        sets.append(
+            {"blocks": blocks, "query_slots": of_queries.shape[3], "queries": of_queries, "span": span}
+            | {"buckets": of_keys.shape[2], "key_slots": of_keys.shape[3], "keys": of_keys, "first": first_of[same]}
+            | {"bucket": named if named.numel() > 0 else None}
+        )
+    return sets

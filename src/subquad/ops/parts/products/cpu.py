@@ -1,0 +1,46 @@
+"""Causal products in compiled code."""
+
+import torch
+from torch import Tensor
+
+from subquad.ops.native import interface
+from subquad.ops.parts.products.op import causal_product, directed_product, multiplications
+
+
+@causal_product.refusal("cpu")
+def refusal(query: Tensor, *_: object) -> str | None:
+    """Why the compiled kernels cannot take this call; None where they can."""
+    if query.dtype in (torch.bfloat16, torch.float16):
+        return f"the dtype is {query.dtype}, and causal products take fp32"
+    return interface.refusal(query)
+
+
+@directed_product.on("cpu")
+def compute(query: Tensor, key: Tensor, value: Tensor, reverse: bool) -> Tensor:
+    """As `causal_product`, forwards or backwards."""
+    (B, H, N, D), (_, G, _, E) = query.shape, value.shape
+    if H % G and G % H:
+        raise ValueError(f"causal_product: {H} query heads and {G} key heads, but one must divide the other")
+    interface.check(
+        "causal_product",
+        query=(query, torch.float32, (B, H, N, D)),
+        key=(key, torch.float32, (B, G, N, D)),
+        value=(value, torch.float32, (B, G, N, E)),
+    )
+    out = directed_product.outputs(query, key, value, reverse)
+    interface.run(
+        "causal_product",
+        B=B,
+        H=H,
+        G=G,
+        N=N,
+        D=D,
+        E=E,
+        threads=interface.threads(multiplications(query.shape, key.shape, value.shape)),
+        reverse=reverse,
+        query=query,
+        key=key,
+        value=value,
+        out=out,
+    )
+    return out
