@@ -1,5 +1,6 @@
 """Attention inside buckets: every backend equals a dense softmax, and the compiled kernels keep their rules."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -183,7 +184,7 @@ def test_sets_in_several_portions_are_merged(monkeypatch):
     inputs = qkv(40)
     buckets = two_sets(2, 2, 40, 40)
     want = both(attend_buckets, inputs, buckets, Mask())
-    monkeypatch.setattr("subquad.ops.bucket_attention.SLOTS", 100)
+    monkeypatch.setattr("subquad.ops.parts.pairs.op.SLOTS", 100)
     assert_equal(both(attend_buckets, inputs, buckets, Mask()), want)
 
 
@@ -259,7 +260,7 @@ def test_double_backward_is_refused_not_wrong():
 
 # ---------------------------------------------------------------------- lists that are not in order
 
-FORWARD = torch.ops.subquad.bucket_attention_forward
+FORWARD = functools.partial(torch.ops.subquad.pairs_forward, "cpu")
 
 
 def arguments(bucket: Tensor, hidden: Tensor | None = None) -> tuple:
@@ -312,5 +313,5 @@ def test_lists_of_other_shapes_and_types_are_refused():
         arguments(named, torch.zeros(1, 1, 0, 20, dtype=torch.bool)),
         arguments(named, torch.zeros(1, 1, 1, 19, dtype=torch.bool)),
     ):
-        with pytest.raises(ValueError, match=r"bucket_attention_forward: .* but the other tensors go with"):
+        with pytest.raises(ValueError, match=r"pairs_forward: .* but the other tensors go with"):
             FORWARD(*given)

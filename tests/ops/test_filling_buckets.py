@@ -1,12 +1,14 @@
 """Filling buckets: every backend takes the same tokens, whatever the ties, the padding and the sample that it saw."""
 
+import functools
+
 import pytest
 import torch
 
 import subquad as sq
 from subquad import Mask
 from subquad.ops import native
-from subquad.ops.choose.balanced import balanced_buckets, best_of_each_bucket, enlarged
+from subquad.ops.choose.balanced import balanced_buckets, enlarged
 from subquad.ops.choose.blocks.op import by_bucket
 from subquad.ops.choose.top.op import top_and_best
 from subquad.ops.choose.top.reference import log_odds, top_of_each_bucket
@@ -16,6 +18,8 @@ from subquad.workflows.bench_calls import threads
 from tests.oracle import normal, qkv
 
 compiled = pytest.mark.skipif(native.refusal() is not None, reason=f"no compiled kernels: {native.refusal()}")
+
+by_score = functools.partial(balanced_buckets, odds=False)
 
 
 def one_by_one(scores, sizes, real) -> torch.Tensor:
@@ -141,7 +145,7 @@ def test_no_labels_no_blocks(implementation):
 
 
 @compiled
-@pytest.mark.parametrize("fill", [balanced_buckets, best_of_each_bucket])
+@pytest.mark.parametrize("fill", [balanced_buckets, by_score])
 @pytest.mark.parametrize("mask", [Mask(), Mask.padding([60, 13]), Mask.causal()], ids=["whole", "padded", "causal"])
 def test_whole_buckets_equal_the_references(variant, fill, mask):
     scores = normal(2, 3, 60, 7), normal(2, 3, 60, 7, seed=1)

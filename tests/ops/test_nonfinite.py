@@ -115,8 +115,8 @@ def test_a_block_of_no_bucket_meets_nothing(number: int):
     q, k, v = tracked(*qkv(24))
     queries = torch.arange(24).view(1, 1, 2, 12).expand(2, 2, 2, 12)
     buckets = Buckets(queries, queries, torch.tensor([1, number]).expand(2, 2, 2))
-    out = torch.ops.subquad.bucket_attention_forward(
-        *(q, k, v, None, [queries], [queries], [buckets.bucket], [-1], None, None, 0, False, False, 0.3)
+    out = torch.ops.subquad.pairs_forward(
+        *("cpu", q, k, v, None, [queries], [queries], [buckets.bucket], [-1], None, None, 0, False, False, 0.3)
     )[0]
     assert (out[:, :, 12:] == 0).all()
     assert (out[:, :, :12] != 0).all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -18,6 +17,7 @@ from subquad.methods.traits import Call, Fit, Traits
 from subquad.ops.packing import per_segment, take_apart
 from subquad.ops.padding import cleared_inputs
 from subquad.shapes import Sizes, validate
+from subquad.spelling import nearest
 
 __all__ = ["Bound", "Call", "Fit", "Method", "Traits", "by_item", "constants", "nearest"]
 
@@ -427,9 +427,3 @@ class Bound(nn.Module):
     def extra_repr(self) -> str:
         """What `print(module)` shows."""
         return str(self.method)
-
-
-def nearest(word: str, known: list[str]) -> str:
-    """A hint at the known word that looks most like this one, or nothing."""
-    match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean {match[0]!r}?" if match else ""

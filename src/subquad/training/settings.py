@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from subquad.data.files import exists, read_bytes
 from subquad.errors import InputError
 from subquad.methods import parse_method
-from subquad.methods.base import nearest
+from subquad.spelling import nearest
 from subquad.training.models.configuration import POSITIONS, AttentionConfig
 from subquad.training.tasks import TASKS
 from subquad.training.tasks.base import Task
@@ -191,13 +191,13 @@ def settings_of(
         InputError: an unknown task, table or setting, or a value that does not fit; named.
     """
     if task not in TASKS:
-        raise InputError(f"no task {task!r}{nearest(task, list(TASKS))}; there are {', '.join(TASKS)}")
+        raise InputError(f"no task {task!r}{nearest(task, TASKS)}; there are {', '.join(TASKS)}")
     kind = TASKS[task]
     tables: dict[str, dict[str, Any]] = {name: dict(kind.start.get(name, {})) for name in ("task", "model", "training")}
     for source in given:
         for name, table in source.items():
             if name not in tables:
-                raise InputError(f"no table [{name}]{nearest(name, list(tables))}; there are {', '.join(tables)}")
+                raise InputError(f"no table [{name}]{nearest(name, tables)}; there are {', '.join(tables)}")
             tables[name] |= table
     name = tables["task"].pop("name", task)
     if name != task:

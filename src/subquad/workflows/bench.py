@@ -22,9 +22,9 @@ from subquad.errors import InputError, as_input_error, check_device
 from subquad.measure.noise import AGAIN
 from subquad.measure.timing import Effort, foretold, stopwatch, until_steady
 from subquad.methods import Full, Method, parse_method
-from subquad.methods.base import nearest
 from subquad.ops.backends import choose
 from subquad.report.bench_schema import EXACT
+from subquad.spelling import nearest
 from subquad.workflows import machine
 from subquad.workflows.bench_calls import DTYPES, PASSES, Calls, Load, hindrance, out_of_memory, threads
 from subquad.workflows.bench_memory import extra_memory
@@ -89,7 +89,7 @@ class Settings:
                 raise InputError(f"nothing to measure: no {option} is named; there are {', '.join(known)}")
             for name in given:
                 if name not in known:
-                    raise InputError(f"no {option} {name!r}{nearest(name, list(known))}; there are {', '.join(known)}")
+                    raise InputError(f"no {option} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
         sizes = [("length", n) for n in self.lengths] + [("batch", self.batch), ("heads", self.heads)]
         sizes += [("head-dim", self.head_dim)] + ([] if self.threads is None else [("threads", self.threads)])
         for what, size in sizes:
