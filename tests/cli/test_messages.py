@@ -7,6 +7,7 @@ import os
 import pytest
 from typer.testing import CliRunner
 
+from subquad import papers as _with_their_tasks  # noqa: F401
 from subquad.cli import app
 from subquad.cli.common import LONGEST
 from subquad.data import texts

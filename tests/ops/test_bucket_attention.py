@@ -99,7 +99,7 @@ def test_equals_a_dense_softmax(implementation, poisoned, shape, mask, extra):
     elif extra != "plain":
         inputs, options = (*inputs, normal(B, H, M, seed=8)), {"other_keys_only": True}
     buckets = two_sets(B, H, N, M)
-    have = both(attend_buckets, inputs, buckets, mask, **options)
+    have = both(attend_pairs, inputs, buckets, mask, **options)
     want = both(dense, [x.double() for x in inputs], buckets, mask, **options)
     assert_equal(have, [x.float() for x in want])
 
@@ -111,7 +111,7 @@ def test_many_queries_and_keys_cross_every_chunk(implementation, poisoned, sets)
     buckets = tuple(
         Buckets(slots(1, 1, 2, 850, 900, seed=i), slots(1, 1, 2, 1300, 1700, seed=i + 5)) for i in range(sets)
     )
-    have = both(attend_buckets, inputs, buckets, Mask.causal(offset=800))
+    have = both(attend_pairs, inputs, buckets, Mask.causal(offset=800))
     want = both(dense, [x.double() for x in inputs], buckets, Mask.causal(offset=800))
     assert_equal(have, [x.float() for x in want])
 
@@ -120,7 +120,7 @@ def test_each_set_has_its_own_window(implementation):
     q, k, v = qkv(40)
     every = torch.arange(40).expand(2, 2, 1, -1)
     sets = Buckets(every, every, span=2), Buckets(every, every, span=9), Buckets(every, every)
-    have = both(attend_buckets, (q, k, v), sets, Mask.causal())
+    have = both(attend_pairs, (q, k, v), sets, Mask.causal())
     assert_equal(have, [x.float() for x in both(dense, [x.double() for x in (q, k, v)], sets, Mask.causal())])
     assert_equal(
         [attend_pairs(q, k, v, (sets[0], sets[2]), Mask.window(3), scale=0.3)[1]],
@@ -132,7 +132,7 @@ def test_each_set_has_its_own_window(implementation):
 def test_either_output_may_be_read_alone(implementation, poisoned, read):
     inputs, every = tracked(*qkv(12), normal(2, 2, 12)), torch.arange(12).expand(2, 2, 1, -1)
     results = []
-    for attend, some in ((attend_buckets, inputs), (dense, [x.double() for x in inputs])):
+    for attend, some in ((attend_pairs, inputs), (dense, [x.double() for x in inputs])):
         out, lse = attend(*some[:3], (Buckets(every, every),), Mask(), scale=0.3, key_bias=some[3])
         results.append(gradients(out if read == "out" else lse, *inputs))
     assert_equal(*results)
@@ -141,7 +141,7 @@ def test_either_output_may_be_read_alone(implementation, poisoned, read):
 def test_large_logits(implementation):
     inputs, every = qkv(30, 40), (torch.arange(30).expand(2, 2, 1, -1), torch.arange(40).expand(2, 2, 1, -1))
     inputs = [60 * inputs[0], 60 * inputs[1], inputs[2]]
-    have = both(attend_buckets, inputs, (Buckets(*every),), Mask())
+    have = both(attend_pairs, inputs, (Buckets(*every),), Mask())
     want = both(dense, [x.double() for x in inputs], (Buckets(*every),), Mask())
     assert_equal(have, [x.float() for x in want], 2e-3)
 
@@ -175,7 +175,7 @@ def test_the_number_of_threads_changes_nothing(count, monkeypatch):
         results = []
         for number in (1, count):
             with threads(number):
-                results.append(both(attend_buckets, inputs, buckets, Mask.causal()))
+                results.append(both(attend_pairs, inputs, buckets, Mask.causal()))
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
@@ -183,24 +183,24 @@ def test_the_number_of_threads_changes_nothing(count, monkeypatch):
 def test_sets_in_several_portions_are_merged(monkeypatch):
     inputs = qkv(40)
     buckets = two_sets(2, 2, 40, 40)
-    want = both(attend_buckets, inputs, buckets, Mask())
+    want = both(attend_pairs, inputs, buckets, Mask())
     monkeypatch.setattr("subquad.ops.parts.pairs.op.SLOTS", 100)
-    assert_equal(both(attend_buckets, inputs, buckets, Mask()), want)
+    assert_equal(both(attend_pairs, inputs, buckets, Mask()), want)
 
 
 @compiled
 def test_any_layout_of_the_inputs():
     q, k, v = qkv(40, E=8)
     buckets = two_sets(2, 2, 40, 40)
-    want = both(attend_buckets, (q, k, v), buckets, Mask())
+    want = both(attend_pairs, (q, k, v), buckets, Mask())
     token_major = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     transposed = [x.mT.contiguous().mT for x in (q, k, v)]
     for layout in (token_major, transposed):
-        have = both(attend_buckets, layout, buckets, Mask())
+        have = both(attend_pairs, layout, buckets, Mask())
         assert all(torch.equal(a, b) for a, b in zip(have, want, strict=True))
     strided = tuple(replace(some, queries=some.queries.mT.contiguous().mT) for some in buckets)
     strided = tuple(replace(some, keys=some.keys.mT.contiguous().mT) for some in strided)
-    assert_equal(both(attend_buckets, (q, k, v), strided, Mask()), want)
+    assert_equal(both(attend_pairs, (q, k, v), strided, Mask()), want)
 
 
 @compiled

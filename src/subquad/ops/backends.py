@@ -127,23 +127,26 @@ class Operator:
     """A torch operator that compiled backends compute, under its name in `torch.ops.subquad`.
 
     Made from the function that allocates its outputs, whose annotations are the operator's schema behind a first
-    argument, the backend's name.
+    argument, the backend's name. A backend's function gets the outputs, to be filled, and then the arguments.
     """
 
     def __init__(self, outputs: Callable[..., Any]):
         functools.update_wrapper(self, outputs)
         self.name, self.outputs = outputs.__name__, outputs
         self._computed: dict[str, Callable[..., Any]] = {}
-        self._run = define(
-            self.name, lambda backend, *args: self._computed[backend](*args), outputs, first="str backend"
-        )
+        self._run = define(self.name, self._compute, outputs, first="str backend")
 
     def __call__(self, backend: str, *args: Any) -> Any:
         """Compute the outputs on this backend."""
         return self._run(backend, *args)
 
+    def _compute(self, backend: str, *args: Any) -> Any:
+        outputs = self.outputs(*args)
+        self._computed[backend](outputs, *args)
+        return outputs
+
     def on(self, backend: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register what computes the outputs on a backend."""
+        """Register what fills the outputs on a backend."""
 
         def add(compute: Callable[..., Any]) -> Callable[..., Any]:
             self._computed[backend] = compute

@@ -25,12 +25,15 @@ class Packing:
         self.held: list[Any] = []
 
 
+Fill = Callable[[Any, Packing], None]  # puts the numbers of one value there
+
+
 class Field(NamedTuple):
     """A field: its name, how its numbers are packed, and what puts them there."""
 
     name: str
     format: str
-    fill: Callable[[Any, Packing], None]
+    fill: Fill
 
 
 class Structure:
@@ -107,7 +110,7 @@ def _rows_out(x: Tensor, to: Packing) -> None:
     _rows(x, to)
 
 
-def _address_of(dtype: torch.dtype, *, out: bool) -> Callable[[Tensor | None, Packing], None]:
+def _address_of(dtype: torch.dtype, *, out: bool) -> Fill:
     def fill(x: Tensor | None, to: Packing) -> None:
         if x is None:
             to.numbers.append(0)
@@ -124,7 +127,7 @@ def _address_of(dtype: torch.dtype, *, out: bool) -> Callable[[Tensor | None, Pa
     return fill
 
 
-def _list_of(structure: Structure) -> Callable[[Sequence[Mapping[str, Any]]], Packing]:
+def _list_of(structure: Structure) -> Fill:
     def fill(items: Sequence[Mapping[str, Any]], to: Packing) -> None:
         packed = b"".join(structure.pack(item, to.held) for item in items)
         memory = ctypes.create_string_buffer(packed, max(len(packed), 1))

@@ -14,12 +14,10 @@ def refusal(labels: Tensor, *_: object) -> str | None:
 
 
 @label_blocks.on("cpu")
-def compute(labels: Tensor, buckets: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def compute(outputs: tuple[Tensor, Tensor, Tensor], labels: Tensor, buckets: int, size: int) -> None:
     """As `sorted_blocks`."""
     interface.check("by_bucket", labels=(labels, torch.int64, tuple(labels.shape)))
-    if buckets < 1 or size < 1:
-        raise ValueError(f"by_bucket: {buckets} buckets and blocks of {size}, but there must be 1 of each at least")
-    outputs = tokens, bucket, used = label_blocks.outputs(labels, buckets, size)
+    tokens, bucket, used = outputs
     B, H, N = labels.shape
     interface.run(
         "bucket_blocks",
@@ -34,4 +32,3 @@ def compute(labels: Tensor, buckets: int, size: int) -> tuple[Tensor, Tensor, Te
         bucket=bucket,
         used=used,
     )
-    return outputs

@@ -39,6 +39,8 @@ def _(backend: str, labels: Tensor, buckets: int, size: int) -> tuple[Tensor, Te
 @Operator
 def label_blocks(labels: Tensor, buckets: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Allocate tokens, buckets and counts."""
+    if buckets < 1 or size < 1:
+        raise ValueError(f"by_bucket: {buckets} buckets and blocks of {size}, but there must be 1 of each at least")
     B, H, N = labels.shape
     blocks = -(-N // size) + buckets
     return labels.new_empty(B, H, blocks, size), labels.new_empty(B, H, blocks), labels.new_empty(B, H)

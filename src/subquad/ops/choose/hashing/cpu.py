@@ -15,11 +15,10 @@ def refusal(x: Tensor, *_: object, **__: object) -> str | None:
 
 
 @hash_words.on("cpu")
-def compute(x: Tensor, bits: int, seed: int, centre: bool, real: Tensor | None) -> Tensor:
+def compute(codes: Tensor, x: Tensor, bits: int, seed: int, centre: bool, real: Tensor | None) -> None:
     """As `hash_codes`."""
     B, H, N, D = x.shape
     interface.check("hash_codes", real=(real, torch.bool, (B, N)))
-    codes = hash_words.outputs(x, bits, seed, centre, real)
     interface.run(
         "hash",
         B=B,
@@ -35,4 +34,3 @@ def compute(x: Tensor, bits: int, seed: int, centre: bool, real: Tensor | None) 
         planes=orthogonal(seed, bits, D, like=interface.FLOAT32),
         codes=codes,
     )
-    return codes

@@ -14,13 +14,12 @@ def refusal(codes: Tensor, *_: object) -> str | None:
 
 
 @kmeans_labels.on("cpu")
-def compute(codes: Tensor, real: Tensor | None, clusters: int, iterations: int) -> Tensor:
+def compute(labels: Tensor, codes: Tensor, real: Tensor | None, clusters: int, iterations: int) -> None:
     """As `hamming_kmeans`."""
     B, H, N = codes.shape
     interface.check("hamming_kmeans", codes=(codes, torch.int64, (B, H, N)), real=(real, torch.bool, (B, N)))
     if clusters < 1:
         raise ValueError(f"hamming_kmeans: clusters={clusters}, but there must be 1 at least")
-    labels = kmeans_labels.outputs(codes, real, clusters, iterations)
     interface.run(
         "kmeans",
         B=B,
@@ -33,4 +32,3 @@ def compute(codes: Tensor, real: Tensor | None, clusters: int, iterations: int) 
         real=real,
         labels=labels,
     )
-    return labels

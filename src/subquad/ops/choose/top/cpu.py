@@ -19,15 +19,16 @@ def refusal(scores: Tensor | Hashed, *_: object, **__: object) -> str | None:
 
 
 @top_by_score.on("cpu")
-def by_score(scores: Tensor, sizes: Tensor, most: int, real: Tensor | None, odds: bool) -> tuple[Tensor, Tensor]:
+def by_score(
+    outputs: tuple[Tensor, Tensor], scores: Tensor, sizes: Tensor, most: int, real: Tensor | None, odds: bool
+) -> None:
     """As `top_and_best`."""
-    outputs = top_by_score.outputs(scores, sizes, most, real, odds)
     _select(scores.shape, 32 * scores.numel(), sizes, real, odds, outputs, scores=scores.float(), terms=(), root=1.0)
-    return outputs
 
 
 @top_by_hash.on("cpu")
 def by_hash(
+    outputs: tuple[Tensor, Tensor],
     vectors: list[Tensor],
     weights: list[Tensor],
     biases: list[Tensor],
@@ -38,9 +39,8 @@ def by_hash(
     most: int,
     real: Tensor | None,
     odds: bool,
-) -> tuple[Tensor, Tensor]:
+) -> None:
     """As `top_by_hash` says."""
-    outputs = top_by_hash.outputs(vectors, weights, biases, layers, heads, root, sizes, most, real, odds)
     B, _, N, _ = vectors[0].shape
     for x in vectors:
         interface.check("top_by_hash", vectors=(x, x.dtype, (B, x.shape[1], N, x.shape[3])))
@@ -55,7 +55,6 @@ def by_hash(
     work = B * heads * N * sum(weight.shape[1] * weight.shape[2] for weight in weights)
     shape = B, heads, N, weights[-1].shape[2]
     _select(shape, work, sizes, real, odds, outputs, scores=None, terms=terms, root=root)
-    return outputs
 
 
 def _select(

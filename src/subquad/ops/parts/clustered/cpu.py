@@ -32,6 +32,7 @@ def refusal(query: Tensor, *_: object, dropout_p: float = 0.0, wants_lse: bool =
 
 @clustered_forward.on("cpu")
 def forward(
+    outputs: tuple[Tensor, ...],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -43,12 +44,10 @@ def forward(
     iterations: int,
     scale: float,
     seed: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> None:
     """The output, and all that `Saved` holds, in its order."""
     inputs = _inputs("clustered_forward", query, key, value, query_real, key_real, clusters, topk, scale)
-    out, *saved = clustered_forward.outputs(
-        query, key, value, None, None, clusters, topk, bits, iterations, scale, seed
-    )
+    out, *saved = outputs
     interface.run(
         "clustered_forward",
         inputs=inputs,
@@ -58,11 +57,11 @@ def forward(
         out=out,
         saved=dict(zip(SAVED, saved, strict=True)),
     )
-    return out, *saved  # type: ignore[return-value]
 
 
 @clustered_backward.on("cpu")
 def backward(
+    grads: tuple[Tensor, Tensor, Tensor],
     grad_out: Tensor,
     query: Tensor,
     key: Tensor,
@@ -79,7 +78,7 @@ def backward(
     clusters: int,
     topk: int,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> None:
     """Gradients of query, key and value.
 
     Raises:
@@ -98,7 +97,6 @@ def backward(
         lse=(lse, torch.float32, (B, H, C)),
         mass=(mass, torch.float32, (B, H, C)),
     )
-    grads = clustered_backward.outputs(grad_out, query, key, value, *(None,) * 12)
     saved = order, offsets, top, centroids, rest, lse, mass
     interface.run(
         "clustered_backward",
@@ -107,7 +105,6 @@ def backward(
         grad_out=grad_out,
         **dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=True)),
     )
-    return grads
 
 
 def _inputs(
@@ -123,8 +120,6 @@ def _inputs(
 ) -> dict[str, Any]:
     """What both directions read, checked."""
     (B, H, N, D), (_, G, M, E) = query.shape, value.shape
-    if topk < 0 or clusters < min(N, 1):
-        raise ValueError(f"{op}: clusters={clusters} and topk={topk}, but there must be 1 and 0 at least")
     interface.check(
         op,
         key=(key, query.dtype, (B, G, M, D)),

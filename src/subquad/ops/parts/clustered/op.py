@@ -91,6 +91,8 @@ def clustered_forward(
     """Allocate the output, and what the backward pass needs: order, offsets, top, centroids, rest, lse, mass."""
     B, H, N, D = query.shape
     E, C = value.shape[3], clusters
+    if topk < 0 or clusters < 1:
+        raise ValueError(f"clustered_forward: clusters={C} and topk={topk}, but there must be 1 and 0 at least")
     order = query.new_empty(B, H, N, dtype=torch.int32)
     offsets = query.new_empty(B, H, C + 1, dtype=torch.int32)
     top = query.new_empty(B, H, C, topk, dtype=torch.int32)

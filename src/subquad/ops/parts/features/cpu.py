@@ -20,6 +20,7 @@ def refusal(query: Tensor, *_: object, **__: object) -> str | None:
 
 @features_forward.on("cpu")
 def forward(
+    outputs: tuple[Tensor, Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -29,17 +30,17 @@ def forward(
     key_bias: Tensor | None,
     block: int,
     lag: int,
-) -> tuple[Tensor, Tensor]:
+) -> None:
     """As `feature_attention`: (out, lse)."""
     query, key, value = wide(query), wide(key), wide(value)
     inputs = _inputs(query, key, value, of_query, of_key, feature_bias, key_bias, block, lag, passes=1)
-    out, lse = features_forward.outputs(query, key, value, *(None,) * 6)
+    out, lse = outputs
     interface.run("feature_forward", inputs=inputs, out=out, lse=lse)
-    return out, lse
 
 
 @features_backward.on("cpu")
 def backward(
+    grads: tuple[Tensor, Tensor, Tensor, Tensor],
     grad_out: Tensor | None,
     grad_lse: Tensor | None,
     query: Tensor,
@@ -53,13 +54,13 @@ def backward(
     lse: Tensor,
     block: int,
     lag: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> None:
     """Gradients of query, key, value and key_bias; the last is empty where there is no bias."""
     query, key, value = wide(query), wide(key), wide(value)
     inputs = _inputs(query, key, value, of_query, of_key, feature_bias, key_bias, block, lag, passes=3)
-    given = grad_out, grad_lse, query, key, value, of_query, of_key, feature_bias, None, out, lse, block, lag
-    *grads, _ = features_backward.outputs(*given)
-    of_bias = query.new_empty(0 if key_bias is None else key.shape[:3])
+    *of_inputs, of_bias = grads
+    shared = key_bias is not None and key_bias.shape[1] < key.shape[1]  # a bias that heads share gets the sum of theirs
+    of_heads = query.new_empty(key.shape[:3]) if shared else of_bias
     interface.run(
         "feature_backward",
         inputs=inputs,
@@ -67,12 +68,11 @@ def backward(
         grad_out=grad_out,
         lse=lse,
         grad_lse=grad_lse,
-        **dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=True)),
-        grad_key_bias=None if key_bias is None else of_bias,
+        **dict(zip(("grad_query", "grad_key", "grad_value"), of_inputs, strict=True)),
+        grad_key_bias=None if key_bias is None else of_heads,
     )
-    if key_bias is not None and key_bias.shape[1] < of_bias.shape[1]:
-        of_bias = of_bias.sum(1, keepdim=True)
-    return *grads, of_bias  # type: ignore[return-value]
+    if shared:
+        of_bias.copy_(of_heads.sum(1, keepdim=True))
 
 
 def _inputs(

@@ -31,6 +31,7 @@ def refusal(
 
 @pairs_forward.on("cpu")
 def forward(
+    outputs: tuple[Tensor, Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -45,18 +46,18 @@ def forward(
     causal: bool,
     other_keys_only: bool,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+) -> None:
     """As `attend_pairs`: (out, lse)."""
     query, key, value = wide(query), wide(key), wide(value)
     pattern = offsets, hidden, offset, causal, other_keys_only
     inputs = _inputs("pairs_forward", query, key, value, key_bias, queries, keys, bucket, spans, *pattern, scale)
-    out, lse = pairs_forward.outputs(query, key, value, key_bias, queries, keys, bucket, *(None,) * 7)
+    out, lse = outputs
     interface.run("bucket_forward", inputs=inputs, out=out, lse=lse)
-    return out, lse
 
 
 @pairs_backward.on("cpu")
 def backward(
+    grads: tuple[Tensor, Tensor, Tensor, Tensor],
     grad_out: Tensor | None,
     grad_lse: Tensor | None,
     query: Tensor,
@@ -75,7 +76,7 @@ def backward(
     causal: bool,
     other_keys_only: bool,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> None:
     """Gradients of query, key, value and key_bias; the last is empty where there is no bias."""
     query, key, value = wide(query), wide(key), wide(value)
     pattern = offsets, hidden, offset, causal, other_keys_only
@@ -88,8 +89,7 @@ def backward(
         out=(out, query.dtype, of_out),
         lse=(lse, query.dtype, of_lse),
     )
-    given = grad_out, grad_lse, query, key, value, key_bias, out, lse
-    *grads, grad_key_bias = pairs_backward.outputs(*given, *(None,) * 10)
+    *of_inputs, of_bias = grads
     interface.run(
         "bucket_backward",
         inputs=inputs,
@@ -97,10 +97,9 @@ def backward(
         grad_out=grad_out,
         lse=lse,
         grad_lse=grad_lse,
-        **dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=True)),
-        grad_key_bias=None if key_bias is None else grad_key_bias,
+        **dict(zip(("grad_query", "grad_key", "grad_value"), of_inputs, strict=True)),
+        grad_key_bias=None if key_bias is None else of_bias,
     )
-    return *grads, grad_key_bias  # type: ignore[return-value]
 
 
 def _inputs(

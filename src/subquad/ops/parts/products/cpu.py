@@ -16,7 +16,7 @@ def refusal(query: Tensor, *_: object) -> str | None:
 
 
 @directed_product.on("cpu")
-def compute(query: Tensor, key: Tensor, value: Tensor, reverse: bool) -> Tensor:
+def compute(out: Tensor, query: Tensor, key: Tensor, value: Tensor, reverse: bool) -> None:
     """As `causal_product`, forwards or backwards."""
     (B, H, N, D), (_, G, _, E) = query.shape, value.shape
     if H % G and G % H:
@@ -27,7 +27,6 @@ def compute(query: Tensor, key: Tensor, value: Tensor, reverse: bool) -> Tensor:
         key=(key, torch.float32, (B, G, N, D)),
         value=(value, torch.float32, (B, G, N, E)),
     )
-    out = directed_product.outputs(query, key, value, reverse)
     interface.run(
         "causal_product",
         B=B,
@@ -43,4 +42,3 @@ def compute(query: Tensor, key: Tensor, value: Tensor, reverse: bool) -> Tensor:
         value=value,
         out=out,
     )
-    return out
