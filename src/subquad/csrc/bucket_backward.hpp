@@ -6,7 +6,7 @@
 // As forwards, every slot of a query and of a key has a place of its own for what it gets, and a token's places are
 // added in their order.
 
-constexpr int64_t MOST_PARTS = 4;  // tasks of a bucket with many keys; each has places of its own for the queries
+constexpr int64_t MOST_PARTS = 4;  // tasks per bucket with many keys; each has places of its own for the queries
 
 struct BucketGradients {
   Listing queries, keys;

@@ -3,13 +3,17 @@
 // Every bucket packs its keys and values once for up to QUERY_RUN of its queries. What a query gets there stays in a
 // slot of its own, and its slots are merged in their order: results do not depend on which thread did what.
 //
+//     listing     per head: buckets as lists, and runs of queries that share a bucket
+//     attention   per run: a tile of queries against up to BUCKET_KEYS keys at a time, into the queries' slots
+//     merging     per query: its slots, which its places in the listing name
+//
 // Weights are 2^−SHRUNK of what they are, so that no sum of values overflows whose mean does not. A query that sees
 // keys, all with logits of −∞, has an output of NaN, as softmax does; one that sees none has 0.
 
-constexpr int64_t QUERY_RUN = 384;    // queries of a task
-constexpr int64_t QUERY_TILE = 48;    // rows of a product
+constexpr int64_t QUERY_RUN = 384;    // queries per task
+constexpr int64_t QUERY_TILE = 48;    // rows per product
 constexpr int64_t BUCKET_KEYS = 512;  // keys packed at a time
-constexpr int64_t MERGED = 256;       // queries of a merging task
+constexpr int64_t MERGED = 256;       // queries per merging task
 constexpr int SHRUNK = 24;            // 2²⁴ keys of the largest values have a finite sum
 constexpr float GROWN = 1 << SHRUNK;
 
@@ -77,8 +81,8 @@ static void pack_both_ways(const Rows &from, int64_t b, int64_t g, const int32_t
   pack_transposed(rows, lanes, width, padded, transposed, lanes);
 }
 
-// A row of products to 2^−SHRUNK e^{logit − highest}, with the running maximum and sum. Returns what older sums are to be
-// multiplied with.
+// A row of products to 2^−SHRUNK e^{logit − highest}, with the running maximum and sum. Returns the factor that brings
+// older sums to the new maximum.
 static float online_row(float *row, int64_t lanes, float scale, const BucketScratch &own, const Seen *seen,
                         float *highest_so_far, float *total) {
   vf high = splat(*highest_so_far), sums = {};
@@ -117,6 +121,7 @@ static void attend_tile(const BucketForward &a, int64_t b, int64_t h, int64_t sp
   gemm(count, width, keys, own.weights, lanes, 1, own.values, width, head.out + first * width, width, add);
 }
 
+// A run of queries over all keys of its bucket. Only the first chunk of keys overwrites what the slots hold.
 static void attend_run(const BucketForward &a, int64_t b, int64_t h, const BucketHead &head, const QueryRun &of,
                            const BucketScratch &own) {
   const BucketInputs &in = a.inputs;

@@ -1,4 +1,11 @@
 // Buckets as lists without gaps: the queries and keys of each, and of every token where it stands in them.
+//
+//     slots      bucket 0: 3 7 · 9      bucket 1: · 1 · 3        · is an empty slot
+//     tokens     3 7 9 1 3
+//     starts     0     3   5                                     bucket c has tokens[starts[c] … starts[c + 1])
+//     places     of 1: 3      of 3: 0 4      of 7: 1      of 9: 2
+//
+// What a token gets is computed bucket by bucket, into its places, and then added place by place.
 
 struct Listing {
   int32_t *tokens;  // (slots) of the buckets, one after the other
@@ -15,6 +22,7 @@ struct Listing {
 
   int64_t size(int64_t bucket) const { return starts[bucket + 1] - starts[bucket]; }
 
+  // A counting sort of the places by the token that stands there.
   void find_places(int64_t buckets, int64_t positions) const {
     sort_by_label(tokens, Positions{nullptr, starts[buckets]}, positions, places, firsts);
   }
@@ -35,6 +43,7 @@ struct Extent {
   }
 };
 
+// One comparison for both ends: a negative number is a large one without its sign.
 static inline bool filled(int64_t slot, int64_t positions) { return (uint64_t)slot < (uint64_t)positions; }
 
 static void list_keys(const List<BucketSet> &of, int64_t bh, int64_t M, const Listing &to) {
@@ -42,10 +51,10 @@ static void list_keys(const List<BucketSet> &of, int64_t bh, int64_t M, const Li
   int32_t count = to.starts[0] = 0;
   for (const BucketSet &set : of) {
     const int64_t *slots = set.keys + bh * set.buckets * set.key_slots;
-    if (set.first < bucket) continue;
+    if (set.first < bucket) continue;  // listed with the earlier set
     for (int64_t c = 0; c < set.buckets; c++, slots += set.key_slots) {
       for (int64_t k = 0; k < set.key_slots; k++) {
-        to.tokens[count] = (int32_t)slots[k];
+        to.tokens[count] = (int32_t)slots[k];  // written always, and kept where the slot is filled
         count += filled(slots[k], M);
       }
       to.starts[++bucket] = count;
@@ -78,7 +87,10 @@ static void list_queries(const List<BucketSet> &of, int64_t bh, int64_t N, int64
 }
 
 // Which keys a query sees by their numbers: low ≤ key ≤ high, not its own number where that is forbidden, and none that
-// is marked as hidden.
+// is marked as hidden. Where query i stands among the keys:
+//
+//     keys   0 ── low ────── i + offset ────── high ── M − 1
+//                  └── span ──┘ └── span ──┘                 under `causal`, high is i + offset
 struct Seen {
   int32_t low, high, self;
   const uint8_t *hidden;

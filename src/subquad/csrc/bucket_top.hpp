@@ -4,6 +4,13 @@
 // Tokens stream by once, all columns of one after the other. A bound from a sample of the tokens lets few values of a
 // column through; those become candidates, of which the best are kept whenever their room is full. What is chosen does
 // not depend on the sample or on how tokens are shared out: columns that a sample misled are gone through again.
+//
+//                  columns: buckets →
+//     sampling     every n-th token                →  bound of each column
+//     streaming    tokens ↓  value > bound?        →  candidates of each column, per chunk of tokens
+//                                                     [ best so far | room ]   full: the best stay, the worst of them
+//                                                                              is the new bound
+//     merging      candidates of all chunks        →  the best of each column; too few: again without a bound
 
 constexpr int64_t LEAST_SAMPLE = 1024, SAMPLE_SHARE = 16;
 
@@ -110,7 +117,9 @@ static void sample_bounds(const TopOf &of, const TopScratch &own, float *bounds)
       for (int64_t c = 0; c < columns; c += W)
         store(own.sample + (first + i) * columns + c, rank_of(load(own.scores.tile + i * columns + c), own.by[i]));
   }
-  const float mean = (float)of.wanted * (float)count / (float)n;  // and four deviations
+  // So many of the sample are expected among the wanted. With four deviations (√mean each) more, the bound lets enough
+  // tokens through but for rare bad luck.
+  const float mean = (float)of.wanted * (float)count / (float)n;
   const int64_t k = (int64_t)(mean + 4 * __builtin_sqrtf(mean)) + 4;
   for (int64_t c = 0; c < columns; c += W) {
     const vf bound = bound_of_columns(own.sample + c, columns, count, k < count ? k : count, own.numbers);
@@ -135,7 +144,7 @@ static void take_passing(const TopOf &of, const TopScratch &own, int64_t first, 
         const int64_t column = c + lane;
         if (own.found[column] == room) {
           keep_wanted(own, column, of.wanted);
-          if (!(value[lane] > own.bound[column])) continue;
+          if (!(value[lane] > own.bound[column])) continue;  // the bound has risen; of equal values the lower token stays
         }
         own.best.logits[column * room + own.found[column]] = value[lane];
         own.best.ranks[column * room + own.found[column]++] = (int32_t)(first + i);
@@ -205,6 +214,7 @@ static void merge_top(const TopOf &of, const TopScratch &own, const ChunkTops &c
     }
   }
   if (!again) return;
+  // `stream` moves the bounds, so which columns are done again is kept in the first chunk's counts, which nobody needs now.
   int32_t *const again_of = chunks_of.found[of.row() * chunks_of.chunks];
   for (int64_t c = 0; c < in.buckets; c++) again_of[c] = own.bound[c] < 0;
   stream(of, own, 0, of.tokens.count, false);

@@ -1,4 +1,7 @@
-// out_t = Σ_{i≤t} (q_t·k_i) v_i, or over i ≥ t: a matrix of the sums so far, S = Σ k_i v_iᵀ, and a tile's own keys in pairs.
+// out_t = Σ_{i≤t} (q_t·k_i) v_i, or over i ≥ t: a matrix of the sums so far, S = Σ k_i v_iᵀ, and a tile's own keys in
+// pairs:
+//
+//     tiles so far  → S (R,E′)      out = q·S + tril(q·kᵀ)·v,  then  S += kᵀ·v
 //
 // H query heads and G key heads: one of the numbers divides the other. A query head with several key heads gets the sum
 // of what it gets from each.
@@ -53,8 +56,7 @@ struct ProductTask {
   // To out, what the tile's own keys give.
   void attend_own(int64_t count, int64_t i) const {
     const int64_t lanes = round_up(count, W);
-    gemm_deep(count, lanes, a.D, own.queries, R(), 1, own.key_columns[i], TILE, own.pairs, TILE,
-              false);
+    gemm_deep(count, lanes, a.D, own.queries, R(), 1, own.key_columns[i], TILE, own.pairs, TILE, false);
     for (int64_t t = 0; t < count; t++)
       for (int64_t j = 0; j < lanes; j += W) {
         const vf pairs = load(own.pairs + t * TILE + j);

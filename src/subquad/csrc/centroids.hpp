@@ -1,11 +1,19 @@
 // Attention of the centroids to all keys, with the selection of each centroid's top keys in the same pass.
 //
-// Keys are rows and centroids are lanes: a tile of logits is K·(Q^c)ᵀ, so that neither keys nor values are transposed and
-// the softmax runs down the columns. The C×M weights are never stored: a tile of them lives in the cache. The sum over the
-// top keys is taken out of the sum over all keys at the end.
+// Keys are rows and centroids are lanes, so that neither keys nor values are transposed:
+//
+//              centroids, C′ lanes →
+//             ┌──────────────────────┐
+//     64 keys │  logits K·(Q^c)ᵀ     │  down each column: the running maximum and sum of the softmax, and the candidates
+//        ↓    │  of a tile           │  for the centroid's top keys
+//             └──────────────────────┘
+//              its transpose × the keys' values → out (C′,E′)
+//
+// The C×M weights are never stored: a tile of them lives in the cache. The sum over the top keys is taken out of the sum
+// over all keys at the end.
 
 constexpr int64_t KEY_TILE = 64;
-constexpr int64_t KEY_CHUNK = 4096;  // keys a task, fixed so that results do not depend on the threads
+constexpr int64_t KEY_CHUNK = 4096;  // keys per task, fixed so that results do not depend on the threads
 
 // What the chunks of keys give, each in a piece of its own: softmax sums relative to `highest`, and the best keys.
 struct ChunkResults {
@@ -83,7 +91,8 @@ static void prune(const CentroidScratch &own, int64_t c, int64_t K) {
   own.bound[c] = kth;
 }
 
-// Keys above the smallest logit that can still be among the top K join the candidates.
+// Keys above the smallest logit that can still be among the top K join the candidates. A full list is pruned to its best
+// K, whose smallest is the new bound: the further the keys have come, the fewer pass.
 static void take_best(const CentroidScratch &own, const float *tile, int64_t columns, int64_t count, int64_t first_rank,
                       int64_t K) {
   for (int64_t v = 0; v < columns; v += W)
@@ -99,9 +108,10 @@ static void take_best(const CentroidScratch &own, const float *tile, int64_t col
     }
 }
 
-// The first tiles, which would all pass, are kept until a bound for them can be found in one go.
-static void select_keys(const CentroidScratch &own, int64_t C, int64_t seen, int64_t count, bool last, int64_t first_rank,
-                        int64_t K) {
+// The first tiles, which would all pass, are kept until a bound for them can be found in one go. `seen`: keys of the chunk
+// before this tile.
+static void select_keys(const CentroidScratch &own, int64_t C, int64_t seen, int64_t count, bool last,
+                        int64_t first_rank, int64_t K) {
   const int64_t columns = round_up(C, W), kept = own.room;
   if (seen >= kept) return take_best(own, own.tile, columns, count, first_rank + seen, K);
   for (int64_t i = 0; i < count * columns; i += W) store(own.first + seen * columns + i, load(own.tile + i));
@@ -110,6 +120,7 @@ static void select_keys(const CentroidScratch &own, int64_t C, int64_t seen, int
   for (int64_t v = 0; v < columns; v += W) {
     vf bound = splat(-__builtin_inff());
     if (seen > K) bound = bound_of_columns(own.first + v, columns, seen, K, own.numbers);
+    // Lanes behind the last centroid take nothing.
     for (int lane = 0; lane < W; lane++) own.bound[v + lane] = v + lane < C ? bound[lane] : __builtin_inff();
   }
   take_best(own, own.first, columns, seen, first_rank, K);
@@ -123,7 +134,7 @@ static void online_softmax(const CentroidScratch &own, int64_t C, int64_t count,
   for (int64_t v = 0; v < columns; v += W) {
     vf old = load(own.highest + v), high = old, total = load(own.total + v);
     for (int64_t i = 0; i < count; i++) high = maximum(load(own.tile + i * columns + v), high);
-    if (bits_greater(high, old)) {
+    if (bits_greater(high, old)) {  // rare after the first tiles
       vf shrink = exp_nonpositive(old - high);
       total *= shrink;
       for (int lane = 0; lane < W && v + lane < C; lane++) {
@@ -144,12 +155,13 @@ static void online_softmax(const CentroidScratch &own, int64_t C, int64_t count,
 
 // Centroids [first, last) of one head over one chunk of its keys.
 template <class T>
-static void attend_chunk(const ClusteredForward &a, const Positions &keys, int64_t b, int64_t h, int64_t chunk, int64_t first,
-                         int64_t last, const CentroidScratch &own, const ChunkResults &results) {
+static void attend_chunk(const ClusteredForward &a, const Positions &keys, int64_t b, int64_t h, int64_t chunk,
+                         int64_t first, int64_t last, const CentroidScratch &own, const ChunkResults &results) {
   const ClusteredInputs &in = a.inputs;
   const int64_t C = last - first, columns = round_up(C, W), width = results.width, K = in.topk, g = h / (in.H / in.G);
   const int64_t end = (chunk + 1) * KEY_CHUNK < keys.count ? (chunk + 1) * KEY_CHUNK : keys.count;
-  pack_centroids(a.saved.centroids + ((b * in.H + h) * in.clusters + first) * in.D, C, in.D, in.scale, own.rows, own.queries);
+  const float *centroids = a.saved.centroids + ((b * in.H + h) * in.clusters + first) * in.D;
+  pack_centroids(centroids, C, in.D, in.scale, own.rows, own.queries);
   for (int64_t c = 0; c < columns; c++) {
     own.highest[c] = LOWEST;
     own.total[c] = 0;
@@ -164,6 +176,7 @@ static void attend_chunk(const ClusteredForward &a, const Positions &keys, int64
     const int64_t start = chunk * KEY_CHUNK;
     if (K) select_keys(own, C, rank - start, count, rank + count == end, start, K);
     online_softmax(own, C, count, width);
+    // The tile is read transposed: its columns are the rows of the product.
     gemm(C, width, count, own.tile, 1, columns, own.values, width, own.out, width, true);
   }
   for (int64_t c = 0; c < C; c++) {
@@ -211,7 +224,8 @@ static void make_up(float *logits, int32_t *ranks, int64_t found, int64_t K) {
 }
 
 // One centroid's chunks together: Σ e^{logit − highest} and Σ e^{logit − highest} V over all keys, and its top keys.
-static Merged merge_chunks(const ClusteredForward &a, int64_t keys, int64_t row, const ChunkResults &results, const MergeScratch &own) {
+static Merged merge_chunks(const ClusteredForward &a, int64_t keys, int64_t row, const ChunkResults &results,
+                           const MergeScratch &own) {
   const ClusteredInputs &in = a.inputs;
   const int64_t chunks = (keys + KEY_CHUNK - 1) / KEY_CHUNK, K = in.topk < keys ? in.topk : keys;
   Merged merged = {LOWEST, 0, 0};
@@ -240,8 +254,8 @@ static Merged merge_chunks(const ClusteredForward &a, int64_t keys, int64_t row,
 
 // The top keys' part of the sums is their mass; what is left is the attention to all other keys. `values` are the top
 // keys' packed rows.
-static void split_off_top(const ClusteredForward &a, int64_t row, const Merged &merged, const float *values, int64_t width,
-                          const MergeScratch &own) {
+static void split_off_top(const ClusteredForward &a, int64_t row, const Merged &merged, const float *values,
+                          int64_t width, const MergeScratch &own) {
   const ClusteredInputs &in = a.inputs;
   const int64_t lanes = round_up(merged.found, W);
   vf mass = {};

@@ -8,7 +8,7 @@
 //
 // Memory stays O(N): groups of heads go one after the other, each with buffers for its own products only.
 
-constexpr int64_t GRAD_CHUNK = 2048;  // keys a task, fixed so that results do not depend on the threads
+constexpr int64_t GRAD_CHUNK = 2048;  // keys per task, fixed so that results do not depend on the threads
 
 struct HeadGradients {
   float *rest, *mass;          // (C,E'), (C): dR, dm
@@ -92,10 +92,13 @@ template <class T>
 static void members_backward(const ClusteredBackward &a, const Positions &keys, int64_t b, int64_t h, int64_t c,
                              const HeadGradients &to, const GradScratch &own) {
   const ClusteredInputs &in = a.inputs;
-  const int64_t row = (b * in.H + h) * in.clusters + c, g = h / (in.H / in.G), K = in.topk < keys.count ? in.topk : keys.count;
+  const int64_t row = (b * in.H + h) * in.clusters + c, g = h / (in.H / in.G);
+  const int64_t K = in.topk < keys.count ? in.topk : keys.count;
   const int64_t lanes = round_up(K, W), D = round_up(in.D, W), E = round_up(in.E, W);
-  const int32_t *bounds = a.saved.offsets + (b * in.H + h) * (in.clusters + 1) + c, *order = a.saved.order + (b * in.H + h) * in.N;
-  float *grad_rest = to.rest + c * E, *grad_keys = to.keys + c * in.topk * D, *grad_values = to.values + c * in.topk * E;
+  const int32_t *bounds = a.saved.offsets + (b * in.H + h) * (in.clusters + 1) + c;
+  const int32_t *order = a.saved.order + (b * in.H + h) * in.N;
+  float *grad_rest = to.rest + c * E, *grad_keys = to.keys + c * in.topk * D;
+  float *grad_values = to.values + c * in.topk * E;
   zero(grad_rest, E);
   zero(grad_keys, in.topk * D);
   zero(grad_values, in.topk * E);
@@ -155,7 +158,8 @@ static void centroid_gradient(const GradScratch &own, const HeadGradients &of, i
   }
 }
 
-// Calls run(c, slot, row of the tile) for every top key of every cluster among the keys [rank, rank + count).
+// Calls run(c, slot, row of the tile) for every top key of every cluster among the keys [rank, rank + count). Top keys
+// ascend and tiles come in the order of the keys, so each cluster's list is walked once, from its cursor on.
 template <class Run>
 static void for_top_keys(const int32_t *top, int64_t C, int64_t stride, int64_t K, const int64_t *cursor, int64_t rank,
                          int64_t count, Run &&run) {
@@ -165,18 +169,18 @@ static void for_top_keys(const int32_t *top, int64_t C, int64_t stride, int64_t 
 }
 
 // One head's part in a tile of keys: adds to the tile's gradients and to the centroids'.
-static void tile_backward(const ClusteredBackward &a, int64_t bh, int64_t K, int64_t rank, int64_t count, const HeadGradients &of,
-                          int64_t chunk, int64_t *cursor, const GradScratch &own) {
+static void tile_backward(const ClusteredBackward &a, int64_t bh, int64_t K, int64_t rank, int64_t count,
+                          const HeadGradients &of, int64_t chunk, int64_t *cursor, const GradScratch &own) {
   const ClusteredInputs &in = a.inputs;
   const int64_t C = round_up(in.clusters, W), D = round_up(in.D, W), E = round_up(in.E, W);
   const int32_t *top = a.saved.top + bh * in.clusters * in.topk;
   gemm(count, C, in.D, own.tile_keys, D, 1, of.centroids_scaled, C, own.weights_t, C, false);
   gemm(count, C, in.E, own.tile_values, E, 1, of.rest_transposed, C, own.products_t, C, false);
   for_top_keys(top, in.clusters, in.topk, K, cursor, rank, count,
-               [&](int64_t c, int64_t, int64_t i) { own.products_t[i * C + c] = of.mass[c]; });
+               [&](int64_t c, int64_t, int64_t i) { own.products_t[i * C + c] = of.mass[c]; });  // dP inside T
   centroid_gradient(own, of, count, C);
   for_top_keys(top, in.clusters, in.topk, K, cursor, rank, count, [&](int64_t c, int64_t slot, int64_t i) {
-    own.weights_t[i * C + c] = 0;
+    own.weights_t[i * C + c] = 0;  // a top key's value is weighed by the members, not by the centroid
     const float *keys = of.keys + (c * in.topk + slot) * D, *values = of.values + (c * in.topk + slot) * E;
     for (int64_t d = 0; d < D; d++) own.grad_keys[i * D + d] += keys[d];
     for (int64_t e = 0; e < E; e++) own.grad_values[i * E + e] += values[e];
@@ -184,7 +188,8 @@ static void tile_backward(const ClusteredBackward &a, int64_t bh, int64_t K, int
   });
   gemm(count, D, in.clusters, own.products_t, C, 1, of.centroids, D, own.grad_keys, D, true);
   gemm(count, E, in.clusters, own.weights_t, C, 1, of.rest, E, own.grad_values, E, true);
-  gemm(in.clusters, D, count, own.products_t, 1, C, own.tile_keys, D, of.of_centroids + chunk * in.clusters * D, D, true);
+  float *of_centroids = of.of_centroids + chunk * in.clusters * D;
+  gemm(in.clusters, D, count, own.products_t, 1, C, own.tile_keys, D, of_centroids, D, true);
 }
 
 // A chunk of one key head's keys: the gradients of its keys and values, and its part of the centroids'.
@@ -192,7 +197,8 @@ template <class T>
 static void keys_backward(const ClusteredBackward &a, const Positions &keys, int64_t b, int64_t g, int64_t chunk,
                           const HeadGradients *heads, const GradScratch &own) {
   const ClusteredInputs &in = a.inputs;
-  const int64_t group = in.H / in.G, D = round_up(in.D, W), E = round_up(in.E, W), K = in.topk < keys.count ? in.topk : keys.count;
+  const int64_t group = in.H / in.G, D = round_up(in.D, W), E = round_up(in.E, W);
+  const int64_t K = in.topk < keys.count ? in.topk : keys.count;
   const int64_t start = chunk * GRAD_CHUNK, end = start + GRAD_CHUNK < keys.count ? start + GRAD_CHUNK : keys.count;
   for (int64_t i = 0; i < group; i++) {
     zero(heads[i].of_centroids + chunk * in.clusters * D, in.clusters * D);
@@ -223,8 +229,9 @@ static void queries_backward(const ClusteredBackward &a, const Positions &keys, 
                              const HeadGradients &of, float *row) {
   const ClusteredInputs &in = a.inputs;
   const int64_t D = round_up(in.D, W), chunks = (keys.count + GRAD_CHUNK - 1) / GRAD_CHUNK;
-  const int32_t *bounds = a.saved.offsets + (b * in.H + h) * (in.clusters + 1) + c, *order = a.saved.order + (b * in.H + h) * in.N;
-  float *shared = of.centroids + c * D;  // its rows have been read
+  const int32_t *bounds = a.saved.offsets + (b * in.H + h) * (in.clusters + 1) + c;
+  const int32_t *order = a.saved.order + (b * in.H + h) * in.N;
+  float *shared = of.centroids + c * D;  // its rows have been read: the members' share of dQ^c takes their place
   zero(shared, D);
   for (int64_t chunk = 0; chunk < chunks; chunk++)
     for (int64_t d = 0; d < D; d++) shared[d] += of.of_centroids[(chunk * in.clusters + c) * D + d];
@@ -271,7 +278,8 @@ static int64_t clustered_backward_of(const ClusteredBackward &a, void *workspace
   if (!arena.base) return arena.used;
   if (!lists_hold(a, queries, keys)) return BAD_LIST;
 
-  const int64_t step = in.clusters / 16 + 1, steps = (in.clusters + step - 1) / step, chunks = (in.M + GRAD_CHUNK - 1) / GRAD_CHUNK;
+  const int64_t step = in.clusters / 16 + 1, steps = (in.clusters + step - 1) / step;
+  const int64_t chunks = (in.M + GRAD_CHUNK - 1) / GRAD_CHUNK;
   for (int64_t first = 0; first < all; first += wave) {
     const int64_t now = all - first < wave ? all - first : wave;
     auto head_of = [&](int64_t i) { return first / in.G * in.H + first % in.G * group + i; };  // heads of a wave adjoin

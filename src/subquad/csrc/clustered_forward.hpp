@@ -1,8 +1,13 @@
-// The whole forward pass of clustered (K = 0) and improved clustered attention.
+// The whole forward pass of clustered (topk = 0) and improved clustered attention, in three stages:
+//
+//     clusters     per head: hash, k-means, members sorted by cluster, centroids
+//     attention    per head, chunk of keys and part of the centroids: softmax sums and candidates for the top keys
+//     members      per head and few clusters: chunks merged, top keys split off, and the members' own attention to these
 
 template <class T>
-static void cluster_head(const ClusteredForward &a, const Positions &queries, int64_t b, int64_t h, const HashScratch &hash,
-                         const KmeansScratch &kmeans, uint64_t *codes, int32_t *labels, int threads, int thread) {
+static void cluster_head(const ClusteredForward &a, const Positions &queries, int64_t b, int64_t h,
+                         const HashScratch &hash, const KmeansScratch &kmeans, uint64_t *codes, int32_t *labels,
+                         int threads, int thread) {
   const ClusteredInputs &in = a.inputs;
   const int64_t bh = b * in.H + h;
   int32_t *order = a.saved.order + bh * in.N, *offsets = a.saved.offsets + bh * (in.clusters + 1);
@@ -64,7 +69,7 @@ static int64_t clustered_forward_of(const ClusteredForward &a, void *workspace) 
       attend_chunk<T>(a, keys.of(b), b, bh % in.H, chunk, first, last, centroids.of[thread], results);
   }};
 
-  // A few clusters a task: fewer tasks to hand out, and still enough to share.
+  // A few clusters per task: fewer tasks to hand out, and still enough to share.
   const int64_t group = in.clusters / 16 + 1, groups = (in.clusters + group - 1) / group;
   const Stage members_of = {heads * groups, [&](int64_t task, int thread) {
     const int64_t bh = task / groups, b = bh / in.H, h = bh % in.H, first = task % groups * group;

@@ -4,7 +4,12 @@
 //     dx_ir = p_ir Σ_j f_jr (dO_i·v_j − Δ_i)     dy_jr = f_jr Σ_i p_ir (dO_i·v_j − Δ_i)     dv_j = Σ_ir f_jr p_ir dO_i
 //
 // over the pairs that see each other. The sums over keys are the state S, z of the forward pass. Those over queries are
-// a state too, of p for features, dO for values and −Δ for ones, which is built from the end of the sequence.
+// a state too, of p for features, dO for values and −Δ for ones, which is built from the end of the sequence:
+//
+//     QueryScan     → → →    state of the keys so far       → dx of a tile's queries   (query_slopes)
+//     KeyScan       ← ← ←    state of the queries behind    → dy, dv of a tile's keys  (slopes)
+//
+// Pairs inside a tile are computed one by one. Both scans are tasks of the same stage.
 
 struct FeatureGradients {
   Pieces<float> shift, weight;  // a head: (N) −lse and −Δ; −∞ and 0 for a query that takes no part
@@ -99,7 +104,7 @@ struct KeyScan {
     pack_transposed(own.payload, round_up(count, W), in.E, round_up(in.E, W), own.payload_columns, TILE);
   }
 
-  // The queries of the tile itself, of head h, some of which see each key; then they go into the state.
+  // The queries of the tile itself, of head h; key j is seen by those from j on. Then they go into the state.
   void own_queries(const FeatureState &state, int64_t h, int64_t at, int64_t count, const float *exponents,
                    const float *value_columns) const {
     const int64_t R = state.features, E = state.width, lanes = round_up(count, W);
@@ -161,8 +166,8 @@ struct KeyScan {
     }
   }
 
-  // In halves where a later query has so much of a feature that an earlier key's e^{y + d}, of pairs that do not see each
-  // other, might not be finite, or where a query's exponents or Δ are not.
+  // Keys are weighed with the maxima d_r over all queries of the tile, also those that do not see them. Where such an
+  // e^{y + d} might overflow, or a query's exponents or Δ are not finite, the tile is taken in halves, the last first.
   void part(const FeatureState &state, int64_t at, int64_t first, int64_t count) const {
     const int64_t R = a.inputs.features;
     for (int64_t r = 0; r < R; r++) own.raised[r] = state.largest[r];

@@ -24,7 +24,13 @@ static void query_features(const FeatureState &state, const float *exponents, in
   }
 }
 
-// The weights of a tile's own keys, up to each query's own: to its total, and their values to out.
+// The weights of a tile's own keys, up to each query's own: to its total, and their values to out. Of the square of pairs
+// only the lower triangle counts; strips of PAIR_ROWS queries leave most of the rest out:
+//
+//     queries ↓  keys →   ██
+//                         ████
+//                         ██████
+//                         ████████
 static void attend_own(const float *of_queries, const float *of_keys, int64_t R, int64_t count, const float *values,
                        int64_t width, const FeatureScratch &own) {
   for (int64_t from = 0; from < count; from += PAIR_ROWS) {
@@ -50,7 +56,8 @@ static void attend_queries(const FeatureForward &a, const FeatureState &state, i
                            const FeatureScratch &own) {
   const FeatureInputs &in = a.inputs;
   query_features(state, exponents, count, own.other_features, own.high, own.total);
-  gemm_deep(count, state.width, in.features, own.other_features, 1, TILE, state.sums, state.width, own.out, state.width, false);
+  gemm_deep(count, state.width, in.features, own.other_features, 1, TILE, state.sums, state.width, own.out, state.width,
+            false);
   if (of_keys) attend_own(own.other_features, of_keys, in.features, count, values, state.width, own);
   for (int64_t i = 0; i < count; i++) {
     const float total = own.total[i], norm = total == 0 ? 0 : 1 / total;

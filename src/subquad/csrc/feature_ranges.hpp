@@ -1,8 +1,15 @@
 // Attention by features in ranges of the sequence: which tokens a range adds to the state, and the state before it.
+//
+//     tokens                     range 0     range 1     range 2
+//     sum: the state of range       1           2                     is what the range adds (of queries: 0 ← 1 ← 2)
+//     combine                    state 0  +  state 1  +  state 2      running sums
+//
+// After that a range's state holds all tokens before it (of queries: behind it), and ranges can be worked on side by side.
 
 constexpr int64_t RANGE = 512;  // tokens of a range at least
 
-// Which keys a query sees: all; under `causal` those up to it; or those of blocks that are at least `lag` before its own.
+// Which keys a query sees: all; under `causal` those up to it; or those of blocks that are at least `lag` before its own:
+// with a lag of 2, queries of block 4 see the keys of blocks 0, 1 and 2.
 struct Visible {
   int64_t block, lag;  // block 0: all; lag 0: causal
   bool all() const { return block == 0; }

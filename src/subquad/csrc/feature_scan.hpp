@@ -4,7 +4,7 @@
 // is NaN: what is not finite in a key reaches its own and later queries, and no earlier one.
 
 constexpr float MOST_RISE = 40;       // e⁻⁴⁰ of weights that vanish at e⁻⁸⁷
-constexpr int64_t QUERY_PIECE = 256;  // tokens of a task, where their order does not matter
+constexpr int64_t QUERY_PIECE = 256;  // tokens per task, where their order does not matter
 
 static FeatureSide keys_of(const FeatureInputs &in) {
   return {.rows = in.key,
@@ -38,8 +38,9 @@ static FeatureSide queries_of(const FeatureInputs &in) {
           .together = in.H / in.G};
 }
 
-// For each feature the maximum over the keys that query `first` sees, and over those of `count` tokens from it.
-// Returns whether the second is much above the first, or not all of their exponents are numbers below infinity.
+// For each feature the maximum over the keys that the first query sees, and over those of `count` tokens from it, which
+// the last query sees. Returns whether the second is much above the first, or not all of their exponents are numbers below
+// infinity. The first query's maximum is the smallest, so no other query need be looked at.
 static bool rises(const FeatureState &state, const float *exponents, int64_t count, float *raised) {
   for (int64_t r = 0; r < state.features; r++) raised[r] = state.largest[r];
   bool far = !raise_largest(exponents, state.features, count, raised);
@@ -73,7 +74,8 @@ struct QueryScan {
     }
   }
 
-  // Tokens [first, first + count) of the tile at `at`: their queries, then their keys into the state.
+  // Tokens [first, first + count) of the tile at `at`: their queries, then their keys into the state. Halves go in order,
+  // so the second half's queries find the first half's keys in the state.
   void part(const FeatureState &state, int64_t at, int64_t first, int64_t count) const {
     const float *values = own.payload + first * state.width;
     const bool far = rises(state, own.exponents + first, count, own.raised);
@@ -116,8 +118,9 @@ static int64_t query_tasks(const FeatureInputs &in, const Visible &visible, cons
 
 // A piece of one head's queries, where they see all keys; else a range of those of all heads that share a state.
 template <class Read>
-static void query_task(const FeatureInputs &in, const FeatureSide &queries, const FeatureSide &keys, const Visible &visible,
-                       const RangeStates &states, int64_t task, const FeatureScratch &own, const Read &read) {
+static void query_task(const FeatureInputs &in, const FeatureSide &queries, const FeatureSide &keys,
+                       const Visible &visible, const RangeStates &states, int64_t task, const FeatureScratch &own,
+                       const Read &read) {
   const int64_t group = in.H / in.G;
   if (visible.all()) {
     const int64_t bh = task / pieces_of(in.N), from = task % pieces_of(in.N) * QUERY_PIECE, b = bh / in.H, h = bh % in.H;

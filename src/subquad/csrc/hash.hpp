@@ -1,7 +1,7 @@
 // Sign hashes of vectors, centred or as they are.
 
-constexpr int64_t MEAN_BLOCK = 1024;  // rows a partial sum, fixed so that results do not depend on the threads
-constexpr int64_t HASH_TILE = 64;     // rows a product
+constexpr int64_t MEAN_BLOCK = 1024;  // rows per sum, fixed so that results do not depend on the threads
+constexpr int64_t HASH_TILE = 64;     // rows per product
 constexpr int64_t WORD = 64;          // bits of a code
 
 struct HashScratch {
@@ -51,6 +51,7 @@ static void hash_tile(const Rows &rows, int64_t b, int64_t h, const Positions &p
   for (int64_t i = first; i < last; i++) {
     uint64_t code = 0;
     for (int64_t v = 0; v < WORD; v += W)
+      // The unused planes are 0, so their bits are too.
       code |= (uint64_t)bits_greater(load(products + (i - first) * WORD + v), vf{}) << v;
     codes[i] = code;
   }

@@ -1,4 +1,7 @@
 // What the clusters' members do: each attends to its cluster's top keys, which are packed once for all of them.
+//
+//     keys of a centroid    ├──── top K: mass m ────┼──── all others ────┤
+//     out of a member     =  m · its own softmax     +  rest, the centroid's own attention to them, which all members share
 
 constexpr int64_t MEMBER_TILE = 64;
 
@@ -65,8 +68,8 @@ static void pack_top(const ClusteredForward &a, const Positions &keys, int64_t b
 
 // out_i = rest_c + mass_c · softmax(Q_i·K_topᵀ) V_top for the members of a cluster, whose top keys are packed.
 template <class T>
-static void attend_members(const ClusteredForward &a, int64_t b, int64_t h, const int32_t *members, int64_t size, int64_t row,
-                           int64_t K, const MemberScratch &own) {
+static void attend_members(const ClusteredForward &a, int64_t b, int64_t h, const int32_t *members, int64_t size,
+                           int64_t row, int64_t K, const MemberScratch &own) {
   const ClusteredInputs &in = a.inputs;
   const int64_t lanes = round_up(K, W), width = round_up(in.E, W);
   const float *rest = a.saved.rest + row * in.E, mass = a.saved.mass[row];
@@ -105,7 +108,7 @@ static void rest_by_weights(const ClusteredForward &a, const Positions &keys, in
     load_row(row_of<T>(in.value, b, g, keys[rank]), in.E, own.out, in.E);
     for (int64_t e = 0; e < in.E; e++)
       if (!__builtin_isfinite(own.out[e])) return;
-    if (top < end && *top == rank) {
+    if (top < end && *top == rank) {  // the top keys ascend
       top++;
       continue;
     }
