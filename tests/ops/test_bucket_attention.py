@@ -210,10 +210,9 @@ def test_any_layout_of_the_inputs():
         ({"dropout_p": 0.1}, "no dropout"),
         ({"union": True}, "union=True"),
         ({"dtype": torch.float64}, "the dtype is torch.float64"),
-        ({"dtype": torch.bfloat16}, "bucket attention takes fp32"),
         ({"of_distance": True}, "add nothing to the logits by distance"),
     ],
-    ids=["dropout", "union", "fp64", "bf16", "distances"],
+    ids=["dropout", "union", "fp64", "distances"],
 )
 def test_what_the_kernels_cannot_do_is_refused_when_forced(options, reason):
     inputs, every = qkv(20, dtype=options.pop("dtype", torch.float32)), torch.arange(20).expand(2, 2, 1, -1)
@@ -315,3 +314,17 @@ def test_lists_of_other_shapes_and_types_are_refused():
     ):
         with pytest.raises(ValueError, match=r"pairs_forward: .* but the other tensors go with"):
             FORWARD(*given)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_numbers_of_16_bits_come_in_as_they_are_and_partials_go_out_wide(implementation, dtype):
+    inputs = tracked(*qkv(40, dtype=dtype))
+    every = torch.arange(40).expand(2, 2, 1, -1)
+    out, lse = attend_pairs(*inputs, Buckets(every, every), Mask.causal(), scale=0.3)
+    exact = [x.detach().float().requires_grad_() for x in inputs]
+    want, want_lse = attend_pairs(*exact, Buckets(every, every), Mask.causal(), scale=0.3)
+    assert torch.equal(out, want)
+    assert torch.equal(lse, want_lse)
+    for grad, wide in zip(gradients(out, *inputs), gradients(want, *exact), strict=True):
+        assert grad.dtype == dtype
+        torch.testing.assert_close(grad.float(), wide, atol=0.02, rtol=0.02)

@@ -33,7 +33,7 @@ def test_random_logits_leave_queries_without_a_bucket():
 
 @pytest.mark.parametrize(("enlarge", "size"), [(1.0, 32), (ROOT, 45)])
 def test_buckets_that_choose_independently_leave_the_expected_share(enlarge, size):
-    found = in_none(normal(12, 4, N, C), enlarge)
+    found = in_none(normal(12, 4, N, C), by_score, enlarge)
     assert abs(found - (1 - size / N) ** C) < 0.015
 
 

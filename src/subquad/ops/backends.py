@@ -19,7 +19,7 @@ from subquad.torch_ops import define, differentiate
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# name -> says why the backend cannot run here, or None when it can; the first that takes a call runs it
+# name -> says why the backend cannot run here, or None when it can
 _BACKENDS: dict[str, Callable[[], str | None]] = {"reference": lambda: None}
 _forced: ContextVar[str | None] = ContextVar("subquad_backend", default=None)
 _open_blocks: list[str] = []  # of `use_backend`, in all threads: what torch.compile can read
@@ -39,8 +39,8 @@ def backends() -> dict[str, str]:
     return {name: refusal() or "available" for name, refusal in _BACKENDS.items()}
 
 
-def choose(refusals: dict[str, str | None]) -> str:
-    """The backend for one call: the first that runs here and takes it, "reference" if none does.
+def choose(**refusals: str | None) -> str:
+    """The backend for one call: of those that run here and take it the one registered last, or else "reference".
 
     Args:
         refusals: For each compiled backend that has the op, why it cannot take this call, or None when it can.
@@ -48,13 +48,13 @@ def choose(refusals: dict[str, str | None]) -> str:
     Raises:
         ValueError: the backend forced by `use_backend` cannot take this call (with the reason).
 
-    >>> choose({"cpu": "the tensors are on cuda:0"})
+    >>> choose(cpu="the tensors are on cuda:0")
     'reference'
     """
     forced = _forced_now()
     if forced is None:
-        takes = (name for name, reason in refusals.items() if reason is None and _BACKENDS[name]() is None)
-        return next(takes, "reference")
+        taking = (name for name in reversed(_BACKENDS) if refusals.get(name, "no such op") is None)
+        return next((name for name in taking if _BACKENDS[name]() is None), "reference")
     if forced != "reference":
         reason = refusals.get(forced, "it does not have this op")
         if reason is not None:
@@ -63,8 +63,8 @@ def choose(refusals: dict[str, str | None]) -> str:
 
 
 def chosen_backend() -> str:
-    """The backend that ops run on now: the one forced, else the first compiled one that is available."""
-    return choose(dict.fromkeys(name for name in _BACKENDS if name != "reference"))
+    """The backend that ops run on now: the one forced, else the one registered last of those available."""
+    return choose(**dict.fromkeys(name for name in _BACKENDS if name != "reference"))
 
 
 @contextmanager
@@ -119,7 +119,7 @@ class Op(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run on the backend that `choose` gives."""
-        backend = choose({name: refusal(*args, **kwargs) for name, refusal in self._refusals.items()})
+        backend = choose(**{name: refusal(*args, **kwargs) for name, refusal in self._refusals.items()})
         return self.reference(*args, **kwargs) if backend == "reference" else self._compiled(backend, *args, **kwargs)
 
 

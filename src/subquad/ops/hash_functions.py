@@ -75,7 +75,7 @@ class Hashed:
 
     def scores(self) -> Float[Tensor, "B H N C"]:
         """The sum, in fp32 or better."""
-        first, *others = (repeat_heads(function(wide(x) * self.root), self.heads) for function, x in self.terms)
+        first, *others = (repeat_heads(function(wide(x)[0] * self.root), self.heads) for function, x in self.terms)
         return sum(others, first)
 
     def __add__(self, other: "Hashed") -> "Hashed":

@@ -4,6 +4,6 @@ import torch
 from torch import Tensor
 
 
-def wide(x: Tensor) -> Tensor:
-    """The tensor in fp32; in fp64 where it is that."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def wide(*tensors: Tensor) -> list[Tensor]:
+    """The tensors in fp32, or in fp64 where they are."""
+    return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors]

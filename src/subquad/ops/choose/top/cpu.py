@@ -10,6 +10,7 @@ from torch import Tensor
 from subquad.ops.choose.top.op import top_and_best, top_by_hash, top_by_score
 from subquad.ops.hash_functions import Hashed
 from subquad.ops.native import interface
+from subquad.ops.precision import wide
 
 
 @top_and_best.refusal("cpu")
@@ -23,7 +24,7 @@ def by_score(
     outputs: tuple[Tensor, Tensor], scores: Tensor, sizes: Tensor, most: int, real: Tensor | None, odds: bool
 ) -> None:
     """As `top_and_best`."""
-    _select(scores.shape, 32 * scores.numel(), sizes, real, odds, outputs, scores=scores.float(), terms=(), root=1.0)
+    _select(scores.shape, 32 * scores.numel(), sizes, real, odds, outputs, scores=wide(scores)[0], terms=(), root=1.0)
 
 
 @top_by_hash.on("cpu")
@@ -49,8 +50,8 @@ def by_hash(
         for weight, bias in zip(weights, biases, strict=True)
     )
     terms = [
-        {"x": x.float(), "heads": x.shape[1], "layers": list(islice(each, count))}
-        for x, count in zip(vectors, layers, strict=True)
+        {"x": x, "heads": x.shape[1], "layers": list(islice(each, count))}
+        for x, count in zip(wide(*vectors), layers, strict=True)
     ]
     work = B * heads * N * sum(weight.shape[1] * weight.shape[2] for weight in weights)
     shape = B, heads, N, weights[-1].shape[2]

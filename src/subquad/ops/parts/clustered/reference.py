@@ -47,7 +47,7 @@ def clustered_attention(
     query, key, value = cleared(query, real_queries), cleared(key, real_keys), cleared(value, real_keys)
     labels = cluster_queries(query, real_queries, **clustering)
     clusters, heads = clustering["clusters"], query.shape[1]
-    query, key, value = wide(query), repeat_heads(wide(key), heads), repeat_heads(wide(value), heads)
+    query, key, value = wide(query)[0], *(repeat_heads(x, heads) for x in wide(key, value))
     visible = None if real_keys is None else real_keys[:, None, None, :]
 
     centroids = group_mean(query, labels, clusters)

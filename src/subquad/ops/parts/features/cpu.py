@@ -32,7 +32,7 @@ def forward(
     lag: int,
 ) -> None:
     """As `feature_attention`: (out, lse)."""
-    query, key, value = wide(query), wide(key), wide(value)
+    query, key, value = wide(query, key, value)
     inputs = _inputs(query, key, value, of_query, of_key, feature_bias, key_bias, block, lag, passes=1)
     out, lse = outputs
     interface.run("feature_forward", inputs=inputs, out=out, lse=lse)
@@ -56,7 +56,7 @@ def backward(
     lag: int,
 ) -> None:
     """Gradients of query, key, value and key_bias; the last is empty where there is no bias."""
-    query, key, value = wide(query), wide(key), wide(value)
+    query, key, value = wide(query, key, value)
     inputs = _inputs(query, key, value, of_query, of_key, feature_bias, key_bias, block, lag, passes=3)
     *of_inputs, of_bias = grads
     shared = key_bias is not None and key_bias.shape[1] < key.shape[1]  # a bias that heads share gets the sum of theirs

@@ -48,7 +48,7 @@ def feature_attention(
     A query that sees no key has output 0 and lse −inf. Both are in fp32 or better.
     """
     assert not (causal and lagged), "one pattern at a time"
-    query, key, value = wide(query), wide(key), wide(value)
+    query, key, value = wide(query, key, value)
     maps = {"of_query": of_query, "of_key": of_key, "feature_bias": feature_bias, "key_bias": key_bias}
     of_query, of_key = exponents(query, key, **maps)
     if key_bias is not None:  # a hidden key's value may be anything, also NaN, and 0·NaN is NaN
@@ -73,11 +73,11 @@ def _(
     # Exponents never exist for the whole sequence. Only where a projection itself is learned they are made here, by
     # PyTorch, which has its gradient.
     if _learned(of_query) or _learned(feature_bias):
-        query = wide(query) if of_query is None else wide(query) @ of_query.mT
+        query = wide(query)[0] if of_query is None else wide(query)[0] @ of_query.mT
         query = query if feature_bias is None else query + feature_bias.unsqueeze(-2)
         of_query = feature_bias = None
     if of_key is not None and _learned(of_key):
-        key, of_key = wide(key) @ of_key.mT, None
+        key, of_key = wide(key)[0] @ of_key.mT, None
     block, lag = (int(causal), 0) if lagged is None else lagged
     return features_forward(backend, query, key, value, of_query, of_key, feature_bias, key_bias, block, lag)
 

@@ -48,7 +48,7 @@ def forward(
     scale: float,
 ) -> None:
     """As `attend_pairs`: (out, lse)."""
-    query, key, value = wide(query), wide(key), wide(value)
+    query, key, value = wide(query, key, value)
     pattern = offsets, hidden, offset, causal, other_keys_only
     inputs = _inputs("pairs_forward", query, key, value, key_bias, queries, keys, bucket, spans, *pattern, scale)
     out, lse = outputs
@@ -78,7 +78,7 @@ def backward(
     scale: float,
 ) -> None:
     """Gradients of query, key, value and key_bias; the last is empty where there is no bias."""
-    query, key, value = wide(query), wide(key), wide(value)
+    query, key, value = wide(query, key, value)
     pattern = offsets, hidden, offset, causal, other_keys_only
     inputs = _inputs("pairs_backward", query, key, value, key_bias, queries, keys, bucket, spans, *pattern, scale)
     of_out, of_lse = (*query.shape[:3], value.shape[3]), tuple(query.shape[:3])

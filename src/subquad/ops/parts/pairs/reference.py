@@ -25,7 +25,7 @@ def attend_pairs(
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """As `subquad.ops.parts.pairs.op.attend_pairs`."""
-    query, key, value = wide(query), wide(key), wide(value)
+    query, key, value = wide(query, key, value)
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     narrowed = [each.narrowed(mask) for each in buckets]
     if of_distance is not None:
