@@ -24,7 +24,9 @@ def by_score(
     outputs: tuple[Tensor, Tensor], scores: Tensor, sizes: Tensor, most: int, real: Tensor | None, odds: bool
 ) -> None:
     """As `top_and_best`."""
-    _select(scores.shape, 32 * scores.numel(), sizes, real, odds, outputs, scores=wide(scores)[0], terms=(), root=1.0)
+    (scores,) = wide(scores)
+    interface.check("top_by_score", scores=(scores, torch.float32, tuple(scores.shape)))
+    _select(scores.shape, 32 * scores.numel(), sizes, real, odds, outputs, scores=scores, terms=(), root=1.0)
 
 
 @top_by_hash.on("cpu")
@@ -42,16 +44,17 @@ def by_hash(
     odds: bool,
 ) -> None:
     """As `top_by_hash` says."""
+    vectors = wide(*vectors)
     B, _, N, _ = vectors[0].shape
     for x in vectors:
-        interface.check("top_by_hash", vectors=(x, x.dtype, (B, x.shape[1], N, x.shape[3])))
+        interface.check("top_by_hash", vectors=(x, torch.float32, (B, x.shape[1], N, x.shape[3])))
     each = (
         {"in": weight.shape[1], "out": weight.shape[2], "weight": weight, "bias": bias}
         for weight, bias in zip(weights, biases, strict=True)
     )
     terms = [
         {"x": x, "heads": x.shape[1], "layers": list(islice(each, count))}
-        for x, count in zip(wide(*vectors), layers, strict=True)
+        for x, count in zip(vectors, layers, strict=True)
     ]
     work = B * heads * N * sum(weight.shape[1] * weight.shape[2] for weight in weights)
     shape = B, heads, N, weights[-1].shape[2]
