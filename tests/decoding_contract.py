@@ -42,7 +42,7 @@ class DecodingContract:
     @pytest.mark.parametrize("sizes", [[1] * 24, [24], [13, *[1] * 11], [5, 1, 7, 11]], ids=str)
     @where(lambda traits: traits.recurrent)
     def test_steps_equal_the_causal_call(self, method: Method, sizes: list[int]):
-        for heads in ({"H": 2}, {"H": 4, "G": 2}) if method.traits.gqa else ({"H": 2},):
+        for heads in ({"H": 2}, {"H": 4, "G": 2}):
             for options in ({}, {"scale": 0.9}, {"seed": 5}):
                 inputs = qkv(**heads)
                 bound = bound_for(method, *inputs)

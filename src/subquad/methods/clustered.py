@@ -28,15 +28,36 @@ future queries. The gradient flows through the means and A^c; the labels are con
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from subquad.methods.base import MOST_REPEATS, Call, Method, Traits
-from subquad.ops.choose.hashing.op import check_bits
-from subquad.ops.packing import per_segment
+from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole
+from subquad.ops.choose.hashing.op import MAX_BITS
 from subquad.ops.parts.clustered.op import clustered_attention
+
+TOO_MANY_BITS = f"a hash is one 64-bit word: at most {MAX_BITS}"
+
+
+def attend_clustered(query: Tensor, key: Tensor, value: Tensor, call: Call, method: Any, topk: int) -> Partial:
+    """The op with a method's settings."""
+    N, mask = query.shape[2], call.mask
+    return clustered_attention(
+        query,
+        key,
+        value,
+        mask.query_padding(N),
+        mask.key_padding(key.shape[2]),
+        clusters=torch.sym_min(method.clusters, N),
+        topk=topk,
+        bits=method.bits,
+        iterations=method.iterations,
+        scale=call.scale,
+        seed=call.seed,
+        dropout_p=call.dropout_p,
+        wants_lse=call.wants_lse,
+    )
 
 
 @dataclass(frozen=True)
@@ -55,53 +76,25 @@ class Clustered(Method):
     torch.Size([2, 4, 300, 64])
     """
 
-    clusters: int = 100
-    bits: int = 63
-    iterations: int = 10
-    seed: int = 0
+    clusters: int = whole(100, least=1)
+    bits: int = whole(63, least=1, most=MAX_BITS, beyond=TOO_MANY_BITS)
+    iterations: int = whole(10, most=MOST_REPEATS)
+    seed: int = whole(0)
 
     name: ClassVar[str] = "clustered"
     zeroes_padding: ClassVar[bool] = True  # they are in no cluster
     skips_padding: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(
-        causal="no",
-        cross=True,
-        key_padding=True,
-        segments=True,
-        gqa=True,
+        family="clusters",
         dropout="weights of the centroids, one draw for all members of a cluster",
         stochastic=True,
         order_free=False,
-        subquadratic=True,
         exact_limit={"clusters": "N"},
         example={"clusters": 5, "bits": 15, "iterations": 3},
         complexity="O(C·M·D + N·C·iterations) time, O(N + C·D) memory (plain PyTorch: see its page)",
         source="Vyas et al. 2020, section 3.2",
     )
 
-    def __post_init__(self) -> None:
-        self._require(clusters=1, bits=1, iterations=0, seed=0)
-        self._require_at_most(MOST_REPEATS, "iterations")
-        check_bits(self.name, self.bits)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, attend with the centroids, broadcast."""
-        if call.mask.ids:
-            return per_segment(
-                lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
-            )
-        (N, M), mask = (query.shape[2], key.shape[2]), call.mask
-        return clustered_attention(
-            query,
-            key,
-            value,
-            mask.query_padding(N),
-            mask.key_padding(M),
-            clusters=torch.sym_min(self.clusters, N),
-            topk=0,
-            bits=self.bits,
-            iterations=self.iterations,
-            scale=call.scale,
-            seed=call.seed,
-            dropout_p=call.dropout_p,
-        )[0].to(query.dtype)
+        return attend_clustered(query, key, value, call, self, topk=0)

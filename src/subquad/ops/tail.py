@@ -21,6 +21,7 @@ from subquad.ops.choose.kmeans.op import hamming_kmeans
 from subquad.ops.groups import group_mean
 from subquad.ops.heads import repeat_heads
 from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.precision import wide
 from subquad.ops.slots import Buckets, members
 
 BITS, ITERATIONS = 63, 5  # of the k-means that makes the cells
@@ -102,8 +103,9 @@ def attend_with_tail(
     *,
     scale: float,
     dropout_p: float,
-) -> Float[Tensor, "B H N E"]:
-    """One softmax over the keys of a query's bucket and that bucket's tail."""
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """One softmax over the keys of a query's bucket and that bucket's tail: (out, lse)."""
+    query, key, value = wide(query, key, value)
     H, M = query.shape[1], key.shape[2]
     tail = tail_of(query, key, value, buckets, cell, cells, scale)
     X, C = tail.bias.shape[2:]
@@ -121,4 +123,4 @@ def attend_with_tail(
         scale=scale,
         key_bias=torch.cat([bias.new_zeros(*bias.shape[:2], M), bias], dim=2),
         dropout_p=dropout_p,
-    )[0]
+    )

@@ -12,7 +12,7 @@ from subquad.ops.groups import broadcast, group_mean
 from subquad.ops.heads import repeat_heads
 from subquad.ops.padding import cleared
 from subquad.ops.precision import wide
-from subquad.ops.softmax import hide, visible_softmax
+from subquad.ops.softmax import hide, visible_logsumexp, visible_softmax
 
 BLOCK = 32  # slots a block: small enough to waste few, large enough for dense products
 
@@ -53,10 +53,8 @@ def clustered_attention(
     centroids = group_mean(query, labels, clusters)
     logits = centroids @ key.transpose(-1, -2) * scale
     of_centroids = visible_softmax(logits, visible)
-    sums = logits if visible is None else logits.masked_fill(~visible, -torch.inf)
-    lse = broadcast(sums.logsumexp(-1, keepdim=True), labels)[..., 0]
-    lse = lse if real_queries is None else lse.masked_fill(~real_queries[:, None], -torch.inf)
     if topk == 0:
+        lse = broadcast(visible_logsumexp(logits, visible)[..., None], labels)[..., 0]
         return broadcast(F.dropout(of_centroids, dropout_p) @ value, labels), lse
 
     # By logits, which order the keys as A^c does: weights that underflow to 0 would tie with those of hidden keys.
@@ -66,10 +64,13 @@ def clustered_attention(
 
     blocks = sort_into_blocks(labels, clusters, BLOCK)
     top_keys, top_values = (blocks.of_group(_rows(x, top)) for x in (key, value))
-    of_members = blocks.gather(query) @ top_keys.transpose(-1, -2) * scale
+    own = blocks.gather(query) @ top_keys.transpose(-1, -2) * scale
     seen = None if visible is None else blocks.of_group(_seen(visible, top)[..., None]).transpose(-1, -2)
-    weights = F.dropout(visible_softmax(of_members, seen), dropout_p)
-    return broadcast(mass, labels) * blocks.scatter(weights @ top_values) + broadcast(rest, labels), lse
+    of_members = blocks.scatter(F.dropout(visible_softmax(own, seen), dropout_p) @ top_values)
+    mass = broadcast(mass, labels)
+    # The top keys have m̂ of the whole weight.
+    lse = blocks.scatter(visible_logsumexp(own, seen)[..., None]) - mass.masked_fill(mass == 0, 1.0).log()
+    return mass * of_members + broadcast(rest, labels), lse[..., 0]
 
 
 def _rows(x: Float[Tensor, "B H M D"], top: Int64[Tensor, "B H C K"]) -> Float[Tensor, "B H C K D"]:

@@ -17,6 +17,8 @@ m̂           mass
 T           top (the indices)
 ==========  ==================
 
+The log-sum-exp of query i follows: that of its own logits with its top keys, less ln m̂_j.
+
 Queries are sorted by cluster into dense blocks, so that each block reads its cluster's keys once and all products are
 dense. Deviations from the published code, each on purpose: those of "clustered", and the gradient flows through m̂.
 Fewer visible keys than topk: those there are.
@@ -25,14 +27,11 @@ Fewer visible keys than topk: those there are.
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from subquad.methods.base import MOST_REPEATS, Call, Method
-from subquad.methods.clustered import Clustered
-from subquad.ops.choose.hashing.op import check_bits
-from subquad.ops.packing import per_segment
-from subquad.ops.parts.clustered.op import clustered_attention
+from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole
+from subquad.methods.clustered import TOO_MANY_BITS, Clustered, attend_clustered
+from subquad.ops.choose.hashing.op import MAX_BITS
 
 
 @dataclass(frozen=True)
@@ -52,16 +51,16 @@ class ImprovedClustered(Method):
     torch.Size([2, 4, 300, 64])
     """
 
-    clusters: int = 100
-    bits: int = 63
-    iterations: int = 10
-    topk: int = 32
-    seed: int = 0
+    clusters: int = whole(100, least=1)
+    bits: int = whole(63, least=1, most=MAX_BITS, beyond=TOO_MANY_BITS)
+    iterations: int = whole(10, most=MOST_REPEATS)
+    topk: int = whole(32, least=1)
+    seed: int = whole(0)
 
     name: ClassVar[str] = "i-clustered"
     zeroes_padding: ClassVar[bool] = True  # they are in no cluster
     skips_padding: ClassVar[bool] = True
-    traits = replace(
+    traits: ClassVar[Traits] = replace(
         Clustered.traits,
         dropout="weights of the centroids on the other keys, one draw a cluster, and of each query on its top keys",
         exact_limit={"topk": "M"},
@@ -70,29 +69,6 @@ class ImprovedClustered(Method):
         source="Vyas et al. 2020, section 3.3",
     )
 
-    def __post_init__(self) -> None:
-        self._require(clusters=1, bits=1, iterations=0, topk=1, seed=0)
-        self._require_at_most(MOST_REPEATS, "iterations")
-        check_bits(self.name, self.bits)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, attend with the centroids, redo each cluster's top keys for its members."""
-        if call.mask.ids:
-            return per_segment(
-                lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
-            )
-        (N, M), mask = (query.shape[2], key.shape[2]), call.mask
-        return clustered_attention(
-            query,
-            key,
-            value,
-            mask.query_padding(N),
-            mask.key_padding(M),
-            clusters=torch.sym_min(self.clusters, N),
-            topk=self.topk,
-            bits=self.bits,
-            iterations=self.iterations,
-            scale=call.scale,
-            seed=call.seed,
-            dropout_p=call.dropout_p,
-        )[0].to(query.dtype)
+        return attend_clustered(query, key, value, call, self, topk=self.topk)
