@@ -175,6 +175,11 @@ class Operator:
         register_flop_formula([packet])(lambda backend, *args, **_: count(self._given(args)))
 
 
+def shapes_of(given: SimpleNamespace) -> SimpleNamespace:
+    """The arguments of an operator with shapes in the place of tensors."""
+    return SimpleNamespace(**{k: x.shape if isinstance(x, Tensor) else x for k, x in vars(given).items()})
+
+
 class Gradient(Operator):
     """The operator that computes the gradients of some arguments of another one; it is itself not differentiable.
 

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from subquad.ops.choose.blocks.op import label_blocks, sorted_blocks
 from subquad.ops.native import interface
-from subquad.ops.native.interface import pointer
 
 
 @sorted_blocks.refusal("cpu")
@@ -20,6 +19,6 @@ def refusal(labels: Tensor, *_: object) -> str | None:
 def compute(outputs: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     """As `sorted_blocks`."""
     interface.check("by_bucket", labels=(x.labels, torch.int64, tuple(x.labels.shape)))
-    (B, H, N), labels = x.labels.shape, x.labels.contiguous()
-    axes = interface.Sizes(B, H, H, N, N, 1, 1, x.buckets, x.size, 0, 0, interface.threads(32 * labels.numel()))
-    interface.run("bucket_blocks", interface.Blocking(axes, pointer(labels), *(pointer(t) for t in outputs)))
+    sizes = dict(zip("BHN", x.labels.shape, strict=True)) | {"buckets": x.buckets, "slots": x.size}
+    lists = dict(zip(("tokens", "bucket", "used"), outputs, strict=True))
+    interface.run("bucket_blocks", **sizes, threads=interface.threads(32 * x.labels.numel()), labels=x.labels, **lists)

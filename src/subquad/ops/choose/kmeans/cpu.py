@@ -7,7 +7,6 @@ from torch import Tensor
 
 from subquad.ops.choose.kmeans.op import hamming_kmeans, kmeans_labels
 from subquad.ops.native import interface
-from subquad.ops.native.interface import pointer
 
 
 @hamming_kmeans.refusal("cpu")
@@ -23,7 +22,5 @@ def compute(labels: Tensor, x: Any) -> None:
     interface.check("hamming_kmeans", codes=(x.codes, torch.int64, (B, H, N)), real=(x.real, torch.bool, (B, N)))
     if x.clusters < 1:
         raise ValueError(f"hamming_kmeans: clusters={x.clusters}, but there must be 1 at least")
-    codes, real = x.codes.contiguous(), None if x.real is None else x.real.contiguous()
     threads = interface.threads(B * H * N * x.clusters * (x.iterations + 1))
-    sizes = interface.Sizes(B, H, H, N, N, 1, 1, x.clusters, 0, x.iterations, 0, threads)
-    interface.run("kmeans", interface.Clustering(sizes, pointer(codes), pointer(real), pointer(labels)))
+    interface.run("kmeans", B=B, H=H, N=N, threads=threads, labels=labels, **vars(x))

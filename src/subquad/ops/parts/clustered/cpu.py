@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from subquad.ops.native import interface
-from subquad.ops.native.interface import pointer, rows, with_contiguous_rows
 from subquad.ops.parts.clustered.op import clustered_attention, clustered_backward, clustered_forward
 from subquad.randomness import orthogonal
+
+# What the forward pass gives beside `out`, in its order.
+SAVED = ("order", "offsets", "top", "centroids", "rest", "lse", "mass")
 
 
 @clustered_attention.refusal("cpu")
@@ -23,21 +25,16 @@ def refusal(query: Tensor, *_: object, dropout_p: float = 0.0, wants_lse: bool =
 
 @clustered_forward.on("cpu")
 def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
-    """The output, and all that `Saved` holds, in its order."""
-    (query, key, value), masks = _inputs("clustered_forward", x)
-    planes = orthogonal(x.seed, x.bits, query.shape[3], like=interface.FLOAT32)
+    """The output, and all that the backward pass needs."""
     out, *saved = outputs
     interface.run(
-        "forward",
-        interface.Forward(
-            interface.sizes(query, key, value, clusters=x.clusters, topk=x.topk, iterations=x.iterations),
-            *(rows(t) for t in (query, key, value, out)),
-            *(pointer(t) for t in masks),
-            pointer(planes),
-            x.bits,
-            x.scale,
-            interface.Saved(*(pointer(t) for t in saved)),
-        ),
+        "clustered_forward",
+        inputs=_inputs("clustered_forward", x),
+        bits=x.bits,
+        iterations=x.iterations,
+        planes=orthogonal(x.seed, x.bits, x.query.shape[3], like=interface.FLOAT32),
+        out=out,
+        saved=dict(zip(SAVED, saved, strict=True)),
     )
 
 
@@ -48,37 +45,26 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     Raises:
         ValueError: order, offsets and top hold numbers that the forward pass cannot have made.
     """
-    (query, key, value), masks = _inputs("clustered_backward", x)
-    (B, H, N, D), E, C, grad_out = query.shape, value.shape[3], x.clusters, x.grads[0]
-    grad_out = torch.zeros_like(x.outputs[0]) if grad_out is None else grad_out
-    order, offsets, top, centroids, rest, lse, mass = x.outputs[1:]
-    interface.check(
-        "clustered_backward",
-        grad_out=(grad_out, query.dtype, (B, H, N, E)),
-        order=(order, torch.int32, (B, H, N)),
-        offsets=(offsets, torch.int32, (B, H, C + 1)),
-        top=(top, torch.int32, (B, H, C, x.topk)),
-        centroids=(centroids, torch.float32, (B, H, C, D)),
-        rest=(rest, torch.float32, (B, H, C, E)),
-        lse=(lse, torch.float32, (B, H, C)),
-        mass=(mass, torch.float32, (B, H, C)),
-    )
-    grad_out, saved = with_contiguous_rows(grad_out), [t.contiguous() for t in x.outputs[1:]]
+    inputs, (out, *_), (grad_out, *_) = _inputs("clustered_backward", x), x.outputs, x.grads
+    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+    (B, H, N, D), E, C = x.query.shape, x.value.shape[3], x.clusters
+    saved = dict(zip(SAVED, x.outputs[1:], strict=True))
+    shapes = (B, H, N), (B, H, C + 1), (B, H, C, x.topk), (B, H, C, D), (B, H, C, E), (B, H, C), (B, H, C)
+    dtypes = [torch.int32] * 3 + [torch.float32] * 4
+    fitting = {name: (saved[name], *of) for name, *of in zip(SAVED, dtypes, shapes, strict=True)}
+    interface.check("clustered_backward", grad_out=(grad_out, x.query.dtype, (B, H, N, E)), **fitting)
     interface.run(
-        "backward",
-        interface.Backward(
-            interface.sizes(query, key, value, clusters=C, topk=x.topk, iterations=0),
-            *(rows(t) for t in (query, key, value, grad_out, *grads)),
-            *(pointer(t) for t in masks),
-            x.scale,
-            interface.Saved(*(pointer(t) for t in saved)),
-        ),
+        "clustered_backward",
+        inputs=inputs,
+        saved={name: each.contiguous() for name, each in saved.items()},
+        grad_out=grad_out,
+        **dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=True)),
     )
 
 
-def _inputs(op: str, x: Any) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Query, key and value, and what is real of queries and keys, as the kernels read them."""
-    (B, _, N, D), (_, G, M, E), dtype = x.query.shape, x.value.shape, x.query.dtype
+def _inputs(op: str, x: Any) -> dict[str, Any]:
+    """What both directions read, checked."""
+    (B, H, N, D), (_, G, M, E), dtype = x.query.shape, x.value.shape, x.query.dtype
     interface.check(
         op,
         key=(x.key, dtype, (B, G, M, D)),
@@ -86,5 +72,9 @@ def _inputs(op: str, x: Any) -> tuple[list[Tensor], list[Tensor | None]]:
         query_real=(x.query_real, torch.bool, (B, N)),
         key_real=(x.key_real, torch.bool, (B, M)),
     )
-    masks = [None if t is None else t.contiguous() for t in (x.query_real, x.key_real)]
-    return [with_contiguous_rows(t) for t in (x.query, x.key, x.value)], masks
+    work = B * H * (x.clusters * M + N * x.topk) * (D + E)
+    return (
+        {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "clusters": x.clusters, "topk": x.topk}
+        | {"query": x.query, "key": x.key, "value": x.value, "query_real": x.query_real, "key_real": x.key_real}
+        | {"scale": x.scale, "dtype": dtype, "threads": interface.threads(work)}
+    )

@@ -1,13 +1,11 @@
 """Attention inside buckets in compiled code, which computes in fp32."""
 
-from ctypes import POINTER, cast
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from subquad.ops.native import interface
-from subquad.ops.native.interface import pointer, rows, with_contiguous_rows
 from subquad.ops.parts.pairs.op import attend_pairs, pairs, pairs_backward, pairs_forward
 from subquad.ops.precision import wide
 
@@ -34,25 +32,14 @@ def refusal(
 @pairs_forward.on("cpu")
 def forward(outputs: tuple[Tensor, Tensor], x: Any) -> None:
     """As `attend_pairs`: (out, lse)."""
-    call, out = _described("pairs_forward", x), outputs[0]
-    interface.run(
-        "bucket_forward",
-        interface.BucketForward(
-            call.sizes,
-            *(rows(x) for x in (*call.inputs, out)),
-            pointer(call.key_bias),
-            call.sets,
-            call.pattern,
-            x.scale,
-            pointer(outputs[1]),
-        ),
-    )
+    out, lse = outputs
+    interface.run("bucket_forward", inputs=_inputs("pairs_forward", x), out=out, lse=lse)
 
 
 @pairs_backward.on("cpu")
-def backward(gradients: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
+def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
     """Gradients of query, key, value and key_bias."""
-    call, (grad_out, grad_lse), (out, lse) = _described("pairs_backward", x), x.grads, x.outputs
+    inputs, (grad_out, grad_lse), (out, lse) = _inputs("pairs_backward", x), x.grads, x.outputs
     of_out, of_lse = (*x.query.shape[:3], x.value.shape[3]), tuple(x.query.shape[:3])
     interface.check(
         "pairs_backward",
@@ -61,90 +48,66 @@ def backward(gradients: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
         out=(out, torch.float32, of_out),
         lse=(lse, torch.float32, of_lse),
     )
-    out, lse = with_contiguous_rows(out), lse.contiguous()
-    grad_out = None if grad_out is None else with_contiguous_rows(grad_out)
-    grad_lse = None if grad_lse is None else grad_lse.contiguous()
-    *grads, of_bias = gradients
+    *of_inputs, of_bias = grads
     interface.run(
         "bucket_backward",
-        interface.BucketBackward(
-            call.sizes,
-            *(rows(x) for x in (*call.inputs, out)),
-            interface.Rows() if grad_out is None else rows(grad_out),
-            *(rows(x) for x in grads),
-            pointer(call.key_bias),
-            call.sets,
-            call.pattern,
-            x.scale,
-            pointer(lse),
-            pointer(grad_lse),
-            None if call.key_bias is None else pointer(of_bias),
-        ),
+        inputs=inputs,
+        out=out,
+        grad_out=grad_out,
+        lse=lse,
+        grad_lse=grad_lse,
+        **dict(zip(("grad_query", "grad_key", "grad_value"), of_inputs, strict=True)),
+        grad_key_bias=None if x.key_bias is None else of_bias,
     )
 
 
-class _Call(NamedTuple):
-    """A call's arguments as the kernels read them, and the tensors that hold these."""
-
-    inputs: list[Tensor]  # query, key, value
-    key_bias: Tensor | None
-    sizes: interface.Sizes
-    sets: interface.BucketSets
-    pattern: interface.Pattern
-    held: tuple[Any, ...]
-
-
-def _described(op: str, x: Any) -> _Call:
-    inputs = wide(x.query, x.key, x.value)
-    _check(op, *inputs, x)
-    query, key, value = (with_contiguous_rows(x) for x in inputs)
-    key_bias, offsets, hidden = (None if t is None else t.contiguous() for t in (x.key_bias, x.offsets, x.hidden))
-    whole = {id(t): t.contiguous() for t in (*x.queries, *x.keys, *x.bucket)}  # one that is in several sets stays one
-    sets = [[whole[id(t)] for t in side] for side in (x.queries, x.keys, x.bucket)]
-    products = pairs([t.shape for t in x.queries], [t.shape for t in x.keys]) * (query.shape[3] + value.shape[3])
-    parted = 0 if hidden is None else hidden.shape[2]
-    return _Call(
-        [query, key, value],
-        key_bias,
-        interface.axes(query, value, 0, 0, 0, products),
-        _sets(*sets, x.spans),
-        interface.Pattern(x.causal, x.other_keys_only, x.offset, pointer(offsets), pointer(hidden), parted),
-        (offsets, hidden, sets),
-    )
-
-
-def _check(op: str, query: Tensor, key: Tensor, value: Tensor, x: Any) -> None:
-    (B, H, _, D), (_, G, M, E) = query.shape, value.shape
-    parted = 1 if x.hidden is None else max(x.hidden.shape[2], 1)
+def _inputs(op: str, x: Any) -> dict[str, Any]:
+    """What both directions read, checked."""
+    query, key, value = wide(x.query, x.key, x.value)
+    (B, H, N, D), (_, G, M, E) = query.shape, value.shape
+    rows = 0 if x.hidden is None else x.hidden.shape[2]
     interface.check(
         op,
         key=(key, torch.float32, (B, G, M, D)),
         value=(value, torch.float32, (B, G, M, E)),
         key_bias=(x.key_bias, torch.float32, (B, H, M)),
         offsets=(x.offsets, torch.int64, (B,)),
-        hidden=(x.hidden, torch.bool, (B, H, parted, M)),
+        hidden=(x.hidden, torch.bool, (B, H, max(rows, 1), M)),
     )
-    for of_queries, of_keys, named in zip(x.queries, x.keys, x.bucket, strict=True):
-        T = of_queries.shape[2] if named.numel() > 0 else min(of_queries.shape[2], of_keys.shape[2])
-        interface.check(
-            op,
-            queries=(of_queries, torch.int64, (B, H, T, of_queries.shape[3])),
-            keys=(of_keys, torch.int64, (B, H, *of_keys.shape[2:])),
-            bucket=(named, torch.int64, (0,) if named.ndim == 1 else (B, H, T)),
-        )
+    met = pairs([t.shape for t in x.queries], [t.shape for t in x.keys])
+    return (
+        {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "threads": interface.threads(met * (D + E))}
+        | {"query": query, "key": key, "value": value, "key_bias": x.key_bias, "scale": x.scale}
+        | {"sets": _sets(op, (B, H), x.queries, x.keys, x.bucket, x.spans)}
+        | {"causal": x.causal, "other_keys_only": x.other_keys_only, "offset": x.offset, "offsets": x.offsets}
+        | {"hidden": x.hidden, "hidden_rows": rows}
+    )
 
 
-def _sets(queries: list[Tensor], keys: list[Tensor], bucket: list[Tensor], spans: list[int]) -> interface.BucketSets:
-    """Where the sets lie. Buckets of the same keys are the same buckets, whose keys are packed once."""
-    described = (interface.BucketSet * len(spans))()
+def _sets(
+    op: str, heads: tuple[int, int], queries: list[Tensor], keys: list[Tensor], bucket: list[Tensor], spans: list[int]
+) -> list[dict[str, Any]]:
+    """The sets, checked. Buckets of the same keys are the same buckets, whose keys the kernel packs once."""
+    sets: list[dict[str, Any]] = []
+    whole = {id(x): x.contiguous() for x in keys}  # a tensor that stands in several sets stays one
     first_of: dict[tuple[int, torch.Size, int], int] = {}
     buckets = 0
-    for i, (of_queries, of_keys, named, span) in enumerate(zip(queries, keys, bucket, spans, strict=True)):
+    for of_queries, of_keys, named, span in zip(queries, keys, bucket, spans, strict=True):
+        blocks = of_queries.shape[2] if named.numel() > 0 else min(of_queries.shape[2], of_keys.shape[2])
+        interface.check(
+            op,
+            queries=(of_queries, torch.int64, (*heads, blocks, of_queries.shape[3])),
+            keys=(of_keys, torch.int64, (*heads, *of_keys.shape[2:])),
+            bucket=(named, torch.int64, (0,) if named.ndim == 1 else (*heads, blocks)),
+        )
+        of_keys = whole[id(of_keys)]
         same = of_keys.data_ptr(), of_keys.shape, span
         if same not in first_of:
             first_of[same] = buckets
             buckets += of_keys.shape[2]
-        where = (pointer(x) for x in (of_queries, of_keys, named if named.numel() > 0 else None))
-        shape = (*of_queries.shape[2:], *of_keys.shape[2:])
-        described[i] = interface.BucketSet(*where, *shape, span, first_of[same])
-    return interface.BucketSets(cast(described, POINTER(interface.BucketSet)), len(described))
+        sets.append(
+            {"blocks": blocks, "query_slots": of_queries.shape[3], "queries": of_queries, "span": span}
+            | {"buckets": of_keys.shape[2], "key_slots": of_keys.shape[3], "keys": of_keys, "first": first_of[same]}
+            | {"bucket": named if named.numel() > 0 else None}
+        )
+    return sets
