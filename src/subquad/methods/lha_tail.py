@@ -35,7 +35,7 @@ from subquad.ops.heads import repeat_heads
 from subquad.ops.slots import Buckets, members
 from subquad.ops.softmax import hide
 from subquad.ops.tail import attend_with_tail, key_cells
-from subquad.ops.timeline import real_lengths
+from subquad.ops.timeline import Timeline
 
 SHARPNESS = 4.0  # of the target of the queries
 FEEDING = 0.25  # weight in p_b of the queries that score highest in b
@@ -92,43 +92,37 @@ class LearnedHashTail(Method):
         """Hash, attend to the keys of each query's bucket and to the centroids of the others."""
         if not torch.compiler.is_exporting() and key.shape[2] <= self.keys:  # every bucket has all keys
             return exact(query, key, value, call)
-        (buckets,), how = self.meetings(query, key, call), {"scale": call.scale, "dropout_p": call.dropout_p}
-        return attend_with_tail(
-            query, key, value, buckets, key_cells(key, call.mask, self.cells, call.seed), self.cells, **how
-        )
+        (buckets,), cell = self.meetings(query, key, call), key_cells(key, call.mask, self.cells, call.seed)
+        how = {"scale": call.scale, "dropout_p": call.dropout_p}
+        return attend_with_tail(query, key, value, buckets, cell, self.cells, **how)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys exactly."""
-        B, M = query.shape[0], key.shape[2]
         with torch.no_grad():
-            assert isinstance(call.learned, HashFunctions)
             of_query, of_key = hashed(query, key, call.learned, call.scale)
-            lengths = real_lengths(call.mask.key_padding(M), B, M, key.device)
-            return (best_bucket(of_query, of_key, call.mask, lengths.clamp(max=self.keys), self.keys),)
+            sizes = Timeline.of(call.mask, query, key).key_lengths.clamp(max=self.keys)
+            return (best_bucket(of_query, of_key, call.mask, sizes, self.keys),)
 
     def scores(
         self, query: Tensor, key: Tensor, call: Call
     ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
         """H_Q and H_K."""
-        assert isinstance(call.learned, HashFunctions)
         return hash_scores(query, key, call.learned, call.scale)
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """L_Q, a mean over queries and heads, and L_K, a mean over items and heads."""
         of_query, of_key = self.scores(query, key, call)
-        real_queries, real_keys = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
+        line = Timeline.of(call.mask, query, key)
         with torch.no_grad():
             (buckets,) = self.meetings(query, key, call)
-            inside = members(buckets.keys, key.shape[2]).to(query.dtype)
-            chosen = feeding(of_query, real_queries)
-            mass, received = attention_sums(
-                query, repeat_heads(key, query.shape[1]), call.mask, call.scale, inside, chosen
-            )
+            inside, chosen = members(buckets.keys, line.M).to(query.dtype), feeding(of_query, line.real_queries)
+            key = repeat_heads(key, query.shape[1])
+            mass, received = attention_sums(query, key, call.mask, call.scale, inside, chosen)
             target = (SHARPNESS * mass.clamp(min=torch.finfo(query.dtype).tiny).log()).softmax(-1)
-            if real_queries is not None:
-                target = target * real_queries[:, None, :, None]
-        of_key = of_key if real_keys is None else hide(of_key, real_keys[:, None, :, None])
-        of_keys = divergence(received.transpose(-1, -2), of_key.transpose(-1, -2)) * self.buckets
+            if line.real_queries is not None:
+                target = target * line.real_queries[:, None, :, None]
+        of_key = of_key if line.real_keys is None else hide(of_key, line.real_keys[:, None, :, None])
+        of_keys = divergence(received.mT, of_key.mT) * self.buckets
         return divergence(target, of_query) + of_keys
 
 

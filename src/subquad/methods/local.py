@@ -30,9 +30,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from subquad.methods.base import Call, Method, Partial, Traits, choice, whole, wide
-from subquad.ops.choose.neighbours import neighbours, reach
-from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.methods.base import Call, Partial, Traits, choice, whole, wide
+from subquad.methods.bucketed import Bucketed, attend_inside
+from subquad.ops.choose.neighbours import neighbours
 from subquad.ops.slots import Buckets
 from subquad.randomness import normal
 
@@ -70,24 +70,8 @@ class RelativePositions(nn.Module):
         return query + self.content.to(query.dtype), terms
 
 
-def local_attention(
-    query: Float[Tensor, "B H N D"],
-    key: Float[Tensor, "B G M D"],
-    value: Float[Tensor, "B G M E"],
-    call: Call,
-    buckets: Buckets,
-) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
-    """Attention to the neighbours with its log-sum-exp."""
-    terms, positions = None, call.learned
-    if positions is not None:
-        query, terms = positions(*wide(query), call.scale, buckets.span, call.mask.is_causal)
-    return attend_pairs(
-        query, key, value, buckets, call.mask, scale=call.scale, of_distance=terms, dropout_p=call.dropout_p
-    )
-
-
 @dataclass(frozen=True)
-class Local(Method):
+class Local(Bucketed):
     """Window attention: each query sees the keys at most `window` tokens away.
 
     Args:
@@ -136,10 +120,11 @@ class Local(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend by blocks; within a segment its own tokens are counted."""
-        (buckets,) = self.meetings(query, key, call)
-        return local_attention(query, key, value, call, buckets)
+        (buckets,), terms = self.meetings(query, key, call), None
+        if self.positions == "relative":
+            query, terms = call.learned(*wide(query), call.scale, buckets.span, call.mask.is_causal)
+        return attend_inside(query, key, value, buckets, call, of_distance=terms)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""
-        (B, H, N, _), M, mask = query.shape, key.shape[2], call.mask
-        return (neighbours(N, M, H, B, reach(self.window, N, M, mask), mask, query.device),)
+        return (neighbours(query, key, self.window, call.mask),)

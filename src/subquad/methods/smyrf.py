@@ -32,13 +32,13 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole, wide
+from subquad.methods.base import MOST_REPEATS, Call, Traits, whole, wide
+from subquad.methods.bucketed import Bucketed
 from subquad.methods.lsh import plane_scores
 from subquad.ops.choose.chunks import even_chunks, even_shared_chunks, sort_real
 from subquad.ops.heads import repeat_heads
-from subquad.ops.parts.pairs.op import attend_pairs
 from subquad.ops.slots import Buckets
-from subquad.ops.timeline import real_lengths
+from subquad.ops.timeline import Timeline
 from subquad.randomness import normal
 
 
@@ -62,7 +62,7 @@ def asymmetric(
 
 
 @dataclass(frozen=True)
-class Smyrf(Method):
+class Smyrf(Bucketed):
     """SMYRF: equal chunks of the queries and of the keys, each sorted along a random direction, meet.
 
     Args:
@@ -99,26 +99,17 @@ class Smyrf(Method):
         """Clusters of one size cost time linear in the length."""
         return replace(type(self).traits, subquadratic=self.cluster_size > 0)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Sort, cut, attend inside the chunks, merge."""
-        buckets = self.meetings(*wide(query, key), call)
-        return attend_pairs(query, key, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
-
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: the clusters of all rounds."""
         with torch.no_grad():
-            B, H, N, D = query.shape
-            M = key.shape[2]
-            real_queries, real_keys = call.mask.query_padding(N), call.mask.key_padding(M)
-            f, g = asymmetric(query, repeat_heads(key, H), real_queries, real_keys)
-            directions = normal(call.seed, self.rounds, D + 2, like=query)
-            lengths = real_lengths(real_queries, B, N, query.device), real_lengths(real_keys, B, M, query.device)
-            counts, most = self._clusters_of(*lengths, torch.sym_max(N, M))
+            line, (f, g) = Timeline.of(call.mask, query, key), self._transformed(query, key, call)
+            counts, most = self._clusters_of(line.query_lengths, line.key_lengths, torch.sym_max(line.N, line.M))
             queries, keys = [], []
-            for direction in directions:
-                of_queries, of_keys = sort_real(f @ direction, real_queries), sort_real(g @ direction, real_keys)
-                queries.append(even_chunks(of_queries, lengths[0], counts, most=most, size=self._size(N)))
-                keys.append(even_shared_chunks(of_keys, lengths[1], counts, most=most, size=self._size(M)))
+            for direction in normal(call.seed, self.rounds, f.shape[3], like=f):
+                ordered = sort_real(f @ direction, line.real_queries), sort_real(g @ direction, line.real_keys)
+                sizes = self._size(line.N), self._size(line.M)
+                queries.append(even_chunks(ordered[0], line.query_lengths, counts, most=most, size=sizes[0]))
+                keys.append(even_shared_chunks(ordered[1], line.key_lengths, counts, most=most, size=sizes[1]))
             return (Buckets(torch.cat(queries, dim=2), torch.cat(keys, dim=2)),)
 
     @torch.no_grad()
@@ -129,12 +120,15 @@ class Smyrf(Method):
 
         For diagnostics: `attend` sorts along one direction instead, which makes chunks equal.
         """
-        N, M = query.shape[2], key.shape[2]
-        f, g = asymmetric(
-            query, repeat_heads(key, query.shape[1]), call.mask.query_padding(N), call.mask.key_padding(M)
-        )
-        clusters = self.clusters if self.cluster_size == 0 else -(-max(N, M) // self.cluster_size)
+        longest = max(query.shape[2], key.shape[2])
+        clusters = -(-longest // self.cluster_size) if self.cluster_size else self.clusters
+        f, g = self._transformed(query, key, call)
         return plane_scores(f, clusters, call.seed), plane_scores(g, clusters, call.seed)
+
+    def _transformed(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        """F(q) and G(k) for every head."""
+        line = Timeline.of(call.mask, query, key)
+        return asymmetric(*wide(query, repeat_heads(key, query.shape[1])), line.real_queries, line.real_keys)
 
     def _clusters_of(self, queries: Tensor, keys: Tensor, longest: int) -> tuple[Int64[Tensor, "B"], int]:
         """The number of clusters of each item, and the most that there can be."""
@@ -144,4 +138,4 @@ class Smyrf(Method):
         return counts.clamp(min=1), -(-longest // self.cluster_size)
 
     def _size(self, tokens: int) -> int:
-        return -(-tokens // self.clusters) if self.cluster_size == 0 else self.cluster_size
+        return self.cluster_size or -(-tokens // self.clusters)
