@@ -1,18 +1,20 @@
 """Methods that choose which queries meet which keys, in buckets, and attend exactly inside them."""
 
+import math
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Partial, Traits
 from subquad.ops.choose.balanced import balanced_buckets, same_label_buckets
-from subquad.ops.hash_functions import Hashed
+from subquad.ops.hash_functions import Hashed, HashFunctions, hashed
 from subquad.ops.parts.pairs.op import attend_pairs
 from subquad.ops.slots import Buckets
+from subquad.ops.tail import attend_with_tail, key_cells
 
 
 def attend_inside(
@@ -21,6 +23,15 @@ def attend_inside(
     """Attention inside buckets as the call asks for it; `more` are further arguments of `attend_pairs`."""
     how: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p, **more}
     return attend_pairs(query, key, value, buckets, call.mask, **how)
+
+
+def attend_with_cells(
+    query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call
+) -> tuple[Tensor, Tensor]:
+    """Attention of each query to the keys of its one bucket, and to the others as so many centroids."""
+    cell = key_cells(key, call.mask, cells, call.seed)
+    how = {"scale": call.scale, "dropout_p": call.dropout_p}
+    return attend_with_tail(query, key, value, buckets, cell, cells, **how)
 
 
 class Bucketed(Method):
@@ -33,6 +44,37 @@ class Bucketed(Method):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend inside the buckets."""
         return attend_inside(query, key, value, self.meetings(query, key, call), call)
+
+
+class LearnsHashes(Bucketed):
+    """A method whose hash functions H_Q and H_K are learned: its scores are theirs."""
+
+    buckets: int
+    hash: str
+    hidden: int
+    seed: int
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
+        """Hash functions as they start."""
+        buckets, size = self.buckets, getattr(self, "bucket_size", 0)
+        if buckets == 0:
+            if max_length is None:
+                raise ValueError(
+                    f"{self.name!r}: buckets=0 needs the longest input, to count the buckets: bind(max_length=…), "
+                    "or max_length=… of sq.nn.MultiheadAttention or sq.hf.swap"
+                )
+            buckets = math.ceil(max_length / size)
+        return HashFunctions(heads, kv_heads, head_dim, buckets, kind=self.hash, hidden=self.hidden, seed=self.seed)
+
+    def hashes(self, query: Tensor, key: Tensor, call: Call) -> tuple[Hashed, Hashed]:
+        """What the hash functions say of queries and keys, not computed yet."""
+        return hashed(query, key, call.learned, call.scale)
+
+    def scores(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        """The same, computed: of each token in each bucket."""
+        of_query, of_key = self.hashes(query, key, call)
+        scores = of_query.scores()
+        return scores, scores if of_key is of_query else of_key.scores()
 
 
 class HashedBuckets(Bucketed):

@@ -40,7 +40,7 @@ from subquad.ops.choose.hashing.op import hash_codes
 from subquad.ops.choose.kmeans.op import hamming_kmeans
 from subquad.ops.choose.neighbours import neighbours
 from subquad.ops.heads import repeat_heads
-from subquad.ops.slots import Buckets, real_slots
+from subquad.ops.slots import Buckets
 from subquad.ops.timeline import Timeline
 
 BITS, ITERATIONS = 63, 10  # of the k-means
@@ -58,7 +58,7 @@ def sorted_chunks(labels: Int64[Tensor, "B H N"], mask: Mask, real: Tensor, chun
     """Chunks of the tokens sorted by (label, position), each of which meets itself."""
     N = labels.shape[2]
     slots = chunks_of(labels.argsort(dim=-1, stable=True), real.sum(1), chunk)
-    return Buckets(real_slots(slots, mask.query_padding(N)), real_slots(slots, mask.key_padding(N)))
+    return Buckets(slots, slots).of_real(mask.query_padding(N), mask.key_padding(N))
 
 
 @dataclass(frozen=True)

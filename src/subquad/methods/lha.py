@@ -39,15 +39,14 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from subquad.methods.base import WIDEST, Call, Fit, Traits, choice, number, whole
-from subquad.methods.bucketed import HashedBuckets
+from subquad.methods.bucketed import HashedBuckets, LearnsHashes
 from subquad.ops.attention_sums import approximate_attention_sums, attention_sums
 from subquad.ops.choose.balanced import enlarged
 from subquad.ops.choose.top.op import top_and_best
-from subquad.ops.hash_functions import KINDS, Hashed, HashFunctions, divergence, hashed
-from subquad.ops.heads import repeat_heads
+from subquad.ops.hash_functions import KINDS, Hashed, divergence
 from subquad.ops.slots import members
 from subquad.ops.timeline import real_lengths
 
@@ -65,7 +64,7 @@ def membership(scores: Float[Tensor, "B H N C"], real: Tensor | None, balanced: 
 
 
 @dataclass(frozen=True)
-class LearnedHash(HashedBuckets):
+class LearnedHash(LearnsHashes, HashedBuckets):
     """Learning-to-hash attention. Its hash functions are learned: it exists only bound to a layer.
 
     Args:
@@ -104,29 +103,9 @@ class LearnedHash(HashedBuckets):
         HashedBuckets.shared_traits, learned=True, fit=Fit(metric="utility"), example={"buckets": 4, "hidden": 8}
     )
 
-    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
-        """Hash functions as they start."""
-        buckets = self.buckets
-        if buckets == 0:
-            if max_length is None:
-                raise ValueError(
-                    f"{self.name!r}: buckets=0 needs the longest input, to count the buckets: bind(max_length=…), "
-                    "or max_length=… of sq.nn.MultiheadAttention or sq.hf.swap"
-                )
-            buckets = math.ceil(max_length / self.bucket_size)
-        return HashFunctions(heads, kv_heads, head_dim, buckets, kind=self.hash, hidden=self.hidden, seed=self.seed)
-
-    def scores(
-        self, query: Tensor, key: Tensor, call: Call
-    ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
-        """The logits of S_Q and S_K. Under a causal mask, and for argmax buckets, one score for both: equation 18."""
-        of_query, of_key = self.hashes(query, key, call)
-        scores = of_query.scores()
-        return scores, scores if of_key is of_query else of_key.scores()
-
     def hashes(self, query: Tensor, key: Tensor, call: Call) -> tuple[Hashed, Hashed]:
-        """The same before they are computed."""
-        of_query, of_key = hashed(query, key, call.learned, call.scale)
+        """The logits of S_Q and S_K. Under a causal mask, and for argmax buckets, one score for both: equation 18."""
+        of_query, of_key = super().hashes(query, key, call)
         return (of_query + of_key,) * 2 if self.ties(call) else (of_query, of_key)
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
@@ -141,7 +120,6 @@ class LearnedHash(HashedBuckets):
     ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
         """ψ and ψ', not yet normalised over the buckets."""
         mask, balanced = call.mask, self.membership == "balanced"
-        key = repeat_heads(key, query.shape[1])
         in_query = membership(of_query, mask.query_padding(query.shape[2]), balanced)
         in_key = membership(of_key, mask.key_padding(key.shape[2]), balanced)
         if self.targets == "exact":

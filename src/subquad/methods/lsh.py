@@ -23,11 +23,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.methods.base import Call, Partial, Traits, choice, number, whole, wide
-from subquad.methods.bucketed import HashedBuckets
+from subquad.methods.bucketed import HashedBuckets, attend_with_cells
 from subquad.ops.choose.balanced import best_bucket, bucket_sizes, most_of
 from subquad.ops.heads import repeat_heads
 from subquad.ops.slots import Buckets
-from subquad.ops.tail import attend_with_tail, key_cells
 from subquad.ops.timeline import Timeline
 from subquad.randomness import normal
 
@@ -103,9 +102,8 @@ class RandomHash(HashedBuckets):
         """Attend inside the buckets, and merge; with a tail, to the one bucket and the centroids together."""
         if self.tail == 0:
             return super().attend(query, key, value, call)
-        (buckets,), cell = self.meetings(query, key, call), key_cells(key, call.mask, self.tail, call.seed)
-        how = {"scale": call.scale, "dropout_p": call.dropout_p}
-        return attend_with_tail(query, key, value, buckets, cell, self.tail, **how)
+        (buckets,) = self.meetings(query, key, call)
+        return attend_with_cells(query, key, value, buckets, self.tail, call)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys, in a bucket."""
@@ -117,9 +115,7 @@ class RandomHash(HashedBuckets):
             sizes = bucket_sizes(Timeline.of(call.mask, query, key).key_lengths, *how)
             return (best_bucket(of_query, of_key, call.mask, sizes, most_of(key.shape[2], *how)),)
 
-    def scores(
-        self, query: Tensor, key: Tensor, call: Call
-    ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
+    def scores(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         """H_Q and H_K; −inf in buckets that an item has not. Causal or argmax: their sum for both, as in "lha"."""
         (query, key), line = wide(query, key), Timeline.of(call.mask, query, key)
         buckets = self.buckets or math.ceil(line.M / self.bucket_size)

@@ -40,7 +40,7 @@ from subquad.methods.base import MOST_REPEATS, Call, Partial, Traits, whole, wid
 from subquad.methods.bucketed import Bucketed, attend_inside
 from subquad.ops.choose.chunks import runs_of_labels
 from subquad.ops.heads import repeat_heads
-from subquad.ops.slots import Buckets, real_slots, with_itself
+from subquad.ops.slots import Buckets, with_itself
 from subquad.ops.softmax import merge_partials
 from subquad.ops.timeline import Timeline
 from subquad.randomness import normal
@@ -113,10 +113,6 @@ class Reformer(Bucketed):
             used = (-(-real.sum(1) // self.chunk)).clamp(max=most)
             used = torch.where(real.sum(1) <= self.chunk, 0, used)
             directions = normal(call.seed, most, self.rounds * D, like=query).unflatten(1, (self.rounds, D))
-            parts = []
-            for of_round in directions.unbind(1):
-                labels = torch.where(real[:, None], hash_labels(query, of_round, used), 2 * most)
-                found = runs_of_labels(labels, 2 * most, self.chunk)
-                queries, keys = real_slots(found.queries, line.real_queries), real_slots(found.keys, line.real_keys)
-                parts.append(Buckets(queries, keys))
-            return tuple(parts)
+            labels = (hash_labels(query, of_round, used) for of_round in directions.unbind(1))
+            runs = (runs_of_labels(torch.where(real[:, None], own, 2 * most), 2 * most, self.chunk) for own in labels)
+            return tuple(found.of_real(line.real_queries, line.real_keys) for found in runs)

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from subquad.methods.base import MOST_REPEATS, Call, Traits, whole, wide
@@ -44,11 +44,12 @@ from subquad.randomness import normal
 
 def asymmetric(
     query: Float[Tensor, "B H N D"],
-    key: Float[Tensor, "B H M D"],
+    key: Float[Tensor, "B G M D"],
     real_queries: Bool[Tensor, "B N"] | None,
     real_keys: Bool[Tensor, "B M"] | None,
 ) -> tuple[Float[Tensor, "B H N D+2"], Float[Tensor, "B H M D+2"]]:
     """F(q) and G(k), equation 3. The longest real query and key of each item and head set M_Q and M_K."""
+    query, key = wide(query, repeat_heads(key, query.shape[1]))
     squares = [x.square().sum(-1) for x in (query, key)]
     longest = [
         (square if real is None else square.masked_fill(~real[:, None], 0.0)).amax(-1, keepdim=True)
@@ -102,40 +103,25 @@ class Smyrf(Bucketed):
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: the clusters of all rounds."""
         with torch.no_grad():
-            line, (f, g) = Timeline.of(call.mask, query, key), self._transformed(query, key, call)
-            counts, most = self._clusters_of(line.query_lengths, line.key_lengths, torch.sym_max(line.N, line.M))
+            line = Timeline.of(call.mask, query, key)
+            f, g = asymmetric(query, key, line.real_queries, line.real_keys)
+            lengths = line.query_lengths, line.key_lengths
+            counts, most = torch.full_like(lengths[0], self.clusters), self.clusters
+            if self.cluster_size:
+                counts = (-(-lengths[0].maximum(lengths[1]) // self.cluster_size)).clamp(min=1)
+                most = -(-torch.sym_max(line.N, line.M) // self.cluster_size)
+            sizes = [self.cluster_size or -(-tokens // self.clusters) for tokens in (line.N, line.M)]
             queries, keys = [], []
             for direction in normal(call.seed, self.rounds, f.shape[3], like=f):
                 ordered = sort_real(f @ direction, line.real_queries), sort_real(g @ direction, line.real_keys)
-                sizes = self._size(line.N), self._size(line.M)
-                queries.append(even_chunks(ordered[0], line.query_lengths, counts, most=most, size=sizes[0]))
-                keys.append(even_shared_chunks(ordered[1], line.key_lengths, counts, most=most, size=sizes[1]))
+                queries.append(even_chunks(ordered[0], lengths[0], counts, most=most, size=sizes[0]))
+                keys.append(even_shared_chunks(ordered[1], lengths[1], counts, most=most, size=sizes[1]))
             return (Buckets(torch.cat(queries, dim=2), torch.cat(keys, dim=2)),)
 
     @torch.no_grad()
-    def scores(
-        self, query: Tensor, key: Tensor, call: Call
-    ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
-        """[x R; −R] of F(q) and G(k): the hash that Sun et al. examine (figure 1, down).
-
-        For diagnostics: `attend` sorts along one direction instead, which makes chunks equal.
-        """
-        longest = max(query.shape[2], key.shape[2])
-        clusters = -(-longest // self.cluster_size) if self.cluster_size else self.clusters
-        f, g = self._transformed(query, key, call)
-        return plane_scores(f, clusters, call.seed), plane_scores(g, clusters, call.seed)
-
-    def _transformed(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """F(q) and G(k) for every head."""
+    def scores(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        """For diagnostics: [x R; −R] of F(q) and G(k), the hash that Sun et al. examine (figure 1, down)."""
         line = Timeline.of(call.mask, query, key)
-        return asymmetric(*wide(query, repeat_heads(key, query.shape[1])), line.real_queries, line.real_keys)
-
-    def _clusters_of(self, queries: Tensor, keys: Tensor, longest: int) -> tuple[Int64[Tensor, "B"], int]:
-        """The number of clusters of each item, and the most that there can be."""
-        if self.cluster_size == 0:
-            return torch.full_like(queries, self.clusters), self.clusters
-        counts = -(-queries.maximum(keys) // self.cluster_size)
-        return counts.clamp(min=1), -(-longest // self.cluster_size)
-
-    def _size(self, tokens: int) -> int:
-        return self.cluster_size or -(-tokens // self.clusters)
+        clusters = -(-max(line.N, line.M) // self.cluster_size) if self.cluster_size else self.clusters
+        f, g = asymmetric(query, key, line.real_queries, line.real_keys)
+        return plane_scores(f, clusters, call.seed), plane_scores(g, clusters, call.seed)

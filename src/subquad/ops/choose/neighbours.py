@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.ops.slots import Buckets, real_slots
+from subquad.ops.slots import Buckets
 
 BLOCK = 16  # the fewest queries of a block: smaller ones would share too few keys
 
@@ -33,5 +33,4 @@ def neighbours(query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"], w
     first = (mask.positions(queries[..., :1]) - span).clamp(0, M - width)
     keys = first + torch.arange(width, device=device)
     queries, keys = (x.expand(B, H, -1, -1) for x in (queries, keys))
-    for_keys, for_queries = mask.key_padding(M), mask.query_padding(N)
-    return Buckets(real_slots(queries, for_queries), real_slots(keys, for_keys), span=span)
+    return Buckets(queries, keys, span=span).of_real(mask.query_padding(N), mask.key_padding(M))
