@@ -99,16 +99,14 @@ class LearnedHashTail(LearnsHashes):
         """L_Q, a mean over queries and heads, and L_K, a mean over items and heads."""
         of_query, of_key = self.scores(query, key, call)
         line = Timeline.of(call.mask, query, key)
-        sides = line.real_queries, line.real_keys
-        queries, keys = (None if real is None else real[:, None, :, None] for real in sides)
+        queries, keys = (None if x is None else x[:, None, :, None] for x in (line.real_queries, line.real_keys))
         with torch.no_grad():
             (buckets,) = self.meetings(query, key, call)
             inside = members(buckets.keys, line.M).to(query.dtype)
             mass, received = attention_sums(query, key, call.mask, call.scale, inside, feeding(of_query, queries))
             target = (SHARPNESS * mass.clamp(min=torch.finfo(query.dtype).tiny).log()).softmax(-1)
             target = target if queries is None else target * queries
-        of_keys = divergence(received.mT, hide(of_key, keys).mT)
-        return divergence(target, of_query) + of_keys * self.buckets
+        return divergence(target, of_query) + self.buckets * divergence(received.mT, hide(of_key, keys).mT)
 
 
 def feeding(of_query: Float[Tensor, "B H N C"], visible: Tensor | None) -> Float[Tensor, "B H N C"]:

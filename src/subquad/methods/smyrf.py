@@ -29,7 +29,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from subquad.methods.base import MOST_REPEATS, Call, Traits, whole, wide
@@ -42,18 +41,13 @@ from subquad.ops.timeline import Timeline
 from subquad.randomness import normal
 
 
-def asymmetric(
-    query: Float[Tensor, "B H N D"],
-    key: Float[Tensor, "B G M D"],
-    real_queries: Bool[Tensor, "B N"] | None,
-    real_keys: Bool[Tensor, "B M"] | None,
-) -> tuple[Float[Tensor, "B H N D+2"], Float[Tensor, "B H M D+2"]]:
-    """F(q) and G(k), equation 3. The longest real query and key of each item and head set M_Q and M_K."""
+def asymmetric(query: Tensor, key: Tensor, line: Timeline) -> tuple[Tensor, Tensor]:
+    """F(q) and G(k), equation 3, (B,H,N,D+2) and (B,H,M,D+2); real tokens alone count for M_Q and M_K."""
     query, key = wide(query, repeat_heads(key, query.shape[1]))
     squares = [x.square().sum(-1) for x in (query, key)]
     longest = [
         (square if real is None else square.masked_fill(~real[:, None], 0.0)).amax(-1, keepdim=True)
-        for square, real in zip(squares, (real_queries, real_keys), strict=True)
+        for square, real in zip(squares, (line.real_queries, line.real_keys), strict=True)
     ]
     # Rounding, and padding, could make the differences negative.
     of_query, of_key = ((sum(longest) - square).clamp(min=0.0).sqrt()[..., None] for square in squares)
@@ -104,7 +98,7 @@ class Smyrf(Bucketed):
         """Which queries meet which keys: the clusters of all rounds."""
         with torch.no_grad():
             line = Timeline.of(call.mask, query, key)
-            f, g = asymmetric(query, key, line.real_queries, line.real_keys)
+            f, g = asymmetric(query, key, line)
             lengths = line.query_lengths, line.key_lengths
             counts, most = torch.full_like(lengths[0], self.clusters), self.clusters
             if self.cluster_size:
@@ -123,5 +117,5 @@ class Smyrf(Bucketed):
         """For diagnostics: [x R; −R] of F(q) and G(k), the hash that Sun et al. examine (figure 1, down)."""
         line = Timeline.of(call.mask, query, key)
         clusters = -(-max(line.N, line.M) // self.cluster_size) if self.cluster_size else self.clusters
-        f, g = asymmetric(query, key, line.real_queries, line.real_keys)
+        f, g = asymmetric(query, key, line)
         return plane_scores(f, clusters, call.seed), plane_scores(g, clusters, call.seed)
