@@ -106,16 +106,16 @@ class Op(Generic[P, R]):
     def __init__(self, reference: Callable[P, R]):
         functools.update_wrapper(self, reference)
         self.reference = reference
-        self._refusals: dict[str, Callable[P, str | None]] = {}
+        self._refusals: dict[str, Callable[..., str | None]] = {}
 
     def compiled(self, run: Callable[Concatenate[str, P], R]) -> None:
         """Set what runs on compiled backends, all of them: the op's arguments behind the backend's name."""
         self._compiled = run
 
-    def refusal(self, backend: str) -> Callable[[Callable[P, str | None]], Callable[P, str | None]]:
+    def refusal(self, backend: str) -> Callable[[Callable[..., str | None]], Callable[..., str | None]]:
         """Register that a backend has this op, with what says why it cannot take a call; None when it can."""
 
-        def add(refusal: Callable[P, str | None]) -> Callable[P, str | None]:
+        def add(refusal: Callable[..., str | None]) -> Callable[..., str | None]:
             self._refusals[backend] = refusal
             return refusal
 
@@ -201,7 +201,7 @@ class Gradient(Operator):
 
         gradients.__name__ = forward.name.replace("forward", "backward")
         gradients.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [*first, *forward.signature.parameters.values()], return_annotation=tuple[(Tensor,) * len(of)]
+            [*first, *forward.signature.parameters.values()], return_annotation=tuple.__class_getitem__((Tensor,) * len(of))
         )
         super().__init__(gradients)
         forward.gradient(self._differentiate, self._save)
