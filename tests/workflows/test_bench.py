@@ -14,6 +14,7 @@ from subquad.cli import app
 from subquad.measure.noise import AGAIN
 from subquad.measure.resident import Peak
 from subquad.measure.timing import Effort
+from subquad.report import drawing
 from subquad.report.bench_tables import markdown
 from subquad.workflows import bench
 from subquad.workflows.bench import Bench, Settings, measure
@@ -27,7 +28,8 @@ FILES = {"bench.json", "bench.csv", "bench.md", "time-per-token.png", "memory-pe
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
-    """Two rounds each, and memory without a process of its own."""
+    """Two rounds each, memory without a process of its own, and plots that are made but not painted."""
+    monkeypatch.setattr(drawing, "png", lambda figure: b"\x89PNG")
     monkeypatch.setattr(bench, "THOROUGH", Effort(seconds=0.0, least=2))
     monkeypatch.setattr(bench, "BRIEF", Effort(seconds=0.0, least=1))
     monkeypatch.setattr(bench, "extra_memory", lambda load, method, threads: Peak(load.length * 100, "made up"))
