@@ -13,6 +13,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 import subquad as sq
+from subquad import papers as _with_their_tasks  # noqa: F401
 from subquad.files import write
 from subquad.training.settings import ModelSettings, TrainingSettings
 from subquad.training.tasks import TASKS, Task

@@ -22,12 +22,12 @@ import transformers
 import subquad as sq
 from subquad import files, seals
 from subquad.errors import InputError
-from subquad.experiments.base import Cell
-from subquad.experiments.run import _read as read_cell
+from subquad.papers.base import Cell
+from subquad.papers.run import _read as read_cell
 from subquad.training import checkpoints, same_data
 from subquad.training.run import train
 from subquad.workflows import calibrate
-from subquad.workflows.store import Store
+from subquad.workflows.store import Store, Unit
 from tests.training.small import Killed, killed_at, small
 from tests.workflows import tiny
 
@@ -108,8 +108,8 @@ def store(at: Path) -> Iterator[Target]:
     """A unit of compare, inspect or bench."""
     kept = Store(at, {"model": "tiny", "seed": 0})
     result = {"full": {"seconds": 0.125, "output": [0.5, -1.25, 3e-9]}, "lha": {"extra_mib": None, "output": [1, 2]}}
-    kept.get("stretch/96/0", lambda: result)
-    yield Target(next(kept.folder.glob("*.json")), lambda: kept.get("stretch/96/0", _not_again))
+    kept.get(Unit("stretch/96/0"), lambda: result)
+    yield Target(next(kept.folder.glob("*.json")), lambda: kept.get(Unit("stretch/96/0"), _not_again))
 
 
 def _not_again() -> Any:

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 import subquad as sq
 from subquad.cli import app
-from subquad.experiments import load
-from subquad.experiments import run as experiment_run
-from subquad.experiments.run import reproduce
+from subquad.papers import load
+from subquad.papers import run as experiment_run
+from subquad.papers.run import reproduce
 from subquad.report.bench_changes import changes
 from subquad.report.bench_tables import rich_table
 from subquad.report.page import html

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from subquad.experiments import NAMES, load
+from subquad.papers import NAMES, load
 from subquad.training.settings import ModelSettings, TrainingSettings
 from subquad.training.tasks import TASKS
 from tests.cli.odd import NUMBERS, WORDS, damage, method_text, rows, setting

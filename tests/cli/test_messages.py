@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from subquad import papers as _with_their_tasks  # noqa: F401
 from subquad.cli import app
 from subquad.cli.common import LONGEST
 from subquad.data import texts

@@ -7,8 +7,8 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from subquad.cli import app
-from subquad.experiments import NAMES, load
-from subquad.experiments import run as running
+from subquad.papers import NAMES, load
+from subquad.papers import run as running
 
 run = CliRunner().invoke
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
+from subquad import papers as _with_their_tasks  # noqa: F401
 from subquad.training.run import Outcome, train
-from subquad.training.settings import Settings, read_overrides, settings_of
+from subquad.training.settings import RunSettings, read_overrides, settings_of
 
 gc.freeze()  # Trainer collects garbage whenever it starts, among all that was ever imported
 
@@ -16,7 +17,7 @@ TRAINING = ("training.steps=24", "training.batch=8", "training.every=8", "traini
 QUICK = ("training.evaluation_batch=256", "task.examples=2000")
 
 
-def small(*overrides: str) -> Settings:
+def small(*overrides: str) -> RunSettings:
     return settings_of("masked-copy", read_overrides([*SIZES, *TRAINING, *QUICK, *overrides]))
 
 
@@ -32,7 +33,7 @@ def killed_at(step: int) -> Callable[[str, int, int], None]:
     return progress
 
 
-def interrupted(settings: Settings, out: Path, *steps: int) -> Outcome:
+def interrupted(settings: RunSettings, out: Path, *steps: int) -> Outcome:
     """Killed after each of these steps, then gone on with to the end."""
     for step in steps:
         try:

@@ -10,9 +10,9 @@ import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from subquad.errors import InputError
+from subquad.papers.tasks.genome import NextBase
 from subquad.training.run import train
 from subquad.training.settings import settings_of
-from subquad.training.tasks.genome import NextBase
 from subquad.training.tasks.lm import Lm, words_ended
 from subquad.training.tasks.ngrams import ngram_bits
 from subquad.training.tasks.windows import DrawnWindows, Windows, with_start

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from subquad import papers as _with_their_tasks  # noqa: F401
 from subquad.errors import InputError
 from subquad.training.settings import read_overrides, read_toml, settings_of
 from subquad.workflows.train import plain

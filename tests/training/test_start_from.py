@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from subquad.data.tones import tones
 from subquad.errors import InputError
+from subquad.papers.data.tones import tones
 from subquad.training.models.speech import CTCEncoder, SpeechConfig
 from subquad.training.run import begin_with, train
 from subquad.training.settings import settings_of

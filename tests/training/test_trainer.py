@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from subquad.errors import Ended, InputError
+from subquad.papers.tasks.masked_copy import MaskedCopy
 from subquad.training.models import MaskedSymbolEncoder
 from subquad.training.run import Outcome, train
-from subquad.training.tasks.masked_copy import MaskedCopy
 from subquad.training.trainer import Diverged
 from tests.training.small import assert_same_weights, small, without_times
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from subquad.cli import app
-from subquad.experiments import run as _imported_before_forking  # noqa: F401
 from subquad.files import PART  # noqa: F401
+from subquad.papers import run as _imported_before_forking  # noqa: F401
 from subquad.training import run as _this_too  # noqa: F401
 from subquad.workflows import calibrate, compare
 from tests.training.small import QUICK, SIZES, TRAINING

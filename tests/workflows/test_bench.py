@@ -17,7 +17,7 @@ from subquad.measure.timing import Effort
 from subquad.report import drawing
 from subquad.report.bench_tables import markdown
 from subquad.workflows import bench
-from subquad.workflows.bench import Bench, Settings, measure
+from subquad.workflows.bench import TIME, Bench, Settings, Timed, measure
 from subquad.workflows.bench_report import report_of
 from tests.workflows.bad_bench import bad_inputs
 
@@ -170,13 +170,13 @@ def made_up(tmp_path, **seconds):
     settings = Settings(methods=(NAMES[1],), lengths=(16,), passes=("forward",), heads=1, head_dim=8, quick=True)
     done = measure(settings, tmp_path)
     for visit in range(bench.VISITS):
-        unit = done.results[f"time/float32/forward/16/{visit}"]
-        assert set(unit["rows"]) == {"full", NAMES[1], AGAIN}
-        unit["rows"] = {
-            name: {"seconds": seconds[which][2 * visit : 2 * visit + 2]}
+        unit = done.results[TIME("float32/forward/16", visit)]
+        assert set(unit.rows) == {"full", NAMES[1], AGAIN}
+        unit.rows = {
+            name: Timed(seconds[which][2 * visit : 2 * visit + 2])
             for name, which in (("full", "exact"), (NAMES[1], "own"), (AGAIN, "again"))
         }
-        unit["use"] = {"elapsed": 1.0, "others": seconds.get("others", 0.0)}
+        unit.use = {"elapsed": 1.0, "others": seconds.get("others", 0.0)}
     return report_of(done)
 
 
@@ -309,9 +309,9 @@ def test_a_method_left_out_is_foretold_from_where_it_last_ran(monkeypatch):
     settings = Settings(methods=("full",), lengths=(16, 32, 64, 128), passes=("forward",), heads=1, head_dim=8)
     made = Bench(settings, [bench.Full()])
     for load in made.loads:
-        made.results[f"time/{load.key}/0"] = made.time(load, 0)
+        made.results[TIME(load.key, 0)] = made.time(load, 0)
     assert growths == [2.0, 2.0, 4.0]
-    assert [("seconds" in result["rows"]["full"]) for result in made.results.values()] == [True, True, False, False]
+    assert [result.rows["full"].seconds is not None for result in made.results.all(TIME)] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(("error", "reason"), [

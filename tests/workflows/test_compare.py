@@ -12,7 +12,7 @@ from subquad.report.content import legend, op_table
 from subquad.report.page import html
 from subquad.report.tables import markdown
 from subquad.report.write import write_report
-from subquad.workflows.compare import Comparison, Settings, measure
+from subquad.workflows.compare import OP, STRETCH, Comparison, Settings, measure, stretches
 from subquad.workflows.compare_report import report_of
 
 METHODS = (
@@ -122,17 +122,14 @@ def made_up(settings, tmp_path):
 
     def make(exact, own, again, others=0.0, **changed):
         done = measure(settings("bert", **changed), tmp_path)
-        for key, unit in done.results.items():
-            part = key.partition("/")[0]
-            if part not in ("stretch", "op"):
-                continue
-            unit["use"] = {"elapsed": 10.0, "others": 10.0 * others * os.cpu_count()}
-            if part == "stretch" and key.endswith("/0"):
+        stretched = [(done.results[STRETCH(n, i)], i) for n in done.lengths for i in range(stretches(n))]
+        for unit, i in [*stretched, *((done.results[OP(n)], None) for n in done.settings.op_lengths)]:
+            unit.use = {"elapsed": 10.0, "others": 10.0 * others * os.cpu_count()}
+            if i == 0:
                 continue  # it warms up
-            for name, row in unit["rows"].items():
+            for name, row in unit.rows.items():
                 seconds = {"full": exact, AGAIN: again}.get(name, own)
-                rounds = [seconds(int(key.rpartition("/")[2]))] if part == "stretch" else list(map(seconds, range(9)))
-                row["seconds"] = rounds[0] if part == "stretch" else rounds
+                row.seconds = list(map(seconds, range(9))) if i is None else seconds(i)
         return report_of(done)
 
     return make
@@ -205,7 +202,7 @@ def test_fidelity_is_measured_at_every_length_that_has_a_speed(settings, tmp_pat
 
 def test_the_order_of_the_rows_changes_from_turn_to_turn(settings, tmp_path):
     done = measure(settings("bert"), tmp_path)
-    orders = [list(done.results[f"stretch/48/{i}"]["rows"]) for i in range(1, 10)]
+    orders = [list(done.results[STRETCH(48, i)].rows) for i in range(1, 10)]
     assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(["full", AGAIN, *METHODS]))}
     assert len({tuple(order) for order in orders}) > 5
     assert len({order.index("full") for order in orders}) > 2

@@ -6,7 +6,7 @@ import pytest
 
 from subquad import files
 from subquad.errors import InputError
-from subquad.workflows.store import MARK, PROGRESS, Store
+from subquad.workflows.store import MARK, PROGRESS, Store, Unit
 
 
 def never():
@@ -14,38 +14,38 @@ def never():
 
 
 def test_a_unit_is_made_once(tmp_path):
-    assert Store(tmp_path, {"a": 1}).get("unit", lambda: [1, None, 0.1]) == [1, None, 0.1]
+    assert Store(tmp_path, {"a": 1}).get(Unit("unit"), lambda: [1, None, 0.1]) == [1, None, 0.1]
     again = Store(tmp_path, {"a": 1})
     assert again.found == 1
-    assert again.get("unit", never) == [1, None, 0.1]
+    assert again.get(Unit("unit"), never) == [1, None, 0.1]
     assert Store(tmp_path, {"a": 2}).found == 0
 
 
 def test_a_damaged_unit_is_named_and_the_remedy_works(tmp_path):
     store = Store(tmp_path, {})
-    store.get("unit", lambda: 0.125)
+    store.get(Unit("unit"), lambda: 0.125)
     (path,) = store.folder.glob("*.json")
     path.write_text(path.read_text().replace("0.125", "0.625"))
     with pytest.raises(InputError, match=r"\.json is damaged: it does not hold what was written; remove this file and"):
-        store.get("unit", never)
+        store.get(Unit("unit"), never)
     path.unlink()
-    assert store.get("unit", lambda: 0.125) == 0.125
+    assert store.get(Unit("unit"), lambda: 0.125) == 0.125
 
 
 def test_a_unit_in_the_place_of_another_is_named(tmp_path):
     store = Store(tmp_path, {})
-    store.get("one", lambda: 1)
+    store.get(Unit("one"), lambda: 1)
     (path,) = store.folder.glob("*.json")
-    store.get("two", lambda: 2)
+    store.get(Unit("two"), lambda: 2)
     (other,) = set(store.folder.glob("*.json")) - {path}
     other.write_bytes(path.read_bytes())
-    with pytest.raises(InputError, match="it is that of one, not of two"):
-        store.get("two", never)
+    with pytest.raises(InputError, match="it is of the key 'one', not of 'two'"):
+        store.get(Unit("two"), never)
 
 
 def test_clearing_forgets_all_runs(tmp_path):
     for number in range(2):
-        Store(tmp_path, {"a": number}).get("unit", lambda: 1)
+        Store(tmp_path, {"a": number}).get(Unit("unit"), lambda: 1)
     Store.clear(tmp_path)
     assert list(tmp_path.iterdir()) == []
     Store.clear(tmp_path)
@@ -63,7 +63,7 @@ def test_a_progress_folder_of_somebody_else_is_refused_and_stays(tmp_path):
 
 
 def test_what_somebody_puts_beside_our_units_stays(tmp_path):
-    Store(tmp_path, {}).get("unit", lambda: 1)
+    Store(tmp_path, {}).get(Unit("unit"), lambda: 1)
     (tmp_path / PROGRESS / "notes").mkdir()
     (tmp_path / PROGRESS / "notes" / "a").write_text("mine")
     Store.clear(tmp_path)
@@ -85,14 +85,14 @@ def test_a_link_is_not_followed(tmp_path):
 def test_killed_while_it_was_made_it_is_ours(tmp_path):
     (tmp_path / PROGRESS).mkdir()
     (tmp_path / PROGRESS / f".{MARK}.01234567{files.PART}").write_text("half of")
-    Store(tmp_path, {}).get("unit", lambda: 1)
+    Store(tmp_path, {}).get(Unit("unit"), lambda: 1)
     Store.clear(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_loses_no_unit(tmp_path, monkeypatch):
     store = Store(tmp_path, {})
-    store.get("one", lambda: 1)
+    store.get(Unit("one"), lambda: 1)
 
     def full(path, data):
         path.write_bytes(data[:3])
@@ -100,5 +100,5 @@ def test_a_full_disk_loses_no_unit(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "_to_disk", full)
     with pytest.raises(InputError, match=r"cannot write .*\.json: No space left on device; free some space there"):
-        store.get("two", lambda: 2)
+        store.get(Unit("two"), lambda: 2)
     assert [json.loads(path.read_text())["result"] for path in store.folder.iterdir()] == [1]

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 import subquad.workflows.train
 from subquad.cli import app
+from subquad.papers.tasks.masked_copy import MaskedCopy
 from subquad.training.models import MaskedSymbolEncoder
 from subquad.training.run import train
 from subquad.training.tasks import TASKS
-from subquad.training.tasks.masked_copy import MaskedCopy
 from tests.training.small import QUICK, SIZES, TRAINING, small
 
 pytest.importorskip("tensorboard")

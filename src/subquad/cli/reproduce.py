@@ -27,9 +27,9 @@ def reproduce(
 ) -> None:
     """The papers' tables and figures, ours beside the published ones."""
     with user_errors("the same command with --resume goes on from here"), needs("train"):
-        from subquad.experiments import NAMES, load
-        from subquad.experiments.overrides import read_changes
-        from subquad.experiments.run import reproduce as run
+        from subquad.papers import NAMES, load
+        from subquad.papers.overrides import read_changes
+        from subquad.papers.run import reproduce as run
         from subquad.report.experiment_write import rich_results, write_results
 
         console = results_console()

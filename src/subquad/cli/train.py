@@ -38,6 +38,7 @@ def train(
     """Train a model on a task with any attention, alone or with torchrun on several processes."""
     console = results_console()
     with _ends(out), needs("train"):
+        from subquad import papers as _with_their_tasks  # noqa: F401
         from subquad.report.training_card import rich_figures
         from subquad.training import processes
         from subquad.training.settings import read_overrides, read_toml, settings_of

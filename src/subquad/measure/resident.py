@@ -5,8 +5,9 @@ Only a process in which little else happens can tell: see `workflows.bench_memor
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -15,11 +16,12 @@ from subquad.measure.memory import peak_extra_mib
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-class Peak(NamedTuple):
+@dataclass(frozen=True)
+class Peak:
     """Bytes at the highest moment of a call above those before it, or None; how they were counted, or why not."""
 
-    bytes: int | None
-    how: str
+    bytes: int | None = None
+    how: str = ""
 
 
 def peak_extra(call: Callable[[], Any], device: torch.device | None = None) -> Peak:

@@ -19,7 +19,7 @@ from subquad.training import processes
 from subquad.training.callbacks import Curves, Progress
 from subquad.training.checkpoints import discard_unsealed, newest
 from subquad.training.same_data import check_same_data
-from subquad.training.settings import Settings
+from subquad.training.settings import RunSettings
 from subquad.training.tasks.base import Figures, Splits
 from subquad.training.trainer import MethodTrainer, arguments
 
@@ -34,7 +34,7 @@ class Outcome:
     `eval_…` of the validation examples.
     """
 
-    settings: Settings
+    settings: RunSettings
     model: PreTrainedModel
     splits: Splits
     validation: Figures
@@ -46,7 +46,7 @@ class Outcome:
 
 
 def train(
-    settings: Settings,
+    settings: RunSettings,
     out: Path,
     *,
     data: Path | None = None,
@@ -96,7 +96,7 @@ def train(
 
 
 def evaluate(
-    settings: Settings, model: PreTrainedModel, out: Path, *, data: Path | None = None, device: str = "cpu"
+    settings: RunSettings, model: PreTrainedModel, out: Path, *, data: Path | None = None, device: str = "cpu"
 ) -> Figures:
     """The test figures of a model as it is, such as one whose attention was swapped; `out` is a scratch folder."""
     quiet()
@@ -164,7 +164,7 @@ def _start(out: Path) -> Path | None:
     return start
 
 
-def _outcome(settings: Settings, trainer: MethodTrainer, splits: Splits, test: Figures) -> Outcome:
+def _outcome(settings: RunSettings, trainer: MethodTrainer, splits: Splits, test: Figures) -> Outcome:
     history, state = trainer.state.log_history, trainer.state
     validations = [entry for entry in history if f"eval_{settings.task.metric}" in entry]
     best = next((v for v in validations if v["step"] == state.best_global_step), validations[-1])
@@ -190,7 +190,7 @@ def _figures(entry: dict[str, Any], prefix: str) -> Figures:
 
 
 @contextmanager
-def _clear_ends(settings: Settings) -> Iterator[None]:
+def _clear_ends(settings: RunSettings) -> Iterator[None]:
     """Memory that runs out, another process that went, and settings that turn out wrong in the first pass."""
     try:
         with as_input_error():

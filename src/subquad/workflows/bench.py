@@ -10,7 +10,7 @@ agree better than runs do. SDPA is timed twice in each round: how far its two ti
 """
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 
 from subquad.errors import InputError, as_input_error, check_device
 from subquad.measure.noise import AGAIN
+from subquad.measure.resident import Peak
 from subquad.measure.timing import Effort, foretold, stopwatch, until_steady
 from subquad.methods import Full, Method, parse_method
 from subquad.ops.backends import choose
@@ -28,7 +29,7 @@ from subquad.spelling import nearest
 from subquad.workflows import machine
 from subquad.workflows.bench_calls import DTYPES, PASSES, Calls, Load, hindrance, out_of_memory, threads
 from subquad.workflows.bench_memory import extra_memory
-from subquad.workflows.store import Progress, Store
+from subquad.workflows.store import Job, Kind, Progress, Run
 
 DEFAULT_METHODS = ("clustered", "i-clustered")
 LENGTHS = (256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384)
@@ -136,24 +137,40 @@ def measure(settings: Settings, out: Path, progress: Progress = lambda what, don
     with as_input_error(), threads(settings.threads):
         bench = Bench(settings, list(dict.fromkeys([Full(), *map(parse_method, settings.methods)])))
         bench.versions, bench.hardware = machine.versions(), machine.hardware(settings.device)
-    store = Store(out, bench.fingerprint())
-    bench.resumed, bench.load_average = store.found, average
+    bench.load_average = average
     with threads(settings.threads):
-        store.run(bench.units(), bench.results, progress)
+        bench.finish(out, progress)
     return bench
 
 
 @dataclass
-class Bench:
+class Timed:
+    """Seconds of a method in each round of a visit, or the reason why it was not run."""
+
+    seconds: list[float] | None = None
+    reason: str | None = None
+
+
+@dataclass
+class Visit:
+    """All methods at one length."""
+
+    rows: dict[str, Timed]
+    use: machine.Use
+
+
+TIME: Kind[Visit] = Kind("time", Visit)
+MEMORY: Kind[Peak | None] = Kind("memory", Peak | None)
+
+
+@dataclass
+class Bench(Run):
     """Settings, methods with SDPA first, and the results of the units so far."""
 
     settings: Settings
     methods: list[Method]
     versions: dict[str, str] = field(default_factory=dict)
     hardware: dict[str, str] = field(default_factory=dict)
-    results: dict[str, Any] = field(default_factory=dict)  # by unit
-    resumed: int = 0  # units that an earlier, interrupted run had finished
-    load_average: float | None = None  # of the machine, before the run
 
     @property
     def loads(self) -> list[Load]:
@@ -179,53 +196,56 @@ class Bench:
             "units": UNITS,
         }
 
-    def units(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """(key, what to run), in the order to run them: some read the results of those before."""
+    def jobs(self) -> Iterator[Job]:
+        """The units with what makes them; later ones read the records of shorter lengths and of earlier visits."""
         for visit in range(VISITS):
             for load in self.loads:
-                yield f"time/{load.key}/{visit}", partial(self.time, load, visit)
+                yield TIME(load.key, visit), partial(self.time, load, visit)
         for load in self.loads if not self.settings.quick else []:
             for method in self.methods:
-                yield f"memory/{load.key}/{method}", partial(self.memory, load, method)
+                yield MEMORY(load.key, method), partial(self.memory, load, method)
 
-    def time(self, load: Load, visit: int) -> dict[str, Any]:
-        """Seconds of each method in each round of a visit, or the reason why it was not run; what others used."""
+    def time(self, load: Load, visit: int) -> Visit:
+        """All methods in turn, round by round."""
         with machine.watched() as use:
             rows = self._rows(load, visit)
-        return {"rows": rows, "use": use}
+        return Visit(rows, use)
 
-    def _rows(self, load: Load, visit: int) -> dict[str, Any]:
+    def _rows(self, load: Load, visit: int) -> dict[str, Timed]:
         try:
             calls = Calls(load)
         except (RuntimeError, MemoryError) as error:
-            return {str(method): {"reason": out_of_memory(error)} for method in self.methods}
+            return {str(method): Timed(reason=out_of_memory(error)) for method in self.methods}
         reasons, able = {}, {}
         for method in self.methods:
             call = calls.of(str(method))
-            known = self._too_slow(load, method) if visit == 0 else self.timed(load, str(method)).get("reason")
+            known = self._too_slow(load, method) if visit == 0 else self.reason(load, method)
             reason = known or hindrance(call)
             if reason is None:
                 able[str(method)] = call
             else:
-                reasons[str(method)] = {"reason": reason}
+                reasons[str(method)] = Timed(reason=reason)
         if EXACT in able:
             able[AGAIN] = able[EXACT]
         seconds = until_steady(able, self.settings.effort, torch.device(load.device), calls.clear) if able else {}
-        return {name: {"seconds": rounds} for name, rounds in seconds.items()} | reasons
+        return {name: Timed(rounds) for name, rounds in seconds.items()} | reasons
 
-    def timed(self, load: Load, name: str) -> dict[str, Any]:
-        """The visits so far of a method, or of AGAIN: its seconds, visit by visit; or the reason why it was not run."""
-        visits = [self.results.get(f"time/{load.key}/{visit}") for visit in range(VISITS)]
-        results = [visit["rows"][name] for visit in visits if visit is not None]
-        refused = next((result for result in results if "reason" in result), None)
-        return refused or {"visits": [result["seconds"] for result in results]}
+    def visits(self, load: Load, name: str) -> list[list[float]]:
+        """Seconds of a method, or of AGAIN, in each visit so far; none where it was not run in one of them."""
+        found = self._timed(load, name)
+        return [timed.seconds for timed in found if timed.seconds is not None] if not _reason(found) else []
 
-    def memory(self, load: Load, method: Method) -> dict[str, Any] | None:
-        """Peak extra bytes of one call, and how they were counted; None where it is not run."""
-        if "reason" in self.timed(load, str(method)):
-            return None
-        peak = extra_memory(load, str(method), self.settings.threads)
-        return {"bytes": peak.bytes, "how": peak.how}
+    def reason(self, load: Load, method: Method) -> str | None:
+        """Why a method was not run."""
+        return _reason(self._timed(load, str(method)))
+
+    def _timed(self, load: Load, name: str) -> list[Timed]:
+        visits = [TIME(load.key, visit) for visit in range(VISITS)]
+        return [self.results[visit].rows[name] for visit in visits if visit in self.results]
+
+    def memory(self, load: Load, method: Method) -> Peak | None:
+        """Peak extra memory of one call; None where it is not run."""
+        return None if self.reason(load, method) else extra_memory(load, str(method), self.settings.threads)
 
     def _too_slow(self, load: Load, method: Method) -> str | None:
         length, seconds = self._shorter(load, method)
@@ -238,12 +258,15 @@ class Bench:
         """The longest shorter length at which the method was run, and its seconds there; else one call, untold."""
         shorter = [n for n in sorted(self.settings.lengths, reverse=True) if n < load.length]
         for length in shorter:
-            visits = self.timed(replace(load, length=length), str(method)).get("visits")
-            if visits:
+            if visits := self.visits(replace(load, length=length), str(method)):
                 return length, statistics.median(visits[0])
         if shorter or load.length <= PROBE:
             return None, 0.0
         return PROBE, _second_call(replace(load, length=PROBE), method)
+
+
+def _reason(visits: list[Timed]) -> str | None:
+    return next((timed.reason for timed in visits if timed.reason is not None), None)
 
 
 def _second_call(load: Load, method: Method) -> float:

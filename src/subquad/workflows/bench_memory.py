@@ -35,7 +35,7 @@ def extra_memory(load: Load, method: str, threads: int | None = None) -> Peak:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return Peak(None, f"the process failed: {last}")
-    return Peak(*json.loads(done.stdout))
+    return Peak(**json.loads(done.stdout))
 
 
 def _measured(job: dict[str, Any]) -> Peak:
@@ -49,4 +49,4 @@ def _measured(job: dict[str, Any]) -> Peak:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_measured(json.loads(sys.argv[1]))))
+    print(json.dumps(asdict(_measured(json.loads(sys.argv[1])))))

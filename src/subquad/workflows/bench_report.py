@@ -14,7 +14,7 @@ from subquad.methods import Method
 from subquad.report.bench_figures import by_length, crossovers, growth, names, of, panels
 from subquad.report.bench_schema import EXACT, KIND, SCHEMA, BenchCell, BenchReport
 from subquad.workflows import machine
-from subquad.workflows.bench import Bench, Settings
+from subquad.workflows.bench import MEMORY, TIME, Bench, Settings
 from subquad.workflows.bench_calls import Load
 
 # command-line option -> setting
@@ -37,7 +37,7 @@ def report_of(bench: Bench) -> BenchReport:
     s = bench.settings
     by_load = _noise(bench)
     cells = _cells(bench, by_load)
-    uses = [unit["use"] for key, unit in bench.results.items() if key.startswith("time/")]
+    uses = [visit.use for visit in bench.results.all(TIME)]
     return {
         "kind": KIND,
         "schema": SCHEMA,
@@ -80,9 +80,9 @@ def _noise(bench: Bench) -> dict[Load, float]:
     """
     found: dict[Load, float] = {}
     for load in bench.loads:
-        if "visits" in (exact := bench.timed(load, EXACT)):
-            again = bench.timed(load, AGAIN)
-            rounds = spread(ratios(list(chain(*again["visits"])), list(chain(*exact["visits"]))))
+        if exact := bench.visits(load, EXACT):
+            again = bench.visits(load, AGAIN)
+            rounds = spread(ratios(list(chain(*again)), list(chain(*exact))))
             found[load] = max(against_itself(_by_visit(again, exact)), rounds.high, 1 / rounds.low)
     in_panels: dict[Load, float] = {}
     for panel in {(load.dtype, load.passes) for load in found}:
@@ -90,10 +90,9 @@ def _noise(bench: Bench) -> dict[Load, float]:
     return in_panels
 
 
-def _by_visit(own: Mapping[str, Any], exact: Mapping[str, Any]) -> list[float]:
+def _by_visit(own: list[list[float]], exact: list[list[float]]) -> list[float]:
     """The median speed-up of each visit: rounds that follow each other agree better than visits do."""
-    pairs = zip(own["visits"], exact["visits"], strict=True)
-    return [statistics.median(ratios(mine, theirs)) for mine, theirs in pairs]
+    return [statistics.median(ratios(mine, theirs)) for mine, theirs in zip(own, exact, strict=True)]
 
 
 def _cells(bench: Bench, noise: Mapping[Load, float]) -> list[BenchCell]:
@@ -108,22 +107,22 @@ def _cells(bench: Bench, noise: Mapping[Load, float]) -> list[BenchCell]:
 
 
 def _cell(bench: Bench, load: Load, method: Method, noise: Mapping[Load, float]) -> BenchCell:
-    own, exact = bench.timed(load, str(method)), bench.timed(load, EXACT)
+    own, exact, reason = bench.visits(load, str(method)), bench.visits(load, EXACT), bench.reason(load, method)
     cell: BenchCell = {
         "method": str(method),
         "dtype": load.dtype,
         "passes": load.passes,
         "length": load.length,
-        "status": "not run" if "reason" in own else "measured",
+        "status": "not run" if reason else "measured",
     }
-    if "reason" in own:
-        cell["reason"] = own["reason"]
+    if reason:
+        cell["reason"] = reason
         return cell
-    seconds: list[float] = list(chain(*own["visits"]))
+    seconds = list(chain(*own))
     ms = spread(seconds)
-    if "visits" in exact:
+    if exact:
         visits = _by_visit(own, exact)
-        times, faster = beside(seconds, list(chain(*exact["visits"])))
+        times, faster = beside(seconds, list(chain(*exact)))
         cell |= {"speedup": faster.median, "speedup_low": faster.low, "speedup_high": faster.high, "visits": visits}
         if str(method) == EXACT:
             cell["noise"] = noise[load]
@@ -132,11 +131,11 @@ def _cell(bench: Bench, load: Load, method: Method, noise: Mapping[Load, float])
             cell["verdict"] = verdict(faster.median, visits, noise[load])
     cell |= {"ms": 1e3 * ms.median, "ms_low": 1e3 * ms.low, "ms_high": 1e3 * ms.high, "repeats": len(seconds)}
     cell["us_per_token"] = 1e6 * ms.median / (load.batch * load.length)
-    memory = bench.results.get(f"memory/{load.key}/{method}")
-    if memory is not None:
-        cell["extra_bytes"], cell["memory"] = memory["bytes"], memory["how"]
-        if memory["bytes"] is not None:
-            cell["bytes_per_token"] = memory["bytes"] / (load.batch * load.length)
+    peak = None if bench.settings.quick else bench.results[MEMORY(load.key, method)]
+    if peak is not None:
+        cell["extra_bytes"], cell["memory"] = peak.bytes, peak.how
+        if peak.bytes is not None:
+            cell["bytes_per_token"] = peak.bytes / (load.batch * load.length)
     return cell
 
 
@@ -160,9 +159,7 @@ def _notes(bench: Bench) -> list[str]:
             "Extra memory is the peak of one call in a process of its own above what the inputs take. The output "
             "counts, and the gradients do. Differences below about 1 MiB are not told apart."
         )
-    if bench.resumed:
-        notes.append(f"{bench.resumed} of {len(bench.results)} units come from an earlier, interrupted run.")
-    return notes
+    return notes + bench.resumed_note
 
 
 def _command(s: Settings) -> str:

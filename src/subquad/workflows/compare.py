@@ -15,7 +15,7 @@ two times differ is the noise. The units say also what other processes used of t
 import copy
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from subquad.workflows.calibrated import calibrated
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import BATCH, Pretrained, load, running
 from subquad.workflows.rows import Row, mark_of, row_of, row_of_adapter
-from subquad.workflows.store import Progress, Store
+from subquad.workflows.store import Job, Kind, Progress, Run
 from subquad.workflows.tasks import Task, load_task
 
 EXACT = "full"
@@ -101,14 +101,77 @@ def measure(settings: Settings, out: Path, progress: Progress = lambda what, don
     comparison = Comparison.prepare(settings, out, progress)
     with as_input_error():
         comparison.check_finite()
-    store = Store(out, comparison.fingerprint())
-    comparison.resumed, comparison.load_average = store.found, average
-    store.run(comparison.units(), comparison.results, progress)
+    comparison.load_average = average
+    comparison.finish(out, progress)
     return comparison
 
 
 @dataclass
-class Comparison:
+class LayerErrors:
+    """A method against exact attention in the layers that run it; empty for exact attention itself."""
+
+    layer_error: dict[str, float] | None = None  # by layer
+    weights_l1: float | None = None
+
+
+@dataclass
+class Embeddings:
+    """What an embedding model made of the text."""
+
+    passages: list[list[float]]
+    queries: list[list[float]]
+
+
+@dataclass
+class Losses:
+    """What a language model lost on the text: negative log-likelihoods in nats, and of how many tokens."""
+
+    nll: float
+    count: int
+
+
+@dataclass
+class Turn:
+    """One sequence through the model with one row: its embedding as [vector], or [nll, count]."""
+
+    output: list[Any]
+    seconds: float | None = None  # of all sequences but the first
+    extra_mib: float | None = None  # of the first
+
+
+@dataclass
+class Stretch:
+    """One sequence through all rows."""
+
+    rows: dict[str, Turn]
+    use: machine.Use
+
+
+@dataclass
+class Call:
+    """One row's attention alone."""
+
+    seconds: list[float]  # of each round
+    extra_mib: float | None = None
+
+
+@dataclass
+class Calls:
+    """All rows' attention alone, at one length."""
+
+    rows: dict[str, Call]
+    use: machine.Use
+
+
+LAYERS: Kind[LayerErrors] = Kind("layers", LayerErrors)
+QUALITY: Kind[Embeddings | Losses] = Kind("quality", Embeddings | Losses)
+TASK: Kind[dict[str, float]] = Kind("task", dict[str, float])
+STRETCH: Kind[Stretch] = Kind("stretch", Stretch)
+OP: Kind[Calls] = Kind("op", Calls)
+
+
+@dataclass(kw_only=True)
+class Comparison(Run):
     """A comparison: model, text and rows at hand, and the results of the units so far."""
 
     settings: Settings
@@ -118,9 +181,6 @@ class Comparison:
     refused: list[Row]
     task: Task | None
     length: int
-    results: dict[str, Any] = field(default_factory=dict)  # by unit
-    resumed: int = 0  # units that an earlier, interrupted run had finished
-    load_average: float | None = None  # of the machine, before the run
     models: dict[int, Pretrained] = field(default_factory=dict)  # with extended positions, by length
 
     @classmethod
@@ -182,25 +242,25 @@ class Comparison:
 
     # ------------------------------------------------------------------ units
 
-    def units(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """(key, what to run), in the order to run them: some read the results of those before."""
+    def jobs(self) -> Iterator[Job]:
+        """The units with what makes them; `stretch` and `op` read the records of shorter lengths."""
         for row in self.rows:
-            yield f"layers/{row.name}", partial(self.layer_figures, row)
+            yield LAYERS(row.name), partial(self.layer_figures, row)
         for row in self.rows:
-            yield f"quality/{row.name}", partial(self.quality, row)
+            yield QUALITY(row.name), partial(self.quality, row)
         for row in self.rows if self.task else []:
-            yield f"task/{row.name}", partial(self.task_score, row)
+            yield TASK(row.name), partial(self.task_score, row)
         for length in self.lengths:
             for i in range(stretches(length)):
-                yield f"stretch/{length}/{i}", partial(self.stretch, length, i)
+                yield STRETCH(length, i), partial(self.stretch, length, i)
         for length in self.settings.op_lengths:
-            yield f"op/{length}", partial(self.op, length)
+            yield OP(length), partial(self.op, length)
 
     @torch.no_grad()
-    def layer_figures(self, row: Row) -> dict[str, Any]:
+    def layer_figures(self, row: Row) -> LayerErrors:
         """On the exact model's own q, k and v of four passages: output errors, and L1 distances of weights."""
         if row.is_exact:
-            return {}
+            return LayerErrors()
         errors: dict[str, list[float]] = {}
         distances = []
         for inputs, exact in self._exact_layers:
@@ -209,10 +269,8 @@ class Comparison:
                 error = relative_error(inputs.run(method), exact)
                 errors.setdefault(str(inputs.number), []).append(error)
                 distances.append(_weights_l1(method, inputs))
-        return {
-            "layer_error": {number: sum(e) / len(e) for number, e in errors.items()},
-            "weights_l1": sum(distances) / len(distances),
-        }
+        means = {number: sum(e) / len(e) for number, e in errors.items()}
+        return LayerErrors(means, sum(distances) / len(distances))
 
     @cached_property
     def _exact_layers(self) -> list[tuple[LayerInputs, torch.Tensor]]:
@@ -221,15 +279,13 @@ class Comparison:
                 self.pretrained.forward([passage])
         return [(inputs, inputs.run(Full())) for inputs in calls]
 
-    def quality(self, row: Row) -> dict[str, Any]:
+    def quality(self, row: Row) -> Embeddings | Losses:
         """The passages and queries read with this method: embeddings, or losses."""
         with running(self.pretrained.model, row.swap):
             if self.pretrained.kind != "embedding":
                 return self._losses(self.reading.passages)
-            return {
-                "passages": _rounded(self.pretrained.embed_all(self.reading.passages)),
-                "queries": _rounded(self.pretrained.embed_all(self.reading.queries)),
-            }
+            read = (self.reading.passages, self.reading.queries)
+            return Embeddings(*(_rounded(self.pretrained.embed_all(items)) for items in read))
 
     def task_score(self, row: Row) -> dict[str, float]:
         """The labelled task with this method in the model, and the cosine of its embeddings to the exact ones."""
@@ -249,20 +305,29 @@ class Comparison:
     def _exact_task(self) -> torch.Tensor:
         return self.pretrained.embed_all(self._task_items)
 
-    def stretch(self, length: int, i: int) -> dict[str, Any]:
+    def stretch(self, length: int, i: int) -> Stretch:
         """The i-th sequence of this length through every row in turn. The first one warms up: memory, no times."""
         model = self._model_for(length)
         item = self.reading.stretches(model, length, stretches(length))[i]
         forward, measure_it = partial(model.forward, [item]), peak_extra_mib if i == 0 else stopwatch
         swaps = {row.name: row.swap for row in self._fast_enough(length)} | ({AGAIN: None} if i > 0 else {})
-        results: dict[str, Any] = {}
+        turns: dict[str, Turn] = {}
         with machine.watched() as use:
             for name, swap in shuffled(swaps, random.Random(i)).items():
                 with running(model.model, swap):
                     figure, output = measure_it(forward, model.device)
                 plain = _rounded(output) if isinstance(output, torch.Tensor) else list(output)
-                results[name] = {"extra_mib" if i == 0 else "seconds": figure, "output": plain}
-        return {"rows": results, "use": use}
+                turns[name] = Turn(plain, **{"extra_mib" if i == 0 else "seconds": figure})
+        return Stretch(turns, use)
+
+    def turns(self, length: int) -> list[dict[str, Turn]]:
+        """What the rows did with each sequence of a length, the first of which has no times."""
+        return [self.results[STRETCH(length, i)].rows for i in range(stretches(length))]
+
+    def seconds(self, length: int) -> dict[str, list[float]]:
+        """Of each row, sequence by sequence."""
+        turns = self.turns(length)[1:]
+        return {name: [turn[name].seconds or 0.0 for turn in turns] for name in turns[0]}
 
     def _model_for(self, length: int) -> Pretrained:
         """The model, with its positions extended where this length needs it."""
@@ -279,11 +344,10 @@ class Comparison:
         shorter = [n for n in self.lengths if n < length]
         if not shorter:
             return self.rows
-        rounds = [self.results[f"stretch/{shorter[-1]}/{i}"]["rows"] for i in range(1, stretches(shorter[-1]))]
-        seconds = {name: statistics.median(r[name]["seconds"] for r in rounds) for name in rounds[0]}
+        seconds = {name: statistics.median(each) for name, each in self.seconds(shorter[-1]).items()}
         return [row for row in self.rows if row.takes(length) and _worth(row, seconds, length / shorter[-1])]
 
-    def op(self, length: int) -> dict[str, Any]:
+    def op(self, length: int) -> Calls:
         """One layer's attention alone, on N(0,1) inputs of its shape, batch 1: seconds of each round, and memory.
 
         A row whose parameters are for shorter inputs is left out: the model could not run it at this length.
@@ -298,8 +362,8 @@ class Comparison:
         )
         shorter = [n for n in self.settings.op_lengths if n < length]
         if shorter:
-            before = self.results[f"op/{shorter[-1]}"]["rows"]
-            seconds = {name: statistics.median(result["seconds"]) for name, result in before.items()}
+            before = self.results[OP(shorter[-1])].rows
+            seconds = {name: statistics.median(call.seconds) for name, call in before.items()}
             rows = [row for row in rows if _worth(row, seconds, length / shorter[-1])]
         rows = [row for row in rows if row.takes(length)]
         calls = {row.name: row.alone(q, k, v, is_causal=layer.causal) for row in rows}
@@ -307,17 +371,17 @@ class Comparison:
             memory = {name: peak_extra_mib(call, model.device)[0] for name, call in calls.items()}
             timed, draw = calls | {AGAIN: calls[EXACT]}, random.Random(length)
             rounds = [one_round(shuffled(timed, draw), model.device) for _ in range(9 if length <= 2048 else 3)]
-        seconds = by_name(rounds)
-        return {"rows": {name: {"seconds": seconds[name], "extra_mib": memory.get(name)} for name in timed}, "use": use}
+        found = by_name(rounds)
+        return Calls({name: Call(found[name], memory.get(name)) for name in timed}, use)
 
-    def _losses(self, items: Sequence[Sequence[int]]) -> dict[str, float]:
+    def _losses(self, items: Sequence[Sequence[int]]) -> Losses:
         nll, count = 0.0, 0
         for at in range(0, len(items), BATCH):
             more, counted = self.pretrained.losses(items[at : at + BATCH], seed=self.settings.seed + at)
             nll, count = nll + more, count + counted
         if count == 0:
             raise InputError("the text is too short to compute a perplexity")
-        return {"nll": nll, "count": count}
+        return Losses(nll, count)
 
 
 def _own_length(asked: int | None, pretrained: Pretrained) -> int:

@@ -4,7 +4,6 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import torch
 
@@ -14,8 +13,24 @@ from subquad.measure.timing import cost, exact_cost, ratios
 from subquad.methods import METHODS
 from subquad.report.schema import Cost, MethodReport, Quality, Report, RunNoise
 from subquad.workflows import machine
-from subquad.workflows.compare import DEFAULT_METHODS, EXACT, LEARNED_METHODS, TOO_SLOW, Comparison, Settings, stretches
+from subquad.workflows.compare import (
+    DEFAULT_METHODS,
+    EXACT,
+    LAYERS,
+    LEARNED_METHODS,
+    OP,
+    QUALITY,
+    STRETCH,
+    TASK,
+    TOO_SLOW,
+    Comparison,
+    Losses,
+    Settings,
+    Turn,
+    stretches,
+)
 from subquad.workflows.recommend import recommend
+from subquad.workflows.records import to_plain
 from subquad.workflows.rows import NOT_CALIBRATED, Row, exact_up_to
 
 _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the whole range of fewer than six turns)"
@@ -60,12 +75,11 @@ def report_of(comparison: Comparison) -> Report:
 
 def _noise(c: Comparison) -> RunNoise:
     """How far exact attention comes from itself, length by length, and what else the machine did."""
-    model = {str(n): [unit["rows"] for unit in _units(c, n)[1:]] for n in c.lengths}
     itself = {
-        "model": {n: against_itself(ratios(*_seconds(turns, AGAIN, EXACT))) for n, turns in model.items()},
-        "op": {str(n): against_itself(ratios(*_op_seconds(c, n, AGAIN, EXACT))) for n in c.settings.op_lengths},
+        "model": {str(n): _itself(c.seconds(n)) for n in c.lengths},
+        "op": {str(n): _itself(_op_seconds(c, n)) for n in c.settings.op_lengths},
     }
-    uses = [unit["use"] for key, unit in c.results.items() if key.startswith(("stretch/", "op/"))]
+    uses = [unit.use for units in (c.results.all(STRETCH), c.results.all(OP)) for unit in units]
     factors = [factor for part in itself.values() for factor in part.values()]
     found = noise_of(machine.load(c.load_average, uses), factors)
     return {**found, "model": at_least_typical(itself["model"]), "op": at_least_typical(itself["op"])}
@@ -108,7 +122,7 @@ def _method_report(c: Comparison, row: Row, noise: RunNoise) -> MethodReport:
         ties = [int(n) for n, figures in op.items() if figures["verdict"] == "within the noise"]
         report["crossover"] = crossover({int(n): figures["speedup"] for n, figures in op.items()}, ties)
     if c.task:
-        report["task"] = c.results[f"task/{row.name}"]
+        report["task"] = c.results[TASK(row.name)]
     return report
 
 
@@ -120,20 +134,21 @@ def _quality(c: Comparison, row: Row, length: int) -> Quality:
     if not turns:
         return {}
     if c.pretrained.kind != "embedding":
-        nll, count = (sum(turn[row.name]["output"][part] for turn in turns) for part in (0, 1))
+        nll, count = (sum(turn[row.name].output[part] for turn in turns) for part in (0, 1))
         return {"perplexity": _perplexity(nll, count)}
-    mine, exact = (torch.tensor([turn[name]["output"][0] for turn in turns]) for name in (row.name, EXACT))
+    mine, exact = (torch.tensor([turn[name].output[0] for turn in turns]) for name in (row.name, EXACT))
     return _cosines(mine, exact)
 
 
 def _own_quality(c: Comparison, row: Row) -> Quality:
-    mine, exact = c.results[f"quality/{row.name}"], c.results[f"quality/{EXACT}"]
-    layers: Quality = c.results[f"layers/{row.name}"]
-    if "nll" in mine:
-        return {"perplexity": _perplexity(mine["nll"], mine["count"]), **layers}
-    passages, its_passages = torch.tensor(mine["passages"]), torch.tensor(exact["passages"])
+    mine, exact = c.results[QUALITY(row.name)], c.results[QUALITY(EXACT)]
+    layers: Quality = to_plain(c.results[LAYERS(row.name)])
+    if isinstance(mine, Losses) or isinstance(exact, Losses):
+        assert isinstance(mine, Losses)
+        return {"perplexity": _perplexity(mine.nll, mine.count), **layers}
+    passages, its_passages = torch.tensor(mine.passages), torch.tensor(exact.passages)
     top1, recall10 = retrieval_agreement(
-        _scores(torch.tensor(mine["queries"]), passages), _scores(torch.tensor(exact["queries"]), its_passages)
+        _scores(torch.tensor(mine.queries), passages), _scores(torch.tensor(exact.queries), its_passages)
     )
     return {**_cosines(passages, its_passages), "top1": top1, "recall10": recall10, **layers}
 
@@ -163,36 +178,34 @@ def _model_cost(c: Comparison, row: Row, length: int, noise: float) -> Cost | No
     turns = _turns(c, row, length)
     if not turns:
         return None
-    extra_mib = turns[0][row.name]["extra_mib"]
-    own, exact = _seconds(turns[1:], row.name, EXACT)
-    return exact_cost(exact, extra_mib) if row.is_exact else cost(own, exact, extra_mib, noise)
+    return _cost(row, c.seconds(length), turns[0][row.name].extra_mib, noise)
 
 
 def _op_cost(c: Comparison, row: Row, length: int, noise: float) -> Cost | None:
-    found = c.results[f"op/{length}"]["rows"]
+    found = c.results[OP(length)].rows
     if row.name not in found:
         return None
-    extra_mib = found[row.name]["extra_mib"]
-    own, exact = _op_seconds(c, length, row.name, EXACT)
-    return exact_cost(exact, extra_mib) if row.is_exact else cost(own, exact, extra_mib, noise)
+    return _cost(row, _op_seconds(c, length), found[row.name].extra_mib, noise)
 
 
-def _units(c: Comparison, length: int) -> list[dict[str, Any]]:
-    return [c.results[f"stretch/{length}/{i}"] for i in range(stretches(length))]
+def _cost(row: Row, seconds: Mapping[str, list[float]], extra_mib: float | None, noise: float) -> Cost:
+    exact = seconds[EXACT]
+    return exact_cost(exact, extra_mib) if row.is_exact else cost(seconds[row.name], exact, extra_mib, noise)
 
 
-def _turns(c: Comparison, row: Row, length: int) -> list[dict[str, Any]]:
-    """What the rows did with each sequence of a length, the first of which has no times; none without this row."""
-    turns = [unit["rows"] for unit in _units(c, length)]
+def _itself(seconds: Mapping[str, list[float]]) -> float:
+    """How far exact attention comes from itself."""
+    return against_itself(ratios(seconds[AGAIN], seconds[EXACT]))
+
+
+def _turns(c: Comparison, row: Row, length: int) -> list[dict[str, Turn]]:
+    """The turns at a length; none where this row was left out."""
+    turns = c.turns(length)
     return turns if row.name in turns[0] else []
 
 
-def _seconds(turns: Sequence[Mapping[str, Any]], *names: str) -> list[list[float]]:
-    return [[turn[name]["seconds"] for turn in turns] for name in names]
-
-
-def _op_seconds(c: Comparison, length: int, *names: str) -> list[list[float]]:
-    return [c.results[f"op/{length}"]["rows"][name]["seconds"] for name in names]
+def _op_seconds(c: Comparison, length: int) -> dict[str, list[float]]:
+    return {name: call.seconds for name, call in c.results[OP(length)].rows.items()}
 
 
 # ---------------------------------------------------------------------- what a reader must know
@@ -225,9 +238,7 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
     notes += [note for row, method in measured if (note := _left_out(c, row, method))]
     notes += [note for row in (*c.rows, *c.refused) if (note := _defaults(row))]
     notes += [f"{row.name}: {row.note}." for row in c.rows if row.note]
-    if c.resumed:
-        notes.append(f"{c.resumed} of {len(c.results)} units come from an earlier, interrupted run.")
-    return notes
+    return notes + c.resumed_note
 
 
 def _defaults(row: Row) -> str | None:

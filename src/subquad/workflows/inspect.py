@@ -8,7 +8,7 @@ work is cut into units whose results are kept until the report is written, so th
     maps                    attention weights of one head on the first sequence
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,11 +26,12 @@ from subquad.measure.hooks import ChoosesKeys, Hashes, at_n_b, inner
 from subquad.measure.spectrum import cumulative, heat_map_index, needed, singular_values
 from subquad.measure.utility import utilities
 from subquad.methods import Bound, Full, Method, parse_method
+from subquad.report.inspect_schema import LayerSpectrum, UtilityFigures, Variant
 from subquad.workflows import machine
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import Pretrained, load
 from subquad.workflows.rows import mark_of
-from subquad.workflows.store import Progress, Store
+from subquad.workflows.store import Job, Kind, Progress, Run
 
 # "{buckets}" is what --buckets says
 DEFAULT_METHODS = (
@@ -106,14 +107,35 @@ def measure(settings: Settings, out: Path, progress: Progress = lambda what, don
     inspection = Inspection.prepare(settings)
     with as_input_error():
         inspection.inputs(0)
-    store = Store(out, inspection.fingerprint())
-    inspection.resumed = store.found
-    store.run(inspection.units(), inspection.results, progress)
+    inspection.finish(out, progress)
     return inspection
 
 
 @dataclass
-class Inspection:
+class InLayer:
+    """One method in one layer on one sequence, as in `LayerFigures`."""
+
+    reason: str | None = None
+    utility: dict[Variant, UtilityFigures] | None = None
+    queries: list[list[int]] | None = None  # in each bucket, for each head
+    keys: list[list[int]] | None = None
+
+
+@dataclass
+class Layer:
+    """One layer on one sequence."""
+
+    bound: list[float]  # for each head
+    methods: dict[str, InLayer]
+
+
+LAYER: Kind[Layer] = Kind("layer", Layer)
+SPECTRUM: Kind[LayerSpectrum] = Kind("spectrum", LayerSpectrum)
+MAPS: Kind[dict[str, list[list[float]]]] = Kind("maps", dict[str, list[list[float]]])
+
+
+@dataclass(kw_only=True)
+class Inspection(Run):
     """An inspection: model, text and rows at hand, and the results of the units so far."""
 
     settings: Settings
@@ -121,8 +143,6 @@ class Inspection:
     reading: Reading
     rows: list[Row]
     items: list[list[int]]  # the sequences
-    results: dict[str, Any] = field(default_factory=dict)  # by unit
-    resumed: int = 0  # units that an earlier, interrupted run had finished
     recording: tuple[int, dict[int, LayerInputs]] | None = None  # of the sequence that was last at work
 
     @classmethod
@@ -183,27 +203,27 @@ class Inspection:
 
     # ------------------------------------------------------------------ units
 
-    def units(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """(key, what to run), in the order to run them."""
+    def jobs(self) -> Iterator[Job]:
+        """The units with what makes them, sequence by sequence."""
         for i in range(len(self.items)):
             for number in self.layers:
-                yield f"layer/{i}/{number}", partial(self.layer, i, number)
+                yield LAYER(i, number), partial(self.layer, i, number)
                 if self.settings.spectrum:
-                    yield f"spectrum/{i}/{number}", partial(self.spectrum, i, number)
+                    yield SPECTRUM(i, number), partial(self.spectrum, i, number)
             if i == 0:
-                yield "maps", self.maps
+                yield MAPS(), self.maps
 
-    def layer(self, i: int, number: int) -> dict[str, Any]:
+    def layer(self, i: int, number: int) -> Layer:
         """Bounds, and for each method its utilities and the sizes of its buckets, or why it cannot run."""
         inputs = self.inputs(i)[number]
         reasons = {row.label: reason for row in self.rows if (reason := row.refusal(inputs))}
         able = {row.label: row.by_layer[number] for row in self.rows if row.label not in reasons}
         bound, found = utility_figures(inputs, able, self.keys)
         sizes = size_figures(inputs, able)
-        figures = {label: found.get(label, {}) | sizes.get(label, {}) for label in able}
-        return {"bound": bound, "methods": figures | {label: {"reason": reason} for label, reason in reasons.items()}}
+        figures = {label: InLayer(**found.get(label, {}), **sizes.get(label, {})) for label in able}
+        return Layer(bound, figures | {label: InLayer(reason) for label, reason in reasons.items()})
 
-    def spectrum(self, i: int, number: int) -> dict[str, Any]:
+    def spectrum(self, i: int, number: int) -> LayerSpectrum:
         """The spectrum of exact attention's weights."""
         return spectrum_figures(self.inputs(i)[number], self.curve)
 
@@ -260,7 +280,7 @@ def curve_points(length: int) -> list[int]:
     return sorted({j for j in (*range(1, 17), *spaced, heat_map_index(length)) if 1 <= j <= length})
 
 
-def spectrum_figures(inputs: LayerInputs, curve: list[int]) -> dict[str, Any]:
+def spectrum_figures(inputs: LayerInputs, curve: list[int]) -> LayerSpectrum:
     """For each head of a sequence: Y at each j of `curve`, and how many singular values hold 90 % of their sum."""
     (values,) = singular_values(inputs.query, inputs.key, **_options(inputs))
     shares = cumulative(values)[:, [j - 1 for j in curve]]

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ from subquad.report.inspect_schema import (
     UtilityFigures,
 )
 from subquad.workflows import machine
-from subquad.workflows.inspect import DEFAULT_METHODS, Inspection, Row, Settings
+from subquad.workflows.inspect import DEFAULT_METHODS, LAYER, MAPS, SPECTRUM, InLayer, Inspection, Layer, Row, Settings
 
 # command-line option -> setting
 OPTIONS = {
@@ -71,13 +70,13 @@ def report_of(inspection: Inspection, asked: Settings) -> InspectReport:
         },
         "model": x.pretrained.facts(),
         "text": {name: text[name] for name in ("source", "documents", "tokens")},
-        "bounds": {str(n): _mean([unit["bound"] for unit in _units(x, n)]) for n in x.layers},
+        "bounds": {str(n): _mean([unit.bound for unit in _units(x, n)]) for n in x.layers},
         "methods": [_inspected(x, row) for row in x.rows],
         "maps": {
             "layer": s.layer or 0,
             "head": s.head,
             "tokens": [_readable(x, token) for token in x.items[0][: s.tokens]],
-            "weights": x.results["maps"],
+            "weights": x.results[MAPS()],
         },
         "fits": [_fit(row) for row in x.rows if row.history and isinstance(row.method, LearnedHash)],
         "notes": _notes(x),
@@ -87,8 +86,8 @@ def report_of(inspection: Inspection, asked: Settings) -> InspectReport:
     return report
 
 
-def _units(x: Inspection, layer: int) -> list[dict[str, Any]]:
-    return [x.results[f"layer/{i}/{layer}"] for i in range(len(x.items))]
+def _units(x: Inspection, layer: int) -> list[Layer]:
+    return [x.results[LAYER(i, layer)] for i in range(len(x.items))]
 
 
 def _spectrum(x: Inspection) -> Spectrum:
@@ -96,13 +95,11 @@ def _spectrum(x: Inspection) -> Spectrum:
     return {
         "at": x.curve,
         "index": heat_map_index(x.settings.length),
-        "layers": {
-            str(n): _layer_spectrum([x.results[f"spectrum/{i}/{n}"] for i in range(len(x.items))]) for n in x.layers
-        },
+        "layers": {str(n): _layer_spectrum([x.results[SPECTRUM(i, n)] for i in range(len(x.items))]) for n in x.layers},
     }
 
 
-def _layer_spectrum(units: Sequence[dict[str, Any]]) -> LayerSpectrum:
+def _layer_spectrum(units: Sequence[LayerSpectrum]) -> LayerSpectrum:
     heads = zip(*(unit["curves"] for unit in units), strict=True)  # of each head its sequences
     curves = [[round(share, 6) for share in _mean(sequences)] for sequences in heads]
     return {"curves": curves, "needed": _mean([unit["needed"] for unit in units])}
@@ -122,7 +119,7 @@ def _fit(row: Row) -> Fit:
 
 
 def _inspected(x: Inspection, row: Row) -> Inspected:
-    layers = {str(n): _layer([unit["methods"][row.label] for unit in _units(x, n)]) for n in x.layers}
+    layers = {str(n): _layer([unit.methods[row.label] for unit in _units(x, n)]) for n in x.layers}
     figures: Inspected = {
         "method": row.label,
         "settings": row.method.to_dict(),
@@ -135,23 +132,22 @@ def _inspected(x: Inspection, row: Row) -> Inspected:
     return figures
 
 
-def _layer(units: Sequence[dict[str, Any]]) -> LayerFigures:
+def _layer(units: Sequence[InLayer]) -> LayerFigures:
     """One layer of one method, from its sequences."""
-    if "reason" in units[0]:
-        return {"reason": units[0]["reason"]}
+    if units[0].reason is not None:
+        return {"reason": units[0].reason}
     figures: LayerFigures = {}
-    if "utility" in units[0]:
-        figures["utility"] = {variant: _utility([unit["utility"][variant] for unit in units]) for variant in VARIANTS}
-    if "queries" in units[0]:
-        figures["queries"] = [unit["queries"] for unit in units]
-        figures["keys"] = [unit["keys"] for unit in units]
+    if utilities := [unit.utility for unit in units if unit.utility]:
+        figures["utility"] = {variant: _utility([each[variant] for each in utilities]) for variant in VARIANTS}
+    if units[0].queries is not None:
+        figures["queries"] = [unit.queries for unit in units if unit.queries is not None]
+        figures["keys"] = [unit.keys for unit in units if unit.keys is not None]
         figures["imbalance"] = _shares([figures])
     return figures
 
 
-def _utility(units: Sequence[dict[str, list[float]]]) -> UtilityFigures:
-    utility, keys, bound = (_mean([unit[name] for unit in units]) for name in ("utility", "keys", "bound"))
-    return {"utility": utility, "keys": keys, "bound": bound}
+def _utility(units: Sequence[UtilityFigures]) -> UtilityFigures:
+    return {name: _mean([unit[name] for unit in units]) for name in ("utility", "keys", "bound")}  # type: ignore
 
 
 def _mean(lists: Sequence[Sequence[float]]) -> list[float]:
@@ -195,16 +191,14 @@ def _notes(x: Inspection) -> list[str]:
     notes += [*x.pretrained.notes, *(note for row in x.rows for note in _refused(x, row))]
     if len(x.reading.tokens) < (s.length or 0):
         notes.append(f"The text has {len(x.reading.tokens)} tokens in all; longer sequences repeat it.")
-    if x.resumed:
-        notes.append(f"{x.resumed} of {len(x.results)} units come from an earlier, interrupted run.")
-    return notes
+    return notes + x.resumed_note
 
 
 def _refused(x: Inspection, row: Row) -> list[str]:
     """Which layers it could not run in."""
     by_reason: dict[str, list[str]] = {}
     for number in x.layers:
-        reason = _units(x, number)[0]["methods"][row.label].get("reason")
+        reason = _units(x, number)[0].methods[row.label].reason
         if reason:
             by_reason.setdefault(reason, []).append(str(number))
     return [f"{row.label} is left out in layers {', '.join(at)}: {reason}" for reason, at in by_reason.items()]

@@ -1,27 +1,138 @@
-"""Results of the units of a long run, kept so that an interrupted run goes on where it was."""
+"""Units of a long run: pieces of resumable work, each kept as soon as it is done, so that an interrupted run resumes.
+
+    TIMES: Kind[dict[str, Times]] = Kind("time", dict[str, Times])          what there is, and of which type
+    store.run([(TIMES("float32", 512), measure), …], results, progress)     makes those that the store does not hold
+    results[TIMES("float32", 512)]                                          a dict[str, Times]
+
+`Store` keeps the units of one run of a command, and forgets them when its report is written; `Units` keeps units where
+it is told to, which is how an experiment's cells are kept.
+"""
 
 import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from subquad import files, seals
 from subquad.errors import InputError
+from subquad.workflows.records import from_plain, to_plain
 
 PROGRESS = ".progress"
 MARK = "subquad.txt"  # in the folder PROGRESS, so that nobody else's is taken for ours
 _SAYS = "Units of a run of subquad that has not ended yet: the same command goes on from them.\n"
 _RUN = re.compile(r"[0-9a-f]{16}")
 
+R = TypeVar("R")
 Progress = Callable[[str, int, int], None]  # what is under way, units done, units in all
 
 
-class Store:
-    """Finished units as JSON files under `folder/.progress/<fingerprint>`, each with its digest.
+@dataclass(frozen=True)
+class Unit(Generic[R]):
+    """The name of a unit, and the type of its record."""
+
+    key: str
+    record: Any = Any
+
+
+class Kind(Generic[R]):
+    """Units with records of one type, told apart by numbers and texts: `Kind("op", Op)(512)` is the unit "op/512"."""
+
+    def __init__(self, name: str, record: Any):
+        self.name, self.record = name, record
+
+    def __call__(self, *parts: object) -> Unit[R]:
+        """The unit of this kind with these parts in its name."""
+        return Unit("/".join(map(str, (self.name, *parts))), self.record)
+
+
+class Records:
+    """The records of a run's units so far."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, Any] = {}
+
+    def __getitem__(self, unit: Unit[R]) -> R:
+        return self._by_key[unit.key]
+
+    def __setitem__(self, unit: Unit[R], record: R) -> None:
+        self._by_key[unit.key] = record
+
+    def __contains__(self, unit: Unit[Any]) -> bool:
+        return unit.key in self._by_key
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def all(self, kind: Kind[R]) -> Iterator[R]:
+        """The records of one kind, in the order in which they were made."""
+        return (record for key, record in self._by_key.items() if key.partition("/")[0] == kind.name)
+
+
+Job = tuple[Unit[Any], Callable[[], Any]]  # a unit and what makes its record
+
+
+@dataclass(frozen=True)
+class Kept(Generic[R]):
+    """A finished unit: its record, and how long that took (not known of units that earlier versions kept)."""
+
+    result: R
+    seconds: float | None = None
+
+
+class Units:
+    """Finished units in a folder: a JSON file each, written whole or not at all, with a digest of what is in it.
+
+    Args:
+        folder: made if need be.
+        what: a unit is called in its file and in messages.
+        named: the name of a unit's file, without its ending, from its key.
+        again: what the user has to do once a damaged file is removed, and what comes of it.
+    """
+
+    def __init__(self, folder: Path, *, what: str, named: Callable[[str], str], again: str):
+        self.folder, self.what, self.named = folder, what, named
+        self.remedy = f"remove this file{again}"
+        files.make_folder(folder)
+        files.remove_parts(folder)
+
+    def kept(self, unit: Unit[R], make: Callable[[], R]) -> Kept[R]:
+        """The unit as it was finished earlier, else made now and kept.
+
+        Raises:
+            InputError: what was kept is damaged, or the new record cannot be written.
+        """
+        path = self.folder / f"{self.named(unit.key)}.json"
+        if not path.exists():
+            begun = time.perf_counter()
+            result = to_plain(make())
+            seconds = round(time.perf_counter() - begun, 2)
+            files.write(path, seals.sealed_json({self.what: unit.key, "result": result, "seconds": seconds}))
+        found = seals.read_json(path, self.remedy)
+        if (whose := found.get(self.what)) != unit.key:
+            raise seals.Damaged(path, f"it is of the {self.what} {whose!r}, not of {unit.key!r}", self.remedy)
+        return Kept(from_plain(unit.record, found["result"]), found.get("seconds"))
+
+    def get(self, unit: Unit[R], make: Callable[[], R]) -> R:
+        """The record of `kept`."""
+        return self.kept(unit, make).result
+
+    def run(self, jobs: Iterable[Job], records: Records, progress: Progress) -> None:
+        """Put the record of each unit into `records`, in their order: some read those before."""
+        jobs = list(jobs)
+        for done, (unit, make) in enumerate(jobs):
+            progress(unit.key, done, len(jobs))
+            records[unit] = self.get(unit, make)
+        progress("done", len(jobs), len(jobs))
+
+
+class Store(Units):
+    """The units of one run of a command, under `folder/.progress/<fingerprint of its settings>`.
 
     Raises:
         InputError: the folder cannot be written to, or it has a `.progress` that subquad did not make.
@@ -30,34 +141,13 @@ class Store:
     def __init__(self, folder: Path, settings: Any):
         text = json.dumps(settings, sort_keys=True)
         _claim(folder / PROGRESS)
-        self.folder = folder / PROGRESS / hashlib.sha256(text.encode()).hexdigest()[:16]
-        files.make_folder(self.folder)
-        files.remove_parts(self.folder)
+        super().__init__(
+            folder / PROGRESS / hashlib.sha256(text.encode()).hexdigest()[:16],
+            what="key",
+            named=lambda key: hashlib.sha256(key.encode()).hexdigest()[:24],
+            again=" and start the same command again, which measures it anew",
+        )
         self.found = len(list(self.folder.glob("*.json")))
-
-    def get(self, key: str, make: Callable[[], Any]) -> Any:
-        """The unit's result from an earlier run with the same settings, else made now and kept.
-
-        Raises:
-            InputError: the earlier result is damaged, or the new one cannot be written.
-        """
-        path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
-        if path.exists():
-            kept = seals.read_json(path, "remove this file and start the same command again, which measures it anew")
-            if kept["key"] == key:
-                return kept["result"]
-            raise seals.Damaged(path, f"it is that of {kept['key']}, not of {key}", "remove this file")
-        result = make()
-        files.write(path, seals.sealed_json({"key": key, "result": result}))
-        return result
-
-    def run(self, units: Iterable[tuple[str, Callable[[], Any]]], results: dict[str, Any], progress: Progress) -> None:
-        """Put the result of each unit into `results`, in their order: some read those before."""
-        units = list(units)
-        for done, (key, make) in enumerate(units):
-            progress(key, done, len(units))
-            results[key] = self.get(key, make)
-        progress("done", len(units), len(units))
 
     @staticmethod
     def clear(folder: Path) -> None:
@@ -76,6 +166,35 @@ class Store:
             if files.empty_but_for(progress, [MARK]):
                 (progress / MARK).unlink()
                 progress.rmdir()
+
+
+@dataclass(kw_only=True)
+class Run:
+    """What every command has that measures unit by unit."""
+
+    results: Records = field(default_factory=Records)
+    resumed: int = 0  # units that an earlier, interrupted run had finished
+    load_average: float | None = None  # of the machine, before the run
+
+    def fingerprint(self) -> dict[str, Any]:
+        """All that the records depend on."""
+        raise NotImplementedError
+
+    def jobs(self) -> Iterator[Job]:
+        """The units with what makes them, in the order to make them: some read the records of those before."""
+        raise NotImplementedError
+
+    def finish(self, out: Path, progress: Progress) -> None:
+        """Make the units that are not kept under `out`."""
+        store = Store(out, self.fingerprint())
+        self.resumed = store.found
+        store.run(self.jobs(), self.results, progress)
+
+    @property
+    def resumed_note(self) -> list[str]:
+        """What a report says of an interruption."""
+        some = f"{self.resumed} of {len(self.results)} units come from an earlier, interrupted run."
+        return [some] if self.resumed else []
 
 
 def begun_in(folder: Path) -> bool:

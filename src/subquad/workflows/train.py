@@ -19,7 +19,7 @@ from subquad.training.callbacks import Progress
 from subquad.training.checkpoints import discard_unsealed, newest_step
 from subquad.training.run import Outcome, train
 from subquad.training.same_data import DATA
-from subquad.training.settings import Settings, read_toml
+from subquad.training.settings import RunSettings, read_toml
 from subquad.workflows.alone import RUNNING
 from subquad.workflows.machine import hardware, versions
 
@@ -34,7 +34,7 @@ Tables = dict[str, dict[str, Any]]
 
 
 def run(
-    settings: Settings, out: Path, *, data: Path | None, device: str, resume: bool, progress: Progress
+    settings: RunSettings, out: Path, *, data: Path | None, device: str, resume: bool, progress: Progress
 ) -> dict[str, Any]:
     """Train, test, save: `out` then holds model/, results.json, settings.toml, README.md and the checkpoints.
 
@@ -90,7 +90,7 @@ def record_of(outcome: Outcome, data: Path | None, device: str) -> dict[str, Any
     }
 
 
-def claim(settings: Settings, out: Path, resume: bool) -> None:
+def claim(settings: RunSettings, out: Path, resume: bool) -> None:
     """Write down the settings of a new run, or of one that goes on.
 
     Raises:

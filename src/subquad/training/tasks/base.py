@@ -6,16 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from subquad.training.model_settings import ModelSettings
 from subquad.training.models.blocks import AttentionModel
-
-if TYPE_CHECKING:
-    from subquad.training.settings import ModelSettings
 
 Item = dict[str, Any]  # one example, as plain arrays and numbers
 Batch = dict[str, Tensor]  # what a model's forward takes

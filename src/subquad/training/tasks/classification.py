@@ -2,18 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from subquad.training.model_settings import ModelSettings
 from subquad.training.models.encoder import EncoderClassifier, EncoderConfig
 from subquad.training.tasks.base import Batch, Figures, Item, Task
-
-if TYPE_CHECKING:
-    from subquad.training.settings import ModelSettings
 
 PADDING, CLASS_TOKEN = 0, 1
 FIRST = 2  # the first token of a task's own; bytes are 2 to 257
@@ -33,7 +31,7 @@ class Classification(Task):
     pooling: Literal["mean", "class-token"] = "mean"
 
     def classifier(
-        self, settings: "ModelSettings", labels: Sequence[str], symbols: int, longest: int, *, pairs: bool = False
+        self, settings: ModelSettings, labels: Sequence[str], symbols: int, longest: int, *, pairs: bool = False
     ) -> EncoderClassifier:
         """A new encoder of `symbols` kinds of tokens and at most `longest` of them; its config names the labels."""
         config = settings.config(

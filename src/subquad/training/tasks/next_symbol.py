@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from subquad.training.model_settings import ModelSettings
 from subquad.training.models.language import CausalLanguageModel, LanguageConfig, next_symbol_losses
 from subquad.training.tasks.base import Batch, Item, Splits, Task
 from subquad.training.tasks.windows import DrawnWindows, Symbols, Windows, batch_of, first
-
-if TYPE_CHECKING:
-    from subquad.training.settings import ModelSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +41,7 @@ class NextSymbol(Task):
         drawn = DrawnWindows(train, self.length, self.examples, self.seed)
         return Splits(drawn, *(Windows(first(part, self.limit), self.length) for part in (validation, test)))
 
-    def model(self, settings: "ModelSettings") -> CausalLanguageModel:
+    def model(self, settings: ModelSettings) -> CausalLanguageModel:
         """A causal language model of these symbols."""
         tokens = {"bos_token_id": self.symbols, "pad_token_id": self.symbols + 1, "vocab_size": self.symbols + 2}
         return CausalLanguageModel(settings.config(LanguageConfig, longest=self.length, **tokens))

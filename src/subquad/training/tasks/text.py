@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -12,12 +12,10 @@ from subquad.data.folders import find_data
 from subquad.data.labelled import Labelled, hold_out, read_labelled
 from subquad.data.reviews import read_reviews
 from subquad.errors import InputError
+from subquad.training.model_settings import ModelSettings
 from subquad.training.models.encoder import EncoderClassifier
 from subquad.training.tasks.base import Batch, Figures, Item, Splits, several
 from subquad.training.tasks.classification import Classification, bag_of_words, majority, padded
-
-if TYPE_CHECKING:
-    from subquad.training.settings import ModelSettings
 
 BYTES = 256
 REVIEWS = ("neg", "pos")
@@ -74,7 +72,7 @@ class Text(Classification):
         """The classes, in their order; of the user's own tables, those to learn from have them all."""
         return sorted({label for _, label in self._own()[0]}) if self.files else list(REVIEWS)
 
-    def model(self, settings: "ModelSettings") -> EncoderClassifier:
+    def model(self, settings: ModelSettings) -> EncoderClassifier:
         """An encoder of bytes, whose config names the labels."""
         return self.classifier(settings, self.labels(), BYTES, self.length)
 

@@ -1,0 +1,1 @@
+"""Readers and generators of the data that only the papers' tasks need."""

@@ -1,0 +1,84 @@
+"""The settings of a model that is trained: its sizes, positions and attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from huggingface_hub.errors import StrictDataclassError
+from pydantic import ConfigDict
+
+from subquad.methods import parse_method
+from subquad.training.models.configuration import POSITIONS, AttentionConfig
+
+STRICT = ConfigDict(extra="forbid", strict=False)
+
+
+MOST_LAYERS = 10_000  # more are a slip of the keyboard, which would take hours to build
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """A model's sizes, positions and attention; what depends on the task (symbols, classes) the task knows.
+
+    Attributes:
+        method: of every attention layer, or a list with one for each.
+        layers: blocks of attention and feed-forward layers.
+        heads: of each attention layer.
+        kv_heads: heads of keys and values; 0: as many as `heads`.
+        width: of the hidden states.
+        feed_forward: width of the feed-forward layers between; 0: four times `width`.
+        dropout: of embeddings and of what each layer adds.
+        attention_dropout: in attention; the method's page says of what.
+        positions: "learned" or "sinusoidal" ones added to the input, "layer-sinusoidal" ones added to queries and keys,
+            "rotary", or "none".
+    """
+
+    __pydantic_config__ = STRICT
+
+    method: str | list[str] = "full"
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 0
+    width: int = 128
+    feed_forward: int = 0
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    positions: Literal["learned", "sinusoidal", "layer-sinusoidal", "rotary", "none"] = "rotary"
+
+    def __post_init__(self) -> None:
+        assert self.positions in POSITIONS
+        for name in ("layers", "heads", "width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}, but it must be at least 1")
+        if self.layers > MOST_LAYERS:
+            raise ValueError(f"layers={self.layers}, but it must be at most {MOST_LAYERS:,}")
+        for name in ("kv_heads", "feed_forward"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}, but it must be at least 0")
+        if not self.method:
+            raise ValueError(f"method={self.method!r} names no method")
+        for method in [self.method] if isinstance(self.method, str) else self.method:
+            parse_method(method)
+
+    def config(self, kind: type[AttentionConfig], *, longest: int, **more: Any) -> AttentionConfig:
+        """The config of a model of these sizes, for inputs of at most `longest` tokens.
+
+        Raises:
+            ValueError: sizes that do not go together.
+        """
+        sizes = {
+            "hidden_size": self.width,
+            "intermediate_size": self.feed_forward or 4 * self.width,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads or self.heads,
+            "hidden_dropout": self.dropout,
+            "attention_dropout": self.attention_dropout,
+            "positions": self.positions,
+            "max_position_embeddings": longest,
+        }
+        try:
+            return kind(method=self.method, **sizes, **more)
+        except StrictDataclassError as error:
+            raise ValueError(str(error.__cause__)) from error

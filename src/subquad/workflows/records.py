@@ -1,0 +1,58 @@
+"""Typed records to plain data that JSON holds, and back; all that runs keep goes through here.
+
+A record is a dataclass of numbers, texts, lists, dicts with text as keys, and records.
+A field that is None is left out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+
+def to_plain(value: Any) -> Any:
+    """Returns plain data for a record, or for lists and dicts of records."""
+    if is_dataclass(value):
+        named = ((f.name, getattr(value, f.name)) for f in fields(value))
+        return {name: to_plain(held) for name, held in named if held is not None}
+    if isinstance(value, Mapping):
+        return {key: to_plain(held) for key, held in value.items()}
+    return [to_plain(held) for held in value] if isinstance(value, list | tuple) else value
+
+
+def from_plain(kind: Any, plain: Any) -> Any:
+    """Returns what `to_plain` took, of this type.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Timed:
+    ...     seconds: list[float]
+    ...     reason: str | None = None
+    >>> from_plain(dict[str, Timed], to_plain({"full": Timed([0.5])}))
+    {'full': Timed(seconds=[0.5], reason=None)}
+
+    Raises:
+        TypeError: the data lacks a field of a record, or has one that the record does not.
+    """
+    origin, of = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return from_plain(_member(of, plain), plain)
+    if is_dataclass(kind):
+        types = get_type_hints(kind)
+        return kind(**{name: from_plain(types.get(name), held) for name, held in plain.items()})  # type: ignore[operator]
+    if origin is dict:
+        return {key: from_plain(of[1], held) for key, held in plain.items()}
+    return [from_plain(of[0], held) for held in plain] if origin is list else plain
+
+
+def _member(union: tuple[Any, ...], plain: Any) -> Any:
+    """The type of a union that this is of: None, the record with these fields, or the one that is neither."""
+    if plain is None:
+        return NoneType
+    rest = [kind for kind in union if kind is not NoneType]
+    return next((kind for kind in rest if is_dataclass(kind) and _fits(kind, plain)), rest[-1])
+
+
+def _fits(kind: Any, plain: Any) -> bool:
+    needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+    return isinstance(plain, dict) and needed <= plain.keys() <= {f.name for f in fields(kind)}
