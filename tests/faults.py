@@ -3,9 +3,9 @@
     python -m tests.faults tests/test_contract.py tests/methods tests/ops --count 60 --seed 0
 
 A fault changes one place in a copy of `src/subquad`: a comparison, a sign, a number, a condition, an argument that is
-left out, an assignment that is left out. After a change that makes tests fewer, run it with the tests before (in a
-checkout of them, `--tests FOLDER`) and with those after, on the same sources: what was found before must be found.
-A fault that no test finds may change nothing that can be seen; read it before you believe that it does.
+left out, an assignment that is left out. After a change that makes tests fewer, `--before FOLDER` names a checkout of
+the earlier ones: what these do not find is tried on those too, and must not be found there either. A fault that no test
+finds may change nothing that can be seen: read it.
 """
 
 import argparse
@@ -13,13 +13,19 @@ import ast
 import os
 import random
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import hypothesis  # noqa: F401  (imported before forking, as torch is by subquad)
+import pytest
+import transformers  # noqa: F401
+
+import subquad as sq
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("masks.py", "functional.py", "randomness.py", "ops", "methods", "nn")
@@ -121,27 +127,58 @@ def chosen(count: int, seed: int, rooms: list[str]) -> list[Fault]:
     return [fault for fault, _ in zip(rounds, range(count), strict=False)]
 
 
-def found_by(fault: Fault | None, source: Path, folder: Path, tests: list[str]) -> str | None:
-    """The first test that fails with this fault in the sources."""
+def tests_of(fault: Fault, files: list[str]) -> list[str]:
+    """What to run: of a method's file the cases of this method alone, where the tests are those of every method."""
+    names = [cls.name for cls in sq.METHODS.values() if cls.__module__.endswith(f"methods.{fault.file.stem}")]
+    if fault.file.parts[0] != "methods" or not names:
+        return files
+    return [*files, "-k", " or ".join(part for name in names for part in (f"[{name}:", f"[{name}]", f"[{name}-"))]
+
+
+def found_by(fault: Fault | None, source: Path, folder: Path, words: list[str]) -> str | None:
+    """The first test that fails with this fault in the sources. Runs in a fork: what is imported here is there."""
     path = None if fault is None else source / "subquad" / fault.file
     original = "" if path is None else path.read_text()
     if path is not None:
         path.write_text(fault.put(original))
-    environment = os.environ | {"PYTHONPATH": str(source), "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
+    log = source.parent / "log"
     try:
-        done = subprocess.run(
-            [*words, *tests], cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT
-        )
-    except subprocess.TimeoutExpired:
-        return "the limit of time"
+        process = os.fork()
+        if process == 0:
+            _run(source, folder, words, log)
+        begun, status = time.monotonic(), None
+        while status is None and time.monotonic() - begun < LIMIT:
+            ended, code = os.waitpid(process, os.WNOHANG)
+            status = code if ended else time.sleep(0.1)
+        if status is None:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            return "the limit of time"
     finally:
         if path is not None:
             path.write_text(original)
-    if done.returncode == 0:
+    if os.waitstatus_to_exitcode(status) in (0, 5):  # 5: no test was chosen
         return None
-    said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return said[0].split(" - ")[0] if said else f"exit code {done.returncode}: {(done.stdout + done.stderr)[-300:]}"
+    said = [line for line in log.read_text().splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return said[0].split(" - ")[0] if said else f"exit code {os.waitstatus_to_exitcode(status)}"
+
+
+def _run(source: Path, folder: Path, words: list[str], log: Path) -> None:
+    code = 1
+    try:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(folder)
+        os.environ |= {"PYTHONPATH": str(source), "HF_HUB_OFFLINE": "1"}
+        for name in [name for name in sys.modules if name.split(".")[0] in ("subquad", "tests")]:
+            del sys.modules[name]
+        sys.path[:0] = [str(source), str(folder)]
+        sys.dont_write_bytecode = True
+        options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
+        code = pytest.main([*options, *words])
+    finally:
+        os._exit(int(code))
 
 
 def main() -> None:
@@ -151,20 +188,22 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="which of them to begin with")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rooms", nargs="+", default=list(ROOMS), help="files and folders of src/subquad")
-    parser.add_argument("--tests", type=Path, default=ROOT, help="the folder in which pytest runs")
+    parser.add_argument("--before", type=Path, help="a checkout with earlier tests, for what these do not find")
     given = parser.parse_args()
-    found = 0
+    found = lost = 0
     with tempfile.TemporaryDirectory(prefix="subquad-faults-") as at:
         source = Path(at) / "src"
         shutil.copytree(ROOT / "src", source)
-        assert (said := found_by(None, source, given.tests, given.files)) is None, f"without a fault: {said}"
         faults = chosen(given.count, given.seed, given.rooms)[given.first :]
         for number, fault in enumerate(faults, given.first):
             begun = time.perf_counter()
-            by = found_by(fault, source, given.tests, given.files)
+            words = tests_of(fault, given.files)
+            by = found_by(fault, source, ROOT, words)
             found += by is not None
-            print(f"{number:3d} {fault}: {by or 'NOT FOUND'} ({time.perf_counter() - begun:.0f} s)", flush=True)
-    print(f"{found} of {len(faults)} found")
+            if by is None and given.before and (earlier := found_by(fault, source, given.before, words)):
+                lost, by = lost + 1, f"LOST: {earlier}"
+            print(f"{number:3d} {fault}: {by or 'not found'} ({time.perf_counter() - begun:.0f} s)", flush=True)
+    print(f"{found} of {len(faults)} found" + (f", {lost} by the earlier tests alone" if given.before else ""))
 
 
 if __name__ == "__main__":

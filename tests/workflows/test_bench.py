@@ -14,7 +14,6 @@ from subquad.cli import app
 from subquad.measure.noise import AGAIN
 from subquad.measure.resident import Peak
 from subquad.measure.timing import Effort
-from subquad.report import drawing
 from subquad.report.bench_tables import markdown
 from subquad.workflows import bench
 from subquad.workflows.bench import TIME, Bench, Settings, Timed, measure
@@ -28,8 +27,7 @@ FILES = {"bench.json", "bench.csv", "bench.md", "time-per-token.png", "memory-pe
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
-    """Two rounds each, memory without a process of its own, and plots that are made but not painted."""
-    monkeypatch.setattr(drawing, "png", lambda figure: b"\x89PNG")
+    """Two rounds each, and memory without a process of its own."""
     monkeypatch.setattr(bench, "THOROUGH", Effort(seconds=0.0, least=2))
     monkeypatch.setattr(bench, "BRIEF", Effort(seconds=0.0, least=1))
     monkeypatch.setattr(bench, "extra_memory", lambda load, method, threads: Peak(load.length * 100, "made up"))
@@ -51,7 +49,7 @@ def written(tmp_path):
     return lambda: json.loads((tmp_path / "out" / "bench.json").read_text())
 
 
-def test_a_whole_run(run, tmp_path, written):
+def test_a_whole_run(run, tmp_path, written, painted):
     done = run("--dtypes", "float32,bfloat16", "--batch", "2", "--seed", "3")
     assert done.exit_code == 0, (done.output, done.exception)
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
