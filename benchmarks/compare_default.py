@@ -19,7 +19,7 @@ from typing import Any
 
 from subquad.report import cells
 from subquad.report.tables import markdown
-from subquad.workflows.compare import DEFAULT_METHODS
+from subquad.workflows.settings import COMPARED
 
 ROOT = Path(__file__).parents[1]
 README, RESULT = ROOT / "README.md", ROOT / "benchmarks" / "results" / "compare-default.md"
@@ -62,7 +62,7 @@ def measured(texts: Sequence[Path], work: Path) -> dict[str, Any]:
         link = work / text.name
         link.unlink(missing_ok=True)
         link.symlink_to(text.resolve())
-    words = ["compare", "--methods", " ".join([*DEFAULT_METHODS, *FITTED]), "--out", "subquad-compare"]
+    words = ["compare", "--methods", " ".join([*COMPARED, *FITTED]), "--out", "subquad-compare"]
     words += [word for text in texts for word in ("--calibrate", text.name)]
     path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-c", "from subquad.cli import main; main()", *words]

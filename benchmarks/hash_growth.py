@@ -17,8 +17,9 @@ from pathlib import Path
 from subquad import hf
 from subquad.data.texts import read_documents
 from subquad.methods import parse_method
-from subquad.workflows.calibrate import Settings, fit, mean_at
+from subquad.workflows.calibrate import fit, mean_at
 from subquad.workflows.pretrained import load
+from subquad.workflows.settings import CalibrateSettings
 
 
 def main() -> None:
@@ -33,7 +34,7 @@ def main() -> None:
         longer = hf.extend_positions(copy.deepcopy(own.model), length)
         model = replace(own, model=longer, limit=max(length, own.limit or 0))
         for name in asked.methods.split():
-            settings = Settings(method=name, text=(asked.text,), steps=asked.steps, max_length=length)
+            settings = CalibrateSettings(method=name, text=(asked.text,), steps=asked.steps, max_length=length)
             with tempfile.TemporaryDirectory() as folder:
                 fitted = fit(settings, parse_method(name), model, documents, Path(folder), lambda *_: None)
             history = fitted.record["history"]

@@ -18,7 +18,7 @@ import torch
 
 from subquad.data.texts import read_documents, standard_library
 from subquad.measure.fidelity import cosine
-from subquad.methods import clustered, improved_clustered
+from subquad.methods import clustered, i_clustered
 from subquad.ops.backends import use_backend
 from subquad.ops.grouping import group_mean
 from subquad.ops.hashing import hash_codes, reference
@@ -81,7 +81,7 @@ def main():
             with (
                 use_backend("reference"),  # compiled code clusters by itself
                 patch.object(clustered, "cluster_queries", labels),
-                patch.object(improved_clustered, "cluster_queries", labels),
+                patch.object(i_clustered, "cluster_queries", labels),
                 running(pretrained.model, method),
             ):
                 row.append(float(cosine(torch.cat([pretrained.embed([item]) for item in items]), exact).mean()))

@@ -19,7 +19,7 @@ from subquad.training.settings import ModelSettings, TrainingSettings
 from subquad.training.tasks import TASKS, Task
 
 ROOT = Path(__file__).parents[1]
-MASKS = {"key_padding": "padding", "segments": "segments", "window": "window", "dense_mask": "dense"}
+MASKS = {"window": "window", "dense_mask": "dense"}  # beside padding and segments, which all methods take
 CAUSAL = {"strict": "yes", "values-only": "values only", "no": "no"}
 
 
@@ -30,7 +30,7 @@ def yes(flag: bool) -> str:
 
 def masks(traits: sq.Traits) -> str:
     """The masks that a method takes besides the causal one."""
-    return ", ".join(word for trait, word in MASKS.items() if getattr(traits, trait)) or "none"
+    return ", ".join(["padding", "segments"] + [word for trait, word in MASKS.items() if getattr(traits, trait)])
 
 
 def cross(traits: sq.Traits) -> str:
@@ -77,12 +77,12 @@ def traits_table(traits: sq.Traits) -> str:
         "other masks": masks(traits),
         "decodes from a state of fixed size": yes(traits.recurrent),
         "additive bias": yes(traits.bias),
-        "grouped-query heads": yes(traits.gqa),
+        "grouped-query heads": "yes",
         "exact when": exact_when(traits) + why,
         "depends on the seed": yes(traits.stochastic),
         "permuted queries give permuted outputs": yes(traits.order_free),
         "learned parameters": yes(traits.learned),
-        "can return (out, log-sum-exp)": yes(traits.partial),
+        "can return (out, log-sum-exp)": yes(traits.lse),
         "dropout drops": traits.dropout,
         "cost": traits.complexity,
         "source": traits.source,

@@ -5,6 +5,7 @@ Subclass `MethodContract`, set `methods`, and pytest runs each test for each met
 
 import functools
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -242,7 +243,6 @@ class MethodContract:
     # ------------------------------------------------------------ padding
 
     @pytest.mark.parametrize(("side", "scale"), [("left", 1.0), ("right", 1.0), ("left", 3000.0)])
-    @where(lambda traits: traits.key_padding)
     def test_padding_changes_no_output(self, method: Method, side: str, scale: float):
         # At scale 3000 the weights of most keys underflow to 0: as small as those of pads.
         made = (qkv(max(n, 1), B=1, seed=i, dtype=torch.float64) for i, n in enumerate(LENGTHS))
@@ -257,7 +257,6 @@ class MethodContract:
                     close(out[row][:, real[row]], alone[row])
 
     @pytest.mark.parametrize("side", ["left", "right"])
-    @where(lambda traits: traits.key_padding)
     def test_padding_changes_no_gradient_and_gets_none(self, method: Method, side: str):
         items = [qkv(max(n, 1), B=1, seed=i) for i, n in enumerate(LENGTHS)]
         alone = []
@@ -278,13 +277,12 @@ class MethodContract:
                     if grad is not None:
                         close(grad[row][:, real[row]], want[0])
 
-    @where(lambda traits: traits.key_padding)
     def test_lengths_equal_the_bool_that_they_stand_for(self, method: Method):
         q, k, v = qkv()
         as_bool = run(method, q, k, v, mask=Mask.padding(lengths_to_bool([24, 7], 24, "right")))
         assert torch.equal(run(method, q, k, v, mask=Mask.padding([24, 7])), as_bool)
 
-    @where(lambda traits: traits.key_padding and traits.cross)
+    @where(lambda traits: traits.cross)
     def test_cross_padding_of_either_side(self, method: Method):
         q, k, v = qkv(11, 19)
         out = run(method, q, k, v, mask=Mask.padding(keys=[19, 6], queries=[4, 11]))
@@ -292,7 +290,6 @@ class MethodContract:
         close(out[1:], run(method, q[1:], k[1:, :, :6], v[1:, :, :6]))
         assert (out[0, :, 4:] == 0).all()
 
-    @where(lambda traits: traits.key_padding)
     def test_a_query_that_sees_no_key_is_zero_with_zero_gradient(self, method: Method):
         inputs = tracked(*qkv())
         out = run(method, *inputs, mask=Mask.padding(keys=[24, 0]))
@@ -400,7 +397,6 @@ class MethodContract:
         for item in (0, 1):
             close(run(method, *(x[item : item + 1] for x in (q, k, v))), out[item : item + 1])
 
-    @where(lambda traits: traits.gqa)
     def test_shared_key_heads_equal_repeated_ones(self, method: Method):
         q, k, v = tracked(*qkv(H=4, G=2))
         repeated = tracked(q, k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1))
@@ -475,7 +471,6 @@ class MethodContract:
     # ------------------------------------------------------------ segments
 
     @pytest.mark.parametrize("layout", ["contiguous", "interleaved"])
-    @where(lambda traits: traits.segments)
     def test_packed_segments_equal_each_alone(self, method: Method, layout: str):
         numbers = torch.tensor([7] * 9 + [-1] * 3 + [0] * 1 + [3] * 11)  # not in order, one of a single token
         ids = torch.stack([numbers, numbers.flip(0)])
@@ -484,7 +479,6 @@ class MethodContract:
         alone = run_per_segment(method, q, k, v, ids, real=ids >= 0)
         close(run(method, q, k, v, mask=Mask.segments(ids)), alone)
 
-    @where(lambda traits: traits.segments and traits.key_padding)
     def test_packed_segments_with_hidden_keys(self, method: Method):
         ids = torch.arange(24).expand(2, 24) % 4 - 1
         real = lengths_to_bool([20, 13], 24, "right")
@@ -492,7 +486,6 @@ class MethodContract:
         out = run(method, q, k, v, mask=Mask.segments(ids) & Mask.padding(keys=real))
         close(out, run_per_segment(method, q, k, v, ids, real))
 
-    @where(lambda traits: traits.segments)
     def test_segments_that_are_all_padding_give_zero(self, method: Method):
         q, k, v = qkv()
         assert (run(method, q, k, v, mask=Mask.segments(torch.full((2, 24), -1))) == 0).all()
@@ -521,7 +514,6 @@ class MethodContract:
 
     # ------------------------------------------------------------ numbers
 
-    @where(lambda traits: traits.key_padding)
     def test_gradients_in_fp64(self, method: Method):
         inputs = tracked(*qkv(7, B=1, D=3, E=2, dtype=torch.float64))
         read = [grad.abs().max() > 0 for grad in gradients(run(method, *inputs), *inputs)]
@@ -598,19 +590,57 @@ class MethodContract:
 
     # ------------------------------------------------------------ composition
 
-    @where(lambda traits: traits.partial)
-    def test_partials_of_two_halves_merge_to_the_whole(self, method: Method):
-        q, k, v = qkv(11, 19)
-        real = lengths_to_bool([19, 5], 19, "right")  # the second item sees nothing of the second half
-        halves = [slice(0, 8), slice(8, 19)]
-        parts = [method.partial(q, k[:, :, h], v[:, :, h], mask=Mask.padding(keys=real[:, h])) for h in halves]
-        out, lse = merge_partials(parts)
-        close(out, run(method, q, k, v, mask=Mask.padding(keys=real)))
-        close(lse, method.partial(q, k, v, mask=Mask.padding(keys=real))[1])
+    @where(lambda traits: has_exact_limit(traits) and traits.lse)
+    def test_the_log_sum_exp_at_the_exact_limit_is_that_of_the_logits(self, method: Method):
+        q, k, v = qkv(13)
+        exact, times = at_exact_limit(method, 13, 13), method.traits.multiplicity
+        more = math.log(getattr(method, times) if isinstance(times, str) else times)
+        for mask in supported_masks(method, 2, 13):
+            out, lse = run(exact, q, k, v, mask=mask, return_lse=True)
+            allowed = mask.to_dense(13, 13)
+            close(
+                lse - more,
+                (q @ k.mT * 8**-0.5).masked_fill(~allowed, -torch.inf).logsumexp(-1),
+                msg=lambda m, at=mask: f"{at}: {m}",
+            )
+            close(out, run(exact, q, k, v, mask=mask))
 
-    @where(lambda traits: not traits.partial)
-    def test_what_has_no_partials_offers_none(self, method: Method):
-        assert not hasattr(method, "partial")
+    @where(lambda traits: has_exact_limit(traits) and traits.lse)
+    def test_partials_of_two_halves_of_the_keys_merge_to_the_whole(self, method: Method):
+        q, k, v = qkv(19)
+        exact = at_exact_limit(method, 19, 19)
+        real = lengths_to_bool([19, 5], 19, "right")  # the second item sees nothing of the second half
+        half = lengths_to_bool([8, 8], 19, "right")
+        parts = [
+            run(exact, q, k, v, mask=Mask.padding(keys=real & of_half), return_lse=True) for of_half in (half, ~half)
+        ]
+        whole = run(exact, q, k, v, mask=Mask.padding(keys=real), return_lse=True)
+        for merged, want in zip(merge_partials(parts), whole, strict=True):
+            close(merged, want)
+
+    @where(lambda traits: traits.lse)
+    def test_the_log_sum_exp_comes_with_the_same_output(self, method: Method):
+        q, k, v = qkv()
+        mask = Mask.padding(keys=[24, 0], queries=[20, 24])
+        out, lse = run(method, q, k, v, mask=mask, return_lse=True)
+        close(out, run(method, q, k, v, mask=mask))
+        assert (lse.shape, lse.dtype) == (q.shape[:3], torch.float32)
+        seen = torch.arange(24) < torch.tensor([20, 0])[:, None]
+        assert (lse.isfinite() == seen[:, None]).all()
+        assert lse[~seen[:, None].expand_as(lse)].isneginf().all()
+        halves = run(method, *(x.bfloat16() for x in (q, k, v)), mask=mask, return_lse=True)
+        assert (halves[0].dtype, halves[1].dtype) == (torch.bfloat16, torch.float32)
+
+    @where(lambda traits: traits.lse)
+    def test_the_gradient_of_the_log_sum_exp_in_fp64(self, method: Method):
+        inputs = tracked(*qkv(7, B=1, D=3, E=2, dtype=torch.float64))
+        assert torch.autograd.gradcheck(
+            lambda q, k, v: run(method, q, k, v, mask=Mask.padding([6]), return_lse=True)[1][:, :, :6],
+            inputs,
+            fast_mode=True,
+        )
+        lse = run(method, *inputs, mask=Mask.padding(keys=[0]), return_lse=True)[1]
+        assert all((grad == 0).all() for grad in gradients(lse.masked_fill(lse.isneginf(), 0.0), *inputs))
 
     @where(lambda traits: not traits.learned)
     def test_bound_equals_the_bare_call(self, method: Method):
@@ -631,7 +661,6 @@ class MethodContract:
         with pytest.raises(ValueError, match="bound for 4 heads of width 8"):
             method.bind(heads=4, head_dim=8, max_length=64)(*qkv())
 
-    @where(lambda traits: traits.gqa)
     def test_bound_to_shared_key_heads(self, method: Method):
         q, k, v = qkv(H=4, G=2)
         bound = method.bind(heads=4, kv_heads=2, head_dim=8, max_length=64).eval()
@@ -649,7 +678,6 @@ class MethodContract:
         failures = compile_failures(self.methods[::every])
         assert not failures, "\n".join(failures.values())
 
-    @where(lambda traits: traits.key_padding)
     def test_every_backend_that_runs_here_equals_the_reference(self, method: Method):
         """Or says why it cannot take this call: never something else."""
 
@@ -728,16 +756,6 @@ class MethodContract:
         self.refused(method, "a step on a cache", *qkv(1, 19), mask=Mask(offset=18))
 
     @once
-    @where(lambda traits: not traits.key_padding)
-    def test_padding_is_refused(self, method: Method):
-        self.refused(method, "padding", mask=Mask.padding([24, 7]))
-
-    @once
-    @where(lambda traits: not traits.segments)
-    def test_segments_are_refused(self, method: Method):
-        self.refused(method, "segments", mask=Mask.segments(torch.zeros(2, 24, dtype=torch.int64)))
-
-    @once
     @where(lambda traits: not traits.window)
     def test_a_window_is_refused(self, method: Method):
         self.refused(method, "a window", mask=Mask.window(3))
@@ -753,6 +771,6 @@ class MethodContract:
         self.refused(method, "an additive bias", bias=torch.zeros(1, 1, 24, 24))
 
     @once
-    @where(lambda traits: not traits.gqa)
-    def test_shared_key_heads_are_refused(self, method: Method):
-        self.refused(method, "grouped-query heads", *qkv(H=4, G=2), enable_gqa=True)
+    @where(lambda traits: not traits.lse)
+    def test_the_log_sum_exp_is_refused(self, method: Method):
+        self.refused(method, "return_lse=True", return_lse=True)

@@ -49,7 +49,7 @@ class DecodingContract:
     @pytest.mark.parametrize("options", [{"scale": 0.9}, {"seed": 5}], ids=str)
     @where(lambda traits: traits.recurrent)
     def test_steps_with_options_and_shared_key_heads_equal_the_causal_call(self, method: Method, options: dict):
-        inputs = qkv(H=4, G=2) if method.traits.gqa else qkv()
+        inputs = qkv(H=4, G=2)
         bound = bound_for(method, *inputs)
         close(by_steps(bound, inputs, [5, 1, 18], **options)[0], bound(*inputs, is_causal=True, **options))
 

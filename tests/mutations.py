@@ -20,10 +20,9 @@ import torch
 import transformers
 
 import subquad as sq
-from subquad import files, seals
+from subquad import seals
 from subquad.errors import InputError
-from subquad.papers.base import Cell
-from subquad.papers.run import _read as read_cell
+from subquad.papers.run import cells_in
 from subquad.training import checkpoints, same_data
 from subquad.training.run import train
 from subquad.workflows import calibrate
@@ -63,7 +62,7 @@ def calibration(at: Path) -> Iterator[Target]:
     text = at / "text.txt"
     tiny.save("bert", at / "bert")
     text.write_text("\n".join(tiny.documents()))
-    settings = calibrate.Settings("lha:buckets=3,hidden=8", (text,), str(at / "bert"), steps=60, max_length=48)
+    settings = calibrate.CalibrateSettings("lha:buckets=3,hidden=8", (text,), str(at / "bert"), steps=60, max_length=48)
     trainers: list[Any] = []
 
     class Remembered(calibrate.Trainer):
@@ -118,10 +117,10 @@ def _not_again() -> Any:
 
 def cell(at: Path) -> Iterator[Target]:
     """A cell of reproduce, and the tensors that it left for others."""
-    one = Cell("full seed=0", lambda context: {})
-    content = {"cell": one.key, "result": {"accuracy": 0.8125, "losses": [[10, 2.5], [20, 1.25]]}, "seconds": 3.25}
-    files.write(at / "cell.json", seals.sealed_json(content))
-    yield Target(at / "cell.json", lambda: read_cell(at / "cell.json", one))
+    units, one = cells_in(at), Unit[Any]("full seed=0")
+    result = {"accuracy": 0.8125, "losses": [[10, 2.5], [20, 1.25]]}
+    units.kept(one, lambda: result)
+    yield Target(next(units.folder.glob("*.json")), lambda: units.kept(one, lambda: {}))
     seals.save(at / "vectors.pt", {"train": torch.randn(20, 8), "test": torch.randn(5, 8)})
     yield Target(at / "vectors.pt", lambda: seals.load(at / "vectors.pt", "remove it"))
 

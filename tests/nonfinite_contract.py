@@ -98,7 +98,6 @@ class NonfiniteContract:
                 assert same(have, want, lambda x: x[~first]), f"{mask}, {name}"
 
     @on_each_backend
-    @where(lambda traits: traits.gqa)
     def test_a_poisoned_query_head_reaches_the_gradients_of_its_key_head_alone(self, method: Method, backend: str):
         clean = qkv(N, H=4, G=2)
         dirty = [x.clone() for x in clean]
@@ -110,7 +109,6 @@ class NonfiniteContract:
 
     @on_each_backend
     @pytest.mark.parametrize("side", ["left", "right"])
-    @where(lambda traits: traits.key_padding)
     def test_padding_may_hold_anything(self, method: Method, side: str, backend: str):
         real = lengths_to_bool([N - 9, N // 2], N, side)
         masks = [Mask.padding(real), Mask.padding(real) & Mask.causal()]

@@ -51,6 +51,12 @@ def nav_pages(entry: object) -> list[str]:
     return [page for part in parts for page in nav_pages(part)]
 
 
+def navigation() -> list[str]:
+    """The pages that the navigation lists."""
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]
+    return nav_pages(runpy.run_path(str(DOCS / "nav.py"))["expanded"](nav, DOCS))
+
+
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty working folder, and no network."""
@@ -102,7 +108,7 @@ def test_every_method_has_a_page_with_all_its_settings_in_the_navigation(name: s
     assert documented == [(field.name, str(field.default)) for field in fields(sq.METHODS[name])]
     assert f"`sq.{sq.METHODS[name].__name__}`" in text
     assert blocks(page, "python")
-    assert f"methods/{name}.md" in nav_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"])
+    assert f"methods/{name}.md" in navigation()
 
 
 def test_tables_of_methods_are_those_of_the_traits():
@@ -114,8 +120,7 @@ def test_tables_of_methods_are_those_of_the_traits():
 
 
 def test_the_navigation_lists_every_page_once():
-    listed = nav_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"])
-    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+    assert sorted(navigation()) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)

@@ -1,10 +1,13 @@
 """`attention`: the one call."""
 
+from typing import Any
+
 from jaxtyping import Float
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.methods import Method, resolve
+from subquad.methods.base import Method
+from subquad.methods.registry import resolve
 
 
 def attention(
@@ -20,7 +23,8 @@ def attention(
     enable_gqa: bool = False,
     dropout_p: float = 0.0,
     seed: int | None = None,
-) -> Float[Tensor, "B H N E"]:
+    return_lse: bool = False,
+) -> Any:
     """Attention by any method, exact or not; layout, names and meanings as `scaled_dot_product_attention`.
 
         out_i ≈ Σ_j softmax_j(scale · q_i·k_j + bias_ij) v_j
@@ -37,6 +41,11 @@ def attention(
         enable_gqa: let H/G query heads share each key head.
         dropout_p: what it drops is each method's trait `dropout`; drawn from torch's own generator.
         seed: of planes, features and starts; defaults to the method's own `seed` setting, 0.
+        return_lse: return the log-sum-exp of the logits too; for methods whose trait `lse` is true.
+
+    Returns:
+        out, (B,H,N,E) in the dtype of the inputs; with `return_lse`, (out, lse), where lse is (B,H,N) in fp32 or fp64
+        and −inf for queries that see no key. Such partials over disjoint sets of keys merge to the whole.
 
     Raises:
         ValueError: shapes, devices, mask or method do not fit, or the method cannot do what is asked; says why.
@@ -58,4 +67,5 @@ def attention(
         enable_gqa=enable_gqa,
         dropout_p=dropout_p,
         seed=seed,
+        return_lse=return_lse,
     )

@@ -152,7 +152,7 @@ def make_adapters() -> None:
 
 
 def make_compare() -> None:
-    settings = compare.Settings(model="bert", text=(Path("text"),), **COMPARISON)
+    settings = compare.CompareSettings(model="bert", text=(Path("text"),), **COMPARISON)
     until_killed(compare.measure, settings, Path("compare-cut"), killed_at("stretch/96", 0))
     write_report(report_of(compare.measure(settings, Path("compare"))), Path("compare"))
     shutil.rmtree("compare/.progress")
@@ -171,14 +171,14 @@ def make_bench() -> None:
 
 def make_calibrate() -> None:
     calibrate.EVERY = 10
-    settings = calibrate.Settings(model="bert", text=(Path("text"),), **FIT)
+    settings = calibrate.CalibrateSettings(model="bert", text=(Path("text"),), **FIT)
     until_killed(calibrate.calibrate, settings, Path("calibrate-cut"), killed_at("", 25))
     fitted = calibrate.calibrate(settings, Path("calibrate"))
     calibrate.save(fitted, Path("calibrate"))
 
 
 def make_inspect() -> None:
-    settings = inspect.Settings(model="bert", text=(Path("text"),), **INSPECTION)
+    settings = inspect.InspectSettings(model="bert", text=(Path("text"),), **INSPECTION)
     until_killed(inspect.measure, settings, Path("inspect-cut"), killed_at("layer/1", 2))
 
 

@@ -140,6 +140,6 @@ def test_sizes_that_no_machine_has_are_refused(task, table, message):
 def test_a_step_reads_no_more_passages_than_there_are(model, tmp_path):
     text = tmp_path / "a.txt"
     text.write_text("attention key value. " * 200)
-    asked = calibrate.Settings("lha:buckets=2", (text,), model=model("bert"), batch=10**9)
+    asked = calibrate.CalibrateSettings("lha:buckets=2", (text,), model=model("bert"), batch=10**9)
     with pytest.raises(InputError, match=r"batch 1000000000 is more than the \d+ passages of the text"):
         calibrate.calibrate(asked, tmp_path / "out")

@@ -112,7 +112,7 @@ def test_a_window_of_all_tokens_is_exact_whatever_is_learned(is_causal):
 
 def test_without_a_gain_it_is_the_window_and_the_sinks_alone():
     q, k, v = qkv(61)
-    alone = sq.attention(q, k, v, method=sq.TiltedPool(segments=0, window=4, sinks=2))
+    alone = sq.attention(q, k, v, method=sq.TiltedPool(pools=0, window=4, sinks=2))
     bound = bound_with(METHOD, gain=torch.full((2,), -1e4))
     torch.testing.assert_close(bound(q, k, v), alone, atol=1e-5, rtol=1e-4)
 

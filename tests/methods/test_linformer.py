@@ -234,9 +234,9 @@ def test_mean_pooling_is_not_causal_because_segments_depend_on_the_length():
 
 
 def test_mean_pooling_and_one_projection_for_all_layers_are_not_fitted_layer_by_layer():
-    assert sq.Linformer().fit is not None
-    assert sq.Linformer(projection="mean-pool").fit is None
-    assert sq.Linformer(sharing="layerwise").fit is None
+    assert sq.Linformer().traits.fit is not None
+    assert sq.Linformer(projection="mean-pool").traits.fit is None
+    assert sq.Linformer(sharing="layerwise").traits.fit is None
 
 
 def test_a_step_of_fitting_brings_the_outputs_closer():

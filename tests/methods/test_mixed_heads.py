@@ -82,8 +82,8 @@ def test_without_a_part_that_has_one_there_is_no_auxiliary_loss():
     mixed = bound(MixedHeads("local:positions=relative+full")).train()
     mixed(*qkv(H=4))
     assert mixed.auxiliary_loss() is None
-    assert mixed.method.fit is None
-    assert MixedHeads(f"full+{LHA}").fit == sq.LearnedHash.fit
+    assert mixed.method.traits.fit is None
+    assert MixedHeads(f"full+{LHA}").traits.fit == sq.LearnedHash.traits.fit
 
 
 def test_the_seed_of_the_parts_is_the_default():
@@ -171,7 +171,7 @@ def test_key_heads_are_not_divided():
 def test_every_trait_that_is_yes_or_no_is_combined():
     by_name = {f.name for f in fields(Traits) if isinstance(getattr(sq.Full.traits, f.name), bool)}
     assert (
-        set(ALL) | set(ANY) | {"partial", "cached", "recurrent"} == by_name
+        set(ALL) | set(ANY) | {"one_for_all_layers", "cached", "recurrent"} == by_name
     )  # mixed heads offer neither the first nor the last
     assert not set(ALL) & set(ANY)
 
@@ -192,7 +192,7 @@ def test_traits_are_what_all_parts_can_do(text, causal, cross, cached, learned, 
 
 def test_the_traits_of_the_class_are_those_of_the_default():
     assert MixedHeads().traits == MixedHeads.traits
-    assert MixedHeads().fit == MixedHeads.fit
+    assert MixedHeads().traits.fit == MixedHeads.traits.fit
     assert all(name in MixedHeads.traits.complexity for name in ("local: O(", "lha: O("))
 
 

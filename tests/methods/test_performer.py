@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import subquad as sq
 from subquad import Mask
-from subquad.methods.linear_attention import log_elu
+from subquad.methods.linear import log_elu
 from subquad.ops.feature_maps import FLOOR
 from subquad.randomness import directions
 from tests.oracle import gradients, normal, qkv, tracked
@@ -183,12 +183,12 @@ def test_inputs_far_from_0_are_estimated_where_they_are_centred():
 
 def test_the_fit_lowers_the_error():
     method = sq.Performer(features=64, inputs="learned")
-    assert method.fit is not None
-    assert sq.Performer().fit is None
+    assert method.traits.fit is not None
+    assert sq.Performer().traits.fit is None
     q, k, v = qkv(60, B=4, D=16)
     q, k = 2 * q, 2 * k + 1
     bound = method.bind(heads=2, head_dim=16)
-    optimizer = torch.optim.Adam(bound.parameters(), lr=method.fit.learning_rate)
+    optimizer = torch.optim.Adam(bound.parameters(), lr=method.traits.fit.learning_rate)
     losses = []
     for _ in range(30):
         inputs = tracked(q, k, v)

@@ -40,14 +40,14 @@ def test_each_centroid_takes_the_tokens_that_are_nearest_to_it():
 def test_the_window_is_the_size_of_a_cluster_whatever_the_length():
     for N in (24, 60):
         q, k, v = qkv(N)
-        layer = bound(Routing(clusters=4, window=5))
+        layer = bound(Routing(clusters=4, cluster_size=5))
         buckets, _ = layer.method.meetings(q, k, layer.prepare(q, k, v)[3])
         assert buckets.keys.shape == (2, 2, 4, 5)
 
 
 def test_a_query_that_no_centroid_takes_meets_the_keys_of_its_nearest():
     q, k, v = qkv()
-    layer = bound(Routing(clusters=4, window=2))
+    layer = bound(Routing(clusters=4, cluster_size=2))
     call = layer.prepare(q, k, v)[3]
     taken, left_over = layer.method.meetings(q, k, call)
     nearest = layer.learned(q).argmax(-1)

@@ -10,14 +10,14 @@ from subquad import Mask
 from tests.oracle import naive, normal, qkv, tracked
 
 SETTINGS = [  # segments shorter than the window, as long, longer by a half, and by a multiple; short items
-    (24, {"segments": 8, "window": 5}),
-    (24, {"segments": 6, "window": 4, "sinks": 2}),
-    (50, {"segments": 4, "window": 9, "sinks": 0}),
-    (61, {"segments": 3, "window": 3}),
-    (61, {"segments": 2, "window": 4, "sinks": 3}),
-    (30, {"segments": 5, "window": 0}),
-    (30, {"segments": 0, "window": 4, "sinks": 2}),
-    (3, {"segments": 8, "window": 1, "sinks": 2}),
+    (24, {"pools": 8, "window": 5}),
+    (24, {"pools": 6, "window": 4, "sinks": 2}),
+    (50, {"pools": 4, "window": 9, "sinks": 0}),
+    (61, {"pools": 3, "window": 3}),
+    (61, {"pools": 2, "window": 4, "sinks": 3}),
+    (30, {"pools": 5, "window": 0}),
+    (30, {"pools": 0, "window": 4, "sinks": 2}),
+    (3, {"pools": 8, "window": 1, "sinks": 2}),
 ]
 
 
@@ -32,9 +32,9 @@ def bound_with(method, seed=7, heads=2, kv_heads=2, **given):
 
 def sizes(n, method):
     """(tokens of a segment, tokens of a block)."""
-    if method.segments == 0:
+    if method.pools == 0:
         return n + 1, method.window
-    segment = math.ceil(n / method.segments)
+    segment = math.ceil(n / method.pools)
     if method.window == 0:
         return segment, None
     if segment <= method.window:
@@ -51,7 +51,7 @@ def sets(n, i, method):
     sinks = {*range(min(n, method.sinks)), *range(max(0, n - method.sinks), n)}
     near = {j for j in range(n) if low <= j < high}
     pools = {}
-    for j in set(range(n)) - sinks - near if method.segments else ():
+    for j in set(range(n)) - sinks - near if method.pools else ():
         pools.setdefault((j // segment, j >= high), []).append(j)
     return sorted(near | sinks), list(pools.values())
 
@@ -86,7 +86,7 @@ def test_it_is_its_formula(n, settings):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_each_item_of_a_padded_batch_is_laid_out_by_its_own_length(side):
-    method, lengths = sq.TiltedPool(segments=4, window=3), [61, 5, 40, 1, 23]
+    method, lengths = sq.TiltedPool(pools=4, window=3), [61, 5, 40, 1, 23]
     real = torch.arange(61) < torch.tensor(lengths)[:, None]
     real = real if side == "right" else real.flip(1)
     q, k, v = qkv(61, B=5)
@@ -99,7 +99,7 @@ def test_each_item_of_a_padded_batch_is_laid_out_by_its_own_length(side):
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 24, 100, 333])
-@pytest.mark.parametrize("settings", [settings for _, settings in SETTINGS if settings["segments"]])
+@pytest.mark.parametrize("settings", [settings for _, settings in SETTINGS if settings["pools"]])
 def test_every_key_counts_once(n, settings):
     """Where all logits are 0, pools weigh as many keys as they hold: out is the mean of all values."""
     bound = sq.TiltedPool(**settings).bind(heads=2, head_dim=8)
@@ -110,7 +110,7 @@ def test_every_key_counts_once(n, settings):
 @pytest.mark.parametrize("n", [24, 61])
 def test_it_is_exact_for_a_query_that_equals_the_tilt(n):
     mu = normal(2, 8, seed=1)
-    bound = bound_with(sq.TiltedPool(segments=3, window=3), towards=mu, of_values=mu, shift=torch.zeros(2))
+    bound = bound_with(sq.TiltedPool(pools=3, window=3), towards=mu, of_values=mu, shift=torch.zeros(2))
     _, k, v = qkv(n)
     q = mu[None, :, None].expand(2, 2, n, 8)
     torch.testing.assert_close(bound(q, k, v), naive(q, k, v), atol=1e-5, rtol=1e-4)
@@ -118,29 +118,29 @@ def test_it_is_exact_for_a_query_that_equals_the_tilt(n):
 
 def test_a_window_of_all_tokens_is_exact_whatever_is_learned():
     q, k, v = qkv()
-    torch.testing.assert_close(bound_with(sq.TiltedPool(segments=4, window=24))(q, k, v), naive(q, k, v))
+    torch.testing.assert_close(bound_with(sq.TiltedPool(pools=4, window=24))(q, k, v), naive(q, k, v))
 
 
 def test_without_weight_on_the_pools_it_is_the_window_and_the_sinks_alone():
     q, k, v = qkv(61)
-    alone = sq.attention(q, k, v, method=sq.TiltedPool(segments=0, window=4))
-    bound = bound_with(sq.TiltedPool(segments=16, window=4), shift=torch.full((2,), -1e4))
+    alone = sq.attention(q, k, v, method=sq.TiltedPool(pools=0, window=4))
+    bound = bound_with(sq.TiltedPool(pools=16, window=4), shift=torch.full((2,), -1e4))
     torch.testing.assert_close(bound(q, k, v), alone, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(alone, naive(q, k, v), atol=0.1)
 
 
 def test_what_goes_without_pools():
-    assert not sq.TiltedPool(segments=0).traits.learned
-    assert sq.TiltedPool(segments=0).fit is None
+    assert not sq.TiltedPool(pools=0).traits.learned
+    assert sq.TiltedPool(pools=0).traits.fit is None
     assert sq.TiltedPool(window=0).traits.cross
     with pytest.raises(ValueError, match="leave a query nothing but the sinks"):
-        sq.TiltedPool(segments=0, window=0)
+        sq.TiltedPool(pools=0, window=0)
 
 
 def test_shared_key_heads_share_their_pools():
-    bound = bound_with(sq.TiltedPool(segments=4, window=3), heads=4)
+    bound = bound_with(sq.TiltedPool(pools=4, window=3), heads=4)
     q, k, v = qkv(40, H=4, G=2)
-    whole = bound_with(sq.TiltedPool(segments=4, window=3), heads=4, kv_heads=4)
+    whole = bound_with(sq.TiltedPool(pools=4, window=3), heads=4, kv_heads=4)
     for name in ("towards", "of_values"):
         getattr(whole.learned, name).data = getattr(bound.learned, name).data.repeat_interleave(2, 0)
     whole.learned.shift.data = bound.learned.shift.data
@@ -150,7 +150,7 @@ def test_shared_key_heads_share_their_pools():
 
 def test_gradients_in_fp64_of_all_that_is_learned():
     inputs = tracked(*qkv(13, B=1, dtype=torch.float64))
-    bound = bound_with(sq.TiltedPool(segments=3, window=2)).double()
+    bound = bound_with(sq.TiltedPool(pools=3, window=2)).double()
     learned = dict(bound.named_parameters())
     assert torch.autograd.gradcheck(
         lambda *given: torch.func.functional_call(bound, dict(zip(learned, given[3:], strict=True)), given[:3]),
@@ -160,7 +160,7 @@ def test_gradients_in_fp64_of_all_that_is_learned():
 
 
 def test_descent_on_the_loss_lowers_it():
-    method = sq.TiltedPool(segments=4, window=3)
+    method = sq.TiltedPool(pools=4, window=3)
     bound, (q, k, v) = method.bind(heads=2, head_dim=8), qkv(80)
     query, key, value, call = bound.prepare(2 * q + 1, k, v)
     optimiser = torch.optim.Adam(bound.parameters(), lr=0.05)
@@ -172,3 +172,13 @@ def test_descent_on_the_loss_lowers_it():
         assert all(p.grad.abs().max() > 0 for p in bound.parameters())
         optimiser.step()
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_the_former_name_of_its_setting_is_still_read():
+    wanted = sq.TiltedPool(pools=6)
+    assert sq.parse_method("tilted-pool:segments=6") == wanted
+    assert sq.from_dict({"name": "tilted-pool", "segments": 6}) == wanted
+    with pytest.raises(ValueError, match="'tilted-pool': pools=-1, but it must be"):
+        sq.parse_method("tilted-pool:segments=-1")
+    with pytest.raises(ValueError, match="segments is the former name of pools, and both are given"):
+        sq.parse_method("tilted-pool:pools=6,segments=6")

@@ -47,7 +47,7 @@ def test_equals_its_formula_bucket_by_bucket(G, mask, keys, cells):
     inputs = made(G=G)
     buckets, label, chosen = bucketed(scores(), mask, keys)
     cell = cells_of(2, G, 14, cells, mask)
-    out = attend_with_tail(*inputs, buckets, cell, cells, scale=SCALE, dropout_p=0.0)
+    out, _ = attend_with_tail(*inputs, buckets, cell, cells, scale=SCALE, dropout_p=0.0)
     wanted = with_tail(*inputs, label, chosen, torch.where(cell < cells, cell, -1), SCALE)
     torch.testing.assert_close(out, wanted)
     assert (out != 0).any(-1).sum() == (label >= 0).sum()
@@ -58,7 +58,9 @@ def test_gradients_in_fp64():
     buckets, *_ = bucketed(scores(1, 1), Mask(), 4)
     inputs, cell = made(1, 1, 1), cells_of(1, 1, 14, 3, Mask())
     assert torch.autograd.gradcheck(
-        lambda q, k, v: attend_with_tail(q, k, v, buckets, cell, 3, scale=SCALE, dropout_p=0.0), inputs, fast_mode=True
+        lambda q, k, v: attend_with_tail(q, k, v, buckets, cell, 3, scale=SCALE, dropout_p=0.0)[0],
+        inputs,
+        fast_mode=True,
     )
 
 
@@ -68,7 +70,7 @@ def test_exact_for_a_query_that_is_its_buckets_mean(keys):
     q = q[:, :, :1].expand(-1, -1, 9, -1)
     of_query = torch.tensor([[0.0, 1.0, 0.0]]).expand(2, 2, 9, -1)
     buckets, *_ = bucketed((of_query, scores()[1]), Mask(), keys)
-    out = attend_with_tail(3 * q, k, v, buckets, cells_of(2, 2, 14, 2, Mask()), 2, scale=SCALE, dropout_p=0.0)
+    out, _ = attend_with_tail(3 * q, k, v, buckets, cells_of(2, 2, 14, 2, Mask()), 2, scale=SCALE, dropout_p=0.0)
     torch.testing.assert_close(out, naive(3 * q, k, v, scale=SCALE))
 
 
@@ -77,7 +79,7 @@ def test_exact_where_the_keys_of_a_cell_are_equal():
     buckets, *_ = bucketed(scores(), Mask(), 4)
     cell = cells_of(2, 2, 14, 3, Mask())
     alike = k[:, :, :3].gather(2, cell[..., None].expand(-1, -1, -1, 3))
-    out = attend_with_tail(q, alike, v, buckets, cell, 3, scale=SCALE, dropout_p=0.0)
+    out, _ = attend_with_tail(q, alike, v, buckets, cell, 3, scale=SCALE, dropout_p=0.0)
     torch.testing.assert_close(out, naive(q, alike, v, scale=SCALE))
 
 
@@ -90,7 +92,7 @@ def test_near_its_mean_a_query_errs_by_the_square_of_the_distance():
     cell, errors = cells_of(1, 1, 14, 2, Mask()), []
     for distance in (0.02, 0.01):
         near = mean + distance * (q - mean)
-        out = attend_with_tail(near, k, v, buckets, cell, 2, scale=SCALE, dropout_p=0.0)
+        out, _ = attend_with_tail(near, k, v, buckets, cell, 2, scale=SCALE, dropout_p=0.0)
         errors.append((out - naive(near, k, v, scale=SCALE)).abs().max())
     assert 3.5 < errors[0] / errors[1] < 4.5
 
@@ -104,7 +106,7 @@ def test_empty_buckets_have_a_mean_of_zero_and_do_no_harm():
     assert (means[:, :, [0, 1, 3]] == 0).all()
     torch.testing.assert_close(means[:, :, 2], inputs[0].mean(2))
     cell = cells_of(2, 2, 14, 3, Mask())
-    out = attend_with_tail(*inputs, buckets, cell, 3, scale=SCALE, dropout_p=0.0)
+    out, _ = attend_with_tail(*inputs, buckets, cell, 3, scale=SCALE, dropout_p=0.0)
     torch.testing.assert_close(out, with_tail(*inputs, label, chosen, cell, SCALE))
     assert all(grad.isfinite().all() for grad in gradients(out, *inputs))
 
@@ -112,7 +114,7 @@ def test_empty_buckets_have_a_mean_of_zero_and_do_no_harm():
 def test_large_inputs_stay_finite():
     inputs = [x.detach().float() * 100 for x in made()]
     buckets, *_ = bucketed(scores(), Mask(), 4)
-    out = attend_with_tail(*inputs, buckets, cells_of(2, 2, 14, 3, Mask()), 3, scale=SCALE, dropout_p=0.0)
+    out, _ = attend_with_tail(*inputs, buckets, cells_of(2, 2, 14, 3, Mask()), 3, scale=SCALE, dropout_p=0.0)
     assert out.isfinite().all()
 
 

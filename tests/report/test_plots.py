@@ -9,7 +9,7 @@ from matplotlib.image import imread
 
 from subquad.report import content, drawing
 from subquad.report.plots import pareto, plots, quality_vs_speed, styles, time_vs_length
-from subquad.workflows.compare import DEFAULT_METHODS, LEARNED_METHODS
+from subquad.workflows.settings import COMPARED, COMPARED_LEARNED
 from tests.report import sample
 from tests.report.test_tables import noisy
 
@@ -69,7 +69,7 @@ def test_methods_look_different_and_families_alike():
 
 
 def test_all_methods_of_a_whole_comparison_look_different():
-    names = ["full", *DEFAULT_METHODS, *(f"{name}@folder" for name in LEARNED_METHODS)]
+    names = ["full", *COMPARED, *(f"{name}@folder" for name in COMPARED_LEARNED)]
     looks = drawing.styles(names)
     assert len({look.marker for look in looks.values()}) == len({look.color for look in looks.values()}) == len(names)
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from subquad.measure.noise import noise_of
 from subquad.report import cells, content
 from subquad.report.tables import markdown, rich_table
-from subquad.workflows.compare import DEFAULT_METHODS
+from subquad.workflows.settings import COMPARED
 from tests.report import sample
 
 
@@ -49,7 +49,7 @@ def test_terminal_says_what_it_must():
 def test_the_default_rows_fit_80_columns_and_nothing_is_cut():
     report = sample.encoder()
     report["recommendation"]["choice"] = "full"
-    for method, name in zip(report["methods"][1:], DEFAULT_METHODS, strict=False):
+    for method, name in zip(report["methods"][1:], COMPARED, strict=False):
         method["method"] = name
     report["methods"][4]["method"] = "lsh:buckets=16,bucket_size=80,tail=16"  # the longest
     text = printed(report, 80)

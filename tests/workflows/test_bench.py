@@ -16,8 +16,10 @@ from subquad.measure.resident import Peak
 from subquad.measure.timing import Effort
 from subquad.report.bench_tables import markdown
 from subquad.workflows import bench
-from subquad.workflows.bench import TIME, Bench, Settings, Timed, measure
+from subquad.workflows.bench import TIME, Bench, Timed, measure
 from subquad.workflows.bench_report import report_of
+from subquad.workflows.options import from_given
+from subquad.workflows.settings import QUICK, BenchSettings
 from tests.workflows.bad_bench import bad_inputs
 
 SMALL = ["--heads", "2", "--head-dim", "8", "--methods", "clustered:clusters=4 i-clustered:clusters=4,topk=4"]
@@ -83,7 +85,7 @@ def test_gradients_do_not_add_up_from_call_to_call(monkeypatch):
         return lambda: seen.append(self.inputs[0].grad is None) or call()
 
     monkeypatch.setattr(bench.Calls, "of", watched)
-    settings = Settings(methods=(NAMES[1],), lengths=(16,), passes=("forward+backward",), heads=1, head_dim=8)
+    settings = BenchSettings(methods=(NAMES[1],), lengths=(16,), passes=("forward+backward",), heads=1, head_dim=8)
     Bench(settings, [bench.Full(), bench.parse_method(NAMES[1])]).time(Bench(settings, []).loads[0], 0)
     assert len(seen) >= 2 + 2 * 2
     assert all(seen[2:])  # after one call of each that shows whether it can run
@@ -124,7 +126,7 @@ def test_json_prints_the_results_alone(run, written):
 
 
 def test_quick_measures_less(run, written, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "QUICK_LENGTHS", (16, 24, 40))
+    monkeypatch.setitem(QUICK, "lengths", (16, 24, 40))
     done = CliRunner().invoke(app, ["bench", *SMALL, "--quick", "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     report = written()
@@ -145,10 +147,10 @@ def test_what_is_said_goes_before_quick(run, written):
 
 
 def test_defaults_are_the_papers_setting():
-    settings = Settings()
+    settings = BenchSettings()
     assert (settings.batch, settings.heads, settings.head_dim) == (1, 6, 64)
     assert settings.lengths == (256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384)
-    assert settings == Settings.of(lengths=None, passes=None, dtypes="float32", quick=False)
+    assert settings == from_given(BenchSettings, {"dtypes": "float32", "quick": False}, {})
 
 
 @pytest.mark.parametrize("number", ["1", "2"])
@@ -165,7 +167,7 @@ def test_threads_are_recorded_and_restored(run, written, number):
 
 def made_up(tmp_path, **seconds):
     """A report of SDPA and one method at 16 tokens, with these seconds in the rounds of three visits."""
-    settings = Settings(methods=(NAMES[1],), lengths=(16,), passes=("forward",), heads=1, head_dim=8, quick=True)
+    settings = BenchSettings(methods=(NAMES[1],), lengths=(16,), passes=("forward",), heads=1, head_dim=8, quick=True)
     done = measure(settings, tmp_path)
     for visit in range(bench.VISITS):
         unit = done.results[TIME("float32/forward/16", visit)]
@@ -249,7 +251,7 @@ def test_an_interrupted_run_resumes(run, written, tmp_path, monkeypatch):
 
 
 def test_other_settings_do_not_resume(tmp_path, monkeypatch):
-    settings = Settings(methods=("clustered:clusters=4",), lengths=(16,), heads=1, head_dim=8, quick=True)
+    settings = BenchSettings(methods=("clustered:clusters=4",), lengths=(16,), heads=1, head_dim=8, quick=True)
     assert measure(settings, tmp_path).resumed == 0
     assert measure(settings, tmp_path).resumed == 2 * bench.VISITS
     assert measure(replace(settings, methods=("clustered:clusters=4,seed=0",)), tmp_path).resumed == 2 * bench.VISITS
@@ -304,7 +306,7 @@ def test_a_method_left_out_is_foretold_from_where_it_last_ran(monkeypatch):
         return 0.0 if growth == 2 and len(growths) == 1 else 99.0
 
     monkeypatch.setattr(bench, "foretold", foretold)
-    settings = Settings(methods=("full",), lengths=(16, 32, 64, 128), passes=("forward",), heads=1, head_dim=8)
+    settings = BenchSettings(methods=("full",), lengths=(16, 32, 64, 128), passes=("forward",), heads=1, head_dim=8)
     made = Bench(settings, [bench.Full()])
     for load in made.loads:
         made.results[TIME(load.key, 0)] = made.time(load, 0)
@@ -329,7 +331,7 @@ def test_what_a_method_refuses_is_a_reason(error, reason, monkeypatch, tmp_path)
         return refuse if method == NAMES[1] else of(self, method)
 
     monkeypatch.setattr(bench.Calls, "of", refusing)
-    settings = Settings(methods=(NAMES[1],), lengths=(16,), passes=("forward",), heads=1, head_dim=8)
+    settings = BenchSettings(methods=(NAMES[1],), lengths=(16,), passes=("forward",), heads=1, head_dim=8)
     exact, refused = report_of(measure(settings, tmp_path))["cells"]
     assert (refused["status"], refused["reason"]) == ("not run", reason)
     assert exact["status"] == "measured"
@@ -345,7 +347,7 @@ def test_a_mistake_of_ours_is_not_hidden(error, monkeypatch, tmp_path):
 
     monkeypatch.setattr(bench.Calls, "of", broken)
     with pytest.raises(type(error)):
-        measure(Settings(lengths=(16,), quick=True), tmp_path)
+        measure(BenchSettings(lengths=(16,), quick=True), tmp_path)
 
 
 # ---------------------------------------------------------------------- an earlier run

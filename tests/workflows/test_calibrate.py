@@ -12,9 +12,10 @@ from subquad import files, hf
 from subquad.cli import app
 from subquad.errors import InputError
 from subquad.workflows import calibrate as module
-from subquad.workflows.calibrate import Settings, calibrate, mean_at, save
+from subquad.workflows.calibrate import calibrate, mean_at, save
 from subquad.workflows.pieces import cut
 from subquad.workflows.pretrained import load
+from subquad.workflows.settings import CalibrateSettings
 
 LHA = "lha:buckets=3,hidden=16"
 
@@ -22,7 +23,7 @@ LHA = "lha:buckets=3,hidden=16"
 @pytest.fixture
 def settings(model, text, monkeypatch):
     monkeypatch.setattr(module, "EVERY", 10)
-    return Settings(method=LHA, text=(text,), model=model("bert"), steps=40, max_length=48)
+    return CalibrateSettings(method=LHA, text=(text,), model=model("bert"), steps=40, max_length=48)
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def parameters(fitted):
     [
         (LHA, "utility"),
         ("lha-tail:buckets=3,keys=12,cells=2", "error"),
-        ("tilted-pool:segments=6,window=2", "error"),
+        ("tilted-pool:pools=6,window=2", "error"),
         ("learned-feature-map:features=8,window=2", "error"),
     ],
 )
@@ -159,7 +160,7 @@ def test_each_layer_keeps_its_best_parameters(settings, tmp_path):
         fitted.pretrained,
         cut(module.read_documents(settings.text), 48, settings.held_out, settings.seed),
         fitted.bounds,
-        fitted.method.fit,
+        fitted.method.traits.fit,
         1,
         48,
         settings,
@@ -228,7 +229,7 @@ def test_the_command_writes_an_adapter_and_a_table(command, model, tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "length", "says"),
-    [("linformer:k=8", "48", True), ("linformer:k=8", "64", False), ("tilted-pool:segments=6,window=2", "48", False)],
+    [("linformer:k=8", "48", True), ("linformer:k=8", "64", False), ("tilted-pool:pools=6,window=2", "48", False)],
 )
 def test_positions_that_no_passage_reached_are_named(command, model, tmp_path, method, length, says):
     result = command(model("bert"), "-o", str(tmp_path / "made"), **{"--method": method, "--max-length": length})

@@ -13,8 +13,9 @@ from subquad.report.content import legend, op_table
 from subquad.report.page import html
 from subquad.report.tables import markdown
 from subquad.report.write import write_report
-from subquad.workflows.compare import OP, STRETCH, Comparison, Settings, measure, stretches
+from subquad.workflows.compare import OP, STRETCH, Comparison, measure, stretches
 from subquad.workflows.compare_report import report_of
+from subquad.workflows.settings import CompareSettings
 
 METHODS = (
     "clustered:clusters=4",
@@ -27,7 +28,7 @@ METHODS = (
 @pytest.fixture(scope="module")
 def settings(model, text):
     def make(name, **changed):
-        small = Settings(
+        small = CompareSettings(
             model=model(name),
             text=(text,),
             methods=METHODS,

@@ -15,10 +15,11 @@ from subquad.report.content import use
 from subquad.report.reading import marks, remarks
 from subquad.workflows import calibrate as fitting
 from subquad.workflows import calibrated, compare
-from subquad.workflows.compare import Comparison, Settings, measure
+from subquad.workflows.compare import Comparison, measure
 from subquad.workflows.compare_report import report_of
 from subquad.workflows.pretrained import load
 from subquad.workflows.rows import exact_up_to
+from subquad.workflows.settings import CompareSettings
 from tests.workflows import tiny
 
 LHA = "lha:buckets=3,hidden=8"
@@ -26,7 +27,7 @@ LHA = "lha:buckets=3,hidden=8"
 
 @pytest.fixture
 def settings(model, text):
-    return Settings(
+    return CompareSettings(
         model=model("bert"),
         text=(text,),
         methods=(LHA, "lsh:buckets=3"),
@@ -61,7 +62,7 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def adapter(settings, other_text, tmp_path):
-    small = fitting.Settings(method=LHA, text=(other_text,), model=settings.model, steps=3, max_length=48)
+    small = fitting.CalibrateSettings(method=LHA, text=(other_text,), model=settings.model, steps=3, max_length=48)
     return fitting.save(fitting.calibrate(small, tmp_path / "mine"), tmp_path / "mine")
 
 
@@ -123,7 +124,7 @@ def test_a_row_that_is_too_slow_is_told_apart_from_one_that_cannot_run(settings,
         ("clustered:clusters=64", 64),
         ("i-clustered:topk=64", 64),
         ("tilted-pool:window=50", 50),
-        ("tilted-pool:window=0,segments=50", 50),
+        ("tilted-pool:window=0,pools=50", 50),
         ("sinkhorn:block=64", 64),
         ("lsh:buckets=1,bucket_size=60", 60),
         ("lha:buckets=1", math.inf),

@@ -12,10 +12,10 @@ from subquad.cli import app
 from subquad.measure.capture import recorded
 from subquad.measure.spectrum import cumulative, needed, singular_values
 from subquad.measure.utility import attention_utility, upper_bound
-from subquad.workflows import inspect as workflow
-from subquad.workflows.inspect import Inspection, Settings, measure
+from subquad.workflows.inspect import Inspection, measure
 from subquad.workflows.inspect_report import report_of
 from subquad.workflows.pretrained import load
+from subquad.workflows.settings import INSPECTED, InspectSettings
 
 run = CliRunner().invoke
 FILES = {
@@ -25,7 +25,7 @@ METHODS = ("clustered:clusters=4", "lsh:buckets=4", "smyrf:clusters=4,rounds=1",
 
 
 def inspected(model, text, folder, **settings):
-    given = Settings(model=model, text=(text,), **{"methods": METHODS, "sequences": 2, "tokens": 8} | settings)
+    given = InspectSettings(model=model, text=(text,), **{"methods": METHODS, "sequences": 2, "tokens": 8} | settings)
     return report_of(measure(given, folder), given)
 
 
@@ -40,7 +40,7 @@ def report(model, text, tmp_path_factory):
 
 def test_the_figures_are_those_of_the_measures(model, text, report):
     pretrained = load(model("bert"))
-    inspection = Inspection.prepare(Settings(model=model("bert"), text=(text,), methods=METHODS, sequences=2))
+    inspection = Inspection.prepare(InspectSettings(model=model("bert"), text=(text,), methods=METHODS, sequences=2))
     method = sq.RandomHash(buckets=4)
     found = []
     for item in inspection.items:
@@ -129,7 +129,7 @@ def test_causal_layers_have_the_utility_of_causal_attention(model, text, tmp_pat
 
 
 def test_default_methods_take_the_number_of_buckets(model, text, tmp_path):
-    found = inspected(model("bert"), text, tmp_path, methods=workflow.DEFAULT_METHODS, buckets=8)
+    found = inspected(model("bert"), text, tmp_path, methods=INSPECTED, buckets=8)
     assert of(found, "lsh")["settings"]["buckets"] == 8
     assert of(found, "smyrf")["settings"]["clusters"] == 8
     assert found["settings"]["keys"] == 8
@@ -144,7 +144,7 @@ def test_the_spectrum_is_that_of_the_measure_and_comes_when_it_is_asked_for(mode
     found = asked["spectrum"]
     assert (found["index"], found["at"][:16], found["at"][-1]) == (16, list(range(1, 17)), 64)
     pretrained = load(model("bert"))
-    settings = Settings(model=model("bert"), text=(text,), methods=(), sequences=2)
+    settings = InspectSettings(model=model("bert"), text=(text,), methods=(), sequences=2)
     values = []
     for item in Inspection.prepare(settings).items:
         with recorded(pretrained.model) as calls:

@@ -59,11 +59,9 @@ def _abilities(traits: Traits) -> tuple[list[str], list[str]]:
         "cross-attention": traits.cross,
         "steps on a cache": traits.cross or traits.cached,
         "decoding from a state": traits.recurrent,
-        "padding": traits.key_padding,
-        "segments": traits.segments,
         "windows": traits.window,
         "dense masks": traits.dense_mask,
         "bias": traits.bias,
-        "grouped-query heads": traits.gqa,
+        "the log-sum-exp": traits.lse,
     }
     return [word for word, can in words.items() if can], [word for word, can in words.items() if not can]

@@ -1,12 +1,13 @@
 """What the commands share: errors in one line, progress, the folder that is written to."""
 
 import errno
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -14,6 +15,8 @@ from rich.text import Text
 
 errors = Console(stderr=True)
 LONGEST = 2000  # characters of a message
+Progress = Callable[[str, int, int], None]  # what is under way, units done, units in all
+Report = TypeVar("Report")
 
 
 @contextmanager
@@ -51,9 +54,9 @@ def _end(message: str) -> NoReturn:
     raise typer.Exit(2) from None
 
 
-def say(message: str, console: Console) -> None:
+def say(message: str, console: Console | None = None) -> None:
     """Print a line that holds what the user gave: no markup, no emoji codes, no control characters."""
-    console.print(Text(plain(message)), soft_wrap=True)
+    (console or Console()).print(Text(plain(message)), soft_wrap=True)
 
 
 def plain(message: str) -> str:
@@ -89,11 +92,6 @@ def needs(extra: str) -> Iterator[None]:
         raise InputError(f"{error.name} is not installed: pip install 'subquad[{extra}]'") from None
 
 
-def divided(given: list[str]) -> tuple[str, ...]:
-    """A repeatable option whose values may hold several, divided by spaces."""
-    return tuple(part for one in given for part in one.split())
-
-
 @contextmanager
 def working_in(out: Path) -> Iterator[None]:
     """The folder of the results, in which no other run works meanwhile; InputError where it is none."""
@@ -107,6 +105,29 @@ def working_in(out: Path) -> Iterator[None]:
         yield
 
 
+def measured(
+    out: Path, measure: Callable[[Progress], Report], write: Callable[[Report, Path], list[Path]]
+) -> tuple[Report, list[Path]]:
+    """Measure, write the report's files into the folder, and forget the units that were kept there meanwhile."""
+    from subquad.workflows.store import Store
+
+    with working_in(out):
+        with progress_bar() as progress:
+            report = measure(progress)
+        paths = write(report, out)
+        Store.clear(out)
+    return report, paths
+
+
+def show(report: Report, as_table: Callable[[Report], Any], as_json: bool) -> bool:
+    """Print a report as a table, or as JSON and nothing else; returns whether it was JSON."""
+    if as_json:
+        print(json.dumps(report, indent=1))
+    else:
+        Console().print(as_table(report))
+    return as_json
+
+
 def results_console() -> Console:
     """Where results go: in a file, lines are as long as tables need."""
     console = Console()
@@ -114,13 +135,13 @@ def results_console() -> Console:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+def progress_bar() -> Iterator[Progress]:
     """What a long run tells of itself, on the standard error: a bar, or lines where it is no terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich import progress as rich
 
-    what = TextColumn("{task.description:<42}", markup=False)
-    columns = (what, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True) as bar:
+    what = rich.TextColumn("{task.description:<42}", markup=False)
+    columns = (what, rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn())
+    with rich.Progress(*columns, console=errors, transient=True) as bar:
         shown = bar.add_task("loading")
 
         def progress(what: str, done: int, total: int) -> None:

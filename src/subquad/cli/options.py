@@ -1,26 +1,59 @@
-"""Options that several commands have."""
+"""Options that several commands have, and commands whose options are those of their settings."""
 
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-Model = Annotated[str | None, typer.Argument(help="Hub id or folder; default: the encoder of the demo extra.")]
-Text = Annotated[
-    list[Path] | None,
-    typer.Option(help="Text to read: file, folder, .jsonl, .csv; repeatable. Default: Python's own documentation."),
-]
-Column = Annotated[str, typer.Option(help="The column of .jsonl, .csv and .tsv files that holds the text.")]
-Methods = Annotated[
-    list[str] | None,
-    typer.Option(help='Methods as "name:setting=value,…"; repeatable, or several divided by spaces.'),
-]
-Adapters = Annotated[
-    list[Path] | None,
-    typer.Option(help="An adapter that subquad calibrate wrote, as a row of its own; repeatable."),
-]
+from subquad.cli.common import user_errors
+from subquad.workflows.options import Option, from_given, options
+
 Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")]
 DataDir = Annotated[
     Path | None, typer.Option(envvar="SUBQUAD_DATA", help="The folder of real data; each task's is a folder in it.")
 ]
+
+
+def with_options(
+    settings: type, standard: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {}
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command that is called with these settings and has their options in front of its own.
+
+    `standard` is what settings are, by what the command line got, where it does not say them.
+    """
+    known = sorted(options(settings).values(), key=lambda option: not option.argument)
+
+    def of(command: Callable[..., None]) -> Callable[..., None]:
+        _, *own = inspect.signature(command).parameters.values()
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            asked = {option.name: given.pop(option.name) for option in known}
+            with user_errors():
+                made: Any = from_given(settings, asked, standard(asked))
+            command(made, **given)
+
+        parameters = [*map(_parameter, known), *own]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return of
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    """As typer reads it."""
+    kind, default = option.asked
+    flag = [f"--{option.name}"] if kind is bool else []  # else there would be its opposite too
+    info: Any = (
+        typer.Argument(help=option.help)
+        if option.argument
+        else typer.Option(*flag, help=option.help, envvar=option.envvar)
+    )
+    return inspect.Parameter(
+        option.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, info]
+    )

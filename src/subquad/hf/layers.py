@@ -58,11 +58,9 @@ class Layer:
         traits, name = method.traits, method.name
         if self.reason is not None:
             return self.reason
-        if traits.needs_hidden:
-            return f"{name!r} reads the layer's input, which a pretrained model does not hand to its attention"
         if self.causal and traits.causal != "strict":
-            parts = [p.method.name for p in getattr(method, "parts", ()) if p.method.traits.causal != "strict"]
-            own = f" (its part {', '.join(map(repr, parts))} is not)" if parts else ""
+            parts = [p.method.name for p in method.parts if p.method.traits.causal != "strict"]
+            own = f" (its part {', '.join(map(repr, parts))} is not)" if len(method.parts) > 1 else ""
             return (
                 f"{name!r} is not causal{own} and this layer is: the output at one position would depend on later "
                 "tokens, so training would leak the future and generation would not match it"
@@ -80,9 +78,6 @@ class Layer:
             return f"{name!r} takes no additive bias and this layer adds a position bias to its logits"
         if self.beside_softmax and not isinstance(method, Full):
             return f"{name!r} knows no {' and no '.join(self.beside_softmax)}, which this layer has; 'full' does"
-        heads, kv_heads, _ = head_counts(self)
-        if heads != kv_heads and not traits.gqa:
-            return f"{name!r} has no grouped-query attention and this layer has {heads} heads on {kv_heads} key heads"
         return None
 
 

@@ -203,7 +203,7 @@ def bind_all(
     shared: dict[Method, nn.Module | None] = {}
     for number, given in methods.items():
         method = _method_of(given)
-        common = method.one_for_all_layers and not isinstance(given, Bound)
+        common = method.traits.one_for_all_layers and not isinstance(given, Bound)
         found[number] = bind(layers[number], given, max_length, shared=shared.get(method) if common else None)
         if common:
             shared.setdefault(method, found[number].learned)

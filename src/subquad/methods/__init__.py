@@ -1,159 +1,34 @@
-"""The methods: the mapping from name to class, and the ways to name one."""
+"""The methods: every module of this folder is read, and a method is registered by being defined."""
 
-from collections.abc import Mapping
+import pkgutil
+from importlib import import_module
 from typing import Any
 
-from subquad.methods.base import Bound, Fit, Method, Traits, nearest
-from subquad.methods.cluster_former import ClusterFormer
-from subquad.methods.clustered import Clustered
-from subquad.methods.full import Full
-from subquad.methods.improved_clustered import ImprovedClustered
-from subquad.methods.learned_feature_map import LearnedFeatureMap
-from subquad.methods.learned_hash import LearnedHash
-from subquad.methods.learned_hash_tail import LearnedHashTail
-from subquad.methods.linear_attention import LinearAttention
-from subquad.methods.linformer import Linformer
-from subquad.methods.local import Local
-from subquad.methods.mixed_heads import MixedHeads
-from subquad.methods.nystrom import Nystrom
-from subquad.methods.oracle_top import OracleTopK
-from subquad.methods.performer import Performer
-from subquad.methods.random_feature import RandomFeature
-from subquad.methods.random_hash import RandomHash
-from subquad.methods.reformer import Reformer
-from subquad.methods.routing import Routing
-from subquad.methods.shared_full import SharedFull
-from subquad.methods.sinkhorn import Sinkhorn
-from subquad.methods.smyrf import Smyrf
-from subquad.methods.tilted_pool import TiltedPool
+from subquad.methods.base import METHODS, Bound, BoundMethod, Fit, Method, Traits
+from subquad.methods.registry import from_dict, list_methods, parse_method, resolve
 
-METHODS: dict[str, type[Method]] = {
-    method.name: method
-    for method in (
-        Full,
-        SharedFull,
-        OracleTopK,
-        Clustered,
-        ImprovedClustered,
-        RandomHash,
-        LearnedHash,
-        LearnedHashTail,
-        Local,
-        MixedHeads,
-        Smyrf,
-        Reformer,
-        Routing,
-        ClusterFormer,
-        Sinkhorn,
-        Performer,
-        LinearAttention,
-        RandomFeature,
-        Linformer,
-        Nystrom,
-        TiltedPool,
-        LearnedFeatureMap,
-    )
-}
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    import_module(_module.name)
+
+_CLASSES = {method.__name__: method for method in METHODS.values()}
 
 __all__ = [
     "METHODS",
     "Bound",
-    "ClusterFormer",
-    "Clustered",
+    "BoundMethod",
     "Fit",
-    "Full",
-    "ImprovedClustered",
-    "LearnedFeatureMap",
-    "LearnedHash",
-    "LearnedHashTail",
-    "LinearAttention",
-    "Linformer",
-    "Local",
     "Method",
-    "MixedHeads",
-    "Nystrom",
-    "OracleTopK",
-    "Performer",
-    "RandomFeature",
-    "RandomHash",
-    "Reformer",
-    "Routing",
-    "SharedFull",
-    "Sinkhorn",
-    "Smyrf",
-    "TiltedPool",
     "Traits",
     "from_dict",
     "list_methods",
     "parse_method",
     "resolve",
+    *_CLASSES,
 ]
 
 
-def list_methods() -> list[str]:
-    """The names of all methods.
-
-    >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
-    ['full', 'shared-full', 'oracle-top', 'clustered', 'i-clustered', 'lsh', 'lha', 'lha-tail', 'local',
-     'mixed-heads', 'smyrf', 'reformer', 'routing', 'cluster-former', 'sinkhorn',
-     'performer', 'linear', 'rfa', 'linformer', 'nystrom', 'tilted-pool',
-     'learned-feature-map']
-    """
-    return list(METHODS)
-
-
-def resolve(method: str | Method) -> Method:
-    """A method object from a name or a method object. ValueError names the nearest known name."""
-    if isinstance(method, Method):
-        return method
-    if not isinstance(method, str):
-        raise TypeError(f"`method` is a name or a method object, got {type(method).__name__}")
-    return parse_method(method)
-
-
-def parse_method(text: str) -> Method:
-    """Read a method as the command line writes it: a name, or `name:setting=value,…`.
-
-    >>> parse_method("i-clustered:clusters=25,topk=16")
-    ImprovedClustered(clusters=25, bits=63, iterations=10, topk=16, seed=0)
-    """
-    name, _, rest = text.partition(":")
-    settings: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        setting, equals, value = part.partition("=")
-        if not equals:
-            raise ValueError(f"{text!r}: write settings as {name}:setting=value, not {part!r}")
-        settings[setting.strip()] = _read_value(_class(name), setting.strip(), value.strip())
-    return _class(name).from_settings(settings)
-
-
-def from_dict(data: Mapping[str, Any]) -> Method:
-    """The inverse of `Method.to_dict`.
-
-    >>> from_dict(Clustered(clusters=25).to_dict())
-    Clustered(clusters=25, bits=63, iterations=10, seed=0)
-    """
-    settings = dict(data)
-    if "name" not in settings:
-        raise ValueError(f"a method as a dict needs its 'name'; got {sorted(settings)}")
-    return _class(settings.pop("name")).from_settings(settings)
-
-
-_KINDS = {int: "a whole number", float: "a number"}
-
-
-def _class(name: str) -> type[Method]:
-    if name not in METHODS:
-        raise ValueError(f"no method {name!r}{nearest(name, list(METHODS))}; there are {', '.join(METHODS)}")
-    return METHODS[name]
-
-
-def _read_value(cls: type[Method], setting: str, text: str) -> Any:
-    default = cls.defaults().get(setting, text)
-    kind: type = type(default)
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError(
-            f"{cls.name!r}: {setting}={text!r} is not {_KINDS.get(kind, kind.__name__)} (default: {default})"
-        ) from None
+def __getattr__(name: str) -> Any:
+    """A method's class by its name."""
+    if name in _CLASSES:
+        return _CLASSES[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

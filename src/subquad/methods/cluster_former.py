@@ -33,7 +33,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.methods.base import Call, Method, Partial, Traits, whole, wide
 from subquad.ops.bucket_attention import attend_buckets
 from subquad.ops.bucketing import real_slots, real_tokens
 from subquad.ops.buckets import Buckets
@@ -77,23 +77,20 @@ class ClusterFormer(Method):
     torch.Size([1, 2, 50, 16])
     """
 
-    window: int = 32
-    chunk: int = 64
-    clusters: int = 32
-    seed: int = 0
+    window: int = whole(32)
+    chunk: int = whole(64, least=1, clamped=True)
+    clusters: int = whole(32, least=1, clamped=True)
+    seed: int = whole(0)
 
     name: ClassVar[str] = "cluster-former"
-    clamped: ClassVar[tuple[str, ...]] = ("chunk", "clusters")
     traits: ClassVar[Traits] = Traits(
+        family="buckets",
         causal="values-only",
         cross=False,
-        key_padding=True,
-        segments=True,
-        gqa=True,
         dropout="attention weights in the window and in the chunk",
+        multiplicity=2,
         stochastic=True,
         order_free=False,
-        subquadratic=True,
         positional=True,
         exact_limit={"window": "N", "chunk": "N"},
         example={"window": 2, "chunk": 5, "clusters": 4},
@@ -101,16 +98,11 @@ class ClusterFormer(Method):
         source="Wang et al. 2020 (arXiv:2009.06097)",
     )
 
-    def __post_init__(self) -> None:
-        self._require(window=0, chunk=1, clusters=1, seed=0)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend to the window and to the chunk, and merge."""
-        return by_item(self._attend, query, key, value, call)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-        parts = self.meetings(query, key, call)
-        return attend_buckets(query, key, value, parts, call.mask, scale=call.scale, dropout_p=call.dropout_p)[0]
+        query, key, value = wide(query, key, value)
+        buckets = self.meetings(query, key, call)
+        return attend_buckets(query, key, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: near ones, and those of the chunk."""

@@ -35,15 +35,16 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.methods.base import MOST_REPEATS, Call, Method, Traits
-from subquad.methods.full import sdpa
+from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole, wide
+from subquad.methods.full import exact
 from subquad.ops.backends import choose
 from subquad.ops.grouping import broadcast, group_mean
-from subquad.ops.hashing import check_bits, hash_codes
+from subquad.ops.hashing import MAX_BITS, hash_codes
 from subquad.ops.kmeans import hamming_kmeans
 from subquad.ops.native import clustered as compiled
-from subquad.ops.packing import per_segment
 from subquad.ops.padding import cleared_inputs
+
+TOO_MANY_BITS = f"a hash is one 64-bit word: at most {MAX_BITS}"
 
 
 def cluster_queries(
@@ -63,12 +64,19 @@ def clustered_attention(
     *,
     labels: Int64[Tensor, "B H N"],
     clusters: int,
-) -> Float[Tensor, "B H N E"]:
-    """Attention of the centroids, handed to their members."""
-    centroids = group_mean(query.to(torch.promote_types(query.dtype, torch.float32)), labels, clusters)
+) -> Partial:
+    """Attention of the centroids, handed to their members; and the centroids' log-sum-exp likewise."""
+    centroids = group_mean(wide(query)[0], labels, clusters)
     keys_only = Mask(keys=(*call.mask.both, *call.mask.keys))
-    of_centroids = sdpa(centroids.to(query.dtype), key, value, call.under(keys_only))
-    return broadcast(of_centroids, labels)
+    of_centroids, lse = exact(centroids.to(query.dtype), key, value, call.under(keys_only))
+    return broadcast(of_centroids, labels), None if lse is None else broadcast(lse[..., None], labels)[..., 0]
+
+
+def refusal(query: Tensor, call: Call) -> str | None:
+    """Why the compiled kernels cannot take this call; None where they can."""
+    if call.wants_lse:
+        return "return_lse=True, and the kernels do not give the log-sum-exp"
+    return compiled.refusal(query, call.dropout_p)
 
 
 @dataclass(frozen=True)
@@ -87,47 +95,32 @@ class Clustered(Method):
     torch.Size([2, 4, 300, 64])
     """
 
-    clusters: int = 100
-    bits: int = 63
-    iterations: int = 10
-    seed: int = 0
+    clusters: int = whole(100, least=1)
+    bits: int = whole(63, least=1, most=MAX_BITS, beyond=TOO_MANY_BITS)
+    iterations: int = whole(10, most=MOST_REPEATS)
+    seed: int = whole(0)
 
     name: ClassVar[str] = "clustered"
     zeroes_padding: ClassVar[bool] = True  # they are in no cluster
     skips_padding: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(
-        causal="no",
-        cross=True,
-        key_padding=True,
-        segments=True,
-        gqa=True,
+        family="clusters",
         dropout="weights of the centroids, one draw for all members of a cluster",
         stochastic=True,
         order_free=False,
-        subquadratic=True,
         exact_limit={"clusters": "N"},
         example={"clusters": 5, "bits": 15, "iterations": 3},
         complexity="O(C·M·D + N·C·iterations) time, O(N + C·D) memory (plain PyTorch: see its page)",
         source="Vyas et al. 2020, section 3.2",
     )
 
-    def __post_init__(self) -> None:
-        self._require(clusters=1, bits=1, iterations=0, seed=0)
-        self._require_at_most(MOST_REPEATS, "iterations")
-        check_bits(self.name, self.bits)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, attend with the centroids, broadcast."""
-        if call.mask.ids:
-            return per_segment(
-                lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
-            )
         clusters = torch.sym_min(self.clusters, query.shape[2])
-        if choose(cpu=compiled.refusal(query, call.dropout_p)) == "cpu":
-            hashing = {"bits": self.bits, "iterations": self.iterations, "seed": call.seed}
-            return compiled.clustered_attention(
-                query, key, value, call.mask, clusters=clusters, topk=0, scale=call.scale, **hashing
-            )
+        hashing = {"bits": self.bits, "iterations": self.iterations, "seed": call.seed}
+        if choose(cpu=refusal(query, call)) == "cpu":
+            sizes = {"clusters": clusters, "topk": 0, "scale": call.scale}
+            return compiled.clustered_attention(query, key, value, call.mask, **sizes, **hashing), None
         query, key, value = cleared_inputs(query, key, value, call.mask)
-        labels = cluster_queries(query, call.mask, clusters, self.bits, self.iterations, call.seed)
+        labels = cluster_queries(query, call.mask, clusters, **hashing)
         return clustered_attention(query, key, value, call, labels=labels, clusters=clusters)

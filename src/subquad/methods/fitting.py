@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subquad.methods.base import Call, Method
+from subquad.methods.base import Call, Method, wide
 from subquad.methods.full import sdpa
 
 
@@ -27,8 +27,7 @@ def output_error(
 
     The gradient reaches the learned parameters alone. An item without a real query, or with values of 0, counts 0.
     """
-    exact = torch.promote_types(query.dtype, torch.float32)
-    query, key, value = (x.detach().to(exact) for x in (query, key, value))
+    query, key, value = wide(query.detach(), key.detach(), value.detach())
     real = call.mask.query_padding(query.shape[2])
     with torch.no_grad():
         wanted = sdpa(query, key, value, call)

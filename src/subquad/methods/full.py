@@ -3,9 +3,11 @@
     out_i = Σ_j softmax_j(q_i·k_j / √D + bias_ij) v_j          Vaswani et al. 2017, equation 1
 
 The yardstick of everything here. SDPA runs its flash kernel where the mask is empty, causal or padding alone; windows,
-segments, dense masks and biases take a mask over queries and keys, as in any exact attention.
+segments, dense masks and biases take a mask over queries and keys, as in any exact attention. SDPA does not return the
+log-sum-exp: where it is asked for, the logits are computed once more, for some queries at a time.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -13,11 +15,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subquad.masks import Mask
-from subquad.methods.base import Call, Method, Traits
+from subquad.methods.base import Call, Method, Partial, Traits, wide
 from subquad.ops.heads import repeat_heads
-from subquad.ops.softmax import visible_softmax
+from subquad.ops.softmax import visible_logsumexp
 from subquad.ops.transforms import exact_attention
+
+CHUNK = 2**22  # logits of a head that are in memory at a time
 
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
@@ -39,6 +42,28 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
     return out.masked_fill(~sees_any, 0.0)
 
 
+def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+    """Exact attention, with its log-sum-exp where the call wants it."""
+    if not call.wants_lse:
+        return sdpa(query, key, value, call), None
+    parts = [visible_logsumexp(logits, seen) for logits, seen in logits_of(query, key, call)]
+    return sdpa(query, key, value, call), torch.cat(parts, dim=2)
+
+
+def logits_of(query: Tensor, key: Tensor, call: Call) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """For some queries at a time: their logits in fp32 or better, and which keys they see (None: all)."""
+    N, M = query.shape[2], key.shape[2]
+    query, key = wide(query, repeat_heads(key, query.shape[1]))
+    visible = call.mask.visible(N, M, query.device)
+    # All queries together where they are traced: a number of portions would fix the length.
+    step = N if torch.compiler.is_compiling() else max(1, CHUNK // M)
+    for start in [0] if torch.compiler.is_compiling() else range(0, N, step):
+        rows = slice(start, start + step)
+        logits = query[:, :, rows] @ key.transpose(-1, -2) * call.scale
+        logits = logits if call.bias is None else logits + call.bias[:, :, rows]
+        yield logits, visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
+
+
 @dataclass(frozen=True)
 class Full(Method):
     """Exact attention (SDPA).
@@ -51,18 +76,13 @@ class Full(Method):
 
     name: ClassVar[str] = "full"
     skips_padding: ClassVar[bool] = True  # which must be finite, as for SDPA
+    takes_segments: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(
+        family="exact",
         causal="strict",
-        cross=True,
-        key_padding=True,
-        segments=True,
         window=True,
         dense_mask=True,
         bias=True,
-        gqa=True,
-        dropout="attention weights",
-        partial=True,
-        order_free=True,
         subquadratic=False,
         yardstick=True,
         exact_limit={},
@@ -70,17 +90,6 @@ class Full(Method):
         source="Vaswani et al. 2017; Dao et al. 2022",
     )
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Exact attention."""
-        return sdpa(query, key, value, call)
-
-    def partial(
-        self, query: Tensor, key: Tensor, value: Tensor, *, mask: Mask | None = None, scale: float | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Attention over these keys with its log-sum-exp, (B,H,N,E) and (B,H,N), to be merged with other keys'."""
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-        logits = query @ key.transpose(-1, -2) * scale
-        visible = (mask or Mask()).visible(query.shape[2], key.shape[2], query.device)
-        hidden = logits if visible is None else logits.masked_fill(~visible, -torch.inf)
-        return visible_softmax(logits, visible) @ value, hidden.logsumexp(-1)
+        return exact(query, key, value, call)

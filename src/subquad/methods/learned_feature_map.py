@@ -27,7 +27,7 @@ that rows of random directions complete where there are more features than 2·D.
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import WIDEST, Call, Fit, Method, Traits, by_item
+from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, whole, wide
 from subquad.methods.fitting import output_error
 from subquad.ops.bucket_attention import bucket_attention
 from subquad.ops.bucketing import real_slots
@@ -50,8 +50,6 @@ from subquad.randomness import orthogonal
 from subquad.shapes import Sizes
 
 BLOCK = 64  # queries of a block where all of them meet the same keys
-
-Partial = tuple[Tensor, Tensor]
 
 
 class FeatureMaps(nn.Module):
@@ -94,7 +92,7 @@ def far(
     hidden: Bool[Tensor, "B N"],
     window: int,
     is_causal: bool,
-) -> list[Partial]:
+) -> list[tuple[Tensor, Tensor]]:
     """Attention by features to the blocks at least two before a query's own, and to those at least two behind it."""
     bias = torch.zeros_like(hidden, dtype=of_key.dtype).masked_fill(hidden, -torch.inf)[:, None]
     parts = [feature_attention(of_query, of_key, value, key_bias=bias, lagged=(window, 2))]
@@ -130,51 +128,47 @@ class LearnedFeatureMap(Method):
     torch.Size([2, 100, 64])
     """
 
-    features: int = 64
-    window: int = 16
-    sinks: int = 1
-    seed: int = 0
+    features: int = whole(64, least=2, most=WIDEST)
+    window: int = whole(16, clamped=True)
+    sinks: int = whole(1, clamped=True)
+    seed: int = whole(0)
 
     name: ClassVar[str] = "learned-feature-map"
-    clamped: ClassVar[tuple[str, ...]] = ("window", "sinks")
-    fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=4e-2)
     traits: ClassVar[Traits] = Traits(
+        family="features",
         causal="strict",
         cross=False,
         cached=True,
-        key_padding=True,
-        segments=True,
-        gqa=True,
         dropout="attention weights of near keys and sinks; rows of values, from the sum over the others",
         order_free=False,
-        subquadratic=True,
         recurrent=True,
         positional=True,
         learned=True,
+        fit=Fit(metric="error", learning_rate=4e-2),
         exact_limit={"window": "N"},
         example={"features": 12, "window": 4},
         complexity="O(N·(R + W)·(D + E)) time with a window of W, O(N·R + N·R·E/W) memory",
         source="Zhang et al. 2024 (Hedgehog); the window and the sinks are additions",
     )
 
-    def __post_init__(self) -> None:
-        self._require(features=2, window=0, sinks=0, seed=0)
-        self._require_at_most(WIDEST, "features")
-        if self.window == 0:
-            why = "another kernel than softmax's: its weights are sums over the features"
-            traits = replace(type(self).traits, cross=True, order_free=True, recurrent=False, exact_limit=why)
-            traits = replace(traits, positional=self.sinks > 0)
-            object.__setattr__(self, "traits", traits)
+    def describe(self) -> Traits:
+        """Without a window, queries may be other tokens than the keys, and no setting makes it exact."""
+        if self.window:
+            return type(self).traits
+        why = "another kernel than softmax's: its weights are sums over the features"
+        free: dict[str, Any] = {"cross": True, "order_free": True, "recurrent": False, "positional": self.sinks > 0}
+        return replace(type(self).traits, exact_limit=why, **free)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
         """W = I, g = ln R, and 0 else."""
         return FeatureMaps(heads, kv_heads, head_dim, self.features, self.seed)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Near keys, sinks and the sums over the others, in one normalisation."""
-        return by_item(self._with_near if self.window else self._without_near, query, key, value, call)
+        query, key, value = wide(query, key, value)
+        return (self._with_near if self.window else self._without_near)(query, key, value, call)
 
-    def _with_near(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def _with_near(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         (B, _, N, _), M, is_causal = query.shape, key.shape[2], call.mask.is_causal
         line = line_up(call.mask, B, N, M, key.device)
         query, key, value = (
@@ -187,14 +181,15 @@ class LearnedFeatureMap(Method):
         of_query, of_key = self._maps(query, key, call)
         hidden = ~real | self._are_sinks(ranks, is_causal)
         parts = far(of_query, of_key, drop_rows(value, call.dropout_p), hidden, self.window, is_causal)
-        return line.back(merge_partials([near, *parts])[0][:, :, :M])
+        out, lse = merge_partials([near, *parts])
+        return line.back(out[:, :, :M]), line.back(lse[:, :, :M, None])[..., 0]
 
-    def _without_near(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def _without_near(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         B, M, mask = query.shape[0], key.shape[2], call.mask
         of_query, of_key = self._maps(query, key, call)
         values = drop_rows(value, call.dropout_p)
         if self.sinks == 0:
-            return attend_features(of_query, of_key, values, mask)[0]
+            return attend_features(of_query, of_key, values, mask)
         ranks = ranks_of(mask.key_padding(M), B, M, key.device)
         none = ranks.lengths.new_zeros(B, 1)
         slots = sink_slots(ranks, none, none, self.sinks, 0 if mask.is_causal else self.sinks)
@@ -202,7 +197,7 @@ class LearnedFeatureMap(Method):
         bias = torch.zeros_like(sinks, dtype=key.dtype).masked_fill(sinks, -torch.inf)[:, None]
         pattern = Mask(is_causal=mask.is_causal, offset=mask.offset)
         exact = self._exact(query, key, value, slots, None, call, pattern)
-        return merge_partials([exact, attend_features(of_query, of_key, values, mask, key_bias=bias)])[0]
+        return merge_partials([exact, attend_features(of_query, of_key, values, mask, key_bias=bias)])
 
     def _maps(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         assert isinstance(call.learned, FeatureMaps)
@@ -210,7 +205,7 @@ class LearnedFeatureMap(Method):
 
     def _exact(
         self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, real: Tensor | None, call: Call, mask: Mask
-    ) -> Partial:
+    ) -> tuple[Tensor, Tensor]:
         """Blocks of queries as they follow each other, each with its keys."""
         B, H, N, _ = query.shape
         size = self.window or BLOCK
@@ -277,7 +272,7 @@ class LearnedFeatureMap(Method):
 
     def _near_kept(
         self, query: Tensor, key: Tensor, value: Tensor, base: Tensor, line: Line, kept: dict[str, Tensor], call: Call
-    ) -> Partial:
+    ) -> tuple[Tensor, Tensor]:
         """The near keys, and the sinks that are not near, which stand before the others."""
         M, s = query.shape[2], self.sinks
         ranks = replace(ranks_of(None, len(base), M, query.device), lengths=line.lengths)

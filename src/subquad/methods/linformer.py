@@ -32,8 +32,8 @@ softmax, and are in no sum. Under a causal mask the "last" token is the query's 
 differ by 1 in size.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -41,14 +41,14 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import WIDEST, Call, Fit, Method, Traits, by_item
+from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, whole, wide
 from subquad.methods.fitting import output_error
-from subquad.methods.full import sdpa
+from subquad.methods.full import exact
 from subquad.ops.causal_product import causal_product
 from subquad.ops.heads import repeat_heads
 from subquad.ops.projections import Projections, Shares
 from subquad.ops.segments import ranks, segment_means, segment_of
-from subquad.ops.softmax import visible_softmax
+from subquad.ops.softmax import visible_logsumexp, visible_softmax
 from subquad.ops.transforms import exact_attention
 from subquad.shapes import Sizes
 
@@ -97,16 +97,18 @@ def ends_of(x: Float[Tensor, "B G M D"], real: Tensor | None) -> Float[Tensor, "
     return taken.masked_fill(~real.any(1)[:, None, None, None], 0.0)
 
 
-def attend_to_summary(
-    query: Tensor, keys: Tensor, values: Tensor, shares: Shares, call: Call
-) -> Float[Tensor, "B H N E"]:
+def attend_to_summary(query: Tensor, keys: Tensor, values: Tensor, shares: Shares, call: Call) -> Partial:
     """Exact attention to a few keys with a bias each; 0 where none is visible, since their values are 0 then."""
     gqa = bool(query.shape[1] != keys.shape[1])
     bias = shares.of_heads(query.shape[1], query)
     bias = torch.where(shares.visible[:, None], bias, HIDDEN)
-    return exact_attention(
+    out = exact_attention(
         query, keys, values, attn_mask=bias, scale=call.scale, dropout_p=call.dropout_p, enable_gqa=gqa
     )
+    if not call.wants_lse:
+        return out, None
+    logits = query @ repeat_heads(keys, query.shape[1]).mT * call.scale + bias
+    return out, visible_logsumexp(logits, shares.visible[:, None])
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def causal_linformer(
     learned: Projections,
     skip: int,
     past: Past | None = None,
-) -> tuple[Float[Tensor, "B H L E"], Past]:
+) -> tuple[Float[Tensor, "B H L E"], Float[Tensor, "B H L"] | None, Past]:
     """Query t sees the keys up to number t and the past; with `skip`, the very first one and its own exactly."""
     B, H, L, _ = query.shape
     rank = ranks(real, L, query.device)
@@ -167,7 +169,8 @@ def causal_linformer(
     tokens, keys, values = (rank + there)[:, -1].expand(B), e.transpose(-1, -2) @ key, f.transpose(-1, -2) @ value
     if past is not None:
         keys, values = keys + past.keys, values + past.values
-    return out, Past(tokens, keys, values, first_key, first_value)
+    lse = visible_logsumexp(logits, visible[:, None]) if call.wants_lse else None
+    return out, lse, Past(tokens, keys, values, first_key, first_value)
 
 
 def where_queries_stand(mask: Mask, N: int, M: int, device: torch.device) -> Int64[Tensor, "#B N"] | None:
@@ -198,47 +201,43 @@ class Linformer(Method):
     torch.Size([2, 80, 64])
     """
 
-    k: int = 128
-    sharing: str = field(default="headwise", metadata={"choices": ("none", "headwise", "key-value", "layerwise")})
-    projection: str = field(default="learned", metadata={"choices": ("learned", "mean-pool", "convolution")})
-    start: str = field(default="pool", metadata={"choices": ("pool", "random")})
-    ends: str = field(default="exact", metadata={"choices": ("exact", "pooled")})
-    seed: int = 0
+    k: int = whole(128, least=1, most=WIDEST)
+    sharing: str = choice("none", "headwise", "key-value", "layerwise", default="headwise")
+    projection: str = choice("learned", "mean-pool", "convolution")
+    start: str = choice("pool", "random")
+    ends: str = choice("exact", "pooled")
+    seed: int = whole(0)
 
     name: ClassVar[str] = "linformer"
-    fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=2e-4)
     traits: ClassVar[Traits] = Traits(
+        family="summary",
         causal="strict",
-        cross=True,
-        key_padding=True,
-        segments=True,
-        gqa=True,
         dropout="attention weights of the projected keys",
         recurrent=True,
-        order_free=True,
         positional=True,
         normalised=False,
-        subquadratic=True,
         learned=True,
+        fit=Fit(metric="error", learning_rate=2e-4),
         exact_limit="what E and F have learned decides: the identity is exact, any other square matrix is not",
         example={"k": 5},
         complexity="O((N + M)·k·D) time, O((N + M)·D + k·D) memory; causal O(N·k·D) time, O(N·k) memory",
         source="Wang et al. 2020",
     )
 
-    def __post_init__(self) -> None:
-        self._require(k=1, seed=0)
-        self._require_at_most(WIDEST, "k")
-        self._check_choices()
+    def describe(self) -> Traits:
+        """Means are not learned, and not causal; projections of all layers cannot be fitted layer by layer."""
+        traits = type(self).traits
         if self.projection == "mean-pool":
-            pooled = replace(
-                type(self).traits, causal="no", recurrent=False, learned=False, normalised=True, exact_limit={"k": "M"},
-                complexity="O(N·k·D + M·D) time, O((N + M)·D + k·D) memory",
-            )  # fmt: skip
-            object.__setattr__(self, "traits", pooled)
-        if self.projection == "mean-pool" or self.sharing == "layerwise":  # layers are fitted one by one
-            object.__setattr__(self, "fit", None)
-        object.__setattr__(self, "one_for_all_layers", self.sharing == "layerwise" and self.traits.learned)
+            can: dict[str, Any] = {
+                "causal": "no",
+                "recurrent": False,
+                "learned": False,
+                "fit": None,
+                "normalised": True,
+            }
+            complexity = "O(N·k·D + M·D) time, O((N + M)·D + k·D) memory"
+            return replace(traits, **can, exact_limit={"k": "M"}, complexity=complexity)
+        return replace(traits, fit=None, one_for_all_layers=True) if self.sharing == "layerwise" else traits
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """E and F as they start."""
@@ -259,11 +258,12 @@ class Linformer(Method):
             seed=self.seed,
         )
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Project, and attend to the projections."""
         if self.projection == "mean-pool" and key.shape[2] <= self.k:  # a segment for each token
-            return sdpa(query, key, value, call)
-        return by_item(self._causal if call.mask.is_causal else self._attend, query, key, value, call)
+            return exact(query, key, value, call)
+        query, key, value = wide(query, key, value)
+        return (self._causal if call.mask.is_causal else self._whole)(query, key, value, call)
 
     def init_state(self, sizes: Sizes, *, like: Tensor, learned: nn.Module | None = None) -> dict[str, Tensor]:
         """Sums over no token: (k + 1)·(D + E) numbers for each key head."""
@@ -279,14 +279,14 @@ class Linformer(Method):
         past, N, skip = Past(**state), key.shape[2], int(self.ends == "exact")
         before = 0 if torch.compiler.is_compiling() else int(past.tokens.max())  # waits for the device, once a step
         learned = self._projections(call, N + before)
-        out, past = causal_linformer(query, key, value, call.mask.key_padding(N), call, learned, skip, past)
+        out, _, past = causal_linformer(query, key, value, call.mask.key_padding(N), call, learned, skip, past)
         return out, vars(past)
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """How far the outputs are from exact attention's."""
         return output_error(self, query, key, value, call)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def _whole(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         M, skip = key.shape[2], int(self.ends == "exact")
         real = call.mask.key_padding(M)
         if self.projection == "mean-pool":
@@ -304,20 +304,23 @@ class Linformer(Method):
             shares = with_ends(shares, real_tokens(real, M, key.device))
         return attend_to_summary(query, keys, values, shares, call)
 
-    def _causal(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def _causal(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         (B, H, N, D), M, skip = query.shape, key.shape[2], int(self.ends == "exact")
         learned, real = self._projections(call, M), call.mask.key_padding(M)
         at = where_queries_stand(call.mask, N, M, query.device)
         if at is None:
-            return causal_linformer(query, key, value, real, call, learned, skip)[0]
+            return causal_linformer(query, key, value, real, call, learned, skip)[:2]
         # Queries beside their keys; behind the last key, and (last of all) those that stand before the first.
         more, places = N + 1, torch.where(at < 0, M + N, at)[:, None, :, None]
         real = torch.ones(1, M, dtype=torch.bool, device=key.device) if real is None else real
         key, value = (F.pad(x, (0, 0, 0, more)) for x in (key, value))
         beside = query.new_zeros(B, H, M + more, D).scatter(2, places.expand(B, H, N, D), query)
-        out, _ = causal_linformer(beside, key, value, F.pad(real, (0, more)).expand(B, -1), call, learned, skip)
+        out, lse, _ = causal_linformer(beside, key, value, F.pad(real, (0, more)).expand(B, -1), call, learned, skip)
         out = out.gather(2, places.expand(B, H, N, value.shape[3]))
-        return out.masked_fill(at[:, None, :, None] < 0, 0.0)
+        out = out.masked_fill(at[:, None, :, None] < 0, 0.0)
+        if lse is None:
+            return out, None
+        return out, lse.gather(2, places[..., 0].expand(B, H, N)).masked_fill(at[:, None] < 0, -torch.inf)
 
     def _projections(self, call: Call, M: int) -> Projections:
         assert isinstance(call.learned, Projections)

@@ -23,14 +23,14 @@ offset places the queries among the keys, so a step on a cache is the same thing
 Deviations from the paper: the sinusoids are as wide as all the heads together, since a layer's width is not known here.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.methods.base import Call, Method, Partial, Traits, choice, whole, wide
 from subquad.ops.bucket_attention import bucket_attention
 from subquad.ops.buckets import Buckets
 from subquad.ops.neighbours import neighbours, reach
@@ -103,23 +103,19 @@ class Local(Method):
     True
     """
 
-    window: int = 64
-    positions: str = field(default="none", metadata={"choices": ("none", "relative")})
+    window: int = whole(64)
+    positions: str = choice("none", "relative")
 
     name: ClassVar[str] = "local"
     zeroes_padding: ClassVar[bool] = True  # it is in no block
     skips_padding: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(
+        family="window",
         causal="strict",
         cross=False,
         cached=True,
-        key_padding=True,
-        segments=True,
         window=True,
-        gqa=True,
-        dropout="attention weights",
         order_free=False,
-        subquadratic=True,
         positional=True,
         exact_limit={"window": "N"},
         example={"window": 4},
@@ -127,26 +123,22 @@ class Local(Method):
         source="Child et al. 2019 and Beltagy et al. 2020 (windows); Dai et al. 2019 (relative positions)",
     )
 
-    def __post_init__(self) -> None:
-        self._require(window=0)
-        self._check_choices()
-        if self.positions == "relative":
-            why = "its logits hold learned terms of the distance, which exact attention does not have"
-            traits = replace(type(self).traits, learned=True, relative=True, exact_limit=why)
-            object.__setattr__(self, "traits", traits)
+    def describe(self) -> Traits:
+        """Relative positions are learned."""
+        if self.positions == "none":
+            return type(self).traits
+        why = "its logits hold learned terms of the distance, which exact attention does not have"
+        return replace(type(self).traits, learned=True, relative=True, exact_limit=why)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """u, v and W_R, for relative positions."""
         return RelativePositions(heads, head_dim) if self.positions == "relative" else None
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend by blocks; within a segment its own tokens are counted."""
-
-        def attend(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-            (buckets,) = self.meetings(query, key, call)
-            return local_attention(query, key, value, call, buckets)[0]
-
-        return by_item(attend, query, key, value, call)
+        query, key, value = wide(query, key, value)
+        (buckets,) = self.meetings(query, key, call)
+        return local_attention(query, key, value, call, buckets)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""

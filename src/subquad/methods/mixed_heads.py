@@ -14,40 +14,32 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Fit, Method, Traits
-from subquad.methods.learned_hash import LearnedHash
+from subquad.methods.base import Call, Method, Part, Partial, Traits
+from subquad.methods.lha import LearnedHash
 from subquad.methods.local import Local
+from subquad.methods.registry import parse_method
 
 BETWEEN = re.compile(r"\+(?=\s*(?:\d+\s*\*\s*)?[A-Za-z])")  # and not the plus of a number, as in 1e+20
 WEAKEST_FIRST: tuple[Literal["no", "values-only", "strict"], ...] = ("no", "values-only", "strict")
 # How traits that are yes or no combine: what all parts must be able to do or be, and what one part makes of the whole.
 ALL = (
     "cross",
-    "key_padding",
-    "segments",
     "window",
     "dense_mask",
     "bias",
-    "gqa",
+    "lse",
     "order_free",
     "normalised",
     "subquadratic",
     "yardstick",
 )
-ANY = ("stochastic", "positional", "relative", "learned", "needs_hidden")
-
-
-class Part(NamedTuple):
-    """A method, and for how many of the heads: as many as other parts have by the proportion of their shares."""
-
-    method: Method
-    share: int
+ANY = ("stochastic", "positional", "relative", "learned")
 
 
 def combined(methods: Sequence[Method]) -> Traits:
@@ -58,10 +50,12 @@ def combined(methods: Sequence[Method]) -> Traits:
         return "; ".join(dict.fromkeys(f"{method.name}: {getattr(method.traits, trait)}" for method in methods))
 
     return Traits(
+        family="mixture",
         causal=next(t.causal for kind in WEAKEST_FIRST for t in traits if t.causal == kind),
         **{trait: all(getattr(t, trait) for t in traits) for trait in ALL},
         **{trait: any(getattr(t, trait) for t in traits) for trait in ANY},
         cached=all(t.cross or t.cached for t in traits),
+        fit=next((t.fit for t in traits if t.fit is not None), None),
         unit=traits[0].unit if len({t.unit for t in traits}) == 1 else "none",
         exact_limit="each group of heads is exact where its own method is: see there",
         example={"methods": "local:window=4+lha:buckets=4;hidden=8"},
@@ -85,7 +79,7 @@ def read(text: str) -> list[Part]:
     for method, _ in parts:
         if isinstance(method, MixedHeads):
             raise ValueError(f"{method.name!r} inside itself: write its parts beside the others")
-        if method.one_for_all_layers:
+        if method.traits.one_for_all_layers:
             raise ValueError(f"{str(method)!r} has one module for all layers, which some of the heads cannot share")
     if len({part.method for part in parts}) == 1:
         raise ValueError(f"only {str(parts[0].method)!r} is named, which needs no mixing")
@@ -98,8 +92,6 @@ def read(text: str) -> list[Part]:
 
 
 def _read_part(text: str) -> Part:
-    from subquad.methods import parse_method  # the mapping of methods, which reads this file
-
     share, star, name = text.rpartition("*")
     if star and not (share.strip().isdecimal() and int(share) > 0):
         raise ValueError(f"the share of {name.strip()!r} is {share.strip()!r}, not a whole number ≥ 1")
@@ -133,7 +125,6 @@ class MixedHeads(Method):
     )
 
     name: ClassVar[str] = "mixed-heads"
-    fit: ClassVar[Fit | None] = LearnedHash.fit
     traits: ClassVar[Traits] = combined((Local(), LearnedHash()))
 
     def __post_init__(self) -> None:
@@ -145,11 +136,13 @@ class MixedHeads(Method):
                 f"{self.name!r}: methods={self.methods!r}, but it must be methods with '+' between them and ';' "
                 f"between their settings, as in 'local:window=32+lha:buckets=8;hash=mlp': {error}"
             ) from None
-        methods = [part.method for part in parts]
         object.__setattr__(self, "methods", text)
         object.__setattr__(self, "_parts", tuple(parts))
-        object.__setattr__(self, "traits", combined(methods))
-        object.__setattr__(self, "fit", next((m.fit for m in methods if m.fit is not None), None))
+        super().__post_init__()
+
+    def describe(self) -> Traits:
+        """What all parts can do."""
+        return combined([part.method for part in self.parts])
 
     @classmethod
     def of(cls, *parts: tuple[str | Method, int]) -> "MixedHeads":
@@ -183,9 +176,8 @@ class MixedHeads(Method):
             )
         return [(slice(a, b), slice(a // per_key, b // per_key)) for a, b in pairwise(ends)]
 
-    def refuses(self, mask: Mask, *, bias: bool = False, gqa: bool = False, cross: bool = False) -> str | None:
+    def refuses(self, mask: Mask, **asked: Any) -> str | None:
         """As every method's; names the parts that refuse."""
-        asked = {"bias": bias, "gqa": gqa, "cross": cross}
         reasons = {str(part.method): part.method.refuses(mask, **asked) for part in self.parts}
         refusing = {part: reason for part, reason in reasons.items() if reason}
         if not refusing:
@@ -205,15 +197,17 @@ class MixedHeads(Method):
         learned = {number: module for number, module in made.items() if module is not None}
         return nn.ModuleDict(learned) if learned else None
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Each part on its own heads."""
         N, M = query.shape[2], key.shape[2]
         dealt = self._dealt(query, key, value, call)
-        return torch.cat([part._for_tokens(N, M).attend(*inputs) for part, inputs in dealt], dim=1)
+        outs, lses = zip(*(part.clamped_to(N, M).attend(*inputs) for part, inputs in dealt), strict=True)
+        return torch.cat(outs, dim=1), torch.cat(lses, dim=1) if call.wants_lse else None
 
-    def _check_counts(self, N: int, M: int) -> None:
+    def check_counts(self, N: int, M: int) -> None:
+        """As every method's, of each part."""
         for part in self.parts:
-            part.method._check_counts(N, M)
+            part.method.check_counts(N, M)
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
         """The mean over the heads whose method has one; None where no method has."""

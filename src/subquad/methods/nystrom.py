@@ -34,7 +34,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import WIDEST, Call, Method, Traits, by_item
+from subquad.methods.base import WIDEST, Call, Method, Partial, Traits, whole, wide
 from subquad.methods.full import sdpa
 from subquad.ops.heads import repeat_heads
 from subquad.ops.segments import ranks, segment_means, segment_of
@@ -43,6 +43,7 @@ from subquad.randomness import normal
 
 START = 0.02  # deviation of the convolution's kernel as it starts
 MOST_ITERATIONS = 24  # beyond, rounding errors grow above what is left to gain
+TOO_MANY = f"it must be at most {MOST_ITERATIONS}: where A has no full rank, more of them let rounding errors grow"
 
 
 def landmarks_of(
@@ -131,56 +132,44 @@ class Nystrom(Method):
     torch.Size([1, 2, 300, 4])
     """
 
-    landmarks: int = 64
-    iterations: int = 6
-    convolution: int = 0
+    landmarks: int = whole(64, least=1)
+    iterations: int = whole(6, least=1, most=MOST_ITERATIONS, beyond=TOO_MANY)
+    convolution: int = whole(0, most=WIDEST)
 
     name: ClassVar[str] = "nystrom"
     traits: ClassVar[Traits] = Traits(
-        causal="no",
-        cross=True,
-        key_padding=True,
-        segments=True,
-        gqa=True,
+        family="summary",
         dropout="weights of the landmarks",
+        lse=False,
         order_free=False,
         positional=True,
         normalised=False,
-        subquadratic=True,
         exact_limit={"landmarks": "M"},
         example={"landmarks": 5},
         complexity="O((N + M)·L·D + L³) time, O((N + M)·D + L²) memory for L landmarks",
         source="Xiong et al. 2021",
     )
 
-    def __post_init__(self) -> None:
-        self._require(landmarks=1, iterations=1, convolution=0)
-        self._require_at_most(WIDEST, "convolution")
-        if self.iterations > MOST_ITERATIONS:
-            raise ValueError(
-                f"{self.name!r}: iterations={self.iterations}, but it must be at most {MOST_ITERATIONS}: where A has "
-                "no full rank, more of them let rounding errors grow"
-            )
-        if self.convolution:
-            why = "a learned convolution of the values is added to the output"
-            traits = replace(type(self).traits, learned=True, cross=False, exact_limit=why)
-            object.__setattr__(self, "traits", traits)
+    def describe(self) -> Traits:
+        """A convolution is learned, and takes the keys for the queries' tokens."""
+        if self.convolution == 0:
+            return type(self).traits
+        why = "a learned convolution of the values is added to the output"
+        return replace(type(self).traits, learned=True, cross=False, exact_limit=why)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """The kernels."""
         return Convolution(kv_heads, self.convolution) if self.convolution else None
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend through landmarks; within a segment its own tokens are counted."""
-        return by_item(self._attend, query, key, value, call)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        query, key, value = wide(query, key, value)
         if not torch.compiler.is_exporting() and key.shape[2] <= self.landmarks:
             out = sdpa(query, key, value, call)
         else:
             out = nystrom(query, key, value, call, self.landmarks, self.iterations)
         if call.learned is None:
-            return out
+            return out, None
         real = call.mask.key_padding(key.shape[2])
         value = value if real is None else value.masked_fill(~real[:, None, :, None], 0.0)
-        return out + repeat_heads(call.learned(value), query.shape[1])
+        return out + repeat_heads(call.learned(value), query.shape[1]), None

@@ -14,28 +14,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.methods.base import Call, Method
-from subquad.methods.full import Full
+from subquad.methods.base import Call, Method, Partial, Traits, whole, wide
+from subquad.methods.full import Full, logits_of
 from subquad.ops.heads import repeat_heads
-from subquad.ops.softmax import hide, visible_softmax
-
-CHUNK = 2**22  # logits of a head that are in memory at a time
+from subquad.ops.softmax import hide, visible_logsumexp, visible_softmax
 
 
-def attend_top(logits: Tensor, visible: Tensor | None, value: Tensor, topk: int, dropout_p: float) -> Tensor:
-    """Softmax over the topk largest visible logits of each row, applied to the values."""
+def attend_top(
+    logits: Tensor, visible: Tensor | None, value: Tensor, topk: int, dropout_p: float
+) -> tuple[Tensor, Tensor]:
+    """Softmax over the topk largest visible logits of each row, applied to the values; and its log-sum-exp."""
     top = hide(logits, visible).topk(torch.sym_min(topk, logits.shape[-1]), dim=-1)
     seen = None if visible is None else visible.expand_as(logits).gather(-1, top.indices)
     weights = F.dropout(visible_softmax(top.values, seen), dropout_p)
-    return torch.zeros_like(logits).scatter(-1, top.indices, weights) @ value
-
-
-def _portions(N: int, M: int) -> list[slice]:
-    """Which queries go together. All do where they are traced: a number of portions would fix the length."""
-    if torch.compiler.is_compiling():
-        return [slice(None)]
-    step = max(1, CHUNK // M)
-    return [slice(start, start + step) for start in range(0, N, step)]
+    out = torch.zeros_like(logits).scatter(-1, top.indices, weights) @ value
+    return out, visible_logsumexp(top.values, seen)
 
 
 @dataclass(frozen=True)
@@ -49,32 +42,22 @@ class OracleTopK(Method):
     True
     """
 
-    topk: int = 32
+    topk: int = whole(32, least=1)
 
     name: ClassVar[str] = "oracle-top"
-    traits = replace(
+    takes_segments: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(
         Full.traits,
-        partial=False,
         exact_limit={"topk": "M"},
         example={"topk": 4},
         complexity="O(N·M·D) time, O(M) memory a query in flight",
         source="Vyas et al. 2020, section 4.1",
     )
 
-    def __post_init__(self) -> None:
-        self._require(topk=1)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Top-k attention, a chunk of queries at a time."""
-        N, M = query.shape[2], key.shape[2]
-        exact = torch.promote_types(query.dtype, torch.float32)
-        query, key, value, dtype = query.to(exact), key.to(exact), value.to(exact), query.dtype
-        key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-        visible = call.mask.visible(N, M, query.device)
-        parts = []
-        for rows in _portions(N, M):
-            logits = query[:, :, rows] @ key.transpose(-1, -2) * call.scale
-            logits = logits if call.bias is None else logits + call.bias[:, :, rows]
-            seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
-            parts.append(attend_top(logits, seen, value, self.topk, call.dropout_p))
-        return torch.cat(parts, dim=2).to(dtype)
+        (value,) = wide(repeat_heads(value, query.shape[1]))
+        chunks = logits_of(query, key, call)
+        parts = [attend_top(logits, seen, value, self.topk, call.dropout_p) for logits, seen in chunks]
+        out, lse = (torch.cat(of_chunks, dim=2) for of_chunks in zip(*parts, strict=True))
+        return out, lse

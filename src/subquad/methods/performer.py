@@ -21,14 +21,15 @@ orthogonal rows are uniformly random: QR's signs are set right. Padding has no f
 are signed, are computed in fp64, because their sums cancel, and have no recurrent form.
 """
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subquad.methods.base import WIDEST, Call, Fit, Method, Traits, by_item
+from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, whole, wide
 from subquad.methods.fitting import output_error
 from subquad.ops.feature_attention import exponents
 from subquad.ops.feature_attention.recurrent import advanced, hide_padding, no_tokens
@@ -70,6 +71,14 @@ class Learned(nn.Module):
         query = query * repeat_heads(of_query[None], heads) - repeat_heads(centre[None], heads)
         return query, (key - self.key_centre.to(dtype)) * of_key, centre
 
+    def common(self, query: Tensor, scale: float, shift: Tensor | float) -> tuple[Tensor, Tensor]:
+        """q', and shift + scale · q·c: what moving the keys by c took from all logits of q, scaled as they are."""
+        moved, _, centre = self.moved(query, query[:, : self.key_centre.shape[0]])
+        of_key = (self.key_scale.exp() * self.key_centre).to(query.dtype)
+        heads = query.shape[1]
+        left_out = (moved + repeat_heads(centre[None], heads)) * repeat_heads(of_key[None], heads)
+        return moved, shift + left_out.sum(-1) * scale
+
     def count(self) -> None:
         """One more forward pass in training."""
         # Activation checkpointing runs a forward pass again within the backward pass, and must find the same features.
@@ -101,25 +110,20 @@ class Performer(Method):
     True
     """
 
-    features: int = 256
-    kind: str = field(default="positive", metadata={"choices": KINDS})
-    rows: str = field(default="orthogonal", metadata={"choices": ("orthogonal", "iid")})
-    norm: float = 0.0
-    inputs: str = field(default="given", metadata={"choices": ("given", "learned")})
-    redraw: int = 0
-    seed: int = 0
+    features: int = whole(256, least=1, most=WIDEST)
+    kind: str = choice(*KINDS)
+    rows: str = choice("orthogonal", "iid")
+    norm: float = number(0.0, least=0.0)
+    inputs: str = choice("given", "learned")
+    redraw: int = whole(0)
+    seed: int = whole(0)
 
     name: ClassVar[str] = "performer"
     traits: ClassVar[Traits] = Traits(
+        family="features",
         causal="strict",
-        cross=True,
-        key_padding=True,
-        segments=True,
-        gqa=True,
         dropout="rows of values, from the sum over keys",
         stochastic=True,
-        order_free=True,
-        subquadratic=True,
         recurrent=True,
         exact_limit="random features estimate softmax's kernel; the error falls with 1/√R and is never 0",
         example={"features": 16},
@@ -127,35 +131,38 @@ class Performer(Method):
         source="Choromanski et al. 2021; Likhosherstov et al. 2022 (favor++)",
     )
 
-    def __post_init__(self) -> None:
-        self._require(features=1, redraw=0, seed=0)
-        self._require_at_most(WIDEST, "features")
-        self._require_number(norm=0.0)
-        self._check_choices()
-        recurrent, learned = self.kind != "trigonometric", self.inputs == "learned" or self.redraw > 0
-        object.__setattr__(self, "traits", replace(type(self).traits, recurrent=recurrent, learned=learned))
-        if self.inputs == "learned":
-            object.__setattr__(self, "fit", Fit(metric="error", learning_rate=1e-1, steps=200))
+    def describe(self) -> Traits:
+        """Signed features have sums that may be negative: no state of them is stable, and no logarithm defined."""
+        signed, moves = self.kind == "trigonometric", self.inputs == "learned"
+        fit = Fit(metric="error", learning_rate=1e-1, steps=200) if moves else None
+        learned = moves or self.redraw > 0
+        return replace(type(self).traits, recurrent=not signed, lse=not signed, learned=learned, fit=fit)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """Inputs as they are, and a count of 0."""
         return Learned(kv_heads, head_dim, self.inputs == "learned") if self.traits.learned else None
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Map, sum over the keys, read."""
         if isinstance(call.learned, Learned) and self.redraw > 0:
             call.learned.count()
-        if self.kind == "trigonometric":
-            return by_item(self._attend, query.double(), key.double(), value.double(), call).to(query.dtype)
-        return by_item(self._attend, query, key, value, call)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-        query, key, maps = self._mapped(query, key, call)
+        signed = self.kind == "trigonometric"
+        query, key, value = (x.double() if signed else x for x in wide(query, key, value))
+        of_query, of_key, maps = self._mapped(query, key, call)
         value = drop_rows(value, call.dropout_p)
-        attended = attend_features(query, key, value, call.mask, **maps)
-        if self.kind == "trigonometric":
-            return difference(attended, attend_features(crossed(query), key, value, call.mask, **maps))
-        return attended[0]
+        out, lse = attend_features(of_query, of_key, value, call.mask, **maps)
+        if signed:
+            return difference((out, lse), attend_features(crossed(of_query), of_key, value, call.mask, **maps)), None
+        return out, lse + self._common(query, call) if call.wants_lse else None
+
+    def _common(self, query: Tensor, call: Call) -> Tensor | float:
+        """What all features of a query, and all keys, share: the output does not depend on it, the log-sum-exp does."""
+        if self.kind == "relu":
+            return 0.0
+        shift: Tensor | float = 0.0 if self.kind == "favor++" else -math.log(self._features)
+        if isinstance(call.learned, Learned) and call.learned.moves:
+            query, shift = call.learned.common(query, call.scale, shift)
+        return shift - query.square().sum(-1) * (abs(call.scale) / 2)
 
     def _mapped(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """What `feature_attention` is given: queries, keys, and the maps that make exponents of them."""
@@ -192,8 +199,11 @@ class Performer(Method):
 
     def init_state(self, sizes: Sizes, *, like: Tensor, learned: nn.Module | None = None) -> dict[str, Tensor]:
         """Sums over no keys: R·(E + 2) numbers for each key head."""
-        features = 2 * self.features if self.kind == "hyperbolic" else self.features
-        return no_tokens(sizes.B, sizes.G, features, sizes.E, like)._asdict()
+        return no_tokens(sizes.B, sizes.G, self._features, sizes.E, like)._asdict()
+
+    @property
+    def _features(self) -> int:
+        return 2 * self.features if self.kind == "hyperbolic" else self.features
 
     def advance(
         self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call

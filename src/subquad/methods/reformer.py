@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from subquad.methods.base import MOST_REPEATS, Call, Method, Traits, by_item
+from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole, wide
 from subquad.ops.bucket_attention import attend_buckets, bucket_attention
 from subquad.ops.bucketing import real_slots, real_tokens, with_itself
 from subquad.ops.buckets import Buckets, real_lengths
@@ -74,23 +74,19 @@ class Reformer(Method):
     torch.Size([1, 2, 50, 16])
     """
 
-    rounds: int = 4
-    chunk: int = 32
-    buckets: int = 64
-    seed: int = 0
+    rounds: int = whole(4, least=1, most=MOST_REPEATS)
+    chunk: int = whole(32, least=1, clamped=True)
+    buckets: int = whole(64, least=2)
+    seed: int = whole(0)
 
     name: ClassVar[str] = "reformer"
-    clamped: ClassVar[tuple[str, ...]] = ("chunk",)
     traits: ClassVar[Traits] = Traits(
+        family="buckets",
         causal="values-only",
         cross=False,
-        key_padding=True,
-        segments=True,
-        gqa=True,
         dropout="attention weights in each round",
         stochastic=True,
         order_free=False,
-        subquadratic=True,
         positional=True,
         unit="keys",
         exact_limit="the keys are the queries, brought to length 1, and a query does not see itself",
@@ -99,22 +95,16 @@ class Reformer(Method):
         source="Kitaev et al. 2020, section 2",
     )
 
-    def __post_init__(self) -> None:
-        self._require(rounds=1, chunk=1, buckets=2, seed=0)
-        self._require_at_most(MOST_REPEATS, "rounds")
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Hash, sort, attend to the own bucket in two chunks, merge; a query that found no other key takes itself."""
-        return by_item(self._attend, query, key, value, call)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        query, key, value = wide(query, key, value)
         mask = call.mask
         options: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p}
         buckets = self.meetings(query, key, call)
         key, value = F.normalize(query, dim=-1), repeat_heads(value, query.shape[1])
         others = attend_buckets(query, key, value, buckets, mask, other_keys_only=True, **options)
         alone = with_itself(others[1].isneginf() & real_tokens(mask, query, both=True)[:, None])
-        return merge_partials([others, bucket_attention(query, key, value, alone, mask, **options)])[0]
+        return merge_partials([others, bucket_attention(query, key, value, alone, mask, **options)])
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys in any round; themselves too, though they see themselves only where alone."""

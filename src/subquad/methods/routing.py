@@ -12,7 +12,7 @@ and algorithm 1:
 paper       here
 ==========  ==========================
 k           clusters
-w           `window`, or n / clusters
+w           `cluster_size`, or n / clusters
 μ           Centroids
 λ           DECAY
 ==========  ==========================
@@ -38,7 +38,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from subquad.methods.base import WIDEST, Call, Method, Traits, by_item
+from subquad.methods.base import WIDEST, Call, Method, Partial, Traits, whole, wide
 from subquad.ops.bucket_attention import attend_buckets
 from subquad.ops.bucketing import best_of_each_bucket, real_tokens
 from subquad.ops.buckets import Buckets
@@ -52,7 +52,7 @@ class Routing(Method):
 
     Args:
         clusters: centroids of each head.
-        window: w, tokens of a cluster. 0: each item's n/clusters.
+        cluster_size: w, tokens of a cluster. 0: each item's n/clusters.
         seed: of the centroids' start.
 
     >>> import torch, subquad as sq
@@ -61,54 +61,46 @@ class Routing(Method):
     torch.Size([2, 100, 64])
     """
 
-    clusters: int = 8
-    window: int = 0
-    seed: int = 0
+    clusters: int = whole(8, least=1, most=WIDEST, counts=True)
+    cluster_size: int = whole(0, former="window")
+    seed: int = whole(0)
 
     name: ClassVar[str] = "routing"
-    counts: ClassVar[tuple[str, ...]] = ("clusters",)
     traits: ClassVar[Traits] = Traits(
+        family="buckets",
         causal="values-only",
         cross=False,
-        key_padding=True,
-        segments=True,
-        gqa=True,
         dropout="attention weights in each cluster",
-        order_free=True,
         subquadratic=False,
         learned=True,
         exact_limit="the queries stand in for the keys: it equals exact attention only where they are equal",
         example={"clusters": 4},
-        complexity="O(N·(C + N/C)·D) time with C clusters, O(N·(C + W)·D) with a window of W",
+        complexity="O(N·(C + N/C)·D) time with C clusters, O(N·(C + W)·D) with a cluster size of W",
         source="Roy et al. 2021, section 4.1",
     )
 
-    def __post_init__(self) -> None:
-        self._require(clusters=1, window=0, seed=0)
-        self._require_at_most(WIDEST, "clusters")
-        if self.window > 0:
-            object.__setattr__(self, "traits", replace(type(self).traits, subquadratic=True))
+    def describe(self) -> Traits:
+        """Clusters of one size cost time linear in the length."""
+        return replace(type(self).traits, subquadratic=self.cluster_size > 0)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
         """Centroids as they start."""
         return Centroids(heads, head_dim, self.clusters, self.seed)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Gather, attend inside the clusters, merge; in training the centroids then follow the queries."""
-        return by_item(self._attend, query, key, value, call)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        query, key, value = wide(query, key, value)
         buckets, value = self.meetings(query, key, call), repeat_heads(value, query.shape[1])
         centroids = _centroids(call)
         if centroids.training:
             centroids.follow(query.detach(), real_tokens(call.mask, query, both=True))
-        return attend_buckets(query, query, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)[0]
+        return attend_buckets(query, query, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""
         with torch.no_grad():
             scores = _centroids(call)(query)
-            return best_of_each_bucket(scores, scores, call.mask, enlarge=1.0, size=self.window)
+            return best_of_each_bucket(scores, scores, call.mask, enlarge=1.0, size=self.cluster_size)
 
 
 def _centroids(call: Call) -> Centroids:

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from subquad.methods.base import Call, Method
-from subquad.methods.full import Full, sdpa
+from subquad.methods.base import Call, Method, Partial, Traits
+from subquad.methods.full import Full, exact
 from subquad.ops.heads import repeat_heads
 
 
@@ -27,15 +27,14 @@ class SharedFull(Method):
     """
 
     name: ClassVar[str] = "shared-full"
-    traits = replace(
+    takes_segments: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(
         Full.traits,
         cross=False,
-        partial=False,
         exact_limit="the queries stand in for the keys: it equals exact attention only where they are equal",
         source="Vyas et al. 2020, section 4.1",
     )
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Exact attention of the queries with themselves."""
-        value = repeat_heads(value, query.shape[1])
-        return sdpa(query, query, value, call)
+        return exact(query, query, repeat_heads(value, query.shape[1]), call)

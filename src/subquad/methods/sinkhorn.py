@@ -36,13 +36,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from subquad.methods.base import MOST_REPEATS, Call, Method, Traits, by_item
+from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, number, whole, wide
 from subquad.ops.bucketing import real_slots, real_tokens
 from subquad.ops.buckets import rows
 from subquad.ops.chunks import chunks_of
 from subquad.ops.heads import repeat_heads
 from subquad.ops.sinkhorn import sinkhorn
-from subquad.ops.softmax import visible_softmax
+from subquad.ops.softmax import visible_logsumexp, visible_softmax
 from subquad.randomness import gumbel
 
 LEAST = 1e-12  # a smaller share of a slot is none: its logarithm would have no use and a huge gradient
@@ -103,22 +103,18 @@ class Sinkhorn(Method):
     torch.Size([2, 100, 64])
     """
 
-    block: int = 64
-    iterations: int = 8
-    temperature: float = 0.75
-    cut: int = 0
-    seed: int = 0
+    block: int = whole(64, least=1, clamped=True)
+    iterations: int = whole(8, least=1, most=MOST_REPEATS)
+    temperature: float = number(0.75, least=1e-3)
+    cut: int = whole(0)
+    seed: int = whole(0)
 
     name: ClassVar[str] = "sinkhorn"
-    clamped: ClassVar[tuple[str, ...]] = ("block",)
     zeroes_padding: ClassVar[bool] = True  # it is in no block
     traits: ClassVar[Traits] = Traits(
-        causal="no",
+        family="buckets",
+        multiplicity=2,
         cross=False,
-        key_padding=True,
-        segments=True,
-        gqa=True,
-        dropout="attention weights",
         order_free=False,
         subquadratic=False,
         positional=True,
@@ -129,22 +125,17 @@ class Sinkhorn(Method):
         source="Tay et al. 2020b",
     )
 
-    def __post_init__(self) -> None:
-        self._require(block=1, iterations=1, cut=0, seed=0)
-        self._require_at_most(MOST_REPEATS, "iterations")
-        self._require_number(temperature=1e-3)
-        if self.cut > 0:
-            object.__setattr__(self, "traits", replace(type(self).traits, subquadratic=True))
+    def describe(self) -> Traits:
+        """A cut makes the number of keys that a query meets a constant, and leaves the query's own block out."""
+        return replace(type(self).traits, subquadratic=True, multiplicity=1) if self.cut else type(self).traits
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
         """The sort network as it starts: products of the pooled queries and keys."""
         return SortNetwork(heads, head_dim)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cut into blocks, permute them, attend to the own and the sorted block."""
-        return by_item(self._attend, query, key, value, call)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        query, key, value = wide(query, key, value)
         (B, H, N, _), network = query.shape, call.learned
         assert isinstance(network, SortNetwork)
         real = real_tokens(call.mask, query, both=False)
@@ -163,9 +154,16 @@ class Sinkhorn(Method):
         else:
             parts = [(k, v, filled), sorted_blocks(permutation, k, v, filled)]
         k, v, share = (torch.cat(together, dim=3) for together in zip(*parts, strict=True))
-        out = attend_by_share(q, k, v, share, call)
-        slot = of_query.flatten(2)[..., None].expand(-1, -1, -1, v.shape[-1])
-        return out.new_zeros(B, H, N + 1, v.shape[-1]).scatter(2, slot, out.flatten(2, 3))[:, :, :N]
+        out, lse = attend_by_share(q, k, v, share, call)
+        lse = None if lse is None else to_tokens(lse[..., None], of_query, N)[..., 0]
+        return to_tokens(out, of_query, N), lse
+
+
+def to_tokens(x: Float[Tensor, "B H T S E"], slots: Tensor, N: int) -> Float[Tensor, "B H {N} E"]:
+    """What stands in the slots, handed to their tokens; 0 for a token in no slot."""
+    B, H, *_, E = x.shape
+    slot = slots.flatten(2)[..., None].expand(-1, -1, -1, E)
+    return x.new_zeros(B, H, N + 1, E).scatter(2, slot, x.flatten(2, 3))[:, :, :N]
 
 
 def sorted_blocks(permutation: Tensor, k: Tensor, v: Tensor, filled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -186,8 +184,9 @@ def attend_by_share(
     v: Float[Tensor, "B H #T K E"],
     share: Float[Tensor, "B H #T K"],
     call: Call,
-) -> Float[Tensor, "B H T S E"]:
-    """Softmax attention in which a slot counts by its share, from 0 to 1."""
+) -> tuple[Float[Tensor, "B H T S E"], Float[Tensor, "B H T S"] | None]:
+    """Softmax attention in which a slot counts by its share, from 0 to 1; with its log-sum-exp."""
     seen = (share > LEAST)[..., None, :]
     logits = q @ k.transpose(-1, -2) * call.scale + share.clamp(min=LEAST).log()[..., None, :]
-    return F.dropout(visible_softmax(logits, seen), call.dropout_p) @ v
+    out = F.dropout(visible_softmax(logits, seen), call.dropout_p) @ v
+    return out, visible_logsumexp(logits, seen) if call.wants_lse else None

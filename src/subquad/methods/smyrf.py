@@ -32,8 +32,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from subquad.methods.base import MOST_REPEATS, Call, Method, Traits, by_item
-from subquad.methods.random_hash import plane_scores
+from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole, wide
+from subquad.methods.lsh import plane_scores
 from subquad.ops.bucket_attention import attend_buckets
 from subquad.ops.buckets import Buckets, real_lengths
 from subquad.ops.chunks import even_chunks, even_shared_chunks, sort_real
@@ -76,23 +76,17 @@ class Smyrf(Method):
     torch.Size([1, 2, 50, 16])
     """
 
-    clusters: int = 8
-    cluster_size: int = 0
-    rounds: int = 2
-    seed: int = 0
+    clusters: int = whole(8, least=1, counts=True)
+    cluster_size: int = whole(0, clamped=True)
+    rounds: int = whole(2, least=1, most=MOST_REPEATS)
+    seed: int = whole(0)
 
     name: ClassVar[str] = "smyrf"
-    clamped: ClassVar[tuple[str, ...]] = ("cluster_size",)
-    counts: ClassVar[tuple[str, ...]] = ("clusters",)
     traits: ClassVar[Traits] = Traits(
-        causal="no",
-        cross=True,
-        key_padding=True,
-        segments=True,
-        gqa=True,
+        family="buckets",
         dropout="attention weights in each cluster",
+        multiplicity="rounds",
         stochastic=True,
-        order_free=True,
         subquadratic=False,
         exact_limit={"clusters": 1, "cluster_size": 0},
         example={"clusters": 4},
@@ -100,19 +94,15 @@ class Smyrf(Method):
         source="Daras et al. 2020",
     )
 
-    def __post_init__(self) -> None:
-        self._require(clusters=1, cluster_size=0, rounds=1, seed=0)
-        self._require_at_most(MOST_REPEATS, "rounds")
-        if self.cluster_size > 0:
-            object.__setattr__(self, "traits", replace(type(self).traits, subquadratic=True))
+    def describe(self) -> Traits:
+        """Clusters of one size cost time linear in the length."""
+        return replace(type(self).traits, subquadratic=self.cluster_size > 0)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Sort, cut, attend inside the chunks, merge."""
-        return by_item(self._attend, query, key, value, call)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        query, key, value = wide(query, key, value)
         buckets = self.meetings(query, key, call)
-        return attend_buckets(query, key, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)[0]
+        return attend_buckets(query, key, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: the clusters of all rounds."""

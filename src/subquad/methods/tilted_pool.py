@@ -35,7 +35,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Fit, Method, Traits, by_item
+from subquad.methods.base import Call, Fit, Method, Partial, Traits, whole, wide
 from subquad.methods.fitting import output_error
 from subquad.ops.bucket_attention import bucket_attention
 from subquad.ops.buckets import Buckets, by_bucket, rows
@@ -45,7 +45,7 @@ from subquad.ops.softmax import hide, merge_partials, visible_softmax
 
 BLOCK = 64  # queries of a block where all of them meet the same keys
 
-Partial = tuple[Tensor, Tensor]
+Pooled = tuple[Tensor, Tensor]  # keys or values, and the log-sum-exp of what is pooled in each
 
 
 class Tilt(nn.Module):
@@ -140,7 +140,7 @@ def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: Layout, scale: floa
         max=layout.cells - 1
     )
 
-    def pooled(towards: Tensor, pooling: Tensor) -> Partial:
+    def pooled(towards: Tensor, pooling: Tensor) -> Pooled:
         logits = (keys @ towards.to(key.dtype)[:, None, :, None])[..., 0] * scale
         weights = visible_softmax(logits, inside)
         cells = (weights[..., None, :] @ pooling)[..., 0, :], hide(logits, inside).logsumexp(-1)
@@ -155,7 +155,7 @@ def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: Layout, scale: floa
     return Pools(pooled_key, mass, pooled_value, there)
 
 
-def running(part: Partial, segment: Int64[Tensor, "B P"], longest: int) -> Partial:
+def running(part: Pooled, segment: Int64[Tensor, "B P"], longest: int) -> Pooled:
     """For each cell the pool of its segment's cells up to it: in steps of 1, 2, 4, … cells, each merging two runs."""
     step = 1
     while step < longest:
@@ -168,16 +168,16 @@ def running(part: Partial, segment: Int64[Tensor, "B P"], longest: int) -> Parti
     return part
 
 
-def _joined(parts: list[Partial]) -> Partial:
+def _joined(parts: list[Pooled]) -> Pooled:
     outs, lses = zip(*parts, strict=True)
     return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
 
 
-def _flipped(part: Partial) -> Partial:
+def _flipped(part: Pooled) -> Pooled:
     return part[0].flip(2), part[1].flip(2)
 
 
-def _picked(part: Partial, numbers: Int64[Tensor, "B S"]) -> Partial:
+def _picked(part: Pooled, numbers: Int64[Tensor, "B S"]) -> Pooled:
     out, lse = part
     at = numbers[:, None].expand(-1, lse.shape[1], -1)
     return out.gather(2, at[..., None].expand(*at.shape, out.shape[3])), lse.gather(2, at)
@@ -232,80 +232,73 @@ class TiltedPool(Method):
     """Near keys and sinks exactly, all others pooled by segments with learned weights: only bound.
 
     Args:
-        segments: of each item. 0: no pools; then it is the window and the sinks alone, and nothing is learned.
+        pools: of each item. 0: none; then it is the window and the sinks alone, and nothing is learned.
         window: tokens to each side that are exact for a query, at least. 0: none, and cross-attention too.
         sinks: tokens at either end of the item that are exact for every query.
 
     >>> import torch, subquad as sq
-    >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.TiltedPool(segments=8, window=4))
+    >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.TiltedPool(pools=8, window=4))
     >>> layer(torch.randn(2, 100, 64)).shape
     torch.Size([2, 100, 64])
     """
 
-    segments: int = 64
-    window: int = 16
-    sinks: int = 1
+    pools: int = whole(64, clamped=True, former="segments")
+    window: int = whole(16, clamped=True)
+    sinks: int = whole(1, clamped=True)
 
     name: ClassVar[str] = "tilted-pool"
-    clamped: ClassVar[tuple[str, ...]] = ("segments", "window", "sinks")
-    fit: ClassVar[Fit | None] = Fit(metric="error", learning_rate=5e-2, steps=300)
     zeroes_padding: ClassVar[bool] = True  # it is in no block
     traits: ClassVar[Traits] = Traits(
-        causal="no",
+        family="summary",
         cross=False,
-        key_padding=True,
-        segments=True,
-        gqa=True,
         dropout="attention weights of near keys, sinks and pools",
         order_free=False,
-        subquadratic=True,
         positional=True,
         learned=True,
+        fit=Fit(metric="error", learning_rate=5e-2, steps=300),
         exact_limit={"window": "N"},
-        example={"segments": 6, "window": 3},
-        complexity="O(N·(S + W)·D) time for S segments and a window of W, O(N·D) memory",
+        example={"pools": 6, "window": 3},
+        complexity="O(N·(S + W)·D) time for S pools and a window of W, O(N·D) memory",
         source="extends Wang et al. 2020",
     )
 
-    def __post_init__(self) -> None:
-        self._require(segments=0, window=0, sinks=0)
-        if self.segments == self.window == 0:
-            raise ValueError(f"{self.name!r}: segments=0 and window=0 leave a query nothing but the sinks; give one")
-        if self.segments == 0:
-            object.__setattr__(self, "traits", replace(type(self).traits, learned=False))
-            object.__setattr__(self, "fit", None)
-        elif self.window == 0:
-            traits = replace(type(self).traits, cross=True, order_free=True, exact_limit={"segments": "M"})
-            object.__setattr__(self, "traits", traits)
+    def check(self) -> None:
+        """Raise ValueError where there is neither a pool nor a window."""
+        if self.pools == self.window == 0:
+            raise ValueError(f"{self.name!r}: pools=0 and window=0 leave a query nothing but the sinks; give one")
+
+    def describe(self) -> Traits:
+        """Only pools are learned; without a window, queries may be other tokens than the keys."""
+        traits = type(self).traits
+        if self.pools == 0:
+            return replace(traits, learned=False, fit=None)
+        return traits if self.window else replace(traits, cross=True, order_free=True, exact_limit={"pools": "M"})
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """μ, μ′ and b, all 0."""
-        return Tilt(heads, kv_heads, head_dim) if self.segments else None
+        return Tilt(heads, kv_heads, head_dim) if self.pools else None
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Pool the segments, and attend to near keys, sinks and pools together."""
-        return by_item(self._attend, query, key, value, call)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        query, key, value = wide(query, key, value)
         (B, H, N, _), M, mask = query.shape, key.shape[2], call.mask
-        layout = layout_of(mask.key_padding(M), B, M, key.device, self.segments, self.window)
+        layout = layout_of(mask.key_padding(M), B, M, key.device, self.pools, self.window)
         pools, bias = None, None
-        if self.segments:
+        if self.pools:
             assert isinstance(call.learned, Tilt)
-            pools = pools_of(key, value, call.learned, layout, call.scale, self.sinks, self.segments)
+            pools = pools_of(key, value, call.learned, layout, call.scale, self.sinks, self.pools)
             own = (pools.key * call.learned.towards.to(key.dtype)[:, None]).sum(-1) * call.scale
             added = torch.where(pools.there[:, None], pools.mass - own, 0.0)
             added = repeat_heads(added[..., None], H)[..., 0] + call.learned.shift.to(key.dtype)[:, None]
             bias = torch.cat([added.new_zeros(B, H, M), added], dim=2)
             key, value = torch.cat([key, pools.key], dim=2), torch.cat([value, pools.value], dim=2)
         queries, bucket = blocks_of(mask, N, layout, self.window)
-        keys = keys_of_blocks(layout, pools, self.window, self.sinks, self.segments)
+        keys = keys_of_blocks(layout, pools, self.window, self.sinks, self.pools)
         queries, keys, bucket = (x[:, None].expand(-1, H, *x.shape[1:]) for x in (queries, keys, bucket))
         buckets = Buckets(queries, keys, bucket)
-        out, _ = bucket_attention(
+        return bucket_attention(
             query, key, value, buckets, Mask(), scale=call.scale, key_bias=bias, dropout_p=call.dropout_p
         )
-        return out
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """The relative error of the outputs, and of their mean."""

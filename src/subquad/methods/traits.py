@@ -1,14 +1,13 @@
-"""What a method can do, how it is asked, how it is fitted: plain data."""
+"""What a method can do, and how it is fitted: plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
-from torch import Tensor, nn
-
-from subquad.masks import Mask
+Family = Literal["exact", "clusters", "buckets", "window", "features", "summary", "mixture"]
+FAMILIES: tuple[str, ...] = get_args(Family)  # in the order in which methods are listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,25 +18,25 @@ class Traits:
     reason why there are none. `example` is settings that put every part of the method to work at some 50 tokens.
     """
 
-    causal: Literal["strict", "values-only", "no"]
-    cross: bool  # N ≠ M, and queries that are not the keys' tokens
-    key_padding: bool
-    segments: bool
+    family: Family  # what stands in for the N·M weights
+    causal: Literal["strict", "values-only", "no"] = "no"
+    cross: bool = True  # N ≠ M, and queries that are not the keys' tokens
     window: bool = False
     dense_mask: bool = False
     bias: bool = False
-    gqa: bool
-    dropout: str  # what dropout_p > 0 drops
-    partial: bool = False  # offers `partial`: (out, lse)
+    dropout: str = "attention weights"  # what dropout_p > 0 drops
+    lse: bool = True  # can return (out, lse), so that it composes with attention to other keys
+    multiplicity: int | str = 1  # how often each key counts at the exact limit, or the setting that says so
     stochastic: bool = False  # depends on the seed
-    order_free: bool  # permuting the queries (and the keys with them, unless `positional`) permutes the outputs
-    subquadratic: bool  # its work grows by less than N·M
+    order_free: bool = True  # permuting the queries (and the keys with them, unless `positional`) permutes the outputs
+    subquadratic: bool = True  # its work grows by less than N·M
     positional: bool = False  # which keys a query meets depends on where they stand
     cached: bool = False  # not `cross`, but steps on a cache: N ≠ M under a mask that says where the queries stand
     relative: bool = False  # the logits hold learned terms of the distance, beside the products
     yardstick: bool = False  # computes all N·M logits: there to compare with, never recommended
     learned: bool = False
-    needs_hidden: bool = False
+    one_for_all_layers: bool = False  # the layers of a model share its learned parameters
+    fit: Fit | None = None  # how its learned parameters are fitted to a frozen model, if they can be
     normalised: bool = True  # each query's weights sum to 1, so that equal values come through as they are
     recurrent: bool = False  # offers `init_state` and `advance`: decoding from a state whose size is fixed
     unit: Literal["none", "keys", "both"] = "none"  # what is brought to length 1: logits grow with the other side alone
@@ -45,22 +44,6 @@ class Traits:
     example: Mapping[str, int | float | str] = field(default_factory=dict)
     complexity: str
     source: str
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """How attention is asked for, checked: what `Method.__call__` hands to `attend` beside query, key and value."""
-
-    mask: Mask
-    bias: Tensor | None
-    scale: float
-    dropout_p: float
-    seed: int
-    learned: nn.Module | None = None  # the learned parameters, as `Method.make_learned` made them
-
-    def under(self, mask: Mask) -> Call:
-        """The same call under another mask."""
-        return replace(self, mask=mask)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subquad.methods import METHODS, Bound, Method, MixedHeads
+from subquad.methods import METHODS, BoundMethod
 
 
 def auxiliary_loss(model: nn.Module) -> Float[Tensor, ""]:
@@ -25,7 +25,7 @@ def auxiliary_loss(model: nn.Module) -> Float[Tensor, ""]:
     >>> sq.nn.auxiliary_loss(layer).shape
     torch.Size([])
     """
-    layers = [module for module in model.modules() if isinstance(module, Bound)]
+    layers = [module for module in model.modules() if isinstance(module, BoundMethod)]
     losses = [loss for loss in (layer.auxiliary_loss() for layer in layers) if loss is not None]
     if not losses:
         raise ValueError(_why_none(model, layers))
@@ -51,14 +51,14 @@ def with_auxiliary_loss(task_loss: Float[Tensor, ""], model: nn.Module, weight: 
 
 def has_auxiliary_loss(model: nn.Module) -> bool:
     """Whether any attention layer of a model runs a method with such a loss."""
-    return any(isinstance(module, Bound) and _has_one(module.method) for module in model.modules())
+    return any(isinstance(module, BoundMethod) and module.method.has_auxiliary_loss for module in model.modules())
 
 
-def _why_none(model: nn.Module, layers: list[Bound]) -> str:
+def _why_none(model: nn.Module, layers: list[BoundMethod]) -> str:
     """Why there is no auxiliary loss, and what to do."""
-    able = [layer for layer in layers if _has_one(layer.method)]
+    able = [layer for layer in layers if layer.method.has_auxiliary_loss]
     if not able:
-        with_one = ", ".join(name for name, method in METHODS.items() if _has_one(method()))
+        with_one = ", ".join(name for name, method in METHODS.items() if method().has_auxiliary_loss)
         return f"no attention layer of this {type(model).__name__} has an auxiliary loss; methods that do: {with_one}"
     waiting = sum(not layer.training for layer in able)
     where = f"{waiting} of its {len(able)} layers with one are in eval mode: call model.train()"
@@ -66,9 +66,3 @@ def _why_none(model: nn.Module, layers: list[Bound]) -> str:
         f"no auxiliary loss was computed in this {type(model).__name__} since the last call: it takes a forward pass "
         f"in training mode, with gradients, for each call; {where if waiting else 'its layers are in training mode'}"
     )
-
-
-def _has_one(method: Method) -> bool:
-    """Whether a method, or a part of a mix, has an auxiliary loss."""
-    parts = [part.method for part in method.parts] if isinstance(method, MixedHeads) else [method]
-    return any(type(part).auxiliary_loss is not Method.auxiliary_loss for part in parts)

@@ -44,3 +44,10 @@ def merge_partials(
     outs = outs.masked_fill((torch.isneginf(lses) & there).unsqueeze(-1), 0.0)
     # Divided first: the sum of what is not divided yet might overflow.
     return ((weights / total).unsqueeze(-1) * outs).sum(0), lse
+
+
+def visible_logsumexp(logits: Float[Tensor, "*row K"], visible: Bool[Tensor, "..."] | None) -> Float[Tensor, "*row"]:
+    """ln Σ e^logit over the visible entries of each row; −inf for a row without any, with gradient 0."""
+    if visible is None:
+        return logits.logsumexp(-1)
+    return hide(logits, visible).logsumexp(-1).masked_fill(~visible.any(-1), -torch.inf)

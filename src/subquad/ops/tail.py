@@ -101,8 +101,8 @@ def attend_with_tail(
     *,
     scale: float,
     dropout_p: float,
-) -> Float[Tensor, "B H N E"]:
-    """One softmax over the keys of a query's bucket and that bucket's tail."""
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """One softmax over the keys of a query's bucket and that bucket's tail: (out, lse)."""
     H, M = query.shape[1], key.shape[2]
     tail = tail_of(query, key, value, buckets, cell, cells, scale)
     X, C = tail.bias.shape[2:]
@@ -120,4 +120,4 @@ def attend_with_tail(
         scale=scale,
         key_bias=torch.cat([bias.new_zeros(*bias.shape[:2], M), bias], dim=2),
         dropout_p=dropout_p,
-    )[0]
+    )

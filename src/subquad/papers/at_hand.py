@@ -13,9 +13,10 @@ from subquad.errors import InputError
 from subquad.methods import parse_method
 from subquad.papers.base import Context
 from subquad.papers.random_encoder import write_random_encoder
-from subquad.workflows.calibrate import Settings, fit, mean_at, save
+from subquad.workflows.calibrate import fit, mean_at, save
 from subquad.workflows.pretrained import Pretrained, load
-from subquad.workflows.rows import Row, row_of_adapter
+from subquad.workflows.rows import CompareRow, row_of_adapter
+from subquad.workflows.settings import CalibrateSettings
 
 RANDOM = "random"  # the model of smoke runs
 ADAPTER = "adapter"  # what a cell that calibrates leaves in its folder
@@ -72,7 +73,9 @@ def calibrate(
     folder = context.folder / ADAPTER
     if not (folder / "adapter.json").exists():
         text = tuple(at.texts(files))
-        asked = Settings(method, text, steps=steps or None, max_length=length, seed=seed, device=context.device)
+        asked = CalibrateSettings(
+            method, text, steps=steps or None, max_length=length, seed=seed, device=context.device
+        )
         documents = read_documents(text)
         save(
             fit(asked, parse_method(method), at.load(context.device), documents, context.folder, context.progress),
@@ -92,6 +95,6 @@ def _gain(record: dict[str, Any]) -> dict[str, float]:
     return {"start": mean_at(history[0], metric), "kept": sum(kept) / len(kept)}
 
 
-def calibrated_row(pretrained: Pretrained, key: str, context: Context) -> Row:
+def calibrated_row(pretrained: Pretrained, key: str, context: Context) -> CompareRow:
     """The row of what the cell with this key fitted."""
     return row_of_adapter(pretrained, context.beside(key) / ADAPTER)

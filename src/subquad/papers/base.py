@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from subquad.report.experiment import Results
+from subquad.workflows.store import Progress
 
 SCALES = ("smoke", "small", "paper")
 
 # What to do where a file that one cell left for others is damaged.
 AGAIN = "remove its folder and the .json file beside that, and --resume runs its cell again"
 
-Progress = Callable[[str, int, int], None]  # what is under way, units done, units in all
 Found = Mapping[str, dict[str, Any]]  # the result of each cell, by its key
 
 

@@ -20,8 +20,7 @@ from subquad.training.models import Prediction
 from subquad.training.settings import ModelSettings
 from subquad.training.tasks.base import Batch, Figures, Item, Splits, Task
 from subquad.workflows.pretrained import load
-from subquad.workflows.tasks import Probe, load_task
-from subquad.workflows.tasks import Task as Labelled
+from subquad.workflows.tasks import LabelledTask, Probe, load_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +113,7 @@ class MeanClassifier(PreTrainedModel):
         return Prediction(loss=nn.functional.cross_entropy(logits.float(), labels), logits=logits)
 
 
-def texts_of(name: str, data: Path | None, examples: int, learn: int) -> Labelled:
+def texts_of(name: str, data: Path | None, examples: int, learn: int) -> LabelledTask:
     """A labelled task with `learn` of its training texts, evenly spaced, and all of its test texts."""
     task = load_task(name, data, examples or None)
     if not task.labels:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from subquad import files, seals
 from subquad.errors import InputError, check_device
-from subquad.papers.base import SCALES, Cell, Context, Experiment, Progress, slug
+from subquad.papers.base import SCALES, Cell, Context, Experiment, slug
 from subquad.papers.overrides import as_options, changed
 from subquad.report.experiment import Header, Results
 from subquad.workflows.alone import RUNNING
 from subquad.workflows.machine import hardware, versions
+from subquad.workflows.store import Progress, Unit, Units
 
 
 def reproduce(
@@ -48,16 +49,17 @@ def reproduce(
         cells = list(experiment.cells(settings))
     if not cells:
         raise InputError(f"nothing to run: these settings of {experiment.name!r} leave no cell")
-    found: dict[str, Any] = {}
+    kept, found = cells_in(out), dict[str, Any]()
     for number, cell in enumerate(cells):
         progress(cell.key, number, len(cells))
-        folder = out / "cells" / slug(cell.key)
+        folder = kept.folder / slug(cell.key)
+        files.make_folder(folder)
 
         def inner(what: str, done: int, total: int, number: int = number, cell: Cell = cell) -> None:
             progress(f"{cell.key}: {what} {done}/{total}", number, len(cells))
 
         with _fitting(experiment, changes or {}):
-            found[cell.key] = _kept(folder, cell, Context(folder, data, device, inner))
+            found[cell.key] = asdict(kept.kept(Unit(cell.key), partial(cell.run, Context(folder, data, device, inner))))
     progress("done", len(cells), len(cells))
     header = Header(
         name=experiment.name,
@@ -93,26 +95,9 @@ def _fitting(experiment: Experiment, changes: Mapping[str, Any]) -> Iterator[Non
         raise InputError(f"{experiment.name!r} does not run with {given}: {reason}") from error
 
 
-def _kept(folder: Path, cell: Cell, context: Context) -> dict[str, Any]:
-    """What a cell gave, from an earlier run or from now, with the seconds of the run that ended."""
-    path = folder.with_name(folder.name + ".json")
-    if path.exists():
-        return _read(path, cell)
-    files.make_folder(folder)
-    begun = time.perf_counter()
-    result = cell.run(context)
-    seconds = round(time.perf_counter() - begun, 2)
-    files.write(path, seals.sealed_json({"cell": cell.key, "result": result, "seconds": seconds}))
-    return _read(path, cell)
-
-
-def _read(path: Path, cell: Cell) -> dict[str, Any]:
-    """What a cell's file holds, checked."""
-    remedy = "remove this file; --resume then runs the cell again"
-    kept = seals.read_json(path, remedy)
-    if (whose := kept.pop("cell")) != cell.key:
-        raise seals.Damaged(path, f"it is of the cell {whose!r}, not of {cell.key!r}", remedy)
-    return kept
+def cells_in(out: Path) -> Units:
+    """The results of the cells of the run in `out`, beside the folders in which they ran."""
+    return Units(out / "cells", what="cell", named=slug, again="; --resume then runs the cell again")
 
 
 def _check_data(experiment: Experiment, scale: str, settings: Any, data: Path | None) -> None:

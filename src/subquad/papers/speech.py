@@ -52,8 +52,8 @@ SMALL_DEVIATIONS = (
     "warm-up and a cosine in place of RAdam and a plateau.",
     "At `small`, a model first learns short utterances of at most 100 tokens, with full attention, then long ones with "
     "its own. There clustered attention with 100 clusters, plain or improved, is full attention (each query has a "
-    "cluster of its own), so these three share the first part. Models with shared queries and keys (shared-full, lsh) "
-    "share one that shared-full learned.",
+    "cluster of its own), so these three share the first part. Models with shared queries and keys (shared-full, "
+    "reformer) share one that shared-full learned.",
 )
 
 
@@ -147,6 +147,12 @@ def method_of(name: str) -> str:
         "oracle": lambda: "oracle-top:topk=32",
     }
     return known[kind]() if kind in known else name
+
+
+def shown(name: str) -> str:
+    """A method as tables and plots name it: the paper's lsh-4 is Reformer with 4 rounds, and not the method `lsh`."""
+    kind, _, rounds = name.rpartition("-")
+    return f"reformer-{rounds} (the paper's {name})" if kind == "lsh" else name
 
 
 def shares(name: str) -> bool:
@@ -338,7 +344,7 @@ def times_table(found: Found, models: Mapping[str, Sequence[str]]) -> Table:
         mean = sum(steps) / len(steps)
         rows.append(
             [
-                method,
+                shown(method),
                 f"{1000 * median:.0f} ({1000 * low:.0f} to {1000 * high:.0f})",
                 f"{median / times['batch'] * EPOCH:.0f}",
                 f"{exact / median:.2f}",

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from subquad.workflows.pretrained import Pretrained
-from subquad.workflows.tasks import Probe, Task, share_right
+from subquad.workflows.tasks import LabelledTask, Probe, share_right
 
 
-def baselines(pretrained: Pretrained, task: Task, items: Sequence[Sequence[int]]) -> dict[str, float]:
+def baselines(pretrained: Pretrained, task: LabelledTask, items: Sequence[Sequence[int]]) -> dict[str, float]:
     """Accuracies on the test texts, which are cut as the model reads them: `items` are the token ids of all texts."""
     learn, labels, held = task.train, task.labels[: task.train], task.labels[task.train :]
     most, _ = Counter(labels).most_common(1)[0]

@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
-import torch
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ExportableState
 
 from subquad.training import processes
-from subquad.training.checkpoints import checkpoint_at, seal
+from subquad.training.checkpoints import check, checkpoint_at, seal
 
 Progress = Callable[[str, int, int], None]  # what is under way, updates done, updates in all
 SHOWN = 10  # steps between the lines of the log
@@ -26,19 +27,20 @@ class Carried(TrainerCallback, ExportableState):
 
     Attributes:
         seconds: of training so far.
-        loss: the sum of the losses since the log's last line of them, which was that of step `logged`.
+        loss: the sum of the losses since the log's last line of them, which was that of step `logged`; a tensor between
+            steps, so that it stays in fp32, and a number in checkpoints.
         logged: that step.
         waited: validations since the best one.
     """
 
     seconds: float = 0.0
-    loss: float = 0.0
+    loss: float | Tensor = 0.0
     logged: int = 0
     waited: int = 0
 
     def state(self) -> dict[str, Any]:
         """As Trainer puts it into a checkpoint."""
-        return {"args": {}, "attributes": asdict(self)}
+        return {"args": {}, "attributes": asdict(self) | {"loss": float(self.loss)}}
 
     def read(self, state: TrainerState) -> None:
         """From the state that a checkpoint held."""
@@ -126,41 +128,49 @@ class Saving(TrainerCallback):
         self._last = time.monotonic()
         if state.best_global_step:
             state.best_model_checkpoint = str(checkpoint_at(Path(cast(str, args.output_dir)), state.best_global_step))
+        self._check_best(args, state)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Process 0's clock decides, every few steps, for all of them."""
         if self.seconds and state.global_step % SHOWN == 0:
             control.should_save |= processes.agreed(time.monotonic() - self._last >= self.seconds)
 
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """The run, which is one epoch, is over: Trainer loads the best weights next."""
+        processes.wait()  # for the seal that process 0 writes
+        self._check_best(args, state)
+
+    def _check_best(self, args: TrainingArguments, state: TrainerState) -> None:
+        """InputError where the best checkpoint is to be loaded, but is missing or damaged."""
+        if args.load_best_model_at_end and state.best_model_checkpoint:
+            check(Path(state.best_model_checkpoint))
+
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """All parts are written when all processes come here."""
         self._last = time.monotonic()
-        if processes.joined():
-            torch.distributed.barrier()
+        processes.wait()
         if state.is_world_process_zero:
             seal(checkpoint_at(Path(cast(str, args.output_dir)), state.global_step))
 
 
 class Curves(TensorBoardCallback):
-    """Curves for TensorBoard in a folder; what an interrupted run drew after its last checkpoint is taken back.
-
-    Trainer's own callback closes its file when training ends, and opens another one, in a folder `runs`, for the
-    figures of the test examples: unless it is told where.
-    """
+    """Curves for TensorBoard in a folder; what an interrupted run drew after its last checkpoint is taken back."""
 
     def __init__(self, folder: Path):
         super().__init__()
-        self.logging_dir = str(folder)
+        self.folder = folder
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         """Open the file."""
         if state.is_world_process_zero:
             seen = state.global_step
-            self.tb_writer = self._SummaryWriter(self.logging_dir, purge_step=seen + 1 if seen else None)
+            self.tb_writer = SummaryWriter(str(self.folder), purge_step=seen + 1 if seen else None)
         super().on_train_begin(args, state, control, **more)
 
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """The file stays open for the figures of the test examples, until `close`."""
+
     def close(self) -> None:
-        """Close what the figures of the test examples were written to."""
+        """Close the file."""
         if self.tb_writer:
             self.tb_writer.close()
-            self.tb_writer = None

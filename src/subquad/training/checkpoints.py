@@ -44,14 +44,6 @@ def newest(folder: Path) -> Path | None:
     return sealed[-1]
 
 
-def best_of(folder: Path, step: int | None) -> Path | None:
-    """The checkpoint of the step that was the best so far, where there is one; checked."""
-    if not step:
-        return None
-    check(checkpoint_at(folder, step))
-    return checkpoint_at(folder, step)
-
-
 def check(checkpoint: Path) -> None:
     """See whether the best checkpoint is as it was sealed.
 

@@ -23,10 +23,16 @@ def joined() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def leave() -> None:
-    """Part from the others, all at once: one that goes while another still talks to it can take that one down."""
+def wait() -> None:
+    """Until all of them are here."""
     if joined():
         torch.distributed.barrier()
+
+
+def leave() -> None:
+    """Part from the others, all at once: one that goes while another still talks to it can take that one down."""
+    wait()
+    if joined():
         torch.distributed.destroy_process_group()
 
 

@@ -88,8 +88,7 @@ def train(
         trainer.add_callback(curves)
     start = _start(out)
     with _clear_ends(settings), files.cannot_write(out):
-        if start is None or not trainer.finished(start):
-            trainer.train(resume_from_checkpoint=str(start) if start else None)
+        trainer.train_from(start)
         test = trainer.evaluate(cast(Any, splits.test), metric_key_prefix="test")
     curves.close()
     return _outcome(settings, trainer, splits, _figures(test, "test_"))

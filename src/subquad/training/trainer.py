@@ -1,7 +1,11 @@
-"""Hugging Face's Trainer, with the methods' auxiliary losses, a task's figures, exact resumption and clear ends."""
+"""Hugging Face's Trainer, with the methods' auxiliary losses, a task's figures, exact resumption and clear ends.
+
+Only documented parts of it are used: its arguments, callbacks, and the methods that subclasses may override.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
@@ -17,10 +22,10 @@ from subquad.errors import Ended, InputError
 from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
 from subquad.training import processes
 from subquad.training.callbacks import SHOWN, Carried, Clock, Patience, Progress, Reporting, Saving
-from subquad.training.checkpoints import best_of, check, newest_step
+from subquad.training.checkpoints import newest_step
 from subquad.training.order import Order
 from subquad.training.settings import TrainingSettings
-from subquad.training.tasks.base import Batch, Splits, Task
+from subquad.training.tasks.base import Batch, Item, Splits, Task
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
@@ -36,6 +41,17 @@ SCHEDULES = {
 }
 
 
+class Arguments(TrainingArguments):
+    """Hugging Face's, with one GPU per process: Trainer would split batches among all that it sees."""
+
+    __no_type_check__ = True  # jaxtyping would check the fields of Hugging Face's dataclass, which takes 0 as a float
+
+    @property
+    def n_gpu(self) -> int:
+        """GPUs of this process."""
+        return min(super().n_gpu, 1)
+
+
 class Diverged(Ended):
     """The loss, a gradient or a weight is no longer a number."""
 
@@ -47,7 +63,7 @@ class Diverged(Ended):
         )
 
 
-def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, count: int) -> TrainingArguments:
+def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, count: int) -> Arguments:
     """Hugging Face's arguments for these settings, on `count` processes.
 
     Raises:
@@ -63,7 +79,7 @@ def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, co
         )
     every = settings.every or settings.steps
     plateau = {"patience": 1, "factor": 0.5, "mode": "max" if task.greater_is_better else "min"}
-    args = TrainingArguments(
+    return Arguments(
         output_dir=str(out),
         max_steps=settings.steps,
         per_device_train_batch_size=settings.batch // shares,
@@ -77,7 +93,6 @@ def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, co
         max_grad_norm=settings.clip,
         seed=settings.seed,
         data_seed=settings.seed,
-        dataloader_drop_last=True,
         dataloader_num_workers=settings.workers,
         dataloader_pin_memory=device != "cpu",
         eval_strategy="steps",
@@ -97,12 +112,10 @@ def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, co
         remove_unused_columns=False,
         label_names=["labels"],
     )
-    args._n_gpu = min(args.n_gpu, 1)  # one a process; Trainer would split batches among all that it sees
-    return args
 
 
 class MethodTrainer(Trainer):
-    """Trainer on a task: (1 − λ)·task + λ·auxiliary, its figures, and what a run that goes on needs to be the same."""
+    """Trainer on a task: its loss (1 − λ)·task + λ·auxiliary, its figures, and what makes a resumed run the same."""
 
     def __init__(
         self,
@@ -174,28 +187,36 @@ class MethodTrainer(Trainer):
         """One forward and backward pass.
 
         Raises:
-            Diverged: its loss is not finite.
+            Diverged: the loss, or the gradient at the end of the step, is not finite; the weights are as before it.
         """
         loss = super().training_step(model, inputs, num_items_in_batch)
+        step = self.state.global_step + 1
         if not torch.isfinite(loss):
-            raise self._diverged(f"the loss is {float(loss)} at step {self.state.global_step + 1}")
+            raise self._diverged(f"the loss is {float(loss)} at step {step}")
+        if self.accelerator.sync_gradients:  # the step's last pass: the gradient is whole, and equal in all processes
+            norm = float(self.accelerator.clip_grad_norm_(model.parameters(), math.inf))
+            if not math.isfinite(norm):
+                raise self._diverged(f"the gradient's norm is {norm} at step {step}")
+        self.carried.loss = self.carried.loss + loss
         return loss
 
     def _diverged(self, what: str) -> Diverged:
         kept = newest_step(Path(cast(str, self.args.output_dir))) > 0
         return Diverged(what, clip=self.settings.clip, kept=kept)
 
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """As Trainer's; before the weights are changed, and equal in all processes."""
-        norm = super()._get_grad_norm(model, grad_norm)
-        if not np.isfinite(float(norm)):
-            raise self._diverged(f"the gradient's norm is {float(norm)} at step {self.state.global_step + 1}")
-        return norm
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Order:
+    def get_train_dataloader(self) -> DataLoader[Item]:
         """All examples of the run, in their order."""
-        length = self.settings.steps * self.settings.batch
-        return Order(len(cast(Any, self.train_dataset)), length, self.settings.seed)
+        batch = self.settings.batch
+        loader = DataLoader(
+            cast(Any, self.train_dataset),
+            batch_size=self.args.train_batch_size,
+            sampler=Order(len(cast(Any, self.train_dataset)), self.args.max_steps * batch, self.settings.seed),
+            drop_last=True,
+            collate_fn=self.task.collate,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+        return cast(DataLoader[Item], self.accelerator.prepare(loader))
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """As Trainer's, or half the learning rate each epoch."""
@@ -214,7 +235,6 @@ class MethodTrainer(Trainer):
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Any, Any, Any]:
         """The loss of a batch, and the task's scores of its items."""
-        inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs)
             for name, value in outputs.items():
@@ -231,62 +251,55 @@ class MethodTrainer(Trainer):
             return items
         return max(1, min(items, state.remainder - processes.number() * items))
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """As Trainer's, with the last batch, whatever its size."""
-        self.args.dataloader_drop_last = False
-        try:
-            return super().get_eval_dataloader(eval_dataset)
-        finally:
-            self.args.dataloader_drop_last = True
-
     def _figures(self, predicted: EvalPrediction) -> dict[str, float]:
         return self.task.figures(torch.from_numpy(np.asarray(predicted.predictions)))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As Trainer's, with the seconds that the steps took so far, and without its own closing words."""
+        """As Trainer's, with the seconds that the steps took so far, and without its own closing words.
+
+        The loss is the mean per step since the log's last line with one, even where that was before an interruption.
+        """
         if "train_runtime" in logs:
             return
+        if "loss" in logs:
+            logs["loss"] = self._mean_loss() / (self.state.global_step - self.carried.logged)
+            self.carried.loss, self.carried.logged = 0.0, self.state.global_step
         self.state.epoch = self.state.global_step * self.settings.batch / len(cast(Any, self.train_dataset))
         super().log({**logs, "seconds": round(self.carried.seconds, 3)}, None)
 
+    def _mean_loss(self) -> float:
+        """The mean over the processes of the losses since the log's last line with one."""
+        loss = torch.as_tensor(self.carried.loss, dtype=torch.float32, device=self.args.device)
+        return float(self.accelerator.gather(loss).mean())
+
     # ------------------------------------------------------------------ checkpoints
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """The whole run is one (see `Order`): the log's next loss counts from its last line, before this process."""
-        self._tr_loss += self.carried.loss
-        self._globalstep_last_logged = self.carried.logged
-        super()._run_epoch(*args, **kwargs)
+    def save_model(self, output_dir: str | None = None, **options: Any) -> None:
+        """As Trainer's; it begins each checkpoint, in every process.
 
-    def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kwargs: Any) -> None:
+        Raises:
+            Diverged: a weight is not finite.
+        """
         for name, tensor in self.accelerator.unwrap_model(self.model).state_dict().items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise self._diverged(f"{name} is not finite at step {self.state.global_step}, and is not saved")
-        self.carried.loss = float(self.accelerator.gather(self._tr_loss).mean())
-        self.carried.logged = self._globalstep_last_logged
-        super()._save_checkpoint(model, trial, *args, **kwargs)
+        self.carried.loss = self._mean_loss()
+        super().save_model(output_dir, **options)
 
-    def _load_best_model(self) -> None:
-        check(Path(cast(str, self.state.best_model_checkpoint)))
-        super()._load_best_model()
-
-    def finished(self, checkpoint: Path) -> bool:
-        """Whether nothing is left to do after a checkpoint; then its state is read, and the weights to keep.
+    def train_from(self, checkpoint: Path | None) -> None:
+        """Train, from a checkpoint where there is one; if nothing is left to do after it, its weights are read.
 
         Raises:
             InputError: the checkpoint with the best weights so far is missing or damaged.
         """
-        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-        best = best_of(checkpoint.parent, state.best_global_step) if self.args.load_best_model_at_end else None
-        carried = Carried()
-        carried.read(state)
-        ends = Patience(carried, self.settings.patience, self.settings.stop_at)
-        if state.global_step < self.settings.steps and not ends.over(self.args, state.best_metric):
-            return False
-        self.state = state
-        self.state.is_world_process_zero = self.is_world_process_zero()
-        self.carried.read(state)
-        self._load_from_checkpoint(str(best or checkpoint))
-        return True
+        if checkpoint is not None:
+            state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+            carried = Carried()
+            carried.read(state)
+            ends = Patience(carried, self.settings.patience, self.settings.stop_at)
+            if state.global_step >= self.settings.steps or ends.over(self.args, state.best_metric):
+                self.args.max_steps = state.global_step
+        self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
 
 def first_items(batch: Batch, count: int) -> Batch:

@@ -27,13 +27,11 @@ from subquad.ops.backends import choose
 from subquad.report.bench_schema import EXACT
 from subquad.spelling import nearest
 from subquad.workflows import machine
-from subquad.workflows.bench_calls import DTYPES, PASSES, Calls, Load, hindrance, out_of_memory, threads
+from subquad.workflows.bench_calls import DTYPES, Calls, Load, hindrance, out_of_memory, threads
 from subquad.workflows.bench_memory import extra_memory
+from subquad.workflows.settings import PASSES, BenchSettings
 from subquad.workflows.store import Job, Kind, Progress, Run
 
-DEFAULT_METHODS = ("clustered", "i-clustered")
-LENGTHS = (256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384)
-QUICK_LENGTHS = (256, 1024, 4096)
 VISITS = 3
 UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
 THOROUGH = Effort(seconds=1.4, least=2, enough=9)  # a visit
@@ -45,94 +43,49 @@ MOST_NUMBERS = 2**50  # of a tensor: a thousand times the memory of the largest 
 MOST_THREADS = 4096
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What to measure. The defaults are the clustered paper's: batch 1, 6 heads, D = 64."""
-
-    methods: tuple[str, ...] = DEFAULT_METHODS
-    lengths: tuple[int, ...] = LENGTHS
-    passes: tuple[str, ...] = PASSES
-    dtypes: tuple[str, ...] = ("float32",)
-    device: str = "cpu"
-    batch: int = 1
-    heads: int = 6
-    head_dim: int = 64
-    threads: int | None = None  # None = as many as torch takes
-    seed: int = 0
-    causal: bool = False
-    call_limit: float = 10.0  # seconds: a call that is foretold to take longer is not run
-    quick: bool = False  # few rounds, no memory
-
-    @classmethod
-    def of(cls, *, lengths: str | None, passes: str | None, dtypes: str, quick: bool, **others: Any) -> "Settings":
-        """Settings from what the command line was given, lists as text; `quick` measures less where nothing is said."""
-        default_passes = PASSES[:1] if quick else PASSES
-        return cls(
-            lengths=(QUICK_LENGTHS if quick else LENGTHS) if lengths is None else tuple(map(_whole, _parts(lengths))),
-            passes=default_passes if passes is None else _parts(passes),
-            dtypes=_parts(dtypes),
-            quick=quick,
-            **others,
+def check(settings: BenchSettings) -> None:
+    """InputError where something does not work; names both sides."""
+    s = settings
+    for option, given in (("methods", s.methods), ("lengths", s.lengths)):
+        if not given:
+            raise InputError(f"nothing to measure: --{option} names none")
+    for option, given, known in (("pass", s.passes, PASSES), ("dtype", s.dtypes, tuple(DTYPES))):
+        if not given:
+            raise InputError(f"nothing to measure: no {option} is named; there are {', '.join(known)}")
+        for name in given:
+            if name not in known:
+                raise InputError(f"no {option} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+    sizes = [("length", n) for n in s.lengths] + [("batch", s.batch), ("heads", s.heads)]
+    sizes += [("head-dim", s.head_dim)] + ([] if s.threads is None else [("threads", s.threads)])
+    for what, size in sizes:
+        if size < 1:
+            raise InputError(f"{what} {size} must be at least 1")
+    numbers = s.batch * s.heads * max(s.lengths) * s.head_dim
+    if numbers > MOST_NUMBERS:
+        raise InputError(
+            f"batch {s.batch}, heads {s.heads}, length {max(s.lengths)} and head-dim {s.head_dim} make "
+            f"{numbers:,} numbers; no memory holds more than {MOST_NUMBERS:,}"
         )
-
-    @property
-    def effort(self) -> Effort:
-        """How long to measure."""
-        return BRIEF if self.quick else THOROUGH
-
-    def check(self) -> None:
-        """InputError where something does not work; names both sides."""
-        for option, given in (("methods", self.methods), ("lengths", self.lengths)):
-            if not given:
-                raise InputError(f"nothing to measure: --{option} names none")
-        for option, given, known in (("pass", self.passes, PASSES), ("dtype", self.dtypes, tuple(DTYPES))):
-            if not given:
-                raise InputError(f"nothing to measure: no {option} is named; there are {', '.join(known)}")
-            for name in given:
-                if name not in known:
-                    raise InputError(f"no {option} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
-        sizes = [("length", n) for n in self.lengths] + [("batch", self.batch), ("heads", self.heads)]
-        sizes += [("head-dim", self.head_dim)] + ([] if self.threads is None else [("threads", self.threads)])
-        for what, size in sizes:
-            if size < 1:
-                raise InputError(f"{what} {size} must be at least 1")
-        numbers = self.batch * self.heads * max(self.lengths) * self.head_dim
-        if numbers > MOST_NUMBERS:
-            raise InputError(
-                f"batch {self.batch}, heads {self.heads}, length {max(self.lengths)} and head-dim {self.head_dim} make "
-                f"{numbers:,} numbers; no memory holds more than {MOST_NUMBERS:,}"
-            )
-        if self.threads is not None and self.threads > MOST_THREADS:
-            raise InputError(f"threads {self.threads} must be at most {MOST_THREADS:,}")
-        if not self.call_limit > 0:
-            raise InputError(f"call-limit {self.call_limit:g} must be above 0 seconds")
-        if self.seed < 0:
-            raise InputError(f"seed {self.seed} must be at least 0")
-        if self.seed >= 2**63:
-            raise InputError(f"seed {self.seed} must be less than 2⁶³")
-        if self.device.partition(":")[0] not in ("cpu", "cuda"):
-            raise InputError(f"cannot time device {self.device!r}: only cpu and cuda devices are waited for")
-        check_device(self.device)
+    if s.threads is not None and s.threads > MOST_THREADS:
+        raise InputError(f"threads {s.threads} must be at most {MOST_THREADS:,}")
+    if not s.call_limit > 0:
+        raise InputError(f"call-limit {s.call_limit:g} must be above 0 seconds")
+    if s.seed < 0:
+        raise InputError(f"seed {s.seed} must be at least 0")
+    if s.seed >= 2**63:
+        raise InputError(f"seed {s.seed} must be less than 2⁶³")
+    if s.device.partition(":")[0] not in ("cpu", "cuda"):
+        raise InputError(f"cannot time device {s.device!r}: only cpu and cuda devices are waited for")
+    check_device(s.device)
 
 
-def _parts(text: str) -> tuple[str, ...]:
-    return tuple(text.replace(",", " ").split())
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"length {text!r} is no whole number; lengths are written as 512,1024") from None
-
-
-def measure(settings: Settings, out: Path, progress: Progress = lambda what, done, total: None) -> "Bench":
+def measure(settings: BenchSettings, out: Path, progress: Progress = lambda what, done, total: None) -> "Bench":
     """Measure everything and return it. Finished units are kept under `out`.
 
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
-    settings.check()
+    check(settings)
     average = machine.load_average()
     with as_input_error(), threads(settings.threads):
         bench = Bench(settings, list(dict.fromkeys([Full(), *map(parse_method, settings.methods)])))
@@ -167,7 +120,7 @@ MEMORY: Kind[Peak | None] = Kind("memory", Peak | None)
 class Bench(Run):
     """Settings, methods with SDPA first, and the results of the units so far."""
 
-    settings: Settings
+    settings: BenchSettings
     methods: list[Method]
     versions: dict[str, str] = field(default_factory=dict)
     hardware: dict[str, str] = field(default_factory=dict)
@@ -227,7 +180,8 @@ class Bench(Run):
                 reasons[str(method)] = Timed(reason=reason)
         if EXACT in able:
             able[AGAIN] = able[EXACT]
-        seconds = until_steady(able, self.settings.effort, torch.device(load.device), calls.clear) if able else {}
+        effort = BRIEF if self.settings.quick else THOROUGH
+        seconds = until_steady(able, effort, torch.device(load.device), calls.clear) if able else {}
         return {name: Timed(rounds) for name, rounds in seconds.items()} | reasons
 
     def visits(self, load: Load, name: str) -> list[list[float]]:

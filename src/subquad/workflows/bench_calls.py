@@ -14,14 +14,13 @@ from torch.nn import Parameter
 from subquad.functional import attention
 from subquad.methods import parse_method
 from subquad.report.bench_schema import EXACT
+from subquad.workflows.settings import BACKWARD
 
 DTYPES = {
     name: getattr(torch, name)  # as torch names them
     for name in ("float32", "bfloat16", "float16", "float64")
 }
 NAIVE = "naive"  # the name of `naive`, which is no method of ours
-BACKWARD = "forward+backward"
-PASSES = ("forward", BACKWARD)
 
 
 @dataclass(frozen=True)

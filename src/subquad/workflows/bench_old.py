@@ -9,14 +9,14 @@ import torch
 from subquad.data.files import is_folder, read_json
 from subquad.errors import InputError
 from subquad.report.bench_schema import KIND, SCHEMA, BenchReport
-from subquad.workflows.bench import Settings
+from subquad.workflows.settings import BenchSettings
 
 IDENTITY = {"method": str, "dtype": str, "passes": str, "length": int, "status": str}
 FIGURES = ("ms", "ms_low", "ms_high", "speedup", "speedup_low", "speedup_high", "extra_bytes")
 PARTS = {"created": str, "hardware": dict, "versions": dict, "settings": dict, "backend": str, "cells": list}
 
 
-def read_old(path: Path, settings: Settings) -> BenchReport:
+def read_old(path: Path, settings: BenchSettings) -> BenchReport:
     """The report of an earlier run, from its file or its folder, to be compared with a run of these settings.
 
     Raises:
@@ -37,7 +37,7 @@ def read_old(path: Path, settings: Settings) -> BenchReport:
     return report  # type: ignore[return-value]
 
 
-def _check_alike(path: Path, then: Mapping[str, Any], now: Settings) -> None:
+def _check_alike(path: Path, then: Mapping[str, Any], now: BenchSettings) -> None:
     """InputError where the calls are not the same ones: no ratio of theirs would mean anything."""
     for name in ("batch", "heads", "head_dim"):
         if then.get(name) != getattr(now, name):

@@ -1,11 +1,9 @@
 """From the results of a benchmark's units to its report."""
 
-import shlex
 import statistics
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Any
 
 import subquad as sq
 from subquad.measure.noise import AGAIN, TIE, against_itself, at_least_typical, noise_of, verdict
@@ -14,22 +12,9 @@ from subquad.methods import Method
 from subquad.report.bench_figures import by_length, crossovers, growth, names, of, panels
 from subquad.report.bench_schema import EXACT, KIND, SCHEMA, BenchCell, BenchReport
 from subquad.workflows import machine
-from subquad.workflows.bench import MEMORY, TIME, Bench, Settings
+from subquad.workflows.bench import MEMORY, TIME, Bench
 from subquad.workflows.bench_calls import Load
-
-# command-line option -> setting
-OPTIONS = {
-    "--lengths": "lengths",
-    "--passes": "passes",
-    "--dtypes": "dtypes",
-    "--device": "device",
-    "--batch": "batch",
-    "--heads": "heads",
-    "--head-dim": "head_dim",
-    "--threads": "threads",
-    "--seed": "seed",
-    "--call-limit": "call_limit",
-}
+from subquad.workflows.options import as_command
 
 
 def report_of(bench: Bench) -> BenchReport:
@@ -42,7 +27,7 @@ def report_of(bench: Bench) -> BenchReport:
         "kind": KIND,
         "schema": SCHEMA,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": _command(s),
+        "command": as_command("bench", s),
         "versions": bench.versions,
         "hardware": bench.hardware,
         "backend": bench.backend,
@@ -160,13 +145,3 @@ def _notes(bench: Bench) -> list[str]:
             "counts, and the gradients do. Differences below about 1 MiB are not told apart."
         )
     return notes + bench.resumed_note
-
-
-def _command(s: Settings) -> str:
-    standard: Any = Settings()
-    words = ["subquad", "bench"] + (["--methods", " ".join(s.methods)] if s.methods != standard.methods else [])
-    for option, setting in OPTIONS.items():
-        value = getattr(s, setting)
-        if value != getattr(standard, setting):
-            words += [option, ",".join(map(str, value)) if isinstance(value, tuple) else f"{value}"]
-    return shlex.join([*words, *["--causal"] * s.causal, *["--quick"] * s.quick])

@@ -29,27 +29,12 @@ from subquad.report.adapter_card import adapter_card
 from subquad.workflows.pieces import Pieces, cut
 from subquad.workflows.pretrained import Pretrained, load
 from subquad.workflows.rows import longest
+from subquad.workflows.settings import CalibrateSettings
 from subquad.workflows.store import Progress, Store
 
 EVERY = 50  # steps between measurements on the passages kept apart
 PATIENCE = 4  # measurements without a better mean, after which it ends
 GAIN = 1e-3  # the least relative change that counts as better
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What to fit, on what, and how long."""
-
-    method: str
-    text: tuple[Path, ...]
-    model: str | None = None
-    column: str = "text"
-    steps: int | None = None  # the method's own recipe
-    max_length: int | None = None
-    batch: int = 1  # passages a step
-    held_out: int = 4  # passages
-    seed: int = 0
-    device: str = "cpu"
 
 
 @dataclass
@@ -67,7 +52,7 @@ class Fitted:
         return next(iter(self.bounds.values())).method
 
 
-def calibrate(settings: Settings, out: Path, progress: Progress = lambda what, done, total: None) -> Fitted:
+def calibrate(settings: CalibrateSettings, out: Path, progress: Progress = lambda what, done, total: None) -> Fitted:
     """Fit, and keep what is done under `out` until `Store.clear(out)`.
 
     Raises:
@@ -76,7 +61,7 @@ def calibrate(settings: Settings, out: Path, progress: Progress = lambda what, d
     progress("loading", 0, 1)
     with as_input_error():
         method = parse_method(settings.method)
-    if method.fit is None:
+    if method.traits.fit is None:
         raise InputError(f"{method.name!r} has nothing to calibrate: {_why_not(method)}")
     documents = read_documents(settings.text, settings.column)
     pretrained = load(settings.model, settings.device)
@@ -84,10 +69,15 @@ def calibrate(settings: Settings, out: Path, progress: Progress = lambda what, d
 
 
 def fit(
-    settings: Settings, method: Method, pretrained: Pretrained, documents: list[str], out: Path, progress: Progress
+    settings: CalibrateSettings,
+    method: Method,
+    pretrained: Pretrained,
+    documents: list[str],
+    out: Path,
+    progress: Progress,
 ) -> Fitted:
     """`calibrate` with the model and the text at hand."""
-    recipe = method.fit
+    recipe = method.traits.fit
     assert recipe is not None
     steps = recipe.steps if settings.steps is None else settings.steps
     for name, number in (("steps", steps), ("batch", settings.batch), ("held-out passages", settings.held_out)):
@@ -145,7 +135,7 @@ class Trainer:
         recipe: Fit,
         steps: int,
         length: int,
-        settings: Settings,
+        settings: CalibrateSettings,
     ):
         self.pretrained, self.pieces, self.bounds, self.recipe = pretrained, pieces, bounds, recipe
         self.steps, self.length, self.settings = steps, length, settings

@@ -9,9 +9,10 @@ from subquad.data.files import is_folder
 from subquad.data.texts import read_documents
 from subquad.errors import InputError, NothingToLearn
 from subquad.methods import METHODS, Method
-from subquad.workflows.calibrate import Settings, fit, save
+from subquad.workflows.calibrate import fit, save
 from subquad.workflows.pretrained import Pretrained
-from subquad.workflows.rows import Row, row_of_adapter
+from subquad.workflows.rows import CompareRow, row_of_adapter
+from subquad.workflows.settings import CalibrateSettings
 from subquad.workflows.store import Progress
 
 
@@ -23,7 +24,7 @@ def calibrated(
     length: int,
     out: Path,
     progress: Progress,
-) -> dict[Method, Row]:
+) -> dict[Method, CompareRow]:
     """Fit every method that has a fit on this text and return their rows; nothing where there is no text.
 
     The adapters are kept under `out/adapters`, and those of an earlier run are used again where they are for the same
@@ -42,15 +43,15 @@ def calibrated(
                 raise InputError(f"--calibrate {mine} holds the text that is compared on, {its}: figures would flatter")
             if its.resolve() in mine.resolve().parents:
                 raise InputError(f"--calibrate {mine} is part of the text that is compared on, {its}")
-    wanted = [method for method in methods if method.fit is not None]
+    wanted = [method for method in methods if method.traits.fit is not None]
     if not wanted:
-        have = ", ".join(name for name, method in METHODS.items() if method.fit is not None)
+        have = ", ".join(name for name, method in METHODS.items() if method.traits.fit is not None)
         raise InputError(f"--calibrate: none of the methods has learned parameters to fit; those of {have} can be")
     documents = read_documents(text)
     rows = {}
     for method in wanted:
         folder = out / "adapters" / re.sub(r"[^a-z0-9.]+", "-", str(method))
-        settings = Settings(method=str(method), text=tuple(text), max_length=length)
+        settings = CalibrateSettings(method=str(method), text=tuple(text), max_length=length)
         try:
             if not _is_for(folder, method, pretrained, text, length):
                 save(fit(settings, method, pretrained, documents, folder, progress), folder)

@@ -36,61 +36,17 @@ from subquad.workflows import machine
 from subquad.workflows.calibrated import calibrated
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import BATCH, Pretrained, load, running
-from subquad.workflows.rows import Row, mark_of, row_of, row_of_adapter
+from subquad.workflows.rows import CompareRow, mark_of, row_of, row_of_adapter
+from subquad.workflows.settings import COMPARED, COMPARED_LEARNED, CompareSettings
 from subquad.workflows.store import Job, Kind, Progress, Run
-from subquad.workflows.tasks import Task, load_task
+from subquad.workflows.tasks import LabelledTask, load_task
 
 EXACT = "full"
-DEFAULT_METHODS = (
-    "shared-full",
-    "oracle-top:topk=32",
-    "clustered:clusters=25",
-    "clustered:clusters=100",
-    "i-clustered:clusters=25,topk=32",
-    "i-clustered:clusters=25,topk=64",
-    "i-clustered:clusters=100,topk=32",
-    "local:window=64",
-    "smyrf:cluster_size=64",
-    "lsh:buckets=16,bucket_size=80,tail=16",
-    "performer",
-    "nystrom",
-    "linformer:projection=mean-pool",  # what any other pooling of keys must beat
-)
-LEARNED_METHODS = (  # beside those, where there is text to calibrate them on
-    "lha:buckets=4",
-    "lha-tail",
-    "tilted-pool",
-    "learned-feature-map",
-    "tilted-pool:segments=0",  # the window and the sinks that those two have, alone: nothing to fit
-    "linformer",
-)
 UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
 TOO_SLOW = 2.0  # seconds a call: a method that is foretold more is left out at that length, and the report says so
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What to compare, and how much work to spend."""
-
-    model: str | None = None
-    text: tuple[Path, ...] = ()
-    column: str = "text"
-    task: str | None = None
-    data_dir: Path | None = None
-    examples: int | None = None
-    methods: tuple[str, ...] = DEFAULT_METHODS
-    max_length: int | None = None
-    min_fidelity: float = 0.99
-    device: str = "cpu"
-    lengths: tuple[int, ...] = (2048, 4096)  # beyond the model's own
-    op_lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
-    passages: int = 32
-    seed: int = 0
-    adapters: tuple[Path, ...] = ()  # learned parameters, each a row of its own
-    calibrate: tuple[Path, ...] = ()  # text to fit the learned parameters of `methods` on first
-
-
-def measure(settings: Settings, out: Path, progress: Progress = lambda what, done, total: None) -> "Comparison":
+def measure(settings: CompareSettings, out: Path, progress: Progress = lambda what, done, total: None) -> "Comparison":
     """Measure everything and return the comparison with its results. Finished units are kept under `out`.
 
     Raises:
@@ -174,19 +130,19 @@ OP: Kind[Calls] = Kind("op", Calls)
 class Comparison(Run):
     """A comparison: model, text and rows at hand, and the results of the units so far."""
 
-    settings: Settings
+    settings: CompareSettings
     pretrained: Pretrained
     reading: Reading
-    rows: list[Row]
-    refused: list[Row]
-    task: Task | None
+    rows: list[CompareRow]
+    refused: list[CompareRow]
+    task: LabelledTask | None
     length: int
     models: dict[int, Pretrained] = field(default_factory=dict)  # with extended positions, by length
 
     @classmethod
     def prepare(
         cls,
-        settings: Settings,
+        settings: CompareSettings,
         out: Path = Path("subquad-compare"),
         progress: Progress = lambda what, done, total: None,
     ) -> "Comparison":
@@ -195,8 +151,11 @@ class Comparison(Run):
             raise InputError(f"min-fidelity {settings.min_fidelity:g} must be above 0 and at most 1")
         if not settings.methods and not settings.adapters:
             raise InputError("no methods to compare: --methods names none")
+        names = settings.methods
+        if settings.calibrate and names == COMPARED:
+            names += COMPARED_LEARNED
         with as_input_error():
-            methods = list(dict.fromkeys([Full(), *map(parse_method, settings.methods)]))
+            methods = list(dict.fromkeys([Full(), *map(parse_method, names)]))
         documents = read_documents(settings.text, settings.column) if settings.text else None
         task = load_task(settings.task, settings.data_dir, settings.examples) if settings.task else None
         pretrained = load(settings.model, settings.device)
@@ -257,7 +216,7 @@ class Comparison(Run):
             yield OP(length), partial(self.op, length)
 
     @torch.no_grad()
-    def layer_figures(self, row: Row) -> LayerErrors:
+    def layer_figures(self, row: CompareRow) -> LayerErrors:
         """On the exact model's own q, k and v of four passages: output errors, and L1 distances of weights."""
         if row.is_exact:
             return LayerErrors()
@@ -279,7 +238,7 @@ class Comparison(Run):
                 self.pretrained.forward([passage])
         return [(inputs, inputs.run(Full())) for inputs in calls]
 
-    def quality(self, row: Row) -> Embeddings | Losses:
+    def quality(self, row: CompareRow) -> Embeddings | Losses:
         """The passages and queries read with this method: embeddings, or losses."""
         with running(self.pretrained.model, row.swap):
             if self.pretrained.kind != "embedding":
@@ -287,7 +246,7 @@ class Comparison(Run):
             read = (self.reading.passages, self.reading.queries)
             return Embeddings(*(_rounded(self.pretrained.embed_all(items)) for items in read))
 
-    def task_score(self, row: Row) -> dict[str, float]:
+    def task_score(self, row: CompareRow) -> dict[str, float]:
         """The labelled task with this method in the model, and the cosine of its embeddings to the exact ones."""
         assert self.task is not None
         if row.is_exact:
@@ -339,7 +298,7 @@ class Comparison(Run):
             self.models = {length: self.pretrained.with_model(longer)}
         return self.models[length]
 
-    def _fast_enough(self, length: int) -> list[Row]:
+    def _fast_enough(self, length: int) -> list[CompareRow]:
         """Rows that take this length, and whose time at the one before says that they are worth their time at it."""
         shorter = [n for n in self.lengths if n < length]
         if not shorter:
@@ -401,7 +360,7 @@ def stretches(length: int) -> int:
     return 10 if length <= 512 else 5 if length <= 2048 else 4
 
 
-def _worth(row: Row, seconds: Mapping[str, float], growth: float) -> bool:
+def _worth(row: CompareRow, seconds: Mapping[str, float], growth: float) -> bool:
     """Whether a method's time at a shorter length foretells no more than TOO_SLOW, or than exact attention's does."""
     if row.is_exact:
         return True

@@ -1,8 +1,8 @@
 """From the results of a comparison's units to its report."""
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import torch
@@ -14,10 +14,8 @@ from subquad.methods import METHODS
 from subquad.report.schema import Cost, MethodReport, Quality, Report, RunNoise
 from subquad.workflows import machine
 from subquad.workflows.compare import (
-    DEFAULT_METHODS,
     EXACT,
     LAYERS,
-    LEARNED_METHODS,
     OP,
     QUALITY,
     STRETCH,
@@ -25,16 +23,15 @@ from subquad.workflows.compare import (
     TOO_SLOW,
     Comparison,
     Losses,
-    Settings,
     Turn,
     stretches,
 )
+from subquad.workflows.options import as_command
 from subquad.workflows.recommend import recommend
 from subquad.workflows.records import to_plain
-from subquad.workflows.rows import NOT_CALIBRATED, Row, exact_up_to
+from subquad.workflows.rows import NOT_CALIBRATED, CompareRow, exact_up_to
 
 _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the whole range of fewer than six turns)"
-_OWN = (DEFAULT_METHODS, DEFAULT_METHODS + LEARNED_METHODS)
 
 
 def report_of(comparison: Comparison) -> Report:
@@ -44,7 +41,7 @@ def report_of(comparison: Comparison) -> Report:
     methods = [_method_report(c, row, noise) for row in c.rows] + [_refused(row) for row in c.refused]
     report: Report = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": _command(s),
+        "command": as_command("compare", s if s.task else replace(s, data_dir=None)),
         "versions": machine.versions(),
         "hardware": machine.hardware(s.device),
         "settings": {
@@ -88,7 +85,7 @@ def _noise(c: Comparison) -> RunNoise:
 # ---------------------------------------------------------------------- one method
 
 
-def _refused(row: Row) -> MethodReport:
+def _refused(row: CompareRow) -> MethodReport:
     return {
         "method": row.name,
         "settings": row.method.to_dict(),
@@ -97,7 +94,7 @@ def _refused(row: Row) -> MethodReport:
     }
 
 
-def _method_report(c: Comparison, row: Row, noise: RunNoise) -> MethodReport:
+def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodReport:
     quality = {str(n): q for n in c.lengths if (q := _quality(c, row, n))}
     op = {str(n): found for n in c.settings.op_lengths if (found := _op_cost(c, row, n, noise["op"][str(n)]))}
     report: MethodReport = {
@@ -126,7 +123,7 @@ def _method_report(c: Comparison, row: Row, noise: RunNoise) -> MethodReport:
     return report
 
 
-def _quality(c: Comparison, row: Row, length: int) -> Quality:
+def _quality(c: Comparison, row: CompareRow, length: int) -> Quality:
     """Closeness to the exact model at a length; empty where the method was left out."""
     if length == c.length:
         return _own_quality(c, row)
@@ -140,7 +137,7 @@ def _quality(c: Comparison, row: Row, length: int) -> Quality:
     return _cosines(mine, exact)
 
 
-def _own_quality(c: Comparison, row: Row) -> Quality:
+def _own_quality(c: Comparison, row: CompareRow) -> Quality:
     mine, exact = c.results[QUALITY(row.name)], c.results[QUALITY(EXACT)]
     layers: Quality = to_plain(c.results[LAYERS(row.name)])
     if isinstance(mine, Losses) or isinstance(exact, Losses):
@@ -174,21 +171,21 @@ def _perplexity(nll: float, count: int) -> float:
     return math.exp(nll / max(count, 1))
 
 
-def _model_cost(c: Comparison, row: Row, length: int, noise: float) -> Cost | None:
+def _model_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:
     turns = _turns(c, row, length)
     if not turns:
         return None
     return _cost(row, c.seconds(length), turns[0][row.name].extra_mib, noise)
 
 
-def _op_cost(c: Comparison, row: Row, length: int, noise: float) -> Cost | None:
+def _op_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:
     found = c.results[OP(length)].rows
     if row.name not in found:
         return None
     return _cost(row, _op_seconds(c, length), found[row.name].extra_mib, noise)
 
 
-def _cost(row: Row, seconds: Mapping[str, list[float]], extra_mib: float | None, noise: float) -> Cost:
+def _cost(row: CompareRow, seconds: Mapping[str, list[float]], extra_mib: float | None, noise: float) -> Cost:
     exact = seconds[EXACT]
     return exact_cost(exact, extra_mib) if row.is_exact else cost(seconds[row.name], exact, extra_mib, noise)
 
@@ -198,7 +195,7 @@ def _itself(seconds: Mapping[str, list[float]]) -> float:
     return against_itself(ratios(seconds[AGAIN], seconds[EXACT]))
 
 
-def _turns(c: Comparison, row: Row, length: int) -> list[dict[str, Turn]]:
+def _turns(c: Comparison, row: CompareRow, length: int) -> list[dict[str, Turn]]:
     """The turns at a length; none where this row was left out."""
     turns = c.turns(length)
     return turns if row.name in turns[0] else []
@@ -241,13 +238,13 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
     return notes + c.resumed_note
 
 
-def _defaults(row: Row) -> str | None:
+def _defaults(row: CompareRow) -> str | None:
     """What a bare name stands for."""
     settings = ", ".join(f"{name}={value}" for name, value in row.method.to_dict().items() if name != "name")
     return f"{row.name} alone means {settings}." if settings and ":" not in row.name else None
 
 
-def _remarks(row: Row, length: int) -> list[str]:
+def _remarks(row: CompareRow, length: int) -> list[str]:
     """What the figures of this row alone do not tell."""
     remarks, most = [], exact_up_to(row.method)
     if not row.is_exact and most >= length:
@@ -258,7 +255,7 @@ def _remarks(row: Row, length: int) -> list[str]:
     return remarks
 
 
-def _left_out(c: Comparison, row: Row, method: MethodReport) -> str | None:
+def _left_out(c: Comparison, row: CompareRow, method: MethodReport) -> str | None:
     """From where on it was too slow."""
     wanted: list[tuple[Sequence[int], Mapping[str, Cost]]] = [
         (c.lengths, method["model"]),
@@ -269,19 +266,3 @@ def _left_out(c: Comparison, row: Row, method: MethodReport) -> str | None:
         return None
     where = f"from {min(skipped):,} tokens on"
     return f"{method['method']} was left out {where}: it is predicted to exceed {TOO_SLOW:g} s per call."
-
-
-def _command(s: Settings) -> str:
-    words = ["subquad", "compare", *([s.model] if s.model else [])]
-    words += [word for path in s.text for word in ("--text", str(path))]
-    words += ["--column", s.column] if s.column != "text" else []
-    words += ["--task", s.task] if s.task else []
-    words += ["--data-dir", str(s.data_dir)] if s.data_dir and s.task else []
-    words += ["--examples", str(s.examples)] if s.examples else []
-    words += ["--methods", " ".join(s.methods)] if s.methods not in _OWN else []
-    words += [word for path in s.adapters for word in ("--adapter", str(path))]
-    words += [word for path in s.calibrate for word in ("--calibrate", str(path))]
-    words += ["--max-length", str(s.max_length)] if s.max_length else []
-    words += ["--min-fidelity", f"{s.min_fidelity:g}"] if s.min_fidelity != 0.99 else []
-    words += ["--device", s.device] if s.device != "cpu" else []
-    return shlex.join(words)

@@ -31,43 +31,14 @@ from subquad.workflows import machine
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import Pretrained, load
 from subquad.workflows.rows import mark_of
+from subquad.workflows.settings import InspectSettings
 from subquad.workflows.store import Job, Kind, Progress, Run
-
-# "{buckets}" is what --buckets says
-DEFAULT_METHODS = (
-    "clustered:clusters=25",
-    "i-clustered:clusters=25,topk=32",
-    "lsh:buckets={buckets}",
-    "smyrf:clusters={buckets}",
-    "lha:buckets={buckets}",
-)
-
 
 POINTS = 96  # of a curve of the spectrum
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What to look at."""
-
-    model: str | None = None
-    text: tuple[Path, ...] = ()
-    column: str = "text"
-    methods: tuple[str, ...] = DEFAULT_METHODS
-    adapters: tuple[Path, ...] = ()
-    buckets: int = 4
-    length: int | None = None
-    sequences: int = 4
-    layer: int | None = None
-    head: int = 0
-    tokens: int = 40
-    spectrum: bool = False
-    device: str = "cpu"
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Row:
+class InspectRow:
     """One method in one model: what runs in each layer."""
 
     label: str
@@ -86,18 +57,15 @@ class Row:
         method = self.by_layer.get(inputs.number)
         if method is None:
             return "the adapter has no such layer"
-        if inner(method).traits.needs_hidden:
-            return f"{self.method.name!r} reads the layer's input, which a pretrained model does not hand on"
         query, key, options = inputs.query, inputs.key, inputs.options
         return inner(method).refuses(
             options["mask"],
             bias=options["bias"] is not None,
-            gqa=query.shape[1] != key.shape[1],
             cross=query.shape[2] != key.shape[2],
         )
 
 
-def measure(settings: Settings, out: Path, progress: Progress = lambda what, done, total: None) -> "Inspection":
+def measure(settings: InspectSettings, out: Path, progress: Progress = lambda what, done, total: None) -> "Inspection":
     """Measure everything and return the inspection with its results. Finished units are kept under `out`.
 
     Raises:
@@ -138,15 +106,15 @@ MAPS: Kind[dict[str, list[list[float]]]] = Kind("maps", dict[str, list[list[floa
 class Inspection(Run):
     """An inspection: model, text and rows at hand, and the results of the units so far."""
 
-    settings: Settings
+    settings: InspectSettings
     pretrained: Pretrained
     reading: Reading
-    rows: list[Row]
+    rows: list[InspectRow]
     items: list[list[int]]  # the sequences
     recording: tuple[int, dict[int, LayerInputs]] | None = None  # of the sequence that was last at work
 
     @classmethod
-    def prepare(cls, settings: Settings) -> "Inspection":
+    def prepare(cls, settings: InspectSettings) -> "Inspection":
         """Check all that the user gave, cheapest first, and load the model."""
         for name in ("buckets", "sequences", "tokens"):
             if getattr(settings, name) < 1:
@@ -238,7 +206,7 @@ class Inspection(Run):
         s = self.settings
         assert s.layer is not None
         inputs, shown = self.inputs(0)[s.layer], slice(s.tokens)
-        rows = [Row("full", Full(), {s.layer: Full()}), *self.rows]
+        rows = [InspectRow("full", Full(), {s.layer: Full()}), *self.rows]
         able = {row.label: row.by_layer[s.layer] for row in rows if not row.refusal(inputs)}
         return {label: _map(method, inputs, s.head, shown) for label, method in able.items()}
 
@@ -301,7 +269,7 @@ def _map(method: Method | Bound, inputs: LayerInputs, head: int, shown: slice) -
 # ---------------------------------------------------------------------- what the user gave
 
 
-def _fitted(settings: Settings, pretrained: Pretrained) -> Settings:
+def _fitted(settings: InspectSettings, pretrained: Pretrained) -> InspectSettings:
     """The settings with the model's own length and a layer in the middle where none is named."""
     limit, layers = pretrained.limit, hf.find_layers(pretrained.model)
     length = min(limit or 512, 512) if settings.length is None else settings.length
@@ -316,20 +284,20 @@ def _fitted(settings: Settings, pretrained: Pretrained) -> Settings:
     return replace(settings, length=length, layer=layer, tokens=min(settings.tokens, length))
 
 
-def _row(method: Method, pretrained: Pretrained, length: int) -> Row:
+def _row(method: Method, pretrained: Pretrained, length: int) -> InspectRow:
     """A method as it starts: learned parameters are not fitted to the model."""
     layers = hf.find_layers(pretrained.model)
     if not method.traits.learned:
-        return Row(str(method), method, {layer.number: method for layer in layers})
+        return InspectRow(str(method), method, {layer.number: method for layer in layers})
     by_layer = {layer.number: hf.bind(layer, method, length).to(pretrained.device).eval() for layer in layers}
-    return Row(f"{method} (not calibrated)", method, by_layer, calibrated=False)
+    return InspectRow(f"{method} (not calibrated)", method, by_layer, calibrated=False)
 
 
-def _adapted(folder: Path, pretrained: Pretrained) -> Row:
+def _adapted(folder: Path, pretrained: Pretrained) -> InspectRow:
     """The methods of an adapter, with the parameters that were fitted to this model."""
     adapter = hf.read_adapter(folder)
     by_layer = adapter.bounds(pretrained.model)
     methods = [bound.method for bound in by_layer.values()]
     various = "" if len(set(methods)) == 1 else " and others"
     label = f"{methods[0]}{various}@{folder.name}"
-    return Row(label, methods[0], by_layer, calibrated=True, history=adapter.record.get("history", []))
+    return InspectRow(label, methods[0], by_layer, calibrated=True, history=adapter.record.get("history", []))

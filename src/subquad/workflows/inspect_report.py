@@ -1,6 +1,5 @@
 """From the results of an inspection's units to its report."""
 
-import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -24,21 +23,9 @@ from subquad.report.inspect_schema import (
     UtilityFigures,
 )
 from subquad.workflows import machine
-from subquad.workflows.inspect import DEFAULT_METHODS, LAYER, MAPS, SPECTRUM, InLayer, Inspection, Layer, Row, Settings
-
-# command-line option -> setting
-OPTIONS = {
-    "--column": "column",
-    "--buckets": "buckets",
-    "--length": "length",
-    "--sequences": "sequences",
-    "--layer": "layer",
-    "--head": "head",
-    "--tokens": "tokens",
-    "--device": "device",
-    "--seed": "seed",
-}
-
+from subquad.workflows.inspect import LAYER, MAPS, SPECTRUM, InLayer, Inspection, InspectRow, Layer
+from subquad.workflows.options import as_command
+from subquad.workflows.settings import InspectSettings
 
 SHARP = (
     "Spectrum: a curve that rises at once says that each matrix of weights is close to one of low rank. It does not "
@@ -47,7 +34,7 @@ SHARP = (
 )
 
 
-def report_of(inspection: Inspection, asked: Settings) -> InspectReport:
+def report_of(inspection: Inspection, asked: InspectSettings) -> InspectReport:
     """All figures, with what they depend on. `asked` are the settings as the user gave them: those of the command."""
     x, s = inspection, inspection.settings
     text = x.reading.facts(s.text)
@@ -55,7 +42,7 @@ def report_of(inspection: Inspection, asked: Settings) -> InspectReport:
         "kind": KIND,
         "schema": SCHEMA,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": _command(asked),
+        "command": as_command("inspect", asked),
         "versions": machine.versions(),
         "hardware": machine.hardware(s.device),
         "settings": {
@@ -110,7 +97,7 @@ def _readable(x: Inspection, token: int) -> str:
     return text.strip() or repr(text)[1:-1]
 
 
-def _fit(row: Row) -> Fit:
+def _fit(row: InspectRow) -> Fit:
     functions = next(iter(row.bounds.values())).learned
     return {"method": row.label, "buckets": getattr(functions, "buckets", 0), "history": row.history}
 
@@ -118,7 +105,7 @@ def _fit(row: Row) -> Fit:
 # ---------------------------------------------------------------------- one method
 
 
-def _inspected(x: Inspection, row: Row) -> Inspected:
+def _inspected(x: Inspection, row: InspectRow) -> Inspected:
     layers = {str(n): _layer([unit.methods[row.label] for unit in _units(x, n)]) for n in x.layers}
     figures: Inspected = {
         "method": row.label,
@@ -194,7 +181,7 @@ def _notes(x: Inspection) -> list[str]:
     return notes + x.resumed_note
 
 
-def _refused(x: Inspection, row: Row) -> list[str]:
+def _refused(x: Inspection, row: InspectRow) -> list[str]:
     """Which layers it could not run in."""
     by_reason: dict[str, list[str]] = {}
     for number in x.layers:
@@ -202,16 +189,3 @@ def _refused(x: Inspection, row: Row) -> list[str]:
         if reason:
             by_reason.setdefault(reason, []).append(str(number))
     return [f"{row.label} is left out in layers {', '.join(at)}: {reason}" for reason, at in by_reason.items()]
-
-
-def _command(s: Settings) -> str:
-    standard = Settings()
-    words = ["subquad", "inspect", *([s.model] if s.model else [])]
-    words += [word for path in s.text for word in ("--text", str(path))]
-    words += ["--methods", " ".join(s.methods)] if s.methods != DEFAULT_METHODS else []
-    words += [word for folder in s.adapters for word in ("--adapter", str(folder))]
-    for option, setting in OPTIONS.items():
-        if getattr(s, setting) != getattr(standard, setting):
-            words += [option, str(getattr(s, setting))]
-    words += ["--spectrum"] * s.spectrum
-    return shlex.join(words)

@@ -17,7 +17,7 @@ NOT_CALIBRATED = "not calibrated: its learned parameters are those that it start
 
 
 @dataclass
-class Row:
+class CompareRow:
     """One method in one model."""
 
     method: Method
@@ -72,7 +72,7 @@ class Row:
         return partial(bound.to(query.device).eval(), query, key, value, is_causal=is_causal)
 
 
-def row_of(pretrained: Pretrained, method: Method) -> Row:
+def row_of(pretrained: Pretrained, method: Method) -> CompareRow:
     """The row of a method by itself."""
     layers = hf.find_layers(pretrained.model)
     with as_input_error():
@@ -80,16 +80,16 @@ def row_of(pretrained: Pretrained, method: Method) -> Row:
         able = [layer for layer in layers if layer.number not in refusals]
         numbers = [layer.number for layer in able]
         if refusals and not able:
-            return Row(method, [], refusals[min(refusals)])
+            return CompareRow(method, [], refusals[min(refusals)])
         bounds = {}
         if method.traits.learned:
             bounds = {layer.number: hf.bind(layer, method, pretrained.limit) for layer in able}
             bounds = {number: bound.to(pretrained.device).eval() for number, bound in bounds.items()}
     reason = _partly(refusals) if refusals else None
-    return Row(method, numbers, reason, bounds=bounds)
+    return CompareRow(method, numbers, reason, bounds=bounds)
 
 
-def row_of_adapter(pretrained: Pretrained, folder: Path) -> Row:
+def row_of_adapter(pretrained: Pretrained, folder: Path) -> CompareRow:
     """The row of an adapter, whose layers all run one method.
 
     Raises:
@@ -103,7 +103,7 @@ def row_of_adapter(pretrained: Pretrained, folder: Path) -> Row:
         raise InputError(f"the adapter {folder} mixes methods ({listed}); compare takes one method in all layers")
     everywhere = len(hf.find_layers(pretrained.model)) == len(bounds)
     reason = None if everywhere else f"only in layers {', '.join(map(str, sorted(bounds)))}; the others stay exact"
-    return Row(methods.pop(), sorted(bounds), reason, str(folder), bounds)
+    return CompareRow(methods.pop(), sorted(bounds), reason, str(folder), bounds)
 
 
 def _partly(refusals: dict[int, str]) -> str:

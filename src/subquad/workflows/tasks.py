@@ -18,11 +18,11 @@ from subquad.data.tables import TAB, fields_of
 from subquad.data.texts import field_of, read_rows, read_text
 from subquad.errors import InputError
 
-Row = TypeVar("Row")
+Example = TypeVar("Example")
 
 
 @dataclass(frozen=True)
-class Task:
+class LabelledTask:
     """Texts to embed, and how embeddings become scores.
 
     Those that are scored by a probe have a label for each text; the first `train` of them are for the probe to learn.
@@ -64,7 +64,7 @@ def share_right(predicted: Sequence[str], labels: Sequence[str]) -> float:
     return sum(mine == its for mine, its in zip(predicted, labels, strict=True)) / len(labels)
 
 
-def load_task(name: str, data: Path | None, examples: int | None = None) -> Task:
+def load_task(name: str, data: Path | None, examples: int | None = None) -> LabelledTask:
     """A task by name, with its data from a folder (or a file); of more than `examples` rows, so many drawn by lot.
 
     Raises:
@@ -81,7 +81,7 @@ def load_task(name: str, data: Path | None, examples: int | None = None) -> Task
     return TASKS[name](data, examples)
 
 
-def _some(rows: list[Row], of: int, examples: int | None) -> list[Row]:
+def _some(rows: list[Example], of: int, examples: int | None) -> list[Example]:
     """The share of these rows that leaves `examples` of all `of` rows, in their order; always the same ones."""
     if examples is None or examples >= of:
         return rows
@@ -89,12 +89,12 @@ def _some(rows: list[Row], of: int, examples: int | None) -> list[Row]:
     return [rows[i] for i in sorted(random.Random(0).sample(range(len(rows)), count))]
 
 
-def _banking77(data: Path, examples: int | None) -> Task:
+def _banking77(data: Path, examples: int | None) -> LabelledTask:
     train, test = (_labelled_csv(_find(data, "banking77", f"{part}.csv")) for part in ("train", "test"))
     return _probe("banking77", "intent accuracy of a logistic probe on frozen embeddings", train, test, examples)
 
 
-def _movie_reviews(data: Path, examples: int | None) -> Task:
+def _movie_reviews(data: Path, examples: int | None) -> LabelledTask:
     """2,000 reviews in NLTK's archive; cv000-cv799 train, cv800-cv999 test, of each class."""
     archive = _find(data, "movie_reviews", "movie_reviews.zip")
     reviews = read_reviews(archive)
@@ -107,7 +107,7 @@ def _movie_reviews(data: Path, examples: int | None) -> Task:
     return _probe("movie-reviews", "accuracy of a logistic probe on frozen embeddings", train, test, examples)
 
 
-def _sts(data: Path, examples: int | None) -> Task:
+def _sts(data: Path, examples: int | None) -> LabelledTask:
     """A TSV without header: sentence, sentence, score."""
     path = _find(data, "sts", "sts.tsv")
     rows = [row for _, row in fields_of(path, read_text(path), delimiter=TAB, quoting=csv.QUOTE_NONE)]
@@ -126,12 +126,12 @@ def _sts(data: Path, examples: int | None) -> Task:
         similarity = torch.nn.functional.cosine_similarity(vectors[0::2], vectors[1::2])
         return {"spearman": float(spearmanr(similarity.numpy(), gold).statistic)}
 
-    return Task(
+    return LabelledTask(
         "sts", "Spearman correlation of cosines with scores", [s for row in rows for s in row[:2]], len(rows), score
     )
 
 
-def _retrieval(data: Path, examples: int | None) -> Task:
+def _retrieval(data: Path, examples: int | None) -> LabelledTask:
     """A .jsonl (or .csv, .tsv) of rows with a question and the passage that answers it."""
     path = _first(data / "retrieval.jsonl", data / "retrieval" / "retrieval.jsonl") if is_folder(data) else data
     rows = [_filled(path, number, row, ("question", "passage")) for number, row in read_rows(path)]
@@ -146,16 +146,16 @@ def _retrieval(data: Path, examples: int | None) -> Task:
         found = (vectors[len(passages) :] @ vectors[: len(passages)].T).argmax(1)
         return {"recall@1": float((found == wanted).float().mean())}
 
-    return Task("retrieval", "recall@1", passages + [question for question, _ in rows], len(rows), score)
+    return LabelledTask("retrieval", "recall@1", passages + [question for question, _ in rows], len(rows), score)
 
 
-def _own(data: Path, examples: int | None) -> Task:
+def _own(data: Path, examples: int | None) -> LabelledTask:
     """Tables of the user's own."""
     train, test = (read_labelled([_find(data, "labelled", f"{part}.csv")]) for part in ("train", "test"))
     return _probe("labelled", "accuracy of a logistic probe on frozen embeddings", train, test, examples)
 
 
-TASKS: dict[str, Callable[[Path, int | None], Task]] = {
+TASKS: dict[str, Callable[[Path, int | None], LabelledTask]] = {
     "banking77": _banking77,
     "movie-reviews": _movie_reviews,
     "sts": _sts,
@@ -166,7 +166,7 @@ TASKS: dict[str, Callable[[Path, int | None], Task]] = {
 
 def _probe(
     name: str, metric: str, train: list[tuple[str, str]], test: list[tuple[str, str]], examples: int | None
-) -> Task:
+) -> LabelledTask:
     total = len(train) + len(test)
     train, test = _some(train, total, examples), _some(test, total, examples)
     if len({label for _, label in train}) < 2:
@@ -182,7 +182,7 @@ def _probe(
 
     chance = sum(label == majority for _, label in test) / len(test)
     texts = [text for text, _ in train + test]
-    return Task(name, metric, texts, len(texts), score, {"majority class": chance}, labels, count)
+    return LabelledTask(name, metric, texts, len(texts), score, {"majority class": chance}, labels, count)
 
 
 def _labelled_csv(path: Path) -> list[tuple[str, str]]:

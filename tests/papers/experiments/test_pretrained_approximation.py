@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 
 from subquad.papers.experiments import pretrained_approximation as experiment
-from subquad.papers.experiments.pretrained_approximation import Row, change, published_change, seeds
+from subquad.papers.experiments.pretrained_approximation import Replacement, change, published_change, seeds
 
 
 def test_a_change_is_taken_text_by_text_and_over_the_runs():
@@ -33,6 +33,6 @@ def test_every_counterpart_is_published_and_in_a_table():
 
 def test_only_what_is_drawn_runs_with_several_seeds():
     scale = experiment.Scale(seeds=(0, 1, 2))
-    assert seeds(scale, Row("lsh:buckets=4")) == (0, 1, 2)
-    assert seeds(scale, Row("linformer:projection=mean-pool")) == (0,)
-    assert seeds(scale, Row("lha-tail", True)) == (0,)
+    assert seeds(scale, Replacement("lsh:buckets=4")) == (0, 1, 2)
+    assert seeds(scale, Replacement("linformer:projection=mean-pool")) == (0,)
+    assert seeds(scale, Replacement("lha-tail", True)) == (0,)

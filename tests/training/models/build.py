@@ -40,7 +40,7 @@ SMALL = {
     "rfa": "features=8",
     "linformer": "k=4",
     "nystrom": "landmarks=4",
-    "tilted-pool": "segments=4,window=2,sinks=1",
+    "tilted-pool": "pools=4,window=2,sinks=1",
     "learned-feature-map": "features=4,window=2,sinks=1",
 }
 METHODS = {name: f"{name}:{settings}" if settings else name for name, settings in SMALL.items()}

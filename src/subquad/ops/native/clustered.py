@@ -1,6 +1,6 @@
 """Clustered and improved clustered attention in compiled code: one op a direction for the whole method.
 
-The maths is that of `subquad.methods.clustered` and `subquad.methods.improved_clustered`, which stay the reference;
+The maths is that of `subquad.methods.clustered` and `subquad.methods.i_clustered`, which stay the reference;
 `topk = 0` is "clustered". The gradient flows through the same paths; it is itself not differentiable.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from subquad.papers import speech
 from subquad.papers.base import Cell, Context, Experiment, Found, spread
-from subquad.papers.speech import HELD_OUT, RATE, Recipe, Variant, model_key
+from subquad.papers.speech import HELD_OUT, RATE, Recipe, Variant, model_key, shown
 from subquad.report.experiment import HeatMap, Results, Table
 
 TRAINED = ("full", "shared-full", "lsh-1", "lsh-4", "clustered-100", "i-clustered-100")  # the columns of the table
@@ -117,8 +117,8 @@ def results(scale: Scale, found: Found) -> Results:
                 title="digit error rate, %, of known speakers",
                 x="trained with",
                 y="evaluated with",
-                columns=columns,
-                rows=rows,
+                columns=[shown(column) for column in columns],
+                rows=[shown(row) for row in rows],
                 values=[[None if v is None else 100 * v for v in row] for row in values],
                 high=100.0,
                 format=".1f",
@@ -138,10 +138,10 @@ def _matrix(scale: Scale, found: Found, columns: list[str], figure: str, title: 
                 continue
             ours = spread(values, 1, percent=True)
             figures.append(ours if theirs is None else f"{ours} ({theirs})")
-        body.append([row, *figures])
+        body.append([shown(row), *figures])
     return Table(
         title=title,
-        columns=["evaluated with ↓, trained with →", *columns],
+        columns=["evaluated with ↓, trained with →", *map(shown, columns)],
         rows=body,
         note="In brackets the published phone error rate on WSJ's validation set.",
     )
@@ -149,7 +149,12 @@ def _matrix(scale: Scale, found: Found, columns: list[str], figure: str, title: 
 
 def _lost(scale: Scale, found: Found, rows: list[str]) -> Table:
     body = [
-        [row, _points_lost(scale, found, row, RATE), _points_lost(scale, found, row, HELD_OUT), _published_loss(row)]
+        [
+            shown(row),
+            _points_lost(scale, found, row, RATE),
+            _points_lost(scale, found, row, HELD_OUT),
+            _published_loss(row),
+        ]
         for row in rows
         if row != "full" and _values(scale, found, "full", row, RATE)
     ]

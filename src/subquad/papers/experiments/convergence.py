@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from subquad.papers import speech
 from subquad.papers.base import Cell, Experiment, Found, spread
-from subquad.papers.speech import HELD_OUT, RATE, TIMES, Recipe, Variant, model_key
+from subquad.papers.speech import HELD_OUT, RATE, TIMES, Recipe, Variant, model_key, shown
 from subquad.report.experiment import Lines, Results, Table, Value
 
 METHODS = ("full", "lsh-1", "lsh-4", "clustered-100", "i-clustered-100")  # the columns of table 2
@@ -57,13 +57,11 @@ def cells(scale: Scale) -> list[Cell]:
 def results(scale: Scale, found: Found) -> Results:
     """Errors, times and curves."""
     keys = {method: [model_key(method, seed) for seed in scale.seeds] for method in scale.methods}
-    seconds = {method: found[TIMES]["seconds"][method]["update"][1] for method in scale.methods}
+    seconds = {shown(method): found[TIMES]["seconds"][method]["update"][1] for method in scale.methods}
     first = scale.seeds[0]
-    losses = {m: [(float(step), loss) for step, _, loss in found[model_key(m, first)]["losses"]] for m in scale.methods}
-    rates = {
-        m: [(float(step), 100 * rate) for step, _, rate, _ in found[model_key(m, first)]["rates"]]
-        for m in scale.methods
-    }
+    curves = {shown(m): found[model_key(m, first)] for m in scale.methods}
+    losses = {m: [(float(step), loss) for step, _, loss in own["losses"]] for m, own in curves.items()}
+    rates = {m: [(float(step), 100 * rate) for step, _, rate, _ in own["rates"]] for m, own in curves.items()}
     return Results(
         summary="How fast models of speech learn with each attention. Curves are those of "
         f"seed {first}; time is the number of updates times the median time of one, measured apart.",
@@ -98,7 +96,7 @@ def _errors(scale: Scale, found: Found) -> Table:
     for method in scale.methods:
         records = [found[model_key(method, seed)] for seed in scale.seeds]
         figures = [[record["test"][name] for record in records] for name in (RATE, HELD_OUT)]
-        rows.append([method, *(spread(values, 1, percent=True) for values in figures)])
+        rows.append([shown(method), *(spread(values, 1, percent=True) for values in figures)])
     return Table(
         title="Digit error rate of the test, %",
         columns=["trained with", "known speakers", "held-out speaker"],
@@ -108,7 +106,9 @@ def _errors(scale: Scale, found: Found) -> Table:
 
 def _published() -> Table:
     rows: list[list[Value]] = [
-        [f"{method}, {where}", *figures] for where, methods in PUBLISHED.items() for method, figures in methods.items()
+        [f"{shown(method)}, {where}", *figures]
+        for where, methods in PUBLISHED.items()
+        for method, figures in methods.items()
     ]
     return Table(
         title="Published",

@@ -20,7 +20,8 @@ from subquad.papers.base import Cell, Context, Experiment, Found
 from subquad.papers.side_by_side import Timed, all_rounds, in_turn, powers, shown, speedup
 from subquad.report.bench_schema import EXACT
 from subquad.report.experiment import Lines, Results, Table
-from subquad.workflows.bench_calls import BACKWARD, NAIVE, Load, naive_gib
+from subquad.workflows.bench_calls import NAIVE, Load, naive_gib
+from subquad.workflows.settings import BACKWARD
 
 STAGES = ("training", "inference")
 

@@ -14,7 +14,7 @@ from subquad.training.run import train
 from subquad.training.settings import settings_of
 
 
-class Row(NamedTuple):
+class Ablation(NamedTuple):
     """A row of the table: which heads and layers are not local, what hashes there, and the published perplexity."""
 
     name: str
@@ -28,20 +28,20 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("exact attention", "exact", "all", "all", "–", None),
-    Row("exact attention, relative positions", "exact", "all", "all", "– (relative)", None),
-    Row("local, wide", "local", "none", "none", "–", 22.89, wide=True),
-    Row("local", "local", "none", "none", "–", 23.82),
-    Row("LSH, all heads, all layers", "LSH", "all", "all", "random linear", 24.64),
-    Row("LSH, half, all layers", "LSH", "half", "all", "random linear", 23.51),
-    Row("LSH, all heads, upper layers", "LSH", "all", "upper", "random linear", 23.76),
-    Row("LSH, half, upper layers", "LSH", "half", "upper", "random linear", 23.53),
-    Row("(a) random", "LHA", "all", "all", "random", 26.05),
-    Row("(b) linear", "LHA", "all", "all", "linear", 24.22),
-    Row("(c) MLP", "LHA", "all", "all", "MLP", 24.00),
-    Row("(d) MLP, half", "LHA", "half", "all", "MLP", 22.79, 23.2),
-    Row("(e) MLP, upper layers", "LHA", "all", "upper", "MLP", 23.00),
-    Row("(f) MLP, half, upper layers", "LHA", "half", "upper", "MLP", 22.84),
+    Ablation("exact attention", "exact", "all", "all", "–", None),
+    Ablation("exact attention, relative positions", "exact", "all", "all", "– (relative)", None),
+    Ablation("local, wide", "local", "none", "none", "–", 22.89, wide=True),
+    Ablation("local", "local", "none", "none", "–", 23.82),
+    Ablation("LSH, all heads, all layers", "LSH", "all", "all", "random linear", 24.64),
+    Ablation("LSH, half, all layers", "LSH", "half", "all", "random linear", 23.51),
+    Ablation("LSH, all heads, upper layers", "LSH", "all", "upper", "random linear", 23.76),
+    Ablation("LSH, half, upper layers", "LSH", "half", "upper", "random linear", 23.53),
+    Ablation("(a) random", "LHA", "all", "all", "random", 26.05),
+    Ablation("(b) linear", "LHA", "all", "all", "linear", 24.22),
+    Ablation("(c) MLP", "LHA", "all", "all", "MLP", 24.00),
+    Ablation("(d) MLP, half", "LHA", "half", "all", "MLP", 22.79, 23.2),
+    Ablation("(e) MLP, upper layers", "LHA", "all", "upper", "MLP", 23.00),
+    Ablation("(f) MLP, half, upper layers", "LHA", "half", "upper", "MLP", 22.84),
 )
 TRANSFORMER_XL = "Transformer-XL, local attention of 640, as quoted there: 23.09 (validation) and 24.0 (test)"
 NON_LOCAL = {  # by the table's hash function; {buckets} of N / size tokens each
@@ -110,7 +110,7 @@ SCALES = {
 }
 
 
-def methods(scale: Scale, row: Row) -> list[str]:
+def methods(scale: Scale, row: Ablation) -> list[str]:
     """The attention of each layer: local ones below, and on top of them those with the row's heads."""
     layers, local = scale.model["layers"], _local(scale.wide if row.wide else scale.size)
     above = {"none": 0, "all": layers, "upper": layers // 2}[row.layers]
@@ -127,7 +127,7 @@ def _local(size: int) -> str:
     return f"local:window={size - 1},positions=relative"
 
 
-def rows_of(scale: Scale) -> list[Row]:
+def rows_of(scale: Scale) -> list[Ablation]:
     """The rows of a scale."""
     return [row for row in ROWS if row.name in scale.rows]
 
@@ -158,7 +158,7 @@ def _baselines(scale: Scale, context: Context) -> dict[str, Any]:
     return task.baselines(task.splits(context.data), context.data)
 
 
-def _fit(scale: Scale, row: Row, seed: int, context: Context) -> dict[str, Any]:
+def _fit(scale: Scale, row: Ablation, seed: int, context: Context) -> dict[str, Any]:
     model = {**scale.model, "method": methods(scale, row), "positions": "layer-sinusoidal"}
     given = {
         "task": {**_task(scale, context), "seed": seed},
@@ -212,7 +212,7 @@ def results(scale: Scale, found: Found) -> Results:
     )
 
 
-def _line(scale: Scale, row: Row, found: Found) -> list[Value]:
+def _line(scale: Scale, row: Ablation, found: Found) -> list[Value]:
     runs = [found[key(row.name, seed)] for seed in scale.seeds]
     size = scale.length if row.family == "exact" else scale.wide if row.wide else scale.size
     words = [run["test"]["word_perplexity"] for run in runs if "word_perplexity" in run["test"]]
@@ -230,11 +230,11 @@ def _line(scale: Scale, row: Row, found: Found) -> list[Value]:
     ]
 
 
-def _mean(scale: Scale, row: Row, found: Found) -> float:
+def _mean(scale: Scale, row: Ablation, found: Found) -> float:
     return statistics.fmean(found[key(row.name, seed)]["test"]["bits_per_byte"] for seed in scale.seeds)
 
 
-def _noise(scale: Scale, rows: list[Row], found: Found) -> str:
+def _noise(scale: Scale, rows: list[Ablation], found: Found) -> str:
     """How the differences between rows compare with those between seeds."""
     means = [_mean(scale, row, found) for row in rows]
     if len(scale.seeds) < 2:

@@ -20,7 +20,7 @@ from subquad.papers.text_baselines import baselines
 from subquad.report.experiment import HeatMap, Results, Table, Value
 from subquad.workflows.pretrained import Pretrained, running
 from subquad.workflows.rows import row_of
-from subquad.workflows.tasks import Probe, Task, load_task, share_right
+from subquad.workflows.tasks import LabelledTask, Probe, load_task, share_right
 
 EXACT = "full"
 GLUE = ("CoLA", "MNLI", "MRPC", "QNLI", "QQP", "RTE", "SST-2", "STS-B")
@@ -106,7 +106,7 @@ SCALES = {
 
 
 @dataclass(frozen=True)
-class Row:
+class Replacement:
     """One line of the tables: a method by itself, or with calibrated parameters."""
 
     method: str
@@ -118,12 +118,12 @@ class Row:
         return f"{self.method} calibrated" if self.calibrated else self.method
 
 
-def rows(scale: Scale) -> list[Row]:
+def rows(scale: Scale) -> list[Replacement]:
     """All of them but exact attention."""
-    return [*(Row(method) for method in scale.methods), *(Row(method, True) for method in scale.fits)]
+    return [*(Replacement(method) for method in scale.methods), *(Replacement(method, True) for method in scale.fits)]
 
 
-def seeds(scale: Scale, row: Row) -> tuple[int, ...]:
+def seeds(scale: Scale, row: Replacement) -> tuple[int, ...]:
     """One run where nothing is drawn; of calibrated methods too, because each would have to be calibrated."""
     stochastic = parse_method(row.method).traits.stochastic and not row.calibrated
     return scale.seeds if stochastic else scale.seeds[:1]
@@ -151,7 +151,7 @@ def cells(scale: Scale) -> list[Cell]:
 # ---------------------------------------------------------------------- one cell
 
 
-def _task(scale: Scale, name: str, at: AtHand) -> Task:
+def _task(scale: Scale, name: str, at: AtHand) -> LabelledTask:
     return load_task(name, at.data, scale.examples[scale.tasks.index(name)] or None)
 
 
@@ -187,7 +187,7 @@ def _exact(scale: Scale, name: str, context: Context) -> dict[str, Any]:
     return _judged(task, learnt, held, held) | sizes
 
 
-def _replaced(scale: Scale, name: str, row: Row, seed: int, context: Context) -> dict[str, Any]:
+def _replaced(scale: Scale, name: str, row: Replacement, seed: int, context: Context) -> dict[str, Any]:
     """The test texts with a method in the model; probe and training texts are those of exact attention."""
     at = at_hand(scale.model, context)
     pretrained, task = at.load(context.device), _task(scale, name, at)
@@ -205,7 +205,7 @@ def _replaced(scale: Scale, name: str, row: Row, seed: int, context: Context) ->
     return _judged(task, kept["train"], kept["test"], vectors)
 
 
-def _judged(task: Task, learnt: Tensor, exact: Tensor, vectors: Tensor) -> dict[str, Any]:
+def _judged(task: LabelledTask, learnt: Tensor, exact: Tensor, vectors: Tensor) -> dict[str, Any]:
     """The score, how like exact attention's it is; of a task with labels, which of the test texts are right."""
     figures: dict[str, Any] = {"cosine": float(cosine(vectors, exact).mean())}
     if not task.labels:
@@ -253,7 +253,7 @@ def results(scale: Scale, found: Found) -> Results:
     )
 
 
-def _runs(scale: Scale, found: Found, task: str, row: Row) -> list[dict[str, Any]]:
+def _runs(scale: Scale, found: Found, task: str, row: Replacement) -> list[dict[str, Any]]:
     return [found[key(task, row.label, seed)] for seed in seeds(scale, row)]
 
 

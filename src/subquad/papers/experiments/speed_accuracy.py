@@ -8,7 +8,7 @@ from typing import Any
 
 from subquad.papers import speech
 from subquad.papers.base import Cell, Experiment, Found, spread
-from subquad.papers.speech import HELD_OUT, RATE, TIMES, Recipe, Variant, model_key
+from subquad.papers.speech import HELD_OUT, RATE, TIMES, Recipe, Variant, model_key, shown
 from subquad.report.experiment import Lines, Results, Table
 
 
@@ -94,7 +94,7 @@ def results(scale: Scale, found: Found) -> Results:
     points: dict[str, list[tuple[float, float]]] = {}
     labels: dict[str, list[str]] = {}
     for variant in variants(scale):
-        kind = variant.method.removesuffix(f"-{_number(variant)}")
+        kind = shown(variant.method).replace(f"-{_number(variant)}", "")  # "reformer (the paper's lsh)"
         rates = _rates(scale, found, variant, RATE)
         points.setdefault(kind, []).append((1000 * _forward(found, variant)[1], 100 * sum(rates) / len(rates)))
         labels.setdefault(kind, []).append("-".join(filter(None, (str(_layers(scale, variant)), _number(variant)))))
@@ -122,7 +122,7 @@ def _table(scale: Scale, found: Found) -> Table:
         known, held_out = (_rates(scale, found, variant, figure) for figure in (RATE, HELD_OUT))
         rows.append(
             [
-                variant.method,
+                shown(variant.method),
                 str(_layers(scale, variant)),
                 f"{median} ({low} to {high})",
                 spread(known, 1, percent=True),

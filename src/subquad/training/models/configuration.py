@@ -5,7 +5,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from subquad.methods import MixedHeads, parse_method
+from subquad.methods import parse_method
 
 POSITIONS = ("learned", "sinusoidal", "layer-sinusoidal", "rotary", "none")
 
@@ -78,8 +78,6 @@ class AttentionConfig(PreTrainedConfig):
     def absolute_heads(self, layer: int) -> list[bool]:
         """Which of a layer's heads get positions in queries and keys: those without relative ones of their own."""
         method = parse_method(self.method_of(layer))
-        if not isinstance(method, MixedHeads):
-            return [not method.traits.relative] * self.num_attention_heads
         heads = [True] * self.num_attention_heads
         dealt = method.deal(self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads)
         for part, (own, _) in zip(method.parts, dealt, strict=True):

@@ -8,7 +8,7 @@ import torch
 import subquad as sq
 from subquad import Mask, RandomHash
 from subquad.measure.utility import attention_utility
-from subquad.methods.random_hash import place_scores, plane_scores
+from subquad.methods.lsh import place_scores, plane_scores
 from tests.oracle import naive, normal, qkv
 
 

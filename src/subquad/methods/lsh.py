@@ -15,15 +15,15 @@ item with fewer buckets has the first ones of an item with more. Random numbers 
 """
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.methods.base import Call, Method, Partial, Traits, choice, number, whole, wide
 from subquad.methods.hashed import check_bucket_counts, sized_traits, tied_refusal
 from subquad.ops.bucket_attention import attend_buckets
 from subquad.ops.bucketing import balanced_buckets, best_bucket, bucket_sizes, most_of, same_label_buckets
@@ -71,26 +71,21 @@ class RandomHash(Method):
     torch.Size([2, 4, 300, 64])
     """
 
-    buckets: int = 8
-    bucket_size: int = 0
-    hash: str = field(default="planes", metadata={"choices": ("planes", "random")})
-    enlarge: float = math.sqrt(2)
-    merge: str = field(default="multiplicity", metadata={"choices": ("multiplicity", "union")})
-    tail: int = 0
-    selection: str = field(default="balanced", metadata={"choices": ("balanced", "argmax")})
-    seed: int = 0
+    buckets: int = whole(8, counts=True)
+    bucket_size: int = whole(0)
+    hash: str = choice("planes", "random")
+    enlarge: float = number(math.sqrt(2), least=1.0)
+    merge: str = choice("multiplicity", "union")
+    tail: int = whole(0, counts=True)
+    selection: str = choice("balanced", "argmax")
+    seed: int = whole(0)
 
     name: ClassVar[str] = "lsh"
-    counts: ClassVar[tuple[str, ...]] = ("buckets", "tail")
     traits: ClassVar[Traits] = Traits(
+        family="buckets",
         causal="values-only",
-        cross=True,
-        key_padding=True,
-        segments=True,
-        gqa=True,
         dropout="attention weights in each bucket",
         stochastic=True,
-        order_free=True,
         subquadratic=False,
         exact_limit={"buckets": 1},
         example={"buckets": 4},
@@ -98,47 +93,38 @@ class RandomHash(Method):
         source="Sun et al. 2022, equation 9; Kitaev et al. 2020",
     )
 
-    def __post_init__(self) -> None:
-        self._require(buckets=0, bucket_size=0, tail=0, seed=0)
-        self._require_number(enlarge=1.0)
-        self._check_choices()
+    def check(self) -> None:
+        """Raise ValueError where neither setting says how many buckets there are, and for what argmax cannot do."""
         check_bucket_counts(self, self.buckets, self.bucket_size)
+        for setting, fits in {"tail": self.tail == 0, "buckets": self.buckets > 0}.items():
+            if self.selection == "argmax" and not fits:
+                have = getattr(self, setting)
+                raise ValueError(f"{self.name!r}: {setting}={have} needs selection='balanced', but it is 'argmax'")
+
+    def describe(self) -> Traits:
+        """With buckets of a fixed size, without a look at the vectors, with a tail or argmax buckets."""
         traits = sized_traits(type(self).traits, self.bucket_size, self.merge)
         if self.hash == "random":
             traits = replace(traits, order_free=False, positional=True)
         if self.tail > 0:
             traits = replace(traits, causal="no", positional=True)
         if self.selection == "argmax":
-            self._check_argmax()
             traits = replace(traits, subquadratic=False, causal="strict", cross=False, exact_limit={"buckets": 1})
-        object.__setattr__(self, "traits", traits)
+        return traits
 
-    def _check_argmax(self) -> None:
-        """ValueError for settings that need buckets of one size."""
-        for setting, fits in {"tail": self.tail == 0, "buckets": self.buckets > 0}.items():
-            if not fits:
-                have = getattr(self, setting)
-                raise ValueError(f"{self.name!r}: {setting}={have} needs selection='balanced', but it is 'argmax'")
-
-    def refuses(self, mask: Mask, *, bias: bool = False, gqa: bool = False, cross: bool = False) -> str | None:
+    def refuses(self, mask: Mask, *, bias: bool = False, cross: bool = False, lse: bool = False) -> str | None:
         """As every method's; under a causal mask queries and keys must be the same tokens."""
-        return tied_refusal(self, mask, cross) or super().refuses(mask, bias=bias, gqa=gqa, cross=cross)
+        return tied_refusal(self, mask, cross) or super().refuses(mask, bias=bias, cross=cross, lse=lse)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Hash, fill the buckets, attend inside them, merge."""
-        return by_item(self._attend, query, key, value, call)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-        buckets, dropout_p = self.meetings(query, key, call), call.dropout_p
+        query, key, value = wide(query, key, value)
+        buckets = self.meetings(query, key, call)
+        how: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p}
         if self.tail > 0:
             cell = key_cells(key, call.mask, self.tail, call.seed)
-            return attend_with_tail(
-                query, key, value, buckets[0], cell, self.tail, scale=call.scale, dropout_p=dropout_p
-            )
-        union = self.merge == "union"
-        return attend_buckets(
-            query, key, value, buckets, call.mask, scale=call.scale, union=union, dropout_p=dropout_p
-        )[0]
+            return attend_with_tail(query, key, value, buckets[0], cell, self.tail, **how)
+        return attend_buckets(query, key, value, buckets, call.mask, union=self.merge == "union", **how)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys, in a bucket."""

@@ -20,7 +20,7 @@ number and may come near 0 where R is small; where it is 0, so is the output. A 
 scale·√D.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subquad.methods.base import WIDEST, Call, Method, Traits, by_item
+from subquad.methods.base import WIDEST, Call, Method, Partial, Traits, choice, whole, wide
 from subquad.ops.feature_attention.visible import drop_rows
 from subquad.ops.feature_maps import trigonometric_features
 from subquad.ops.gated_product import gated_product
@@ -71,21 +71,17 @@ class RandomFeature(Method):
     torch.Size([2, 100, 64])
     """
 
-    features: int = 128
-    gates: str = field(default="learned", metadata={"choices": ("learned", "none")})
-    seed: int = 0
+    features: int = whole(128, least=1, most=WIDEST)
+    gates: str = choice("learned", "none")
+    seed: int = whole(0)
 
     name: ClassVar[str] = "rfa"
     traits: ClassVar[Traits] = Traits(
+        family="features",
         causal="strict",
-        cross=True,
-        key_padding=True,
-        segments=True,
-        gqa=True,
         dropout="rows of values, from the sum over keys",
+        lse=False,  # the sum of the weights is an estimate that may be negative
         stochastic=True,
-        order_free=True,
-        subquadratic=True,
         learned=True,
         recurrent=True,
         unit="both",
@@ -95,29 +91,22 @@ class RandomFeature(Method):
         source="Peng et al. 2021",
     )
 
-    def __post_init__(self) -> None:
-        self._require(features=1, seed=0)
-        self._require_at_most(WIDEST, "features")
-        self._check_choices()
-
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
         """Spreads and gates as they start."""
         return Learned(kv_heads, head_dim, self.gates == "learned")
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Map; sum over the keys, or run along them; read."""
-        return by_item(self._attend, query, key, value, call)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        query, key, value = wide(query, key, value)
         mask, N, M = call.mask, query.shape[2], key.shape[2]
         of_query, of_key, log_gate = self._mapped(query, key, call)
         real, value = mask.key_padding(M), _with_ones(drop_rows(value, call.dropout_p), value)
         of_key, value, log_gate = _without(real, of_key, value, log_gate)
         if not mask.is_causal:
-            return _normalised(of_query @ repeat_heads(of_key.mT @ value, query.shape[1]))
+            return _normalised(of_query @ repeat_heads(of_key.mT @ value, query.shape[1])), None
         if N == M and mask.aligned:
-            return _normalised(gated_product(of_query, of_key, value, log_gate)[0])
-        return _normalised(_among(of_query, of_key, value, log_gate, 0 if mask.offset is None else mask.offset))
+            return _normalised(gated_product(of_query, of_key, value, log_gate)[0]), None
+        return _normalised(_among(of_query, of_key, value, log_gate, 0 if mask.offset is None else mask.offset)), None
 
     def _mapped(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         """φ(q), φ(k) and ln g; under a causal mask with gates, φ(k) holds the factor 1 − g."""

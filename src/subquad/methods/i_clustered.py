@@ -17,6 +17,8 @@ m̂           mass
 T           top (the indices)
 ==========  ==================
 
+The log-sum-exp of query i follows: that of its own logits with its top keys, less ln m̂_j.
+
 Queries are sorted by cluster into dense blocks, so that each block reads its cluster's keys once and all products are
 dense. Deviations from the published code, each on purpose: those of "clustered", and the gradient flows through m̂.
 Fewer visible keys than topk: those there are.
@@ -31,16 +33,15 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.methods.base import MOST_REPEATS, Call, Method
-from subquad.methods.clustered import Clustered, cluster_queries
+from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole, wide
+from subquad.methods.clustered import TOO_MANY_BITS, Clustered, cluster_queries, refusal
 from subquad.ops.backends import choose
 from subquad.ops.grouping import broadcast, group_mean, sort_into_blocks
-from subquad.ops.hashing import check_bits
+from subquad.ops.hashing import MAX_BITS
 from subquad.ops.heads import repeat_heads
 from subquad.ops.native import clustered as compiled
-from subquad.ops.packing import per_segment
 from subquad.ops.padding import cleared_inputs
-from subquad.ops.softmax import hide, visible_softmax
+from subquad.ops.softmax import hide, visible_logsumexp, visible_softmax
 
 BLOCK = 32  # slots a block: small enough to waste few, large enough for dense products
 
@@ -54,7 +55,7 @@ def improved_clustered_attention(
     labels: Int64[Tensor, "B H N"],
     clusters: int,
     topk: int,
-) -> Float[Tensor, "B H N E"]:
+) -> Partial:
     """Equations 9 to 17, in the dtype of the inputs, which is fp32 or fp64."""
     scale, dropout_p = call.scale, call.dropout_p
     visible = Mask(keys=(*call.mask.both, *call.mask.keys)).visible(query.shape[2], key.shape[2], query.device)
@@ -73,7 +74,12 @@ def improved_clustered_attention(
     seen = None if visible is None else blocks.of_group(_seen(visible, top)[..., None]).transpose(-1, -2)
     weights = F.dropout(visible_softmax(logits, seen), dropout_p)
     of_members = blocks.scatter(weights @ top_values)
-    return broadcast(mass, labels) * of_members + broadcast(rest, labels)
+    mass = broadcast(mass, labels)
+    out = mass * of_members + broadcast(rest, labels)
+    if not call.wants_lse:
+        return out, None
+    lse = blocks.scatter(visible_logsumexp(logits, seen)[..., None])
+    return out, (lse - mass.masked_fill(mass == 0, 1.0).log())[..., 0]
 
 
 def _rows(x: Float[Tensor, "B H M D"], top: Int64[Tensor, "B H C K"]) -> Float[Tensor, "B H C K D"]:
@@ -102,16 +108,16 @@ class ImprovedClustered(Method):
     torch.Size([2, 4, 300, 64])
     """
 
-    clusters: int = 100
-    bits: int = 63
-    iterations: int = 10
-    topk: int = 32
-    seed: int = 0
+    clusters: int = whole(100, least=1)
+    bits: int = whole(63, least=1, most=MAX_BITS, beyond=TOO_MANY_BITS)
+    iterations: int = whole(10, most=MOST_REPEATS)
+    topk: int = whole(32, least=1)
+    seed: int = whole(0)
 
     name: ClassVar[str] = "i-clustered"
     zeroes_padding: ClassVar[bool] = True  # they are in no cluster
     skips_padding: ClassVar[bool] = True
-    traits = replace(
+    traits: ClassVar[Traits] = replace(
         Clustered.traits,
         dropout="weights of the centroids on the other keys, one draw a cluster, and of each query on its top keys",
         exact_limit={"topk": "M"},
@@ -120,34 +126,15 @@ class ImprovedClustered(Method):
         source="Vyas et al. 2020, section 3.3",
     )
 
-    def __post_init__(self) -> None:
-        self._require(clusters=1, bits=1, iterations=0, topk=1, seed=0)
-        self._require_at_most(MOST_REPEATS, "iterations")
-        check_bits(self.name, self.bits)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, attend with the centroids, redo each cluster's top keys for its members."""
-        if call.mask.ids:
-            return per_segment(
-                lambda q, k, v, mask: self.attend(q, k, v, call.under(mask)), query, key, value, call.mask
-            )
-        clusters = torch.sym_min(self.clusters, query.shape[2])
-        if choose(cpu=compiled.refusal(query, call.dropout_p)) == "cpu":
-            hashing = {"bits": self.bits, "iterations": self.iterations, "seed": call.seed}
-            return compiled.clustered_attention(
-                query, key, value, call.mask, clusters=clusters, topk=self.topk, scale=call.scale, **hashing
-            )
+        clusters, topk = torch.sym_min(self.clusters, query.shape[2]), self.topk
+        hashing = {"bits": self.bits, "iterations": self.iterations, "seed": call.seed}
+        if choose(cpu=refusal(query, call)) == "cpu":
+            sizes = {"clusters": clusters, "topk": topk, "scale": call.scale}
+            return compiled.clustered_attention(query, key, value, call.mask, **sizes, **hashing), None
         query, key, value = cleared_inputs(query, key, value, call.mask)
-        labels = cluster_queries(query, call.mask, clusters, self.bits, self.iterations, call.seed)
-        exact = torch.promote_types(query.dtype, torch.float32)
+        labels = cluster_queries(query, call.mask, clusters, **hashing)
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-        out = improved_clustered_attention(
-            query.to(exact),
-            key.to(exact),
-            value.to(exact),
-            call,
-            labels=labels,
-            clusters=clusters,
-            topk=self.topk,
-        )
-        return out.to(query.dtype)
+        query, key, value = wide(query, key, value)
+        return improved_clustered_attention(query, key, value, call, labels=labels, clusters=clusters, topk=topk)

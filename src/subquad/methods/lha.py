@@ -33,8 +33,8 @@ each token in the one bucket that it scores highest, of any size, and is strictl
 """
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +42,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import WIDEST, Call, Fit, Method, Traits, by_item, constants
+from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, whole, wide
 from subquad.methods.hashed import check_bucket_counts, sized_traits, tied_refusal
 from subquad.ops.attention_sums import approximate_attention_sums, attention_sums
 from subquad.ops.bucket_attention import attend_buckets
@@ -87,47 +87,42 @@ class LearnedHash(Method):
     torch.Size([2, 100, 64])
     """
 
-    buckets: int = 8
-    bucket_size: int = 0
-    hash: str = field(default="mlp", metadata={"choices": KINDS})
-    hidden: int = 64
-    enlarge: float = math.sqrt(2)
-    merge: str = field(default="multiplicity", metadata={"choices": ("multiplicity", "union")})
-    selection: str = field(default="balanced", metadata={"choices": ("balanced", "argmax")})
-    membership: str = field(default="balanced", metadata={"choices": ("balanced", "argmax")})
-    targets: str = field(default="exact", metadata={"choices": ("exact", "features")})
-    features: int = 256
-    seed: int = 0
+    buckets: int = whole(8, most=WIDEST, counts=True)
+    bucket_size: int = whole(0)
+    hash: str = choice(*KINDS)
+    hidden: int = whole(64, least=1, most=WIDEST)
+    enlarge: float = number(math.sqrt(2), least=1.0)
+    merge: str = choice("multiplicity", "union")
+    selection: str = choice("balanced", "argmax")
+    membership: str = choice("balanced", "argmax")
+    targets: str = choice("exact", "features")
+    features: int = whole(256, least=1, most=WIDEST)
+    seed: int = whole(0)
 
     name: ClassVar[str] = "lha"
-    counts: ClassVar[tuple[str, ...]] = ("buckets",)
-    fit: ClassVar[Fit | None] = Fit(metric="utility")
     traits: ClassVar[Traits] = Traits(
+        family="buckets",
         causal="values-only",
-        cross=True,
-        key_padding=True,
-        segments=True,
-        gqa=True,
         dropout="attention weights in each bucket",
-        order_free=True,
         subquadratic=False,
         learned=True,
+        fit=Fit(metric="utility"),
         exact_limit={"buckets": 1},
         example={"buckets": 4, "hidden": 8},
         complexity="O(N·(B + 2N/B)·D) time with B buckets, O(N·(B + S)·D) with a bucket size of S",
         source="Sun et al. 2022",
     )
 
-    def __post_init__(self) -> None:
-        self._require(buckets=0, bucket_size=0, hidden=1, features=1, seed=0)
-        self._require_at_most(WIDEST, "buckets", "hidden", "features")
-        self._require_number(enlarge=1.0)
-        self._check_choices()
+    def check(self) -> None:
+        """Raise ValueError where neither setting says how many buckets there are."""
         check_bucket_counts(self, self.buckets, self.bucket_size)
+
+    def describe(self) -> Traits:
+        """With buckets of a fixed size, or argmax buckets."""
         traits = sized_traits(type(self).traits, self.bucket_size, self.merge)
         if self.selection == "argmax":
             traits = replace(traits, subquadratic=False, causal="strict", cross=False, exact_limit={"buckets": 1})
-        object.__setattr__(self, "traits", traits)
+        return traits
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
         """Hash functions as they start."""
@@ -141,19 +136,16 @@ class LearnedHash(Method):
             buckets = math.ceil(max_length / self.bucket_size)
         return HashFunctions(heads, kv_heads, head_dim, buckets, kind=self.hash, hidden=self.hidden, seed=self.seed)
 
-    def refuses(self, mask: Mask, *, bias: bool = False, gqa: bool = False, cross: bool = False) -> str | None:
+    def refuses(self, mask: Mask, *, bias: bool = False, cross: bool = False, lse: bool = False) -> str | None:
         """As every method's; under a causal mask queries and keys must be the same tokens."""
-        return tied_refusal(self, mask, cross) or super().refuses(mask, bias=bias, gqa=gqa, cross=cross)
+        return tied_refusal(self, mask, cross) or super().refuses(mask, bias=bias, cross=cross, lse=lse)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Hash, fill the buckets, attend inside them, merge."""
-        return by_item(self._attend, query, key, value, call)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-        buckets, union = self.meetings(query, key, call), self.merge == "union"
-        return attend_buckets(
-            query, key, value, buckets, call.mask, scale=call.scale, union=union, dropout_p=call.dropout_p
-        )[0]
+        query, key, value = wide(query, key, value)
+        buckets = self.meetings(query, key, call)
+        how: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p}
+        return attend_buckets(query, key, value, buckets, call.mask, union=self.merge == "union", **how)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""
@@ -183,15 +175,9 @@ class LearnedHash(Method):
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """KL(ψ ‖ S_Q) + KL(ψ' ‖ S_K): equations 13 and 19."""
-        of_queries, of_keys = self.divergences(query, key, call)
-        return of_queries + of_keys
-
-    def divergences(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """The two terms of the loss: of the queries and of the keys."""
-        query, key, call = constants(query, key, call)
         of_query, of_key = self.scores(query, key, call)
         psi_query, psi_key = self.utilities(query, key, of_query, of_key, call)
-        return divergence(psi_query, of_query), divergence(psi_key, of_key)
+        return divergence(psi_query, of_query) + divergence(psi_key, of_key)
 
     @torch.no_grad()
     def utilities(

@@ -20,13 +20,13 @@ another scale.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from subquad.methods.base import Call, Method, Traits, by_item
+from subquad.methods.base import Call, Method, Partial, Traits, choice, wide
 from subquad.ops.feature_attention.recurrent import advanced, hide_padding, no_tokens
 from subquad.ops.feature_attention.state import FeatureState
 from subquad.ops.feature_attention.visible import attend_features, drop_rows
@@ -58,34 +58,24 @@ class LinearAttention(Method):
     torch.Size([1, 2, 300, 16])
     """
 
-    feature_map: str = field(default="elu", metadata={"choices": tuple(FEATURE_MAPS)})
+    feature_map: str = choice(*FEATURE_MAPS)
 
     name: ClassVar[str] = "linear"
     traits: ClassVar[Traits] = Traits(
+        family="features",
         causal="strict",
-        cross=True,
-        key_padding=True,
-        segments=True,
-        gqa=True,
         dropout="rows of values, from the sum over keys",
-        order_free=True,
-        subquadratic=True,
         recurrent=True,
         exact_limit="another kernel than softmax's: it equals exact attention only where all weights are equal",
         complexity="O((N + M)·D·E) time, O((N + M)·(D + E) + D·E) memory",
         source="Katharopoulos et al. 2020",
     )
 
-    def __post_init__(self) -> None:
-        self._check_choices()
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Map, sum over the keys, read."""
-        return by_item(self._attend, query, key, value, call)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        query, key, value = wide(query, key, value)
         query, key = self._exponents(query, key, call.scale)
-        return attend_features(query, key, drop_rows(value, call.dropout_p), call.mask)[0]
+        return attend_features(query, key, drop_rows(value, call.dropout_p), call.mask)
 
     def _exponents(self, query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """ln φ of queries and keys."""

@@ -18,7 +18,7 @@ targets t and p are constants; q and k are detached. Cells partition the keys: k
 The hash functions read q·√scale and k·√scale. Not causal: the centroids hold later keys.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subquad.methods.base import WIDEST, Call, Fit, Method, Traits, by_item, constants
-from subquad.methods.full import sdpa
+from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, whole, wide
+from subquad.methods.full import exact
 from subquad.ops.attention_sums import attention_sums
 from subquad.ops.bucketing import best_bucket
 from subquad.ops.buckets import Buckets, members, real_lengths
@@ -59,39 +59,27 @@ class LearnedHashTail(Method):
     torch.Size([2, 100, 64])
     """
 
-    buckets: int = 32
-    keys: int = 96
-    cells: int = 32
-    hash: str = field(default="mlp", metadata={"choices": KINDS})
-    hidden: int = 64
-    seed: int = 0
+    buckets: int = whole(32, least=1, most=WIDEST, counts=True)
+    keys: int = whole(96, least=1)
+    cells: int = whole(32, least=1, counts=True)
+    hash: str = choice(*KINDS)
+    hidden: int = whole(64, least=1, most=WIDEST)
+    seed: int = whole(0)
 
     name: ClassVar[str] = "lha-tail"
     skips_padding: ClassVar[bool] = True
-    counts: ClassVar[tuple[str, ...]] = ("buckets", "cells")
-    fit: ClassVar[Fit | None] = Fit(metric="error")
     traits: ClassVar[Traits] = Traits(
-        causal="no",
-        cross=True,
-        key_padding=True,
-        segments=True,
-        gqa=True,
+        family="buckets",
         dropout="attention weights of a bucket's keys and of the centroids",
         stochastic=True,
-        order_free=True,
         positional=True,  # the cells' k-means starts from evenly spaced keys
-        subquadratic=True,
         learned=True,
+        fit=Fit(metric="error"),
         exact_limit={"keys": "M"},
         example={"buckets": 4, "keys": 6, "cells": 3, "hidden": 8},
         complexity="O(N·(B + K + X)·D + M·B·X·D) time for K keys and X cells, O(N + B·(K + X)·D) memory",
         source="extends Sun et al. 2022",
     )
-
-    def __post_init__(self) -> None:
-        self._require(buckets=1, keys=1, cells=1, hidden=1, seed=0)
-        self._require_at_most(WIDEST, "buckets", "hidden")
-        self._check_choices()
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
         """Hash functions as they start."""
@@ -99,17 +87,14 @@ class LearnedHashTail(Method):
             heads, kv_heads, head_dim, self.buckets, kind=self.hash, hidden=self.hidden, seed=self.seed
         )
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Hash, attend to the keys of each query's bucket and to the centroids of the others."""
         if not torch.compiler.is_exporting() and key.shape[2] <= self.keys:  # every bucket has all keys
-            return sdpa(query, key, value, call)
-        return by_item(self._attend, query, key, value, call)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-        (buckets,) = self.meetings(query, key, call)
-        cell = key_cells(key, call.mask, self.cells, call.seed)
+            return exact(query, key, value, call)
+        query, key, value = wide(query, key, value)
+        (buckets,), how = self.meetings(query, key, call), {"scale": call.scale, "dropout_p": call.dropout_p}
         return attend_with_tail(
-            query, key, value, buckets, cell, self.cells, scale=call.scale, dropout_p=call.dropout_p
+            query, key, value, buckets, key_cells(key, call.mask, self.cells, call.seed), self.cells, **how
         )
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
@@ -129,13 +114,7 @@ class LearnedHashTail(Method):
         return hash_scores(query, key, call.learned, call.scale)
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-        """L_Q + L_K."""
-        of_queries, of_keys = self.divergences(query, key, call)
-        return of_queries + of_keys
-
-    def divergences(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """L_Q, the mean over queries, and L_K, the mean over items; both over heads."""
-        query, key, call = constants(query, key, call)
+        """L_Q, a mean over queries and heads, and L_K, a mean over items and heads."""
         of_query, of_key = self.scores(query, key, call)
         real_queries, real_keys = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
         with torch.no_grad():
@@ -150,7 +129,7 @@ class LearnedHashTail(Method):
                 target = target * real_queries[:, None, :, None]
         of_key = of_key if real_keys is None else hide(of_key, real_keys[:, None, :, None])
         of_keys = divergence(received.transpose(-1, -2), of_key.transpose(-1, -2)) * self.buckets
-        return divergence(target, of_query), of_keys
+        return divergence(target, of_query) + of_keys
 
 
 def feeding(of_query: Float[Tensor, "B H N C"], real: Tensor | None) -> Float[Tensor, "B H N C"]:

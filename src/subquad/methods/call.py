@@ -1,0 +1,34 @@
+"""How attention is asked for, and what comes back: what `Method.__call__` and `attend` hand to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from subquad.masks import Mask
+
+Partial = tuple[Tensor, Tensor | None]  # (out, lse); lse is None where it is not known or nobody asked
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """How attention is asked for, checked: what `Method.__call__` hands to `attend` beside query, key and value."""
+
+    mask: Mask
+    bias: Tensor | None
+    scale: float
+    dropout_p: float
+    seed: int
+    learned: nn.Module | None = None  # the learned parameters, as `Method.make_learned` made them
+    wants_lse: bool = False  # whether the log-sum-exp is asked for
+
+    def under(self, mask: Mask) -> Call:
+        """The same call under another mask."""
+        return replace(self, mask=mask)
+
+
+def wide(*inputs: Tensor) -> list[Tensor]:
+    """The tensors in fp32, or in fp64 where they are."""
+    return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in inputs]

@@ -1,0 +1,169 @@
+"""The settings of compare, bench, inspect and calibrate, with their options on the command line."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from subquad.errors import InputError
+from subquad.workflows.options import option
+
+COMPARED = (
+    "shared-full",
+    "oracle-top:topk=32",
+    "clustered:clusters=25",
+    "clustered:clusters=100",
+    "i-clustered:clusters=25,topk=32",
+    "i-clustered:clusters=25,topk=64",
+    "i-clustered:clusters=100,topk=32",
+    "local:window=64",
+    "smyrf:cluster_size=64",
+    "lsh:buckets=16,bucket_size=80,tail=16",
+    "performer",
+    "nystrom",
+    "linformer:projection=mean-pool",  # what any other pooling of keys must beat
+)
+COMPARED_LEARNED = (  # beside those, where there is text to calibrate them on
+    "lha:buckets=4",
+    "lha-tail",
+    "tilted-pool",
+    "learned-feature-map",
+    "tilted-pool:pools=0",  # the window and the sinks that those two have, alone: nothing to fit
+    "linformer",
+)
+INSPECTED = (  # "{buckets}" is what --buckets says
+    "clustered:clusters=25",
+    "i-clustered:clusters=25,topk=32",
+    "lsh:buckets={buckets}",
+    "smyrf:clusters={buckets}",
+    "lha:buckets={buckets}",
+)
+BACKWARD = "forward+backward"
+PASSES = ("forward", BACKWARD)
+QUICK = {"lengths": (256, 1024, 4096), "passes": PASSES[:1]}  # of a quick benchmark where nothing else is said
+
+
+def _model() -> Any:
+    return option(None, "Hub id or folder; default: the encoder of the demo extra.", argument=True)
+
+
+def _text() -> Any:
+    return option((), "Text to read: file, folder, .jsonl, .csv; repeatable. Default: Python's own documentation.")
+
+
+def _column() -> Any:
+    return option("text", "The column of .jsonl, .csv and .tsv files that holds the text.")
+
+
+def _methods(default: tuple[str, ...]) -> Any:
+    return option(default, 'Methods as "name:setting=value,…"; repeatable, or several divided by spaces.')
+
+
+def _adapters() -> Any:
+    about = "An adapter that subquad calibrate wrote, as a row of its own; repeatable."
+    return option((), about, name="adapter")
+
+
+def _device() -> Any:
+    return option("cpu", "Where to run: cpu, cuda, cuda:1.")
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(text.replace(",", " ").split())
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    return tuple(map(_whole, _listed(text)))
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"length {text!r} is no whole number; lengths are written as 512,1024") from None
+
+
+@dataclass(frozen=True)
+class CompareSettings:
+    """What to compare, and how much work to spend."""
+
+    model: str | None = _model()
+    text: tuple[Path, ...] = _text()
+    column: str = _column()
+    task: str | None = option(None, "A labelled task too: banking77, movie-reviews, sts or retrieval.")
+    data_dir: Path | None = option(
+        None, "The folder of real data; each task's is a folder in it.", envvar="SUBQUAD_DATA"
+    )
+    examples: int | None = option(None, "Use so many of the task's examples, at random; default: all.")
+    methods: tuple[str, ...] = _methods(COMPARED)
+    adapters: tuple[Path, ...] = _adapters()
+    calibrate: tuple[Path, ...] = option(
+        (), "Fit learned parameters on this text first; it must not be the text compared on. Repeatable."
+    )
+    max_length: int | None = option(None, "The model's own length in tokens; default: its positions, at most 512.")
+    min_fidelity: float = option(0.99, "Recommend nothing below this mean cosine (or ratio of perplexities) to exact.")
+    device: str = _device()
+    lengths: tuple[int, ...] = (2048, 4096)  # beyond the model's own
+    op_lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
+    passages: int = 32
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """What to measure. The defaults are the clustered paper's: batch 1, 6 heads, D = 64."""
+
+    methods: tuple[str, ...] = _methods(("clustered", "i-clustered"))
+    lengths: tuple[int, ...] = option(
+        (256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384), "Lengths in tokens, divided by commas.", read=_lengths
+    )
+    passes: tuple[str, ...] = option(
+        PASSES, "forward, forward+backward, or both divided by a comma; default: both.", read=_listed
+    )
+    dtypes: tuple[str, ...] = option(
+        ("float32",), "float32, bfloat16, float16, float64; divided by commas.", read=_listed, shown="float32"
+    )
+    device: str = _device()
+    batch: int = option(1, "Sequences in a call.")
+    heads: int = option(6, "Heads.")
+    head_dim: int = option(64, "Width of a head.")
+    threads: int | None = option(None, "torch's threads; default: as many as it takes itself.")
+    seed: int = option(0, "Of the inputs.")
+    causal: bool = option(False, "Causal attention, beside causal SDPA; what cannot is named.")
+    call_limit: float = option(10.0, "Seconds; a call that is predicted to take longer is not run.")
+    quick: bool = option(False, "Three lengths, forward, few rounds, no memory.")
+
+
+@dataclass(frozen=True)
+class InspectSettings:
+    """What to look at."""
+
+    model: str | None = _model()
+    text: tuple[Path, ...] = _text()
+    column: str = _column()
+    methods: tuple[str, ...] = _methods(INSPECTED)
+    adapters: tuple[Path, ...] = _adapters()
+    buckets: int = option(4, "B: of the upper bound at N/B keys, and of the default methods.")
+    length: int | None = option(None, "N, tokens of a sequence; default: the model's positions, at most 512.")
+    sequences: int = option(4, "How many sequences, spread over the text.")
+    layer: int | None = option(None, "Of the attention maps and of the plot of bucket sizes; default: in the middle.")
+    head: int = option(0, "Of the attention maps.")
+    tokens: int = option(40, "How many tokens the attention maps show, from the first on.")
+    spectrum: bool = option(False, "Also the singular values of exact attention's weights: their low rank.")
+    device: str = _device()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class CalibrateSettings:
+    """What to fit, on what, and how long."""
+
+    method: str = option("lha-tail", 'A method with learned parameters, as "name:setting=value,…".')
+    text: tuple[Path, ...] = option((), "Plain text to fit on: file, folder, .jsonl, .csv; repeatable.")
+    model: str | None = _model()
+    column: str = _column()
+    steps: int | None = option(None, "At most so many steps; default: the method's own recipe.")
+    max_length: int | None = option(None, "Tokens of a passage; default: the model's positions, at most 512.")
+    batch: int = option(1, "Passages a step.")
+    held_out: int = 4  # passages
+    seed: int = option(0, "Of the order of the passages, and which are kept apart.")
+    device: str = _device()
