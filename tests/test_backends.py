@@ -11,17 +11,17 @@ from subquad.ops import backends as module
 def only_the_reference(monkeypatch):
     """What runs here is each test's own affair, not this machine's."""
     for name in ("cpu", "triton"):
-        monkeypatch.setitem(module._REFUSALS, name, lambda: "not in this test")
+        monkeypatch.setitem(module._BACKENDS, name, lambda: "not in this test")
 
 
 @pytest.fixture
 def cpu(monkeypatch):
-    monkeypatch.setitem(module._REFUSALS, "cpu", lambda: None)
+    monkeypatch.setitem(module._BACKENDS, "cpu", lambda: None)
 
 
 @pytest.fixture
 def triton(monkeypatch):
-    monkeypatch.setitem(module._REFUSALS, "triton", lambda: None)
+    monkeypatch.setitem(module._BACKENDS, "triton", lambda: None)
 
 
 def test_the_reference_is_always_there():
@@ -44,7 +44,7 @@ def test_an_unknown_backend_is_refused_by_name():
 
 
 def test_an_absent_backend_is_refused_with_its_reason(monkeypatch):
-    monkeypatch.setitem(module._REFUSALS, "triton", lambda: "no GPU in this house")
+    monkeypatch.setitem(module._BACKENDS, "triton", lambda: "no GPU in this house")
     with (
         pytest.raises(ValueError, match="'triton' cannot run here: no GPU in this house"),
         sq.use_backend("triton"),

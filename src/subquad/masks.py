@@ -173,18 +173,27 @@ class Mask:
 
     def pattern(self, N: int, M: int, device: torch.device | None = None) -> Tensor:
         """What is left of `to_dense` without padding: a bool (B|1, H|1, N, M)."""
-        dense = torch.ones(1, 1, N, M, dtype=torch.bool, device=device)
-        if self.is_causal or self.span is not None:
-            ahead = torch.arange(M, device=device) - self._positions(N, device)
-            if self.is_causal:
-                dense = dense & (ahead <= 0)
-            if self.span is not None:
-                dense = dense & (ahead.abs() <= self.span)
+        queries, keys = (torch.arange(n, device=device) for n in (N, M))
+        dense = self.sees(queries[None, None, :, None], keys)
         for ids in self.ids:
             dense = dense & (ids[:, None, :, None] == ids[:, None, None, :])
         for allowed in self.allowed:
             dense = dense & allowed
         return dense
+
+    def positions(self, queries: Tensor) -> Tensor:
+        """Where the queries of these numbers stand among the keys; the offset tells, by item along the first axis."""
+        if isinstance(self.offset, Tensor):
+            return queries + self.offset.to(queries.device).reshape(-1, *[1] * (queries.ndim - 1))
+        return queries if self.offset is None else queries + self.offset
+
+    def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Whether causality and the window let the queries of these numbers see the keys of these numbers: a bool."""
+        ahead = keys - self.positions(queries)
+        seen = torch.ones_like(ahead, dtype=torch.bool)
+        if self.is_causal:
+            seen = seen & (ahead <= 0)
+        return seen if self.span is None else seen & (ahead.abs() <= self.span)
 
     def check(self, sizes: Sizes, device: torch.device) -> None:
         """Raise ValueError where this mask does not fit attention of these sizes; the message names both sides."""
@@ -221,13 +230,6 @@ class Mask:
         for more in real[1:]:
             together = together & more
         return together
-
-    def _positions(self, N: int, device: torch.device | None) -> Tensor:
-        """Where each query stands among the keys: (N,1), or (B,1,N,1) when the offset differs by item."""
-        own = torch.arange(N, device=device)[:, None]
-        if isinstance(self.offset, Tensor):
-            return own + self.offset.to(own.device).reshape(-1, 1, 1, 1)
-        return own + (self.offset or 0)
 
 
 def _paddings(padding: Tensor | Sequence[int] | None) -> tuple[Tensor, ...]:

@@ -12,11 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-
-@torch.library.custom_op("subquad::orthogonal", mutates_args=())
-def _orthogonal(seed: int, rows: int, columns: int) -> Tensor:
-    # A custom op because Dynamo can trace neither a Generator nor a draw that must come out the same at every call.
-    return _drawn(seed, rows, columns).clone()
+from subquad.torch_ops import define
 
 
 @lru_cache(maxsize=256)  # of layers and seeds in use: a draw takes longer than clustered attention to 512 tokens
@@ -29,9 +25,12 @@ def _drawn(seed: int, rows: int, columns: int) -> Tensor:
     return q.transpose(1, 2).reshape(-1, columns)[:rows].contiguous()
 
 
-@_orthogonal.register_fake
-def _(seed: int, rows: int, columns: int) -> Tensor:
+def _empty(seed: int, rows: int, columns: int) -> Tensor:
     return torch.empty(rows, columns, dtype=torch.float64)
+
+
+# An operator because Dynamo can trace neither a Generator nor a draw that must come out the same at every call.
+_orthogonal = define("orthogonal", lambda *sizes: _drawn(*sizes).clone(), _empty)
 
 
 def orthogonal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
@@ -65,11 +64,6 @@ def _constant(draw: Callable[..., Tensor], *sizes: int) -> Tensor:
         return draw(*sizes).clone()
 
 
-@torch.library.custom_op("subquad::normal", mutates_args=())
-def _normal(seed: int, rows: int, columns: int) -> Tensor:
-    return _normal_drawn(seed, rows, columns).clone()
-
-
 @lru_cache(maxsize=256)
 def _normal_drawn(seed: int, rows: int, columns: int) -> Tensor:
     # Each number comes from its own row, column and the seed, so that fewer rows are the first of more rows.
@@ -89,9 +83,7 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 31 & (2**33 - 1))
 
 
-@_normal.register_fake
-def _(seed: int, rows: int, columns: int) -> Tensor:
-    return torch.empty(rows, columns, dtype=torch.float64)
+_normal = define("normal", lambda *sizes: _normal_drawn(*sizes).clone(), _empty)
 
 
 def normal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
@@ -107,20 +99,21 @@ def normal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
     return drawn.to(device=like.device, dtype=like.dtype)
 
 
-@torch.library.custom_op("subquad::directions", mutates_args=())
-def _directions(seed: int, draw: Tensor, rows: int, columns: int, independent: bool) -> Tensor:
-    return _directions_drawn((seed + int(draw)) % 2**63, rows, columns, independent)
-
-
 def _directions_drawn(seed: int, rows: int, columns: int, independent: bool) -> Tensor:
     gauss = _normal_drawn(seed, rows, columns)
     # The norms of other normal rows than those that the rotation would be made of, so that they are independent of it.
     return gauss.clone() if independent else _drawn(seed, rows, columns) * gauss.norm(dim=1, keepdim=True)
 
 
-@_directions.register_fake
-def _(seed: int, draw: Tensor, rows: int, columns: int, independent: bool) -> Tensor:
+def _redrawn(seed: int, draw: Tensor, rows: int, columns: int, independent: bool) -> Tensor:
+    return _directions_drawn((seed + int(draw)) % 2**63, rows, columns, independent)
+
+
+def _empty_directions(seed: int, draw: Tensor, rows: int, columns: int, independent: bool) -> Tensor:
     return torch.empty(rows, columns, dtype=torch.float64)
+
+
+_directions = define("directions", _redrawn, _empty_directions)
 
 
 def directions(seed: int, draw: Tensor | None, rows: int, columns: int, independent: bool, like: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from subquad.measure.dynamics import hash_dynamics, negative_entropy
 from subquad.measure.memory import peak_extra_mib
 from subquad.measure.utility import attention_utility, upper_bound, utilities
 from subquad.methods import Method
-from subquad.ops.buckets import Buckets
+from subquad.ops.slots import Buckets
 
 
 @dataclass(frozen=True)

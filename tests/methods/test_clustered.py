@@ -4,7 +4,7 @@ import torch
 
 from subquad import Mask
 from subquad.methods.clustered import cluster_queries
-from subquad.ops.hashing.reference import centred
+from subquad.ops.choose.hashing.reference import centred
 from tests.oracle import normal
 
 

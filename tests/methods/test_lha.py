@@ -8,7 +8,7 @@ import torch
 import subquad as sq
 from subquad import LearnedHash, Mask
 from subquad.measure.utility import attention_utility
-from subquad.ops.buckets import members
+from subquad.ops.slots import members
 from tests.hf.models import VOCAB, build
 from tests.methods.hashing import (
     SCALE,

@@ -7,7 +7,7 @@ from torch import Tensor
 import subquad as sq
 from subquad import Mask
 from subquad.methods.base import Call
-from subquad.ops.bucket_attention import bucket_attention
+from subquad.ops.parts.pairs.op import attend_pairs
 from tests.contract import run_per_segment
 from tests.hf.models import build
 from tests.oracle import gradients, naive, normal, qkv, tracked
@@ -181,10 +181,10 @@ def test_terms_of_another_window_are_refused():
     (buckets,) = sq.Local(window=4).meetings(q, k, call)
     terms = torch.zeros(2, 2, 23, 5)
     with pytest.raises(ValueError, match="holds 5 distances, but a window of 4 has 9"):
-        bucket_attention(q, k, v, buckets, Mask(), scale=1.0, of_distance=terms)
-    bucket_attention(q, k, v, buckets, Mask.causal(), scale=1.0, of_distance=terms)
+        attend_pairs(q, k, v, buckets, Mask(), scale=1.0, of_distance=terms)
+    attend_pairs(q, k, v, buckets, Mask.causal(), scale=1.0, of_distance=terms)
     with pytest.raises(ValueError, match="`of_distance` needs a window"):
-        bucket_attention(q, k, v, sq.ops.buckets.Buckets(buckets.queries, buckets.keys), Mask(), scale=1.0,
+        attend_pairs(q, k, v, sq.ops.buckets.Buckets(buckets.queries, buckets.keys), Mask(), scale=1.0,
                          of_distance=terms)  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import subquad as sq
 from subquad import Mask
-from subquad.ops.gated_product import gated_product
+from subquad.ops.parts.products.gated import gated_product
 from subquad.randomness import directions
 from tests.oracle import gradients, normal, qkv, tracked
 

@@ -5,7 +5,7 @@ import torch
 import subquad as sq
 from subquad import Mask, Smyrf
 from subquad.methods.smyrf import asymmetric
-from subquad.ops.buckets import Buckets
+from subquad.ops.slots import Buckets
 from tests.oracle import normal, qkv
 
 

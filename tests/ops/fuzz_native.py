@@ -135,23 +135,23 @@ def clustered(draw: Draw) -> list[Tensor]:
     inputs = tracked(*(draw.normal(*shape, dtype=dtype) for shape in ((B, H, N, D), (B, G, M, D), (B, G, M, E))))
     masks = draw.real(B, N), draw.real(B, M)
     bits, iterations, seed = draw.rng.randint(1, 63), draw.rng.randint(0, 4), draw.rng.randrange(9)
-    out, *saved = OPS.clustered_forward(*inputs, *masks, C, topk, bits, iterations, 0.3, seed)
+    out, *saved = OPS.clustered_forward("cpu", *inputs, *masks, C, topk, bits, iterations, 0.3, seed)
     of_lists, at = draw.maybe(0.1), draw.rng.randrange(3)
     grad = draw.normal(*out.shape, dtype=dtype)
     lists = [x.clone() for x in saved[:3]]
     if of_lists and draw.poisoned and lists[at].numel() > 0:
         lists[at].flatten()[draw.rng.randrange(lists[at].numel())] = draw.rng.choice((-(2**31), -1, N, M, 2**31 - 1))
         with suppress(ValueError):
-            OPS.clustered_backward(grad, *inputs, *masks, *lists, *saved[3:], C, topk, 0.3)
-    grads = OPS.clustered_backward(grad, *inputs, *masks, *saved, C, topk, 0.3)
+            OPS.clustered_backward("cpu", grad, *inputs, *masks, *lists, *saved[3:], C, topk, 0.3)
+    grads = OPS.clustered_backward("cpu", grad, *inputs, *masks, *saved, C, topk, 0.3)
     return [out, *saved[1:], *grads]  # what `order` holds behind an item's real queries is not read
 
 
 def hashing(draw: Draw) -> list[Tensor]:
     B, H, N, D = draw.rng.randint(1, 3), draw.rng.choice((1, 2)), draw.size(1500), draw.size(40)
     x, real = draw.normal(B, H, N, D, dtype=draw.rng.choice(tuple(interface.DTYPES))), draw.real(B, N)
-    codes = OPS.hash_codes(x, draw.rng.randint(1, 63), draw.rng.randrange(9), draw.maybe(), real)
-    return [codes, OPS.hamming_kmeans(codes, real, draw.size(N + 2), draw.rng.randint(0, 4))]
+    codes = OPS.hash_words("cpu", x, draw.rng.randint(1, 63), draw.rng.randrange(9), draw.maybe(), real)
+    return [codes, OPS.kmeans_labels("cpu", codes, real, draw.size(N + 2), draw.rng.randint(0, 4))]
 
 
 def in_buckets(draw: Draw) -> list[Tensor]:
@@ -175,7 +175,7 @@ def in_buckets(draw: Draw) -> list[Tensor]:
     hidden = torch.rand(B, H, draw.size(4), M, generator=draw.generator()) < 0.4 if draw.maybe(0.3) else None
     tracks = tracked(*inputs, *([] if bias is None else [bias]))
     pattern = offsets, hidden, draw.rng.choice((0, 0, 3, -200)), draw.maybe(), draw.maybe(0.3)
-    out, lse = OPS.bucket_attention_forward(*inputs, bias, queries, keys, bucket, spans, *pattern, 0.3)
+    out, lse = OPS.pairs_forward("cpu", *inputs, bias, queries, keys, bucket, spans, *pattern, 0.3)
     return [out.detach(), lse.detach(), *backward(draw, [[out], [lse], [out, lse]][draw.rng.randrange(3)], tracks)]
 
 
@@ -183,7 +183,7 @@ def top_of_buckets(draw: Draw) -> list[Tensor]:
     B, H, C = draw.rng.randint(1, 3), draw.rng.choice((1, 2)), draw.size(20)
     N = draw.rng.randint(1025, 1300) if draw.maybe(0.1) else draw.size(300)
     scores, real, most = draw.normal(B, H, N, C), draw.real(B, N), draw.size(N)
-    return list(OPS.top_of_each_bucket(scores, draw.whole(0, most, B), most, real, draw.maybe()))
+    return list(OPS.top_by_score("cpu", scores, draw.whole(0, most, B), most, real, draw.maybe()))
 
 
 def top_by_hash(draw: Draw) -> list[Tensor]:
@@ -198,12 +198,12 @@ def top_by_hash(draw: Draw) -> list[Tensor]:
         layers.append(len(widths))
     real, most = draw.real(B, N), draw.size(N)
     sizes = draw.whole(0, most, B)
-    return list(OPS.top_by_hash(vectors, weights, biases, layers, H, 0.5, sizes, most, real, draw.maybe()))
+    return list(OPS.top_by_hash("cpu", vectors, weights, biases, layers, H, 0.5, sizes, most, real, draw.maybe()))
 
 
 def blocks(draw: Draw) -> list[Tensor]:
     B, H, N, C = draw.rng.randint(1, 3), draw.rng.choice((1, 2)), draw.size(300), draw.size(20)
-    return list(OPS.by_bucket(draw.whole(0, C, B, H, N), C, draw.size(40)))
+    return list(OPS.label_blocks("cpu", draw.whole(0, C, B, H, N), C, draw.size(40)))
 
 
 def features(draw: Draw) -> list[Tensor]:
@@ -220,7 +220,7 @@ def features(draw: Draw) -> list[Tensor]:
     if key_bias is not None:
         key_bias[torch.rand(key_bias.shape, generator=draw.generator()) < 0.3] = -torch.inf
     tracks = tracked(*inputs, *([] if key_bias is None else [key_bias]))
-    out, lse = OPS.feature_attention_forward(*inputs, of_query, of_key, feature_bias, key_bias, block, lag)
+    out, lse = OPS.features_forward("cpu", *inputs, of_query, of_key, feature_bias, key_bias, block, lag)
     grads = backward(draw, [[out], [lse], [out, lse]][draw.rng.randrange(3)], tracks)
     return [out.detach(), lse.detach(), *grads[:3]]  # the bias's may be a sum over heads
 
@@ -230,7 +230,7 @@ def products(draw: Draw) -> list[Tensor]:
     H, G = draw.heads()
     H, G = (H, G) if draw.maybe() else (G, H)
     inputs = tracked(draw.normal(B, H, N, R), draw.normal(B, G, N, R), draw.normal(B, G, N, E))
-    out = OPS.causal_product(*inputs, draw.maybe())
+    out = OPS.directed_product("cpu", *inputs, draw.maybe())
     return [out.detach(), *backward(draw, [out], inputs)]
 
 

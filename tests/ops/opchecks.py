@@ -33,32 +33,32 @@ def main() -> None:
     real = torch.arange(20).expand(2, -1) < 15, torch.arange(30).expand(2, -1) < 25
     for query_real, key_real in ((None, None), real):
         for topk in (0, 6):
-            arguments = (*tracked(*qkv(20, 30)), query_real, key_real, 4, topk, 31, 3, 0.3, 5)
+            arguments = ("cpu", *tracked(*qkv(20, 30)), query_real, key_real, 4, topk, 31, 3, 0.3, 5)
             torch.library.opcheck(ops.clustered_forward.default, arguments)
             checked += 1
         query = qkv(20)[0]
-        torch.library.opcheck(ops.hash_codes.default, (query, 31, 0, True, query_real))
+        torch.library.opcheck(ops.hash_words.default, ("cpu", query, 31, 0, True, query_real))
         torch.library.opcheck(
-            ops.hamming_kmeans.default, (ops.hash_codes(query, 31, 0, True, query_real), query_real, 4, 3)
+            ops.kmeans_labels.default, ("cpu", ops.hash_words("cpu", query, 31, 0, True, query_real), query_real, 4, 3)
         )
         checked += 2
     for bias in (None, torch.zeros(2, 4, 30)):
-        torch.library.opcheck(ops.bucket_attention_forward.default, (*tracked(*qkv(20, 30, H=4)), *in_buckets(bias)))
+        torch.library.opcheck(ops.pairs_forward.default, ("cpu", *tracked(*qkv(20, 30, H=4)), *in_buckets(bias)))
         checked += 1
     for real in (None, torch.arange(20).expand(2, -1) < 15):
-        torch.library.opcheck(ops.top_of_each_bucket.default, (qkv(20)[0], torch.tensor([5, 3]), 5, real, True))
+        torch.library.opcheck(ops.top_by_score.default, ("cpu", qkv(20)[0], torch.tensor([5, 3]), 5, real, True))
         layers = [torch.zeros(3, 8, 7), torch.zeros(3, 7, 4)], [torch.zeros(3, 1, 7), torch.zeros(3, 1, 4)], [2]
-        vectors = [qkv(20, H=3)[0]]
-        torch.library.opcheck(ops.top_by_hash.default, (vectors, *layers, 3, 0.3, torch.tensor([5, 3]), 5, real, True))
-        torch.library.opcheck(ops.by_bucket.default, (torch.arange(20).expand(2, 3, -1) % 5, 4, 8))
+        vectors, most = [qkv(20, H=3)[0]], torch.tensor([5, 3])
+        torch.library.opcheck(ops.top_by_hash.default, ("cpu", vectors, *layers, 3, 0.3, most, 5, real, True))
+        torch.library.opcheck(ops.label_blocks.default, ("cpu", torch.arange(20).expand(2, 3, -1) % 5, 4, 8))
         checked += 3
     u, w, b = torch.zeros(4, 5, 8), torch.zeros(1, 5, 8), torch.zeros(4, 5)
     for maps in ((u, w, b, torch.zeros(2, 1, 20).requires_grad_()), (None,) * 4):
         for pattern in ((0, 0), (1, 0), (8, 2)):
-            arguments = (*tracked(*qkv(20, H=4, G=2)), *maps, *pattern)
-            torch.library.opcheck(ops.feature_attention_forward.default, arguments)
+            arguments = ("cpu", *tracked(*qkv(20, H=4, G=2)), *maps, *pattern)
+            torch.library.opcheck(ops.features_forward.default, arguments)
             checked += 1
-    torch.library.opcheck(ops.causal_product.default, (*tracked(*qkv(20, H=4, G=2)), False))
+    torch.library.opcheck(ops.directed_product.default, ("cpu", *tracked(*qkv(20, H=4, G=2)), False))
     print("checked", checked + 1)
 
 

@@ -1,5 +1,6 @@
 """Attention inside buckets: every backend equals a dense softmax, and the compiled kernels keep their rules."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import subquad as sq
 from subquad import Mask
 from subquad.ops import native
-from subquad.ops.bucket_attention import attend_buckets, bucket_attention
-from subquad.ops.buckets import Buckets
 from subquad.ops.native import interface
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets
 from subquad.workflows.bench_calls import threads
 from tests.oracle import gradients, normal, qkv, tracked
 
@@ -98,7 +99,7 @@ def test_equals_a_dense_softmax(implementation, poisoned, shape, mask, extra):
     elif extra != "plain":
         inputs, options = (*inputs, normal(B, H, M, seed=8)), {"other_keys_only": True}
     buckets = two_sets(B, H, N, M)
-    have = both(attend_buckets, inputs, buckets, mask, **options)
+    have = both(attend_pairs, inputs, buckets, mask, **options)
     want = both(dense, [x.double() for x in inputs], buckets, mask, **options)
     assert_equal(have, [x.float() for x in want])
 
@@ -110,7 +111,7 @@ def test_many_queries_and_keys_cross_every_chunk(implementation, poisoned, sets)
     buckets = tuple(
         Buckets(slots(1, 1, 2, 850, 900, seed=i), slots(1, 1, 2, 1300, 1700, seed=i + 5)) for i in range(sets)
     )
-    have = both(attend_buckets, inputs, buckets, Mask.causal(offset=800))
+    have = both(attend_pairs, inputs, buckets, Mask.causal(offset=800))
     want = both(dense, [x.double() for x in inputs], buckets, Mask.causal(offset=800))
     assert_equal(have, [x.float() for x in want])
 
@@ -119,11 +120,11 @@ def test_each_set_has_its_own_window(implementation):
     q, k, v = qkv(40)
     every = torch.arange(40).expand(2, 2, 1, -1)
     sets = Buckets(every, every, span=2), Buckets(every, every, span=9), Buckets(every, every)
-    have = both(attend_buckets, (q, k, v), sets, Mask.causal())
+    have = both(attend_pairs, (q, k, v), sets, Mask.causal())
     assert_equal(have, [x.float() for x in both(dense, [x.double() for x in (q, k, v)], sets, Mask.causal())])
     assert_equal(
-        [attend_buckets(q, k, v, (sets[0], sets[2]), Mask.window(3), scale=0.3)[1]],
-        [attend_buckets(q, k, v, (sets[0], Buckets(every, every, span=3)), Mask(), scale=0.3)[1]],
+        [attend_pairs(q, k, v, (sets[0], sets[2]), Mask.window(3), scale=0.3)[1]],
+        [attend_pairs(q, k, v, (sets[0], Buckets(every, every, span=3)), Mask(), scale=0.3)[1]],
     )
 
 
@@ -131,7 +132,7 @@ def test_each_set_has_its_own_window(implementation):
 def test_either_output_may_be_read_alone(implementation, poisoned, read):
     inputs, every = tracked(*qkv(12), normal(2, 2, 12)), torch.arange(12).expand(2, 2, 1, -1)
     results = []
-    for attend, some in ((attend_buckets, inputs), (dense, [x.double() for x in inputs])):
+    for attend, some in ((attend_pairs, inputs), (dense, [x.double() for x in inputs])):
         out, lse = attend(*some[:3], (Buckets(every, every),), Mask(), scale=0.3, key_bias=some[3])
         results.append(gradients(out if read == "out" else lse, *inputs))
     assert_equal(*results)
@@ -140,7 +141,7 @@ def test_either_output_may_be_read_alone(implementation, poisoned, read):
 def test_large_logits(implementation):
     inputs, every = qkv(30, 40), (torch.arange(30).expand(2, 2, 1, -1), torch.arange(40).expand(2, 2, 1, -1))
     inputs = [60 * inputs[0], 60 * inputs[1], inputs[2]]
-    have = both(attend_buckets, inputs, (Buckets(*every),), Mask())
+    have = both(attend_pairs, inputs, (Buckets(*every),), Mask())
     want = both(dense, [x.double() for x in inputs], (Buckets(*every),), Mask())
     assert_equal(have, [x.float() for x in want], 2e-3)
 
@@ -149,13 +150,13 @@ def test_large_logits(implementation):
 def test_nan_stays_with_its_head(implementation):
     q, k, v = qkv(20)
     every = torch.arange(20).expand(2, 2, 1, -1)
-    clean = attend_buckets(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)[0]
+    clean = attend_pairs(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)[0]
     v[0, 1, 3] = torch.nan
-    out = attend_buckets(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)[0]
+    out = attend_pairs(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)[0]
     assert out[0, 1].isnan().all()
     assert torch.equal(out[0, 0], clean[0, 0])
     hidden = every.masked_fill(every == 3, 20)
-    assert not attend_buckets(q, k, v, (Buckets(every, hidden),), Mask(), scale=0.3)[0].isnan().any()
+    assert not attend_pairs(q, k, v, (Buckets(every, hidden),), Mask(), scale=0.3)[0].isnan().any()
 
 
 # ---------------------------------------------------------------------- the compiled kernels
@@ -174,7 +175,7 @@ def test_the_number_of_threads_changes_nothing(count, monkeypatch):
         results = []
         for number in (1, count):
             with threads(number):
-                results.append(both(attend_buckets, inputs, buckets, Mask.causal()))
+                results.append(both(attend_pairs, inputs, buckets, Mask.causal()))
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
@@ -182,24 +183,24 @@ def test_the_number_of_threads_changes_nothing(count, monkeypatch):
 def test_sets_in_several_portions_are_merged(monkeypatch):
     inputs = qkv(40)
     buckets = two_sets(2, 2, 40, 40)
-    want = both(attend_buckets, inputs, buckets, Mask())
-    monkeypatch.setattr("subquad.ops.bucket_attention.SLOTS", 100)
-    assert_equal(both(attend_buckets, inputs, buckets, Mask()), want)
+    want = both(attend_pairs, inputs, buckets, Mask())
+    monkeypatch.setattr("subquad.ops.parts.pairs.op.SLOTS", 100)
+    assert_equal(both(attend_pairs, inputs, buckets, Mask()), want)
 
 
 @compiled
 def test_any_layout_of_the_inputs():
     q, k, v = qkv(40, E=8)
     buckets = two_sets(2, 2, 40, 40)
-    want = both(attend_buckets, (q, k, v), buckets, Mask())
+    want = both(attend_pairs, (q, k, v), buckets, Mask())
     token_major = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     transposed = [x.mT.contiguous().mT for x in (q, k, v)]
     for layout in (token_major, transposed):
-        have = both(attend_buckets, layout, buckets, Mask())
+        have = both(attend_pairs, layout, buckets, Mask())
         assert all(torch.equal(a, b) for a, b in zip(have, want, strict=True))
     strided = tuple(replace(some, queries=some.queries.mT.contiguous().mT) for some in buckets)
     strided = tuple(replace(some, keys=some.keys.mT.contiguous().mT) for some in strided)
-    assert_equal(both(attend_buckets, (q, k, v), strided, Mask()), want)
+    assert_equal(both(attend_pairs, (q, k, v), strided, Mask()), want)
 
 
 @compiled
@@ -209,10 +210,9 @@ def test_any_layout_of_the_inputs():
         ({"dropout_p": 0.1}, "no dropout"),
         ({"union": True}, "union=True"),
         ({"dtype": torch.float64}, "the dtype is torch.float64"),
-        ({"dtype": torch.bfloat16}, "bucket attention takes fp32"),
         ({"of_distance": True}, "add nothing to the logits by distance"),
     ],
-    ids=["dropout", "union", "fp64", "bf16", "distances"],
+    ids=["dropout", "union", "fp64", "distances"],
 )
 def test_what_the_kernels_cannot_do_is_refused_when_forced(options, reason):
     inputs, every = qkv(20, dtype=options.pop("dtype", torch.float32)), torch.arange(20).expand(2, 2, 1, -1)
@@ -220,15 +220,15 @@ def test_what_the_kernels_cannot_do_is_refused_when_forced(options, reason):
         options = {"of_distance": torch.zeros(2, 2, 20, 7)}
     call = {"buckets": Buckets(every, every), "mask": Mask.window(3), "scale": 0.3}
     with sq.use_backend("cpu"), pytest.raises(ValueError, match=f"backend 'cpu' cannot run this call: .*{reason}"):
-        bucket_attention(*inputs, **call, **options)
-    assert bucket_attention(*inputs, **call, **options)[0].isfinite().all()
+        attend_pairs(*inputs, **call, **options)
+    assert attend_pairs(*inputs, **call, **options)[0].isfinite().all()
 
 
 @compiled
 def test_transforms_of_torch_func_run_on_the_reference():
     q, k, v = qkv(20)
     every = torch.arange(20).expand(2, 2, 1, -1)
-    grad = torch.func.grad(lambda q: attend_buckets(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)[0].sum())(q)
+    grad = torch.func.grad(lambda q: attend_pairs(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)[0].sum())(q)
     assert grad.isfinite().all()
 
 
@@ -237,7 +237,7 @@ def test_flops_are_counted():
     inputs = tracked(*qkv(24, 30, H=4, G=2))
     every = torch.arange(24).expand(2, 4, 1, -1), torch.arange(30).expand(2, 4, 1, -1)
     with FlopCounterMode(display=False) as counter:
-        out, _ = attend_buckets(*inputs, (Buckets(*every), Buckets(*every)), Mask(), scale=0.3)
+        out, _ = attend_pairs(*inputs, (Buckets(*every), Buckets(*every)), Mask(), scale=0.3)
     assert counter.get_total_flops() == 2 * 2 * 4 * 2 * 24 * 30 * (8 + 6)
     with FlopCounterMode(display=False) as counter:
         out.sum().backward()
@@ -248,7 +248,7 @@ def test_flops_are_counted():
 def test_double_backward_is_refused_not_wrong():
     q, k, v = tracked(*qkv(20))
     every = torch.arange(20).expand(2, 2, 1, -1)
-    out, _ = attend_buckets(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)
+    out, _ = attend_pairs(q, k, v, (Buckets(every, every),), Mask(), scale=0.3)
     (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
     with pytest.raises(
         RuntimeError,
@@ -259,7 +259,7 @@ def test_double_backward_is_refused_not_wrong():
 
 # ---------------------------------------------------------------------- lists that are not in order
 
-FORWARD = torch.ops.subquad.bucket_attention_forward
+FORWARD = functools.partial(torch.ops.subquad.pairs_forward, "cpu")
 
 
 def arguments(bucket: Tensor, hidden: Tensor | None = None) -> tuple:
@@ -296,9 +296,9 @@ def test_sets_of_keys_that_begin_alike_stay_apart(variant):
     q, k, v = qkv(20, B=1, H=1)
     keys, queries = torch.arange(20).view(1, 1, 4, 5), torch.arange(20).view(1, 1, 4, 5)
     few = Buckets(queries[:, :, :1], keys[:, :, :1]), Buckets(queries, keys)
-    have = attend_buckets(q, k, v, few, Mask(), scale=0.3)
+    have = attend_pairs(q, k, v, few, Mask(), scale=0.3)
     apart = Buckets(queries[:, :, :1], keys[:, :, :1].clone()), Buckets(queries, keys)
-    for a, b in zip(have, attend_buckets(q, k, v, apart, Mask(), scale=0.3), strict=True):
+    for a, b in zip(have, attend_pairs(q, k, v, apart, Mask(), scale=0.3), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -312,5 +312,19 @@ def test_lists_of_other_shapes_and_types_are_refused():
         arguments(named, torch.zeros(1, 1, 0, 20, dtype=torch.bool)),
         arguments(named, torch.zeros(1, 1, 1, 19, dtype=torch.bool)),
     ):
-        with pytest.raises(ValueError, match=r"bucket_attention_forward: .* but the other tensors go with"):
+        with pytest.raises(ValueError, match=r"pairs_forward: .* but the other tensors go with"):
             FORWARD(*given)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_numbers_of_16_bits_come_in_as_they_are_and_partials_go_out_wide(implementation, dtype):
+    inputs = tracked(*qkv(40, dtype=dtype))
+    every = torch.arange(40).expand(2, 2, 1, -1)
+    out, lse = attend_pairs(*inputs, Buckets(every, every), Mask.causal(), scale=0.3)
+    exact = [x.detach().float().requires_grad_() for x in inputs]
+    want, want_lse = attend_pairs(*exact, Buckets(every, every), Mask.causal(), scale=0.3)
+    assert torch.equal(out, want)
+    assert torch.equal(lse, want_lse)
+    for grad, wide in zip(gradients(out, *inputs), gradients(want, *exact), strict=True):
+        assert grad.dtype == dtype
+        torch.testing.assert_close(grad.float(), wide, atol=0.02, rtol=0.02)

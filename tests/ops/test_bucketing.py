@@ -1,15 +1,19 @@
 """How scores become buckets: sizes, queries that no bucket takes, and buckets of one label."""
 
+import functools
+
 import pytest
 import torch
 
 from subquad import Mask
-from subquad.ops.bucketing import balanced_buckets, best_bucket, best_of_each_bucket, same_label_buckets
-from subquad.ops.buckets import members
+from subquad.ops.choose.balanced import balanced_buckets, best_bucket, same_label_buckets
+from subquad.ops.slots import members
 from tests.oracle import normal
 
 N, C = 256, 8
 ROOT = 2**0.5
+
+by_score = functools.partial(balanced_buckets, odds=False)
 
 
 def in_none(scores, fill, enlarge: float) -> float:
@@ -29,11 +33,11 @@ def test_random_logits_leave_queries_without_a_bucket():
 
 @pytest.mark.parametrize(("enlarge", "size"), [(1.0, 32), (ROOT, 45)])
 def test_buckets_that_choose_independently_leave_the_expected_share(enlarge, size):
-    found = in_none(normal(12, 4, N, C), best_of_each_bucket, enlarge)
+    found = in_none(normal(12, 4, N, C), by_score, enlarge)
     assert abs(found - (1 - size / N) ** C) < 0.015
 
 
-@pytest.mark.parametrize("fill", [balanced_buckets, best_of_each_bucket])
+@pytest.mark.parametrize("fill", [balanced_buckets, by_score])
 @pytest.mark.parametrize("mask", [Mask(), Mask.padding([60, 13]), Mask.padding(keys=[60, 9])], ids=str)
 def test_a_query_in_no_bucket_meets_the_keys_of_its_best_one_and_no_others(fill, mask):
     of_query, of_key = normal(2, 3, 60, 5), normal(2, 3, 60, 5, seed=1)

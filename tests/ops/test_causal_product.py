@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subquad.ops.causal_product import causal_product
+from subquad.ops.parts.products.op import causal_product
 from tests.oracle import gradients, normal, tracked
 
 

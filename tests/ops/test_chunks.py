@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from subquad import Mask
-from subquad.ops.chunks import even_chunks, even_shared_chunks, runs_of_labels, sort_real
+from subquad.ops.choose.chunks import even_chunks, even_shared_chunks, runs_of_labels, sort_real
 from tests.oracle import normal
 
 

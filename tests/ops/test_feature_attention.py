@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from subquad import Mask
-from subquad.ops.feature_attention import feature_attention
-from subquad.ops.feature_attention.state import merge, read, state_of
-from subquad.ops.feature_attention.visible import attend_features
+from subquad.ops.parts.features.op import feature_attention
+from subquad.ops.parts.features.state import merge, read, state_of
+from subquad.ops.parts.features.visible import attend_features
 from tests.oracle import gradients, normal, tracked
 
 PATTERNS = [{}, {"causal": True}, {"lagged": (16, 1)}, {"lagged": (16, 2)}, {"lagged": (5, 3)}]

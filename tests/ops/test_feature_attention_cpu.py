@@ -7,9 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import subquad as sq
 from subquad.ops import native
-from subquad.ops.causal_product import causal_product
-from subquad.ops.feature_attention import feature_attention
 from subquad.ops.native import interface
+from subquad.ops.parts.features.op import feature_attention
+from subquad.ops.parts.products.op import causal_product
 from subquad.workflows.bench_calls import threads
 from tests.oracle import gradients, normal, qkv, tracked
 
@@ -166,12 +166,27 @@ def test_strided_inputs_equal_contiguous_ones(variant):
     assert torch.equal(shared[0], both((q, k[:, :1].repeat(1, 2, 1, 1), v), causal=True)[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_dtypes_are_refused_by_name(dtype):
+@pytest.mark.parametrize(
+    ("attend", "dtype"),
+    [(feature_attention, torch.float64), (causal_product, torch.float64), (causal_product, torch.bfloat16)],
+)
+def test_other_dtypes_are_refused_by_name(attend, dtype):
     inputs = [x.to(dtype) for x in qkv(8, D=6)]
-    for attend in (feature_attention, causal_product):
-        with sq.use_backend("cpu"), pytest.raises(ValueError, match=str(dtype)):
-            attend(*inputs)
+    with sq.use_backend("cpu"), pytest.raises(ValueError, match=str(dtype)):
+        attend(*inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_numbers_of_16_bits_come_in_as_they_are_and_partials_go_out_wide(dtype):
+    inputs = tracked(*qkv(40, D=6, dtype=dtype))
+    exact = [x.detach().float().requires_grad_() for x in inputs]
+    with sq.use_backend("cpu"):
+        (out, lse), (want, want_lse) = (feature_attention(*given, causal=True) for given in (inputs, exact))
+    assert torch.equal(out, want)
+    assert torch.equal(lse, want_lse)
+    for grad, wide in zip(gradients(out, *inputs), gradients(want, *exact), strict=True):
+        assert grad.dtype == dtype
+        torch.testing.assert_close(grad.float(), wide, atol=0.02, rtol=0.02)
 
 
 def test_flops_are_counted():
@@ -260,4 +275,4 @@ def test_an_ordered_pattern_needs_as_many_queries_as_keys():
     q, k, v = qkv(20, 30, D=8, E=6)
     for pattern in ((1, 0), (8, 2), (-1, 0)):
         with pytest.raises(ValueError, match=r"does not go with 20 queries and 30 keys"):
-            torch.ops.subquad.feature_attention_forward(q, k, v, None, None, None, None, *pattern)
+            torch.ops.subquad.features_forward("cpu", q, k, v, None, None, None, None, *pattern)

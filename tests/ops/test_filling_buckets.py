@@ -1,19 +1,30 @@
 """Filling buckets: every backend takes the same tokens, whatever the ties, the padding and the sample that it saw."""
 
+import functools
+
 import pytest
 import torch
+from torch import Tensor
 
 import subquad as sq
 from subquad import Mask
 from subquad.ops import native
-from subquad.ops.bucketing import balanced_buckets, best_of_each_bucket, log_odds, top_and_best
-from subquad.ops.buckets import by_bucket, enlarged, top_of_each_bucket
+from subquad.ops.choose.balanced import balanced_buckets, enlarged
+from subquad.ops.choose.blocks.op import by_bucket
+from subquad.ops.choose.top.op import top_and_best
+from subquad.ops.choose.top.reference import log_odds
 from subquad.ops.hash_functions import HashFunctions, hashed
 from subquad.ops.native import interface
 from subquad.workflows.bench_calls import threads
 from tests.oracle import normal, qkv
 
 compiled = pytest.mark.skipif(native.refusal() is not None, reason=f"no compiled kernels: {native.refusal()}")
+
+by_score = functools.partial(balanced_buckets, odds=False)
+
+
+def top_of_each_bucket(scores: Tensor, sizes: Tensor, most: int, real: Tensor | None) -> Tensor:
+    return top_and_best(scores, sizes, most, real, odds=False)[0]
 
 
 def one_by_one(scores, sizes, real) -> torch.Tensor:
@@ -140,7 +151,7 @@ def test_no_labels_no_blocks(implementation):
 
 
 @compiled
-@pytest.mark.parametrize("fill", [balanced_buckets, best_of_each_bucket])
+@pytest.mark.parametrize("fill", [balanced_buckets, by_score])
 @pytest.mark.parametrize("mask", [Mask(), Mask.padding([60, 13]), Mask.causal()], ids=["whole", "padded", "causal"])
 def test_whole_buckets_equal_the_references(variant, fill, mask):
     scores = normal(2, 3, 60, 7), normal(2, 3, 60, 7, seed=1)
@@ -171,9 +182,15 @@ def test_the_number_of_threads_changes_nothing(count, monkeypatch):
 
 
 @compiled
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_other_dtypes_are_refused_when_forced_and_left_to_the_reference_otherwise(dtype):
+def test_fp64_is_refused_when_forced_and_left_to_the_reference_otherwise():
+    dtype = torch.float64
     scores, sizes = normal(1, 1, 9, 3, dtype=dtype), torch.tensor([2])
     with sq.use_backend("cpu"), pytest.raises(ValueError, match=f"cannot run this call: the dtype is {dtype}"):
         top_of_each_bucket(scores, sizes, 2, None)
     assert torch.equal(top_of_each_bucket(scores, sizes, 2, None), one_by_one(scores, sizes, None))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_scores_of_16_bits_are_ranked_as_they_are(implementation, dtype):
+    scores, sizes = normal(1, 2, 40, 3, dtype=dtype), torch.tensor([5])
+    assert torch.equal(top_of_each_bucket(scores, sizes, 5, None), one_by_one(scores, sizes, None))

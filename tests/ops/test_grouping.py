@@ -2,7 +2,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subquad.ops.grouping import broadcast, group_mean, group_sizes, sort_into_blocks
+from subquad.ops.choose.blocks.reference import sort_into_blocks
+from subquad.ops.groups import broadcast, group_mean, group_sizes
 from tests.oracle import normal
 
 

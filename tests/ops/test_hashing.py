@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from subquad.ops.backends import use_backend
-from subquad.ops.hashing import hash_codes, unpack_signs
-from subquad.ops.hashing.reference import centred
+from subquad.ops.choose.hashing.op import hash_codes, unpack_signs
+from subquad.ops.choose.hashing.reference import centred
 from subquad.randomness import orthogonal
 from tests.oracle import normal
 

@@ -4,8 +4,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from subquad.ops.backends import use_backend
-from subquad.ops.hashing import hash_codes
-from subquad.ops.kmeans import hamming_kmeans
+from subquad.ops.choose.hashing.op import hash_codes
+from subquad.ops.choose.kmeans.op import hamming_kmeans
 from subquad.ops.native import interface
 from tests.oracle import normal
 

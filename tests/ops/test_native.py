@@ -211,20 +211,20 @@ def misfits():
     codes, sizes = torch.zeros(2, 2, 9, dtype=torch.int64), torch.ones(2, dtype=torch.int64)
     layer = [torch.zeros(2, 4, 3)], [torch.zeros(2, 1, 3)], [1], 2, 1.0
     return {
-        "hash, mask": lambda: ops.hash_codes(x, 7, 0, True, real),
-        "k-means, mask": lambda: ops.hamming_kmeans(codes, real, 3, 2),
-        "k-means, codes": lambda: ops.hamming_kmeans(codes.int(), None, 3, 2),
-        "k-means, clusters": lambda: ops.hamming_kmeans(codes, None, 0, 2),
-        "top, mask": lambda: ops.top_of_each_bucket(x, sizes, 3, real, False),
-        "top, sizes": lambda: ops.top_of_each_bucket(x, sizes[:1], 3, None, False),
-        "top by hash, vectors": lambda: ops.top_by_hash([x.double()], *layer, sizes, 3, None, False),
-        "blocks, labels": lambda: ops.by_bucket(codes.int(), 3, 4),
-        "blocks, size": lambda: ops.by_bucket(codes, 3, 0),
-        "clustered, keys": lambda: ops.clustered_forward(x, x[:1], x, None, None, 3, 2, 7, 2, 1.0, 0),
-        "clustered, values": lambda: ops.clustered_forward(x, x, x.double(), None, None, 3, 2, 7, 2, 1.0, 0),
-        "clustered, mask": lambda: ops.clustered_forward(x, x, x, None, real, 3, 2, 7, 2, 1.0, 0),
-        "clustered, clusters": lambda: ops.clustered_forward(x, x, x, None, None, 0, 2, 7, 2, 1.0, 0),
-        "clustered, topk": lambda: ops.clustered_forward(x, x, x, None, None, 3, -1, 7, 2, 1.0, 0),
+        "hash, mask": lambda: ops.hash_words("cpu", x, 7, 0, True, real),
+        "k-means, mask": lambda: ops.kmeans_labels("cpu", codes, real, 3, 2),
+        "k-means, codes": lambda: ops.kmeans_labels("cpu", codes.int(), None, 3, 2),
+        "k-means, clusters": lambda: ops.kmeans_labels("cpu", codes, None, 0, 2),
+        "top, mask": lambda: ops.top_by_score("cpu", x, sizes, 3, real, False),
+        "top, sizes": lambda: ops.top_by_score("cpu", x, sizes[:1], 3, None, False),
+        "top by hash, vectors": lambda: ops.top_by_hash("cpu", [x.double()], *layer, sizes, 3, None, False),
+        "blocks, labels": lambda: ops.label_blocks("cpu", codes.int(), 3, 4),
+        "blocks, size": lambda: ops.label_blocks("cpu", codes, 3, 0),
+        "clustered, keys": lambda: ops.clustered_forward("cpu", x, x[:1], x, None, None, 3, 2, 7, 2, 1.0, 0),
+        "clustered, values": lambda: ops.clustered_forward("cpu", x, x, x.double(), None, None, 3, 2, 7, 2, 1.0, 0),
+        "clustered, mask": lambda: ops.clustered_forward("cpu", x, x, x, None, real, 3, 2, 7, 2, 1.0, 0),
+        "clustered, clusters": lambda: ops.clustered_forward("cpu", x, x, x, None, None, 0, 2, 7, 2, 1.0, 0),
+        "clustered, topk": lambda: ops.clustered_forward("cpu", x, x, x, None, None, 3, -1, 7, 2, 1.0, 0),
     }
 
 

@@ -5,12 +5,13 @@ import torch
 
 import subquad as sq
 from subquad import Mask
-from subquad.ops.bucket_attention import bucket_attention
-from subquad.ops.bucketing import same_label_buckets, top_and_best
-from subquad.ops.buckets import Buckets
-from subquad.ops.feature_attention import feature_attention
+from subquad.ops.choose.balanced import same_label_buckets
+from subquad.ops.choose.top.op import top_and_best
 from subquad.ops.hash_functions import HashFunctions, hashed
 from subquad.ops.padding import cleared
+from subquad.ops.parts.features.op import feature_attention
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets
 from subquad.ops.softmax import merge_partials, visible_softmax
 from tests.oracle import gradients, normal, qkv, tracked
 
@@ -68,7 +69,7 @@ def test_hash_functions_keep_nan(kind: str):
 
 def test_a_mean_over_many_keys_does_not_overflow(implementation):
     q, k, _ = qkv(50, 1300)
-    out, lse = bucket_attention(q, k, torch.full((2, 2, 1300, 6), HUGE), everything(50, 1300), Mask(), scale=0.3)
+    out, lse = attend_pairs(q, k, torch.full((2, 2, 1300, 6), HUGE), everything(50, 1300), Mask(), scale=0.3)
     torch.testing.assert_close(out, torch.full_like(out, HUGE), rtol=1e-5, atol=0)
     assert lse.isfinite().all()
 
@@ -86,7 +87,7 @@ def test_a_query_with_logits_of_minus_infinity_alone_is_nan_and_one_without_keys
     q, k, v = tracked(q, k, v)
     hidden = torch.zeros(2, 2, 20, 20, dtype=torch.bool)
     hidden[:, :, 7] = True
-    out, lse = bucket_attention(q, k, v, everything(20, 20), Mask(), scale=0.3, hidden=hidden)
+    out, lse = attend_pairs(q, k, v, everything(20, 20), Mask(), scale=0.3, hidden=hidden)
     assert out[0, 0, 5].isnan().all()
     assert not lse[0, 0, 5].isfinite()
     assert (lse[:, :, 7] == -torch.inf).all()
@@ -101,7 +102,7 @@ def test_a_nan_query_gives_keys_that_it_does_not_see_no_gradient_of_nan():
     q, k, v = qkv(60)
     q[0, 0, 30] = torch.nan
     q, k, v = tracked(q, k, v)
-    out, _ = bucket_attention(q, k, v, everything(60, 60), Mask.window(3), scale=0.3)
+    out, _ = attend_pairs(q, k, v, everything(60, 60), Mask.window(3), scale=0.3)
     _, of_key, of_value = gradients(out, q, k, v)
     seen = torch.arange(60).sub(30).abs() <= 3
     assert of_value[0, 0].isnan().any(-1).tolist() == seen.tolist()
@@ -114,8 +115,8 @@ def test_a_block_of_no_bucket_meets_nothing(number: int):
     q, k, v = tracked(*qkv(24))
     queries = torch.arange(24).view(1, 1, 2, 12).expand(2, 2, 2, 12)
     buckets = Buckets(queries, queries, torch.tensor([1, number]).expand(2, 2, 2))
-    out = torch.ops.subquad.bucket_attention_forward(
-        *(q, k, v, None, [queries], [queries], [buckets.bucket], [-1], None, None, 0, False, False, 0.3)
+    out = torch.ops.subquad.pairs_forward(
+        *("cpu", q, k, v, None, [queries], [queries], [buckets.bucket], [-1], None, None, 0, False, False, 0.3)
     )[0]
     assert (out[:, :, 12:] == 0).all()
     assert (out[:, :, :12] != 0).all()

@@ -57,7 +57,7 @@ def test_saved_top_keys_are_ascending_and_distinct(variant, topk, finite):
         q, k, v = qkv(50, M, B=1, H=2)
         q, k, chosen = q.abs(), k.clone(), normal(M).argsort()
         k[:, :, chosen[finite:], 0] = poison
-        _, _, _, top, *_ = torch.ops.subquad.clustered_forward(q, k, v, None, None, 7, topk, 31, 3, 0.3, 5)
+        _, _, _, top, *_ = torch.ops.subquad.clustered_forward("cpu", q, k, v, None, None, 7, topk, 31, 3, 0.3, 5)
         assert (top >= 0).all()
         assert (top < M).all()
         assert (top.diff(dim=-1) > 0).all()
@@ -70,23 +70,23 @@ def test_saved_top_keys_are_ascending_and_distinct(variant, topk, finite):
 @pytest.mark.parametrize("number", [-1, -(2**31), 2**31 - 1, 30])
 def test_lists_that_the_forward_pass_did_not_make_are_refused(variant, spoil, number):
     q, k, v = qkv(30, 30, B=1)
-    out, *saved = torch.ops.subquad.clustered_forward(q, k, v, None, None, 7, 5, 31, 3, 0.3, 5)
+    out, *saved = torch.ops.subquad.clustered_forward("cpu", q, k, v, None, None, 7, 5, 31, 3, 0.3, 5)
     arguments = (None, None, *saved, 7, 5, 0.3)
-    torch.ops.subquad.clustered_backward(out, q, k, v, *arguments)
+    torch.ops.subquad.clustered_backward("cpu", out, q, k, v, *arguments)
     broken = saved[["order", "offsets", "top"].index(spoil)]
     broken[0, 1].flatten()[-1 if spoil == "offsets" else 3] = number - (spoil == "offsets" and number == 30)
     with pytest.raises(ValueError, match="lists that do not fit its tensors: pass those that the forward pass made"):
-        torch.ops.subquad.clustered_backward(out, q, k, v, *arguments)
+        torch.ops.subquad.clustered_backward("cpu", out, q, k, v, *arguments)
 
 
 @pytest.mark.parametrize("at", range(7), ids=["order", "offsets", "top", "centroids", "rest", "lse", "mass"])
 def test_saved_tensors_of_other_shapes_and_types_are_refused(at):
     q, k, v = qkv(30, 30, B=1)
-    out, *saved = torch.ops.subquad.clustered_forward(q, k, v, None, None, 7, 5, 31, 3, 0.3, 5)
+    out, *saved = torch.ops.subquad.clustered_forward("cpu", q, k, v, None, None, 7, 5, 31, 3, 0.3, 5)
     for broken in (saved[at][:, :1], saved[at].to(torch.int64 if at < 3 else torch.float64)):
         arguments = (None, None, *saved[:at], broken, *saved[at + 1 :], 7, 5, 0.3)
         with pytest.raises(ValueError, match=r"clustered_backward: `\w+` is \(.*, but the other tensors go with \("):
-            torch.ops.subquad.clustered_backward(out, q, k, v, *arguments)
+            torch.ops.subquad.clustered_backward("cpu", out, q, k, v, *arguments)
 
 
 # ---------------------------------------------------------------------- the reference's NaNs

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from subquad.ops.segments import ranks, segment_means, segment_of
+from subquad.ops.pools import pool_means, pool_of
+from subquad.ops.timeline import ranks
 from tests.oracle import gradients, normal, tracked
 
 
 @pytest.mark.parametrize(("tokens", "segments"), [(1, 1), (7, 3), (12, 4), (3, 5), (100, 7), (64, 64)])
 def test_segments_are_in_order_and_differ_by_one_token_at_most(tokens: int, segments: int):
-    labels = segment_of(torch.arange(tokens), tokens, segments)
+    labels = pool_of(torch.arange(tokens), tokens, segments)
     sizes = labels.bincount(minlength=segments)
     assert (labels.diff() >= 0).all()
     used = sizes if tokens >= segments else sizes[:tokens]
@@ -27,9 +28,9 @@ def test_ranks_count_the_real_tokens_before():
 def test_one_row_of_labels_equals_a_row_for_each_item_forward_and_backward(tokens: int):
     (x,) = tracked(normal(3, 2, 20, 4, dtype=torch.float64))
     labels = torch.full((1, 20), 6)
-    labels[0, 3 : 3 + tokens] = segment_of(torch.arange(20), tokens, 6)[: 20 - 3][:tokens]
-    means, sizes = segment_means(x, labels, 6)
-    wanted, many = segment_means(x, labels.expand(3, -1), 6)
+    labels[0, 3 : 3 + tokens] = pool_of(torch.arange(20), tokens, 6)[: 20 - 3][:tokens]
+    means, sizes = pool_means(x, labels, 6)
+    wanted, many = pool_means(x, labels.expand(3, -1), 6)
     torch.testing.assert_close(means, wanted)
     torch.testing.assert_close(gradients(means, x), gradients(wanted, x))
     assert torch.equal(sizes.expand(3, -1), many)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from subquad import Mask
-from subquad.ops.bucketing import best_bucket
-from subquad.ops.buckets import members
+from subquad.ops.choose.balanced import best_bucket
+from subquad.ops.slots import members
 from subquad.ops.tail import attend_with_tail, key_cells, mean_queries
 from tests.methods.dense import with_tail
 from tests.oracle import gradients, naive, normal, tracked

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subquad.methods import Bound, Method
 from subquad.methods.base import Call
-from subquad.ops.buckets import Buckets
+from subquad.ops.slots import Buckets
 
 AT_N_B = {"enlarge": 1.0, "rounds": 1}  # the settings that give a query N/B keys
 

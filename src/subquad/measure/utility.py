@@ -22,8 +22,8 @@ from subquad.masks import Mask
 from subquad.measure.hooks import asked, meetings
 from subquad.methods import Bound, Full, Method
 from subquad.ops.attention_sums import exact_weights
-from subquad.ops.buckets import Buckets
 from subquad.ops.heads import repeat_heads
+from subquad.ops.slots import Buckets
 
 CHUNK = 2**22  # weights, of all heads and items, that are in memory at a time
 

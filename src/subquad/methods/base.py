@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from subquad.masks import Mask
 from subquad.methods import settings
 from subquad.methods.bound_method import BoundMethod
-from subquad.methods.call import Call, Partial, wide
+from subquad.methods.call import Call, Partial
 from subquad.methods.checks import as_autocast, check_options
 from subquad.methods.settings import FEW, MOST_REPEATS, WIDEST, choice, number, whole
 from subquad.methods.traits import FAMILIES, Fit, Traits
 from subquad.ops.packing import take_apart
 from subquad.ops.padding import cleared_inputs
+from subquad.ops.precision import wide
 from subquad.shapes import Sizes, validate
 from subquad.spelling import nearest
 

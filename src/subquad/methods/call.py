@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 
 from subquad.masks import Mask
@@ -27,8 +26,3 @@ class Call:
     def under(self, mask: Mask) -> Call:
         """The same call under another mask."""
         return replace(self, mask=mask)
-
-
-def wide(*inputs: Tensor) -> list[Tensor]:
-    """The tensors in fp32, or in fp64 where they are."""
-    return [x.to(torch.promote_types(x.dtype, torch.float32)) for x in inputs]

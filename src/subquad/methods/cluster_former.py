@@ -33,15 +33,15 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Method, Partial, Traits, whole, wide
-from subquad.ops.bucket_attention import attend_buckets
-from subquad.ops.bucketing import real_slots, real_tokens
-from subquad.ops.buckets import Buckets
-from subquad.ops.chunks import chunks_of
-from subquad.ops.hashing import hash_codes
+from subquad.methods.base import Call, Method, Partial, Traits, whole
+from subquad.ops.choose.chunks import chunks_of
+from subquad.ops.choose.hashing.op import hash_codes
+from subquad.ops.choose.kmeans.op import hamming_kmeans
+from subquad.ops.choose.neighbours import neighbours, reach
 from subquad.ops.heads import repeat_heads
-from subquad.ops.kmeans import hamming_kmeans
-from subquad.ops.neighbours import neighbours, reach
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets, real_slots
+from subquad.ops.timeline import Timeline
 
 BITS, ITERATIONS = 63, 10  # of the k-means
 
@@ -100,15 +100,14 @@ class ClusterFormer(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend to the window and to the chunk, and merge."""
-        query, key, value = wide(query, key, value)
         buckets = self.meetings(query, key, call)
-        return attend_buckets(query, key, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
+        return attend_pairs(query, key, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: near ones, and those of the chunk."""
         with torch.no_grad():
             (B, H, N, _), mask = query.shape, call.mask
             near = neighbours(N, N, H, B, reach(self.window, N, N, mask), mask, query.device)
-            real = real_tokens(mask, query, both=False)
+            real = Timeline.of(mask, query, key).tokens(real_as="either")
             labels = cluster_tokens(query, repeat_heads(key, H), real, self.clusters, call.seed)
             return near, sorted_chunks(labels, mask, real, self.chunk)

@@ -28,55 +28,36 @@ future queries. The gradient flows through the means and A^c; the labels are con
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor
 
-from subquad.masks import Mask
-from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole, wide
-from subquad.methods.full import exact
-from subquad.ops.backends import choose
-from subquad.ops.grouping import broadcast, group_mean
-from subquad.ops.hashing import MAX_BITS, hash_codes
-from subquad.ops.kmeans import hamming_kmeans
-from subquad.ops.native import clustered as compiled
-from subquad.ops.padding import cleared_inputs
+from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole
+from subquad.ops.choose.hashing.op import MAX_BITS
+from subquad.ops.parts.clustered.op import clustered_attention
 
 TOO_MANY_BITS = f"a hash is one 64-bit word: at most {MAX_BITS}"
 
 
-def cluster_queries(
-    query: Float[Tensor, "B H N D"], mask: Mask, clusters: int, bits: int, iterations: int, seed: int
-) -> Int64[Tensor, "B H N"]:
-    """Cluster each head's queries: labels in [0, clusters), `clusters` for padded queries."""
-    real = mask.query_padding(query.shape[2])
-    codes = hash_codes(query, bits, seed, centre=True, real=real)
-    return hamming_kmeans(codes, real, clusters, bits, iterations)
-
-
-def clustered_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    call: Call,
-    *,
-    labels: Int64[Tensor, "B H N"],
-    clusters: int,
-) -> Partial:
-    """Attention of the centroids, handed to their members; and the centroids' log-sum-exp likewise."""
-    centroids = group_mean(wide(query)[0], labels, clusters)
-    keys_only = Mask(keys=(*call.mask.both, *call.mask.keys))
-    of_centroids, lse = exact(centroids.to(query.dtype), key, value, call.under(keys_only))
-    return broadcast(of_centroids, labels), None if lse is None else broadcast(lse[..., None], labels)[..., 0]
-
-
-def refusal(query: Tensor, call: Call) -> str | None:
-    """Why the compiled kernels cannot take this call; None where they can."""
-    if call.wants_lse:
-        return "return_lse=True, and the kernels do not give the log-sum-exp"
-    return compiled.refusal(query, call.dropout_p)
+def attend_clustered(query: Tensor, key: Tensor, value: Tensor, call: Call, method: Any, topk: int) -> Partial:
+    """The op with a method's settings."""
+    N, mask = query.shape[2], call.mask
+    return clustered_attention(
+        query,
+        key,
+        value,
+        mask.query_padding(N),
+        mask.key_padding(key.shape[2]),
+        clusters=torch.sym_min(method.clusters, N),
+        topk=topk,
+        bits=method.bits,
+        iterations=method.iterations,
+        scale=call.scale,
+        seed=call.seed,
+        dropout_p=call.dropout_p,
+        wants_lse=call.wants_lse,
+    )
 
 
 @dataclass(frozen=True)
@@ -116,11 +97,4 @@ class Clustered(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, attend with the centroids, broadcast."""
-        clusters = torch.sym_min(self.clusters, query.shape[2])
-        hashing = {"bits": self.bits, "iterations": self.iterations, "seed": call.seed}
-        if choose(cpu=refusal(query, call)) == "cpu":
-            sizes = {"clusters": clusters, "topk": 0, "scale": call.scale}
-            return compiled.clustered_attention(query, key, value, call.mask, **sizes, **hashing), None
-        query, key, value = cleared_inputs(query, key, value, call.mask)
-        labels = cluster_queries(query, call.mask, clusters, **hashing)
-        return clustered_attention(query, key, value, call, labels=labels, clusters=clusters)
+        return attend_clustered(query, key, value, call, self, topk=0)

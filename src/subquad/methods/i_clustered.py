@@ -27,68 +27,11 @@ Fewer visible keys than topk: those there are.
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int64
 from torch import Tensor
 
-from subquad.masks import Mask
-from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole, wide
-from subquad.methods.clustered import TOO_MANY_BITS, Clustered, cluster_queries, refusal
-from subquad.ops.backends import choose
-from subquad.ops.grouping import broadcast, group_mean, sort_into_blocks
-from subquad.ops.hashing import MAX_BITS
-from subquad.ops.heads import repeat_heads
-from subquad.ops.native import clustered as compiled
-from subquad.ops.padding import cleared_inputs
-from subquad.ops.softmax import hide, visible_logsumexp, visible_softmax
-
-BLOCK = 32  # slots a block: small enough to waste few, large enough for dense products
-
-
-def improved_clustered_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    call: Call,
-    *,
-    labels: Int64[Tensor, "B H N"],
-    clusters: int,
-    topk: int,
-) -> Partial:
-    """Equations 9 to 17, in the dtype of the inputs, which is fp32 or fp64."""
-    scale, dropout_p = call.scale, call.dropout_p
-    visible = Mask(keys=(*call.mask.both, *call.mask.keys)).visible(query.shape[2], key.shape[2], query.device)
-    centroids = group_mean(query, labels, clusters)
-    centroid_logits = centroids @ key.transpose(-1, -2) * scale
-    of_centroids = visible_softmax(centroid_logits, visible)
-
-    # By logits, which order the keys as A^c does: weights that underflow to 0 would tie with those of hidden keys.
-    top = hide(centroid_logits, visible).detach().topk(torch.sym_min(topk, key.shape[2]), dim=-1).indices
-    mass = of_centroids.gather(-1, top).sum(-1, keepdim=True)
-    rest = F.dropout(of_centroids.scatter(-1, top, 0.0), dropout_p) @ value
-
-    blocks = sort_into_blocks(labels, clusters, BLOCK)
-    top_keys, top_values = blocks.of_group(_rows(key, top)), blocks.of_group(_rows(value, top))
-    logits = blocks.gather(query) @ top_keys.transpose(-1, -2) * scale
-    seen = None if visible is None else blocks.of_group(_seen(visible, top)[..., None]).transpose(-1, -2)
-    weights = F.dropout(visible_softmax(logits, seen), dropout_p)
-    of_members = blocks.scatter(weights @ top_values)
-    mass = broadcast(mass, labels)
-    out = mass * of_members + broadcast(rest, labels)
-    if not call.wants_lse:
-        return out, None
-    lse = blocks.scatter(visible_logsumexp(logits, seen)[..., None])
-    return out, (lse - mass.masked_fill(mass == 0, 1.0).log())[..., 0]
-
-
-def _rows(x: Float[Tensor, "B H M D"], top: Int64[Tensor, "B H C K"]) -> Float[Tensor, "B H C K D"]:
-    picked = x.gather(2, top.flatten(2)[..., None].expand(-1, -1, -1, x.shape[3]))
-    return picked.unflatten(2, top.shape[2:])
-
-
-def _seen(visible: Tensor, top: Int64[Tensor, "B H C K"]) -> Tensor:
-    return visible.expand(*top.shape[:3], -1).gather(-1, top)
+from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole
+from subquad.methods.clustered import TOO_MANY_BITS, Clustered, attend_clustered
+from subquad.ops.choose.hashing.op import MAX_BITS
 
 
 @dataclass(frozen=True)
@@ -128,13 +71,4 @@ class ImprovedClustered(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, attend with the centroids, redo each cluster's top keys for its members."""
-        clusters, topk = torch.sym_min(self.clusters, query.shape[2]), self.topk
-        hashing = {"bits": self.bits, "iterations": self.iterations, "seed": call.seed}
-        if choose(cpu=refusal(query, call)) == "cpu":
-            sizes = {"clusters": clusters, "topk": topk, "scale": call.scale}
-            return compiled.clustered_attention(query, key, value, call.mask, **sizes, **hashing), None
-        query, key, value = cleared_inputs(query, key, value, call.mask)
-        labels = cluster_queries(query, call.mask, clusters, **hashing)
-        key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-        query, key, value = wide(query, key, value)
-        return improved_clustered_attention(query, key, value, call, labels=labels, clusters=clusters, topk=topk)
+        return attend_clustered(query, key, value, call, self, topk=self.topk)

@@ -37,15 +37,14 @@ from torch import Tensor, nn
 from subquad.masks import Mask
 from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, whole, wide
 from subquad.methods.fitting import output_error
-from subquad.ops.bucket_attention import bucket_attention
-from subquad.ops.bucketing import real_slots
-from subquad.ops.buckets import Buckets
-from subquad.ops.feature_attention import feature_attention
-from subquad.ops.feature_attention.recurrent import no_tokens
-from subquad.ops.feature_attention.state import FeatureState, merge, read, state_of
-from subquad.ops.feature_attention.visible import attend_features, drop_rows
-from subquad.ops.ranks import Line, Ranks, line_up, ranks_of, sink_slots, slots, taken
+from subquad.ops.parts.features.op import feature_attention
+from subquad.ops.parts.features.recurrent import no_tokens
+from subquad.ops.parts.features.state import FeatureState, merge, read, state_of
+from subquad.ops.parts.features.visible import attend_features, drop_rows
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets, real_slots, taken
 from subquad.ops.softmax import merge_partials
+from subquad.ops.timeline import Line, Ranks, Timeline
 from subquad.randomness import orthogonal
 from subquad.shapes import Sizes
 
@@ -107,8 +106,8 @@ def near_keys(ranks: Ranks, blocks: int, window: int, sinks: int, is_causal: boo
     """For each block the keys near it, and the sinks that are not."""
     block = torch.arange(blocks, device=ranks.order.device).expand(len(ranks.lengths), blocks)
     first, end = (block - 1) * window, (block + (1 if is_causal else 2)) * window
-    near = slots(ranks, first, end, (2 if is_causal else 3) * window)
-    return torch.cat([sink_slots(ranks, first, end, sinks, 0 if is_causal else sinks), near], dim=2)
+    near = ranks.between(first, end, (2 if is_causal else 3) * window)
+    return (ranks.ends(sinks, 0 if is_causal else sinks, blocks) | near).tokens
 
 
 @dataclass(frozen=True)
@@ -169,13 +168,13 @@ class LearnedFeatureMap(Method):
         return (self._with_near if self.window else self._without_near)(query, key, value, call)
 
     def _with_near(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        (B, _, N, _), M, is_causal = query.shape, key.shape[2], call.mask.is_causal
-        line = line_up(call.mask, B, N, M, key.device)
+        B, M, is_causal = query.shape[0], key.shape[2], call.mask.is_causal
+        line = Line.of(Timeline.of(call.mask, query, key))
         query, key, value = (
             _in_blocks(x, self.window) for x in (line.queries(query), line.keys(key), line.keys(value))
         )
         real = F.pad(line.real, (0, query.shape[2] - M))
-        ranks = replace(ranks_of(None, B, query.shape[2], key.device), lengths=line.lengths)
+        ranks = replace(Ranks.of(None, B, query.shape[2], key.device), lengths=line.lengths)
         slots = near_keys(ranks, query.shape[2] // self.window, self.window, self.sinks, is_causal)
         near = self._exact(query, key, value, slots, real, call, Mask(is_causal=is_causal))
         of_query, of_key = self._maps(query, key, call)
@@ -190,9 +189,8 @@ class LearnedFeatureMap(Method):
         values = drop_rows(value, call.dropout_p)
         if self.sinks == 0:
             return attend_features(of_query, of_key, values, mask)
-        ranks = ranks_of(mask.key_padding(M), B, M, key.device)
-        none = ranks.lengths.new_zeros(B, 1)
-        slots = sink_slots(ranks, none, none, self.sinks, 0 if mask.is_causal else self.sinks)
+        ranks = Ranks.of(mask.key_padding(M), B, M, key.device)
+        slots = ranks.ends(self.sinks, 0 if mask.is_causal else self.sinks, 1).tokens
         sinks = torch.zeros(B, M + 1, dtype=torch.bool, device=key.device).scatter(1, slots[:, 0], True)[:, :M]
         bias = torch.zeros_like(sinks, dtype=key.dtype).masked_fill(sinks, -torch.inf)[:, None]
         pattern = Mask(is_causal=mask.is_causal, offset=mask.offset)
@@ -214,7 +212,7 @@ class LearnedFeatureMap(Method):
         keys = real_slots(keys[:, None], real).expand(B, H, -1, -1)
         bucket = None if self.window else torch.zeros(B, H, blocks, dtype=torch.int64, device=query.device)
         buckets = Buckets(queries.expand(B, H, blocks, size), keys, bucket)
-        return bucket_attention(query, key, value, buckets, mask, scale=call.scale, dropout_p=call.dropout_p)
+        return attend_pairs(query, key, value, buckets, mask, scale=call.scale, dropout_p=call.dropout_p)
 
     def _are_sinks(self, ranks: Ranks, is_causal: bool) -> Bool[Tensor, "B M"]:
         rank, lengths = torch.arange(ranks.tokens, device=ranks.order.device), ranks.lengths[:, None]
@@ -242,7 +240,7 @@ class LearnedFeatureMap(Method):
         base, new_base = ((n // w - 1).clamp(min=0) * w for n in (count, new))  # ranks of the first that is kept
         there = torch.arange(2 * w, device=device) < (count - base)[:, None]
         mask = Mask.causal(offset=2 * w) & Mask.padding(keys=torch.cat([there, real], dim=1), queries=real)
-        line = line_up(mask, B, N, 2 * w + N, device)
+        line = Line.of(Timeline(mask, real, mask.key_padding(2 * w + N), B, N, 2 * w + N, device))
         key, value = (
             _in_blocks(line.keys(torch.cat([state[f"near_{what}"], x], dim=2)), w)
             for what, x in (("keys", key), ("values", value))
@@ -275,7 +273,7 @@ class LearnedFeatureMap(Method):
     ) -> tuple[Tensor, Tensor]:
         """The near keys, and the sinks that are not near, which stand before the others."""
         M, s = query.shape[2], self.sinks
-        ranks = replace(ranks_of(None, len(base), M, query.device), lengths=line.lengths)
+        ranks = replace(Ranks.of(None, len(base), M, query.device), lengths=line.lengths)
         near = near_keys(ranks, M // self.window, self.window, 0, is_causal=True)
         begin = base[:, None] + (torch.arange(M // self.window, device=query.device) - 1) * self.window
         sinks = torch.arange(s, device=query.device)

@@ -42,14 +42,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, whole, wide
+from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, whole
 from subquad.methods.hashed import check_bucket_counts, sized_traits, tied_refusal
 from subquad.ops.attention_sums import approximate_attention_sums, attention_sums
-from subquad.ops.bucket_attention import attend_buckets
-from subquad.ops.bucketing import balanced_buckets, same_label_buckets, top_and_best
-from subquad.ops.buckets import Buckets, enlarged, members, real_lengths
+from subquad.ops.choose.balanced import balanced_buckets, enlarged, same_label_buckets
+from subquad.ops.choose.top.op import top_and_best
 from subquad.ops.hash_functions import KINDS, Hashed, HashFunctions, divergence, hashed
 from subquad.ops.heads import repeat_heads
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets, members
+from subquad.ops.timeline import real_lengths
 
 
 def membership(scores: Float[Tensor, "B H N C"], real: Tensor | None, balanced: bool) -> Float[Tensor, "B H N C"]:
@@ -142,10 +144,9 @@ class LearnedHash(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Hash, fill the buckets, attend inside them, merge."""
-        query, key, value = wide(query, key, value)
         buckets = self.meetings(query, key, call)
         how: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p}
-        return attend_buckets(query, key, value, buckets, call.mask, union=self.merge == "union", **how)
+        return attend_pairs(query, key, value, buckets, call.mask, union=self.merge == "union", **how)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""

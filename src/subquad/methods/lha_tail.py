@@ -26,15 +26,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, whole, wide
+from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, whole
 from subquad.methods.full import exact
 from subquad.ops.attention_sums import attention_sums
-from subquad.ops.bucketing import best_bucket
-from subquad.ops.buckets import Buckets, members, real_lengths
+from subquad.ops.choose.balanced import best_bucket
 from subquad.ops.hash_functions import KINDS, HashFunctions, divergence, hash_scores, hashed
 from subquad.ops.heads import repeat_heads
+from subquad.ops.slots import Buckets, members
 from subquad.ops.softmax import hide
 from subquad.ops.tail import attend_with_tail, key_cells
+from subquad.ops.timeline import real_lengths
 
 SHARPNESS = 4.0  # of the target of the queries
 FEEDING = 0.25  # weight in p_b of the queries that score highest in b
@@ -91,7 +92,6 @@ class LearnedHashTail(Method):
         """Hash, attend to the keys of each query's bucket and to the centroids of the others."""
         if not torch.compiler.is_exporting() and key.shape[2] <= self.keys:  # every bucket has all keys
             return exact(query, key, value, call)
-        query, key, value = wide(query, key, value)
         (buckets,), how = self.meetings(query, key, call), {"scale": call.scale, "dropout_p": call.dropout_p}
         return attend_with_tail(
             query, key, value, buckets, key_cells(key, call.mask, self.cells, call.seed), self.cells, **how

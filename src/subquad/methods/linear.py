@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from subquad.methods.base import Call, Method, Partial, Traits, choice, wide
-from subquad.ops.feature_attention.recurrent import advanced, hide_padding, no_tokens
-from subquad.ops.feature_attention.state import FeatureState
-from subquad.ops.feature_attention.visible import attend_features, drop_rows
+from subquad.ops.parts.features.recurrent import advanced, hide_padding, no_tokens
+from subquad.ops.parts.features.state import FeatureState
+from subquad.ops.parts.features.visible import attend_features, drop_rows
 from subquad.shapes import Sizes
 
 

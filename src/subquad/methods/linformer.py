@@ -44,11 +44,12 @@ from subquad.masks import Mask
 from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, whole, wide
 from subquad.methods.fitting import output_error
 from subquad.methods.full import exact
-from subquad.ops.causal_product import causal_product
 from subquad.ops.heads import repeat_heads
+from subquad.ops.parts.products.op import causal_product
+from subquad.ops.pools import pool_means, pool_of
 from subquad.ops.projections import Projections, Shares
-from subquad.ops.segments import ranks, segment_means, segment_of
 from subquad.ops.softmax import visible_logsumexp, visible_softmax
+from subquad.ops.timeline import ranks
 from subquad.ops.transforms import exact_attention
 from subquad.shapes import Sizes
 
@@ -74,10 +75,10 @@ def means(
     M = key.shape[2]
     rank = ranks(real, M, key.device) - skip
     tokens = real_tokens(real, M, key.device) - 2 * skip
-    label = segment_of(rank, tokens, k)
+    label = pool_of(rank, tokens, k)
     inside = (rank >= 0) & (rank < tokens)
     label = torch.where(inside if real is None else inside & real, label, k)
-    (mean_key, sizes), (mean_value, _) = segment_means(key, label, k), segment_means(value, label, k)
+    (mean_key, sizes), (mean_value, _) = pool_means(key, label, k), pool_means(value, label, k)
     sizes = sizes[:, None]
     return mean_key, mean_value, Shares(sizes > 0, None, sizes.clamp(min=1).to(key.dtype).log()[:, None])
 

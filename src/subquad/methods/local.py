@@ -31,9 +31,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from subquad.methods.base import Call, Method, Partial, Traits, choice, whole, wide
-from subquad.ops.bucket_attention import bucket_attention
-from subquad.ops.buckets import Buckets
-from subquad.ops.neighbours import neighbours, reach
+from subquad.ops.choose.neighbours import neighbours, reach
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets
 from subquad.randomness import normal
 
 START = 0.02  # deviation of the parameters as they start, Transformer-XL's own
@@ -77,11 +77,11 @@ def local_attention(
     call: Call,
     buckets: Buckets,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
-    """Attention to the neighbours with its log-sum-exp, in the dtype of the inputs, which is fp32 or fp64."""
+    """Attention to the neighbours with its log-sum-exp."""
     terms, positions = None, call.learned
     if positions is not None:
-        query, terms = positions(query, call.scale, buckets.span, call.mask.is_causal)
-    return bucket_attention(
+        query, terms = positions(*wide(query), call.scale, buckets.span, call.mask.is_causal)
+    return attend_pairs(
         query, key, value, buckets, call.mask, scale=call.scale, of_distance=terms, dropout_p=call.dropout_p
     )
 
@@ -136,7 +136,6 @@ class Local(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend by blocks; within a segment its own tokens are counted."""
-        query, key, value = wide(query, key, value)
         (buckets,) = self.meetings(query, key, call)
         return local_attention(query, key, value, call, buckets)
 

@@ -25,11 +25,12 @@ from torch import Tensor
 from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Partial, Traits, choice, number, whole, wide
 from subquad.methods.hashed import check_bucket_counts, sized_traits, tied_refusal
-from subquad.ops.bucket_attention import attend_buckets
-from subquad.ops.bucketing import balanced_buckets, best_bucket, bucket_sizes, most_of, same_label_buckets
-from subquad.ops.buckets import Buckets, real_lengths
+from subquad.ops.choose.balanced import balanced_buckets, best_bucket, bucket_sizes, most_of, same_label_buckets
 from subquad.ops.heads import repeat_heads
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets
 from subquad.ops.tail import attend_with_tail, key_cells
+from subquad.ops.timeline import real_lengths
 from subquad.randomness import normal
 
 OF_KEYS = 2**62  # tells the seed of the keys' random numbers from that of the queries'
@@ -118,13 +119,12 @@ class RandomHash(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Hash, fill the buckets, attend inside them, merge."""
-        query, key, value = wide(query, key, value)
-        buckets = self.meetings(query, key, call)
+        buckets = self.meetings(*wide(query, key), call)
         how: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p}
         if self.tail > 0:
             cell = key_cells(key, call.mask, self.tail, call.seed)
             return attend_with_tail(query, key, value, buckets[0], cell, self.tail, **how)
-        return attend_buckets(query, key, value, buckets, call.mask, union=self.merge == "union", **how)
+        return attend_pairs(query, key, value, buckets, call.mask, union=self.merge == "union", **how)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys, in a bucket."""

@@ -37,8 +37,9 @@ from subquad.masks import Mask
 from subquad.methods.base import WIDEST, Call, Method, Partial, Traits, whole, wide
 from subquad.methods.full import sdpa
 from subquad.ops.heads import repeat_heads
-from subquad.ops.segments import ranks, segment_means, segment_of
+from subquad.ops.pools import pool_means, pool_of
 from subquad.ops.softmax import visible_softmax
+from subquad.ops.timeline import ranks
 from subquad.randomness import normal
 
 START = 0.02  # deviation of the convolution's kernel as it starts
@@ -52,9 +53,9 @@ def landmarks_of(
     """Mean of each segment, and which of them have a token."""
     M = x.shape[2]
     tokens = M if real is None else real.sum(1, keepdim=True)
-    label = segment_of(ranks(real, M, x.device), tokens, count)
+    label = pool_of(ranks(real, M, x.device), tokens, count)
     label = label if real is None else torch.where(real, label, count)
-    means, sizes = segment_means(x, label, count)
+    means, sizes = pool_means(x, label, count)
     return means, sizes > 0
 
 

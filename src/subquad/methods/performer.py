@@ -31,13 +31,13 @@ from torch import Tensor, nn
 
 from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, whole, wide
 from subquad.methods.fitting import output_error
-from subquad.ops.feature_attention import exponents
-from subquad.ops.feature_attention.recurrent import advanced, hide_padding, no_tokens
-from subquad.ops.feature_attention.signed import crossed, difference, parts
-from subquad.ops.feature_attention.state import FeatureState
-from subquad.ops.feature_attention.visible import attend_features, drop_rows
 from subquad.ops.feature_maps import EXPONENTIAL, KINDS, exponential_map, relu_exponents, trigonometric_features
 from subquad.ops.heads import repeat_heads
+from subquad.ops.parts.features.op import exponents
+from subquad.ops.parts.features.recurrent import advanced, hide_padding, no_tokens
+from subquad.ops.parts.features.signed import crossed, difference, parts
+from subquad.ops.parts.features.state import FeatureState
+from subquad.ops.parts.features.visible import attend_features, drop_rows
 from subquad.randomness import directions
 from subquad.shapes import Sizes
 

@@ -37,12 +37,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole, wide
-from subquad.ops.bucket_attention import attend_buckets, bucket_attention
-from subquad.ops.bucketing import real_slots, real_tokens, with_itself
-from subquad.ops.buckets import Buckets, real_lengths
-from subquad.ops.chunks import runs_of_labels
+from subquad.ops.choose.chunks import runs_of_labels
 from subquad.ops.heads import repeat_heads
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets, real_slots, with_itself
 from subquad.ops.softmax import merge_partials
+from subquad.ops.timeline import Timeline, real_lengths
 from subquad.randomness import normal
 
 
@@ -102,15 +102,15 @@ class Reformer(Method):
         options: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p}
         buckets = self.meetings(query, key, call)
         key, value = F.normalize(query, dim=-1), repeat_heads(value, query.shape[1])
-        others = attend_buckets(query, key, value, buckets, mask, other_keys_only=True, **options)
-        alone = with_itself(others[1].isneginf() & real_tokens(mask, query, both=True)[:, None])
-        return merge_partials([others, bucket_attention(query, key, value, alone, mask, **options)])
+        others = attend_pairs(query, key, value, buckets, mask, other_keys_only=True, **options)
+        alone = with_itself(others[1].isneginf() & Timeline.of(mask, query, query).tokens(real_as="both")[:, None])
+        return merge_partials([others, attend_pairs(query, key, value, alone, mask, **options)])
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys in any round; themselves too, though they see themselves only where alone."""
         with torch.no_grad():
             B, _, N, D = query.shape
-            real = real_tokens(call.mask, query, both=False)
+            real = Timeline.of(call.mask, query, query).tokens(real_as="either")
             lengths = real_lengths(real, B, N, query.device)
             most = torch.sym_min(-(-N // self.chunk), self.buckets // 2)
             used = (-(-lengths // self.chunk)).clamp(max=most)

@@ -29,10 +29,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.methods.base import WIDEST, Call, Method, Partial, Traits, choice, whole, wide
-from subquad.ops.feature_attention.visible import drop_rows
 from subquad.ops.feature_maps import trigonometric_features
-from subquad.ops.gated_product import gated_product
 from subquad.ops.heads import repeat_heads
+from subquad.ops.parts.features.visible import drop_rows
+from subquad.ops.parts.products.gated import gated_product
 from subquad.randomness import directions
 from subquad.shapes import Sizes
 

@@ -39,11 +39,12 @@ import torch
 from torch import Tensor, nn
 
 from subquad.methods.base import WIDEST, Call, Method, Partial, Traits, whole, wide
-from subquad.ops.bucket_attention import attend_buckets
-from subquad.ops.bucketing import best_of_each_bucket, real_tokens
-from subquad.ops.buckets import Buckets
+from subquad.ops.choose.balanced import balanced_buckets
 from subquad.ops.heads import repeat_heads
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets
 from subquad.ops.spherical import Centroids
+from subquad.ops.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -89,18 +90,17 @@ class Routing(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Gather, attend inside the clusters, merge; in training the centroids then follow the queries."""
-        query, key, value = wide(query, key, value)
         buckets, value = self.meetings(query, key, call), repeat_heads(value, query.shape[1])
         centroids = _centroids(call)
         if centroids.training:
-            centroids.follow(query.detach(), real_tokens(call.mask, query, both=True))
-        return attend_buckets(query, query, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
+            centroids.follow(*wide(query.detach()), Timeline.of(call.mask, query, key).tokens(real_as="both"))
+        return attend_pairs(query, query, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""
         with torch.no_grad():
-            scores = _centroids(call)(query)
-            return best_of_each_bucket(scores, scores, call.mask, enlarge=1.0, size=self.cluster_size)
+            scores = _centroids(call)(*wide(query))
+            return balanced_buckets(scores, scores, call.mask, enlarge=1.0, size=self.cluster_size, odds=False)
 
 
 def _centroids(call: Call) -> Centroids:

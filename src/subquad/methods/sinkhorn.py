@@ -37,12 +37,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, number, whole, wide
-from subquad.ops.bucketing import real_slots, real_tokens
-from subquad.ops.buckets import rows
-from subquad.ops.chunks import chunks_of
+from subquad.ops.choose.chunks import chunks_of
 from subquad.ops.heads import repeat_heads
 from subquad.ops.sinkhorn import sinkhorn
+from subquad.ops.slots import real_slots, vectors_at
 from subquad.ops.softmax import visible_logsumexp, visible_softmax
+from subquad.ops.timeline import Timeline
 from subquad.randomness import gumbel
 
 LEAST = 1e-12  # a smaller share of a slot is none: its logarithm would have no use and a huge gradient
@@ -138,12 +138,12 @@ class Sinkhorn(Method):
         query, key, value = wide(query, key, value)
         (B, H, N, _), network = query.shape, call.learned
         assert isinstance(network, SortNetwork)
-        real = real_tokens(call.mask, query, both=False)
+        real = Timeline.of(call.mask, query, key).tokens(real_as="either")
         slots = chunks_of((~real).int().argsort(dim=1, stable=True)[:, None], real.sum(1), self.block)
         slots = slots.expand(B, H, -1, -1)
         of_query = real_slots(slots, call.mask.query_padding(N))
         of_key = real_slots(slots, call.mask.key_padding(N))
-        q, k, v = rows(query, of_query), rows(repeat_heads(key, H), of_key), rows(repeat_heads(value, H), of_key)
+        q, (k, v) = vectors_at(query, of_query), (vectors_at(repeat_heads(x, H), of_key) for x in (key, value))
 
         logits = network(pooled(q, of_query < N), pooled(k, of_key < N), call.scale, call.seed)
         exists = (slots < N)[:, 0, :, 0]

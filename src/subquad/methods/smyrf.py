@@ -34,10 +34,11 @@ from torch import Tensor
 
 from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole, wide
 from subquad.methods.lsh import plane_scores
-from subquad.ops.bucket_attention import attend_buckets
-from subquad.ops.buckets import Buckets, real_lengths
-from subquad.ops.chunks import even_chunks, even_shared_chunks, sort_real
+from subquad.ops.choose.chunks import even_chunks, even_shared_chunks, sort_real
 from subquad.ops.heads import repeat_heads
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets
+from subquad.ops.timeline import real_lengths
 from subquad.randomness import normal
 
 
@@ -100,9 +101,8 @@ class Smyrf(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Sort, cut, attend inside the chunks, merge."""
-        query, key, value = wide(query, key, value)
-        buckets = self.meetings(query, key, call)
-        return attend_buckets(query, key, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
+        buckets = self.meetings(*wide(query, key), call)
+        return attend_pairs(query, key, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: the clusters of all rounds."""

@@ -37,11 +37,12 @@ from torch import Tensor, nn
 from subquad.masks import Mask
 from subquad.methods.base import Call, Fit, Method, Partial, Traits, whole, wide
 from subquad.methods.fitting import output_error
-from subquad.ops.bucket_attention import bucket_attention
-from subquad.ops.buckets import Buckets, by_bucket, rows
+from subquad.ops.choose.blocks.op import by_bucket
 from subquad.ops.heads import repeat_heads
-from subquad.ops.ranks import Ranks, query_ranks, ranks_of, sink_slots, slots
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets, vectors_at
 from subquad.ops.softmax import hide, merge_partials, visible_softmax
+from subquad.ops.timeline import Ranks, Timeline
 
 BLOCK = 64  # queries of a block where all of them meet the same keys
 
@@ -96,7 +97,7 @@ def layout_of(real: Bool[Tensor, "B M"] | None, B: int, M: int, device: torch.de
             "of `dynamic_shapes`"
         )
     longest = -(-M // k) if k else w
-    ranks = ranks_of(real, B, M, device)
+    ranks = Ranks.of(real, B, M, device)
     own = (-(-ranks.lengths // k)).clamp(min=1) if k else torch.full_like(ranks.lengths, longest)
     table = {size: sizes_of(size, w) for size in (range(1, longest + 1) if k else [longest])}
     some = table if real is not None else {longest: table[longest]}
@@ -131,9 +132,10 @@ def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: Layout, scale: floa
     numbers = torch.arange(layout.cells, device=key.device)
     first = numbers * layout.cell
     inner = (layout.ranks.lengths[:, None] - sinks).clamp(min=0)
-    tokens = slots(layout.ranks, first.clamp(min=sinks), (first + layout.cell).minimum(inner), layout.longest.cell)
+    end = (first + layout.cell).minimum(inner)
+    tokens = layout.ranks.between(first.clamp(min=sinks), end, layout.longest.cell).tokens
     tokens = tokens[:, None].expand(-1, G, -1, -1)
-    keys, values, inside = rows(key, tokens), rows(value, tokens), tokens < M
+    keys, values, inside = vectors_at(key, tokens), vectors_at(value, tokens), tokens < M
 
     segment = numbers // layout.segment
     last = ((torch.arange(min(k, layout.cells), device=key.device) + 1) * layout.segment - 1).clamp(
@@ -189,7 +191,7 @@ def blocks_of(mask: Mask, N: int, layout: Layout, window: int) -> tuple[Tensor, 
     real = mask.query_padding(N)
     blocks = layout.blocks if window else 1
     if window:
-        ranks = query_ranks(mask, B, N, M, layout.cell.device)
+        ranks = Timeline(mask, real, mask.key_padding(M), B, N, M, layout.cell.device).query_ranks
         labels = (ranks // (layout.cell * layout.block)).clamp(max=blocks - 1)
     else:
         labels = torch.zeros(B, N, dtype=torch.int64, device=layout.cell.device)
@@ -205,9 +207,10 @@ def keys_of_blocks(layout: Layout, pools: Pools | None, window: int, sinks: int,
     block = torch.arange(layout.blocks if window else 1, device=device).expand(B, -1)
     low, high = ((block - 1) * layout.block, (block + 2) * layout.block) if window else (block, block)
     first, end = low * layout.cell, high * layout.cell
-    lists = [sink_slots(layout.ranks, first, end, sinks, sinks)]
+    exact = layout.ranks.ends(sinks, sinks, block.shape[1])
     if window:
-        lists.append(slots(layout.ranks, first, end, 3 * layout.near))
+        exact = exact | layout.ranks.between(first, end, 3 * layout.near)
+    lists = [exact.tokens]
     if pools is not None:
         none = M + pools.there.shape[1]
         there = torch.cat([pools.there, pools.there.new_zeros(B, 1)], dim=1)
@@ -296,7 +299,7 @@ class TiltedPool(Method):
         keys = keys_of_blocks(layout, pools, self.window, self.sinks, self.pools)
         queries, keys, bucket = (x[:, None].expand(-1, H, *x.shape[1:]) for x in (queries, keys, bucket))
         buckets = Buckets(queries, keys, bucket)
-        return bucket_attention(
+        return attend_pairs(
             query, key, value, buckets, Mask(), scale=call.scale, key_bias=bias, dropout_p=call.dropout_p
         )
 

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.ops.heads import repeat_heads
+from subquad.ops.precision import wide
 from subquad.randomness import normal
 
 KINDS = ("mlp", "linear")
@@ -73,8 +74,8 @@ class Hashed:
         return self.terms[0][1].device
 
     def scores(self) -> Float[Tensor, "B H N C"]:
-        """The sum, in the dtype of the vectors."""
-        first, *others = (repeat_heads(function(x * self.root), self.heads) for function, x in self.terms)
+        """The sum, in fp32 or better."""
+        first, *others = (repeat_heads(function(wide(x)[0] * self.root), self.heads) for function, x in self.terms)
         return sum(others, first)
 
     def __add__(self, other: "Hashed") -> "Hashed":

@@ -16,7 +16,7 @@ def cleared(x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Fl
     """
     if real is None:
         return x
-    if x.device.type == "cpu" and shapes_may_follow_data():
+    if shapes_may_follow_data(x):
         wide = torch.promote_types(x.dtype, torch.float32)  # where the sum of numbers of 16 bits is finite
         if x.detach().sum(dtype=wide).isfinite():
             return x

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from subquad.ops.heads import repeat_heads
-from subquad.ops.segments import segment_of
+from subquad.ops.pools import pool_of
 from subquad.randomness import normal
 
 
@@ -54,7 +54,7 @@ class Projections(nn.Module):
 
     def derive(self) -> None:
         """Make the buffers that no file holds: what `k` and `max_length` say of the segments at the start."""
-        segment = segment_of(torch.arange(self.max_length), self.max_length, self.k)
+        segment = pool_of(torch.arange(self.max_length), self.max_length, self.k)
         size = segment.bincount(minlength=self.k)
         for name, buffer in {
             "segment": segment,

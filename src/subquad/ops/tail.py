@@ -15,12 +15,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.ops.bucket_attention import bucket_attention
-from subquad.ops.buckets import Buckets, by_bucket, members
-from subquad.ops.grouping import group_mean
-from subquad.ops.hashing import hash_codes
+from subquad.ops.choose.blocks.op import by_bucket
+from subquad.ops.choose.hashing.op import hash_codes
+from subquad.ops.choose.kmeans.op import hamming_kmeans
+from subquad.ops.groups import group_mean
 from subquad.ops.heads import repeat_heads
-from subquad.ops.kmeans import hamming_kmeans
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.precision import wide
+from subquad.ops.slots import Buckets, members
 
 BITS, ITERATIONS = 63, 5  # of the k-means that makes the cells
 KEYS = 64  # of a block of one cell
@@ -76,7 +78,7 @@ def tail_of(
     inside = (members(buckets.keys, M) > 0).transpose(-1, -2)
     keys, cell_of = by_bucket(repeat_heads(cell[..., None], H)[..., 0], cells, KEYS)
     queries = cell_of[..., None] * C + torch.arange(C, device=query.device)
-    both, bias = bucket_attention(
+    both, bias = attend_pairs(
         towards.repeat(1, 1, cells, 1),
         key,
         torch.cat([key, value], dim=-1),
@@ -103,6 +105,7 @@ def attend_with_tail(
     dropout_p: float,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """One softmax over the keys of a query's bucket and that bucket's tail: (out, lse)."""
+    query, key, value = wide(query, key, value)
     H, M = query.shape[1], key.shape[2]
     tail = tail_of(query, key, value, buckets, cell, cells, scale)
     X, C = tail.bias.shape[2:]
@@ -111,7 +114,7 @@ def attend_with_tail(
     numbers = torch.arange(M, end, device=query.device).view(X, C)
     slots = torch.where(buckets.keys < M, buckets.keys, end)
     bias = torch.where(there, tail.bias, 0.0).flatten(2)
-    return bucket_attention(
+    return attend_pairs(
         query,
         torch.cat([repeat_heads(key, H), tail.key.flatten(2, 3)], dim=2),
         torch.cat([repeat_heads(value, H), tail.value.flatten(2, 3)], dim=2),

@@ -18,9 +18,12 @@ def transform() -> str | None:
     return None
 
 
-def shapes_may_follow_data() -> bool:
-    """Whether a number can be read from a tensor to size another: neither while compiling nor under vmap."""
-    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+def shapes_may_follow_data(x: Tensor) -> bool:
+    """Whether a number can be read from a tensor to size another: neither while compiling nor under vmap.
+
+    Nor where the reader would wait for a device: only on a CPU.
+    """
+    return x.device.type == "cpu" and not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 
 def exact_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch  # noqa: F401  (first: its wheel brings the OpenMP runtime, and the library must use the one that is loaded)
 
+from subquad.ops import backends
+
 ABI_VERSION = 8  # as in abi.cpp
 _BUCKETS = ("forward", "backward", "top", "blocks")
 _FEATURES = ("feature_forward", "feature_backward", "causal_product")
@@ -113,3 +115,4 @@ def _compiler() -> str | None:
 
 # When this module is imported, not later: it costs about a millisecond, once, and torch.compile meets plain values.
 _LIBRARY, _REFUSAL = _find()
+backends.register("cpu", refusal)

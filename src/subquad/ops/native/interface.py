@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._library.custom_ops import CustomOpDef
 
 from subquad.ops.native import library
 from subquad.ops.transforms import transform
@@ -251,19 +250,6 @@ def refusal_of_any_dtype(x: Tensor) -> str | None:
     return transform()
 
 
-def not_differentiable(backward: CustomOpDef, of: str) -> None:
-    """Let a second derivative through the op `backward` raise with the remedy; `of` is what it differentiates."""
-
-    def raises(ctx: Any, *_: Any) -> None:
-        raise NotImplementedError(
-            f"the gradient of {of} in compiled code cannot be differentiated again; for second derivatives run the "
-            "forward pass on plain PyTorch, `with sq.use_backend('reference'), torch.nn.attention.sdpa_kernel("
-            "torch.nn.attention.SDPBackend.MATH):`"
-        )
-
-    backward.register_autograd(raises)
-
-
 def run(kernel: str, arguments: Structure) -> None:
     """Ask `kernel` how much workspace it needs, get that from torch, and run it.
 
@@ -320,12 +306,6 @@ def rows(x: Tensor) -> Rows:
 def with_contiguous_rows(x: Tensor) -> Tensor:
     """The tensor itself where the elements of a row adjoin, else a copy."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
-def token_major(like: Tensor, width: int) -> Tensor:
-    """An empty (B,H,N,width) that lies in memory as (B,N,H,width): models merge the heads without a copy."""
-    B, H, N, _ = like.shape
-    return like.new_empty(B, N, H, width).transpose(1, 2)
 
 
 def pointer(x: Tensor | None) -> Any:

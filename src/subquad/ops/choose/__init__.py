@@ -1,0 +1,1 @@
+"""Choices: which queries meet which keys. Nothing here has a gradient."""

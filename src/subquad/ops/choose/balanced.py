@@ -1,0 +1,115 @@
+"""From scores to buckets: balanced ones, and those of one label each."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.ops.choose.blocks.op import by_bucket
+from subquad.ops.choose.top.op import top_and_best
+from subquad.ops.hash_functions import Hashed
+from subquad.ops.slots import Buckets, real_slots, with_itself
+from subquad.ops.timeline import real_lengths
+from subquad.ops.transforms import shapes_may_follow_data
+
+
+def balanced_buckets(
+    of_query: Float[Tensor, "B H N C"] | Hashed,
+    of_key: Float[Tensor, "B H M C"] | Hashed,
+    mask: Mask,
+    *,
+    enlarge: float,
+    size: int = 0,
+    odds: bool = True,
+) -> tuple[Buckets, ...]:
+    """Each bucket takes the queries and the keys that score highest in it, N/B·enlarge of either (or size·enlarge).
+
+    A query that no bucket takes meets the keys of the bucket that it scores highest; under a causal mask itself too, as
+    every query does that a bucket takes when its scores as query and as key are the same. Sizes are each item's own.
+    With `odds`, scores are logits over the buckets, and tokens are ranked by their softmax.
+    """
+    B, _, N, C = of_query.shape
+    M, device = of_key.shape[2], of_query.device
+    real_queries, real_keys = mask.query_padding(N), mask.key_padding(M)
+    sides: list[tuple[Tensor, Tensor]] = []
+    for scores, real, tokens in ((of_query, real_queries, N), (of_key, real_keys, M)):
+        if scores is of_query and sides and real_queries is real_keys:  # tied, and without padding
+            sides *= 2
+            break
+        lengths = real_lengths(real, B, tokens, device)
+        sizes = bucket_sizes(lengths, C, enlarge, size)
+        sides.append(top_and_best(scores, sizes, most_of(tokens, C, enlarge, size), real, odds=odds))
+    (queries, best), (keys, _) = sides
+    taken = torch.zeros(*of_query.shape[:2], N + 1, dtype=torch.bool, device=device)
+    alone = ~taken.scatter(2, queries.flatten(2), True)[..., :N]
+    alone = alone if real_queries is None else alone & real_queries[:, None]
+    left_over, bucket = by_bucket(torch.where(alone, best, C), C)
+    buckets = (Buckets(queries, keys), Buckets(left_over, keys, bucket))
+    if not mask.is_causal:
+        return buckets
+    return *buckets, with_itself(alone if real_keys is None else alone & real_keys[:, None])
+
+
+def bucket_sizes(lengths: Int64[Tensor, "B"], buckets: int, enlarge: float, size: int) -> Int64[Tensor, "B"]:
+    """Tokens that a bucket takes of items of these lengths: n/B·enlarge, or size·enlarge where a size is given."""
+    return lengths.clamp(max=max(1, int(size * enlarge))) if size else enlarged(lengths, buckets, enlarge)
+
+
+def enlarged(lengths: Int64[Tensor, "B"], buckets: int, enlarge: float) -> Int64[Tensor, "B"]:
+    """Tokens of a bucket: int(n / B · enlarge), at least one and at most n."""
+    size = (lengths.double() / buckets * enlarge).floor().long()
+    return size.clamp(min=1).minimum(lengths)
+
+
+def most_of(tokens: int, buckets: int, enlarge: float, size: int) -> int:
+    """At least the largest of `bucket_sizes` for items of at most so many tokens."""
+    return torch.sym_min(tokens, max(1, int(size * enlarge)) if size else math.ceil(tokens / buckets * enlarge))
+
+
+def same_label_buckets(labels: Int64[Tensor, "B H N"], buckets: int, mask: Mask) -> tuple[Buckets, ...]:
+    """Every token meets all tokens of its label, however many those are; padded tokens none.
+
+    Tokens are sorted by label into blocks. One part pairs each block with itself, the next with the block before it,
+    and so on; blocks after it are left out under a causal mask, which would hide them whole.
+    """
+    N = labels.shape[2]
+    real, real_keys = mask.query_padding(N), mask.key_padding(N)
+    if real is not None and real_keys is not None:  # padding has no place in the blocks
+        labels = torch.where((real | real_keys)[:, None], labels, buckets)
+    tokens, bucket = by_bucket(labels, buckets)
+    queries, keys = real_slots(tokens, real), real_slots(tokens, real_keys)
+    T = tokens.shape[2]
+    longest = T  # blocks of one bucket, at most
+    if shapes_may_follow_data(bucket):
+        longest = int(F.one_hot(bucket).sum(2).max()) if T else 1  # one part without blocks where there is no token
+    parts = []
+    for back in range(longest):
+        for shift in {back, back if mask.is_causal else -back}:
+            blocks = torch.arange(T, device=tokens.device) - shift
+            inside = (blocks >= 0) & (blocks < T)
+            blocks = blocks.clamp(0, max(T - 1, 0))
+            same = inside & (bucket[:, :, blocks] == bucket)
+            parts.append(Buckets(queries, torch.where(same[..., None], keys[:, :, blocks], N)))
+    return tuple(parts)
+
+
+def best_bucket(
+    of_query: Float[Tensor, "B H N C"] | Hashed,
+    of_key: Float[Tensor, "B H M C"] | Hashed,
+    mask: Mask,
+    keys: Int64[Tensor, "B"],
+    most: int,
+) -> Buckets:
+    """Every query is in the one bucket that it scores highest; each bucket takes the `keys` that score highest in it.
+
+    Keys are ranked by the scores as they are, not over the buckets. `most` is the largest of `keys`.
+    """
+    N, M, C = of_query.shape[2], of_key.shape[2], of_query.shape[3]
+    real = mask.query_padding(N)
+    _, labels = top_and_best(of_query, torch.zeros_like(keys), 1, real, odds=False)
+    labels = labels if real is None else torch.where(real[:, None], labels, C)
+    queries, bucket = by_bucket(labels, C)
+    return Buckets(queries, top_and_best(of_key, keys, most, mask.key_padding(M), odds=False)[0], bucket)

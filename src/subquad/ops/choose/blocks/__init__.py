@@ -1,0 +1,1 @@
+"""Tokens sorted by label into blocks of one label each."""

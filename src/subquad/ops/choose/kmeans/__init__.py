@@ -1,0 +1,1 @@
+"""K-means of hash codes under Hamming distance."""

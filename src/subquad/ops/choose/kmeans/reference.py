@@ -1,0 +1,67 @@
+"""K-means of hash codes in plain PyTorch."""
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.ops.choose.hashing.op import unpack_signs
+
+
+def hamming_kmeans(
+    codes: Int64[Tensor, "B H N"],
+    real: Bool[Tensor, "B N"] | None,
+    clusters: int,
+    bits: int,
+    iterations: int,
+) -> Int64[Tensor, "B H N"]:
+    """As `subquad.ops.choose.kmeans.hamming_kmeans`."""
+    B, H, N = codes.shape
+    rank, count = _ranks(real, B, N, codes.device)
+    if clusters >= N:
+        labels = rank[:, None].expand(B, H, N)
+    else:
+        signs = unpack_signs(codes, bits)
+        centroids = signs.gather(2, _starts(rank, count, clusters)[:, None, :, None].expand(B, H, clusters, bits))
+        for _ in range(iterations):
+            labels = _keep_real(_nearest(signs, centroids), real, clusters)
+            centroids = _majority(signs, labels, centroids)
+        labels = torch.where((count <= clusters)[:, None, None], rank[:, None], _nearest(signs, centroids))
+    return _keep_real(labels, real, clusters)
+
+
+def _nearest(signs: Float[Tensor, "B H N L"], centroids: Float[Tensor, "B H C L"]) -> Int64[Tensor, "B H N"]:
+    C = centroids.shape[2]
+    # signs·centroid = L − 2·(Hamming distance). Scaled by C and less the cluster's number, scores are distinct integers
+    # (exact in fp32 while 64·C < 2²⁴), so that the lowest number wins ties on every device.
+    tie_break = -torch.arange(C, device=signs.device, dtype=signs.dtype)
+    scores = torch.matmul(signs, (centroids * C).transpose(-1, -2)) + tie_break
+    return scores.argmax(-1)
+
+
+def _majority(
+    signs: Float[Tensor, "B H N L"], labels: Int64[Tensor, "B H N"], old: Float[Tensor, "B H C L"]
+) -> Float[Tensor, "B H C L"]:
+    B, H, C, L = old.shape
+    votes = signs.new_zeros(B, H, C + 1, L)
+    votes = votes.scatter_add(2, labels[..., None].expand_as(signs), signs)[:, :, :C]
+    return torch.where(votes == 0, old, votes.sign())
+
+
+def _ranks(real: Tensor | None, B: int, N: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of each position its number among the item's real ones, (B,N); and how many there are, (B,)."""
+    if real is None:
+        return torch.arange(N, device=device).expand(B, N), torch.full((B,), N, device=device)
+    return real.cumsum(1) - 1, real.sum(1)
+
+
+def _starts(rank: Tensor, count: Tensor, clusters: int) -> Int64[Tensor, "B C"]:
+    """The positions of the real tokens with ranks ⌊c·count/C⌋, c = 0 … C−1."""
+    wanted = torch.arange(clusters, device=rank.device) * count[:, None] // clusters
+    # Ranks never fall along the sequence, and a pad has the rank of the last real token before it (−1 before the
+    # first), so the first position that reaches the wanted rank is a real one.
+    first = (rank[:, None] < wanted[..., None]).sum(-1)
+    return first.clamp(max=rank.shape[1] - 1)
+
+
+def _keep_real(labels: Tensor, real: Tensor | None, clusters: int) -> Int64[Tensor, "B H N"]:
+    return labels.contiguous() if real is None else torch.where(real[:, None], labels, clusters)

@@ -1,0 +1,1 @@
+"""Balanced selection: the tokens that score highest in each bucket."""

@@ -1,0 +1,1 @@
+"""Clustered and improved clustered attention, each as one fused op."""

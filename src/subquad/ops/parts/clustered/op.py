@@ -1,0 +1,164 @@
+"""The op `clustered_attention`: one torch operator a direction for the whole method."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from subquad.ops.backends import Op, Operator
+from subquad.ops.parts.clustered import reference
+from subquad.ops.tensors import token_major
+
+
+@Op
+def clustered_attention(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    real_queries: Bool[Tensor, "B N"] | None,
+    real_keys: Bool[Tensor, "B M"] | None,
+    *,
+    clusters: int,
+    topk: int,
+    bits: int,
+    iterations: int,
+    scale: float,
+    seed: int,
+    dropout_p: float = 0.0,
+    wants_lse: bool = False,
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"] | None]:
+    """Clustered attention, equations 3 to 6 of Vyas et al. 2020, or improved with `topk` > 0, equations 9 to 17.
+
+        Q^c_j = Σ_{i ∈ S_j} Q_i / |S_j|,   A^c = softmax(scale·Q^c Kᵀ),   V̂_i = (A^c V)_j for i ∈ S_j
+        topk: A^c on the topk largest keys of j is replaced by its mass there times each member's own softmax on them
+
+    S are at most `clusters` clusters of the queries by their sign hashes (`hash_codes`, `hamming_kmeans`). Padded
+    queries are in none and get 0. lse_i = ln Σ_l e^{scale·Q^c_j·K_l}, or ln of the sum over its own top keys divided by
+    their mass; None unless it is wanted. The gradient flows through the means and A^c; the labels are constants.
+    Compiled kernels never store the C×M weights of the centroids.
+    """
+    out, lse = reference.clustered_attention(
+        query,
+        key,
+        value,
+        real_queries,
+        real_keys,
+        clusters=clusters,
+        topk=topk,
+        bits=bits,
+        iterations=iterations,
+        scale=scale,
+        seed=seed,
+        dropout_p=dropout_p,
+    )
+    return out, lse if wants_lse else None
+
+
+@clustered_attention.compiled
+def _(
+    backend: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    real_queries: Tensor | None,
+    real_keys: Tensor | None,
+    *,
+    clusters: int,
+    topk: int,
+    bits: int,
+    iterations: int,
+    scale: float,
+    seed: int,
+    dropout_p: float = 0.0,
+    wants_lse: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    given = query, key, value, real_queries, real_keys, clusters, torch.sym_min(topk, key.shape[2])
+    return clustered_forward(backend, *given, bits, iterations, scale, seed)[0], None
+
+
+@Operator
+def clustered_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_real: Tensor | None,
+    key_real: Tensor | None,
+    clusters: int,
+    topk: int,
+    bits: int,
+    iterations: int,
+    scale: float,
+    seed: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Allocate the output, and what the backward pass needs: order, offsets, top, centroids, rest, lse, mass."""
+    B, H, N, D = query.shape
+    E, C = value.shape[3], clusters
+    if topk < 0 or clusters < 1:
+        raise ValueError(f"clustered_forward: clusters={C} and topk={topk}, but there must be 1 and 0 at least")
+    order = query.new_empty(B, H, N, dtype=torch.int32)
+    offsets = query.new_empty(B, H, C + 1, dtype=torch.int32)
+    top = query.new_empty(B, H, C, topk, dtype=torch.int32)
+    centroids, rest, lse, mass = (
+        query.new_empty(B, H, C, *width, dtype=torch.float32) for width in ((D,), (E,), (), ())
+    )
+    return token_major(query, E), order, offsets, top, centroids, rest, lse, mass
+
+
+@Operator
+def clustered_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_real: Tensor | None,
+    key_real: Tensor | None,
+    order: Tensor,
+    offsets: Tensor,
+    top: Tensor,
+    centroids: Tensor,
+    rest: Tensor,
+    lse: Tensor,
+    mass: Tensor,
+    clusters: int,
+    topk: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Allocate the gradients of query, key and value, as the projections before an attention are: no copy there."""
+    return token_major(query, query.shape[3]), token_major(key, key.shape[3]), token_major(value, value.shape[3])
+
+
+def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.backend, query, key, value, query_real, key_real, ctx.clusters, ctx.topk, _, _, ctx.scale, _ = inputs
+    _, *saved = output
+    ctx.save_for_backward(query, key, value, query_real, key_real, *saved)
+    ctx.set_materialize_grads(False)  # else zeros are made for the seven outputs that nobody differentiates
+
+
+def _differentiate(ctx, grad_out, *_):  # type: ignore[no-untyped-def]
+    grads: tuple[Tensor | None, ...] = (None, None, None)
+    if grad_out is not None:
+        grads = clustered_backward(ctx.backend, grad_out, *ctx.saved_tensors, ctx.clusters, ctx.topk, ctx.scale)
+    return None, *grads, *(None,) * 8
+
+
+clustered_forward.gradient(_differentiate, _save)
+clustered_backward.not_differentiable("clustered attention")
+
+
+@clustered_forward.flops
+def _(query, key, value, query_real, key_real, clusters, topk, bits, *_) -> int:  # type: ignore[no-untyped-def]
+    """Operations of the products: hash, logits, weighted values."""
+    B, H, N, D = query
+    return 2 * B * H * N * D * bits + _pairs(query, value, clusters, topk) * (D + value[3])
+
+
+@clustered_backward.flops
+def _(grad_out, query, key, value, *rest) -> int:  # type: ignore[no-untyped-def]
+    """The logits again and the gradients of both their sides; the gradients of weights and values."""
+    *_, clusters, topk, _ = rest
+    return _pairs(query, value, clusters, topk) * (3 * query[3] + 2 * value[3])
+
+
+def _pairs(query, value, clusters: int, topk: int) -> int:  # type: ignore[no-untyped-def]
+    """Twice the query-key pairs that are computed: of centroids with all keys, of queries with their top keys."""
+    B, H, N, _ = query
+    return 2 * B * H * (clusters * value[2] + N * topk)

@@ -1,0 +1,82 @@
+"""Clustered and improved clustered attention in plain PyTorch, step by step as in the paper."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.ops.choose.blocks.reference import sort_into_blocks
+from subquad.ops.choose.hashing.op import hash_codes
+from subquad.ops.choose.kmeans.op import hamming_kmeans
+from subquad.ops.groups import broadcast, group_mean
+from subquad.ops.heads import repeat_heads
+from subquad.ops.padding import cleared
+from subquad.ops.precision import wide
+from subquad.ops.softmax import hide, visible_logsumexp, visible_softmax
+
+BLOCK = 32  # slots a block: small enough to waste few, large enough for dense products
+
+
+def cluster_queries(
+    query: Float[Tensor, "B H N D"],
+    real: Bool[Tensor, "B N"] | None,
+    *,
+    clusters: int,
+    bits: int,
+    iterations: int,
+    seed: int,
+) -> Int64[Tensor, "B H N"]:
+    """Cluster each head's queries: labels in [0, clusters), `clusters` for padded queries."""
+    codes = hash_codes(query, bits, seed, centre=True, real=real)
+    return hamming_kmeans(codes, real, clusters, bits, iterations)
+
+
+def clustered_attention(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    real_queries: Bool[Tensor, "B N"] | None,
+    real_keys: Bool[Tensor, "B M"] | None,
+    *,
+    topk: int,
+    scale: float,
+    dropout_p: float,
+    **clustering: int,
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """Cluster the queries, attend with the centroids, broadcast; with `topk`, redo the top keys for each member."""
+    query, key, value = cleared(query, real_queries), cleared(key, real_keys), cleared(value, real_keys)
+    labels = cluster_queries(query, real_queries, **clustering)
+    clusters, heads = clustering["clusters"], query.shape[1]
+    query, key, value = wide(query)[0], *(repeat_heads(x, heads) for x in wide(key, value))
+    visible = None if real_keys is None else real_keys[:, None, None, :]
+
+    centroids = group_mean(query, labels, clusters)
+    logits = centroids @ key.transpose(-1, -2) * scale
+    of_centroids = visible_softmax(logits, visible)
+    if topk == 0:
+        lse = broadcast(visible_logsumexp(logits, visible)[..., None], labels)[..., 0]
+        return broadcast(F.dropout(of_centroids, dropout_p) @ value, labels), lse
+
+    # By logits, which order the keys as A^c does: weights that underflow to 0 would tie with those of hidden keys.
+    top = hide(logits, visible).detach().topk(torch.sym_min(topk, key.shape[2]), dim=-1).indices
+    mass = of_centroids.gather(-1, top).sum(-1, keepdim=True)
+    rest = F.dropout(of_centroids.scatter(-1, top, 0.0), dropout_p) @ value
+
+    blocks = sort_into_blocks(labels, clusters, BLOCK)
+    top_keys, top_values = (blocks.of_group(_rows(x, top)) for x in (key, value))
+    own = blocks.gather(query) @ top_keys.transpose(-1, -2) * scale
+    seen = None if visible is None else blocks.of_group(_seen(visible, top)[..., None]).transpose(-1, -2)
+    of_members = blocks.scatter(F.dropout(visible_softmax(own, seen), dropout_p) @ top_values)
+    mass = broadcast(mass, labels)
+    # The top keys have m̂ of the whole weight.
+    lse = blocks.scatter(visible_logsumexp(own, seen)[..., None]) - mass.masked_fill(mass == 0, 1.0).log()
+    return mass * of_members + broadcast(rest, labels), lse[..., 0]
+
+
+def _rows(x: Float[Tensor, "B H M D"], top: Int64[Tensor, "B H C K"]) -> Float[Tensor, "B H C K D"]:
+    picked = x.gather(2, top.flatten(2)[..., None].expand(-1, -1, -1, x.shape[3]))
+    return picked.unflatten(2, top.shape[2:])
+
+
+def _seen(visible: Tensor, top: Int64[Tensor, "B H C K"]) -> Tensor:
+    return visible.expand(*top.shape[:3], -1).gather(-1, top)

@@ -1,0 +1,1 @@
+"""Attention by features: weights that are sums of products of features."""

@@ -1,0 +1,186 @@
+"""Attention by features: weights that are sums of products of a query's and a key's features.
+
+    x_ir = u_r·q_i + b_r,   y_jr = w_r·k_j + a_j,   w_ij = Σ_r e^{x_ir + y_jr}
+    out_i = Σ_j w_ij v_j / Σ_j w_ij,   lse_i = ln Σ_j w_ij          over the keys j that query i sees
+
+Features are given by their exponents, so that no size of the inputs makes them overflow or vanish and nothing is added
+to the denominator: see `state`. The work is O((N + M)·R·(D + E)).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subquad.ops.backends import Op, Operator
+from subquad.ops.parts.features import reference
+from subquad.ops.precision import wide
+from subquad.ops.tensors import token_major
+
+TILE = 64  # tokens that compiled kernels take at a time
+
+
+@Op
+def feature_attention(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M C"],
+    value: Float[Tensor, "B G M E"],
+    *,
+    of_query: Float[Tensor, "#H R D"] | None = None,
+    of_key: Float[Tensor, "#G R C"] | None = None,
+    feature_bias: Float[Tensor, "#H R"] | None = None,
+    key_bias: Float[Tensor, "B #G M"] | None = None,
+    causal: bool = False,
+    lagged: tuple[int, int] | None = None,
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """Attention by exponential features, with its log-sum-exp.
+
+    Args:
+        query: (B,H,N,D); without `of_query` the exponents x themselves, (B,H,N,R).
+        key: (B,G,M,C), H a multiple of G; without `of_key` the exponents y, (B,G,M,R). An exponent may be −inf.
+        value: (B,G,M,E).
+        of_query: u, for each head or one for all.
+        of_key: w.
+        feature_bias: b, for each head or one for all.
+        key_bias: a; −inf hides a key.
+        causal: query i sees the keys j ≤ i; N = M.
+        lagged: (block, lag ≥ 1): query i sees the keys of blocks ⌊j/block⌋ ≤ ⌊i/block⌋ − lag; N = M.
+
+    A query that sees no key has output 0 and lse −inf. Both are in fp32 or better.
+    """
+    assert not (causal and lagged), "one pattern at a time"
+    query, key, value = wide(query, key, value)
+    maps = {"of_query": of_query, "of_key": of_key, "feature_bias": feature_bias, "key_bias": key_bias}
+    of_query, of_key = exponents(query, key, **maps)
+    if key_bias is not None:  # a hidden key's value may be anything, also NaN, and 0·NaN is NaN
+        value = value.masked_fill(torch.isneginf(key_bias).unsqueeze(-1), 0.0)
+    return reference.feature_attention(of_query, of_key, value, causal, lagged)
+
+
+@feature_attention.compiled
+def _(
+    backend: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    of_query: Tensor | None = None,
+    of_key: Tensor | None = None,
+    feature_bias: Tensor | None = None,
+    key_bias: Tensor | None = None,
+    causal: bool = False,
+    lagged: tuple[int, int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    # Exponents never exist for the whole sequence. Only where a projection itself is learned they are made here, by
+    # PyTorch, which has its gradient.
+    if _learned(of_query) or _learned(feature_bias):
+        query = wide(query)[0] if of_query is None else wide(query)[0] @ of_query.mT
+        query = query if feature_bias is None else query + feature_bias.unsqueeze(-2)
+        of_query = feature_bias = None
+    if of_key is not None and _learned(of_key):
+        key, of_key = wide(key)[0] @ of_key.mT, None
+    block, lag = (int(causal), 0) if lagged is None else lagged
+    return features_forward(backend, query, key, value, of_query, of_key, feature_bias, key_bias, block, lag)
+
+
+def _learned(x: Tensor | None) -> bool:
+    return x is not None and x.requires_grad and torch.is_grad_enabled()
+
+
+@Operator
+def features_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    of_query: Tensor | None,
+    of_key: Tensor | None,
+    feature_bias: Tensor | None,
+    key_bias: Tensor | None,
+    block: int,
+    lag: int,
+) -> tuple[Tensor, Tensor]:
+    """Allocate (out, lse). block 0: every query sees every key; lag 0: causal."""
+    fine = torch.promote_types(query.dtype, torch.float32)
+    return token_major(query, value.shape[3], fine), query.new_empty(query.shape[:3], dtype=fine)
+
+
+@Operator
+def features_backward(
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    of_query: Tensor | None,
+    of_key: Tensor | None,
+    feature_bias: Tensor | None,
+    key_bias: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    block: int,
+    lag: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Allocate the gradients of query, key, value and key_bias; the last is empty where there is no bias."""
+    of_bias = out.new_empty(0 if key_bias is None else key_bias.shape)
+    query, key, value = (token_major(x, x.shape[3], out.dtype) for x in (query, key, value))
+    return query, key, value, of_bias
+
+
+def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.backend, *tensors, ctx.block, ctx.lag = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.set_materialize_grads(False)  # often nobody differentiates lse
+
+
+def _differentiate(ctx, grad_out, grad_lse):  # type: ignore[no-untyped-def]
+    saved = ctx.saved_tensors  # once: activation checkpointing computes them when they are asked for
+    if grad_out is None and grad_lse is None:
+        return (None,) * 10
+    *of_inputs, of_bias = features_backward(ctx.backend, grad_out, grad_lse, *saved, ctx.block, ctx.lag)
+    of_inputs = (grad.to(x.dtype) for grad, x in zip(of_inputs, saved, strict=False))
+    return None, *of_inputs, None, None, None, None if saved[6] is None else of_bias, None, None
+
+
+features_forward.gradient(_differentiate, _save)
+features_backward.not_differentiable("attention by features")
+
+
+def products(query, key, value, of_query, of_key, block, lag) -> int:  # type: ignore[no-untyped-def]
+    """Multiplications of the forward pass, by shapes: exponents, states, reads, and pairs of half a tile."""
+    (B, H, N, D), (_, G, M, C), (*_, E) = query, key, value
+    R = D if of_query is None else of_query[1]
+    queries, keys = E + (0 if of_query is None else D), E + (0 if of_key is None else C)
+    pairs = B * H * N * TILE // 2 * (R + E) if block and not lag else 0
+    return R * (B * H * N * queries + B * G * M * keys) + pairs
+
+
+@features_forward.flops
+def _(query, key, value, of_query, of_key, feature_bias, key_bias, block, lag) -> int:  # type: ignore[no-untyped-def]
+    """Operations of the products."""
+    return 2 * products(query, key, value, of_query, of_key, block, lag)
+
+
+@features_backward.flops
+def _(grad_out, grad_lse, query, key, value, of_query, of_key, bias, key_bias, out, lse, block, lag) -> int:  # type: ignore[no-untyped-def]
+    """The exponents and states again, of both sides; the gradients of exponents, values and rows."""
+    (B, H, N, D), (_, G, M, C), (*_, E) = query, key, value
+    R = D if of_query is None else of_query[1]
+    queries = 2 * E + (0 if of_query is None else 3 * D)
+    keys = 3 * E + (0 if of_key is None else 3 * C)
+    pairs = B * H * N * TILE * 3 * (R + E) if block and not lag else 0
+    return 2 * (R * (B * H * N * queries + B * G * M * keys) + pairs)
+
+
+def exponents(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M C"],
+    *,
+    of_query: Float[Tensor, "#H R D"] | None = None,
+    of_key: Float[Tensor, "#G R C"] | None = None,
+    feature_bias: Float[Tensor, "#H R"] | None = None,
+    key_bias: Float[Tensor, "B #G M"] | None = None,
+) -> tuple[Float[Tensor, "B H N R"], Float[Tensor, "B G M R"]]:
+    """x and y."""
+    x = query if of_query is None else query @ of_query.mT
+    x = x if feature_bias is None else x + feature_bias.unsqueeze(-2)
+    y = key if of_key is None else key @ of_key.mT
+    return x, y if key_bias is None else y + key_bias.unsqueeze(-1)

@@ -1,0 +1,1 @@
+"""Attention of queries to the keys that they meet in buckets."""

@@ -1,0 +1,218 @@
+"""The op `attend_pairs`.
+
+On compiled backends it is one torch operator a direction for all sets of buckets together. Sets travel as three lists,
+an empty tensor of `bucket` standing for none. The gradient is itself not differentiable.
+"""
+
+from itertools import chain
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.ops.backends import Op, Operator
+from subquad.ops.parts.pairs import reference
+from subquad.ops.slots import Buckets
+from subquad.ops.softmax import merge_partials
+from subquad.ops.tensors import token_major
+
+NO_WINDOW = -1
+SLOTS = 1 << 18  # of a head, that one compiled call takes in several sets
+
+
+@Op
+def attend_pairs(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    buckets: Buckets | tuple[Buckets, ...],
+    mask: Mask,
+    *,
+    scale: float,
+    key_bias: Float[Tensor, "B H M"] | None = None,
+    of_distance: Float[Tensor, "B H N P"] | None = None,
+    hidden: Bool[Tensor, "B H R M"] | None = None,
+    union: bool = False,
+    other_keys_only: bool = False,
+    dropout_p: float = 0.0,
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """Each query's attention over the keys that it meets, as a partial: (out, lse), both in fp32 or better.
+
+        out_i = Σ_j m_ij e^{s_ij} v_j / Σ_j m_ij e^{s_ij},   lse_i = ln Σ_j m_ij e^{s_ij},   s_ij = scale·q_i·k_j + b_j
+
+    m_ij is how many buckets query i shares with key j, over all sets of buckets: merging buckets by log-sum-exp is one
+    softmax in which a shared key counts that often. A query that meets no key has out = 0 and lse = −inf.
+
+    Args:
+        buckets: one set of buckets, or several.
+        mask: its causal part and its window are applied; padding must be left out of the buckets already.
+        key_bias: b, added to the logits of each key.
+        of_distance: added to the logits too, by how far the key stands from the query: row i holds its terms for the
+            distances −w, …, w in tokens ahead, or −w, …, 0 under a causal mask. The window w is that of the mask and
+            the buckets together, which must have one.
+        hidden: query number i does not see the keys j at which row i mod R holds True.
+        union: a key counts once in each set, however many of its buckets it shares with the query.
+        other_keys_only: a query does not see the key of its own number.
+
+    The gradient flows through out and lse to query, key, value, key_bias and of_distance.
+
+    Raises:
+        ValueError: `of_distance` does not hold the distances of the window.
+    """
+    return reference.attend_pairs(
+        query,
+        key,
+        value,
+        _sets(buckets),
+        mask,
+        scale=scale,
+        key_bias=key_bias,
+        of_distance=of_distance,
+        hidden=hidden,
+        union=union,
+        other_keys_only=other_keys_only,
+        dropout_p=dropout_p,
+    )
+
+
+def _sets(buckets: Buckets | tuple[Buckets, ...]) -> tuple[Buckets, ...]:
+    """The sets of buckets, less those without a block; one at least."""
+    if isinstance(buckets, Buckets):
+        return (buckets,)
+    return buckets[:1] + tuple(more for more in buckets[1:] if more.queries.shape[2] > 0)
+
+
+@attend_pairs.compiled
+def _(
+    backend: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    buckets: Buckets | tuple[Buckets, ...],
+    mask: Mask,
+    *,
+    scale: float,
+    key_bias: Tensor | None = None,
+    of_distance: Tensor | None = None,
+    hidden: Tensor | None = None,
+    union: bool = False,
+    other_keys_only: bool = False,
+    dropout_p: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    offset: int | Tensor = 0 if mask.offset is None else mask.offset
+    offsets = None
+    if isinstance(offset, Tensor):
+        offsets = offset.to(query.device, torch.int64).reshape(-1).expand(query.shape[0])
+        offset = 0
+    pattern = offsets, hidden, offset, mask.is_causal, other_keys_only
+    parts = []
+    for some in _portions(_sets(buckets)):
+        queries, keys = [each.queries for each in some], [each.keys for each in some]
+        bucket = [each.queries.new_empty(0) if each.bucket is None else each.bucket for each in some]
+        spans = [each.narrowed(mask).span for each in some]
+        sets = queries, keys, bucket, [NO_WINDOW if span is None else span for span in spans]
+        parts.append(pairs_forward(backend, query, key, value, key_bias, *sets, *pattern, scale))
+    return parts[0] if len(parts) == 1 else merge_partials(parts)
+
+
+def _portions(buckets: tuple[Buckets, ...]) -> list[tuple[Buckets, ...]]:
+    """The sets in portions for one compiled call each, whose memory grows with the slots."""
+    portions: list[tuple[Buckets, ...]] = []
+    slots = 0
+    for each in buckets:
+        size = each.queries.shape[2] * each.queries.shape[3] + each.keys.shape[2] * each.keys.shape[3]
+        if not portions or slots + size > SLOTS:
+            portions, slots = [*portions, ()], 0
+        portions[-1], slots = (*portions[-1], each), slots + size
+    return portions
+
+
+@Operator
+def pairs_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_bias: Tensor | None,
+    queries: list[Tensor],
+    keys: list[Tensor],
+    bucket: list[Tensor],
+    spans: list[int],
+    offsets: Tensor | None,
+    hidden: Tensor | None,
+    offset: int,
+    causal: bool,
+    other_keys_only: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Allocate (out, lse)."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    return token_major(query, value.shape[3], wide), query.new_empty(query.shape[:3], dtype=wide)
+
+
+@Operator
+def pairs_backward(
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_bias: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    queries: list[Tensor],
+    keys: list[Tensor],
+    bucket: list[Tensor],
+    spans: list[int],
+    offsets: Tensor | None,
+    hidden: Tensor | None,
+    offset: int,
+    causal: bool,
+    other_keys_only: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Allocate the gradients of query, key, value and key_bias; the last is empty where there is no bias."""
+    of_bias = out.new_empty(0 if key_bias is None else key_bias.shape)
+    query, key, value = (token_major(x, x.shape[3], out.dtype) for x in (query, key, value))
+    return query, key, value, of_bias
+
+
+def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    backend, query, key, value, key_bias, *sets, spans, offsets, hidden, offset, causal, other_keys_only, scale = inputs
+    ctx.save_for_backward(query, key, value, key_bias, *output, offsets, hidden, *chain(*sets))
+    ctx.backend, ctx.spans, ctx.rest = backend, spans, (offset, causal, other_keys_only, scale)
+    ctx.set_materialize_grads(False)  # often nobody differentiates lse
+
+
+def _differentiate(ctx, grad_out, grad_lse):  # type: ignore[no-untyped-def]
+    query, key, value, key_bias, out, lse, offsets, hidden, *slots = ctx.saved_tensors
+    count = len(ctx.spans)
+    grads: tuple[Tensor | None, ...] = (None,) * 4
+    if grad_out is not None or grad_lse is not None:
+        sets = (slots[i : i + count] for i in range(0, 3 * count, count))
+        inputs = grad_out, grad_lse, query, key, value, key_bias, out, lse, *sets, ctx.spans, offsets, hidden
+        *of_inputs, of_bias = pairs_backward(ctx.backend, *inputs, *ctx.rest)
+        of_inputs = (grad.to(query.dtype) for grad in of_inputs)
+        grads = *of_inputs, None if key_bias is None else of_bias
+    return None, *grads, *([None] * count for _ in range(3)), *(None,) * 7
+
+
+pairs_forward.gradient(_differentiate, _save)
+pairs_backward.not_differentiable("attention inside buckets")
+
+
+@pairs_forward.flops
+def _(query, key, value, key_bias, queries, keys, *_) -> int:  # type: ignore[no-untyped-def]
+    """Operations of the products: logits, weighted values."""
+    return 2 * pairs(queries, keys) * (query[3] + value[3])
+
+
+@pairs_backward.flops
+def _(grad_out, grad_lse, query, key, value, key_bias, out, lse, queries, keys, *_) -> int:  # type: ignore[no-untyped-def]
+    """The logits again and the gradients of both their sides; the gradients of weights and values."""
+    return 2 * pairs(queries, keys) * (3 * query[3] + 2 * value[3])
+
+
+def pairs(queries, keys) -> int:  # type: ignore[no-untyped-def]
+    """Query-key pairs that meet in buckets, by the shapes of the slots."""
+    return sum(B * H * T * S * K for (B, H, T, S), (*_, K) in zip(queries, keys, strict=True))

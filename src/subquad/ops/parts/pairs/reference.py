@@ -1,0 +1,146 @@
+"""Attention inside buckets in plain PyTorch."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.ops.heads import repeat_heads
+from subquad.ops.precision import wide
+from subquad.ops.slots import Buckets, members, vectors_at
+from subquad.ops.softmax import merge_partials, visible_softmax
+
+
+def attend_pairs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    buckets: tuple[Buckets, ...],
+    mask: Mask,
+    *,
+    of_distance: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """As `subquad.ops.parts.pairs.op.attend_pairs`."""
+    query, key, value = wide(query, key, value)
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+    narrowed = [each.narrowed(mask) for each in buckets]
+    if of_distance is not None:
+        _check_distances(of_distance.shape[3], narrowed)
+    parts = [
+        attend_set(query, key, value, each, window, of_distance=of_distance, **options)
+        for each, window in zip(buckets, narrowed, strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else merge_partials(parts)
+
+
+def _check_distances(given: int, masks: list[Mask]) -> None:
+    for mask in masks:
+        if mask.span is None:
+            raise ValueError("`of_distance` needs a window: its terms are those of the distances inside it")
+        wanted = mask.span + 1 if mask.is_causal else 2 * mask.span + 1
+        if given != wanted:
+            raise ValueError(f"`of_distance` holds {given} distances, but a window of {mask.span} has {wanted}")
+
+
+def attend_set(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    buckets: Buckets,
+    mask: Mask,
+    *,
+    scale: float,
+    key_bias: Tensor | None,
+    of_distance: Tensor | None,
+    hidden: Tensor | None,
+    union: bool,
+    other_keys_only: bool,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor]:
+    """The op on one set of buckets, whose span the mask holds; query, key and value have the same heads."""
+    N, M = query.shape[2], key.shape[2]
+    queries, keys = buckets.queries, buckets.keys_of_block()
+    logits = vectors_at(query, queries) @ vectors_at(key, keys).transpose(-1, -2) * scale
+    if key_bias is not None:
+        logits = logits + vectors_at(key_bias[..., None], keys).transpose(-1, -2)
+    if of_distance is not None:
+        logits = logits + of_pairs(of_distance, queries, keys, mask)
+    if union:
+        logits = logits - shared_buckets(buckets, N, M).to(logits.dtype).log()
+    seen = visible(queries, keys, N, M, mask, other_keys_only)
+    if hidden is not None:
+        seen = seen & ~hidden_pairs(hidden, queries, keys)
+    weights = F.dropout(visible_softmax(logits, seen), dropout_p)
+    lse = logits.masked_fill(~seen, -torch.inf).logsumexp(-1)
+    out = (weights @ vectors_at(value, keys)).masked_fill(~seen.any(-1, keepdim=True), 0.0)
+    return merge_blocks(out, lse, queries, N)
+
+
+def visible(
+    queries: Int64[Tensor, "B H T S"],
+    keys: Int64[Tensor, "B H T K"],
+    N: int,
+    M: int,
+    mask: Mask,
+    other_keys_only: bool,
+) -> Bool[Tensor, "B H T S K"]:
+    """Which key slots each query slot sees: filled ones, as the mask's pattern lets it."""
+    query, key = queries[..., :, None], keys[..., None, :]
+    seen = (query < N) & (key < M) & mask.sees(query, key)
+    return seen & (query != key) if other_keys_only else seen
+
+
+def hidden_pairs(
+    hidden: Bool[Tensor, "B H R M"], queries: Int64[Tensor, "B H T S"], keys: Int64[Tensor, "B H T K"]
+) -> Bool[Tensor, "B H T S K"]:
+    """For each pair of a block whether `hidden` parts it."""
+    R, M = hidden.shape[2:]
+    place = (queries % R * M)[..., :, None] + keys.clamp(max=M - 1)[..., None, :]
+    return hidden.flatten(2).gather(2, place.flatten(2)).view(place.shape)
+
+
+def of_pairs(
+    of_distance: Float[Tensor, "B H N P"], queries: Int64[Tensor, "B H T S"], keys: Int64[Tensor, "B H T K"], mask: Mask
+) -> Float[Tensor, "B H T S K"]:
+    """For each pair of a block its query's term at their distance; that of pairs outside the window is not read."""
+    assert mask.span is not None
+    ahead = keys[..., None, :] - mask.positions(queries[..., :, None])
+    return vectors_at(of_distance, queries).gather(4, (ahead + mask.span).clamp(0, of_distance.shape[3] - 1))
+
+
+def shared_buckets(buckets: Buckets, N: int, M: int) -> Float[Tensor, "B H T S K"]:
+    """For each pair that meets in a block, how many blocks it meets in; at least 1."""
+    keys = buckets.keys_of_block()
+    query_in, key_in = vectors_at(members(buckets.queries, N), buckets.queries), vectors_at(members(keys, M), keys)
+    return (query_in @ key_in.transpose(-1, -2)).clamp(min=1)
+
+
+def merge_blocks(
+    outs: Float[Tensor, "B H T S E"], lses: Float[Tensor, "B H T S"], queries: Int64[Tensor, "B H T S"], N: int
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """Merge what each query got in its blocks: out = Σ_b e^{lse_b} out_b / Σ_b e^{lse_b}.
+
+    A block with lse = −inf counts for nothing. Where all are such, out is 0, or NaN where it is NaN in one of them:
+    there the query saw keys, but with logits of −inf alone.
+    """
+    B, H, _, _, E = outs.shape
+    slot = queries.flatten(2)
+    lses, outs = lses.flatten(2), outs.flatten(2, 3)
+    largest = lses.detach().new_full((B, H, N + 1), -torch.inf).scatter_reduce(2, slot, lses.detach(), "amax")
+    largest = torch.where(torch.isneginf(largest), 0.0, largest)
+    none = torch.isneginf(lses)
+    weights = torch.where(none, 0.0, (lses - largest.gather(2, slot)).exp())
+    totals = weights.new_zeros(B, H, N + 1).scatter_add(2, slot, weights)
+    seen = totals != 0  # NaN is seen
+    safe = torch.where(seen, totals, 1.0)
+    # Divided first: the sum of what is not divided yet might overflow.
+    parts = torch.where(none[..., None], 0.0, (weights / safe.gather(2, slot))[..., None] * outs)
+    out = outs.new_zeros(B, H, N + 1, E).scatter_add(2, slot[..., None].expand_as(outs), parts)
+    lost = (none & outs.isnan().any(-1)).to(weights.dtype)
+    lost = (torch.zeros_like(largest).scatter_add(2, slot, lost) > 0) & ~seen
+    lse = torch.where(seen, safe.log() + largest, -torch.inf)
+    return out.masked_fill(lost[..., None], torch.nan)[:, :, :N], lse[..., :N]

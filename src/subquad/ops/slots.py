@@ -1,0 +1,107 @@
+"""Slots: lists of tokens, of which some places are empty, and the buckets that they make."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.masks import Mask
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Lists of token numbers along the last axis; an empty slot holds `none`, which is no token's number.
+
+    `a | b` lists the tokens of both, each once where a and b list each once; `a - b` empties the slots of a whose token
+    is in the same list of b. So the parts of an attention can be kept apart: no key counts twice.
+
+    >>> a, b = (Slots(torch.tensor(tokens), 9) for tokens in ([1, 2, 9], [2, 3]))
+    >>> (a | b).tokens, (a - b).tokens
+    (tensor([1, 2, 9, 9, 3]), tensor([1, 9, 9]))
+    """
+
+    tokens: Int64[Tensor, "*lists S"]
+    none: int
+
+    def __or__(self, other: "Slots") -> "Slots":
+        assert self.none == other.none, "lists of tokens of different sequences"
+        return Slots(torch.cat([self.tokens, (other - self).tokens], dim=-1), self.none)
+
+    def __sub__(self, other: "Slots") -> "Slots":
+        assert self.none == other.none, "lists of tokens of different sequences"
+        both = (self.tokens[..., :, None] == other.tokens[..., None, :]).any(-1)
+        return Slots(torch.where(both, self.none, self.tokens), self.none)
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Which queries meet which keys: every query of a block meets every key of the block's bucket.
+
+        queries (T blocks of S slots)     bucket     keys (C buckets of K slots)
+        [ 4  0  9  N ] ────────────────►    1        [ 0  1  2  3 ]   bucket 0
+        [ 7  N  N  N ] ────────────────►    1        [ 4  7  9  M ]   bucket 1
+        [ 2  3  1  N ] ────────────────►    0
+
+    Slots hold token numbers; an empty slot holds N, or M for keys: one past the end. Only real tokens are listed.
+    Without `bucket` there is one block for each bucket. With `span` only tokens at most that far apart meet.
+    """
+
+    queries: Int64[Tensor, "B H T S"]
+    keys: Int64[Tensor, "B H C K"]
+    bucket: Int64[Tensor, "B H T"] | None = None
+    span: int | None = None
+
+    def narrowed(self, mask: Mask) -> Mask:
+        """The mask, and the span of these buckets."""
+        return mask if self.span is None else mask & Mask(span=self.span)  # which may be symbolic
+
+    def keys_of_block(self) -> Int64[Tensor, "B H T K"]:
+        """For every block the keys of its bucket."""
+        if self.bucket is None:
+            return self.keys
+        return self.keys.gather(2, self.bucket[..., None].expand(*self.bucket.shape, self.keys.shape[3]))
+
+    def multiplicity(self, N: int, M: int, mask: Mask, rows: slice = slice(None)) -> Float[Tensor, "B H rows M"]:
+        """How often each query, of these rows, meets each key. N×M memory for all: for tests and diagnostics."""
+        queries = members(self.queries, N)[:, :, rows]
+        keys = members(self.keys_of_block(), M)
+        query, key = (torch.arange(n, device=queries.device)[None, None] for n in (N, M))
+        seen = self.narrowed(mask).sees(query[:, :, rows, None], key[..., None, :])
+        return queries @ keys.transpose(-1, -2) * seen
+
+
+def members(slots: Int64[Tensor, "B H C S"], tokens: int) -> Float[Tensor, "B H {tokens} C"]:
+    """1 where a token is in a bucket, else 0."""
+    B, H, C, _ = slots.shape
+    inside = torch.zeros(B, H, C, tokens + 1, device=slots.device).scatter(3, slots, 1.0)
+    return inside[..., :tokens].transpose(-1, -2)
+
+
+def vectors_at(x: Float[Tensor, "B H N D"], slots: Int64[Tensor, "B H T S"]) -> Float[Tensor, "B H T S D"]:
+    """The vectors of the tokens in these slots; 0 for an empty slot."""
+    B, H, _, D = x.shape
+    padded = torch.cat([x, x.new_zeros(B, H, 1, D)], dim=2)
+    return padded.gather(2, slots.flatten(2)[..., None].expand(-1, -1, -1, D)).unflatten(2, slots.shape[2:])
+
+
+def taken(x: Float[Tensor, "B H M D"], tokens: Int64[Tensor, "B N"]) -> Float[Tensor, "B H N D"]:
+    """The vectors of these tokens, the same for all heads."""
+    B, H, _, D = x.shape
+    return x.gather(2, tokens[:, None, :, None].expand(B, H, tokens.shape[1], D))
+
+
+def real_slots(slots: Int64[Tensor, "B H T S"], real: Bool[Tensor, "B N"] | None) -> Int64[Tensor, "B H T S"]:
+    """The slots, empty where their token is padding."""
+    if real is None:
+        return slots
+    hidden = F.pad(~real, (0, 1))[:, None, None].expand(*slots.shape[:3], -1)
+    return torch.where(hidden.gather(3, slots), real.shape[1], slots)
+
+
+def with_itself(alone: Bool[Tensor, "B H N"]) -> Buckets:
+    """A bucket of its own for each of these tokens."""
+    N = alone.shape[2]
+    slots = torch.where(alone, torch.arange(N, device=alone.device), N)[..., None]
+    return Buckets(slots, slots)

@@ -1,0 +1,10 @@
+"""How tensors lie in memory."""
+
+import torch
+from torch import Tensor
+
+
+def token_major(like: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty (B,H,N,width) that lies in memory as (B,N,H,width): models merge the heads without a copy."""
+    B, H, N, _ = like.shape
+    return like.new_empty(B, N, H, width, dtype=dtype).transpose(1, 2)
