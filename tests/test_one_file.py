@@ -1,4 +1,4 @@
-"""What is to be one file is one: a method and its page are added to a copy of the project, and nothing else is touched."""
+"""What is to be one file is one: a method with its page, and a backend, are added to a copy and nothing is touched."""
 
 import json
 import os
@@ -15,6 +15,10 @@ COPIED = ("src", "docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs
 PAGE = """# sigmoid
 
 Normalised sigmoid attention. Class: `sq.Sigmoid`.
+
+```python
+out = sq.attention(*torch.randn(3, 2, 4, 10, 8), method="sigmoid")
+```
 
 ## Traits
 
@@ -42,6 +46,78 @@ listed = CliRunner().invoke(app, ["methods", "--json"])
 assert listed.exit_code == 0 and "sigmoid" in json.loads(listed.stdout)
 assert CliRunner().invoke(app, ["methods", "sigmoid"]).exit_code == 0
 print("done")
+"""
+
+
+TOY = '''"""Causal products by a matrix of the tokens, for 40 of them at most."""
+
+import torch
+from torch import Tensor
+
+from subquad.ops import backends
+from subquad.ops.parts.products.op import causal_product, directed_product
+
+backends.register("toy", lambda: None)
+backends.register("later", lambda: "it has no machine yet")
+calls: list[int] = []
+
+
+@causal_product.refusal("toy")
+def refusal(query: Tensor, *_: object) -> str | None:
+    """Why it cannot take this call."""
+    return f"{query.shape[2]} tokens, and it takes at most 40" if query.shape[2] > 40 else None
+
+
+@directed_product.on("toy")
+def compute(out: Tensor, query: Tensor, key: Tensor, value: Tensor, reverse: bool) -> None:
+    """The products with the tokens before, or behind, in one matrix."""
+    calls.append(query.shape[2])
+    heads = max(len(x[0]) for x in (query, key, value))
+    query, key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (query, key, value))
+    products = (query @ key.mT).triu() if reverse else (query @ key.mT).tril()
+    out.copy_((products @ value).unflatten(1, (out.shape[1], -1)).sum(2))
+'''
+BACKEND = """
+import sys, torch
+import subquad as sq
+from subquad.ops.parts.products import toy
+from tests.oracle import gradients, qkv, tracked
+
+assert sq.__file__.startswith(sys.argv[1]), sq.__file__
+assert sq.backends()["toy"] == "available"
+assert sq.backends()["later"] == "it has no machine yet"
+
+def results(backend, tokens=30):
+    inputs = tracked(*qkv(tokens, H=4, G=2))
+    with sq.use_backend(backend):
+        out = toy.causal_product(*inputs)
+    return [out, *gradients(out, *inputs)]
+
+for mine, wanted in zip(results("toy"), results("reference"), strict=True):
+    torch.testing.assert_close(mine, wanted, atol=1e-4, rtol=1e-4)
+assert toy.calls == [30] * 4, toy.calls  # forward, and the gradients of query, key and value
+toy.causal_product(*qkv(30))  # of the backends that take a call, the one that was registered last
+assert len(toy.calls) == 5
+toy.causal_product(*qkv(50))
+assert len(toy.calls) == 5
+for backend, tokens, says in (
+    ("toy", 50, "backend 'toy' cannot run this call: 50 tokens, and it takes at most 40"),
+    ("later", 30, "backend 'later' cannot run here: it has no machine yet"),
+):
+    try:
+        results(backend, tokens)
+    except ValueError as refusal:
+        assert says in str(refusal), refusal
+    else:
+        raise AssertionError(says)
+print("done")
+"""
+NAVIGATION = """
+import json, sys, yaml
+from pathlib import Path
+sys.path.insert(0, "docs")
+import nav
+print(json.dumps(nav.expanded(yaml.safe_load(Path("mkdocs.yml").read_text())["nav"], Path("docs"))))
 """
 
 
@@ -97,11 +173,7 @@ def test_a_method_is_its_file_and_its_page(with_a_method):
     }  # of which the tables are generated
     assert "| [`sigmoid`](docs/methods/sigmoid.md) |" in after["README.md"].decode()
     assert "| causal | yes |" in after["docs/methods/sigmoid.md"].decode()
-    nav = (
-        "import json, yaml, pathlib, nav; docs = pathlib.Path('docs'); config = pathlib.Path('mkdocs.yml').read_text()"
-    )
-    nav += "; print(json.dumps(nav.expanded(yaml.safe_load(config)['nav'], docs)))"
-    pages = json.loads(python(root / "docs" / "..", "-c", f"import sys; sys.path.insert(0, 'docs'); {nav}"))
+    pages = json.loads(python(root, "-c", NAVIGATION))
     assert {"sigmoid": "methods/sigmoid.md"} in next(part["Methods"] for part in pages if "Methods" in part)
 
 
@@ -110,3 +182,10 @@ def test_the_contract_and_the_tests_of_pages_run_for_a_new_method(with_a_method)
     words = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", "[sigmoid or sigmoid.md"]
     said = python(with_a_method, *words, "tests/test_contract.py", "tests/test_nonfinite.py", "tests/test_docs.py")
     assert int(re.search(r"(\d+) passed", said)[1]) > 80
+
+
+def test_a_backend_of_an_op_is_its_file(copied):
+    path = copied / "src/subquad/ops/parts/products/toy.py"
+    path.write_text(TOY, "utf-8")
+    assert "done" in python(copied, "-c", BACKEND, str(copied))
+    path.unlink()
