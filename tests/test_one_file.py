@@ -69,8 +69,9 @@ def refusal(query: Tensor, *_: object) -> str | None:
 
 
 @directed_product.on("toy")
-def compute(out: Tensor, query: Tensor, key: Tensor, value: Tensor, reverse: bool) -> None:
+def compute(out: Tensor, *given: object) -> None:
     """The products with the tokens before, or behind, in one matrix."""
+    query, key, value, reverse = vars(given[0]).values() if len(given) == 1 else given  # by name, or in order
     calls.append(query.shape[2])
     heads = max(len(x[0]) for x in (query, key, value))
     query, key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (query, key, value))
