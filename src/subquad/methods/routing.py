@@ -92,7 +92,7 @@ class Routing(Bucketed):
         """Gather, attend inside the clusters, merge; in training the centroids then follow the queries."""
         buckets, value = self.meetings(query, key, call), repeat_heads(value, query.shape[1])
         if call.learned.training:
-            call.learned.follow(*wide(query.detach()), Timeline.of(call.mask, query, key).tokens(real_as="both"))
+            call.learned.follow(wide(query.detach())[0], Timeline.of(call.mask, query, key).tokens(real_as="both"))
         return attend_inside(query, query, value, buckets, call)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
