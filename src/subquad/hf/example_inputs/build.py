@@ -44,7 +44,10 @@ def example_inputs(
                 found[name] = value
     if padding != "none" and not any("mask" in name and bool((value == 0).any()) for name, value in found.items()):
         raise form.missing(f"padding={padding!r}, but its forward pass takes no attention mask")
-    return {name: _placed(model, value) for name, value in found.items()}
+    return {
+        name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+        for name, value in found.items()
+    }
 
 
 def _rule(form: Form, name: str, special: dict[str, Rule | None]) -> Rule | None:
@@ -62,11 +65,3 @@ def _rule(form: Form, name: str, special: dict[str, Rule | None]) -> Rule | None
     if required:
         raise form.missing(f"no rule makes {name!r}")
     return None
-
-
-def _placed(model: PreTrainedModel, value: Tensor) -> Tensor:
-    return (
-        value.to(model.device, model.dtype)
-        if isinstance(value, Tensor) and value.is_floating_point()
-        else (value.to(model.device) if isinstance(value, Tensor) else value)
-    )
