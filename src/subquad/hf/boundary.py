@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from subquad.hf.handed import Handed, decode, encode
-from subquad.hf.layers import NAME, Attached, state_layer_of
+from subquad.hf.layers import NAME, STATE_MARK, Attached
 from subquad.hf.patterns import CAUSAL, EVERYTHING, Pattern, read_pattern
 from subquad.hf.saved import SAVED_AS
 from subquad.masks import Mask
@@ -99,7 +99,7 @@ def attend(
             raise ValueError(f"layer {layer.label} passes {name!r} to its attention, which subquad does not know; "
                              f"it is refused because ignoring it could change the result")  # fmt: skip
     causal = layer.causal if is_causal is None else is_causal
-    state = state_layer_of(key)
+    state = getattr(key, STATE_MARK, None)
     if state is not None:
         with state.keeping_errors():
             handed = decode(attention_mask, query.shape[2], state.seen, causal=causal, label=layer.label)
@@ -112,11 +112,8 @@ def attend(
             return state.attend(layer.bound, query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
     handed = decode(attention_mask, query.shape[2], key.shape[2], causal=causal, label=layer.label)
     mask, own = _mask_of(layer, query.shape[2], key.shape[2], handed)
-    options = {"scale": scaling, "dropout_p": dropout}
-    if softcap is not None or sinks is not None:
-        out = layer.exactly(query, key, value, mask=mask, real=handed.real, softcap=softcap, sinks=sinks, **options)
-    else:
-        out = layer(query, key, value, mask=mask, real=handed.real, own=own, bias=position_bias, **options)
+    extras = {"bias": position_bias, "softcap": softcap, "sinks": sinks}
+    out = layer(query, key, value, mask=mask, real=handed.real, own=own, scale=scaling, dropout_p=dropout, **extras)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -80,16 +80,7 @@ def _as_seen(layer: Layer, seen: Seen | None) -> Layer:
     if seen is None:
         return layer
     cross = layer.cross or seen.cross
-    return replace(
-        layer,
-        cross=cross,
-        causal=seen.causal and not cross,
-        window=seen.window,
-        biased=seen.biased,
-        sizes=seen.sizes,
-        beside_softmax=seen.beside_softmax,
-        reason=seen.reason,
-    )
+    return replace(layer, **vars(seen) | {"cross": cross, "causal": seen.causal and not cross})
 
 
 def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> dict[Any, Seen]:
@@ -100,7 +91,6 @@ def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> 
     for number, (how, run) in enumerate(runs):
         try:
             own = own_run(model, run)
-            calls = recorded_run(model, run, on_cache=how == _ON_CACHE)
         except Exception as error:
             if number:  # a model that does not take such inputs
                 continue
@@ -108,12 +98,13 @@ def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> 
                 f"{name} does not run on the inputs that subquad made to try it ({_one_line(error)}); give a small "
                 "batch of your own: sq.hf.swap(model, method, inputs=batch)"
             ) from error
-        for call in calls:
-            seen[call.module] = call.seen(seen.get(call.module))
-        tried = [_as_seen(layer, seen.get(layer.module)) for layer in layers]
-        if any(layer.reason for layer in tried):  # said for each layer, when a method is put into it
-            continue
         try:
+            calls = recorded_run(model, run)
+            for call in calls:
+                seen[call.module] = call.seen(seen.get(call.module), on_cache=how == _ON_CACHE)
+            tried = [_as_seen(layer, seen.get(layer.module)) for layer in layers]
+            if any(layer.reason for layer in tried):  # said for each layer, when a method is put into it
+                continue
             outputs = trial_run(model, tried, run, calls)
         except Exception as error:
             raise ValueError(f"{name} cannot run on subquad's attention: {_one_line(error)} (tried {how})") from error

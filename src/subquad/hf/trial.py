@@ -53,16 +53,15 @@ class CallRecord:
     biased: bool
     beside_softmax: tuple[str, ...]
     out: Tensor
-    on_cache: bool
 
     @property
     def defined(self) -> bool:
         """Whether every query sees a key."""
         return bool(self.allowed.any(-1).all())
 
-    def seen(self, before: Seen | None) -> Seen:
+    def seen(self, before: Seen | None, *, on_cache: bool) -> Seen:
         """What this call, and those before it, say of the layer. A step on a cache says only what it does not know."""
-        if before is not None and self.on_cache:
+        if before is not None and on_cache:
             return replace(before, reason=before.reason or self.reason)
         N, M = self.lengths
         later = self.allowed.expand(*self.allowed.shape[:2], N, M).triu(1)
@@ -71,15 +70,15 @@ class CallRecord:
         now = Seen(self.sizes, N != M, causal, window, self.biased, self.beside_softmax, self.reason)
         if before is None:
             return now
-        reason = before.reason or now.reason
+        change = None
         if (before.causal, before.window) != (now.causal, now.window):
-            reason = reason or "this layer sees other keys from one call to the next (causal or not, or another window)"
+            change = "this layer sees other keys from one call to the next (causal or not, or another window)"
         return replace(
             now,
             cross=before.cross or now.cross,
             biased=before.biased or now.biased,
             beside_softmax=now.beside_softmax or before.beside_softmax,
-            reason=reason,
+            reason=before.reason or now.reason or change,
         )
 
 
@@ -87,9 +86,9 @@ class CallRecord:
 class _Recorder:
     originals: dict[int, str]  # id of a config → its attention implementation
     default: str  # that of a config which is not among them
-    on_cache: bool
     calls: list[CallRecord] = field(default_factory=list)
-    masks: dict[int, tuple[Tensor, Pattern | None, str | None]] = field(default_factory=dict)  # by storage
+    # By the address of a mask's storage: the mask, which keeps the address its own, its pattern and `reason`.
+    masks: dict[int | None, tuple[Any, Pattern | None, str | None]] = field(default_factory=dict)
 
 
 _RECORDER: ContextVar[_Recorder] = ContextVar("recorder")
@@ -104,13 +103,13 @@ def own_run(model: PreTrainedModel, run: Run) -> Any:
         return run(model)
 
 
-def recorded_run(model: PreTrainedModel, run: Run, *, on_cache: bool = False) -> list[CallRecord]:
-    """Run the model's own attention and masks, and write every call down. `on_cache`: the run fills a cache."""
+def recorded_run(model: PreTrainedModel, run: Run) -> list[CallRecord]:
+    """Run the model's own attention and masks, and write every call down."""
     found = originals(model)
-    recorder = _Recorder({id(config): own for config, own in found}, found[0][1], on_cache)
+    recorder = _Recorder({id(config): own for config, own in found}, found[0][1])
     token = _RECORDER.set(recorder)
     try:
-        with undisturbed(model), running(model, RECORDED):
+        with undisturbed(model, RECORDED):
             run(model)
     finally:
         _RECORDER.reset(token)
@@ -142,22 +141,20 @@ def _record_attention(
     out, weights = _own_function(module, own)(
         module, query, key, value, _additive(attention_mask, own, query), **options
     )
-    allowed = _allowed(module, query, key, attention_mask, options.get("is_causal"), own)
-    none = (None, None, None)
-    where = none if attention_mask is None else recorder.masks.get(attention_mask.untyped_storage().data_ptr(), none)
+    address = None if attention_mask is None else attention_mask.untyped_storage().data_ptr()
+    _, pattern, reason = recorder.masks.get(address, (None, None, None))
     extras = {"capped logits": options.get("softcap"), "sinks": options.get("s_aux", options.get("sinks"))}
     recorder.calls.append(
         CallRecord(
             module,
             (query.shape[1], key.shape[1], query.shape[3]),
             (query.shape[2], key.shape[2]),
-            allowed,
-            where[1],
-            where[2],
+            _allowed(module, query, key, attention_mask, options.get("is_causal"), own),
+            pattern,
+            reason,
             options.get("position_bias") is not None,
             tuple(name for name, given in extras.items() if given is not None),
             out.clone(),  # the model may write into its own
-            recorder.on_cache,
         )
     )
     return out, weights
@@ -201,16 +198,7 @@ class _Handed(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
-        if name not in (
-            "__getitem__",
-            "__get__",
-            "size",
-            "dim",
-            "to",
-            "as_subclass",
-            "is_floating_point",
-            "contiguous",
-        ):
+        if name not in _HANDING_ON:
             raise ValueError(
                 f"its own code computes with the attention mask ({name}{_caller()}), which it would misread"
             )
@@ -236,12 +224,7 @@ class _Compared(Attached):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         out = super().forward(query, key, value, **options)
-        self._compare(query, key, options["mask"], options.get("real"), out)
-        return out
-
-    def exactly(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        out = super().exactly(query, key, value, **options)
-        self._compare(query, key, options["mask"], options.get("real"), out)
+        self._compare(query, key, options["mask"], options["real"], out)
         return out
 
     def _compare(self, query: Tensor, key: Tensor, mask: Mask, real: Tensor | None, out: Tensor) -> None:
@@ -285,7 +268,7 @@ def trial_run(model: PreTrainedModel, layers: list[Layer], run: Run, calls: list
                 attached.expected = iter(of_module[layer.module])
                 attached.comparable = all(call.defined for call in calls)
                 layer.module.add_module(NAME, attached.eval())
-        with undisturbed(model), running(model, TRIED):
+        with undisturbed(model, TRIED):
             return run(model)
     finally:
         for module, attached_before in before.items():
@@ -333,31 +316,19 @@ def originals(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
 
 
 @contextmanager
-def running(model: nn.Module, implementation: str) -> Iterator[None]:
-    """All of the model on one attention implementation."""
-    before = [(config, config._attn_implementation) for config, _ in originals(model)]
-    try:
-        for config, _ in before:
-            config._attn_implementation = implementation
-        yield
-    finally:
-        for config, own in before:
-            config._attn_implementation = own
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode on its own attention; its modes and torch's random numbers come back afterwards.
+def undisturbed(model: nn.Module, implementation: str | None = None) -> Iterator[None]:
+    """The model in eval mode on its own attention, or on this one; its modes and torch's random numbers come back.
 
     What transformers would say to a user who runs the model on such inputs is not said.
     """
     verbosity = transformers.logging.get_verbosity()
     modes = {module: module.training for module in model.modules()}
-    before = [(config, config._attn_implementation) for config, _ in originals(model)]
+    found = originals(model)
+    before = [(config, config._attn_implementation) for config, _ in found]
     try:
         transformers.logging.set_verbosity_error()
-        for config, own in originals(model):
-            config._attn_implementation = own
+        for config, own in found:
+            config._attn_implementation = implementation or own
         model.eval()
         devices = [model.device] if getattr(model, "device", torch.device("cpu")).type == "cuda" else []
         with torch.random.fork_rng(devices), torch.no_grad():
