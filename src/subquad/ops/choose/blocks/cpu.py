@@ -5,7 +5,6 @@ from torch import Tensor
 
 from subquad.ops.choose.blocks.op import label_blocks, sorted_blocks
 from subquad.ops.native import interface
-from subquad.ops.native.interface import pointer
 
 
 @sorted_blocks.refusal("cpu")
@@ -18,7 +17,18 @@ def refusal(labels: Tensor, *_: object) -> str | None:
 def compute(outputs: tuple[Tensor, Tensor, Tensor], labels: Tensor, buckets: int, size: int) -> None:
     """As `sorted_blocks`."""
     interface.check("by_bucket", labels=(labels, torch.int64, tuple(labels.shape)))
-    labels = labels.contiguous()
+    tokens, bucket, used = outputs
     B, H, N = labels.shape
-    axes = interface.Sizes(B, H, H, N, N, 1, 1, buckets, size, 0, 0, interface.threads(32 * labels.numel()))
-    interface.run("bucket_blocks", interface.Blocking(axes, pointer(labels), *(pointer(x) for x in outputs)))
+    interface.run(
+        "bucket_blocks",
+        B=B,
+        H=H,
+        N=N,
+        buckets=buckets,
+        slots=size,
+        threads=interface.threads(32 * labels.numel()),
+        labels=labels,
+        tokens=tokens,
+        bucket=bucket,
+        used=used,
+    )

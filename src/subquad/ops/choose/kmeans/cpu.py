@@ -5,7 +5,6 @@ from torch import Tensor
 
 from subquad.ops.choose.kmeans.op import hamming_kmeans, kmeans_labels
 from subquad.ops.native import interface
-from subquad.ops.native.interface import pointer
 
 
 @hamming_kmeans.refusal("cpu")
@@ -21,7 +20,15 @@ def compute(labels: Tensor, codes: Tensor, real: Tensor | None, clusters: int, i
     interface.check("hamming_kmeans", codes=(codes, torch.int64, (B, H, N)), real=(real, torch.bool, (B, N)))
     if clusters < 1:
         raise ValueError(f"hamming_kmeans: clusters={clusters}, but there must be 1 at least")
-    codes, real = codes.contiguous(), None if real is None else real.contiguous()
-    threads = interface.threads(B * H * N * clusters * (iterations + 1))
-    sizes = interface.Sizes(B, H, H, N, N, 1, 1, clusters, 0, iterations, 0, threads)
-    interface.run("kmeans", interface.Clustering(sizes, pointer(codes), pointer(real), pointer(labels)))
+    interface.run(
+        "kmeans",
+        B=B,
+        H=H,
+        N=N,
+        clusters=clusters,
+        iterations=iterations,
+        threads=interface.threads(B * H * N * clusters * (iterations + 1)),
+        codes=codes,
+        real=real,
+        labels=labels,
+    )

@@ -1,12 +1,23 @@
 """Clustered and improved clustered attention in compiled code, in fp32, bf16 or fp16."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from subquad.ops.native import interface
-from subquad.ops.native.interface import pointer, rows, with_contiguous_rows
 from subquad.ops.parts.clustered.op import clustered_attention, clustered_backward, clustered_forward
 from subquad.randomness import orthogonal
+
+SAVED = (
+    "order",
+    "offsets",
+    "top",
+    "centroids",
+    "rest",
+    "lse",
+    "mass",
+)  # what forwards gives besides `out`, in its order
 
 
 @clustered_attention.refusal("cpu")
@@ -35,23 +46,16 @@ def forward(
     seed: int,
 ) -> None:
     """The output, and all that `Saved` holds, in its order."""
-    _check("clustered_forward", query, key, value, query_real, key_real)
-    query, key, value = (with_contiguous_rows(x) for x in (query, key, value))
-    query_real, key_real = (None if x is None else x.contiguous() for x in (query_real, key_real))
-    planes = orthogonal(seed, bits, query.shape[3], like=interface.FLOAT32)
+    inputs = _inputs("clustered_forward", query, key, value, query_real, key_real, clusters, topk, scale)
     out, *saved = outputs
     interface.run(
-        "forward",
-        interface.Forward(
-            interface.sizes(query, key, value, clusters=clusters, topk=topk, iterations=iterations),
-            *(rows(x) for x in (query, key, value, out)),
-            pointer(query_real),
-            pointer(key_real),
-            pointer(planes),
-            bits,
-            scale,
-            interface.Saved(*(pointer(x) for x in saved)),
-        ),
+        "clustered_forward",
+        inputs=inputs,
+        bits=bits,
+        iterations=iterations,
+        planes=orthogonal(seed, bits, query.shape[3], like=interface.FLOAT32),
+        out=out,
+        saved=dict(zip(SAVED, saved, strict=True)),
     )
 
 
@@ -80,7 +84,7 @@ def backward(
     Raises:
         ValueError: `order`, `offsets` and `top` hold numbers that the forward pass cannot have made.
     """
-    _check("clustered_backward", query, key, value, query_real, key_real)
+    inputs = _inputs("clustered_backward", query, key, value, query_real, key_real, clusters, topk, scale)
     (B, H, N, D), E, C = query.shape, value.shape[3], clusters
     interface.check(
         "clustered_backward",
@@ -93,35 +97,39 @@ def backward(
         lse=(lse, torch.float32, (B, H, C)),
         mass=(mass, torch.float32, (B, H, C)),
     )
-    grad_out, query, key, value = (with_contiguous_rows(x) for x in (grad_out, query, key, value))
-    query_real, key_real = (None if x is None else x.contiguous() for x in (query_real, key_real))
-    saved = [x.contiguous() for x in (order, offsets, top, centroids, rest, lse, mass)]
+    saved = order, offsets, top, centroids, rest, lse, mass
     interface.run(
-        "backward",
-        interface.Backward(
-            interface.sizes(query, key, value, clusters=clusters, topk=topk, iterations=0),
-            *(rows(x) for x in (query, key, value, grad_out, *grads)),
-            pointer(query_real),
-            pointer(key_real),
-            scale,
-            interface.Saved(*(pointer(x) for x in saved)),
-        ),
+        "clustered_backward",
+        inputs=inputs,
+        saved={name: x.contiguous() for name, x in zip(SAVED, saved, strict=True)},
+        grad_out=grad_out,
+        **dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=True)),
     )
 
 
-def _check(
+def _inputs(
     op: str,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     query_real: Tensor | None,
     key_real: Tensor | None,
-) -> None:
-    (B, _, N, D), (_, G, M, E) = query.shape, value.shape
+    clusters: int,
+    topk: int,
+    scale: float,
+) -> dict[str, Any]:
+    """What both directions read, checked."""
+    (B, H, N, D), (_, G, M, E) = query.shape, value.shape
     interface.check(
         op,
         key=(key, query.dtype, (B, G, M, D)),
         value=(value, query.dtype, (B, G, M, E)),
         query_real=(query_real, torch.bool, (B, N)),
         key_real=(key_real, torch.bool, (B, M)),
+    )
+    work = B * H * (clusters * M + N * topk) * (D + E)
+    return (
+        {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "clusters": clusters, "topk": topk}
+        | {"query": query, "key": key, "value": value, "query_real": query_real, "key_real": key_real}
+        | {"scale": scale, "dtype": query.dtype, "threads": interface.threads(work)}
     )

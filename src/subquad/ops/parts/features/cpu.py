@@ -1,12 +1,11 @@
 """Attention by features in compiled code, which computes in fp32."""
 
-from typing import NamedTuple
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.ops.native import interface
-from subquad.ops.native.interface import pointer, rows, with_contiguous_rows
 from subquad.ops.parts.features.op import feature_attention, features_backward, features_forward, products
 from subquad.ops.precision import wide
 
@@ -34,9 +33,9 @@ def forward(
 ) -> None:
     """As `feature_attention`: (out, lse)."""
     query, key, value = wide(query, key, value)
-    call = _described(query, key, value, of_query, of_key, feature_bias, key_bias, block, lag, passes=1)
+    inputs = _inputs(query, key, value, of_query, of_key, feature_bias, key_bias, block, lag, passes=1)
     out, lse = outputs
-    interface.run("feature_forward", interface.FeatureForward(call.sizes, call.inputs, rows(out), pointer(lse)))
+    interface.run("feature_forward", inputs=inputs, out=out, lse=lse)
 
 
 @features_backward.on("cpu")
@@ -58,39 +57,25 @@ def backward(
 ) -> None:
     """Gradients of query, key, value and key_bias; the last is empty where there is no bias."""
     query, key, value = wide(query, key, value)
-    call = _described(query, key, value, of_query, of_key, feature_bias, key_bias, block, lag, passes=3)
-    of_bias = grads[3]  # of all key heads; a bias that they share gets the sum
-    shared = key_bias is not None and key_bias.shape[1] < key.shape[1]
-    of_bias = query.new_empty(key.shape[:3]) if shared else of_bias
-    grad_out = None if grad_out is None else with_contiguous_rows(grad_out)
-    out, lse = with_contiguous_rows(out), lse.contiguous()
-    grad_lse = None if grad_lse is None else grad_lse.contiguous()
+    inputs = _inputs(query, key, value, of_query, of_key, feature_bias, key_bias, block, lag, passes=3)
+    *of_inputs, of_bias = grads
+    shared = key_bias is not None and key_bias.shape[1] < key.shape[1]  # a bias that heads share gets the sum of theirs
+    of_heads = query.new_empty(key.shape[:3]) if shared else of_bias
     interface.run(
         "feature_backward",
-        interface.FeatureBackward(
-            call.sizes,
-            call.inputs,
-            rows(out),
-            interface.Rows() if grad_out is None else rows(grad_out),
-            *(rows(x) for x in grads[:3]),
-            pointer(lse),
-            pointer(grad_lse),
-            None if key_bias is None else pointer(of_bias),
-        ),
+        inputs=inputs,
+        out=out,
+        grad_out=grad_out,
+        lse=lse,
+        grad_lse=grad_lse,
+        **dict(zip(("grad_query", "grad_key", "grad_value"), of_inputs, strict=True)),
+        grad_key_bias=None if key_bias is None else of_heads,
     )
     if shared:
-        grads[3].copy_(of_bias.sum(1, keepdim=True))
+        of_bias.copy_(of_heads.sum(1, keepdim=True))
 
 
-class _Call(NamedTuple):
-    """A call's axes and inputs, and the tensors that hold these."""
-
-    sizes: interface.Sizes
-    inputs: interface.FeatureInputs
-    held: tuple[Tensor | None, ...]
-
-
-def _described(
+def _inputs(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -102,25 +87,29 @@ def _described(
     lag: int,
     *,
     passes: int,
-) -> _Call:
+) -> dict[str, Any]:
+    """What both directions read, checked."""
     shapes = [None if x is None else x.shape for x in (query, key, value, of_query, of_key)]
     work = products(*shapes, block, lag)
-    (B, H, N, D), (_, G, M, C) = query.shape, key.shape
-    R = D if of_query is None else of_query.shape[1]
-    sizes = interface.Sizes(B, H, G, N, M, D, value.shape[3], R, C, 0, 0, interface.threads(passes * work))
+    (B, H, N, D), (_, G, M, C), E = query.shape, key.shape, value.shape[3]
     if block < 0 or lag < 0 or (block > 0 and N != M):
         raise ValueError(f"feature_attention: a pattern of {(block, lag)} does not go with {N} queries and {M} keys")
     interface.check(
         "feature_attention",
-        value=(value, query.dtype, (B, G, M, value.shape[3])),
+        value=(value, query.dtype, (B, G, M, E)),
         key=(key, query.dtype, (B, G, M, C)),
     )
-    sides = [with_contiguous_rows(x) for x in (query, key, value)]
-    maps = [_whole_rows(of_query), _whole_rows(of_key)]
-    maps += [None if x is None else x.contiguous() for x in (feature_bias, key_bias)]
-    between = (_between(x, axis) for x, axis in zip((*maps, key_bias), (0, 0, 0, 0, 1), strict=True))
-    inputs = interface.FeatureInputs(*(rows(x) for x in sides), *(pointer(x) for x in maps), *between, block, lag)
-    return _Call(sizes, inputs, (*sides, *maps))
+    of_query, of_key = _whole_rows(of_query), _whole_rows(of_key)
+    R = D if of_query is None else of_query.shape[1]
+    return (
+        {"B": B, "H": H, "G": G, "N": N, "M": M, "E": E, "features": R, "query_width": D, "key_width": C}
+        | {"query": query, "key": key, "value": value, "key_bias": key_bias}
+        | {"of_query": of_query, "of_key": of_key, "feature_bias": feature_bias}
+        | {"of_query_head": _between(of_query, 0), "of_key_head": _between(of_key, 0)}
+        | {"feature_bias_head": _between(feature_bias, 0)}
+        | {"key_bias_batch": _between(key_bias, 0), "key_bias_head": _between(key_bias, 1)}
+        | {"block": block, "lag": lag, "threads": interface.threads(passes * work)}
+    )
 
 
 def _whole_rows(of_side: Tensor | None) -> Tensor | None:

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from subquad.ops.native import interface
-from subquad.ops.native.interface import rows, with_contiguous_rows
 from subquad.ops.parts.products.op import causal_product, directed_product, multiplications
 
 
@@ -19,11 +18,27 @@ def refusal(query: Tensor, *_: object) -> str | None:
 @directed_product.on("cpu")
 def compute(out: Tensor, query: Tensor, key: Tensor, value: Tensor, reverse: bool) -> None:
     """As `causal_product`, forwards or backwards."""
-    B, H, N, R = query.shape
-    G, E = value.shape[1], value.shape[3]
-    threads = interface.threads(multiplications(query.shape, key.shape, value.shape))
-    sizes = interface.Sizes(B, H, G, N, N, R, E, 0, 0, 0, 0, threads)
-    query, key, value = (with_contiguous_rows(x) for x in (query, key, value))
+    (B, H, N, D), (_, G, _, E) = query.shape, value.shape
+    if H % G and G % H:
+        raise ValueError(f"causal_product: {H} query heads and {G} key heads, but one must divide the other")
+    interface.check(
+        "causal_product",
+        query=(query, torch.float32, (B, H, N, D)),
+        key=(key, torch.float32, (B, G, N, D)),
+        value=(value, torch.float32, (B, G, N, E)),
+    )
     interface.run(
-        "causal_product", interface.CausalProduct(sizes, *(rows(x) for x in (query, key, value, out)), reverse)
+        "causal_product",
+        B=B,
+        H=H,
+        G=G,
+        N=N,
+        D=D,
+        E=E,
+        threads=interface.threads(multiplications(query.shape, key.shape, value.shape)),
+        reverse=reverse,
+        query=query,
+        key=key,
+        value=value,
+        out=out,
     )
