@@ -101,7 +101,7 @@ def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> 
         try:
             calls = recorded_run(model, run)
             for call in calls:
-                seen[call.module] = call.seen(seen.get(call.module), on_cache=how == _ON_CACHE)
+                seen[call.module] = call.seen.after(seen.get(call.module), on_cache=how == _ON_CACHE)
             tried = [_as_seen(layer, seen.get(layer.module)) for layer in layers]
             if any(layer.reason for layer in tried):  # said for each layer, when a method is put into it
                 continue

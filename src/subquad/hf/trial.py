@@ -37,7 +37,24 @@ class Seen:
     window: int | None
     biased: bool
     beside_softmax: tuple[str, ...]
-    reason: str | None
+    reason: str | None  # why the mask function is not understood
+
+    def after(self, before: "Seen | None", *, on_cache: bool) -> "Seen":
+        """This and what was seen before. A step on a cache says only what it does not know."""
+        if before is None:
+            return self
+        if on_cache:
+            return replace(before, reason=before.reason or self.reason)
+        change = None
+        if (before.causal, before.window) != (self.causal, self.window):
+            change = "this layer sees other keys from one call to the next (causal or not, or another window)"
+        return replace(
+            self,
+            cross=before.cross or self.cross,
+            biased=before.biased or self.biased,
+            beside_softmax=self.beside_softmax or before.beside_softmax,
+            reason=before.reason or self.reason or change,
+        )
 
 
 @dataclass
@@ -45,41 +62,15 @@ class CallRecord:
     """One call of a layer's own attention. `allowed` (B|1,H|1,N,M) is who may see whom, `out` (B,N,H,E) the result."""
 
     module: nn.Module
-    sizes: tuple[int, int, int]
     lengths: tuple[int, int]
     allowed: Tensor
-    pattern: Pattern | None  # of the mask function; None where the mask came from elsewhere, or there was none
-    reason: str | None  # why the mask function is not understood
-    biased: bool
-    beside_softmax: tuple[str, ...]
+    seen: Seen
     out: Tensor
 
     @property
     def defined(self) -> bool:
         """Whether every query sees a key."""
         return bool(self.allowed.any(-1).all())
-
-    def seen(self, before: Seen | None, *, on_cache: bool) -> Seen:
-        """What this call, and those before it, say of the layer. A step on a cache says only what it does not know."""
-        if before is not None and on_cache:
-            return replace(before, reason=before.reason or self.reason)
-        N, M = self.lengths
-        later = self.allowed.expand(*self.allowed.shape[:2], N, M).triu(1)
-        causal = self.pattern.causal if self.pattern is not None else N == M > 1 and not bool(later.any())
-        window = None if self.pattern is None else self.pattern.window
-        now = Seen(self.sizes, N != M, causal, window, self.biased, self.beside_softmax, self.reason)
-        if before is None:
-            return now
-        change = None
-        if (before.causal, before.window) != (now.causal, now.window):
-            change = "this layer sees other keys from one call to the next (causal or not, or another window)"
-        return replace(
-            now,
-            cross=before.cross or now.cross,
-            biased=before.biased or now.biased,
-            beside_softmax=now.beside_softmax or before.beside_softmax,
-            reason=before.reason or now.reason or change,
-        )
 
 
 @dataclass
@@ -141,22 +132,25 @@ def _record_attention(
     out, weights = _own_function(module, own)(
         module, query, key, value, _additive(attention_mask, own, query), **options
     )
+    allowed = _allowed(module, query, key, attention_mask, options.get("is_causal"), own)
+    N, M = query.shape[2], key.shape[2]
     address = None if attention_mask is None else attention_mask.untyped_storage().data_ptr()
     _, pattern, reason = recorder.masks.get(address, (None, None, None))
+    if pattern is None:  # the mask came from elsewhere, or there was none
+        causal, window = N == M > 1 and not bool(allowed.expand(*allowed.shape[:2], N, M).triu(1).any()), None
+    else:
+        causal, window = pattern.causal, pattern.window
     extras = {"capped logits": options.get("softcap"), "sinks": options.get("s_aux", options.get("sinks"))}
-    recorder.calls.append(
-        CallRecord(
-            module,
-            (query.shape[1], key.shape[1], query.shape[3]),
-            (query.shape[2], key.shape[2]),
-            _allowed(module, query, key, attention_mask, options.get("is_causal"), own),
-            pattern,
-            reason,
-            options.get("position_bias") is not None,
-            tuple(name for name, given in extras.items() if given is not None),
-            out.clone(),  # the model may write into its own
-        )
+    seen = Seen(
+        sizes=(query.shape[1], key.shape[1], query.shape[3]),
+        cross=N != M,
+        causal=causal,
+        window=window,
+        biased=options.get("position_bias") is not None,
+        beside_softmax=tuple(name for name, given in extras.items() if given is not None),
+        reason=reason,
     )
+    recorder.calls.append(CallRecord(module, (N, M), allowed, seen, out.clone()))  # the model may write into its own
     return out, weights
 
 
