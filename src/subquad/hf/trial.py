@@ -216,12 +216,10 @@ class _Compared(Attached):
     expected: Iterator[CallRecord]
     comparable: bool  # whether every query sees a key: what others get is anybody's choice, and goes on from there
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        out = super().forward(query, key, value, **options)
-        self._compare(query, key, options["mask"], options["real"], out)
-        return out
-
-    def _compare(self, query: Tensor, key: Tensor, mask: Mask, real: Tensor | None, out: Tensor) -> None:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, mask: Mask, real: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        out = super().forward(query, key, value, mask=mask, real=real, **options)
         N, M = query.shape[2], key.shape[2]
         call = next(self.expected, None)
         if call is None or call.lengths != (N, M):
@@ -233,19 +231,16 @@ class _Compared(Attached):
         if bool(((seen != call.allowed) & call.allowed.any(-1, keepdim=True)).any()):
             raise ValueError(f"layer {self.label} would see other keys than with the model's own mask")
         if not self.comparable:
-            return
+            return out
         have, want = out.transpose(1, 2).float(), call.out.float()
         finite = want.isfinite()  # what weights that are not finite make so is not compared
         apart = (have - want).where(finite, 0.0).abs().max()
-        if not bool(apart <= tolerance(out.dtype) * want.where(finite, 0.0).abs().max()):
+        limit = 1e-3 if out.dtype in (torch.float32, torch.float64) else 5e-2  # ten times the rounding, or more
+        if not bool(apart <= limit * want.where(finite, 0.0).abs().max()):
             raise ValueError(
                 f"layer {self.label} computes more than softmax attention from its queries, keys and values"
             )
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """How far equal attention may differ, relative to its largest value: an order of magnitude above rounding."""
-    return 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
+        return out
 
 
 def trial_run(model: PreTrainedModel, layers: list[Layer], run: Run, calls: list[CallRecord]) -> Any:
