@@ -101,7 +101,7 @@ class Smyrf(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Sort, cut, attend inside the chunks, merge."""
-        buckets = self.meetings(*wide(query, key), call)
+        buckets = self.meetings(*wide(query, key), call=call)
         return attend_pairs(query, key, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:

@@ -1,5 +1,7 @@
 """Tokens sorted by label into blocks, in compiled code."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,21 +16,9 @@ def refusal(labels: Tensor, *_: object) -> str | None:
 
 
 @label_blocks.on("cpu")
-def compute(outputs: tuple[Tensor, Tensor, Tensor], labels: Tensor, buckets: int, size: int) -> None:
+def compute(outputs: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     """As `sorted_blocks`."""
-    interface.check("by_bucket", labels=(labels, torch.int64, tuple(labels.shape)))
-    tokens, bucket, used = outputs
-    B, H, N = labels.shape
-    interface.run(
-        "bucket_blocks",
-        B=B,
-        H=H,
-        N=N,
-        buckets=buckets,
-        slots=size,
-        threads=interface.threads(32 * labels.numel()),
-        labels=labels,
-        tokens=tokens,
-        bucket=bucket,
-        used=used,
-    )
+    interface.check("by_bucket", labels=(x.labels, torch.int64, tuple(x.labels.shape)))
+    sizes = dict(zip("BHN", x.labels.shape, strict=True)) | {"buckets": x.buckets, "slots": x.size}
+    lists = dict(zip(("tokens", "bucket", "used"), outputs, strict=True))
+    interface.run("bucket_blocks", **sizes, threads=interface.threads(32 * x.labels.numel()), labels=x.labels, **lists)

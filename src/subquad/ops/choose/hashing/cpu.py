@@ -1,5 +1,7 @@
 """Sign hashes in compiled code."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,22 +17,17 @@ def refusal(x: Tensor, *_: object, **__: object) -> str | None:
 
 
 @hash_words.on("cpu")
-def compute(codes: Tensor, x: Tensor, bits: int, seed: int, centre: bool, real: Tensor | None) -> None:
+def compute(codes: Tensor, given: Any) -> None:
     """As `hash_codes`."""
+    x, bits = given.x, given.bits
     B, H, N, D = x.shape
-    interface.check("hash_codes", real=(real, torch.bool, (B, N)))
+    interface.check("hash_codes", real=(given.real, torch.bool, (B, N)))
     interface.run(
         "hash",
-        B=B,
-        H=H,
-        N=N,
-        D=D,
-        bits=bits,
-        centre=centre,
-        dtype=x.dtype,
+        **{"B": B, "H": H, "N": N, "D": D, "bits": bits, "centre": given.centre, "dtype": x.dtype},
         threads=interface.threads(2 * B * H * bits * N * D),
         x=x,
-        real=real,
-        planes=orthogonal(seed, bits, D, like=interface.FLOAT32),
+        real=given.real,
+        planes=orthogonal(given.seed, bits, D, like=interface.FLOAT32),
         codes=codes,
     )

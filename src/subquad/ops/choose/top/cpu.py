@@ -20,71 +20,43 @@ def refusal(scores: Tensor | Hashed, *_: object, **__: object) -> str | None:
 
 
 @top_by_score.on("cpu")
-def by_score(
-    outputs: tuple[Tensor, Tensor], scores: Tensor, sizes: Tensor, most: int, real: Tensor | None, odds: bool
-) -> None:
+def by_score(outputs: tuple[Tensor, Tensor], x: Any) -> None:
     """As `top_and_best`."""
-    (scores,) = wide(scores)
+    (scores,) = wide(x.scores)
     interface.check("top_by_score", scores=(scores, torch.float32, tuple(scores.shape)))
-    _select(scores.shape, 32 * scores.numel(), sizes, real, odds, outputs, scores=scores, terms=(), root=1.0)
+    _select(scores.shape, 32 * scores.numel(), x, outputs, scores=scores, terms=(), root=1.0)
 
 
 @top_by_hash.on("cpu")
-def by_hash(
-    outputs: tuple[Tensor, Tensor],
-    vectors: list[Tensor],
-    weights: list[Tensor],
-    biases: list[Tensor],
-    layers: list[int],
-    heads: int,
-    root: float,
-    sizes: Tensor,
-    most: int,
-    real: Tensor | None,
-    odds: bool,
-) -> None:
+def by_hash(outputs: tuple[Tensor, Tensor], x: Any) -> None:
     """As `top_by_hash` says."""
-    vectors = wide(*vectors)
+    vectors = wide(*x.vectors)
     B, _, N, _ = vectors[0].shape
-    for x in vectors:
-        interface.check("top_by_hash", vectors=(x, torch.float32, (B, x.shape[1], N, x.shape[3])))
-    each = (
+    for each in vectors:
+        interface.check("top_by_hash", vectors=(each, torch.float32, (B, each.shape[1], N, each.shape[3])))
+    layers = (
         {"in": weight.shape[1], "out": weight.shape[2], "weight": weight, "bias": bias}
-        for weight, bias in zip(weights, biases, strict=True)
+        for weight, bias in zip(x.weights, x.biases, strict=True)
     )
     terms = [
-        {"x": x, "heads": x.shape[1], "layers": list(islice(each, count))}
-        for x, count in zip(vectors, layers, strict=True)
+        {"x": each, "heads": each.shape[1], "layers": list(islice(layers, count))}
+        for each, count in zip(vectors, x.layers, strict=True)
     ]
-    work = B * heads * N * sum(weight.shape[1] * weight.shape[2] for weight in weights)
-    shape = B, heads, N, weights[-1].shape[2]
-    _select(shape, work, sizes, real, odds, outputs, scores=None, terms=terms, root=root)
+    work = B * x.heads * N * sum(weight.shape[1] * weight.shape[2] for weight in x.weights)
+    _select((B, x.heads, N, x.weights[-1].shape[2]), work, x, outputs, scores=None, terms=terms, root=x.root)
 
 
-def _select(
-    shape: Sequence[int],
-    work: int,
-    sizes: Tensor,
-    real: Tensor | None,
-    odds: bool,
-    outputs: tuple[Tensor, Tensor],
-    **scores: Any,
-) -> None:
-    B, H, N, buckets = shape
-    tokens, best = outputs
-    interface.check("top_of_each_bucket", real=(real, torch.bool, (B, N)), sizes=(sizes, sizes.dtype, (B,)))
+def _select(shape: Sequence[int], work: int, x: Any, outputs: tuple[Tensor, Tensor], **scores: Any) -> None:
+    (B, H, N, buckets), (tokens, best) = shape, outputs
+    interface.check("top_of_each_bucket", real=(x.real, torch.bool, (B, N)), sizes=(x.sizes, x.sizes.dtype, (B,)))
     interface.run(
         "bucket_top",
-        B=B,
-        H=H,
-        N=N,
+        **{"B": B, "H": H, "N": N, "buckets": buckets, "slots": tokens.shape[3]},
         **scores,
-        buckets=buckets,
-        slots=tokens.shape[3],
         threads=interface.threads(work),
-        real=real,
-        wanted=sizes.to(torch.int64),
-        odds=odds,
+        real=x.real,
+        wanted=x.sizes.to(torch.int64),
+        odds=x.odds,
         tokens=tokens,
         best=best,
     )

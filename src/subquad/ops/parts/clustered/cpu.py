@@ -9,15 +9,8 @@ from subquad.ops.native import interface
 from subquad.ops.parts.clustered.op import clustered_attention, clustered_backward, clustered_forward
 from subquad.randomness import orthogonal
 
-SAVED = (
-    "order",
-    "offsets",
-    "top",
-    "centroids",
-    "rest",
-    "lse",
-    "mass",
-)  # what forwards gives besides `out`, in its order
+# What the forward pass gives beside `out`, in its order.
+SAVED = ("order", "offsets", "top", "centroids", "rest", "lse", "mass")
 
 
 @clustered_attention.refusal("cpu")
@@ -31,105 +24,57 @@ def refusal(query: Tensor, *_: object, dropout_p: float = 0.0, wants_lse: bool =
 
 
 @clustered_forward.on("cpu")
-def forward(
-    outputs: tuple[Tensor, ...],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_real: Tensor | None,
-    key_real: Tensor | None,
-    clusters: int,
-    topk: int,
-    bits: int,
-    iterations: int,
-    scale: float,
-    seed: int,
-) -> None:
-    """The output, and all that `Saved` holds, in its order."""
-    inputs = _inputs("clustered_forward", query, key, value, query_real, key_real, clusters, topk, scale)
+def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
+    """The output, and all that the backward pass needs."""
     out, *saved = outputs
     interface.run(
         "clustered_forward",
-        inputs=inputs,
-        bits=bits,
-        iterations=iterations,
-        planes=orthogonal(seed, bits, query.shape[3], like=interface.FLOAT32),
+        inputs=_inputs("clustered_forward", x),
+        bits=x.bits,
+        iterations=x.iterations,
+        planes=orthogonal(x.seed, x.bits, x.query.shape[3], like=interface.FLOAT32),
         out=out,
         saved=dict(zip(SAVED, saved, strict=True)),
     )
 
 
 @clustered_backward.on("cpu")
-def backward(
-    grads: tuple[Tensor, Tensor, Tensor],
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_real: Tensor | None,
-    key_real: Tensor | None,
-    order: Tensor,
-    offsets: Tensor,
-    top: Tensor,
-    centroids: Tensor,
-    rest: Tensor,
-    lse: Tensor,
-    mass: Tensor,
-    clusters: int,
-    topk: int,
-    scale: float,
-) -> None:
+def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     """Gradients of query, key and value.
 
     Raises:
-        ValueError: `order`, `offsets` and `top` hold numbers that the forward pass cannot have made.
+        ValueError: order, offsets and top hold numbers that the forward pass cannot have made.
     """
-    inputs = _inputs("clustered_backward", query, key, value, query_real, key_real, clusters, topk, scale)
-    (B, H, N, D), E, C = query.shape, value.shape[3], clusters
-    interface.check(
-        "clustered_backward",
-        grad_out=(grad_out, query.dtype, (B, H, N, E)),
-        order=(order, torch.int32, (B, H, N)),
-        offsets=(offsets, torch.int32, (B, H, C + 1)),
-        top=(top, torch.int32, (B, H, C, topk)),
-        centroids=(centroids, torch.float32, (B, H, C, D)),
-        rest=(rest, torch.float32, (B, H, C, E)),
-        lse=(lse, torch.float32, (B, H, C)),
-        mass=(mass, torch.float32, (B, H, C)),
-    )
-    saved = order, offsets, top, centroids, rest, lse, mass
+    inputs, (out, *_), (grad_out, *_) = _inputs("clustered_backward", x), x.outputs, x.grads
+    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+    (B, H, N, D), E, C = x.query.shape, x.value.shape[3], x.clusters
+    saved = dict(zip(SAVED, x.outputs[1:], strict=True))
+    shapes = (B, H, N), (B, H, C + 1), (B, H, C, x.topk), (B, H, C, D), (B, H, C, E), (B, H, C), (B, H, C)
+    dtypes = [torch.int32] * 3 + [torch.float32] * 4
+    fitting = {name: (saved[name], *of) for name, *of in zip(SAVED, dtypes, shapes, strict=True)}
+    interface.check("clustered_backward", grad_out=(grad_out, x.query.dtype, (B, H, N, E)), **fitting)
     interface.run(
         "clustered_backward",
         inputs=inputs,
-        saved={name: x.contiguous() for name, x in zip(SAVED, saved, strict=True)},
+        saved={name: each.contiguous() for name, each in saved.items()},
         grad_out=grad_out,
         **dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=True)),
     )
 
 
-def _inputs(
-    op: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_real: Tensor | None,
-    key_real: Tensor | None,
-    clusters: int,
-    topk: int,
-    scale: float,
-) -> dict[str, Any]:
+def _inputs(op: str, x: Any) -> dict[str, Any]:
     """What both directions read, checked."""
-    (B, H, N, D), (_, G, M, E) = query.shape, value.shape
+    (B, H, N, D), (_, G, M, E), dtype = x.query.shape, x.value.shape, x.query.dtype
     interface.check(
         op,
-        key=(key, query.dtype, (B, G, M, D)),
-        value=(value, query.dtype, (B, G, M, E)),
-        query_real=(query_real, torch.bool, (B, N)),
-        key_real=(key_real, torch.bool, (B, M)),
+        key=(x.key, dtype, (B, G, M, D)),
+        value=(x.value, dtype, (B, G, M, E)),
+        query_real=(x.query_real, torch.bool, (B, N)),
+        key_real=(x.key_real, torch.bool, (B, M)),
     )
-    work = B * H * (clusters * M + N * topk) * (D + E)
+    work = B * H * (x.clusters * M + N * x.topk) * (D + E)
     return (
-        {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "clusters": clusters, "topk": topk}
-        | {"query": query, "key": key, "value": value, "query_real": query_real, "key_real": key_real}
-        | {"scale": scale, "dtype": query.dtype, "threads": interface.threads(work)}
+        {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "clusters": x.clusters, "topk": x.topk}
+        | {"query": x.query, "key": x.key, "value": x.value, "query_real": x.query_real, "key_real": x.key_real}
+        | {"scale": x.scale, "dtype": dtype, "threads": interface.threads(work)}
     )

@@ -30,64 +30,23 @@ def refusal(
 
 
 @pairs_forward.on("cpu")
-def forward(
-    outputs: tuple[Tensor, Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_bias: Tensor | None,
-    queries: list[Tensor],
-    keys: list[Tensor],
-    bucket: list[Tensor],
-    spans: list[int],
-    offsets: Tensor | None,
-    hidden: Tensor | None,
-    offset: int,
-    causal: bool,
-    other_keys_only: bool,
-    scale: float,
-) -> None:
+def forward(outputs: tuple[Tensor, Tensor], x: Any) -> None:
     """As `attend_pairs`: (out, lse)."""
-    query, key, value = wide(query, key, value)
-    pattern = offsets, hidden, offset, causal, other_keys_only
-    inputs = _inputs("pairs_forward", query, key, value, key_bias, queries, keys, bucket, spans, *pattern, scale)
     out, lse = outputs
-    interface.run("bucket_forward", inputs=inputs, out=out, lse=lse)
+    interface.run("bucket_forward", inputs=_inputs("pairs_forward", x), out=out, lse=lse)
 
 
 @pairs_backward.on("cpu")
-def backward(
-    grads: tuple[Tensor, Tensor, Tensor, Tensor],
-    grad_out: Tensor | None,
-    grad_lse: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_bias: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    queries: list[Tensor],
-    keys: list[Tensor],
-    bucket: list[Tensor],
-    spans: list[int],
-    offsets: Tensor | None,
-    hidden: Tensor | None,
-    offset: int,
-    causal: bool,
-    other_keys_only: bool,
-    scale: float,
-) -> None:
-    """Gradients of query, key, value and key_bias; the last is empty where there is no bias."""
-    query, key, value = wide(query, key, value)
-    pattern = offsets, hidden, offset, causal, other_keys_only
-    inputs = _inputs("pairs_backward", query, key, value, key_bias, queries, keys, bucket, spans, *pattern, scale)
-    of_out, of_lse = (*query.shape[:3], value.shape[3]), tuple(query.shape[:3])
+def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
+    """Gradients of query, key, value and key_bias."""
+    inputs, (grad_out, grad_lse), (out, lse) = _inputs("pairs_backward", x), x.grads, x.outputs
+    of_out, of_lse = (*x.query.shape[:3], x.value.shape[3]), tuple(x.query.shape[:3])
     interface.check(
         "pairs_backward",
-        grad_out=(grad_out, query.dtype, of_out),
-        grad_lse=(grad_lse, query.dtype, of_lse),
-        out=(out, query.dtype, of_out),
-        lse=(lse, query.dtype, of_lse),
+        grad_out=(grad_out, torch.float32, of_out),
+        grad_lse=(grad_lse, torch.float32, of_lse),
+        out=(out, torch.float32, of_out),
+        lse=(lse, torch.float32, of_lse),
     )
     *of_inputs, of_bias = grads
     interface.run(
@@ -98,45 +57,30 @@ def backward(
         lse=lse,
         grad_lse=grad_lse,
         **dict(zip(("grad_query", "grad_key", "grad_value"), of_inputs, strict=True)),
-        grad_key_bias=None if key_bias is None else of_bias,
+        grad_key_bias=None if x.key_bias is None else of_bias,
     )
 
 
-def _inputs(
-    op: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_bias: Tensor | None,
-    queries: list[Tensor],
-    keys: list[Tensor],
-    bucket: list[Tensor],
-    spans: list[int],
-    offsets: Tensor | None,
-    hidden: Tensor | None,
-    offset: int,
-    causal: bool,
-    other_keys_only: bool,
-    scale: float,
-) -> dict[str, Any]:
+def _inputs(op: str, x: Any) -> dict[str, Any]:
     """What both directions read, checked."""
+    query, key, value = wide(x.query, x.key, x.value)
     (B, H, N, D), (_, G, M, E) = query.shape, value.shape
-    rows = 0 if hidden is None else hidden.shape[2]
+    rows = 0 if x.hidden is None else x.hidden.shape[2]
     interface.check(
         op,
         key=(key, torch.float32, (B, G, M, D)),
         value=(value, torch.float32, (B, G, M, E)),
-        key_bias=(key_bias, torch.float32, (B, H, M)),
-        offsets=(offsets, torch.int64, (B,)),
-        hidden=(hidden, torch.bool, (B, H, max(rows, 1), M)),
+        key_bias=(x.key_bias, torch.float32, (B, H, M)),
+        offsets=(x.offsets, torch.int64, (B,)),
+        hidden=(x.hidden, torch.bool, (B, H, max(rows, 1), M)),
     )
-    met = pairs([x.shape for x in queries], [x.shape for x in keys])
+    met = pairs([t.shape for t in x.queries], [t.shape for t in x.keys])
     return (
         {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "threads": interface.threads(met * (D + E))}
-        | {"query": query, "key": key, "value": value, "key_bias": key_bias, "scale": scale}
-        | {"sets": _sets(op, (B, H), queries, keys, bucket, spans)}
-        | {"causal": causal, "other_keys_only": other_keys_only, "offset": offset, "offsets": offsets}
-        | {"hidden": hidden, "hidden_rows": rows}
+        | {"query": query, "key": key, "value": value, "key_bias": x.key_bias, "scale": x.scale}
+        | {"sets": _sets(op, (B, H), x.queries, x.keys, x.bucket, x.spans)}
+        | {"causal": x.causal, "other_keys_only": x.other_keys_only, "offset": x.offset, "offsets": x.offsets}
+        | {"hidden": x.hidden, "hidden_rows": rows}
     )
 
 

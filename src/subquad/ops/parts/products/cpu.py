@@ -1,8 +1,11 @@
 """Causal products in compiled code."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from subquad.ops.backends import shapes_of
 from subquad.ops.native import interface
 from subquad.ops.parts.products.op import causal_product, directed_product, multiplications
 
@@ -16,29 +19,18 @@ def refusal(query: Tensor, *_: object) -> str | None:
 
 
 @directed_product.on("cpu")
-def compute(out: Tensor, query: Tensor, key: Tensor, value: Tensor, reverse: bool) -> None:
+def compute(out: Tensor, x: Any) -> None:
     """As `causal_product`, forwards or backwards."""
-    (B, H, N, D), (_, G, _, E) = query.shape, value.shape
+    (B, H, N, D), (_, G, _, E) = x.query.shape, x.value.shape
     if H % G and G % H:
         raise ValueError(f"causal_product: {H} query heads and {G} key heads, but one must divide the other")
     interface.check(
         "causal_product",
-        query=(query, torch.float32, (B, H, N, D)),
-        key=(key, torch.float32, (B, G, N, D)),
-        value=(value, torch.float32, (B, G, N, E)),
+        query=(x.query, torch.float32, (B, H, N, D)),
+        key=(x.key, torch.float32, (B, G, N, D)),
+        value=(x.value, torch.float32, (B, G, N, E)),
     )
+    threads = interface.threads(multiplications(shapes_of(x)))
     interface.run(
-        "causal_product",
-        B=B,
-        H=H,
-        G=G,
-        N=N,
-        D=D,
-        E=E,
-        threads=interface.threads(multiplications(query.shape, key.shape, value.shape)),
-        reverse=reverse,
-        query=query,
-        key=key,
-        value=value,
-        out=out,
+        "causal_product", **{"B": B, "H": H, "G": G, "N": N, "D": D, "E": E}, threads=threads, out=out, **vars(x)
     )
