@@ -26,7 +26,7 @@ from subquad.hf.doors import AnyModel, transformers_model
 from subquad.hf.example_inputs import example_inputs
 from subquad.hf.layers import Layer, inspect_layers, serving_decoders
 from subquad.hf.saved import without_marks
-from subquad.hf.trial import Run, Seen, own_run, recorded_run, same_outputs, trial_run
+from subquad.hf.trial import Run, Seen, recorded_run, same_outputs, trial_run, undisturbed
 
 Inputs = Mapping[str, Any]
 
@@ -69,7 +69,8 @@ def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -
         if isinstance(part, PreTrainedModel) and part is not model and missing & set(part.modules()):
             try:
                 batch = example_inputs(part)
-                own_run(part, partial(_forward, batch))
+                with undisturbed(part):
+                    part(**batch)
             except Exception:  # this part does not run alone
                 continue
             seen |= _try(part, layers, batch)
@@ -90,7 +91,8 @@ def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> 
     seen: dict[Any, Seen] = {}
     for number, (how, run) in enumerate(runs):
         try:
-            own = own_run(model, run)
+            with undisturbed(model):
+                own = run(model)
         except Exception as error:
             if number:  # a model that does not take such inputs
                 continue

@@ -88,12 +88,6 @@ _RECORDER: ContextVar[_Recorder] = ContextVar("recorder")
 Run = Callable[[PreTrainedModel], Any]  # a forward pass, or a generation
 
 
-def own_run(model: PreTrainedModel, run: Run) -> Any:
-    """Run the model as it is."""
-    with undisturbed(model):
-        return run(model)
-
-
 def recorded_run(model: PreTrainedModel, run: Run) -> list[CallRecord]:
     """Run the model's own attention and masks, and write every call down."""
     found = originals(model)
