@@ -7,6 +7,7 @@ computes the op's torch operators (`Operator.on`). Nobody who calls an op names 
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -199,10 +200,10 @@ class Gradient(Operator):
             given = self._given(args)
             return tuple(_empty_gradient(getattr(given, name), given.outputs[0].dtype) for name in of)
 
+        results = types.GenericAlias(tuple, (Tensor,) * len(of))
+        signature = inspect.Signature([*first, *forward.signature.parameters.values()], return_annotation=results)
         gradients.__name__ = forward.name.replace("forward", "backward")
-        gradients.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [*first, *forward.signature.parameters.values()], return_annotation=tuple.__class_getitem__((Tensor,) * len(of))
-        )
+        gradients.__signature__ = signature  # type: ignore[attr-defined]
         super().__init__(gradients)
         forward.gradient(self._differentiate, self._save)
         self.gradient(self._refuse)
