@@ -47,13 +47,8 @@ def layer_rows(record: dict[str, Any]) -> list[list[str]]:
         for number, step in record["best"].items()
     }
     rows = [[number, *map(_arrow, pair)] for number, pair in pairs.items()]
-    means = [
-        (
-            sum(pair[i][0] for pair in pairs.values()) / len(pairs),
-            sum(pair[i][1] for pair in pairs.values()) / len(pairs),
-        )
-        for i in range(len(names))
-    ]
+    before_and_after = (zip(*layers, strict=True) for layers in zip(*pairs.values(), strict=True))  # of each figure
+    means = [(sum(before) / len(pairs), sum(after) / len(pairs)) for before, after in before_and_after]
     return [*rows, ["mean", *map(_arrow, means)]]
 
 
