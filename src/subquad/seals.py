@@ -47,7 +47,7 @@ def load(path: Path, remedy: str, device: torch.device | None = None) -> Any:
     Raises:
         Damaged: the file holds something else; the message ends in the remedy.
     """
-    head, _, data = _bytes(path, remedy).partition(b"\n")
+    head, _, data = read_bytes(path, remedy).partition(b"\n")
     if not head.startswith(_MARK):
         raise Damaged(path, "it does not begin with a digest", remedy)
     if head != _MARK + digest(data).encode():
@@ -76,7 +76,7 @@ def parsed(path: Path, remedy: str) -> dict[str, Any]:
         Damaged: the file holds something else.
     """
     try:
-        content = json.loads(_bytes(path, remedy))
+        content = json.loads(read_bytes(path, remedy))
     except (ValueError, RecursionError) as error:
         raise Damaged(path, f"it is not JSON ({error})", remedy) from None
     if not isinstance(content, dict):
@@ -98,7 +98,8 @@ def opened(content: Mapping[str, Any], path: Path, remedy: str) -> dict[str, Any
     return plain
 
 
-def _bytes(path: Path, remedy: str) -> bytes:
+def read_bytes(path: Path, remedy: str) -> bytes:
+    """The bytes of a file; Damaged where it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
