@@ -54,7 +54,9 @@ def layer_rows(record: dict[str, Any]) -> list[list[str]]:
 
 def rich_layers(record: dict[str, Any]) -> Table:
     """The layers' figures as a table for the terminal."""
-    return plain_table(_header(record), layer_rows(record))
+    table = plain_table(_header(record), layer_rows(record))
+    table.pad_edge = True
+    return table
 
 
 def _header(record: dict[str, Any]) -> list[str]:
