@@ -34,7 +34,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(
         compare.Comparison, "prepare", lambda settings, *rest: prepare(replace(settings, **small), *rest)
     )
-    for module in ("write", "bench_write", "inspect_write"):
+    for module in ("write", "bench_plots", "inspect_plots"):
         monkeypatch.setattr(f"subquad.report.{module}.plots", lambda report: {})
     monkeypatch.setattr(bench, "BRIEF", replace(bench.BRIEF, seconds=0.0))
     monkeypatch.delenv("SUBQUAD_DATA", raising=False)

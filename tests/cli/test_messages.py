@@ -30,7 +30,7 @@ def test_paths_are_printed_as_they_are(name, tmp_path):
 def test_a_folder_for_results_is_printed_as_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bench, "BRIEF", replace(bench.BRIEF, seconds=0.0))
-    monkeypatch.setattr("subquad.report.bench_write.plots", lambda report: {})
+    monkeypatch.setattr("subquad.report.bench_plots.plots", lambda report: {})
     short = ["--quick", "--lengths", "16", "--heads", "1", "--head-dim", "8", "--methods", "local:window=4"]
     for out in (r"\[a]", "[b]", ":smile:"):
         done = run(app, ["bench", *short, "--out", out])

@@ -13,7 +13,7 @@ import subquad as sq
 from subquad.measure import utility
 from subquad.measure.dynamics import hash_dynamics, negative_entropy
 from subquad.measure.memory import peak_extra_mib
-from subquad.measure.utility import attention_utility, upper_bound, utilities
+from subquad.measure.utility import attention_utility, utilities
 from subquad.methods import Method
 from subquad.ops.slots import Buckets
 
@@ -44,6 +44,11 @@ def random_partition(queries, keys, buckets, seed, heads=1):
 def inputs(*shape, seed=0, size=1.0):
     draw = torch.Generator().manual_seed(seed)
     return size * torch.randn(2, *shape, generator=draw)
+
+
+def upper_bound(query, key, keys, **options):
+    """The largest utility that so many keys for each query can have."""
+    return utilities({}, query, key, keys=keys, **options)[0]
 
 
 def linear_hash(width, heads=1, **settings):

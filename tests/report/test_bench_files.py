@@ -18,7 +18,7 @@ from subquad.report.bench_figures import crossovers
 from subquad.report.bench_plots import PLOTS, figure, plots
 from subquad.report.bench_schema import BenchCell
 from subquad.report.bench_tables import markdown, rich_table
-from subquad.report.bench_write import csv_of, write_bench
+from subquad.report.write import csv_of, write_bench
 from tests.report import sample_bench
 
 LEFT_OUT = [("full", 4096), ("clustered", 512)]

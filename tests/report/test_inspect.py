@@ -13,10 +13,10 @@ from matplotlib.patches import PathPatch
 from rich.console import Console
 
 from subquad.report import bucket_plots, drawing
-from subquad.report.dynamics_plot import dynamics_figure, hash_dynamics
+from subquad.report.dynamics_plot import dynamics_figure
 from subquad.report.inspect_plots import DRAW, PLOTS, plots
 from subquad.report.inspect_tables import markdown, of_layer, rich_table, spectrum, summary
-from subquad.report.inspect_write import write_inspection
+from subquad.report.write import write_inspection
 from tests.report import sample_inspect as sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:Glyph")  # the sample has a token that the font has not
@@ -254,7 +254,9 @@ def test_dynamics_have_a_line_a_layer_and_their_mean():
     assert kl_query.lines[3].get_ydata() == pytest.approx([1.0 / (1 + n) for n in range(5)])  # the mean is layer 1's
     assert entropy_key.lines[0].get_ydata() == pytest.approx([-0.5 / (1 + n) for n in range(5)])
     assert entropy_key.lines[-1].get_ydata() == pytest.approx([-math.log(4)] * 2)
-    assert imread(io.BytesIO(hash_dynamics(sample.record(layers=30), "a-model")), format="png").shape[1] > 1000
+    with drawing.look():
+        many = drawing.png(dynamics_figure(sample.record(layers=30), "a-model"))
+    assert imread(io.BytesIO(many), format="png").shape[1] > 1000
 
 
 def test_a_layer_that_is_not_in_every_entry_is_drawn_where_it_is():
@@ -276,4 +278,4 @@ def test_each_fit_has_its_plot_and_an_earlier_one_is_removed(tmp_path, unpainted
 
 
 def test_a_record_without_such_figures_has_no_plot():
-    assert hash_dynamics([{"step": 0, "layers": {"0": {"loss": 1.0}}}], "a-model") is None
+    assert dynamics_figure([{"step": 0, "layers": {"0": {"loss": 1.0}}}], "a-model") is None

@@ -392,7 +392,7 @@ def test_no_methods_at_all(tmp_path):
 
 
 def test_without_matplotlib_the_remedy_is_told(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "subquad.report.bench_write", None)
+    monkeypatch.setitem(sys.modules, "subquad.report.write", None)
     done = run()
     assert done.exit_code == 2
     assert "pip install 'subquad[report]'" in done.stderr

@@ -11,7 +11,7 @@ import subquad as sq
 from subquad.cli import app
 from subquad.measure.capture import recorded
 from subquad.measure.spectrum import cumulative, needed, singular_values
-from subquad.measure.utility import attention_utility, upper_bound
+from subquad.measure.utility import attention_utility, utilities
 from subquad.workflows.inspect import Inspection, measure
 from subquad.workflows.inspect_report import report_of
 from subquad.workflows.pretrained import load
@@ -48,7 +48,7 @@ def test_the_figures_are_those_of_the_measures(model, text, report):
             pretrained.forward([item])
         q, k, scale = calls[1].query, calls[1].key, calls[1].options["scale"]
         found.append((
-            upper_bound(q, k, 16, scale=scale)[0],
+            utilities({}, q, k, keys=16, scale=scale)[0][0],
             attention_utility(method, q, k, scale=scale).utility[0],
             attention_utility(replace(method, enlarge=1.0), q, k, scale=scale).utility[0],
         ))  # fmt: skip

@@ -34,7 +34,7 @@ def bench(
 
         with needs("report"):
             from subquad.report.bench_changes import changes
-            from subquad.report.bench_write import write_bench
+            from subquad.report.write import write_bench
         old = None if compare is None else read_old(compare, settings)
 
         def report(progress: Callable[[str, int, int], None]) -> "BenchReport":

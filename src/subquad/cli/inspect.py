@@ -21,7 +21,7 @@ def inspect(
     """Which keys do methods choose in this model, and how much of exact attention do those hold?"""
     with user_errors(), needs("demo"):
         from subquad.report.inspect_tables import rich_table
-        from subquad.report.inspect_write import write_inspection
+        from subquad.report.write import write_inspection
         from subquad.workflows.inspect import measure
         from subquad.workflows.inspect_report import report_of
 

@@ -46,16 +46,6 @@ def attention_utility(
     return utilities({"": method}, query, key, keys=0, **options)[1][""]
 
 
-def upper_bound(
-    query: Float[Tensor, "B H N D"],
-    key: Float[Tensor, "B G M D"],
-    keys: int | Int64[Tensor, "B"],
-    **options: Any,
-) -> Float[Tensor, "B H"]:
-    """The largest utility that so many keys for each query can have; see `utilities`."""
-    return utilities({}, query, key, keys=keys, **options)[0]
-
-
 @torch.no_grad()
 def utilities(
     methods: Mapping[Name, Method | Bound],

@@ -10,7 +10,8 @@ import torch
 from subquad.measure.timing import Effort, Spread, ratios, spread, stopwatch, until_steady
 from subquad.methods import parse_method
 from subquad.report.bench_schema import EXACT
-from subquad.workflows.bench_calls import NAIVE, hindrance
+from subquad.workflows.bench_calls import DTYPES, NAIVE, Load, hindrance
+from subquad.workflows.settings import BACKWARD
 
 PROBE = 2048  # tokens: calls of more are foretold from one of this length
 Timed = Mapping[str, Mapping[str, Any]]  # by name: {"seconds": round by round} or {"reason": why it was not run}
@@ -75,6 +76,13 @@ def speedup(visits: Sequence[Timed], name: str, against: str) -> Spread | None:
     """How many times faster than another call, round by round; None where either was not run."""
     own, other = all_rounds(visits, name), all_rounds(visits, against)
     return spread(ratios(own, other)) if own and other else None
+
+
+def naive_gib(load: Load) -> float:
+    """What the N×N matrices of a naive softmax take: two at once in a forward pass, three in a backward pass."""
+    matrices = 3 if load.passes == BACKWARD else 2
+    size = torch.empty((), dtype=DTYPES[load.dtype]).element_size()
+    return matrices * size * load.batch * load.heads * load.length**2 / 2**30
 
 
 def shown(value: float | None, unit: str = "") -> str:

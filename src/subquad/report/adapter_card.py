@@ -47,19 +47,16 @@ def layer_rows(record: dict[str, Any]) -> list[list[str]]:
         for number, step in record["best"].items()
     }
     rows = [[number, *map(_arrow, pair)] for number, pair in pairs.items()]
-    means = [
-        (
-            sum(pair[i][0] for pair in pairs.values()) / len(pairs),
-            sum(pair[i][1] for pair in pairs.values()) / len(pairs),
-        )
-        for i in range(len(names))
-    ]
+    before_and_after = (zip(*layers, strict=True) for layers in zip(*pairs.values(), strict=True))  # of each figure
+    means = [(sum(before) / len(pairs), sum(after) / len(pairs)) for before, after in before_and_after]
     return [*rows, ["mean", *map(_arrow, means)]]
 
 
 def rich_layers(record: dict[str, Any]) -> Table:
     """The layers' figures as a table for the terminal."""
-    return plain_table(_header(record), layer_rows(record))
+    table = plain_table(_header(record), layer_rows(record))
+    table.pad_edge = True
+    return table
 
 
 def _header(record: dict[str, Any]) -> list[str]:

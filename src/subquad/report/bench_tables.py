@@ -41,12 +41,8 @@ def rich_table(report: BenchReport) -> RenderableType:
 
 def markdown(report: BenchReport, figures: Sequence[str] = ()) -> str:
     """All of a benchmark as Markdown. `figures` are the names of the plots that lie beside it."""
-    parts = [
-        "# Time and memory against length",
-        noise_line(report),
-        NO_FIDELITY,
-        *(f"![{name}]({name})" for name in figures),
-    ]
+    parts = ["# Time and memory against length", noise_line(report), NO_FIDELITY]
+    parts += [f"![{name}]({name})" for name in figures]
     for panel in panels(report["cells"]):
         parts += [f"## {escaped(title(report, panel))}", table_of(_full_table(report["cells"], panel))]
         parts.append(bullets(_conclusions(report, panel)))
@@ -173,34 +169,18 @@ def _changes(found: Changes) -> list[RenderableType]:
 
 def _full_table(found: Sequence[BenchCell], panel: Panel) -> Table:
     heads = ("tokens", *HEADS, "bytes/token", "rounds")
-    lines = [
-        Line(
-            f"{name} (SDPA)" if name == EXACT else name,
-            [
-                Cell(f"{cell['length']:,}"),
-                *_row(cell),
-                cells.number(cell.get("bytes_per_token"), 0),
-                cells.number(cell.get("repeats"), 0),
-            ],
-        )
-        for name in _shown(found, panel)
-        for cell in of(found, panel, name)
-    ]
+    lines = []
+    for name in _shown(found, panel):
+        for cell in of(found, panel, name):
+            rest = [cells.number(cell.get(figure), 0) for figure in ("bytes_per_token", "repeats")]
+            row = [Cell(f"{cell['length']:,}"), *_row(cell), *rest]
+            lines.append(Line(f"{name} (SDPA)" if name == EXACT else name, row))
     return Table([Column(head) for head in heads], lines)
 
 
 def _change_table(found: Sequence[Change]) -> Table:
-    heads = (
-        "dtype",
-        "passes",
-        "tokens",
-        "verdict",
-        "speed-up then",
-        "now",
-        "ratio",
-        "time then / now",
-        "memory now / then",
-    )
+    heads = ["dtype", "passes", "tokens", "verdict", "speed-up then", "now", "ratio"]
+    heads += ["time then / now", "memory now / then"]
     lines = [
         Line(c["method"], [Cell(c["dtype"]), Cell(c["passes"]), Cell(f"{c['length']:,}"), *_change_row(c)])
         for c in found
@@ -209,15 +189,9 @@ def _change_table(found: Sequence[Change]) -> Table:
 
 
 def _change_row(change: Change) -> list[Cell]:
-    then, now = change["speedups"]
-    return [
-        Cell(change["verdict"]),
-        cells.speedup(then),
-        cells.speedup(now),
-        cells.number(change["speedup_ratio"], 2),
-        cells.number(change["time_ratio"], 2),
-        cells.number(change["memory_ratio"], 2),
-    ]
+    ratios = (change["speedup_ratio"], change["time_ratio"], change["memory_ratio"])
+    speedups = map(cells.speedup, change["speedups"])
+    return [Cell(change["verdict"]), *speedups, *(cells.number(ratio, 2) for ratio in ratios)]
 
 
 def _summary(found: Changes) -> Iterator[str]:

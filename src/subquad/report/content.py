@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 
 from subquad.report.cells import MISSING, Cell, crossover, kept, known, number, size, speedup
@@ -151,12 +150,8 @@ def model_table(report: Report) -> Table:
     makers: list[Maker] = []
     for length in model_lengths(report):
         makers += [_nearness(report, length, tokens(length)), *_spread_of_nearness(length, tokens(length))]
-        makers += [
-            _time("model", length),
-            _range("model", length),
-            _speed(length),
-            _memory(length, group=tokens(length)),
-        ]
+        makers += [_time("model", length), _range("model", length), _speed(length)]
+        makers.append(_memory(length, group=tokens(length)))
     return _table(report, [(replace(column, group=f"{column.group} tokens"), make) for column, make in makers])
 
 
@@ -178,12 +173,11 @@ def layer_table(report: Report) -> Table:
     """Relative error of each layer's attention output."""
     numbers = sorted({layer for method in ran(report) for layer in layer_errors(method)})
     mean: Maker = (Column("mean"), lambda m: number(_mean(layer_errors(m).values())))
-    errors = [(Column(str(n), "layer"), partial(_error_of, n)) for n in numbers]
-    return _table(report, [mean, *errors])
+    return _table(report, [mean, *map(_error_of, numbers)])
 
 
-def _error_of(layer: int, method: MethodReport) -> Cell:
-    return number(layer_errors(method).get(layer))
+def _error_of(layer: int) -> Maker:
+    return Column(str(layer), "layer"), lambda m: number(layer_errors(m).get(layer))
 
 
 def _nearness(report: Report, length: str, group: str = "") -> Maker:
@@ -330,15 +324,8 @@ def _exact_times(report: Report) -> str:
 
 def facts(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
     """(heading, [(name, value)]) of everything that the figures depend on."""
-    parts: dict[str, Mapping[str, Any]] = {
-        "Model": report["model"],
-        "Text": report["text"],
-        "Task": report.get("task") or {},
-        "Settings": report["settings"],
-        "Hardware": report["hardware"],
-        "Versions": report["versions"],
-    }
-    return told(parts)
+    titles = ("Model", "Text", "Task", "Settings", "Hardware", "Versions")
+    return told({title: report.get(title.lower()) or {} for title in titles})  # type: ignore[misc]
 
 
 def told(parts: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:

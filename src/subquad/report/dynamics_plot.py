@@ -17,26 +17,19 @@ SIDES = {"query": "queries", "key": "keys"}
 Record = Sequence[Mapping[str, Any]]  # {"step": 10, "layers": {"0": {"kl_query": 0.2, …}}}
 
 
-def hash_dynamics(record: Record, name: str, buckets: int | None = None) -> bytes | None:
-    """A PNG: divergences and negative entropies of queries and of keys against the steps, a line for each layer.
+def dynamics_figure(record: Record, name: str, buckets: int | None = None, of: str = "hash functions") -> Figure | None:
+    """Divergences and negative entropies of queries and of keys against the steps, a line for each layer.
 
     Args:
         record: one entry a logged step; `measure.dynamics.Dynamics` of each layer, by its number.
         name: of the model.
         buckets: B, for a line at the least negative entropy, −ln B.
+        of: what was fitted.
 
     None where the record has no such figures.
     """
-    with drawing.look():
-        figure = dynamics_figure(record, name, buckets)
-        return None if figure is None else drawing.png(figure)
-
-
-def dynamics_figure(record: Record, name: str, buckets: int | None = None, of: str = "hash functions") -> Figure | None:
-    """As `hash_dynamics`, before it is a PNG; `of` is what was fitted."""
-    layers = sorted(
-        {int(number) for entry in record for number, found in entry["layers"].items() if "kl_query" in found}
-    )
+    known = (number for entry in record for number, found in entry["layers"].items() if "kl_query" in found)
+    layers = sorted(set(map(int, known)))
     if not layers:
         return None
     figure = Figure(figsize=(9.6, 6.2), layout="constrained")

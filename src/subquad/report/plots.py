@@ -60,7 +60,7 @@ def quality_vs_speed(report: Report) -> Figure | None:
     named = [name for name in looks if any(name in points for points in panels.values())]
     handles = [_handle(looks[name], name) for name in named] + _guides(report)
     figure.legend(handles=handles, loc="outside lower center", ncols=min(3, len(handles)))
-    return _titled(figure, report, "fidelity against speed-up")
+    return drawing.titled(figure, content.short_name(report), "fidelity against speed-up")
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -146,13 +146,8 @@ def _guides(report: Report) -> list[Line2D]:
     least = reading.min_fidelity(report)
     front = Line2D([], [], color="#8a929a", linewidth=1.3, label="not beaten in both")
     asked = Line2D([], [], color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)), label=f"fidelity asked for: {least}")
-    hollow: dict[str, Any] = {
-        "markerfacecolor": "none",
-        "markeredgecolor": "#5b636b",
-        "markeredgewidth": 1.3,
-        "markersize": 7.5,
-    }
-    tie = Line2D([], [], linestyle="", marker="o", label="hollow: within the noise", **hollow)
+    hollow: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": "#5b636b", "markeredgewidth": 1.3}
+    tie = Line2D([], [], linestyle="", marker="o", markersize=7.5, label="hollow: within the noise", **hollow)
     return [front, asked, tie] if least is not None else [front, tie]
 
 
@@ -178,7 +173,7 @@ def error_by_layer(report: Report) -> Figure | None:
     ax.set_xlabel("layer")
     ax.set_ylabel("‖out − exact‖ / ‖exact‖")
     figure.legend(loc="outside right upper")
-    return _titled(figure, report, "error of each layer's attention")
+    return drawing.titled(figure, content.short_name(report), "error of each layer's attention")
 
 
 # ---------------------------------------------------------------------- time against length
@@ -203,7 +198,7 @@ def time_vs_length(report: Report) -> Figure | None:
     ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
     ax.set_ylabel("ms a call, one layer")
     figure.legend(loc="outside right upper")
-    return _titled(figure, report, "time of one attention call against length")
+    return drawing.titled(figure, content.short_name(report), "time of one attention call against length")
 
 
 def _times(method: MethodReport, lengths: Sequence[str]) -> dict[int, float]:
@@ -241,7 +236,3 @@ def _mark_crossovers(
 def _handle(look: Style, name: str) -> Line2D:
     points = 7.5 * look.scale
     return Line2D([], [], linestyle="", marker=look.marker, markersize=points, color=look.color, label=name)
-
-
-def _titled(figure: Figure, report: Report, what: str) -> Figure:
-    return drawing.titled(figure, content.short_name(report), what)

@@ -41,24 +41,15 @@ def _curves(figure: Figure, ax: Any, found: Spectrum) -> None:
     for color, (number, layer) in zip(colors, found["layers"].items(), strict=True):
         for curve in layer["curves"]:
             ax.plot(at, curve, color=color, linewidth=0.6, alpha=0.35 if few else 0.12, zorder=2)
-        ax.plot(
-            at,
-            np.median(layer["curves"], 0),
-            color=color,
-            linewidth=2.2 if few else 1.5,
-            zorder=4,
-            label=f"layer {number}",
-        )
+        median, thick = np.median(layer["curves"], 0), 2.2 if few else 1.5
+        ax.plot(at, median, color=color, linewidth=thick, zorder=4, label=f"layer {number}")
     ax.plot((0, at[-1]), (0, 1), color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)), zorder=3, label="all equal")
     ax.axvline(found["index"], color="#5b636b", linewidth=1.0, linestyle=":", zorder=1)
     box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8}
-    ax.annotate(
-        f"j = {found['index']}", (found["index"], 0.02), (5, 0), textcoords="offset points", fontsize=8.5, bbox=box
-    )
-    ax.set_xlim(0, at[-1])
-    ax.set_ylim(0, 1.02)
-    ax.set_xlabel("j, the largest singular values that are counted")
-    ax.set_ylabel("Y(j), their share in the sum of all")
+    foot = (found["index"], 0.02)
+    ax.annotate(f"j = {found['index']}", foot, (5, 0), textcoords="offset points", fontsize=8.5, bbox=box)
+    ax.set(xlim=(0, at[-1]), xlabel="j, the largest singular values that are counted")
+    ax.set(ylim=(0, 1.02), ylabel="Y(j), their share in the sum of all")
     ax.set_title("thin: heads; thick: the median of a layer's heads", fontsize=9.5, loc="left")
     if few:
         ax.legend(loc="lower right")
@@ -90,7 +81,6 @@ def _heat_map(figure: Figure, ax: Any, found: Spectrum, cell: float) -> None:
     ax.xaxis.set_major_locator(FixedLocator(range(0, shares.shape[1], 1 + shares.shape[1] // 17)))
     ax.yaxis.set_major_locator(FixedLocator(range(0, len(numbers), 1 + len(numbers) // 25)))
     ax.set_yticklabels(numbers[:: 1 + len(numbers) // 25])
-    ax.set_xlabel("head")
-    ax.set_ylabel("layer")
+    ax.set(xlabel="head", ylabel="layer")
     ax.set_title(f"Y({found['index']}) of each head", fontsize=9.5, loc="left")
     figure.colorbar(image, ax=ax, pad=0.02).ax.tick_params(labelsize=8)

@@ -25,10 +25,8 @@ def utility(report: InspectReport) -> Figure | None:
     ax = figure.subplots()
     for place, method in enumerate(shown):
         color, two = looks[method["method"]].color, widens(method)
-        variants: list[tuple[Variant, float]] = (
-            [("n_b", -WIDTH / 1.8), ("given", WIDTH / 1.8)] if two else [("n_b", 0.0)]
-        )
-        for variant, shift in variants:
+        shifts: dict[Variant, float] = {"n_b": -WIDTH / 1.8, "given": WIDTH / 1.8} if two else {"n_b": 0.0}
+        for variant, shift in shifts.items():
             found = list(choices(method, variant).values())
             _box(ax, place + shift, [one.utility for one in found], color, solid=variant == "n_b")
             keys = sum(one.keys for one in found) / len(found)
@@ -38,10 +36,8 @@ def utility(report: InspectReport) -> Figure | None:
     _below(ax, float(len(shown)), min(best), f"{s['keys']:,}")
     ax.axhline(1 / s["buckets"], color=RANDOM, linewidth=1.3, linestyle=(0, (4, 3)))
     ax.set_xticks(range(len(shown) + 1), [*(drawing.broken(m["method"]) for m in shown), "upper\nbound"], fontsize=8.5)
-    ax.set_xlim(-0.6, len(shown) + 0.6)
-    ax.set_ylim(0, 1.02)
+    ax.set(xlim=(-0.6, len(shown) + 0.6), ylim=(0, 1.02), ylabel="attention utility")
     ax.grid(axis="x", visible=False)
-    ax.set_ylabel("attention utility")
     handles: list[Any] = [
         Patch(facecolor="#8a929a", label="buckets of N/B, one round"),
         Patch(facecolor="#8a929a44", edgecolor="#8a929a", label="as given"),
@@ -50,26 +46,20 @@ def utility(report: InspectReport) -> Figure | None:
     handles[-1].set_label(f"random buckets: 1/{s['buckets']}")
     handles = handles if any(map(widens, shown)) else handles[::2]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
-    return drawing.titled(
-        figure,
-        report["model"]["name"],
-        f"attention utility, {_counted(len(best), 'layer')}; below each box, keys a query",
-    )
+    layers = f"{len(best)} layer{'' if len(best) == 1 else 's'}"
+    what = f"attention utility, {layers}; below each box, keys a query"
+    return drawing.titled(figure, report["model"]["name"], what)
 
 
 def _box(ax: Any, place: float, values: Sequence[float], color: str, *, solid: bool) -> None:
     """A box of the quartiles and a point for each value."""
-    ax.boxplot(
-        [values],
-        positions=[place],
-        widths=WIDTH,
-        showfliers=False,
-        patch_artist=True,
-        boxprops={"facecolor": f"{color}{'cc' if solid else '44'}", "edgecolor": color},
-        medianprops={"color": "#222222", "linewidth": 1.4},
-        whiskerprops={"color": color},
-        capprops={"color": color},
-    )
+    props = {
+        "boxprops": {"facecolor": f"{color}{'cc' if solid else '44'}", "edgecolor": color},
+        "medianprops": {"color": "#222222", "linewidth": 1.4},
+        "whiskerprops": {"color": color},
+        "capprops": {"color": color},
+    }
+    ax.boxplot([values], positions=[place], widths=WIDTH, showfliers=False, patch_artist=True, **props)
     shifts = [WIDTH * 0.22 * (i % 3 - 1) for i in range(len(values))]
     places = [place + shift for shift in shifts]
     ax.plot(places, values, linestyle="", marker="o", markersize=3.2, color="#222222", alpha=0.75, zorder=4)
@@ -78,7 +68,3 @@ def _box(ax: Any, place: float, values: Sequence[float], color: str, *, solid: b
 def _below(ax: Any, place: float, lowest: float, text: str) -> None:
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8}
     ax.annotate(text, (place, lowest), (0, -6), textcoords="offset points", ha="center", va="top", fontsize=8, bbox=box)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

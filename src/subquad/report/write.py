@@ -1,9 +1,16 @@
-"""Write a comparison's report."""
+"""Write the files of a comparison, of a benchmark and of an inspection.
 
+All files of a report are made before the first one is written, into a folder that is made if need be.
+"""
+
+import csv
+from io import StringIO
 from pathlib import Path
 
-from subquad.report import content
+from subquad.report import bench_plots, bench_tables, content, inspect_plots, inspect_tables
+from subquad.report.bench_schema import BenchCell, BenchReport
 from subquad.report.files import as_json, write_files
+from subquad.report.inspect_schema import InspectReport
 from subquad.report.page import html
 from subquad.report.plots import plots
 from subquad.report.schema import Report
@@ -11,18 +18,42 @@ from subquad.report.tables import markdown
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
-    """Write report.json, report.md, report.html and the plots into a folder, made if need be; return their paths.
-
-    All of them are made before the first one is written.
-    """
-    return write_files(_contents(report), folder, stale=content.FIGURES)
-
-
-def _contents(report: Report) -> dict[str, bytes]:
+    """Write report.json, report.md, report.html and the plots; return their paths."""
     drawn = plots(report)
-    return {
+    contents = {
         "report.json": as_json(report),
         "report.md": markdown(report, list(drawn)).encode(),
         **drawn,
         "report.html": html(report, drawn).encode(),
     }
+    return write_files(contents, folder, stale=content.FIGURES)
+
+
+def write_bench(report: BenchReport, folder: Path) -> list[Path]:
+    """Write bench.json, bench.csv, bench.md and the plots; return their paths."""
+    drawn = bench_plots.plots(report)
+    contents = {
+        "bench.json": as_json(report),
+        "bench.csv": csv_of(report).encode(),
+        "bench.md": bench_tables.markdown(report, list(drawn)).encode(),
+        **drawn,
+    }
+    return write_files(contents, folder, stale=bench_plots.PLOTS)
+
+
+def csv_of(report: BenchReport) -> str:
+    """One row a cell, a column for each of its figures; empty where it was not measured."""
+    text = StringIO(newline="")
+    rows = csv.DictWriter(text, list(BenchCell.__annotations__), lineterminator="\n")
+    rows.writeheader()
+    rows.writerows(report["cells"])
+    return text.getvalue()
+
+
+def write_inspection(report: InspectReport, folder: Path) -> list[Path]:
+    """Write results.json, results.md and the plots; return their paths."""
+    drawn = inspect_plots.plots(report)
+    page = inspect_tables.markdown(report, list(drawn)).encode()
+    fits = (path.name for path in folder.glob(inspect_plots.FIT.replace(".", "*.")))
+    contents = {"results.json": as_json(report), "results.md": page, **drawn}
+    return write_files(contents, folder, stale={*inspect_plots.PLOTS, *fits})

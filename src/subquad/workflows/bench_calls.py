@@ -16,10 +16,7 @@ from subquad.methods import parse_method
 from subquad.report.bench_schema import EXACT
 from subquad.workflows.settings import BACKWARD
 
-DTYPES = {
-    name: getattr(torch, name)  # as torch names them
-    for name in ("float32", "bfloat16", "float16", "float64")
-}
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 NAIVE = "naive"  # the name of `naive`, which is no method of ours
 
 
@@ -99,13 +96,6 @@ class Calls:
 def naive(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Softmax attention as first published: the N×N matrix of weights is formed."""
     return torch.softmax(query @ key.mT * query.shape[3] ** -0.5, -1) @ value
-
-
-def naive_gib(load: Load) -> float:
-    """What the N×N matrices of a naive softmax take: two at once in a forward pass, three in a backward pass."""
-    matrices = 3 if load.passes == BACKWARD else 2
-    size = torch.empty((), dtype=DTYPES[load.dtype]).element_size()
-    return matrices * size * load.batch * load.heads * load.length**2 / 2**30
 
 
 def hindrance(call: Callable[[], Any]) -> str | None:

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import chain
 
@@ -32,19 +33,12 @@ def report_of(bench: Bench) -> BenchReport:
         "hardware": bench.hardware,
         "backend": bench.backend,
         "backends": sq.backends(),
-        "settings": {
+        "settings": {name: value for name, value in asdict(s).items() if name != "methods"}
+        | {
             "lengths": sorted(set(s.lengths)),
             "passes": list(dict.fromkeys(s.passes)),
             "dtypes": list(dict.fromkeys(s.dtypes)),
-            "device": s.device,
-            "batch": s.batch,
-            "heads": s.heads,
-            "head_dim": s.head_dim,
             "threads": int(bench.hardware["threads"]),
-            "seed": s.seed,
-            "causal": s.causal,
-            "call_limit": s.call_limit,
-            "quick": s.quick,
         },
         "methods": {str(method): method.to_dict() for method in bench.methods},
         "cells": cells,

@@ -21,6 +21,7 @@ from subquad.workflows.compare import (
     STRETCH,
     TASK,
     TOO_SLOW,
+    Call,
     Comparison,
     Losses,
     Turn,
@@ -86,17 +87,12 @@ def _noise(c: Comparison) -> RunNoise:
 
 
 def _refused(row: CompareRow) -> MethodReport:
-    return {
-        "method": row.name,
-        "settings": row.method.to_dict(),
-        "status": "refused",
-        "reason": row.reason or "",
-    }
+    return {"method": row.name, "settings": row.method.to_dict(), "status": "refused", "reason": row.reason or ""}
 
 
 def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodReport:
     quality = {str(n): q for n in c.lengths if (q := _quality(c, row, n))}
-    op = {str(n): found for n in c.settings.op_lengths if (found := _op_cost(c, row, n, noise["op"][str(n)]))}
+    op = {str(n): cost for n in c.settings.op_lengths if (cost := _op_cost(c, row, n, noise["op"][str(n)]))}
     report: MethodReport = {
         "method": row.name,
         "settings": row.method.to_dict(),
@@ -127,8 +123,8 @@ def _quality(c: Comparison, row: CompareRow, length: int) -> Quality:
     """Closeness to the exact model at a length; empty where the method was left out."""
     if length == c.length:
         return _own_quality(c, row)
-    turns = _turns(c, row, length)
-    if not turns:
+    turns = c.turns(length)
+    if row.name not in turns[0]:
         return {}
     if c.pretrained.kind != "embedding":
         nll, count = (sum(turn[row.name].output[part] for turn in turns) for part in (0, 1))
@@ -172,33 +168,26 @@ def _perplexity(nll: float, count: int) -> float:
 
 
 def _model_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:
-    turns = _turns(c, row, length)
-    if not turns:
-        return None
-    return _cost(row, c.seconds(length), turns[0][row.name].extra_mib, noise)
+    return _cost(row, c.seconds(length), c.turns(length)[0], noise)
 
 
 def _op_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:
-    found = c.results[OP(length)].rows
-    if row.name not in found:
+    return _cost(row, _op_seconds(c, length), c.results[OP(length)].rows, noise)
+
+
+def _cost(
+    row: CompareRow, seconds: Mapping[str, list[float]], ran: Mapping[str, Turn | Call], noise: float
+) -> Cost | None:
+    """None where this row was left out."""
+    if row.name not in ran:
         return None
-    return _cost(row, _op_seconds(c, length), found[row.name].extra_mib, noise)
-
-
-def _cost(row: CompareRow, seconds: Mapping[str, list[float]], extra_mib: float | None, noise: float) -> Cost:
-    exact = seconds[EXACT]
+    exact, extra_mib = seconds[EXACT], ran[row.name].extra_mib
     return exact_cost(exact, extra_mib) if row.is_exact else cost(seconds[row.name], exact, extra_mib, noise)
 
 
 def _itself(seconds: Mapping[str, list[float]]) -> float:
     """How far exact attention comes from itself."""
     return against_itself(ratios(seconds[AGAIN], seconds[EXACT]))
-
-
-def _turns(c: Comparison, row: CompareRow, length: int) -> list[dict[str, Turn]]:
-    """The turns at a length; none where this row was left out."""
-    turns = c.turns(length)
-    return turns if row.name in turns[0] else []
 
 
 def _op_seconds(c: Comparison, length: int) -> dict[str, list[float]]:
@@ -257,10 +246,7 @@ def _remarks(row: CompareRow, length: int) -> list[str]:
 
 def _left_out(c: Comparison, row: CompareRow, method: MethodReport) -> str | None:
     """From where on it was too slow."""
-    wanted: list[tuple[Sequence[int], Mapping[str, Cost]]] = [
-        (c.lengths, method["model"]),
-        (c.settings.op_lengths, method["op"]),
-    ]
+    wanted = ((c.lengths, method["model"]), (c.settings.op_lengths, method["op"]))
     skipped = [n for lengths, have in wanted for n in lengths if str(n) not in have and row.takes(n)]
     if not skipped:
         return None

@@ -1,6 +1,8 @@
 """From the results of an inspection's units to its report."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 import torch
@@ -45,16 +47,8 @@ def report_of(inspection: Inspection, asked: InspectSettings) -> InspectReport:
         "command": as_command("inspect", asked),
         "versions": machine.versions(),
         "hardware": machine.hardware(s.device),
-        "settings": {
-            "buckets": s.buckets,
-            "length": s.length,
-            "keys": x.keys,
-            "sequences": len(x.items),
-            "layer": s.layer,
-            "head": s.head,
-            "tokens": s.tokens,
-            "seed": s.seed,
-        },
+        "settings": {"buckets": s.buckets, "length": s.length, "keys": x.keys, "sequences": len(x.items)}
+        | {name: getattr(s, name) for name in ("layer", "head", "tokens", "seed")},
         "model": x.pretrained.facts(),
         "text": {name: text[name] for name in ("source", "documents", "tokens")},
         "bounds": {str(n): _mean([unit.bound for unit in _units(x, n)]) for n in x.layers},
@@ -107,14 +101,9 @@ def _fit(row: InspectRow) -> Fit:
 
 def _inspected(x: Inspection, row: InspectRow) -> Inspected:
     layers = {str(n): _layer([unit.methods[row.label] for unit in _units(x, n)]) for n in x.layers}
-    figures: Inspected = {
-        "method": row.label,
-        "settings": row.method.to_dict(),
-        "calibrated": row.calibrated,
-        "layers": layers,
-    }
-    hashed = [layer for layer in layers.values() if "queries" in layer]
-    if hashed:
+    settings = row.method.to_dict()
+    figures: Inspected = {"method": row.label, "settings": settings, "calibrated": row.calibrated, "layers": layers}
+    if hashed := [layer for layer in layers.values() if "queries" in layer]:
         figures["imbalance"] = _shares(hashed)
     return figures
 
@@ -148,11 +137,7 @@ def _shares(layers: Sequence[LayerFigures]) -> Shares:
         for side in ("queries", "keys")
     )
     found = BucketSizes(queries[None], keys[None], torch.ones_like(queries[None]).bool()).imbalance()
-    names = ("size", "size_of_filled", "ratio", "ratio_of_both")
-    size, filled, ratio, both = (
-        None if share != share else share for name in names for share in [getattr(found, name)]
-    )
-    return {"size": size, "size_of_filled": filled, "ratio": ratio, "ratio_of_both": both}
+    return {name: None if math.isnan(share) else share for name, share in asdict(found).items()}  # type: ignore
 
 
 # ---------------------------------------------------------------------- what a reader must know
@@ -165,15 +150,13 @@ def _notes(x: Inspection) -> list[str]:
         f"The upper bound is that of {x.keys} keys a query, N/B with B = {s.buckets}. A method that chooses more may "
         "be above it, and is never above the bound at its own number of keys.",
     ]
-    causal = any("causal" in layer["kind"] for layer in x.pretrained.facts()["layers"])
-    if causal:
+    if any("causal" in layer["kind"] for layer in x.pretrained.facts()["layers"]):
         notes.append("Causal layers: utilities are those of causal attention, and no method sees a later key.")
     if s.spectrum:
         notes.append(SHARP)
     if any(row.calibrated is False for row in x.rows):
         notes.append('"Not calibrated": learned parameters as they start, before anything was fitted to this model.')
-    blind = [row.label for row in x.rows if not isinstance(row.method, ChoosesKeys)]
-    if blind:
+    if blind := [row.label for row in x.rows if not isinstance(row.method, ChoosesKeys)]:
         notes.append(f"In the attention maps alone, because no query has chosen keys there: {', '.join(blind)}.")
     notes += [*x.pretrained.notes, *(note for row in x.rows for note in _refused(x, row))]
     if len(x.reading.tokens) < (s.length or 0):

@@ -13,7 +13,7 @@ from subquad.papers.experiments.linformer_efficiency import (
     published,
     results,
 )
-from subquad.workflows.bench_calls import naive_gib
+from subquad.papers.side_by_side import naive_gib
 
 SCALE = Scale(lengths=(64, 128, 256), k=(16, 128))
 

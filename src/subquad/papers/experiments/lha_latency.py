@@ -17,10 +17,10 @@ from subquad.measure.timing import Effort, spread
 from subquad.nn import MultiheadAttention
 from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
 from subquad.papers.base import Cell, Context, Experiment, Found
-from subquad.papers.side_by_side import Timed, all_rounds, in_turn, powers, shown, speedup
+from subquad.papers.side_by_side import Timed, all_rounds, in_turn, naive_gib, powers, shown, speedup
 from subquad.report.bench_schema import EXACT
 from subquad.report.experiment import Lines, Results, Table
-from subquad.workflows.bench_calls import NAIVE, Load, naive_gib
+from subquad.workflows.bench_calls import NAIVE, Load
 from subquad.workflows.settings import BACKWARD
 
 STAGES = ("training", "inference")

@@ -10,10 +10,10 @@ from typing import Any
 
 from subquad.measure.timing import Effort
 from subquad.papers.base import Cell, Context, Experiment, Found
-from subquad.papers.side_by_side import in_turn, powers, shown
+from subquad.papers.side_by_side import in_turn, naive_gib, powers, shown
 from subquad.report.bench_schema import EXACT
 from subquad.report.experiment import Lines, Results, Table
-from subquad.workflows.bench_calls import NAIVE, Calls, Load, naive_gib
+from subquad.workflows.bench_calls import NAIVE, Calls, Load
 from subquad.workflows.bench_memory import extra_memory
 
 FIGURES = ("time", "memory")

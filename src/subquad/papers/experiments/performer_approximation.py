@@ -13,13 +13,13 @@ from torch import Tensor
 
 from subquad.measure.capture import LayerInputs
 from subquad.measure.fidelity import attention_weights
-from subquad.measure.kernel_error import KINDS, expected, measured, pairs, per_row
 from subquad.measure.timing import Spread, spread
 from subquad.methods import Full, Performer
 from subquad.ops.heads import repeat_heads
 from subquad.papers.at_hand import RANDOM, at_hand
 from subquad.papers.base import Cell, Context, Experiment, Found
 from subquad.papers.experiments.spectrum import layer_inputs, stretches
+from subquad.papers.kernel_error import KINDS, expected, measured, pairs, per_row
 from subquad.report.experiment import Lines, Results, Table
 from subquad.workflows.pretrained import load
 

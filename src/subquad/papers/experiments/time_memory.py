@@ -10,10 +10,10 @@ from typing import Any
 from subquad.measure.fidelity import crossover
 from subquad.measure.timing import Effort, Spread, spread
 from subquad.papers.base import Cell, Context, Experiment, Found
-from subquad.papers.side_by_side import Timed, all_rounds, in_turn, powers, shown, speedup
+from subquad.papers.side_by_side import Timed, all_rounds, in_turn, naive_gib, powers, shown, speedup
 from subquad.report.bench_schema import EXACT
 from subquad.report.experiment import Lines, Results, Table
-from subquad.workflows.bench_calls import NAIVE, Calls, Load, naive_gib
+from subquad.workflows.bench_calls import NAIVE, Calls, Load
 from subquad.workflows.bench_memory import extra_memory
 from subquad.workflows.settings import BACKWARD
 

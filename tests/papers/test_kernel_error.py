@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subquad.measure.kernel_error import KINDS, estimates, expected, measured, pairs, per_row
+from subquad.papers.kernel_error import KINDS, estimates, expected, measured, pairs, per_row
 
 
 @pytest.mark.parametrize("kind", KINDS)
