@@ -4,7 +4,7 @@ Numbers are poisoned in item 0 and head 0. 70 tokens are more than a tile of any
 """
 
 from collections.abc import Callable, Iterator
-from functools import Iterator, partial
+from functools import partial
 
 import pytest
 import torch
