@@ -128,7 +128,7 @@ def test_the_finder_of_circles_finds_them(tmp_path):
 
 
 def test_the_reader_of_imports_sees_them():
-    assert {"ops", "masks", "methods"} <= inner(imports(SOURCE / "methods" / "clustered.py"))
+    assert {"ops", "masks", "methods"} <= inner(imports(SOURCE / "methods" / "cluster_former.py"))
     assert "torch" in imports(SOURCE / "masks.py")
 
 

@@ -8,6 +8,7 @@ import subquad as sq
 from subquad import Mask
 from subquad.methods.base import Call
 from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets
 from tests.contract import run_per_segment
 from tests.hf.models import build
 from tests.oracle import gradients, naive, normal, qkv, tracked
@@ -184,7 +185,7 @@ def test_terms_of_another_window_are_refused():
         attend_pairs(q, k, v, buckets, Mask(), scale=1.0, of_distance=terms)
     attend_pairs(q, k, v, buckets, Mask.causal(), scale=1.0, of_distance=terms)
     with pytest.raises(ValueError, match="`of_distance` needs a window"):
-        attend_pairs(q, k, v, sq.ops.buckets.Buckets(buckets.queries, buckets.keys), Mask(), scale=1.0,
+        attend_pairs(q, k, v, Buckets(buckets.queries, buckets.keys), Mask(), scale=1.0,
                          of_distance=terms)  # fmt: skip
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from subquad.masks import Mask
 
@@ -20,7 +21,7 @@ class Call:
     scale: float
     dropout_p: float
     seed: int
-    learned: nn.Module | None = None  # the learned parameters, as `Method.make_learned` made them
+    learned: Any = None  # the learned parameters, as `Method.make_learned` made them
     wants_lse: bool = False  # whether the log-sum-exp is asked for
 
     def under(self, mask: Mask) -> Call:

@@ -33,14 +33,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Method, Partial, Traits, whole
+from subquad.methods.base import Call, Traits, whole
+from subquad.methods.bucketed import Bucketed
 from subquad.ops.choose.chunks import chunks_of
 from subquad.ops.choose.hashing.op import hash_codes
 from subquad.ops.choose.kmeans.op import hamming_kmeans
-from subquad.ops.choose.neighbours import neighbours, reach
+from subquad.ops.choose.neighbours import neighbours
 from subquad.ops.heads import repeat_heads
-from subquad.ops.parts.pairs.op import attend_pairs
-from subquad.ops.slots import Buckets, real_slots
+from subquad.ops.slots import Buckets
 from subquad.ops.timeline import Timeline
 
 BITS, ITERATIONS = 63, 10  # of the k-means
@@ -58,11 +58,11 @@ def sorted_chunks(labels: Int64[Tensor, "B H N"], mask: Mask, real: Tensor, chun
     """Chunks of the tokens sorted by (label, position), each of which meets itself."""
     N = labels.shape[2]
     slots = chunks_of(labels.argsort(dim=-1, stable=True), real.sum(1), chunk)
-    return Buckets(real_slots(slots, mask.query_padding(N)), real_slots(slots, mask.key_padding(N)))
+    return Buckets(slots, slots).of_real(mask.query_padding(N), mask.key_padding(N))
 
 
 @dataclass(frozen=True)
-class ClusterFormer(Method):
+class ClusterFormer(Bucketed):
     """A window, and chunks of the tokens sorted by cluster, in one softmax. Self-attention only.
 
     Args:
@@ -98,16 +98,10 @@ class ClusterFormer(Method):
         source="Wang et al. 2020 (arXiv:2009.06097)",
     )
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Attend to the window and to the chunk, and merge."""
-        buckets = self.meetings(query, key, call)
-        return attend_pairs(query, key, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
-
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: near ones, and those of the chunk."""
         with torch.no_grad():
-            (B, H, N, _), mask = query.shape, call.mask
-            near = neighbours(N, N, H, B, reach(self.window, N, N, mask), mask, query.device)
-            real = Timeline.of(mask, query, key).tokens(real_as="either")
-            labels = cluster_tokens(query, repeat_heads(key, H), real, self.clusters, call.seed)
-            return near, sorted_chunks(labels, mask, real, self.chunk)
+            real = Timeline.of(call.mask, query, key).tokens(real_as="either")
+            labels = cluster_tokens(query, repeat_heads(key, query.shape[1]), real, self.clusters, call.seed)
+            chunks = sorted_chunks(labels, call.mask, real, self.chunk)
+            return neighbours(query, key, self.window, call.mask), chunks

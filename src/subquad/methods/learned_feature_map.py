@@ -169,6 +169,11 @@ class LearnedFeatureMap(Method):
 
     def _with_near(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         B, M, is_causal = query.shape[0], key.shape[2], call.mask.is_causal
+        # Blocks count real tokens, so all are lined up without padding first, and each query beside its key. With
+        # window = 4, a query of block 2 meets its neighbours one by one, and the rest by features (`far`):
+        #
+        #     line     0 1 2 3 | 4 5 6 7 | 8 9 . . | . . . . | . . .
+        #              s f f f |  exact  |  exact  |  exact  | f f s       s: a sink, exact for all
         line = Line.of(Timeline.of(call.mask, query, key))
         query, key, value = (
             _in_blocks(x, self.window) for x in (line.queries(query), line.keys(key), line.keys(value))
@@ -236,6 +241,11 @@ class LearnedFeatureMap(Method):
         (B, _, N, _), w, device = query.shape, self.window, query.device
         real = call.mask.key_padding(N)
         real = torch.ones(B, N, dtype=torch.bool, device=device) if real is None else real
+        # The keys of two blocks are kept, the query's own and the one before it; `base` is the rank of the first. Those
+        # that have left this range since the step before go into the sums, and the new range is kept.
+        #
+        #     rank          … base                 count          new
+        #     kept and new    [ k k k k | k k . . ][ n n n n n n ]
         count, new = state["count"], state["count"] + real.sum(1)
         base, new_base = ((n // w - 1).clamp(min=0) * w for n in (count, new))  # ranks of the first that is kept
         there = torch.arange(2 * w, device=device) < (count - base)[:, None]

@@ -34,23 +34,20 @@ each token in the one bucket that it scores highest, of any size, and is strictl
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from subquad.masks import Mask
-from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, whole
-from subquad.methods.hashed import check_bucket_counts, sized_traits, tied_refusal
+from subquad.methods.base import WIDEST, Call, Fit, Traits, choice, number, whole
+from subquad.methods.bucketed import HashedBuckets, LearnsHashes
 from subquad.ops.attention_sums import approximate_attention_sums, attention_sums
-from subquad.ops.choose.balanced import balanced_buckets, enlarged, same_label_buckets
+from subquad.ops.choose.balanced import enlarged
 from subquad.ops.choose.top.op import top_and_best
-from subquad.ops.hash_functions import KINDS, Hashed, HashFunctions, divergence, hashed
-from subquad.ops.heads import repeat_heads
-from subquad.ops.parts.pairs.op import attend_pairs
-from subquad.ops.slots import Buckets, members
+from subquad.ops.hash_functions import KINDS, Hashed, divergence
+from subquad.ops.slots import members
 from subquad.ops.timeline import real_lengths
 
 
@@ -67,7 +64,7 @@ def membership(scores: Float[Tensor, "B H N C"], real: Tensor | None, balanced: 
 
 
 @dataclass(frozen=True)
-class LearnedHash(Method):
+class LearnedHash(LearnsHashes, HashedBuckets):
     """Learning-to-hash attention. Its hash functions are learned: it exists only bound to a layer.
 
     Args:
@@ -102,77 +99,14 @@ class LearnedHash(Method):
     seed: int = whole(0)
 
     name: ClassVar[str] = "lha"
-    traits: ClassVar[Traits] = Traits(
-        family="buckets",
-        causal="values-only",
-        dropout="attention weights in each bucket",
-        subquadratic=False,
-        learned=True,
-        fit=Fit(metric="utility"),
-        exact_limit={"buckets": 1},
-        example={"buckets": 4, "hidden": 8},
-        complexity="O(N·(B + 2N/B)·D) time with B buckets, O(N·(B + S)·D) with a bucket size of S",
-        source="Sun et al. 2022",
+    traits: ClassVar[Traits] = replace(
+        HashedBuckets.shared_traits, learned=True, fit=Fit(metric="utility"), example={"buckets": 4, "hidden": 8}
     )
 
-    def check(self) -> None:
-        """Raise ValueError where neither setting says how many buckets there are."""
-        check_bucket_counts(self, self.buckets, self.bucket_size)
-
-    def describe(self) -> Traits:
-        """With buckets of a fixed size, or argmax buckets."""
-        traits = sized_traits(type(self).traits, self.bucket_size, self.merge)
-        if self.selection == "argmax":
-            traits = replace(traits, subquadratic=False, causal="strict", cross=False, exact_limit={"buckets": 1})
-        return traits
-
-    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
-        """Hash functions as they start."""
-        buckets = self.buckets
-        if buckets == 0:
-            if max_length is None:
-                raise ValueError(
-                    f"{self.name!r}: buckets=0 needs the longest input, to count the buckets: bind(max_length=…), "
-                    "or max_length=… of sq.nn.MultiheadAttention or sq.hf.swap"
-                )
-            buckets = math.ceil(max_length / self.bucket_size)
-        return HashFunctions(heads, kv_heads, head_dim, buckets, kind=self.hash, hidden=self.hidden, seed=self.seed)
-
-    def refuses(self, mask: Mask, *, bias: bool = False, cross: bool = False, lse: bool = False) -> str | None:
-        """As every method's; under a causal mask queries and keys must be the same tokens."""
-        return tied_refusal(self, mask, cross) or super().refuses(mask, bias=bias, cross=cross, lse=lse)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Hash, fill the buckets, attend inside them, merge."""
-        buckets = self.meetings(query, key, call)
-        how: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p}
-        return attend_pairs(query, key, value, buckets, call.mask, union=self.merge == "union", **how)
-
-    def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
-        """Which queries meet which keys."""
-        with torch.no_grad():
-            mask = call.mask
-            if self.selection == "argmax":
-                scores, _ = self.scores(query, key, call)
-                return same_label_buckets(scores.argmax(-1), scores.shape[3], mask)
-            of_query, of_key = self.hashes(query, key, call)
-            return balanced_buckets(of_query, of_key, mask, enlarge=self.enlarge, size=self.bucket_size)
-
-    def scores(
-        self, query: Tensor, key: Tensor, call: Call
-    ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
-        """The logits of S_Q and S_K. Under a causal mask, and for argmax buckets, one score for both: equation 18."""
-        of_query, of_key = self.hashes(query, key, call)
-        scores = of_query.scores()
-        return scores, scores if of_key is of_query else of_key.scores()
-
     def hashes(self, query: Tensor, key: Tensor, call: Call) -> tuple[Hashed, Hashed]:
-        """The same before they are computed."""
-        assert isinstance(call.learned, HashFunctions)
-        of_query, of_key = hashed(query, key, call.learned, call.scale)
-        if call.mask.is_causal or self.selection == "argmax":
-            of_query = of_key = of_query + of_key
-        return of_query, of_key
+        """The logits of S_Q and S_K. Under a causal mask, and for argmax buckets, one score for both: equation 18."""
+        of_query, of_key = super().hashes(query, key, call)
+        return (of_query + of_key,) * 2 if self.ties(call) else (of_query, of_key)
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """KL(ψ ‖ S_Q) + KL(ψ' ‖ S_K): equations 13 and 19."""
@@ -186,7 +120,6 @@ class LearnedHash(Method):
     ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
         """ψ and ψ', not yet normalised over the buckets."""
         mask, balanced = call.mask, self.membership == "balanced"
-        key = repeat_heads(key, query.shape[1])
         in_query = membership(of_query, mask.query_padding(query.shape[2]), balanced)
         in_key = membership(of_key, mask.key_padding(key.shape[2]), balanced)
         if self.targets == "exact":

@@ -24,18 +24,17 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, whole
+from subquad.methods.base import WIDEST, Call, Fit, Partial, Traits, choice, whole
+from subquad.methods.bucketed import LearnsHashes, attend_with_cells
 from subquad.methods.full import exact
 from subquad.ops.attention_sums import attention_sums
 from subquad.ops.choose.balanced import best_bucket
-from subquad.ops.hash_functions import KINDS, HashFunctions, divergence, hash_scores, hashed
-from subquad.ops.heads import repeat_heads
+from subquad.ops.hash_functions import KINDS, divergence
 from subquad.ops.slots import Buckets, members
 from subquad.ops.softmax import hide
-from subquad.ops.tail import attend_with_tail, key_cells
-from subquad.ops.timeline import real_lengths
+from subquad.ops.timeline import Timeline
 
 SHARPNESS = 4.0  # of the target of the queries
 FEEDING = 0.25  # weight in p_b of the queries that score highest in b
@@ -43,7 +42,7 @@ FED = 8  # how many they are
 
 
 @dataclass(frozen=True)
-class LearnedHashTail(Method):
+class LearnedHashTail(LearnsHashes):
     """Learned buckets of keys, and centroids for the keys outside. Its hash functions are learned: only bound.
 
     Args:
@@ -82,60 +81,37 @@ class LearnedHashTail(Method):
         source="extends Sun et al. 2022",
     )
 
-    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
-        """Hash functions as they start."""
-        return HashFunctions(
-            heads, kv_heads, head_dim, self.buckets, kind=self.hash, hidden=self.hidden, seed=self.seed
-        )
-
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Hash, attend to the keys of each query's bucket and to the centroids of the others."""
         if not torch.compiler.is_exporting() and key.shape[2] <= self.keys:  # every bucket has all keys
             return exact(query, key, value, call)
-        (buckets,), how = self.meetings(query, key, call), {"scale": call.scale, "dropout_p": call.dropout_p}
-        return attend_with_tail(
-            query, key, value, buckets, key_cells(key, call.mask, self.cells, call.seed), self.cells, **how
-        )
+        (buckets,) = self.meetings(query, key, call)
+        return attend_with_cells(query, key, value, buckets, self.cells, call)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys exactly."""
-        B, M = query.shape[0], key.shape[2]
         with torch.no_grad():
-            assert isinstance(call.learned, HashFunctions)
-            of_query, of_key = hashed(query, key, call.learned, call.scale)
-            lengths = real_lengths(call.mask.key_padding(M), B, M, key.device)
-            return (best_bucket(of_query, of_key, call.mask, lengths.clamp(max=self.keys), self.keys),)
-
-    def scores(
-        self, query: Tensor, key: Tensor, call: Call
-    ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
-        """H_Q and H_K."""
-        assert isinstance(call.learned, HashFunctions)
-        return hash_scores(query, key, call.learned, call.scale)
+            of_query, of_key = self.hashes(query, key, call)
+            sizes = Timeline.of(call.mask, query, key).key_lengths.clamp(max=self.keys)
+            return (best_bucket(of_query, of_key, call.mask, sizes, self.keys),)
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """L_Q, a mean over queries and heads, and L_K, a mean over items and heads."""
         of_query, of_key = self.scores(query, key, call)
-        real_queries, real_keys = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
+        line = Timeline.of(call.mask, query, key)
+        queries, keys = (None if x is None else x[:, None, :, None] for x in (line.real_queries, line.real_keys))
         with torch.no_grad():
             (buckets,) = self.meetings(query, key, call)
-            inside = members(buckets.keys, key.shape[2]).to(query.dtype)
-            chosen = feeding(of_query, real_queries)
-            mass, received = attention_sums(
-                query, repeat_heads(key, query.shape[1]), call.mask, call.scale, inside, chosen
-            )
+            inside = members(buckets.keys, line.M).to(query.dtype)
+            mass, received = attention_sums(query, key, call.mask, call.scale, inside, feeding(of_query, queries))
             target = (SHARPNESS * mass.clamp(min=torch.finfo(query.dtype).tiny).log()).softmax(-1)
-            if real_queries is not None:
-                target = target * real_queries[:, None, :, None]
-        of_key = of_key if real_keys is None else hide(of_key, real_keys[:, None, :, None])
-        of_keys = divergence(received.transpose(-1, -2), of_key.transpose(-1, -2)) * self.buckets
-        return divergence(target, of_query) + of_keys
+            target = target if queries is None else target * queries
+        return divergence(target, of_query) + self.buckets * divergence(received.mT, hide(of_key, keys).mT)
 
 
-def feeding(of_query: Float[Tensor, "B H N C"], real: Tensor | None) -> Float[Tensor, "B H N C"]:
+def feeding(of_query: Float[Tensor, "B H N C"], visible: Tensor | None) -> Float[Tensor, "B H N C"]:
     """r: whose attention each bucket's keys are to serve."""
     own = F.one_hot(of_query.argmax(-1), of_query.shape[-1]).to(of_query.dtype)
-    visible = None if real is None else real[:, None, :, None]
     # Stable, so that among equal scores, as of queries that no hidden unit sees, padding decides nothing.
     top = hide(of_query, visible).sort(dim=2, descending=True, stable=True).indices[:, :, :FED]
     fed = own.scatter_add(2, top, torch.full_like(own, FEEDING)[:, :, : top.shape[2]])

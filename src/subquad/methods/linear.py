@@ -27,8 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.methods.base import Call, Method, Partial, Traits, choice, wide
-from subquad.ops.parts.features.recurrent import advanced, hide_padding, no_tokens
-from subquad.ops.parts.features.state import FeatureState
+from subquad.ops.parts.features.recurrent import advanced, no_tokens
 from subquad.ops.parts.features.visible import attend_features, drop_rows
 from subquad.shapes import Sizes
 
@@ -91,8 +90,5 @@ class LinearAttention(Method):
         self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Read the sums, and add to them."""
-        before = FeatureState(**state)
         of_query, of_key = self._exponents(query, key, call.scale)
-        of_key, value = hide_padding(of_key, value, call.mask.key_padding(value.shape[2]))
-        out, after = advanced(before, of_query, of_key, value)
-        return out, after._asdict()
+        return advanced(state, of_query, of_key, value, call.mask.key_padding(value.shape[2]))

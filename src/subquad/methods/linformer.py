@@ -40,7 +40,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from subquad.masks import Mask
 from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, whole, wide
 from subquad.methods.fitting import output_error
 from subquad.methods.full import exact
@@ -48,8 +47,9 @@ from subquad.ops.heads import repeat_heads
 from subquad.ops.parts.products.op import causal_product
 from subquad.ops.pools import pool_means, pool_of
 from subquad.ops.projections import Projections, Shares
+from subquad.ops.slots import taken
 from subquad.ops.softmax import visible_logsumexp, visible_softmax
-from subquad.ops.timeline import ranks
+from subquad.ops.timeline import Timeline, placed, ranks
 from subquad.ops.transforms import exact_attention
 from subquad.shapes import Sizes
 
@@ -172,15 +172,6 @@ def causal_linformer(
         keys, values = keys + past.keys, values + past.values
     lse = visible_logsumexp(logits, visible[:, None]) if call.wants_lse else None
     return out, lse, Past(tokens, keys, values, first_key, first_value)
-
-
-def where_queries_stand(mask: Mask, N: int, M: int, device: torch.device) -> Int64[Tensor, "#B N"] | None:
-    """The number of the key beside which each query stands; negative before all keys. None: its own."""
-    offset = 0 if mask.offset is None else mask.offset
-    if isinstance(offset, int) and offset == 0 and N == M:
-        return None
-    start = torch.as_tensor(offset, device=device).reshape(-1, 1).clamp(max=M)
-    return start + torch.arange(N, device=device)
 
 
 @dataclass(frozen=True)
@@ -306,22 +297,21 @@ class Linformer(Method):
         return attend_to_summary(query, keys, values, shares, call)
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        (B, H, N, D), M, skip = query.shape, key.shape[2], int(self.ends == "exact")
-        learned, real = self._projections(call, M), call.mask.key_padding(M)
-        at = where_queries_stand(call.mask, N, M, query.device)
-        if at is None:
+        line, skip = Timeline.of(call.mask, query, key), int(self.ends == "exact")
+        learned, real = self._projections(call, line.M), line.real_keys
+        if line.aligned:
             return causal_linformer(query, key, value, real, call, learned, skip)[:2]
         # Queries beside their keys; behind the last key, and (last of all) those that stand before the first.
-        more, places = N + 1, torch.where(at < 0, M + N, at)[:, None, :, None]
-        real = torch.ones(1, M, dtype=torch.bool, device=key.device) if real is None else real
+        before, more = line.places < 0, line.N + 1
+        at = torch.where(before, line.M + line.N, line.places)
+        real = torch.ones(line.B, line.M, dtype=torch.bool, device=key.device) if real is None else real
         key, value = (F.pad(x, (0, 0, 0, more)) for x in (key, value))
-        beside = query.new_zeros(B, H, M + more, D).scatter(2, places.expand(B, H, N, D), query)
-        out, lse, _ = causal_linformer(beside, key, value, F.pad(real, (0, more)).expand(B, -1), call, learned, skip)
-        out = out.gather(2, places.expand(B, H, N, value.shape[3]))
-        out = out.masked_fill(at[:, None, :, None] < 0, 0.0)
+        beside = placed(query, at, line.M + more)
+        out, lse, _ = causal_linformer(beside, key, value, F.pad(real, (0, more)), call, learned, skip)
+        out = taken(out, at).masked_fill(before[:, None, :, None], 0.0)
         if lse is None:
             return out, None
-        return out, lse.gather(2, places[..., 0].expand(B, H, N)).masked_fill(at[:, None] < 0, -torch.inf)
+        return out, taken(lse[..., None], at)[..., 0].masked_fill(before[:, None], -torch.inf)
 
     def _projections(self, call: Call, M: int) -> Projections:
         assert isinstance(call.learned, Projections)

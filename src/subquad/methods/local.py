@@ -26,68 +26,17 @@ Deviations from the paper: the sinusoids are as wide as all the heads together, 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
-from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from subquad.methods.base import Call, Method, Partial, Traits, choice, whole, wide
-from subquad.ops.choose.neighbours import neighbours, reach
-from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.methods.base import Call, Partial, Traits, choice, whole, wide
+from subquad.methods.bucketed import Bucketed, attend_inside
+from subquad.ops.choose.neighbours import neighbours
+from subquad.ops.relative_positions import RelativePositions
 from subquad.ops.slots import Buckets
-from subquad.randomness import normal
-
-START = 0.02  # deviation of the parameters as they start, Transformer-XL's own
-
-
-def sinusoids(distances: Int64[Tensor, "P"], width: int, dtype: torch.dtype) -> Float[Tensor, "P {width}"]:
-    """r: sines of the distances at geometric frequencies from 1 to 1/10000, then as many cosines, or one fewer."""
-    sines = -(-width // 2)
-    frequency = 10000.0 ** (-torch.arange(sines, device=distances.device, dtype=dtype) * 2 / width)
-    angles = distances[:, None].to(dtype) * frequency
-    return torch.cat([angles.sin(), angles[:, : width - sines].cos()], dim=-1)
-
-
-class RelativePositions(nn.Module):
-    """u, v and W_R of one layer. Their start is always the same."""
-
-    def __init__(self, heads: int, head_dim: int):
-        super().__init__()
-        width = heads * head_dim
-        shapes = (heads, 1, head_dim), (heads, 1, head_dim), (heads, width, head_dim)
-        drawn = [START * normal(n, h * rows, d, like=torch.zeros(1)) for n, (h, rows, d) in enumerate(shapes)]
-        u, v, w = (nn.Parameter(x.view(shape)) for x, shape in zip(drawn, shapes, strict=True))
-        self.content, self.position, self.weight = u, v, w
-
-    def forward(
-        self, query: Float[Tensor, "B H N D"], scale: float, span: int, is_causal: bool
-    ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B H N P"]]:
-        """(q + u, scale · (q + v)·W_R r): what meets the keys, and the terms of the distances, nearest to the past
-        first: of keys that stand −span, …, span (or 0) tokens ahead.
-        """
-        ahead = torch.arange(-span, 1 if is_causal else span + 1, device=query.device)
-        of_distance = sinusoids(-ahead, self.weight.shape[1], query.dtype) @ self.weight.to(query.dtype)
-        terms = (query + self.position.to(query.dtype)) @ of_distance.transpose(-1, -2) * scale
-        return query + self.content.to(query.dtype), terms
-
-
-def local_attention(
-    query: Float[Tensor, "B H N D"],
-    key: Float[Tensor, "B G M D"],
-    value: Float[Tensor, "B G M E"],
-    call: Call,
-    buckets: Buckets,
-) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
-    """Attention to the neighbours with its log-sum-exp."""
-    terms, positions = None, call.learned
-    if positions is not None:
-        query, terms = positions(*wide(query), call.scale, buckets.span, call.mask.is_causal)
-    return attend_pairs(
-        query, key, value, buckets, call.mask, scale=call.scale, of_distance=terms, dropout_p=call.dropout_p
-    )
 
 
 @dataclass(frozen=True)
-class Local(Method):
+class Local(Bucketed):
     """Window attention: each query sees the keys at most `window` tokens away.
 
     Args:
@@ -136,10 +85,11 @@ class Local(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend by blocks; within a segment its own tokens are counted."""
-        (buckets,) = self.meetings(query, key, call)
-        return local_attention(query, key, value, call, buckets)
+        (buckets,), terms = self.meetings(query, key, call), None
+        if self.positions == "relative":
+            query, terms = call.learned(*wide(query), call.scale, buckets.span, call.mask.is_causal)
+        return attend_inside(query, key, value, buckets, call, of_distance=terms)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""
-        (B, H, N, _), M, mask = query.shape, key.shape[2], call.mask
-        return (neighbours(N, M, H, B, reach(self.window, N, M, mask), mask, query.device),)
+        return (neighbours(query, key, self.window, call.mask),)

@@ -16,21 +16,18 @@ item with fewer buckets has the first ones of an item with more. Random numbers 
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subquad.masks import Mask
-from subquad.methods.base import Call, Method, Partial, Traits, choice, number, whole, wide
-from subquad.methods.hashed import check_bucket_counts, sized_traits, tied_refusal
-from subquad.ops.choose.balanced import balanced_buckets, best_bucket, bucket_sizes, most_of, same_label_buckets
+from subquad.methods.base import Call, Partial, Traits, choice, number, whole, wide
+from subquad.methods.bucketed import HashedBuckets, attend_with_cells
+from subquad.ops.choose.balanced import best_bucket, bucket_sizes, most_of
 from subquad.ops.heads import repeat_heads
-from subquad.ops.parts.pairs.op import attend_pairs
 from subquad.ops.slots import Buckets
-from subquad.ops.tail import attend_with_tail, key_cells
-from subquad.ops.timeline import real_lengths
+from subquad.ops.timeline import Timeline
 from subquad.randomness import normal
 
 OF_KEYS = 2**62  # tells the seed of the keys' random numbers from that of the queries'
@@ -53,7 +50,7 @@ def place_scores(x: Float[Tensor, "B H N D"], real: Tensor | None, buckets: int,
 
 
 @dataclass(frozen=True)
-class RandomHash(Method):
+class RandomHash(HashedBuckets):
     """Attention inside the buckets of random hash functions.
 
     Args:
@@ -82,82 +79,57 @@ class RandomHash(Method):
     seed: int = whole(0)
 
     name: ClassVar[str] = "lsh"
-    traits: ClassVar[Traits] = Traits(
-        family="buckets",
-        causal="values-only",
-        dropout="attention weights in each bucket",
-        stochastic=True,
-        subquadratic=False,
-        exact_limit={"buckets": 1},
-        example={"buckets": 4},
-        complexity="O(N·(B + 2N/B)·D) time with B buckets, O(N·(B + S)·D) with a bucket size of S",
-        source="Sun et al. 2022, equation 9; Kitaev et al. 2020",
+    traits: ClassVar[Traits] = replace(
+        HashedBuckets.shared_traits, stochastic=True, source="Sun et al. 2022, equation 9; Kitaev et al. 2020"
     )
 
     def check(self) -> None:
         """Raise ValueError where neither setting says how many buckets there are, and for what argmax cannot do."""
-        check_bucket_counts(self, self.buckets, self.bucket_size)
+        super().check()
         for setting, fits in {"tail": self.tail == 0, "buckets": self.buckets > 0}.items():
             if self.selection == "argmax" and not fits:
                 have = getattr(self, setting)
                 raise ValueError(f"{self.name!r}: {setting}={have} needs selection='balanced', but it is 'argmax'")
 
     def describe(self) -> Traits:
-        """With buckets of a fixed size, without a look at the vectors, with a tail or argmax buckets."""
-        traits = sized_traits(type(self).traits, self.bucket_size, self.merge)
+        """As those of all hashed buckets; without a look at the vectors, or with a tail, places count."""
+        traits = super().describe()
         if self.hash == "random":
             traits = replace(traits, order_free=False, positional=True)
-        if self.tail > 0:
-            traits = replace(traits, causal="no", positional=True)
-        if self.selection == "argmax":
-            traits = replace(traits, subquadratic=False, causal="strict", cross=False, exact_limit={"buckets": 1})
-        return traits
-
-    def refuses(self, mask: Mask, *, bias: bool = False, cross: bool = False, lse: bool = False) -> str | None:
-        """As every method's; under a causal mask queries and keys must be the same tokens."""
-        return tied_refusal(self, mask, cross) or super().refuses(mask, bias=bias, cross=cross, lse=lse)
+        return replace(traits, causal="no", positional=True) if self.tail > 0 else traits
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Hash, fill the buckets, attend inside them, merge."""
-        wide_query, wide_key = wide(query, key)
-        buckets = self.meetings(wide_query, wide_key, call)
-        how: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p}
-        if self.tail > 0:
-            cell = key_cells(key, call.mask, self.tail, call.seed)
-            return attend_with_tail(query, key, value, buckets[0], cell, self.tail, **how)
-        return attend_pairs(query, key, value, buckets, call.mask, union=self.merge == "union", **how)
+        """Attend inside the buckets, and merge; with a tail, to the one bucket and the centroids together."""
+        if self.tail == 0:
+            return super().attend(query, key, value, call)
+        (buckets,) = self.meetings(query, key, call)
+        return attend_with_cells(query, key, value, buckets, self.tail, call)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys, in a bucket."""
-        B, M = query.shape[0], key.shape[2]
+        if self.tail == 0:
+            return super().meetings(query, key, call)
         with torch.no_grad():
             of_query, of_key = self.scores(query, key, call)
-            if self.selection == "argmax":
-                return same_label_buckets(of_query.argmax(-1), self.buckets, call.mask)
-            if self.tail == 0:
-                return balanced_buckets(of_query, of_key, call.mask, enlarge=self.enlarge, size=self.bucket_size)
-            lengths = real_lengths(call.mask.key_padding(M), B, M, key.device)
             how = (of_key.shape[3], self.enlarge, self.bucket_size)
-            return (best_bucket(of_query, of_key, call.mask, bucket_sizes(lengths, *how), most_of(M, *how)),)
+            sizes = bucket_sizes(Timeline.of(call.mask, query, key).key_lengths, *how)
+            return (best_bucket(of_query, of_key, call.mask, sizes, most_of(key.shape[2], *how)),)
 
-    def scores(
-        self, query: Tensor, key: Tensor, call: Call
-    ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
+    def scores(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         """H_Q and H_K; −inf in buckets that an item has not. Causal or argmax: their sum for both, as in "lha"."""
-        N, M = query.shape[2], key.shape[2]
-        lengths = real_lengths(call.mask.key_padding(M), query.shape[0], M, key.device)
-        buckets = self.buckets or math.ceil(M / self.bucket_size)
+        (query, key), line = wide(query, key), Timeline.of(call.mask, query, key)
+        buckets = self.buckets or math.ceil(line.M / self.bucket_size)
         if self.hash == "random":
-            of_query = place_scores(query, call.mask.query_padding(N), buckets, call.seed)
-            of_key = place_scores(key, call.mask.key_padding(M), buckets, call.seed ^ OF_KEYS)
+            of_query = place_scores(query, line.real_queries, buckets, call.seed)
+            of_key = place_scores(key, line.real_keys, buckets, call.seed ^ OF_KEYS)
         else:
             root = abs(call.scale) ** 0.5
             of_query, of_key = (plane_scores(x * root, buckets, call.seed) for x in (query, key))
         of_key = repeat_heads(of_key, query.shape[1])
-        if call.mask.is_causal or self.selection == "argmax":
+        if self.ties(call):
             of_query = of_key = of_query + of_key
         if self.buckets == 0:
-            own = (lengths + self.bucket_size - 1) // self.bucket_size
+            own = (line.key_lengths + self.bucket_size - 1) // self.bucket_size
             absent = torch.arange(buckets, device=key.device) >= own.clamp(min=1)[:, None, None, None]
             of_query, of_key = (x.masked_fill(absent, -torch.inf) for x in (of_query, of_key))
         return of_query, of_key

@@ -34,9 +34,8 @@ from subquad.methods.fitting import output_error
 from subquad.ops.feature_maps import EXPONENTIAL, KINDS, exponential_map, relu_exponents, trigonometric_features
 from subquad.ops.heads import repeat_heads
 from subquad.ops.parts.features.op import exponents
-from subquad.ops.parts.features.recurrent import advanced, hide_padding, no_tokens
+from subquad.ops.parts.features.recurrent import advanced, no_tokens
 from subquad.ops.parts.features.signed import crossed, difference, parts
-from subquad.ops.parts.features.state import FeatureState
 from subquad.ops.parts.features.visible import attend_features, drop_rows
 from subquad.randomness import directions
 from subquad.shapes import Sizes
@@ -209,9 +208,5 @@ class Performer(Method):
         self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Read the sums, and add to them."""
-        before = FeatureState(**state)
         query, key, maps = self._mapped(query, key, call)
-        of_query, of_key = exponents(query, key, **maps)
-        of_key, value = hide_padding(of_key, value, call.mask.key_padding(value.shape[2]))
-        out, after = advanced(before, of_query, of_key, value)
-        return out, after._asdict()
+        return advanced(state, *exponents(query, key, **maps), value, call.mask.key_padding(value.shape[2]))

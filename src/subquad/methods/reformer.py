@@ -29,20 +29,20 @@ sequence, so that later queries may move a key into or out of reach.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole, wide
+from subquad.methods.base import MOST_REPEATS, Call, Partial, Traits, whole, wide
+from subquad.methods.bucketed import Bucketed, attend_inside
 from subquad.ops.choose.chunks import runs_of_labels
 from subquad.ops.heads import repeat_heads
-from subquad.ops.parts.pairs.op import attend_pairs
-from subquad.ops.slots import Buckets, real_slots, with_itself
+from subquad.ops.slots import Buckets, with_itself
 from subquad.ops.softmax import merge_partials
-from subquad.ops.timeline import Timeline, real_lengths
+from subquad.ops.timeline import Timeline
 from subquad.randomness import normal
 
 
@@ -59,7 +59,7 @@ def hash_labels(
 
 
 @dataclass(frozen=True)
-class Reformer(Method):
+class Reformer(Bucketed):
     """Reformer's attention by locality-sensitive hashing. Self-attention only; the keys are the normalised queries.
 
     Args:
@@ -97,29 +97,22 @@ class Reformer(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Hash, sort, attend to the own bucket in two chunks, merge; a query that found no other key takes itself."""
-        query, key, value = wide(query, key, value)
-        mask = call.mask
-        options: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p}
-        buckets = self.meetings(query, key, call)
-        key, value = F.normalize(query, dim=-1), repeat_heads(value, query.shape[1])
-        others = attend_pairs(query, key, value, buckets, mask, other_keys_only=True, **options)
-        alone = with_itself(others[1].isneginf() & Timeline.of(mask, query, query).tokens(real_as="both")[:, None])
-        return merge_partials([others, attend_pairs(query, key, value, alone, mask, **options)])
+        query, value = wide(query, repeat_heads(value, query.shape[1]))
+        buckets, key = self.meetings(query, key, call), F.normalize(query, dim=-1)
+        others = attend_inside(query, key, value, buckets, call, other_keys_only=True)
+        real = Timeline.of(call.mask, query, query).tokens(real_as="both")
+        alone = with_itself(others[1].isneginf() & real[:, None])
+        return merge_partials([others, attend_inside(query, key, value, alone, call)])
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys in any round; themselves too, though they see themselves only where alone."""
         with torch.no_grad():
-            B, _, N, D = query.shape
-            real = Timeline.of(call.mask, query, query).tokens(real_as="either")
-            lengths = real_lengths(real, B, N, query.device)
-            most = torch.sym_min(-(-N // self.chunk), self.buckets // 2)
-            used = (-(-lengths // self.chunk)).clamp(max=most)
-            used = torch.where(lengths <= self.chunk, 0, used)
+            line, D = Timeline.of(call.mask, query, query), query.shape[3]
+            real = line.tokens(real_as="either")
+            most = torch.sym_min(-(-line.N // self.chunk), self.buckets // 2)
+            used = (-(-real.sum(1) // self.chunk)).clamp(max=most)
+            used = torch.where(real.sum(1) <= self.chunk, 0, used)
             directions = normal(call.seed, most, self.rounds * D, like=query).unflatten(1, (self.rounds, D))
-            parts = []
-            for of_round in directions.unbind(1):
-                labels = torch.where(real[:, None], hash_labels(query, of_round, used), 2 * most)
-                found = runs_of_labels(labels, 2 * most, self.chunk)
-                queries, keys = call.mask.query_padding(N), call.mask.key_padding(N)
-                parts.append(Buckets(real_slots(found.queries, queries), real_slots(found.keys, keys)))
-            return tuple(parts)
+            labels = (hash_labels(query, of_round, used) for of_round in directions.unbind(1))
+            runs = (runs_of_labels(torch.where(real[:, None], own, 2 * most), 2 * most, self.chunk) for own in labels)
+            return tuple(found.of_real(line.real_queries, line.real_keys) for found in runs)

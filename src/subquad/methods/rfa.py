@@ -33,6 +33,8 @@ from subquad.ops.feature_maps import trigonometric_features
 from subquad.ops.heads import repeat_heads
 from subquad.ops.parts.features.visible import drop_rows
 from subquad.ops.parts.products.gated import gated_product
+from subquad.ops.slots import taken
+from subquad.ops.timeline import Timeline, placed
 from subquad.randomness import directions
 from subquad.shapes import Sizes
 
@@ -98,15 +100,20 @@ class RandomFeature(Method):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Map; sum over the keys, or run along them; read."""
         query, key, value = wide(query, key, value)
-        mask, N, M = call.mask, query.shape[2], key.shape[2]
+        line = Timeline.of(call.mask, query, key)
         of_query, of_key, log_gate = self._mapped(query, key, call)
-        real, value = mask.key_padding(M), _with_ones(drop_rows(value, call.dropout_p), value)
-        of_key, value, log_gate = _without(real, of_key, value, log_gate)
-        if not mask.is_causal:
+        value = _with_ones(drop_rows(value, call.dropout_p), value)
+        of_key, value, log_gate = _without(line.real_keys, of_key, value, log_gate)
+        if not call.mask.is_causal:
             return _normalised(of_query @ repeat_heads(of_key.mT @ value, query.shape[1])), None
-        if N == M and mask.aligned:
+        if line.aligned:
             return _normalised(gated_product(of_query, of_key, value, log_gate)[0]), None
-        return _normalised(_among(of_query, of_key, value, log_gate, 0 if mask.offset is None else mask.offset)), None
+        # Queries beside their keys; behind the last key there is room for those beyond it, and nothing is added there.
+        at = line.places
+        of_key, value = (F.pad(x, (0, 0, 0, line.N)) for x in (of_key, value))
+        beside = placed(of_query, at, line.M + line.N)
+        out, _ = gated_product(beside, of_key, value, F.pad(log_gate, (0, line.N)))
+        return _normalised(taken(out, at)), None
 
     def _mapped(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         """φ(q), φ(k) and ln g; under a causal mask with gates, φ(k) holds the factor 1 − g."""
@@ -155,18 +162,3 @@ def _normalised(sums: Float[Tensor, "B H N F"]) -> Float[Tensor, "B H N E"]:
     """The sums over the keys by the last one, that of the ones."""
     total = sums[..., -1:]
     return torch.where(total == 0, 0.0, sums[..., :-1] / torch.where(total == 0, 1.0, total))
-
-
-def _among(
-    of_query: Tensor, of_key: Tensor, value: Tensor, log_gate: Tensor, offset: int | Tensor
-) -> Float[Tensor, "B H N F"]:
-    """Causal sums for queries that stand from `offset` on among the keys: put at their places in the keys' time."""
-    B, H, N, R = of_query.shape
-    M = of_key.shape[2]
-    first = torch.as_tensor(offset, device=of_query.device).reshape(-1, 1).clamp(max=M)
-    places = (first + torch.arange(N, device=of_query.device)).expand(B, N)[:, None, :, None]
-    # Behind the last key there may be queries yet, and nothing is added there.
-    placed = of_query.new_zeros(B, H, M + N, R).scatter(2, places.expand(B, H, N, R), of_query)
-    of_key, value = (F.pad(x, (0, 0, 0, N)) for x in (of_key, value))
-    out, _ = gated_product(placed, of_key, value, F.pad(log_gate, (0, N)))
-    return out.gather(2, places.expand(B, H, N, out.shape[3]))

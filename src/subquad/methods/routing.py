@@ -38,17 +38,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from subquad.methods.base import WIDEST, Call, Method, Partial, Traits, whole, wide
+from subquad.methods.base import WIDEST, Call, Partial, Traits, whole, wide
+from subquad.methods.bucketed import Bucketed, attend_inside
 from subquad.ops.choose.balanced import balanced_buckets
 from subquad.ops.heads import repeat_heads
-from subquad.ops.parts.pairs.op import attend_pairs
 from subquad.ops.slots import Buckets
 from subquad.ops.spherical import Centroids
 from subquad.ops.timeline import Timeline
 
 
 @dataclass(frozen=True)
-class Routing(Method):
+class Routing(Bucketed):
     """Attention inside clusters of the queries. Its centroids follow the training: it exists only bound to a layer.
 
     Args:
@@ -91,18 +91,12 @@ class Routing(Method):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Gather, attend inside the clusters, merge; in training the centroids then follow the queries."""
         buckets, value = self.meetings(query, key, call), repeat_heads(value, query.shape[1])
-        centroids = _centroids(call)
-        if centroids.training:
-            centroids.follow(wide(query.detach())[0], Timeline.of(call.mask, query, key).tokens(real_as="both"))
-        return attend_pairs(query, query, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
+        if call.learned.training:
+            call.learned.follow(wide(query.detach())[0], Timeline.of(call.mask, query, key).tokens(real_as="both"))
+        return attend_inside(query, query, value, buckets, call)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""
         with torch.no_grad():
-            scores = _centroids(call)(*wide(query))
+            scores = call.learned(*wide(query))
             return balanced_buckets(scores, scores, call.mask, enlarge=1.0, size=self.cluster_size, odds=False)
-
-
-def _centroids(call: Call) -> Centroids:
-    assert isinstance(call.learned, Centroids)
-    return call.learned

@@ -29,30 +29,25 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole, wide
+from subquad.methods.base import MOST_REPEATS, Call, Traits, whole, wide
+from subquad.methods.bucketed import Bucketed
 from subquad.methods.lsh import plane_scores
 from subquad.ops.choose.chunks import even_chunks, even_shared_chunks, sort_real
 from subquad.ops.heads import repeat_heads
-from subquad.ops.parts.pairs.op import attend_pairs
 from subquad.ops.slots import Buckets
-from subquad.ops.timeline import real_lengths
+from subquad.ops.timeline import Timeline
 from subquad.randomness import normal
 
 
-def asymmetric(
-    query: Float[Tensor, "B H N D"],
-    key: Float[Tensor, "B H M D"],
-    real_queries: Bool[Tensor, "B N"] | None,
-    real_keys: Bool[Tensor, "B M"] | None,
-) -> tuple[Float[Tensor, "B H N D+2"], Float[Tensor, "B H M D+2"]]:
-    """F(q) and G(k), equation 3. The longest real query and key of each item and head set M_Q and M_K."""
+def asymmetric(query: Tensor, key: Tensor, line: Timeline) -> tuple[Tensor, Tensor]:
+    """F(q) and G(k), equation 3, (B,H,N,D+2) and (B,H,M,D+2); real tokens alone count for M_Q and M_K."""
+    query, key = wide(query, repeat_heads(key, query.shape[1]))
     squares = [x.square().sum(-1) for x in (query, key)]
     longest = [
         (square if real is None else square.masked_fill(~real[:, None], 0.0)).amax(-1, keepdim=True)
-        for square, real in zip(squares, (real_queries, real_keys), strict=True)
+        for square, real in zip(squares, (line.real_queries, line.real_keys), strict=True)
     ]
     # Rounding, and padding, could make the differences negative.
     of_query, of_key = ((sum(longest) - square).clamp(min=0.0).sqrt()[..., None] for square in squares)
@@ -62,7 +57,7 @@ def asymmetric(
 
 
 @dataclass(frozen=True)
-class Smyrf(Method):
+class Smyrf(Bucketed):
     """SMYRF: equal chunks of the queries and of the keys, each sorted along a random direction, meet.
 
     Args:
@@ -99,50 +94,28 @@ class Smyrf(Method):
         """Clusters of one size cost time linear in the length."""
         return replace(type(self).traits, subquadratic=self.cluster_size > 0)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Sort, cut, attend inside the chunks, merge."""
-        wide_query, wide_key = wide(query, key)
-        buckets = self.meetings(wide_query, wide_key, call)
-        return attend_pairs(query, key, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
-
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: the clusters of all rounds."""
         with torch.no_grad():
-            B, H, N, D = query.shape
-            M = key.shape[2]
-            real_queries, real_keys = call.mask.query_padding(N), call.mask.key_padding(M)
-            f, g = asymmetric(query, repeat_heads(key, H), real_queries, real_keys)
-            directions = normal(call.seed, self.rounds, D + 2, like=query)
-            lengths = real_lengths(real_queries, B, N, query.device), real_lengths(real_keys, B, M, query.device)
-            counts, most = self._clusters_of(*lengths, torch.sym_max(N, M))
+            line = Timeline.of(call.mask, query, key)
+            f, g = asymmetric(query, key, line)
+            lengths = line.query_lengths, line.key_lengths
+            counts, most = torch.full_like(lengths[0], self.clusters), self.clusters
+            if self.cluster_size:
+                counts = (-(-lengths[0].maximum(lengths[1]) // self.cluster_size)).clamp(min=1)
+                most = -(-torch.sym_max(line.N, line.M) // self.cluster_size)
+            sizes = [self.cluster_size or -(-tokens // self.clusters) for tokens in (line.N, line.M)]
             queries, keys = [], []
-            for direction in directions:
-                of_queries, of_keys = sort_real(f @ direction, real_queries), sort_real(g @ direction, real_keys)
-                queries.append(even_chunks(of_queries, lengths[0], counts, most=most, size=self._size(N)))
-                keys.append(even_shared_chunks(of_keys, lengths[1], counts, most=most, size=self._size(M)))
+            for direction in normal(call.seed, self.rounds, f.shape[3], like=f):
+                ordered = sort_real(f @ direction, line.real_queries), sort_real(g @ direction, line.real_keys)
+                queries.append(even_chunks(ordered[0], lengths[0], counts, most=most, size=sizes[0]))
+                keys.append(even_shared_chunks(ordered[1], lengths[1], counts, most=most, size=sizes[1]))
             return (Buckets(torch.cat(queries, dim=2), torch.cat(keys, dim=2)),)
 
     @torch.no_grad()
-    def scores(
-        self, query: Tensor, key: Tensor, call: Call
-    ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
-        """[x R; −R] of F(q) and G(k): the hash that Sun et al. examine (figure 1, down).
-
-        For diagnostics: `attend` sorts along one direction instead, which makes chunks equal.
-        """
-        N, M = query.shape[2], key.shape[2]
-        f, g = asymmetric(
-            query, repeat_heads(key, query.shape[1]), call.mask.query_padding(N), call.mask.key_padding(M)
-        )
-        clusters = self.clusters if self.cluster_size == 0 else -(-max(N, M) // self.cluster_size)
+    def scores(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        """For diagnostics: [x R; −R] of F(q) and G(k), the hash that Sun et al. examine (figure 1, down)."""
+        line = Timeline.of(call.mask, query, key)
+        clusters = -(-max(line.N, line.M) // self.cluster_size) if self.cluster_size else self.clusters
+        f, g = asymmetric(query, key, line)
         return plane_scores(f, clusters, call.seed), plane_scores(g, clusters, call.seed)
-
-    def _clusters_of(self, queries: Tensor, keys: Tensor, longest: int) -> tuple[Int64[Tensor, "B"], int]:
-        """The number of clusters of each item, and the most that there can be."""
-        if self.cluster_size == 0:
-            return torch.full_like(queries, self.clusters), self.clusters
-        counts = -(-queries.maximum(keys) // self.cluster_size)
-        return counts.clamp(min=1), -(-longest // self.cluster_size)
-
-    def _size(self, tokens: int) -> int:
-        return -(-tokens // self.clusters) if self.cluster_size == 0 else self.cluster_size

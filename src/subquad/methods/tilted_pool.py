@@ -144,7 +144,7 @@ def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: Layout, scale: floa
         logits = (keys @ towards.to(key.dtype)[:, None, :, None])[..., 0] * scale
         weights = visible_softmax(logits, inside)
         cells = (weights[..., None, :] @ pooling)[..., 0, :], hide(logits, inside).logsumexp(-1)
-        if layout.longest.pool == 1:
+        if layout.longest.pool == 1:  # a pool is a cell, and nothing near cuts it
             return cells
         upto = running(cells, pool, layout.longest.pool)
         onward = running(_flipped(cells), pool.flip(1), layout.longest.pool)
@@ -209,6 +209,13 @@ def keys_of_blocks(layout: Layout, pools: Pools | None, window: int, sinks: int,
     if window:
         exact = exact | layout.ranks.between(first, end, 3 * layout.near)
     lists = [exact.tokens]
+    # What is near cuts a pool where pools are longer than the window. With pools of 6 cells, the queries of cell 9 meet
+    #
+    #     cell   0  1  2  3  4  5 |  6  7  8  9 10 11 | 12 13 14 15 16 17
+    #            ---- pool 0 ---- | up to ( exact ) on | ---- pool 2 -----    low = 8, high = 11
+    #
+    # pools 0 and 2 whole, of pool 1 what is up to cell low − 1 and what is from cell `high` on, and no key twice.
+    # `pools_of` numbers them: the whole pools, then for each cell what is up to it, then what is from it on.
     if pools is not None:
         none = M + pools.there.shape[1]
         there = torch.cat([pools.there, pools.there.new_zeros(B, 1)], dim=1)

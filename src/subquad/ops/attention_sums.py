@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.masks import Mask
+from subquad.ops.heads import repeat_heads
 from subquad.ops.positive_features import positive_features
 from subquad.ops.softmax import visible_softmax
 
@@ -16,7 +17,7 @@ CHUNK = 2**22  # weights of a head that are in memory at a time
 @torch.no_grad()
 def attention_sums(
     query: Float[Tensor, "B H N D"],
-    key: Float[Tensor, "B H M D"],
+    key: Float[Tensor, "B G M D"],
     mask: Mask,
     scale: float,
     key_weights: Float[Tensor, "B H M C"],
@@ -26,7 +27,7 @@ def attention_sums(
 
     O(N·M·(D + C)) time, O(N·C) memory: some queries at a time. Padded queries have A = 0.
     """
-    M = key.shape[2]
+    M, key = key.shape[2], repeat_heads(key, query.shape[1])
     of_queries, of_keys = [], torch.zeros_like(key_weights)
     for rows, weights in exact_weights(query, key, mask, scale, step=max(1, CHUNK // M)):
         of_queries.append(weights @ key_weights)
@@ -57,7 +58,7 @@ def exact_weights(
 @torch.no_grad()
 def approximate_attention_sums(
     query: Float[Tensor, "B H N D"],
-    key: Float[Tensor, "B H M D"],
+    key: Float[Tensor, "B G M D"],
     mask: Mask,
     scale: float,
     key_weights: Float[Tensor, "B H M C"],
@@ -73,7 +74,7 @@ def approximate_attention_sums(
 
     A causal part of the mask is not applied, as in the paper.
     """
-    N, M = query.shape[2], key.shape[2]
+    N, M, key = query.shape[2], key.shape[2], repeat_heads(key, query.shape[1])
     of_query, of_key = positive_features(query, key, mask.key_padding(M), scale, features, seed)
     total = of_query @ of_key.sum(2)[..., None]
     of_query = of_query / torch.where(total > 0, total, 1.0)  # 0 where an item has no real key

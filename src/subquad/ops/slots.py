@@ -1,6 +1,6 @@
 """Slots: lists of tokens, of which some places are empty, and the buckets that they make."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +56,10 @@ class Buckets:
     def narrowed(self, mask: Mask) -> Mask:
         """The mask, and the span of these buckets."""
         return mask if self.span is None else mask & Mask(span=self.span)  # which may be symbolic
+
+    def of_real(self, queries: Bool[Tensor, "B N"] | None, keys: Bool[Tensor, "B M"] | None) -> "Buckets":
+        """These buckets without padding; None: all tokens are real."""
+        return replace(self, queries=real_slots(self.queries, queries), keys=real_slots(self.keys, keys))
 
     def keys_of_block(self) -> Int64[Tensor, "B H T K"]:
         """For every block the keys of its bucket."""

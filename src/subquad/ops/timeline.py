@@ -43,6 +43,12 @@ class Timeline:
         return self.mask.positions(torch.arange(self.N, device=self.device)[None])
 
     @property
+    def places(self) -> Int64[Tensor, "B N"]:
+        """Where each query stands on a line that goes on behind the last key: queries beyond it follow each other."""
+        start = self.mask.positions(torch.zeros(1, 1, dtype=torch.int64, device=self.device)).clamp(max=self.M)
+        return (start + torch.arange(self.N, device=self.device)).expand(self.B, self.N)
+
+    @property
     def query_lengths(self) -> Int64[Tensor, "B"]:
         """How many real queries each item has."""
         return real_lengths(self.real_queries, self.B, self.N, self.device)

@@ -16,14 +16,22 @@ def no_tokens(batch: int, groups: int, features: int, width: int, like: Tensor) 
 
 
 def advanced(
-    state: FeatureState, of_query: Float[Tensor, "B H N R"], of_key: Float[Tensor, "B G N R"], value: Tensor
-) -> tuple[Float[Tensor, "B H N E"], FeatureState]:
-    """Causal attention of new tokens to those in the state and to each other, and the state with all of them."""
-    after = merge(state, state_of(of_key, value))
+    state: dict[str, Tensor],
+    of_query: Float[Tensor, "B H N R"],
+    of_key: Float[Tensor, "B G N R"],
+    value: Float[Tensor, "B G N E"],
+    real: Bool[Tensor, "B N"] | None,
+) -> tuple[Float[Tensor, "B H N E"], dict[str, Tensor]]:
+    """Causal attention of new tokens to those in the state and to each other, and the state with the real ones."""
+    if real is not None:
+        pads = ~real[:, None, :, None]
+        of_key, value = of_key.masked_fill(pads, -torch.inf), value.masked_fill(pads, 0.0)
+    before = FeatureState(**state)
+    after = merge(before, state_of(of_key, value))
     if of_key.shape[2] == 1:  # one token sees all that is in the state now, itself too
-        return _seen(after, of_query)[0], after
+        return _seen(after, of_query)[0], after._asdict()
     within = feature_attention(of_query, of_key, value, causal=True)
-    return merge_partials([_seen(state, of_query), within])[0], after
+    return merge_partials([_seen(before, of_query), within])[0], after._asdict()
 
 
 def _seen(
@@ -33,13 +41,3 @@ def _seen(
     groups = state.totals.shape[1]
     out, lse = read(FeatureState(*(x.unsqueeze(2) for x in state)), of_query.unflatten(1, (groups, -1)))
     return out.flatten(1, 2), lse.flatten(1, 2)
-
-
-def hide_padding(
-    of_key: Float[Tensor, "B G N R"], value: Float[Tensor, "B G N E"], real: Bool[Tensor, "B N"] | None
-) -> tuple[Float[Tensor, "B G N R"], Float[Tensor, "B G N E"]]:
-    """Exponents and values of which padding takes no part."""
-    if real is None:
-        return of_key, value
-    pads = ~real[:, None, :, None]
-    return of_key.masked_fill(pads, -torch.inf), value.masked_fill(pads, 0.0)

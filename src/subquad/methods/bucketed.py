@@ -1,0 +1,149 @@
+"""Methods that choose which queries meet which keys, in buckets, and attend exactly inside them."""
+
+import math
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subquad.masks import Mask
+from subquad.methods.base import Call, Method, Partial, Traits
+from subquad.ops.choose.balanced import balanced_buckets, same_label_buckets
+from subquad.ops.hash_functions import Hashed, HashFunctions, hashed
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets
+from subquad.ops.tail import attend_with_tail, key_cells
+
+
+def attend_inside(
+    query: Tensor, key: Tensor, value: Tensor, buckets: Buckets | tuple[Buckets, ...], call: Call, **more: Any
+) -> tuple[Tensor, Tensor]:
+    """Attention inside buckets as the call asks for it; `more` are further arguments of `attend_pairs`."""
+    how: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p, **more}
+    return attend_pairs(query, key, value, buckets, call.mask, **how)
+
+
+def attend_with_cells(
+    query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call
+) -> tuple[Tensor, Tensor]:
+    """Attention of each query to the keys of its one bucket, and to the others as so many centroids."""
+    cell = key_cells(key, call.mask, cells, call.seed)
+    how = {"scale": call.scale, "dropout_p": call.dropout_p}
+    return attend_with_tail(query, key, value, buckets, cell, cells, **how)
+
+
+class Bucketed(Method):
+    """A method that gives `meetings` instead of `attend`. A key counts as often as it meets a query."""
+
+    def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
+        """Which queries meet which keys."""
+        raise NotImplementedError(f"{type(self).__name__} defines no meetings")
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """Attend inside the buckets."""
+        return attend_inside(query, key, value, self.meetings(query, key, call), call)
+
+
+class LearnsHashes(Bucketed):
+    """A method whose hash functions H_Q and H_K are learned: its scores are theirs."""
+
+    buckets: int
+    hash: str
+    hidden: int
+    seed: int
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
+        """Hash functions as they start."""
+        buckets, size = self.buckets, getattr(self, "bucket_size", 0)
+        if buckets == 0:
+            if max_length is None:
+                raise ValueError(
+                    f"{self.name!r}: buckets=0 needs the longest input, to count the buckets: bind(max_length=…), "
+                    "or max_length=… of sq.nn.MultiheadAttention or sq.hf.swap"
+                )
+            buckets = math.ceil(max_length / size)
+        return HashFunctions(heads, kv_heads, head_dim, buckets, kind=self.hash, hidden=self.hidden, seed=self.seed)
+
+    def hashes(self, query: Tensor, key: Tensor, call: Call) -> tuple[Hashed, Hashed]:
+        """What the hash functions say of queries and keys, not computed yet."""
+        return hashed(query, key, call.learned, call.scale)
+
+    def scores(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        """The same, computed: of each token in each bucket."""
+        of_query, of_key = self.hashes(query, key, call)
+        scores = of_query.scores()
+        return scores, scores if of_key is of_query else of_key.scores()
+
+
+class HashedBuckets(Bucketed):
+    """A method that gives `scores` instead: of each token in each bucket, by which the buckets are filled."""
+
+    buckets: int  # 0: as many as `bucket_size` asks for
+    bucket_size: int  # queries, and keys, of a bucket before `enlarge`; 0: N/B
+    enlarge: float
+    merge: str  # how often a key counts that shares several buckets with a query: "multiplicity", or once, "union"
+    selection: str  # "balanced" buckets of one size, or each token in the bucket that it scores highest, "argmax"
+
+    shared_traits: ClassVar[Traits] = Traits(
+        family="buckets",
+        causal="values-only",
+        dropout="attention weights in each bucket",
+        subquadratic=False,
+        exact_limit={"buckets": 1},
+        example={"buckets": 4},
+        complexity="O(N·(B + 2N/B)·D) time with B buckets, O(N·(B + S)·D) with a bucket size of S",
+        source="Sun et al. 2022",
+    )
+
+    def check(self) -> None:
+        """Raise ValueError where neither setting says how many buckets there are."""
+        if self.buckets == self.bucket_size == 0:
+            raise ValueError(f"{self.name!r}: buckets=0 takes their number from bucket_size, which is 0 too")
+
+    def describe(self) -> Traits:
+        """With buckets of a size that does not grow with the length, or argmax buckets."""
+        traits = type(self).traits
+        if self.selection == "argmax":
+            return replace(traits, subquadratic=False, causal="strict", cross=False, exact_limit={"buckets": 1})
+        if self.bucket_size == 0:
+            return traits
+        limit: dict[str, int | str] = {"buckets": 1, "bucket_size": "M"}
+        return replace(traits, subquadratic=self.merge == "multiplicity", exact_limit=limit)
+
+    def refuses(self, mask: Mask, *, bias: bool = False, cross: bool = False, lse: bool = False) -> str | None:
+        """As every method's; under a causal mask the hashes are tied, so queries and keys must be the same tokens."""
+        if not (mask.is_causal and cross):
+            return super().refuses(mask, bias=bias, cross=cross, lse=lse)
+        return (
+            f"{self.name!r} ties the hashes of queries and keys under a causal mask, so they must be the same tokens: "
+            "it takes no cross-attention and no step on a cache there (generate with use_cache=False)"
+        )
+
+    def scores(
+        self, query: Tensor, key: Tensor, call: Call
+    ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
+        """What each query, and each key, scores in each bucket; one score for both where `ties`."""
+        raise NotImplementedError(f"{type(self).__name__} defines no scores")
+
+    def hashes(self, query: Tensor, key: Tensor, call: Call) -> tuple[Hashed | Tensor, Hashed | Tensor]:
+        """The scores, or what they are computed from, for an op that does both."""
+        return self.scores(query, key, call)
+
+    def ties(self, call: Call) -> bool:
+        """Whether queries and keys have one score: under a causal mask, and for argmax buckets."""
+        return call.mask.is_causal or self.selection == "argmax"
+
+    def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
+        """Which queries meet which keys: in each bucket those that score highest."""
+        with torch.no_grad():
+            if self.selection == "argmax":
+                scores, _ = self.scores(query, key, call)
+                return same_label_buckets(scores.argmax(-1), scores.shape[3], call.mask)
+            of_query, of_key = self.hashes(query, key, call)
+            return balanced_buckets(of_query, of_key, call.mask, enlarge=self.enlarge, size=self.bucket_size)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """Attend inside the buckets, and merge."""
+        return attend_inside(query, key, value, self.meetings(query, key, call), call, union=self.merge == "union")
