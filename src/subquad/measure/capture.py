@@ -12,6 +12,8 @@ from subquad import hf
 from subquad.masks import Mask
 from subquad.methods import Bound, Method
 
+EXACT_ALONE = ("softcap", "sinks")  # what no method takes: a call that has one is exact attention, and not recorded
+
 
 @dataclass(frozen=True)
 class LayerInputs:
@@ -36,7 +38,7 @@ def of_real_tokens(*, mask: Mask, real: Tensor | None, own: Tensor | None, **opt
     """The options of a layer's call as a method takes them; padded queries, which the layer computes, are left out."""
     if real is not None:
         mask = mask & Mask.padding(keys=real) if own is None else mask & Mask.padding(keys=real, queries=own)
-    return {"mask": mask, **options}
+    return {"mask": mask} | {name: given for name, given in options.items() if name not in EXACT_ALONE}
 
 
 @contextmanager
@@ -52,6 +54,8 @@ def recorded(model: Any) -> Iterator[list[LayerInputs]]:
     for layer in hf.swap(model, "full").layers:
 
         def hook(module: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any], layer: hf.Layer = layer) -> None:
+            if any(options.get(name) is not None for name in EXACT_ALONE):
+                return
             for name, tensor in zip(("query", "key", "value"), args, strict=True):
                 if not torch.isfinite(tensor).all():
                     raise ValueError(f"the {name} of attention layer {layer.label} is not finite (NaN or infinity)")
