@@ -8,6 +8,7 @@ from typing import Any, Literal
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import ConfigDict
 
+from subquad.errors import check_least
 from subquad.methods import parse_method
 from subquad.training.models.configuration import POSITIONS, AttentionConfig
 
@@ -48,14 +49,10 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         assert self.positions in POSITIONS
-        for name in ("layers", "heads", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}, but it must be at least 1")
+        check_least(self, layers=1, heads=1, width=1)
         if self.layers > MOST_LAYERS:
             raise ValueError(f"layers={self.layers}, but it must be at most {MOST_LAYERS:,}")
-        for name in ("kv_heads", "feed_forward"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}, but it must be at least 0")
+        check_least(self, kv_heads=0, feed_forward=0)
         if not self.method:
             raise ValueError(f"method={self.method!r} names no method")
         for method in [self.method] if isinstance(self.method, str) else self.method:

@@ -145,7 +145,7 @@ def read_saved(kind: type[Saved], folder: Path) -> Saved:
 
 
 def _check_splits(splits: Splits) -> None:
-    sizes = {name: len(cast(Any, getattr(splits, name))) for name in ("train", "validation", "test")}
+    sizes = {name: len(part) for name, part in vars(splits).items()}
     if not all(sizes.values()):
         found = ", ".join(f"{count} to {name}" for name, count in sizes.items())
         raise InputError(f"the data gives {found} on; each must have some")

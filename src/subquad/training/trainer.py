@@ -21,7 +21,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from subquad.errors import Ended, InputError
 from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
 from subquad.training import processes
-from subquad.training.callbacks import SHOWN, Carried, Clock, Patience, Progress, Reporting, Saving
+from subquad.training.callbacks import SHOWN, Carried, Patience, Progress, Reporting, Saving
 from subquad.training.checkpoints import newest_step
 from subquad.training.order import Order
 from subquad.training.settings import TrainingSettings
@@ -130,7 +130,6 @@ class MethodTrainer(Trainer):
         self.has_auxiliary = has_auxiliary_loss(model)
         callbacks: list[TrainerCallback] = [
             self.carried,
-            Clock(self.carried),
             Patience(self.carried, settings.patience, settings.stop_at),
             Saving(settings.checkpoint_minutes),
             Reporting(progress, settings.steps),
