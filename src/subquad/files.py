@@ -91,7 +91,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def cannot_write(path: Path) -> Iterator[None]:
-    """Turn what libraries raise when they cannot write into CannotWrite: torch and safetensors have errors of their own."""
+    """Turn what libraries raise where they cannot write into CannotWrite: torch and safetensors have their own."""
     try:
         yield
     except CannotWrite:

@@ -106,10 +106,7 @@ class RunSettings:
         }
 
 
-def settings_of(
-    task: str,
-    *given: Mapping[str, Mapping[str, Any]],
-) -> RunSettings:
+def settings_of(task: str, *given: Mapping[str, Mapping[str, Any]]) -> RunSettings:
     """A task's own defaults, and over them what is given: tables "task", "model" and "training", later ones win.
 
     Raises:

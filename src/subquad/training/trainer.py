@@ -14,8 +14,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Adam, AdamW, Optimizer, RAdam
 from torch.utils.data import DataLoader
-from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from subquad.errors import Ended, InputError
@@ -25,13 +26,9 @@ from subquad.training.callbacks import SHOWN, Carried, Patience, Progress, Repor
 from subquad.training.checkpoints import newest_step
 from subquad.training.order import Order
 from subquad.training.settings import TrainingSettings
-from subquad.training.tasks.base import Batch, Item, Splits, Task
+from subquad.training.tasks.base import Item, Splits, Task
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
-    "adamw": torch.optim.AdamW,
-    "adam": torch.optim.Adam,
-    "radam": torch.optim.RAdam,
-}
+OPTIMIZERS: dict[str, type[Optimizer]] = {"adamw": AdamW, "adam": Adam, "radam": RAdam}
 SCHEDULES = {
     "constant": "constant_with_warmup",
     "linear": "linear",
@@ -128,12 +125,7 @@ class MethodTrainer(Trainer):
     ):
         self.task, self.settings, self.carried = task, settings, Carried()
         self.has_auxiliary = has_auxiliary_loss(model)
-        callbacks: list[TrainerCallback] = [
-            self.carried,
-            Patience(self.carried, settings.patience, settings.stop_at),
-            Saving(settings.checkpoint_minutes),
-            Reporting(progress, settings.steps),
-        ]
+        patience = Patience(self.carried, settings.patience, settings.stop_at)
         super().__init__(
             model=cast(Any, model),
             args=args,
@@ -141,7 +133,12 @@ class MethodTrainer(Trainer):
             eval_dataset=cast(Any, splits.validation),
             data_collator=task.collate,
             compute_metrics=self._figures,
-            callbacks=callbacks,
+            callbacks=[
+                self.carried,
+                patience,
+                Saving(settings.checkpoint_minutes),
+                Reporting(progress, settings.steps),
+            ],
             optimizer_cls_and_kwargs=(OPTIMIZERS[settings.optimizer], {"lr": settings.learning_rate}),
         )
         self.remove_callback(PrinterCallback)
@@ -240,7 +237,8 @@ class MethodTrainer(Trainer):
                 outputs[name] = value.float() if value.is_floating_point() else value  # bf16, where autocast is
             scores = self.task.score(outputs, inputs).float()
             real = self._real(len(scores))
-            loss = outputs.loss if real == len(scores) else model(**first_items(inputs, real)).loss
+            first = {name: tensor[:real] for name, tensor in inputs.items()}
+            loss = outputs.loss if real == len(scores) else model(**first).loss
         return loss.detach().float().mean(), scores, torch.zeros(len(scores), device=scores.device)
 
     def _real(self, items: int) -> int:
@@ -299,8 +297,3 @@ class MethodTrainer(Trainer):
             if state.global_step >= self.settings.steps or ends.over(self.args, state.best_metric):
                 self.args.max_steps = state.global_step
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-
-
-def first_items(batch: Batch, count: int) -> Batch:
-    """The first items of a batch."""
-    return {name: tensor[:count] for name, tensor in batch.items()}
