@@ -29,7 +29,7 @@ def as_input_error(prefix: str = "") -> Iterator[None]:
         raise InputError(prefix + " ".join(str(error).split())) from error
 
 
-def check_least(settings: object, **least: float) -> None:
+def check_least(settings: object, **least: int) -> None:
     """ValueError where a setting is less than the least that it may be, each given by its name."""
     for name, minimum in least.items():
         if getattr(settings, name) < minimum:
