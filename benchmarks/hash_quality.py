@@ -20,10 +20,10 @@ from subquad.data.texts import read_documents, standard_library
 from subquad.measure.fidelity import cosine
 from subquad.methods import clustered, i_clustered
 from subquad.ops.backends import use_backend
-from subquad.ops.groups import group_mean
-from subquad.ops.choose.hashing.op import hash_codes
 from subquad.ops.choose.hashing import reference
+from subquad.ops.choose.hashing.op import hash_codes
 from subquad.ops.choose.kmeans.op import hamming_kmeans
+from subquad.ops.groups import group_mean
 from subquad.workflows import machine
 from subquad.workflows.passages import read
 from subquad.workflows.pretrained import load, running

@@ -21,10 +21,10 @@ import subquad as sq
 from subquad.files import write
 from subquad.measure.timing import interleaved
 from subquad.ops import native
-from subquad.ops.parts.products.op import causal_product
-from subquad.ops.parts.features.op import feature_attention
 from subquad.ops.choose.hashing.op import hash_codes
 from subquad.ops.choose.kmeans.op import hamming_kmeans
+from subquad.ops.parts.features.op import feature_attention
+from subquad.ops.parts.products.op import causal_product
 from subquad.workflows import machine
 
 H, D, C, K, BITS, ITERATIONS, BUCKET, FEATURES, TILE = 6, 64, 100, 32, 63, 10, 128, 256, 64

@@ -18,9 +18,9 @@ from subquad.measure.timing import (
     Effort,
     cost,
     exact_cost,
-    foretold,
     interleaved,
     one_round,
+    predicted,
     ratios,
     stopwatch,
     until_steady,
@@ -120,8 +120,8 @@ def test_warm_up_does_not_count():
 
 
 def test_what_is_foretold_follows_the_growth_of_the_method():
-    assert foretold(sq.Clustered(), 2.0, growth=4.0) == 8.0
-    assert foretold(sq.Full(), 2.0, growth=4.0) == 32.0
+    assert predicted(sq.Clustered(), 2.0, growth=4.0) == 8.0
+    assert predicted(sq.Full(), 2.0, growth=4.0) == 32.0
 
 
 def test_the_speedup_is_the_median_of_ratios_within_rounds():

@@ -14,7 +14,6 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from ctypes import byref
 from random import Random
 
 import torch
@@ -33,15 +32,14 @@ calls: Counter[tuple[str, str]] = Counter()
 rubbish = 0xFF  # of the bytes of the next workspaces: NaN and −1
 
 
-def guarded_run(kernel: str, arguments) -> None:  # type: ignore[no-untyped-def]
-    """As `interface.run`, with a workspace that holds rubbish and has guards on both sides."""
+def guarded_call(kernel: str, arguments: bytes) -> None:
+    """As `interface.call`, with a workspace that holds rubbish and has guards on both sides."""
     function = getattr(native.library(), f"subquad_{kernel}")
-    room = -(-function(byref(arguments)) // interface.ALIGNMENT) * interface.ALIGNMENT
+    room = -(-function(arguments, None) // interface.ALIGNMENT) * interface.ALIGNMENT
     memory = torch.full((room + 2 * GUARD + interface.ALIGNMENT,), CANARY, dtype=torch.uint8)
     start = GUARD + -(memory.data_ptr() + GUARD) % interface.ALIGNMENT
     memory[start : start + room] = rubbish
-    arguments.workspace = memory.data_ptr() + start
-    refused = function(byref(arguments)) < 0
+    refused = function(arguments, memory.data_ptr() + start) < 0
     calls[kernel, native.variant()] += 1
     for side in (memory[:start], memory[start + room :]):
         assert (side == CANARY).all(), f"{kernel} wrote outside of its workspace"
@@ -280,7 +278,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--verbose", action="store_true", help="name every case before it runs")
     given = parser.parse_args()
-    interface.run = guarded_run
+    interface.call = guarded_call
     interface.SMALL = 0  # two threads for little work too
     case, names, variants = given.first, list(CASES), native.variants()
     while sum(calls.values()) < given.calls:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import torch
 
 import subquad as sq
 from subquad.ops import native
+from subquad.ops.native import interface, structures
 
 here = pytest.mark.skipif(native.refusal() is not None, reason=f"backend cpu: {native.refusal()}")
 
@@ -201,8 +203,49 @@ def test_no_kernel_leaves_its_memory_or_lets_poison_out_of_its_head():
     assert done.returncode == 0, done.stderr[-3000:]
     counts = json.loads(done.stdout)
     assert counts["calls"] >= 400
-    assert set(counts["of"]) == set(native._KERNELS), "a kernel was not called"
+    assert set(counts["of"]) == set(native.described()["kernels"]), "a kernel was not called"
     assert all(set(of_kernel) == set(native.variants()) for of_kernel in counts["of"].values())
+
+
+# ---------------------------------------------------------------------- the C interface
+
+
+def layout_of(*fields: tuple[str, str, int], size: int) -> structures.Structure:
+    return structures.Structure("Some", {"Some": [size, *fields]})
+
+
+def test_a_structure_is_packed_as_the_library_describes_it():
+    """Where two fields are swapped in C++, their numbers are swapped in memory."""
+    x = torch.zeros(2, 3, 5, 7)
+    values = {"N": 5, "threads": 1, "scale": 0.5, "x": x}
+    kinds = ("N", "int64"), ("threads", "int32"), ("scale", "float32"), ("x", "rows")
+    described = layout_of(*((*kind, at) for kind, at in zip(kinds, (0, 8, 12, 16), strict=True)), size=48)
+    held: list[object] = []
+    assert described.pack(values, held) == struct.pack("=qif4q", 5, 1, 0.5, x.data_ptr(), 105, 35, 7)
+    assert held == []
+    swapped = layout_of(("threads", "int32", 0), ("N", "int64", 8), size=24)  # the compiler aligns N, and the end
+    assert swapped.pack({"N": 5, "threads": 1}, held) == struct.pack("=i4xq8x", 1, 5)
+
+
+@pytest.mark.parametrize("values", [{"N": 1}, {"N": 1, "M": 2, "K": 3}, {"N": 1, "K": 2}, {"N": 1, "M": None}])
+def test_each_field_must_be_given_by_its_name(values):
+    with pytest.raises((TypeError, struct.error), match=r"missing|required"):
+        layout_of(("N", "int64", 0), ("M", "int64", 8), size=16).pack(values, [])
+
+
+def test_what_a_kernel_reads_may_have_any_strides_and_what_it_writes_may_not():
+    x, held = torch.zeros(4, 6).mT, []
+    layout_of(("x", "float32*", 0), size=8).pack({"x": x}, held)
+    assert [copy.is_contiguous() for copy in held] == [True]
+    for kind, given in (("float32* out", x), ("rows out", torch.zeros(1, 1, 4, 6).mT), ("int64*", x.mT)):
+        with pytest.raises(TypeError, match=r"Some\.x: a (kernel writes|tensor of)"):
+            layout_of(("x", kind, 0), size=32).pack({"x": given}, [])
+
+
+@here
+def test_a_kernel_is_not_called_with_fields_that_it_does_not_have():
+    with pytest.raises(TypeError, match=r"Clustering: missing \['H', .*unknown \['heads'\]; the compiled library"):
+        interface.run("kmeans", B=1, heads=1)
 
 
 def misfits():
@@ -220,6 +263,9 @@ def misfits():
         "top by hash, vectors": lambda: ops.top_by_hash("cpu", [x.double()], *layer, sizes, 3, None, False),
         "blocks, labels": lambda: ops.label_blocks("cpu", codes.int(), 3, 4),
         "blocks, size": lambda: ops.label_blocks("cpu", codes, 3, 0),
+        "top, scores": lambda: ops.top_by_score("cpu", x.double(), sizes, 3, None, False),
+        "products, keys": lambda: ops.directed_product("cpu", x, x[:, :, :8], x, False),
+        "products, dtype": lambda: ops.directed_product("cpu", x, x, x.double(), False),
         "clustered, keys": lambda: ops.clustered_forward("cpu", x, x[:1], x, None, None, 3, 2, 7, 2, 1.0, 0),
         "clustered, values": lambda: ops.clustered_forward("cpu", x, x, x.double(), None, None, 3, 2, 7, 2, 1.0, 0),
         "clustered, mask": lambda: ops.clustered_forward("cpu", x, x, x, None, real, 3, 2, 7, 2, 1.0, 0),

@@ -264,7 +264,7 @@ def test_other_settings_do_not_resume(tmp_path, monkeypatch):
 
 def test_a_call_that_is_predicted_to_take_too_long_is_not_run(run, written, monkeypatch):
     monkeypatch.setattr(
-        bench, "foretold", lambda method, seconds, growth: 71.4 * growth if method.name == "full" else 0
+        bench, "predicted", lambda method, seconds, growth: 71.4 * growth if method.name == "full" else 0
     )
     processes = []
     monkeypatch.setattr(
@@ -291,7 +291,7 @@ def test_a_call_that_is_predicted_to_take_too_long_is_not_run(run, written, monk
 def test_a_long_first_length_is_foretold_from_a_shorter_call(run, written, monkeypatch):
     monkeypatch.setattr(bench, "PROBE", 16)
     asked = []
-    monkeypatch.setattr(bench, "foretold", lambda method, seconds, growth: asked.append((seconds, growth)) or 99.0)
+    monkeypatch.setattr(bench, "predicted", lambda method, seconds, growth: asked.append((seconds, growth)) or 99.0)
     assert run("--lengths", "64", "--passes", "forward").exit_code == 0
     assert {cell.get("reason") for cell in written()["cells"]} == {"predicted 99 s a call"}
     assert [growth for _, growth in asked] == [4.0] * 3
@@ -301,11 +301,11 @@ def test_a_long_first_length_is_foretold_from_a_shorter_call(run, written, monke
 def test_a_method_left_out_is_foretold_from_where_it_last_ran(monkeypatch):
     growths = []
 
-    def foretold(method, seconds, growth):
+    def predicted(method, seconds, growth):
         growths.append(growth)
         return 0.0 if growth == 2 and len(growths) == 1 else 99.0
 
-    monkeypatch.setattr(bench, "foretold", foretold)
+    monkeypatch.setattr(bench, "predicted", predicted)
     settings = BenchSettings(methods=("full",), lengths=(16, 32, 64, 128), passes=("forward",), heads=1, head_dim=8)
     made = Bench(settings, [bench.Full()])
     for load in made.loads:

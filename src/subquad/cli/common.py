@@ -21,7 +21,7 @@ Report = TypeVar("Report")
 
 @contextmanager
 def user_errors(again: str = "the same command goes on from here") -> Iterator[None]:
-    """One line and exit code 2 for what the user can mend; 130 for an interruption, and what to do `again`."""
+    """One line and exit code 2 for what the user can fix; 130 for an interruption, and what to do `again`."""
     from subquad.errors import InputError
 
     try:

@@ -10,12 +10,11 @@ import typer
 
 from subquad.cli.common import user_errors
 from subquad.workflows.options import Option, from_given, options
+from subquad.workflows.settings import DATA, DEVICE
 
-Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1.")]
+Device = Annotated[str, typer.Option(help=DEVICE)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")]
-DataDir = Annotated[
-    Path | None, typer.Option(envvar="SUBQUAD_DATA", help="The folder of real data; each task's is a folder in it.")
-]
+DataDir = Annotated[Path | None, typer.Option(**DATA)]
 
 
 def with_options(

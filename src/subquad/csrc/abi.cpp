@@ -17,7 +17,7 @@ SUBQUAD_VARIANTS
 
 namespace {
 
-constexpr int ABI_VERSION = 8;  // one higher with every change that an older `ops/native/*.py` cannot call
+constexpr int ABI_VERSION = 9;  // one higher with every change that an older `ops/native/*.py` cannot call
 
 namespace runs {
 
@@ -100,28 +100,48 @@ EXPORT int subquad_has_openmp(void) {
 #endif
 }
 
-// Each returns the bytes of workspace that it needs; with a workspace in its arguments, it runs, or returns −1 where a
-// list of tokens among them names one that is not there.
-EXPORT int64_t subquad_hash(const Hashing *arguments) { return in_use.load()->kernels->hash(*arguments); }
-EXPORT int64_t subquad_kmeans(const Clustering *arguments) { return in_use.load()->kernels->kmeans(*arguments); }
-EXPORT int64_t subquad_forward(const Forward *arguments) { return in_use.load()->kernels->forward(*arguments); }
-EXPORT int64_t subquad_backward(const Backward *arguments) { return in_use.load()->kernels->backward(*arguments); }
-EXPORT int64_t subquad_bucket_forward(const BucketForward *arguments) {
-  return in_use.load()->kernels->bucket_forward(*arguments);
+namespace {
+
+std::string quoted(const std::string &text) { return '"' + text + '"'; }
+
+// "name": [bytes, [field, kind, offset], …]
+template <class T>
+std::string layout() {
+  std::string text = quoted(Layout<T>::NAME) + ": [" + std::to_string(sizeof(T));
+  for (const Field &field : Layout<T>::FIELDS)
+    text += ", [" + quoted(field.name) + ", " + quoted(field.kind.of + std::string(field.kind.how)) + ", " +
+            std::to_string(field.offset) + "]";
+  return text + "]";
 }
-EXPORT int64_t subquad_bucket_backward(const BucketBackward *arguments) {
-  return in_use.load()->kernels->bucket_backward(*arguments);
+
+template <class... T>
+std::string layouts() {
+  std::string text;
+  ((text += (text.empty() ? "" : ", ") + layout<T>()), ...);
+  return text;
 }
-EXPORT int64_t subquad_bucket_top(const Selecting *arguments) { return in_use.load()->kernels->bucket_top(*arguments); }
-EXPORT int64_t subquad_bucket_blocks(const Blocking *arguments) {
-  return in_use.load()->kernels->bucket_blocks(*arguments);
+
+}  // namespace
+
+// What Python packs arguments by, as JSON: {"structures": {…}, "kernels": {name: the structure of its arguments}}.
+EXPORT const char *subquad_interface(void) {
+  static const std::string text = [] {
+#define KERNEL(name, Arguments) , Arguments
+    const std::string all = layouts<ClusteredInputs, Saved, BucketSet, BucketInputs, HashLayer, HashTerm,
+                                    FeatureInputs KERNELS>();
+#undef KERNEL
+    std::string kernels;
+#define KERNEL(name, Arguments) kernels += (kernels.empty() ? "" : ", ") + quoted(#name) + ": " + quoted(#Arguments);
+    KERNELS
+#undef KERNEL
+    return "{\"structures\": {" + all + "}, \"kernels\": {" + kernels + "}}";
+  }();
+  return text.c_str();
 }
-EXPORT int64_t subquad_feature_forward(const FeatureForward *arguments) {
-  return in_use.load()->kernels->feature_forward(*arguments);
-}
-EXPORT int64_t subquad_feature_backward(const FeatureBackward *arguments) {
-  return in_use.load()->kernels->feature_backward(*arguments);
-}
-EXPORT int64_t subquad_causal_product(const CausalProduct *arguments) {
-  return in_use.load()->kernels->causal_product(*arguments);
-}
+
+#define KERNEL(name, Arguments)                                                    \
+  EXPORT int64_t subquad_##name(const Arguments *arguments, void *workspace) {     \
+    return in_use.load()->kernels->name(*arguments, workspace);                    \
+  }
+KERNELS
+#undef KERNEL

@@ -1,5 +1,5 @@
-// Hands out pieces of the workspace; with no workspace it only adds up how much is needed. Under AddressSanitizer a fence
-// stands before and behind every piece:
+// Hands out pieces of the workspace. A kernel takes its pieces in every call, also in the one without a workspace, which
+// only adds up how much is needed: the two cannot disagree. Under AddressSanitizer a fence stands on both sides of a piece:
 //
 //     | fence | piece, up to a whole cache line | fence | fence | piece … | fence |
 
@@ -9,7 +9,7 @@ constexpr int64_t FENCE = 512;  // as wide as the rows that a wrong number would
 constexpr int64_t FENCE = 0;
 #endif
 
-// Pieces of one size: of heads, threads or chunks. Without fences they adjoin.
+// Pieces of one size, one for each head, thread or chunk. Without fences they adjoin.
 template <class T>
 struct Pieces {
   T *first;
@@ -33,8 +33,8 @@ struct Arena {
     return (T *)piece;
   }
 
-  // `past` more elements may be read and written behind a piece: the next piece's, where there are no fences, so that
-  // nobody may rely on them.
+  // Vector loops may read and write `past` elements behind a piece. Without fences those belong to the next piece, so
+  // nobody may rely on what they hold.
   template <class T>
   Pieces<T> take_each(int64_t pieces, int64_t count, int64_t past = 0) {
     if (FENCE == 0) return {take<T>(pieces * count + past), count};

@@ -1,186 +1,202 @@
-// What crosses the C interface: plain data, laid out alike for C++ and for ctypes (`subquad/ops/native/interface.py`).
+// What crosses the C interface: plain data. Python packs it by the description of these structures that `abi.cpp` gives
+// (see `layout.hpp`), so that it is written down here and nowhere else.
 #pragma once
-#include <cstdint>
+#include "layout.hpp"
 
-// Rows of contiguous floats, one for each (batch item, head, token); strides count elements.
-struct Rows {
-  void *data;
-  int64_t batch, head, token;
-};
-
-enum Dtype : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
-
-// Axes as everywhere: B batch, H query heads, G key heads, N queries, M keys, D and E widths, C clusters, K top keys.
-struct Sizes {
-  int64_t B, H, G, N, M, D, E, C, K;
-  int64_t iterations;
-  int32_t dtype, threads;
-};
+// Axes as everywhere: B batch, H query heads, G key heads, N queries, M keys, D and E widths.
 
 struct Hashing {
-  Sizes sizes;
-  Rows query;
-  const uint8_t *query_real;  // (B,N), or null where all are
-  const float *planes;        // (bits, D)
-  int64_t bits;
-  int64_t centre;   // whether to take the vectors less their mean
-  uint64_t *codes;  // (B,H,N)
-  void *workspace;
+  int64_t B, H, N, D, bits;
+  int64_t centre;  // whether to take the vectors less their mean
+  Dtype dtype;
+  int32_t threads;
+  Rows x;
+  const uint8_t *real;     // (B,N), or null where all are
+  const float *planes;  // (bits,D)
+  int64_t *codes;       // (B,H,N) 64 bits each
 };
+DESCRIBE(Hashing, B, H, N, D, bits, centre, dtype, threads, x, real, planes, codes)
 
 struct Clustering {
-  Sizes sizes;
-  const uint64_t *codes;      // (B,H,N)
-  const uint8_t *query_real;  // (B,N), or null
-  int64_t *labels;            // (B,H,N); C for padding
-  void *workspace;
+  int64_t B, H, N, clusters, iterations, threads;
+  const int64_t *codes;  // (B,H,N)
+  const uint8_t *real;      // (B,N), or null
+  int64_t *labels;       // (B,H,N); `clusters` for padding
 };
+DESCRIBE(Clustering, B, H, N, clusters, iterations, threads, codes, real, labels)
+
+// Clustered attention (topk = 0) and improved clustered attention.
+struct ClusteredInputs {
+  int64_t B, H, G, N, M, D, E, clusters, topk;
+  float scale;
+  Dtype dtype;
+  int64_t threads;
+  Rows query, key, value;
+  const uint8_t *query_real, *key_real;  // (B,N) and (B,M), or null
+};
+DESCRIBE(ClusteredInputs, B, H, G, N, M, D, E, clusters, topk, scale, dtype, threads, query, key, value, query_real,
+         key_real)
 
 // What the forward pass hands to the backward pass. Ranks number an item's real keys.
 struct Saved {
   int32_t *order;    // (B,H,N) positions of the real queries, sorted by cluster
-  int32_t *offsets;  // (B,H,C+1) where each cluster starts in `order`
-  int32_t *top;      // (B,H,C,K) ranks of the top keys, ascending
-  float *centroids;  // (B,H,C,D)
-  float *rest;       // (B,H,C,E) the centroids' attention to all but their top keys
-  float *lse;        // (B,H,C) log-sum-exp of the centroids' logits
-  float *mass;       // (B,H,C) the weight of the top keys
+  int32_t *offsets;  // (B,H,clusters + 1) where each cluster starts in `order`
+  int32_t *top;      // (B,H,clusters,topk) ranks of the top keys, ascending
+  float *centroids;  // (B,H,clusters,D)
+  float *rest;       // (B,H,clusters,E) the centroids' attention to all but their top keys
+  float *lse;        // (B,H,clusters) log-sum-exp of the centroids' logits
+  float *mass;       // (B,H,clusters) the weight of the top keys
 };
+DESCRIBE(Saved, order, offsets, top, centroids, rest, lse, mass)
 
-struct Forward {
-  Sizes sizes;
-  Rows query, key, value, out;
-  const uint8_t *query_real, *key_real;
-  const float *planes;  // (bits, D)
-  int64_t bits;
-  float scale;
+struct ClusteredForward {
+  ClusteredInputs inputs;
+  int64_t bits, iterations;
+  const float *planes;  // (bits,D)
+  RowsOut out;
   Saved saved;
-  void *workspace;
 };
+DESCRIBE(ClusteredForward, inputs, bits, iterations, planes, out, saved)
 
-struct Backward {
-  Sizes sizes;
-  Rows query, key, value, grad_out, grad_query, grad_key, grad_value;
-  const uint8_t *query_real, *key_real;
-  float scale;
+struct ClusteredBackward {
+  ClusteredInputs inputs;
   Saved saved;
-  void *workspace;
+  Rows grad_out;
+  RowsOut grad_query, grad_key, grad_value;
 };
+DESCRIBE(ClusteredBackward, inputs, saved, grad_out, grad_query, grad_key, grad_value)
 
-// Slots hold token numbers; one that holds no number of a token is empty.
+// Blocks of queries and the buckets of keys that they meet. A slot holds a token's number, or any other number: empty.
 struct BucketSet {
-  const int64_t *queries;  // (B,H,T,S)
-  const int64_t *keys;     // (B,H,C,K)
-  const int64_t *bucket;   // (B,H,T) the bucket of each block; null: block t is bucket t
-  int64_t T, S, C, K;
+  int64_t blocks, query_slots;  // of a block
+  int64_t buckets, key_slots;   // of a bucket
+  const int64_t *queries;       // (B,H,blocks,query_slots)
+  const int64_t *keys;          // (B,H,buckets,key_slots)
+  const int64_t *bucket;        // (B,H,blocks) the bucket of each block; null: block t meets bucket t
   int64_t span;   // queries and keys further apart do not meet; −1: however far
   int64_t first;  // the number of bucket 0 among those of all sets; an earlier set's where keys and span are the same
 };
+DESCRIBE(BucketSet, blocks, query_slots, buckets, key_slots, queries, keys, bucket, span, first)
 
-struct BucketSets {
-  const BucketSet *sets;
-  int64_t count;
-};
-
-// Which keys a query sees: query i stands at i + offset among them.
-struct Pattern {
-  int64_t causal, other_keys_only;
-  int64_t offset;
+struct BucketInputs {
+  int64_t B, H, G, N, M, D, E, threads;
+  float scale;
+  Rows query, key, value;
+  const float *key_bias;  // (B,H,M), or null
+  List<BucketSet> sets;
+  // Which keys a query sees by their numbers: query i stands at i + offset among them.
+  int64_t causal, other_keys_only, offset;
   const int64_t *offsets;  // (B), or null where all have `offset`
-  const uint8_t *hidden;   // (B,H,hidden_rows,M), or null: query i does not see keys marked in row i mod hidden_rows
+  const uint8_t *hidden;      // (B,H,hidden_rows,M), or null: query i does not see keys marked in row i mod hidden_rows
   int64_t hidden_rows;
 };
+DESCRIBE(BucketInputs, B, H, G, N, M, D, E, threads, scale, query, key, value, key_bias, sets, causal, other_keys_only,
+         offset, offsets, hidden, hidden_rows)
 
 struct BucketForward {
-  Sizes sizes;
-  Rows query, key, value, out;
-  const float *key_bias;  // (B,H,M), or null
-  BucketSets buckets;
-  Pattern pattern;
-  float scale;
+  BucketInputs inputs;
+  RowsOut out;
   float *lse;  // (B,H,N)
-  void *workspace;
 };
+DESCRIBE(BucketForward, inputs, out, lse)
 
 struct BucketBackward {
-  Sizes sizes;
-  Rows query, key, value, out, grad_out, grad_query, grad_key, grad_value;  // grad_out: null where nobody reads `out`
-  const float *key_bias;
-  BucketSets buckets;
-  Pattern pattern;
-  float scale;
+  BucketInputs inputs;
+  Rows out, grad_out;           // grad_out: null where nobody reads `out`
   const float *lse, *grad_lse;  // (B,H,N); grad_lse: null where nobody reads `lse`
-  float *grad_key_bias;         // (B,H,M), or null
-  void *workspace;
+  RowsOut grad_query, grad_key, grad_value;
+  float *grad_key_bias;  // (B,H,M), or null
 };
+DESCRIBE(BucketBackward, inputs, out, grad_out, lse, grad_lse, grad_query, grad_key, grad_value, grad_key_bias)
 
 struct HashLayer {
-  const float *weight, *bias;  // (heads,in,out), (heads,out)
   int64_t in, out;
+  const float *weight, *bias;  // (heads,in,out), (heads,out)
 };
+DESCRIBE(HashLayer, in, out, weight, bias)
 
 // A hash function of some vectors: layers with ReLUs between.
 struct HashTerm {
   Rows x;
   int64_t heads;
-  const HashLayer *layers;
-  int64_t layer_count;
+  List<HashLayer> layers;
 };
+DESCRIBE(HashTerm, x, heads, layers)
 
 struct Selecting {
-  Sizes sizes;            // C buckets of K slots
-  Rows scores;            // (B,H,N,C), where there are no terms
-  const HashTerm *terms;  // scores are their sum, of vectors times `root`
-  int64_t term_count;
+  int64_t B, H, N, buckets, slots;  // of a bucket
+  int64_t threads;
+  Rows scores;           // (B,H,N,buckets), where there are no terms
+  List<HashTerm> terms;  // scores are their sum, of vectors times `root`
   float root;
-  const uint8_t *real;    // (B,N), or null
+  const uint8_t *real;       // (B,N), or null
   const int64_t *wanted;  // (B) tokens of each bucket
   int64_t odds;           // whether scores are logits, and tokens are ranked by their softmax
-  int64_t *slots;         // (B,H,C,K)
+  int64_t *tokens;        // (B,H,buckets,slots), ascending; N where a slot is empty
   int64_t *best;          // (B,H,N) the bucket that a token scores highest
-  void *workspace;
 };
+DESCRIBE(Selecting, B, H, N, buckets, slots, threads, scores, terms, root, real, wanted, odds, tokens, best)
 
 struct Blocking {
-  Sizes sizes;            // C buckets, blocks of K slots
-  const int64_t *labels;  // (B,H,N); C for none
-  int64_t *tokens;        // (B,H,T,K) with T = ⌈N/K⌉ + C
-  int64_t *bucket;        // (B,H,T)
+  int64_t B, H, N, buckets, slots;  // of a block
+  int64_t threads;
+  const int64_t *labels;  // (B,H,N); `buckets` for none
+  int64_t *tokens;        // (B,H,blocks,slots) with ⌈N/slots⌉ + buckets blocks; N where a slot is empty
+  int64_t *bucket;        // (B,H,blocks)
   int64_t *used;          // (B,H) blocks that hold tokens
-  void *workspace;
 };
+DESCRIBE(Blocking, B, H, N, buckets, slots, threads, labels, tokens, bucket, used)
 
-// Weights Σ_r e^{x_ir + y_jr}. There are sizes.C features; queries are D wide and keys K.
+// Weights Σ_r e^{x_ir + y_jr} over the features r.
 struct FeatureInputs {
+  int64_t B, H, G, N, M, E, features, query_width, key_width, threads;
   Rows query, key, value;
-  const float *of_query, *of_key;  // (heads or 1,C,width′) with rows of whole PITCHes, or null: rows are exponents
-  const float *feature_bias;       // (H or 1,C), or null
+  const float *of_query, *of_key;  // (heads or 1,features,width′) with rows of whole PITCHes, or null: rows are exponents
+  const float *feature_bias;       // (H or 1,features), or null
   const float *key_bias;           // (B,G or 1,M), or null
-  int64_t of_query_head, of_key_head, feature_bias_head;
+  int64_t of_query_head, of_key_head, feature_bias_head;  // from one head to the next; 0 where one serves all
   int64_t key_bias_batch, key_bias_head;
   int64_t block, lag;  // block 0: every query sees every key; lag 0: causal
 };
+DESCRIBE(FeatureInputs, B, H, G, N, M, E, features, query_width, key_width, threads, query, key, value, of_query,
+         of_key, feature_bias, key_bias, of_query_head, of_key_head, feature_bias_head, key_bias_batch, key_bias_head,
+         block, lag)
 
 struct FeatureForward {
-  Sizes sizes;
-  FeatureInputs in;
-  Rows out;
+  FeatureInputs inputs;
+  RowsOut out;
   float *lse;  // (B,H,N)
-  void *workspace;
 };
+DESCRIBE(FeatureForward, inputs, out, lse)
 
 struct FeatureBackward {
-  Sizes sizes;
-  FeatureInputs in;
-  Rows out, grad_out, grad_query, grad_key, grad_value;  // grad_out: null where nobody reads `out`
+  FeatureInputs inputs;
+  Rows out, grad_out;           // grad_out: null where nobody reads `out`
   const float *lse, *grad_lse;  // (B,H,N); grad_lse: null where nobody reads `lse`
-  float *grad_key_bias;         // (B,G,M), or null
-  void *workspace;
+  RowsOut grad_query, grad_key, grad_value;
+  float *grad_key_bias;  // (B,G,M), or null
 };
+DESCRIBE(FeatureBackward, inputs, out, grad_out, lse, grad_lse, grad_query, grad_key, grad_value, grad_key_bias)
 
 struct CausalProduct {
-  Sizes sizes;  // D wide products; one of H and G divides the other
-  Rows query, key, value, out;
-  int64_t reverse;  // over i ≥ t
-  void *workspace;
+  int64_t B, H, G, N, D, E, threads;  // products of rows that are D wide; one of H and G divides the other
+  int64_t reverse;                    // over i ≥ t
+  Rows query, key, value;
+  RowsOut out;
 };
+DESCRIBE(CausalProduct, B, H, G, N, D, E, threads, reverse, query, key, value, out)
+
+// Each kernel, with its arguments: KERNEL(name, structure). It returns the bytes of workspace that it needs; with a
+// workspace it runs, and returns BAD_LIST where a list of tokens among its arguments names one that is not there.
+#define KERNELS                                  \
+  KERNEL(hash, Hashing)                          \
+  KERNEL(kmeans, Clustering)                     \
+  KERNEL(clustered_forward, ClusteredForward)    \
+  KERNEL(clustered_backward, ClusteredBackward)  \
+  KERNEL(bucket_forward, BucketForward)          \
+  KERNEL(bucket_backward, BucketBackward)        \
+  KERNEL(bucket_top, Selecting)                  \
+  KERNEL(bucket_blocks, Blocking)                \
+  KERNEL(feature_forward, FeatureForward)        \
+  KERNEL(feature_backward, FeatureBackward)      \
+  KERNEL(causal_product, CausalProduct)

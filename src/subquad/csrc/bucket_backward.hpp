@@ -6,7 +6,7 @@
 // As forwards, every slot of a query and of a key has a place of its own for what it gets, and a token's places are
 // added in their order.
 
-constexpr int64_t MOST_PARTS = 4;  // tasks of a bucket with many keys; each has places of its own for the queries
+constexpr int64_t MOST_PARTS = 4;  // tasks per bucket with many keys; each has places of its own for the queries
 
 struct BucketGradients {
   Listing queries, keys;
@@ -17,31 +17,31 @@ struct BucketGradients {
   float *of_bias;              // (key slots)
   int64_t query_slots;
 
-  BucketGradients(Arena &arena, const Sizes &s, const Extent &all)
-      : queries(arena, all.queries, all.buckets, s.N), keys(arena, all.keys, all.buckets, s.M) {
-    const int64_t D = round_up(s.D, W), whole = (all.most_keys + BUCKET_KEYS - 1) / BUCKET_KEYS;
+  BucketGradients(Arena &arena, const BucketInputs &in, const Extent &all)
+      : queries(arena, all.queries, all.buckets, in.N), keys(arena, all.keys, all.buckets, in.M) {
+    const int64_t D = round_up(in.D, W), whole = (all.most_keys + BUCKET_KEYS - 1) / BUCKET_KEYS;
     parts = whole < 1 ? 1 : whole < MOST_PARTS ? whole : MOST_PARTS;
     query_slots = all.queries;
-    delta = arena.take<float>(s.N);
-    lse = arena.take<float>(s.N);
+    delta = arena.take<float>(in.N);
+    lse = arena.take<float>(in.N);
     of_queries = arena.take<float>(parts * query_slots * D);
     of_keys = arena.take<float>(all.keys * D);
-    of_values = arena.take<float>(all.keys * round_up(s.E, W));
+    of_values = arena.take<float>(all.keys * round_up(in.E, W));
     of_bias = arena.take<float>(all.keys);
   }
 
   void list(const BucketBackward &a, int64_t bh, const Extent &all) const {
-    const Sizes &s = a.sizes;
-    list_keys(a.buckets, bh, s.M, keys);
-    keys.find_places(all.buckets, s.M);
-    list_queries(a.buckets, bh, s.N, all.buckets, queries);
-    queries.find_places(all.buckets, s.N);
-    for (int64_t i = 0; i < s.N; i++) {
-      const float of_row = a.lse[bh * s.N + i], of_lse = a.grad_lse ? a.grad_lse[bh * s.N + i] : 0;
+    const BucketInputs &in = a.inputs;
+    list_keys(in.sets, bh, in.M, keys);
+    keys.find_places(all.buckets, in.M);
+    list_queries(in.sets, bh, in.N, all.buckets, queries);
+    queries.find_places(all.buckets, in.N);
+    for (int64_t i = 0; i < in.N; i++) {
+      const float of_row = a.lse[bh * in.N + i], of_lse = a.grad_lse ? a.grad_lse[bh * in.N + i] : 0;
       delta[i] = -of_lse;
       if (a.grad_out.data)
-        delta[i] += dot(row_of<float>(a.grad_out, bh / s.H, bh % s.H, i),
-                        row_of<float>(a.out, bh / s.H, bh % s.H, i), s.E);
+        delta[i] += dot(row_of<float>(a.grad_out, bh / in.H, bh % in.H, i),
+                        row_of<float>(a.out, bh / in.H, bh % in.H, i), in.E);
       // Of no key: all weights are 0. Of keys with logits of −∞ alone, whose output is NaN: so are they.
       const float none = delta[i] == delta[i] ? __builtin_inff() : delta[i];
       lse[i] = of_row == -__builtin_inff() ? none : of_row;
@@ -55,13 +55,13 @@ struct BucketGradScratch {
   int32_t *numbers;
   float *queries, *grads, *weights, *products;  // a tile of queries
 
-  BucketGradScratch(Arena &arena, const Sizes &s, const Extent &all) {
+  BucketGradScratch(Arena &arena, const BucketInputs &in, const Extent &all) {
     const int64_t K = round_up(all.most_keys < BUCKET_KEYS ? all.most_keys : BUCKET_KEYS, W);
-    const int64_t D = round_up(s.D, W), E = round_up(s.E, W);
+    const int64_t D = round_up(in.D, W), E = round_up(in.E, W);
     key_rows = arena.take<float>(K * D);
-    keys = arena.take<float>(s.D * K);
+    keys = arena.take<float>(in.D * K);
     value_rows = arena.take<float>(K * E);
-    values = arena.take<float>(s.E * K);
+    values = arena.take<float>(in.E * K);
     bias = arena.take<float>(K);
     of_bias = arena.take<float>(K);
     numbers = arena.take<int32_t>(K);
@@ -76,22 +76,23 @@ struct BucketGradScratch {
 // where the row or the value is NaN.
 static void weights_backward(const BucketBackward &a, int64_t b, int64_t h, int64_t span, const int32_t *queries,
                              int64_t count, int64_t lanes, const BucketGradients &head, const BucketGradScratch &own) {
-  const bool all = sees_all(a.pattern, span);
-  const int64_t E = round_up(a.sizes.E, W);
+  const BucketInputs &in = a.inputs;
+  const bool all = sees_all(in, span);
+  const int64_t E = round_up(in.E, W);
   for (int64_t i = 0; i < count; i++) {
-    const Seen seen = seen_by(a.pattern, a.sizes, span, b, h, queries[i]);
+    const Seen seen = seen_by(in, span, b, h, queries[i]);
     const float lse = head.lse[queries[i]], delta = head.delta[queries[i]];
     vi any = vi{} - (all ? 1 : 0);
     for (int64_t j = 0; j < lanes; j += W) {
       float *weights = own.weights + i * lanes + j, *products = own.products + i * lanes + j;
-      vf w = exp_nonpositive(visible_logits(weights, a.scale, own.bias + j, own.numbers + j, nullptr) - lse);
+      vf w = exp_nonpositive(visible_logits(weights, in.scale, own.bias + j, own.numbers + j, nullptr) - lse);
       vf ds = w * (load(products) - delta);
       if (!all) {
         const vi visible = visible_keys(own.numbers + j, seen);
         w = (vf)(visible & (vi)w), ds = (vf)(visible & (vi)ds), any |= visible;
       }
       store(weights, w);
-      store(products, ds * a.scale);
+      store(products, ds * in.scale);
       store(own.of_bias + j, load(own.of_bias + j) + ds);
     }
     if (delta != delta && all_set(any == 0)) zero(own.grads + i * E, E);  // which no value may get
@@ -102,16 +103,16 @@ static void weights_backward(const BucketBackward &a, int64_t b, int64_t h, int6
 static void tile_backward(const BucketBackward &a, int64_t b, int64_t h, int64_t span, int64_t first, int64_t count,
                           int64_t slot, int64_t keys, int64_t part, bool add, const BucketGradients &head,
                           const BucketGradScratch &own) {
-  const Sizes &s = a.sizes;
-  const int64_t lanes = round_up(keys, W), D = round_up(s.D, W), E = round_up(s.E, W);
+  const BucketInputs &in = a.inputs;
+  const int64_t lanes = round_up(keys, W), D = round_up(in.D, W), E = round_up(in.E, W);
   const int32_t *queries = head.queries.tokens;
-  pack_rows<float>(a.query, b, h, queries, first, count, s.D, own.queries, D);
+  pack_rows<float>(in.query, b, h, queries, first, count, in.D, own.queries, D);
   if (a.grad_out.data)
-    pack_rows<float>(a.grad_out, b, h, queries, first, count, s.E, own.grads, E);
+    pack_rows<float>(a.grad_out, b, h, queries, first, count, in.E, own.grads, E);
   else
     zero(own.grads, count * E);
-  gemm(count, lanes, s.D, own.queries, D, 1, own.keys, lanes, own.weights, lanes, false);
-  gemm(count, lanes, s.E, own.grads, E, 1, own.values, lanes, own.products, lanes, false);
+  gemm(count, lanes, in.D, own.queries, D, 1, own.keys, lanes, own.weights, lanes, false);
+  gemm(count, lanes, in.E, own.grads, E, 1, own.values, lanes, own.products, lanes, false);
   weights_backward(a, b, h, span, queries + first, count, lanes, head, own);
   gemm(count, D, keys, own.products, lanes, 1, own.key_rows, D, head.of_queries + (part * head.query_slots + first) * D,
        D, add);
@@ -122,10 +123,10 @@ static void tile_backward(const BucketBackward &a, int64_t b, int64_t h, int64_t
 // One part of a bucket's keys, with all queries of the bucket.
 static void part_backward(const BucketBackward &a, int64_t b, int64_t h, int64_t bucket, int64_t part,
                           const BucketGradients &head, const BucketGradScratch &own) {
-  const Sizes &s = a.sizes;
-  const int64_t g = h / (s.H / s.G), D = round_up(s.D, W), E = round_up(s.E, W), all = head.keys.size(bucket);
+  const BucketInputs &in = a.inputs;
+  const int64_t g = h / (in.H / in.G), D = round_up(in.D, W), E = round_up(in.E, W), all = head.keys.size(bucket);
   const int64_t share = round_up((all + head.parts - 1) / head.parts, BUCKET_KEYS);
-  const int64_t span = span_of(a.buckets, bucket), start = part * share, end = start + share < all ? start + share : all;
+  const int64_t span = span_of(in.sets, bucket), start = part * share, end = start + share < all ? start + share : all;
   const int64_t queries = head.queries.starts[bucket], of_it = head.queries.size(bucket);
   if (start >= end) return zero(head.of_queries + (part * head.query_slots + queries) * D, of_it * D);
   for (int64_t at = start; at < end; at += BUCKET_KEYS) {
@@ -135,9 +136,9 @@ static void part_backward(const BucketBackward &a, int64_t b, int64_t h, int64_t
     zero(head.of_values + slot * E, count * E);
     zero(own.of_bias, round_up(count, W));
     if (of_it > 0) {
-      pack_both_ways(a.key, b, g, keys, count, s.D, own.key_rows, own.keys);
-      pack_both_ways(a.value, b, g, keys, count, s.E, own.value_rows, own.values);
-      pack_numbers(keys, count, a.key_bias ? a.key_bias + (b * s.H + h) * s.M : nullptr, own.numbers, own.bias);
+      pack_both_ways(in.key, b, g, keys, count, in.D, own.key_rows, own.keys);
+      pack_both_ways(in.value, b, g, keys, count, in.E, own.value_rows, own.values);
+      pack_numbers(keys, count, in.key_bias ? in.key_bias + (b * in.H + h) * in.M : nullptr, own.numbers, own.bias);
     }
     for (int64_t i = 0; i < of_it; i += QUERY_TILE)
       tile_backward(a, b, h, span, queries + i, of_it - i < QUERY_TILE ? of_it - i : QUERY_TILE, slot, count,
@@ -154,74 +155,74 @@ static void add_rows(const float *rows, const int32_t *places, int64_t count, in
 // Queries [from, to): what their places hold, in order.
 static void sum_queries(const BucketBackward &a, int64_t b, int64_t h, int64_t from, int64_t to,
                         const BucketGradients &head) {
-  const Sizes &s = a.sizes;
-  const int64_t D = round_up(s.D, W);
+  const BucketInputs &in = a.inputs;
+  const int64_t D = round_up(in.D, W);
   for (int64_t query = from; query < to; query++) {
     const int32_t first = head.queries.firsts[query], count = head.queries.firsts[query + 1] - first;
     float *row = row_of<float>(a.grad_query, b, h, query);
-    zero(row, s.D);
+    zero(row, in.D);
     for (int64_t part = 0; part < head.parts; part++)
-      add_rows(head.of_queries + part * head.query_slots * D, head.queries.places + first, count, s.D, D, row);
+      add_rows(head.of_queries + part * head.query_slots * D, head.queries.places + first, count, in.D, D, row);
   }
 }
 
 // Keys [from, to) of one key head: what their places hold in all query heads of its group, in order.
 static void sum_keys(const BucketBackward &a, int64_t b, int64_t g, int64_t from, int64_t to,
                      const BucketGradients *heads) {
-  const Sizes &s = a.sizes;
-  const int64_t group = s.H / s.G;
+  const BucketInputs &in = a.inputs;
+  const int64_t group = in.H / in.G;
   for (int64_t key = from; key < to; key++) {
     float *of_key = row_of<float>(a.grad_key, b, g, key), *of_value = row_of<float>(a.grad_value, b, g, key);
-    zero(of_key, s.D);
-    zero(of_value, s.E);
+    zero(of_key, in.D);
+    zero(of_value, in.E);
     for (int64_t i = 0; i < group; i++) {
       const BucketGradients &head = heads[i];
       const int32_t first = head.keys.firsts[key], count = head.keys.firsts[key + 1] - first;
-      add_rows(head.of_keys, head.keys.places + first, count, s.D, round_up(s.D, W), of_key);
-      add_rows(head.of_values, head.keys.places + first, count, s.E, round_up(s.E, W), of_value);
+      add_rows(head.of_keys, head.keys.places + first, count, in.D, round_up(in.D, W), of_key);
+      add_rows(head.of_values, head.keys.places + first, count, in.E, round_up(in.E, W), of_value);
       if (!a.grad_key_bias) continue;
-      float *of_bias = a.grad_key_bias + (b * s.H + g * group + i) * s.M + key;
+      float *of_bias = a.grad_key_bias + (b * in.H + g * group + i) * in.M + key;
       *of_bias = 0;
       add_rows(head.of_bias, head.keys.places + first, count, 1, 1, of_bias);
     }
   }
 }
 
-static int64_t bucket_backward(const BucketBackward &a) {
-  const Sizes &s = a.sizes;
-  const Extent all(a.buckets);
-  Arena arena{(char *)a.workspace}, one{nullptr};
-  const BucketGradients sized(one, s, all);
-  const int64_t group = s.H / s.G, groups = s.B * s.G;
-  const int64_t wave = heads_at_once(groups, s.threads, one.used * group);
+static int64_t bucket_backward(const BucketBackward &a, void *workspace) {
+  const BucketInputs &in = a.inputs;
+  const Extent all(in.sets);
+  Arena arena{(char *)workspace}, one{nullptr};
+  const BucketGradients sized(one, in, all);
+  const int64_t group = in.H / in.G, groups = in.B * in.G;
+  const int64_t wave = heads_at_once(groups, in.threads, one.used * group);
   BucketGradients *heads = arena.take<BucketGradients>(wave * group);
   for (int64_t i = 0; i < wave * group; i++) {
-    const BucketGradients head(arena, s, all);
+    const BucketGradients head(arena, in, all);
     if (arena.base) heads[i] = head;
   }
-  const PerThread<BucketGradScratch> scratch(arena, s, all);
+  const PerThread<BucketGradScratch> scratch(arena, in.threads, in, all);
   if (!arena.base) return arena.used;
 
-  const int64_t tasks = all.buckets * sized.parts, ranges = (s.N + MERGED - 1) / MERGED;
-  const int64_t key_ranges = (s.M + MERGED - 1) / MERGED;
+  const int64_t tasks = all.buckets * sized.parts, ranges = (in.N + MERGED - 1) / MERGED;
+  const int64_t key_ranges = (in.M + MERGED - 1) / MERGED;
   for (int64_t first = 0; first < groups; first += wave) {
     const int64_t now = groups - first < wave ? groups - first : wave;
-    auto head_of = [&](int64_t i) { return first / s.G * s.H + first % s.G * group + i; };  // heads of a wave adjoin
+    auto head_of = [&](int64_t i) { return first / in.G * in.H + first % in.G * group + i; };  // heads of a wave adjoin
     const Stage listing = {now * group, [&](int64_t i, int) { heads[i].list(a, head_of(i), all); }};
     const Stage buckets = {now * group * tasks, [&](int64_t task, int thread) {
       const int64_t i = task / tasks, bh = head_of(i), bucket = task % tasks / sized.parts;
-      part_backward(a, bh / s.H, bh % s.H, bucket, task % sized.parts, heads[i], scratch.of[thread]);
+      part_backward(a, bh / in.H, bh % in.H, bucket, task % sized.parts, heads[i], scratch.of[thread]);
     }};
     const Stage over_queries = {now * group * ranges, [&](int64_t task, int) {
       const int64_t i = task / ranges, bh = head_of(i), from = task % ranges * MERGED;
-      sum_queries(a, bh / s.H, bh % s.H, from, from + MERGED < s.N ? from + MERGED : s.N, heads[i]);
+      sum_queries(a, bh / in.H, bh % in.H, from, from + MERGED < in.N ? from + MERGED : in.N, heads[i]);
     }};
     const Stage over_keys = {now * key_ranges, [&](int64_t task, int) {
       const int64_t i = task / key_ranges, from = task % key_ranges * MERGED;
-      sum_keys(a, (first + i) / s.G, (first + i) % s.G, from, from + MERGED < s.M ? from + MERGED : s.M,
+      sum_keys(a, (first + i) / in.G, (first + i) % in.G, from, from + MERGED < in.M ? from + MERGED : in.M,
                heads + i * group);
     }};
-    parallel_stages(s.threads, listing, buckets, over_queries, over_keys);
+    parallel_stages(in.threads, listing, buckets, over_queries, over_keys);
   }
   return arena.used;
 }

@@ -3,46 +3,50 @@
 // Every bucket packs its keys and values once for up to QUERY_RUN of its queries. What a query gets there stays in a
 // slot of its own, and its slots are merged in their order: results do not depend on which thread did what.
 //
+//     listing     per head: buckets as lists, and runs of queries that share a bucket
+//     attention   per run: a tile of queries against up to BUCKET_KEYS keys at a time, into the queries' slots
+//     merging     per query: its slots, which its places in the listing name
+//
 // Weights are 2^−SHRUNK of what they are, so that no sum of values overflows whose mean does not. A query that sees
 // keys, all with logits of −∞, has an output of NaN, as softmax does; one that sees none has 0.
 
-constexpr int64_t QUERY_RUN = 384;    // queries of a task
-constexpr int64_t QUERY_TILE = 48;    // rows of a product
+constexpr int64_t QUERY_RUN = 384;    // queries per task
+constexpr int64_t QUERY_TILE = 48;    // rows per product
 constexpr int64_t BUCKET_KEYS = 512;  // keys packed at a time
-constexpr int64_t MERGED = 256;       // queries of a merging task
+constexpr int64_t MERGED = 256;       // queries per merging task
 constexpr int SHRUNK = 24;            // 2²⁴ keys of the largest values have a finite sum
 constexpr float GROWN = 1 << SHRUNK;
 
-struct Segment {
+struct QueryRun {
   int32_t bucket, first, count;  // queries [first, first + count) of the listing
 };
 
 struct BucketHead {
   Listing queries, keys;
-  Segment *segments;
-  int64_t segment_count, most_segments, width;
+  QueryRun *runs;
+  int64_t run_count, most_runs, width;
   float *out;               // (slots,E') 2^−SHRUNK Σ e^{logit − highest} V
   float *highest, *total;   // (slots)
 
-  BucketHead(Arena &arena, const Sizes &s, const Extent &all)
-      : queries(arena, all.queries, all.buckets, s.N), keys(arena, all.keys, all.buckets, s.M) {
-    segment_count = 0;
-    most_segments = all.queries / QUERY_RUN + all.buckets;
-    width = round_up(s.E, W);
-    segments = arena.take<Segment>(most_segments);
+  BucketHead(Arena &arena, const BucketInputs &in, const Extent &all)
+      : queries(arena, all.queries, all.buckets, in.N), keys(arena, all.keys, all.buckets, in.M) {
+    run_count = 0;
+    most_runs = all.queries / QUERY_RUN + all.buckets;
+    width = round_up(in.E, W);
+    runs = arena.take<QueryRun>(most_runs);
     out = arena.take<float>(all.queries * width);
     highest = arena.take<float>(all.queries);
     total = arena.take<float>(all.queries);
   }
 
-  void list(const BucketForward &a, int64_t bh, const Extent &all) {
-    list_keys(a.buckets, bh, a.sizes.M, keys);
-    list_queries(a.buckets, bh, a.sizes.N, all.buckets, queries);
-    queries.find_places(all.buckets, a.sizes.N);
-    segment_count = 0;
+  void list(const BucketInputs &in, int64_t bh, const Extent &all) {
+    list_keys(in.sets, bh, in.M, keys);
+    list_queries(in.sets, bh, in.N, all.buckets, queries);
+    queries.find_places(all.buckets, in.N);
+    run_count = 0;
     for (int64_t c = 0; c < all.buckets; c++)
       for (int64_t first = queries.starts[c], end = queries.starts[c + 1]; first < end; first += QUERY_RUN)
-        segments[segment_count++] = {(int32_t)c, (int32_t)first,
+        runs[run_count++] = {(int32_t)c, (int32_t)first,
                                      (int32_t)(end - first < QUERY_RUN ? end - first : QUERY_RUN)};
   }
 };
@@ -56,14 +60,14 @@ struct BucketScratch {
   float *queries;   // (QUERY_TILE,D)
   float *weights;   // (QUERY_TILE,K')
 
-  BucketScratch(Arena &arena, const Sizes &s, const Extent &all) {
-    const int64_t K = round_up(all.most_keys < BUCKET_KEYS ? all.most_keys : BUCKET_KEYS, W), D = round_up(s.D, W);
+  BucketScratch(Arena &arena, const BucketInputs &in, const Extent &all) {
+    const int64_t K = round_up(all.most_keys < BUCKET_KEYS ? all.most_keys : BUCKET_KEYS, W), D = round_up(in.D, W);
     rows = arena.take<float>(K * D);
-    keys = arena.take<float>(s.D * K);
-    values = arena.take<float>(K * round_up(s.E, W));
+    keys = arena.take<float>(in.D * K);
+    values = arena.take<float>(K * round_up(in.E, W));
     bias = arena.take<float>(K);
     numbers = arena.take<int32_t>(K);
-    queries = arena.take<float>(QUERY_TILE * s.D);
+    queries = arena.take<float>(QUERY_TILE * in.D);
     weights = arena.take<float>(QUERY_TILE * K);
   }
 };
@@ -77,8 +81,8 @@ static void pack_both_ways(const Rows &from, int64_t b, int64_t g, const int32_t
   pack_transposed(rows, lanes, width, padded, transposed, lanes);
 }
 
-// A row of products to 2^−SHRUNK e^{logit − highest}, with the running maximum and sum. Returns what older sums are to be
-// multiplied with.
+// A row of products to 2^−SHRUNK e^{logit − highest}, with the running maximum and sum. Returns the factor that brings
+// older sums to the new maximum.
 static float online_row(float *row, int64_t lanes, float scale, const BucketScratch &own, const Seen *seen,
                         float *highest_so_far, float *total) {
   vf high = splat(*highest_so_far), sums = {};
@@ -102,14 +106,14 @@ static float online_row(float *row, int64_t lanes, float scale, const BucketScra
 // A tile of queries over the keys that are packed.
 static void attend_tile(const BucketForward &a, int64_t b, int64_t h, int64_t span, int64_t first, int64_t count,
                         int64_t keys, bool add, const BucketHead &head, const BucketScratch &own) {
-  const Sizes &s = a.sizes;
+  const BucketInputs &in = a.inputs;
   const int64_t lanes = round_up(keys, W), width = head.width;
-  const bool all = sees_all(a.pattern, span);
-  pack_rows<float>(a.query, b, h, head.queries.tokens, first, count, s.D, own.queries, s.D);
-  gemm(count, lanes, s.D, own.queries, s.D, 1, own.keys, lanes, own.weights, lanes, false);
+  const bool all = sees_all(in, span);
+  pack_rows<float>(in.query, b, h, head.queries.tokens, first, count, in.D, own.queries, in.D);
+  gemm(count, lanes, in.D, own.queries, in.D, 1, own.keys, lanes, own.weights, lanes, false);
   for (int64_t i = 0; i < count; i++) {
-    const Seen seen = seen_by(a.pattern, s, span, b, h, head.queries.tokens[first + i]);
-    const float shrink = online_row(own.weights + i * lanes, lanes, a.scale, own, all ? nullptr : &seen,
+    const Seen seen = seen_by(in, span, b, h, head.queries.tokens[first + i]);
+    const float shrink = online_row(own.weights + i * lanes, lanes, in.scale, own, all ? nullptr : &seen,
                                     head.highest + first + i, head.total + first + i);
     float *out = head.out + (first + i) * width;
     for (int64_t e = 0; add && shrink != 1 && e < width; e++) out[e] *= shrink;
@@ -117,10 +121,11 @@ static void attend_tile(const BucketForward &a, int64_t b, int64_t h, int64_t sp
   gemm(count, width, keys, own.weights, lanes, 1, own.values, width, head.out + first * width, width, add);
 }
 
-static void attend_segment(const BucketForward &a, int64_t b, int64_t h, const BucketHead &head, const Segment &of,
+// A run of queries over all keys of its bucket. Only the first chunk of keys overwrites what the slots hold.
+static void attend_run(const BucketForward &a, int64_t b, int64_t h, const BucketHead &head, const QueryRun &of,
                            const BucketScratch &own) {
-  const Sizes &s = a.sizes;
-  const int64_t g = h / (s.H / s.G), all = head.keys.size(of.bucket), span = span_of(a.buckets, of.bucket);
+  const BucketInputs &in = a.inputs;
+  const int64_t g = h / (in.H / in.G), all = head.keys.size(of.bucket), span = span_of(in.sets, of.bucket);
   const int32_t *keys = head.keys.tokens + head.keys.starts[of.bucket];
   for (int64_t i = of.first; i < of.first + of.count; i++) {
     head.highest[i] = -__builtin_inff();
@@ -128,9 +133,9 @@ static void attend_segment(const BucketForward &a, int64_t b, int64_t h, const B
   }
   for (int64_t at = 0; at < all; at += BUCKET_KEYS) {
     const int64_t count = all - at < BUCKET_KEYS ? all - at : BUCKET_KEYS;
-    pack_both_ways(a.key, b, g, keys + at, count, s.D, own.rows, own.keys);
-    pack_rows<float>(a.value, b, g, keys + at, 0, count, s.E, own.values, head.width);
-    pack_numbers(keys + at, count, a.key_bias ? a.key_bias + (b * s.H + h) * s.M : nullptr, own.numbers, own.bias);
+    pack_both_ways(in.key, b, g, keys + at, count, in.D, own.rows, own.keys);
+    pack_rows<float>(in.value, b, g, keys + at, 0, count, in.E, own.values, head.width);
+    pack_numbers(keys + at, count, in.key_bias ? in.key_bias + (b * in.H + h) * in.M : nullptr, own.numbers, own.bias);
     for (int64_t i = 0; i < of.count; i += QUERY_TILE)
       attend_tile(a, b, h, span, of.first + i, of.count - i < QUERY_TILE ? of.count - i : QUERY_TILE, count, at > 0,
                   head, own);
@@ -138,12 +143,12 @@ static void attend_segment(const BucketForward &a, int64_t b, int64_t h, const B
 }
 
 // Whether a query sees any of its buckets' keys.
-static bool sees_any(const BucketForward &a, int64_t b, int64_t h, int64_t query, const BucketHead &head) {
+static bool sees_any(const BucketInputs &in, int64_t b, int64_t h, int64_t query, const BucketHead &head) {
   const int32_t *place = head.queries.places + head.queries.firsts[query];
   const int32_t *end = head.queries.places + head.queries.firsts[query + 1];
   for (int64_t bucket = 0; place < end; place++) {  // places ascend, as the buckets do in which they are
     while (head.queries.starts[bucket + 1] <= *place) bucket++;
-    const Seen seen = seen_by(a.pattern, a.sizes, span_of(a.buckets, bucket), b, h, query);
+    const Seen seen = seen_by(in, span_of(in.sets, bucket), b, h, query);
     for (int64_t j = head.keys.starts[bucket]; j < head.keys.starts[bucket + 1]; j++) {
       const int32_t key = head.keys.tokens[j];
       const bool hidden = key < seen.low || key > seen.high || key == seen.self || (seen.hidden && seen.hidden[key]);
@@ -155,53 +160,53 @@ static bool sees_any(const BucketForward &a, int64_t b, int64_t h, int64_t query
 
 // One query's slots together; one that saw no key has total 0 and counts for nothing.
 static void merge_query(const BucketForward &a, int64_t b, int64_t h, int64_t query, const BucketHead &head) {
-  const Sizes &s = a.sizes;
+  const BucketInputs &in = a.inputs;
   const int32_t *place = head.queries.places + head.queries.firsts[query];
   const int32_t *end = head.queries.places + head.queries.firsts[query + 1];
   float *to = row_of<float>(a.out, b, h, query), high = -__builtin_inff(), total = 0;
   for (const int32_t *at = place; at < end; at++) high = head.highest[*at] > high ? head.highest[*at] : high;
-  for (int64_t e = 0; e < s.E; e++) to[e] = 0;
+  for (int64_t e = 0; e < in.E; e++) to[e] = 0;
   for (const int32_t *at = place; at < end; at++) {
     if (head.total[*at] == 0) continue;
     const float share = head.highest[*at] == high ? 1 : __builtin_expf(head.highest[*at] - high);
     const float *out = head.out + *at * head.width;
     total += share * head.total[*at];
-    for (int64_t e = 0; e < s.E; e++) to[e] += share * out[e];
+    for (int64_t e = 0; e < in.E; e++) to[e] += share * out[e];
   }
-  a.lse[(b * s.H + h) * s.N + query] = total == 0 ? -__builtin_inff() : high + __builtin_logf(total * GROWN);
-  const float nothing = place < end && total == 0 && sees_any(a, b, h, query, head) ? __builtin_nanf("") : 0;
-  for (int64_t e = 0; e < s.E; e++) to[e] = total == 0 ? nothing : to[e] / total;
+  a.lse[(b * in.H + h) * in.N + query] = total == 0 ? -__builtin_inff() : high + __builtin_logf(total * GROWN);
+  const float nothing = place < end && total == 0 && sees_any(in, b, h, query, head) ? __builtin_nanf("") : 0;
+  for (int64_t e = 0; e < in.E; e++) to[e] = total == 0 ? nothing : to[e] / total;
 }
 
-static int64_t bucket_forward(const BucketForward &a) {
-  const Sizes &s = a.sizes;
-  const Extent all(a.buckets);
-  Arena arena{(char *)a.workspace}, one{nullptr};
-  const BucketHead sized(one, s, all);
-  const int64_t heads = s.B * s.H, wave = heads_at_once(heads, s.threads, one.used);
+static int64_t bucket_forward(const BucketForward &a, void *workspace) {
+  const BucketInputs &in = a.inputs;
+  const Extent all(in.sets);
+  Arena arena{(char *)workspace}, one{nullptr};
+  const BucketHead sized(one, in, all);
+  const int64_t heads = in.B * in.H, wave = heads_at_once(heads, in.threads, one.used);
   BucketHead *of = arena.take<BucketHead>(wave);
   for (int64_t i = 0; i < wave; i++) {
-    const BucketHead head(arena, s, all);
+    const BucketHead head(arena, in, all);
     if (arena.base) of[i] = head;
   }
-  const PerThread<BucketScratch> scratch(arena, s, all);
+  const PerThread<BucketScratch> scratch(arena, in.threads, in, all);
   if (!arena.base) return arena.used;
 
-  const int64_t merges = (s.N + MERGED - 1) / MERGED;
+  const int64_t merges = (in.N + MERGED - 1) / MERGED;
   for (int64_t first = 0; first < heads; first += wave) {
     const int64_t now = heads - first < wave ? heads - first : wave;
-    const Stage listing = {now, [&](int64_t i, int) { of[i].list(a, first + i, all); }};
-    const Stage attention = {now * sized.most_segments, [&](int64_t task, int thread) {
-      const int64_t i = task / sized.most_segments, segment = task % sized.most_segments, bh = first + i;
-      if (segment < of[i].segment_count)
-        attend_segment(a, bh / s.H, bh % s.H, of[i], of[i].segments[segment], scratch.of[thread]);
+    const Stage listing = {now, [&](int64_t i, int) { of[i].list(in, first + i, all); }};
+    const Stage attention = {now * sized.most_runs, [&](int64_t task, int thread) {
+      const int64_t i = task / sized.most_runs, run = task % sized.most_runs, bh = first + i;
+      if (run < of[i].run_count)
+        attend_run(a, bh / in.H, bh % in.H, of[i], of[i].runs[run], scratch.of[thread]);
     }};
     const Stage merging = {now * merges, [&](int64_t task, int) {
       const int64_t i = task / merges, bh = first + i, start = task % merges * MERGED;
-      for (int64_t query = start; query < start + MERGED && query < s.N; query++)
-        merge_query(a, bh / s.H, bh % s.H, query, of[i]);
+      for (int64_t query = start; query < start + MERGED && query < in.N; query++)
+        merge_query(a, bh / in.H, bh % in.H, query, of[i]);
     }};
-    parallel_stages(s.threads, listing, attention, merging);
+    parallel_stages(in.threads, listing, attention, merging);
   }
   return arena.used;
 }

@@ -1,4 +1,11 @@
 // Buckets as lists without gaps: the queries and keys of each, and of every token where it stands in them.
+//
+//     slots      bucket 0: 3 7 · 9      bucket 1: · 1 · 3        · is an empty slot
+//     tokens     3 7 9 1 3
+//     starts     0     3   5                                     bucket c has tokens[starts[c] … starts[c + 1])
+//     places     of 1: 3      of 3: 0 4      of 7: 1      of 9: 2
+//
+// What a token gets is computed bucket by bucket, into its places, and then added place by place.
 
 struct Listing {
   int32_t *tokens;  // (slots) of the buckets, one after the other
@@ -15,6 +22,7 @@ struct Listing {
 
   int64_t size(int64_t bucket) const { return starts[bucket + 1] - starts[bucket]; }
 
+  // A counting sort of the places by the token that stands there.
   void find_places(int64_t buckets, int64_t positions) const {
     sort_by_label(tokens, Positions{nullptr, starts[buckets]}, positions, places, firsts);
   }
@@ -24,30 +32,29 @@ struct Listing {
 struct Extent {
   int64_t buckets = 0, queries = 0, keys = 0, most_keys = 0;
 
-  Extent(const BucketSets &of) {
-    for (int64_t i = 0; i < of.count; i++) {
-      const BucketSet &set = of.sets[i];
-      queries += set.T * set.S;
-      most_keys = set.K > most_keys ? set.K : most_keys;
+  Extent(const List<BucketSet> &of) {
+    for (const BucketSet &set : of) {
+      queries += set.blocks * set.query_slots;
+      most_keys = set.key_slots > most_keys ? set.key_slots : most_keys;
       if (set.first < buckets) continue;  // the keys are those of an earlier set
-      buckets += set.C;
-      keys += set.C * set.K;
+      buckets += set.buckets;
+      keys += set.buckets * set.key_slots;
     }
   }
 };
 
+// One comparison for both ends: a negative number is a large one without its sign.
 static inline bool filled(int64_t slot, int64_t positions) { return (uint64_t)slot < (uint64_t)positions; }
 
-static void list_keys(const BucketSets &of, int64_t bh, int64_t M, const Listing &to) {
+static void list_keys(const List<BucketSet> &of, int64_t bh, int64_t M, const Listing &to) {
   int64_t bucket = 0;
   int32_t count = to.starts[0] = 0;
-  for (int64_t i = 0; i < of.count; i++) {
-    const BucketSet &set = of.sets[i];
-    const int64_t *slots = set.keys + bh * set.C * set.K;
-    if (set.first < bucket) continue;
-    for (int64_t c = 0; c < set.C; c++, slots += set.K) {
-      for (int64_t k = 0; k < set.K; k++) {
-        to.tokens[count] = (int32_t)slots[k];
+  for (const BucketSet &set : of) {
+    const int64_t *slots = set.keys + bh * set.buckets * set.key_slots;
+    if (set.first < bucket) continue;  // listed with the earlier set
+    for (int64_t c = 0; c < set.buckets; c++, slots += set.key_slots) {
+      for (int64_t k = 0; k < set.key_slots; k++) {
+        to.tokens[count] = (int32_t)slots[k];  // written always, and kept where the slot is filled
         count += filled(slots[k], M);
       }
       to.starts[++bucket] = count;
@@ -57,21 +64,20 @@ static void list_keys(const BucketSets &of, int64_t bh, int64_t M, const Listing
 
 // Calls run(bucket, query) for every filled slot, block after block. A block of no bucket is passed over.
 template <class Run>
-static void for_queries(const BucketSets &of, int64_t bh, int64_t N, Run &&run) {
-  for (int64_t i = 0; i < of.count; i++) {
-    const BucketSet &set = of.sets[i];
-    const int64_t *slots = set.queries + bh * set.T * set.S;
-    for (int64_t t = 0; t < set.T; t++, slots += set.S) {
-      const int64_t bucket = set.bucket ? set.bucket[bh * set.T + t] : t;
-      if (!filled(bucket, set.C)) continue;
-      for (int64_t slot = 0; slot < set.S; slot++)
+static void for_queries(const List<BucketSet> &of, int64_t bh, int64_t N, Run &&run) {
+  for (const BucketSet &set : of) {
+    const int64_t *slots = set.queries + bh * set.blocks * set.query_slots;
+    for (int64_t t = 0; t < set.blocks; t++, slots += set.query_slots) {
+      const int64_t bucket = set.bucket ? set.bucket[bh * set.blocks + t] : t;
+      if (!filled(bucket, set.buckets)) continue;
+      for (int64_t slot = 0; slot < set.query_slots; slot++)
         if (filled(slots[slot], N)) run(set.first + bucket, (int32_t)slots[slot]);
     }
   }
 }
 
 // Blocks of one bucket come together, in the order of the sets and of the blocks.
-static void list_queries(const BucketSets &of, int64_t bh, int64_t N, int64_t buckets, const Listing &to) {
+static void list_queries(const List<BucketSet> &of, int64_t bh, int64_t N, int64_t buckets, const Listing &to) {
   for (int64_t c = 0; c <= buckets; c++) to.starts[c] = 0;
   for_queries(of, bh, N, [&](int64_t bucket, int32_t) { to.starts[bucket + 1]++; });
   for (int64_t c = 0; c < buckets; c++) to.starts[c + 1] += to.starts[c];
@@ -81,7 +87,10 @@ static void list_queries(const BucketSets &of, int64_t bh, int64_t N, int64_t bu
 }
 
 // Which keys a query sees by their numbers: low ≤ key ≤ high, not its own number where that is forbidden, and none that
-// is marked as hidden.
+// is marked as hidden. Where query i stands among the keys:
+//
+//     keys   0 ── low ────── i + offset ────── high ── M − 1
+//                  └── span ──┘ └── span ──┘                 under `causal`, high is i + offset
 struct Seen {
   int32_t low, high, self;
   const uint8_t *hidden;
@@ -99,23 +108,23 @@ static inline int64_t added(int64_t a, int64_t b) {
   return !__builtin_add_overflow(a, b, &sum) ? sum : a < 0 ? INT64_MIN : INT64_MAX;
 }
 
-static Seen seen_by(const Pattern &p, const Sizes &s, int64_t span, int64_t b, int64_t h, int64_t query) {
-  const int64_t at = added(query, p.offsets ? p.offsets[b] : p.offset);
+static Seen seen_by(const BucketInputs &in, int64_t span, int64_t b, int64_t h, int64_t query) {
+  const int64_t at = added(query, in.offsets ? in.offsets[b] : in.offset);
   return {span >= 0 ? as_number(added(at, -span)) : INT32_MIN,
-          p.causal ? as_number(at) : span >= 0 ? as_number(added(at, span)) : LAST_NUMBER,
-          p.other_keys_only ? (int32_t)query : -1,
-          p.hidden ? p.hidden + ((b * s.H + h) * p.hidden_rows + query % p.hidden_rows) * s.M : nullptr};
+          in.causal ? as_number(at) : span >= 0 ? as_number(added(at, span)) : LAST_NUMBER,
+          in.other_keys_only ? (int32_t)query : -1,
+          in.hidden ? in.hidden + ((b * in.H + h) * in.hidden_rows + query % in.hidden_rows) * in.M : nullptr};
 }
 
-static inline bool sees_all(const Pattern &p, int64_t span) {
-  return !p.causal && span < 0 && !p.other_keys_only && !p.hidden;
+static inline bool sees_all(const BucketInputs &in, int64_t span) {
+  return !in.causal && span < 0 && !in.other_keys_only && !in.hidden;
 }
 
 // How far queries and keys of a bucket may be apart.
-static int64_t span_of(const BucketSets &of, int64_t bucket) {
+static int64_t span_of(const List<BucketSet> &of, int64_t bucket) {
   int64_t i = 0;
-  while (bucket < of.sets[i].first || bucket >= of.sets[i].first + of.sets[i].C) i++;
-  return of.sets[i].span;
+  while (bucket < of[i].first || bucket >= of[i].first + of[i].buckets) i++;
+  return of[i].span;
 }
 
 // Which of W keys are seen.

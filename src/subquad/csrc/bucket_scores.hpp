@@ -14,13 +14,13 @@ struct ScoreScratch {
   float *tile;            // (SCORE_TILE,C')
 
   ScoreScratch(Arena &arena, const Selecting &a) {
-    const int64_t C = round_up(a.sizes.C, W);
+    const int64_t C = round_up(a.buckets, W);
     int64_t widest = 0, all = 0, hidden = 0;
-    for (int64_t t = 0; t < a.term_count; t++)
-      for (int64_t l = 0; l < a.terms[t].layer_count; l++) {
+    for (int64_t t = 0; t < a.terms.count; t++)
+      for (int64_t l = 0; l < a.terms[t].layers.count; l++) {
         const HashLayer &layer = a.terms[t].layers[l];
         const int64_t in = round_up(layer.in, W), out = round_up(layer.out, W);
-        const bool last = l + 1 == a.terms[t].layer_count;
+        const bool last = l + 1 == a.terms[t].layers.count;
         widest = in > widest ? in : widest;
         all += layer.in * out;
         hidden += last ? 0 : out;
@@ -37,19 +37,19 @@ struct ScoreScratch {
 
 // The weights of one head's hash functions.
 static void pack_hashes(const Selecting &a, int64_t h, const ScoreScratch &own) {
-  const int64_t C = round_up(a.sizes.C, W);
+  const int64_t C = round_up(a.buckets, W);
   float *weights = own.weights, *biases = own.biases;
-  for (int64_t c = 0; c < C; c++) own.bias[c] = c < a.sizes.C ? 0 : -__builtin_inff();
-  for (int64_t t = 0; t < a.term_count; t++) {
+  for (int64_t c = 0; c < C; c++) own.bias[c] = c < a.buckets ? 0 : -__builtin_inff();
+  for (int64_t t = 0; t < a.terms.count; t++) {
     const HashTerm &term = a.terms[t];
-    const int64_t g = h / (a.sizes.H / term.heads);
-    for (int64_t l = 0; l < term.layer_count; l++) {
+    const int64_t g = h / (a.H / term.heads);
+    for (int64_t l = 0; l < term.layers.count; l++) {
       const HashLayer &layer = term.layers[l];
       const int64_t out = round_up(layer.out, W);
       for (int64_t r = 0; r < layer.in; r++, weights += out)
         load_row(layer.weight + (g * layer.in + r) * layer.out, layer.out, weights, out);
       const float *bias = layer.bias + g * layer.out;
-      if (l + 1 == term.layer_count) {
+      if (l + 1 == term.layers.count) {
         for (int64_t c = 0; c < layer.out; c++) own.bias[c] += bias[c];
       } else {
         load_row(bias, layer.out, biases, out);
@@ -64,12 +64,12 @@ static void add_hashes(const Selecting &a, const HashTerm &term, int64_t b, int6
                        const ScoreScratch &own, const float *&weights, const float *&biases) {
   float *input = own.input, *output = own.output;
   int64_t row = round_up(term.layers[0].in, W);
-  pack_rows<float>(term.x, b, h / (a.sizes.H / term.heads), own.tokens, 0, count, term.layers[0].in, input, row);
+  pack_rows<float>(term.x, b, h / (a.H / term.heads), own.tokens, 0, count, term.layers[0].in, input, row);
   for (int64_t i = 0; i < count * row; i++) input[i] *= a.root;
-  for (int64_t l = 0; l < term.layer_count; l++) {
+  for (int64_t l = 0; l < term.layers.count; l++) {
     const HashLayer &layer = term.layers[l];
     const int64_t out = round_up(layer.out, W);
-    const bool last = l + 1 == term.layer_count;
+    const bool last = l + 1 == term.layers.count;
     gemm(count, out, layer.in, input, row, 1, weights, out, last ? own.tile : output, out, last);
     weights += layer.in * out;
     if (last) return;
@@ -84,14 +84,14 @@ static void add_hashes(const Selecting &a, const HashTerm &term, int64_t b, int6
 
 // The scores of `count` of the tokens that `own` names.
 static void score_tile(const Selecting &a, int64_t b, int64_t h, int64_t count, const ScoreScratch &own) {
-  const int64_t C = round_up(a.sizes.C, W);
+  const int64_t C = round_up(a.buckets, W);
   for (int64_t i = 0; i < count; i++) {
     float *to = own.tile + i * C;
     for (int64_t c = 0; c < C; c += W) store(to + c, load(own.bias + c));
-    if (a.term_count == 0) load_row(row_of<float>(a.scores, b, h, own.tokens[i]), a.sizes.C, to, a.sizes.C);
+    if (a.terms.count == 0) load_row(row_of<float>(a.scores, b, h, own.tokens[i]), a.buckets, to, a.buckets);
   }
   const float *weights = own.weights, *biases = own.biases;
-  for (int64_t t = 0; t < a.term_count; t++) add_hashes(a, a.terms[t], b, h, count, own, weights, biases);
+  for (int64_t t = 0; t < a.terms.count; t++) add_hashes(a, a.terms[t], b, h, count, own, weights, biases);
 }
 
 // How a token's scores x are ranked: by x − total, but the one that equals `top` by `odds`. With the logits' softmax p

@@ -4,6 +4,13 @@
 // Tokens stream by once, all columns of one after the other. A bound from a sample of the tokens lets few values of a
 // column through; those become candidates, of which the best are kept whenever their room is full. What is chosen does
 // not depend on the sample or on how tokens are shared out: columns that a sample misled are gone through again.
+//
+//                  columns: buckets →
+//     sampling     every n-th token                →  bound of each column
+//     streaming    tokens ↓  value > bound?        →  candidates of each column, per chunk of tokens
+//                                                     [ best so far | room ]   full: the best stay, the worst of them
+//                                                                              is the new bound
+//     merging      candidates of all chunks        →  the best of each column; too few: again without a bound
 
 constexpr int64_t LEAST_SAMPLE = 1024, SAMPLE_SHARE = 16;
 
@@ -18,20 +25,20 @@ struct Candidates {
 };
 
 // The best of each column in the chunks of the heads' tokens, ascending: a chunk's in a piece of its own.
-struct TopPartial {
+struct ChunkTops {
   Pieces<float> values;   // (C,K)
   Pieces<int32_t> ranks;  // (C,K)
   Pieces<int32_t> found;  // (C)
   Pieces<float> bounds;   // a head: (C')
   int64_t chunks;
 
-  TopPartial(Arena &arena, const Sizes &s) {
-    const int64_t heads = s.B * s.H;
-    chunks = heads % s.threads == 0 || heads >= 4 * s.threads ? 1 : 2 * s.threads;
-    values = arena.take_each<float>(heads * chunks, s.C * s.K);
-    ranks = arena.take_each<int32_t>(heads * chunks, s.C * s.K);
-    found = arena.take_each<int32_t>(heads * chunks, s.C);
-    bounds = arena.take_each<float>(heads, round_up(s.C, W));
+  ChunkTops(Arena &arena, const Selecting &in) {
+    const int64_t heads = in.B * in.H;
+    chunks = heads_side_by_side(heads, in.threads) ? 1 : 2 * in.threads;
+    values = arena.take_each<float>(heads * chunks, in.buckets * in.slots);
+    ranks = arena.take_each<int32_t>(heads * chunks, in.buckets * in.slots);
+    found = arena.take_each<int32_t>(heads * chunks, in.buckets);
+    bounds = arena.take_each<float>(heads, round_up(in.buckets, W));
   }
 };
 
@@ -43,13 +50,13 @@ struct TopScratch {
   int32_t *numbers, *found;
   float *bound;  // (C')
 
-  TopScratch(Arena &arena, const Sizes &s, const Selecting &a, const TopPartial &partial) : scores(arena, a) {
-    const int64_t C = round_up(s.C, W), few = 4 * s.K + 256, all = partial.chunks * s.K;
-    const int64_t room = round_up(few < s.N ? few : s.N, W), most = s.N > LEAST_SAMPLE ? sampled(s.N) : 0;
+  TopScratch(Arena &arena, const Selecting &in, const ChunkTops &chunks_of) : scores(arena, in) {
+    const int64_t C = round_up(in.buckets, W), few = 4 * in.slots + 256, all = chunks_of.chunks * in.slots;
+    const int64_t room = round_up(few < in.N ? few : in.N, W), most = in.N > LEAST_SAMPLE ? sampled(in.N) : 0;
     const int64_t merged = round_up(all > room ? all : room, W);
     by = arena.take<Ranking>(SCORE_TILE);
     sample = arena.take<float>(most * C);
-    best = {arena.take<float>(s.C * room + merged), arena.take<int32_t>(s.C * room + merged), room};
+    best = {arena.take<float>(in.buckets * room + merged), arena.take<int32_t>(in.buckets * room + merged), room};
     numbers = arena.take<int32_t>(most * W > merged ? most * W : merged);
     found = arena.take<int32_t>(C);
     bound = arena.take<float>(C);
@@ -63,29 +70,29 @@ struct TopOf {
   Positions tokens;
   int64_t wanted;  // of each column
 
-  TopOf(const Selecting &a, int64_t bh, const Masks &real) : a(a), b(bh / a.sizes.H), h(bh % a.sizes.H) {
+  TopOf(const Selecting &a, int64_t bh, const Masks &real) : a(a), b(bh / a.H), h(bh % a.H) {
     tokens = real.of(b);
-    const int64_t most = tokens.count < a.sizes.K ? tokens.count : a.sizes.K;
+    const int64_t most = tokens.count < a.slots ? tokens.count : a.slots;
     wanted = a.wanted[b] < 0 ? 0 : a.wanted[b] < most ? a.wanted[b] : most;
   }
 
-  int64_t row() const { return b * a.sizes.H + h; }
+  int64_t row() const { return b * a.H + h; }
 
   // Scores and rankings of `count` tokens; at(i) is the rank of each.
   template <class At>
   void score(const TopScratch &own, int64_t count, At &&at, bool best) const {
-    const int64_t columns = round_up(a.sizes.C, W);
+    const int64_t columns = round_up(a.buckets, W);
     for (int64_t i = 0; i < count; i++) own.scores.tokens[i] = (int32_t)tokens[at(i)];
     score_tile(a, b, h, count, own.scores);
     for (int64_t i = 0; i < count; i++) {
       const int64_t found = rank(own.scores.tile + i * columns, own.by + i);
-      if (best) a.best[row() * a.sizes.N + own.scores.tokens[i]] = found;
+      if (best) a.best[row() * a.N + own.scores.tokens[i]] = found;
     }
   }
 
   // How a row is ranked, which may change it; returns the column of its best score.
   int64_t rank(float *scores, Ranking *by) const {
-    const int64_t C = a.sizes.C, columns = round_up(C, W);
+    const int64_t C = a.buckets, columns = round_up(C, W);
     float largest;
     bool usual;
     *by = rank_row(scores, columns, a.odds != 0, &largest, &usual);
@@ -99,7 +106,7 @@ struct TopOf {
 
 // For each column a bound that few values exceed, but more than are wanted if the sample is like the rest.
 static void sample_bounds(const TopOf &of, const TopScratch &own, float *bounds) {
-  const int64_t n = of.tokens.count, C = of.a.sizes.C, columns = round_up(C, W), count = sampled(n);
+  const int64_t n = of.tokens.count, C = of.a.buckets, columns = round_up(C, W), count = sampled(n);
   for (int64_t c = 0; c < columns; c++) bounds[c] = c < C ? -__builtin_inff() : __builtin_inff();
   if (n <= LEAST_SAMPLE || of.wanted == n) return;
   pack_hashes(of.a, of.h, own.scores);
@@ -110,7 +117,9 @@ static void sample_bounds(const TopOf &of, const TopScratch &own, float *bounds)
       for (int64_t c = 0; c < columns; c += W)
         store(own.sample + (first + i) * columns + c, rank_of(load(own.scores.tile + i * columns + c), own.by[i]));
   }
-  const float mean = (float)of.wanted * (float)count / (float)n;  // and four deviations
+  // So many of the sample are expected among the wanted. With four deviations (√mean each) more, the bound lets enough
+  // tokens through but for rare bad luck.
+  const float mean = (float)of.wanted * (float)count / (float)n;
   const int64_t k = (int64_t)(mean + 4 * __builtin_sqrtf(mean)) + 4;
   for (int64_t c = 0; c < columns; c += W) {
     const vf bound = bound_of_columns(own.sample + c, columns, count, k < count ? k : count, own.numbers);
@@ -126,7 +135,7 @@ static void keep_wanted(const TopScratch &own, int64_t column, int64_t wanted) {
 
 // Values of a tile that pass their column's bound become candidates; its tokens have the ranks first, first + 1, …
 static void take_passing(const TopOf &of, const TopScratch &own, int64_t first, int64_t count) {
-  const int64_t columns = round_up(of.a.sizes.C, W), room = own.best.room;
+  const int64_t columns = round_up(of.a.buckets, W), room = own.best.room;
   for (int64_t i = 0; i < count; i++)
     for (int64_t c = 0; c < columns; c += W) {
       const vf value = rank_of(load(own.scores.tile + i * columns + c), own.by[i]);
@@ -135,7 +144,7 @@ static void take_passing(const TopOf &of, const TopScratch &own, int64_t first, 
         const int64_t column = c + lane;
         if (own.found[column] == room) {
           keep_wanted(own, column, of.wanted);
-          if (!(value[lane] > own.bound[column])) continue;
+          if (!(value[lane] > own.bound[column])) continue;  // the bound has risen; of equal values the lower token stays
         }
         own.best.logits[column * room + own.found[column]] = value[lane];
         own.best.ranks[column * room + own.found[column]++] = (int32_t)(first + i);
@@ -146,53 +155,53 @@ static void take_passing(const TopOf &of, const TopScratch &own, int64_t first, 
 // The tokens with ranks [from, to) against the bounds that `own` holds; at most the wanted ones stay of each column.
 static void stream(const TopOf &of, const TopScratch &own, int64_t from, int64_t to, bool best) {
   pack_hashes(of.a, of.h, own.scores);
-  for (int64_t c = 0; c < of.a.sizes.C; c++) own.found[c] = 0;
+  for (int64_t c = 0; c < of.a.buckets; c++) own.found[c] = 0;
   for (int64_t first = from; first < to; first += SCORE_TILE) {
     const int64_t count = to - first < SCORE_TILE ? to - first : SCORE_TILE;
     of.score(own, count, [&](int64_t i) { return first + i; }, best);
     take_passing(of, own, first, count);
   }
-  for (int64_t c = 0; c < of.a.sizes.C; c++)
+  for (int64_t c = 0; c < of.a.buckets; c++)
     if (own.found[c] > of.wanted) keep_wanted(own, c, of.wanted);
 }
 
-static void top_of_chunk(const TopOf &of, const TopScratch &own, const TopPartial &partial, int64_t chunk) {
-  const Sizes &s = of.a.sizes;
-  const int64_t columns = round_up(s.C, W), share = (of.tokens.count + partial.chunks - 1) / partial.chunks;
+static void top_of_chunk(const TopOf &of, const TopScratch &own, const ChunkTops &chunks_of, int64_t chunk) {
+  const Selecting &in = of.a;
+  const int64_t columns = round_up(in.buckets, W), share = (of.tokens.count + chunks_of.chunks - 1) / chunks_of.chunks;
   const int64_t from = chunk * share, to = from + share < of.tokens.count ? from + share : of.tokens.count;
-  for (int64_t c = 0; c < columns; c++) own.bound[c] = partial.bounds[of.row()][c];
+  for (int64_t c = 0; c < columns; c++) own.bound[c] = chunks_of.bounds[of.row()][c];
   stream(of, own, from, to, true);
-  for (int64_t c = 0; c < s.C; c++) {
-    const int64_t at = of.row() * partial.chunks + chunk;
-    partial.found[at][c] = own.found[c];
+  for (int64_t c = 0; c < in.buckets; c++) {
+    const int64_t at = of.row() * chunks_of.chunks + chunk;
+    chunks_of.found[at][c] = own.found[c];
     for (int64_t i = 0; i < own.found[c]; i++) {
-      partial.values[at][c * s.K + i] = own.best.logits[c * own.best.room + i];
-      partial.ranks[at][c * s.K + i] = own.best.ranks[c * own.best.room + i];
+      chunks_of.values[at][c * in.slots + i] = own.best.logits[c * own.best.room + i];
+      chunks_of.ranks[at][c * in.slots + i] = own.best.ranks[c * own.best.room + i];
     }
   }
 }
 
 static void write_slots(const TopOf &of, int64_t column, const int32_t *ranks, int64_t found) {
-  const Sizes &s = of.a.sizes;
-  int64_t *slots = of.a.slots + (of.row() * s.C + column) * s.K;
-  for (int64_t k = 0; k < s.K; k++) slots[k] = k < found ? of.tokens[ranks[k]] : s.N;
+  const Selecting &in = of.a;
+  int64_t *slots = in.tokens + (of.row() * in.buckets + column) * in.slots;
+  for (int64_t k = 0; k < in.slots; k++) slots[k] = k < found ? of.tokens[ranks[k]] : in.N;
 }
 
 // One head's chunks together. Columns that have too few then are done again without a bound.
-static void merge_top(const TopOf &of, const TopScratch &own, const TopPartial &partial) {
-  const Sizes &s = of.a.sizes;
-  const int64_t columns = round_up(s.C, W);
-  const float *bounds = partial.bounds[of.row()];
+static void merge_top(const TopOf &of, const TopScratch &own, const ChunkTops &chunks_of) {
+  const Selecting &in = of.a;
+  const int64_t columns = round_up(in.buckets, W);
+  const float *bounds = chunks_of.bounds[of.row()];
   bool again = false;
   for (int64_t c = 0; c < columns; c++) {
     own.bound[c] = __builtin_inff();
-    if (c >= s.C) continue;
+    if (c >= in.buckets) continue;
     int64_t found = 0;
-    for (int64_t chunk = 0; chunk < partial.chunks; chunk++) {
-      const int64_t at = of.row() * partial.chunks + chunk;
-      for (int64_t i = 0; i < partial.found[at][c]; i++, found++) {
-        own.best.logits[found] = partial.values[at][c * s.K + i];
-        own.best.ranks[found] = partial.ranks[at][c * s.K + i];
+    for (int64_t chunk = 0; chunk < chunks_of.chunks; chunk++) {
+      const int64_t at = of.row() * chunks_of.chunks + chunk;
+      for (int64_t i = 0; i < chunks_of.found[at][c]; i++, found++) {
+        own.best.logits[found] = chunks_of.values[at][c * in.slots + i];
+        own.best.ranks[found] = chunks_of.ranks[at][c * in.slots + i];
       }
     }
     float kth;
@@ -205,33 +214,33 @@ static void merge_top(const TopOf &of, const TopScratch &own, const TopPartial &
     }
   }
   if (!again) return;
-  int32_t *const again_of = partial.found[of.row() * partial.chunks];
-  for (int64_t c = 0; c < s.C; c++) again_of[c] = own.bound[c] < 0;
+  // `stream` moves the bounds, so which columns are done again is kept in the first chunk's counts, which nobody needs now.
+  int32_t *const again_of = chunks_of.found[of.row() * chunks_of.chunks];
+  for (int64_t c = 0; c < in.buckets; c++) again_of[c] = own.bound[c] < 0;
   stream(of, own, 0, of.tokens.count, false);
-  for (int64_t c = 0; c < s.C; c++)
+  for (int64_t c = 0; c < in.buckets; c++)
     if (again_of[c])
       write_slots(of, c, own.best.ranks + c * own.best.room, own.found[c]);
 }
 
-static int64_t top_of(const Selecting &a) {
-  const Sizes &s = a.sizes;
-  Arena arena{(char *)a.workspace};
-  const Masks real(arena, a.real, s.B, s.N);
-  const TopPartial partial(arena, s);
-  const PerThread<TopScratch> scratch(arena, s, a, partial);
+static int64_t bucket_top(const Selecting &a, void *workspace) {
+  Arena arena{(char *)workspace};
+  const Masks real(arena, a.real, a.B, a.N);
+  const ChunkTops chunks_of(arena, a);
+  const PerThread<TopScratch> scratch(arena, a.threads, a, chunks_of);
   if (!arena.base) return arena.used;
 
-  const int64_t heads = s.B * s.H;
+  const int64_t heads = a.B * a.H;
   const Stage sampling = {heads, [&](int64_t bh, int thread) {
-    for (int64_t i = 0; a.real && i < s.N; i++) a.best[bh * s.N + i] = 0;  // padding's
-    sample_bounds(TopOf(a, bh, real), scratch.of[thread], partial.bounds[bh]);
+    for (int64_t i = 0; a.real && i < a.N; i++) a.best[bh * a.N + i] = 0;  // padding's
+    sample_bounds(TopOf(a, bh, real), scratch.of[thread], chunks_of.bounds[bh]);
   }};
-  const Stage streaming = {heads * partial.chunks, [&](int64_t task, int thread) {
-    top_of_chunk(TopOf(a, task / partial.chunks, real), scratch.of[thread], partial, task % partial.chunks);
+  const Stage streaming = {heads * chunks_of.chunks, [&](int64_t task, int thread) {
+    top_of_chunk(TopOf(a, task / chunks_of.chunks, real), scratch.of[thread], chunks_of, task % chunks_of.chunks);
   }};
   const Stage merging = {heads, [&](int64_t bh, int thread) {
-    merge_top(TopOf(a, bh, real), scratch.of[thread], partial);
+    merge_top(TopOf(a, bh, real), scratch.of[thread], chunks_of);
   }};
-  parallel_stages(s.threads, sampling, streaming, merging);
+  parallel_stages(a.threads, sampling, streaming, merging);
   return arena.used;
 }

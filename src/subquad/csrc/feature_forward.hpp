@@ -24,7 +24,13 @@ static void query_features(const FeatureState &state, const float *exponents, in
   }
 }
 
-// The weights of a tile's own keys, up to each query's own: to its total, and their values to out.
+// The weights of a tile's own keys, up to each query's own: to its total, and their values to out. Of the square of pairs
+// only the lower triangle counts; strips of PAIR_ROWS queries leave most of the rest out:
+//
+//     queries ↓  keys →   ██
+//                         ████
+//                         ██████
+//                         ████████
 static void attend_own(const float *of_queries, const float *of_keys, int64_t R, int64_t count, const float *values,
                        int64_t width, const FeatureScratch &own) {
   for (int64_t from = 0; from < count; from += PAIR_ROWS) {
@@ -48,34 +54,35 @@ static void attend_own(const float *of_queries, const float *of_keys, int64_t R,
 static void attend_queries(const FeatureForward &a, const FeatureState &state, int64_t b, int64_t h, int64_t at,
                            int64_t count, const float *exponents, const float *of_keys, const float *values,
                            const FeatureScratch &own) {
-  const Sizes &s = a.sizes;
+  const FeatureInputs &in = a.inputs;
   query_features(state, exponents, count, own.other_features, own.high, own.total);
-  gemm_deep(count, state.width, s.C, own.other_features, 1, TILE, state.sums, state.width, own.out, state.width, false);
-  if (of_keys) attend_own(own.other_features, of_keys, s.C, count, values, state.width, own);
+  gemm_deep(count, state.width, in.features, own.other_features, 1, TILE, state.sums, state.width, own.out, state.width,
+            false);
+  if (of_keys) attend_own(own.other_features, of_keys, in.features, count, values, state.width, own);
   for (int64_t i = 0; i < count; i++) {
     const float total = own.total[i], norm = total == 0 ? 0 : 1 / total;
-    a.lse[(b * s.H + h) * s.N + at + i] = total == 0 ? -__builtin_inff() : own.high[i] + __builtin_logf(total);
+    a.lse[(b * in.H + h) * in.N + at + i] = total == 0 ? -__builtin_inff() : own.high[i] + __builtin_logf(total);
     float *row = own.out + i * state.width;
     for (int64_t e = 0; e < state.width; e += W) store(row + e, load(row + e) * norm);
-    store_row(row, s.E, row_of<float>(a.out, b, h, at + i));
+    store_row(row, in.E, row_of<float>(a.out, b, h, at + i));
   }
 }
 
-static int64_t feature_forward(const FeatureForward &a) {
-  const Sizes &s = a.sizes;
-  const Visible visible{a.in.block, a.in.lag};
-  Arena arena{(char *)a.workspace};
-  const RangeStates states(arena, s, s.M, visible, true);
-  const PerThread<FeatureScratch> scratch(arena, s, false);
+static int64_t feature_forward(const FeatureForward &a, void *workspace) {
+  const FeatureInputs &in = a.inputs;
+  const Visible visible{in.block, in.lag};
+  Arena arena{(char *)workspace};
+  const RangeStates states(arena, in, in.M, visible, true);
+  const PerThread<FeatureScratch> scratch(arena, in.threads, in, false);
   if (!arena.base) return arena.used;
 
-  const FeatureSide keys = keys_of(s, a.in), queries = queries_of(s, a.in);
-  const Stage sums = {states.tasks(s), [&](int64_t task, int t) { states.sum(s, keys, task, scratch.of[t]); }};
-  const Stage combined = {states.groups(s), [&](int64_t group, int) { states.combine(group); }};
-  const Stage reads = {query_tasks(s, visible, states), [&](int64_t task, int t) {
-    query_task(s, queries, keys, visible, states, task, scratch.of[t],
+  const FeatureSide keys = keys_of(in), queries = queries_of(in);
+  const Stage sums = {states.tasks(in), [&](int64_t task, int t) { states.sum(in, keys, task, scratch.of[t]); }};
+  const Stage combined = {states.groups(in), [&](int64_t group, int) { states.combine(group); }};
+  const Stage reads = {query_tasks(in, visible, states), [&](int64_t task, int t) {
+    query_task(in, queries, keys, visible, states, task, scratch.of[t],
                [&](const auto &...of) { attend_queries(a, of...); });
   }};
-  parallel_stages(s.threads, sums, combined, reads);
+  parallel_stages(in.threads, sums, combined, reads);
   return arena.used;
 }

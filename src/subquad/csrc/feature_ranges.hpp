@@ -1,8 +1,15 @@
 // Attention by features in ranges of the sequence: which tokens a range adds to the state, and the state before it.
+//
+//     tokens                     range 0     range 1     range 2
+//     sum: the state of range       1           2                     is what the range adds (of queries: 0 ← 1 ← 2)
+//     combine                    state 0  +  state 1  +  state 2      running sums
+//
+// After that a range's state holds all tokens before it (of queries: behind it), and ranges can be worked on side by side.
 
 constexpr int64_t RANGE = 512;  // tokens of a range at least
 
-// Which keys a query sees: all; under `causal` those up to it; or those of blocks that are at least `lag` before its own.
+// Which keys a query sees: all; under `causal` those up to it; or those of blocks that are at least `lag` before its own:
+// with a lag of 2, queries of block 4 see the keys of blocks 0, 1 and 2.
 struct Visible {
   int64_t block, lag;  // block 0: all; lag 0: causal
   bool all() const { return block == 0; }
@@ -29,29 +36,29 @@ struct RangeStates {
   int64_t onwards; // where its state is needed: 1 in the range after it, −1 before it, 0 everywhere
 
   // Of keys, which later tokens read, or of queries, which earlier ones read.
-  RangeStates(Arena &arena, const Sizes &s, int64_t tokens, const Visible &visible, bool of_keys)
-      : ranges(s.B * s.G, tokens, visible.unit(), s.threads),
+  RangeStates(Arena &arena, const FeatureInputs &in, int64_t tokens, const Visible &visible, bool of_keys)
+      : ranges(in.B * in.G, tokens, visible.unit(), in.threads),
         shift(of_keys ? visible.shift() : -visible.shift()),
         onwards(visible.all() ? 0 : of_keys ? 1 : -1) {
-    const int64_t states = s.B * s.G * ranges.count;
+    const int64_t states = in.B * in.G * ranges.count;
     of = arena.take<FeatureState>(states);
     for (int64_t i = 0; i < states; i++) {
-      const FeatureState state(arena, s.C, s.E);
+      const FeatureState state(arena, in.features, in.E);
       if (arena.base) of[i] = state;
     }
   }
 
-  int64_t tasks(const Sizes &s) const { return s.B * s.G * ranges.count; }
-  int64_t groups(const Sizes &s) const { return ranges.count > 1 ? s.B * s.G : 0; }  // whose states are combined
+  int64_t tasks(const FeatureInputs &in) const { return in.B * in.G * ranges.count; }
+  int64_t groups(const FeatureInputs &in) const { return ranges.count > 1 ? in.B * in.G : 0; }  // whose states are combined
 
   // What range `task` adds, as the state of the range that needs it.
-  void sum(const Sizes &s, const FeatureSide &side, int64_t task, const FeatureScratch &own) const {
+  void sum(const FeatureInputs &in, const FeatureSide &side, int64_t task, const FeatureScratch &own) const {
     const int64_t group = task / ranges.count, range = task % ranges.count;
     const int64_t target = (range + onwards + ranges.count) % ranges.count, from = range * ranges.size - shift;
     const FeatureState &state = of[group * ranges.count + target];
     state.clear();
     const bool first = onwards > 0 ? target == 0 : onwards < 0 && target == ranges.count - 1;
-    if (!first) add_tokens(state, side, s.E, group / s.G, group % s.G, from, from + ranges.size, own);
+    if (!first) add_tokens(state, side, in.E, group / in.G, group % in.G, from, from + ranges.size, own);
   }
 
   // Every range's state to that of all tokens that come before it; without an order, the first range's to that of all.

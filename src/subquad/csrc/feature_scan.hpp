@@ -4,42 +4,43 @@
 // is NaN: what is not finite in a key reaches its own and later queries, and no earlier one.
 
 constexpr float MOST_RISE = 40;       // e⁻⁴⁰ of weights that vanish at e⁻⁸⁷
-constexpr int64_t QUERY_PIECE = 256;  // tokens of a task, where their order does not matter
+constexpr int64_t QUERY_PIECE = 256;  // tokens per task, where their order does not matter
 
-static FeatureSide keys_of(const Sizes &s, const FeatureInputs &a) {
-  return {.rows = a.key,
-          .tokens = s.M,
-          .width = s.K,
-          .projection = a.of_key,
-          .projection_head = a.of_key_head,
+static FeatureSide keys_of(const FeatureInputs &in) {
+  return {.rows = in.key,
+          .tokens = in.M,
+          .width = in.key_width,
+          .projection = in.of_key,
+          .projection_head = in.of_key_head,
           .bias = nullptr,
           .bias_head = 0,
-          .shift = a.key_bias,
-          .shift_batch = a.key_bias_batch,
-          .shift_head = a.key_bias_head,
-          .payload = a.value,
+          .shift = in.key_bias,
+          .shift_batch = in.key_bias_batch,
+          .shift_head = in.key_bias_head,
+          .payload = in.value,
           .weight = nullptr,
           .together = 1};
 }
 
-static FeatureSide queries_of(const Sizes &s, const FeatureInputs &a) {
-  return {.rows = a.query,
-          .tokens = s.N,
-          .width = s.D,
-          .projection = a.of_query,
-          .projection_head = a.of_query_head,
-          .bias = a.feature_bias,
-          .bias_head = a.feature_bias_head,
+static FeatureSide queries_of(const FeatureInputs &in) {
+  return {.rows = in.query,
+          .tokens = in.N,
+          .width = in.query_width,
+          .projection = in.of_query,
+          .projection_head = in.of_query_head,
+          .bias = in.feature_bias,
+          .bias_head = in.feature_bias_head,
           .shift = nullptr,
-          .shift_batch = s.H * s.N,
-          .shift_head = s.N,
+          .shift_batch = in.H * in.N,
+          .shift_head = in.N,
           .payload = {},
           .weight = nullptr,
-          .together = s.H / s.G};
+          .together = in.H / in.G};
 }
 
-// For each feature the maximum over the keys that query `first` sees, and over those of `count` tokens from it.
-// Returns whether the second is much above the first, or not all of their exponents are numbers below infinity.
+// For each feature the maximum over the keys that the first query sees, and over those of `count` tokens from it, which
+// the last query sees. Returns whether the second is much above the first, or not all of their exponents are numbers below
+// infinity. The first query's maximum is the smallest, so no other query need be looked at.
 static bool rises(const FeatureState &state, const float *exponents, int64_t count, float *raised) {
   for (int64_t r = 0; r < state.features; r++) raised[r] = state.largest[r];
   bool far = !raise_largest(exponents, state.features, count, raised);
@@ -54,26 +55,27 @@ static bool rises(const FeatureState &state, const float *exponents, int64_t cou
 // queries [at, at + count); under `causal` their own keys' features and values too, which the state does not hold yet.
 template <class Read>
 struct QueryScan {
-  const Sizes &s;
+  const FeatureInputs &in;
   const FeatureSide &queries, &keys;
   const Visible &visible;
   const Read &read;
   const FeatureScratch &own;
   int64_t b, g;
 
-  int64_t group() const { return s.H / s.G; }
+  int64_t group() const { return in.H / in.G; }
   float *exponents_of(int64_t i) const { return own.of_heads[i]; }
 
   // Queries that see the same keys.
   void together(const FeatureState &state, int64_t h, int64_t from, int64_t to) const {
     for (int64_t at = from; at < to; at += TILE) {
       const int64_t count = to - at < TILE ? to - at : TILE;
-      tile_exponents(queries, s.C, b, h, at, count, own.exponents, own);
+      tile_exponents(queries, in.features, b, h, at, count, own.exponents, own);
       read(state, b, h, at, count, own.exponents, (const float *)nullptr, (const float *)nullptr, own);
     }
   }
 
-  // Tokens [first, first + count) of the tile at `at`: their queries, then their keys into the state.
+  // Tokens [first, first + count) of the tile at `at`: their queries, then their keys into the state. Halves go in order,
+  // so the second half's queries find the first half's keys in the state.
   void part(const FeatureState &state, int64_t at, int64_t first, int64_t count) const {
     const float *values = own.payload + first * state.width;
     const bool far = rises(state, own.exponents + first, count, own.raised);
@@ -82,7 +84,7 @@ struct QueryScan {
       return part(state, at, first + count / 2, count - count / 2);
     }
     state.raise(own.raised);
-    exponentiate(own.exponents + first, s.C, count, state.largest, own.features);
+    exponentiate(own.exponents + first, in.features, count, state.largest, own.features);
     for (int64_t i = 0; i < group(); i++)
       read(state, b, g * group() + i, at + first, count, exponents_of(i) + first, own.features, values, own);
     add_tile(state, own.features, count, values, own.weight + first);
@@ -92,9 +94,9 @@ struct QueryScan {
     for (int64_t at = from; at < to; at += TILE) {
       const int64_t count = to - at < TILE ? to - at : TILE;
       for (int64_t i = 0; i < group(); i++)
-        tile_exponents(queries, s.C, b, g * group() + i, at, count, exponents_of(i), own);
-      tile_exponents(keys, s.C, b, g, at, count, own.exponents, own);
-      pack_counted(keys.payload, b, g, at, count, s.E, own.shift, own.payload);
+        tile_exponents(queries, in.features, b, g * group() + i, at, count, exponents_of(i), own);
+      tile_exponents(keys, in.features, b, g, at, count, own.exponents, own);
+      pack_counted(keys.payload, b, g, at, count, in.E, own.shift, own.payload);
       part(state, at, 0, count);
     }
   }
@@ -102,7 +104,7 @@ struct QueryScan {
   void lagged(const FeatureState &state, int64_t from, int64_t to) const {
     for (int64_t at = from; at < to; at += visible.block) {
       const int64_t end = at + visible.block < to ? at + visible.block : to, behind = at - visible.shift();
-      add_tokens(state, keys, s.E, b, g, behind, behind + visible.block, own);
+      add_tokens(state, keys, in.E, b, g, behind, behind + visible.block, own);
       for (int64_t h = g * group(); h < (g + 1) * group(); h++) together(state, h, at, end);
     }
   }
@@ -110,24 +112,25 @@ struct QueryScan {
 
 static int64_t pieces_of(int64_t tokens) { return (tokens + QUERY_PIECE - 1) / QUERY_PIECE; }
 
-static int64_t query_tasks(const Sizes &s, const Visible &visible, const RangeStates &states) {
-  return visible.all() ? s.B * s.H * pieces_of(s.N) : states.tasks(s);
+static int64_t query_tasks(const FeatureInputs &in, const Visible &visible, const RangeStates &states) {
+  return visible.all() ? in.B * in.H * pieces_of(in.N) : states.tasks(in);
 }
 
 // A piece of one head's queries, where they see all keys; else a range of those of all heads that share a state.
 template <class Read>
-static void query_task(const Sizes &s, const FeatureSide &queries, const FeatureSide &keys, const Visible &visible,
-                       const RangeStates &states, int64_t task, const FeatureScratch &own, const Read &read) {
-  const int64_t group = s.H / s.G;
+static void query_task(const FeatureInputs &in, const FeatureSide &queries, const FeatureSide &keys,
+                       const Visible &visible, const RangeStates &states, int64_t task, const FeatureScratch &own,
+                       const Read &read) {
+  const int64_t group = in.H / in.G;
   if (visible.all()) {
-    const int64_t bh = task / pieces_of(s.N), from = task % pieces_of(s.N) * QUERY_PIECE, b = bh / s.H, h = bh % s.H;
-    const int64_t to = from + QUERY_PIECE < s.N ? from + QUERY_PIECE : s.N;
-    return QueryScan<Read>{s, queries, keys, visible, read, own, b, h / group}.together(states.at(bh / group, 0), h,
+    const int64_t bh = task / pieces_of(in.N), from = task % pieces_of(in.N) * QUERY_PIECE, b = bh / in.H, h = bh % in.H;
+    const int64_t to = from + QUERY_PIECE < in.N ? from + QUERY_PIECE : in.N;
+    return QueryScan<Read>{in, queries, keys, visible, read, own, b, h / group}.together(states.at(bh / group, 0), h,
                                                                                       from, to);
   }
   const int64_t bg = task / states.ranges.count, from = task % states.ranges.count * states.ranges.size;
-  const int64_t to = from + states.ranges.size < s.N ? from + states.ranges.size : s.N;
-  const QueryScan<Read> scan{s, queries, keys, visible, read, own, bg / s.G, bg % s.G};
+  const int64_t to = from + states.ranges.size < in.N ? from + states.ranges.size : in.N;
+  const QueryScan<Read> scan{in, queries, keys, visible, read, own, bg / in.G, bg % in.G};
   if (visible.lag > 0)
     scan.lagged(states.of[task], from, to);
   else

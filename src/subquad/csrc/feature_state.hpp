@@ -3,7 +3,15 @@
 //     S_r = Σ_j e^{y_jr − c_r} v_j     z_r = Σ_j e^{y_jr − c_r} a_j     c_r = max_j y_jr
 //
 // Forwards the tokens are keys, with their values and a = 1. Backwards they are also queries, with the gradients of
-// their outputs, x_ir − lse_i for y and −Δ_i for a. A tile's exponents lie as (R,TILE).
+// their outputs, x_ir − lse_i for y and −Δ_i for a. A tile's exponents lie as (R,TILE), tokens as lanes:
+//
+//              64 tokens →                      E′ →
+//          ┌───────────────┐               ┌───────────┐
+//      R   │ e^{y_jr − c_r} │  ·  64 tokens │ values    │   is added to   S (R,E′)
+//      ↓   │               │               └───────────┘
+//          └───────────────┘  ·  (64) a, a column              is added to   z (R)
+//
+// c_r only rises: when a tile has a larger exponent, S_r and z_r shrink to the new base (`raise`), so no e^… exceeds 1.
 
 constexpr int64_t TILE = 64;        // tokens
 constexpr int64_t PITCH = 16;       // of the rows of projections, which the caller pads: whole vectors in every variant
@@ -51,11 +59,11 @@ struct FeatureScratch {
   float *high, *total;    // (TILE)
   float *raised;          // (R)
 
-  FeatureScratch(Arena &arena, const Sizes &s, bool backward) {
-    const int64_t R = round_up(s.C, W), E = round_up(s.E, W), tile = R * TILE + W;
-    int64_t widest = s.D > s.K ? s.D : s.K;
-    widest = widest > s.C ? widest : s.C;
-    const int64_t wide = round_up(widest > s.E ? widest : s.E, W);
+  FeatureScratch(Arena &arena, const FeatureInputs &in, bool backward) {
+    const int64_t R = round_up(in.features, W), E = round_up(in.E, W), tile = R * TILE + W;
+    int64_t widest = in.query_width > in.key_width ? in.query_width : in.key_width;
+    widest = widest > in.features ? widest : in.features;
+    const int64_t wide = round_up(widest > in.E ? widest : in.E, W);
     rows = arena.take<float>(TILE * wide);
     columns = arena.take<float>(wide * TILE);
     shift = arena.take<float>(TILE + W);
@@ -64,7 +72,7 @@ struct FeatureScratch {
     features = arena.take<float>(tile);
     other_features = arena.take<float>(tile);
     slopes = arena.take<float>(backward ? tile : 0);
-    of_heads = arena.take_each<float>(s.H / s.G, tile);
+    of_heads = arena.take_each<float>(in.H / in.G, tile);
     payload = arena.take<float>(TILE * E);
     payload_columns = arena.take<float>(backward ? E * TILE + W : 0);
     others = arena.take<float>(backward ? TILE * E : 0);
@@ -96,7 +104,7 @@ struct FeatureState {
     for (int64_t r = 0; r < features; r++) largest[r] = -__builtin_inff();
   }
 
-  // To the maxima `now`, none of which is smaller than its own.
+  // Changes the base to the maxima `now`, none of which is smaller than its own.
   void raise(const float *now) const {
     for (int64_t r = 0; r < features; r++) {
       if (now[r] == largest[r]) continue;
@@ -136,10 +144,11 @@ static inline vf lanes_from(int64_t first, vf x) {
   return select(lane < (int32_t)first, vf{}, x);
 }
 
+// A maximum as a number to subtract: −∞ is that of no token, and −∞ − (−∞) would be NaN.
 static inline vf base_of(vf largest) { return select(largest == -__builtin_inff(), vf{}, largest); }
 static inline float base_of(float largest) { return largest == -__builtin_inff() ? 0 : largest; }
 
-// Rows of the tokens from `first` on, those out of the game as zeros, and zeros to whole vectors both ways.
+// Rows of the tokens from `first` on, those that are taken out (shift −∞) as zeros, and zeros to whole vectors both ways.
 static void pack_counted(const Rows &rows, int64_t b, int64_t h, int64_t first, int64_t count, int64_t width,
                          const float *shift, float *to) {
   const int64_t padded = round_up(width, W);

@@ -1,5 +1,15 @@
 // Small dense products on packed operands: C (rows × columns) = A·B, or C += A·B.
 // A's element (r, d) is a[r * a_row + d * a_step], so that A may be read transposed; B and C are rows of whole vectors.
+//
+// A block of C stays in registers over the whole depth. For each d it takes one row of V vectors from B, and from A one
+// number for each of its R rows:
+//
+//              d →        V·W columns
+//          ┌────────┐    ┌───────────┐
+//      R   │   A    │  · │     B     │ ↓ d
+//          └────────┘    └───────────┘
+//
+// R and V fill the registers: R·V accumulators, V for B's row, one for A's number.
 
 template <int R, int V>
 static inline void gemm_block(int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b,
@@ -33,7 +43,8 @@ static void gemm_rows(int64_t rows, int64_t depth, const float *a, int64_t a_row
   }
 }
 
-// `columns` is a multiple of W.
+// `columns` is a multiple of W. Columns outside, rows inside: a strip of B stays in the cache for all rows of A. What is
+// left of the columns takes narrower blocks; (… > n ? n : 1) only keeps blocks from being compiled that cannot occur.
 static void gemm(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_step,
                  const float *b, int64_t b_row, float *c, int64_t c_row, bool add) {
   for (int64_t left = columns / W; left > 0; left -= GEMM_VECTORS, b += GEMM_VECTORS * W, c += GEMM_VECTORS * W) {

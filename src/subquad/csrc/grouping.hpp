@@ -6,6 +6,7 @@ static void sort_by_label(const int32_t *labels, const Positions &positions, int
   for (int64_t c = 0; c <= C; c++) offsets[c] = 0;
   for (int64_t i = 0; i < positions.count; i++) offsets[labels[i] + 1]++;
   for (int64_t c = 0; c < C; c++) offsets[c + 1] += offsets[c];
+  // Filling moves each start to its cluster's end, the start of the next one: moved up by one, they are starts again.
   for (int64_t i = 0; i < positions.count; i++) order[offsets[labels[i]]++] = (int32_t)positions[i];
   for (int64_t c = C; c > 0; c--) offsets[c] = offsets[c - 1];
   offsets[0] = 0;

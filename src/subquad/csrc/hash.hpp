@@ -1,24 +1,24 @@
 // Sign hashes of vectors, centred or as they are.
 
-constexpr int64_t MEAN_BLOCK = 1024;  // rows a partial sum, fixed so that results do not depend on the threads
-constexpr int64_t HASH_TILE = 64;     // rows a product
+constexpr int64_t MEAN_BLOCK = 1024;  // rows per sum, fixed so that results do not depend on the threads
+constexpr int64_t HASH_TILE = 64;     // rows per product
 constexpr int64_t WORD = 64;          // bits of a code
 
 struct HashScratch {
-  Pieces<double> partial;  // a head: (blocks,D) sums
+  Pieces<double> sums;     // a head: (blocks,D)
   Pieces<double> mean;     // a head: (D)
   float *planes;           // (D,64) transposed, the unused bits 0
   Pieces<float> tile;      // a thread: (64,D) centred rows
   Pieces<float> products;  // a thread: (64,64)
   int64_t blocks;
 
-  HashScratch(Arena &arena, const Sizes &s) {
-    blocks = (s.N + MEAN_BLOCK - 1) / MEAN_BLOCK;
-    partial = arena.take_each<double>(s.B * s.H, blocks * s.D);
-    mean = arena.take_each<double>(s.B * s.H, s.D);
-    planes = arena.take<float>(s.D * WORD);
-    tile = arena.take_each<float>(s.threads, HASH_TILE * s.D);
-    products = arena.take_each<float>(s.threads, HASH_TILE * WORD);
+  HashScratch(Arena &arena, int64_t heads, int64_t N, int64_t D, int64_t threads) {
+    blocks = (N + MEAN_BLOCK - 1) / MEAN_BLOCK;
+    sums = arena.take_each<double>(heads, blocks * D);
+    mean = arena.take_each<double>(heads, D);
+    planes = arena.take<float>(D * WORD);
+    tile = arena.take_each<float>(threads, HASH_TILE * D);
+    products = arena.take_each<float>(threads, HASH_TILE * WORD);
   }
 
   void set_planes(const float *from, int64_t bits, int64_t D) {
@@ -51,6 +51,7 @@ static void hash_tile(const Rows &rows, int64_t b, int64_t h, const Positions &p
   for (int64_t i = first; i < last; i++) {
     uint64_t code = 0;
     for (int64_t v = 0; v < WORD; v += W)
+      // The unused planes are 0, so their bits are too.
       code |= (uint64_t)bits_greater(load(products + (i - first) * WORD + v), vf{}) << v;
     codes[i] = code;
   }
@@ -58,24 +59,24 @@ static void hash_tile(const Rows &rows, int64_t b, int64_t h, const Positions &p
 
 // The codes of one head's real queries, by rank. `threads` > 1 splits the sequence.
 template <class T>
-static void hash_head(const Rows &query, int64_t b, int64_t h, const Positions &positions, const Sizes &s,
+static void hash_head(const Rows &rows, int64_t b, int64_t h, int64_t H, int64_t D, const Positions &positions,
                       const HashScratch &scratch, bool centre, int threads, int thread, uint64_t *codes) {
-  const int64_t bh = b * s.H + h, n = positions.count, blocks = (n + MEAN_BLOCK - 1) / MEAN_BLOCK;
-  double *partial = scratch.partial[bh], *mean = scratch.mean[bh];
+  const int64_t bh = b * H + h, n = positions.count, blocks = (n + MEAN_BLOCK - 1) / MEAN_BLOCK;
+  double *sums = scratch.sums[bh], *mean = scratch.mean[bh];
   parallel_for(threads, centre ? blocks : 0, [&](int64_t block, int) {
     int64_t last = block * MEAN_BLOCK + MEAN_BLOCK;
-    sum_rows<T>(query, b, h, positions, block * MEAN_BLOCK, last < n ? last : n, s.D, partial + block * s.D);
+    sum_rows<T>(rows, b, h, positions, block * MEAN_BLOCK, last < n ? last : n, D, sums + block * D);
   });
-  for (int64_t d = 0; d < s.D; d++) {
+  for (int64_t d = 0; d < D; d++) {
     mean[d] = 0;
-    for (int64_t block = 0; centre && block < blocks; block++) mean[d] += partial[block * s.D + d];
+    for (int64_t block = 0; centre && block < blocks; block++) mean[d] += sums[block * D + d];
     mean[d] /= n > 0 ? n : 1;
   }
   parallel_for(threads, blocks, [&](int64_t block, int of_team) {
     int64_t own = threads > 1 ? of_team : thread, end = block * MEAN_BLOCK + MEAN_BLOCK;
     end = end < n ? end : n;
     for (int64_t first = block * MEAN_BLOCK; first < end; first += HASH_TILE)
-      hash_tile<T>(query, b, h, positions, first, first + HASH_TILE < end ? first + HASH_TILE : end, s.D, mean,
+      hash_tile<T>(rows, b, h, positions, first, first + HASH_TILE < end ? first + HASH_TILE : end, D, mean,
                    scratch.planes, scratch.tile[own], scratch.products[own], codes);
   });
 }

@@ -38,15 +38,15 @@ constexpr int64_t BAD_LIST = -1;  // returned instead of the workspace's bytes: 
 #include "grouping.hpp"
 #include "centroids.hpp"
 #include "members.hpp"
-#include "forward.hpp"
-#include "backward.hpp"
+#include "clustered_forward.hpp"
+#include "clustered_backward.hpp"
 #include "bucket_lists.hpp"
 #include "bucket_scores.hpp"
 #include "bucket_top.hpp"
 #include "bucket_blocks.hpp"
 #include "bucket_forward.hpp"
 #include "bucket_backward.hpp"
-#include "single.hpp"
+#include "hash_and_kmeans.hpp"
 #include "feature_state.hpp"
 #include "feature_ranges.hpp"
 #include "feature_scan.hpp"
@@ -54,32 +54,11 @@ constexpr int64_t BAD_LIST = -1;  // returned instead of the workspace's bytes: 
 #include "feature_backward.hpp"
 #include "causal_product.hpp"
 
-template <class Arguments, class Run>
-static int64_t by_dtype(const Arguments &a, Run &&run) {
-  switch (a.sizes.dtype) {
-    case BFLOAT16: return run(bf16{});
-    case FLOAT16: return run(f16{});
-    default: return run(float{});
-  }
-}
-
-static int64_t hash(const Hashing &a) {
-  return by_dtype(a, [&](auto x) { return hash_of<decltype(x)>(a); });
-}
-static int64_t forward(const Forward &a) {
-  return by_dtype(a, [&](auto x) { return forward_of<decltype(x)>(a); });
-}
-static int64_t backward(const Backward &a) {
-  return by_dtype(a, [&](auto x) { return backward_of<decltype(x)>(a); });
-}
-
 }  // namespace SUBQUAD_VARIANT
 
 #define JOIN(a, b) a##b
 #define TABLE(variant) JOIN(kernels_, variant)
 extern const Kernels TABLE(SUBQUAD_VARIANT);
-const Kernels TABLE(SUBQUAD_VARIANT) = {SUBQUAD_VARIANT::hash, SUBQUAD_VARIANT::kmeans_of, SUBQUAD_VARIANT::forward,
-                                        SUBQUAD_VARIANT::backward, SUBQUAD_VARIANT::bucket_forward,
-                                        SUBQUAD_VARIANT::bucket_backward, SUBQUAD_VARIANT::top_of,
-                                        SUBQUAD_VARIANT::blocks_of, SUBQUAD_VARIANT::feature_forward,
-                                        SUBQUAD_VARIANT::feature_backward, SUBQUAD_VARIANT::causal_product};
+#define KERNEL(name, Arguments) SUBQUAD_VARIANT::name,
+const Kernels TABLE(SUBQUAD_VARIANT) = {KERNELS};
+#undef KERNEL

@@ -1,7 +1,11 @@
 // K-means of 64-bit codes under Hamming distance: Lloyd's algorithm, bit for bit as `subquad.ops.kmeans` states it.
 //
 // Exact short cuts: it ends when no label changes (then nothing ever will), and the votes for a centroid's bits are
-// updated by the codes that changed their cluster.
+// updated by the codes that changed their cluster:
+//
+//                      bit 0   1   2  …  62   63
+//     votes[cluster]       5   0   3  …   2    5      how many members have each bit; bit 63 is set in all of them,
+//     centroid             1   0   1  …   0           so its votes count the members, and a bit is set by more than half
 
 constexpr int64_t KMEANS_BLOCK = 8192;  // codes whose changes of votes fit 16 bits
 constexpr int64_t PAST = 32;  // codes and labels behind the last that are read and written, and never used
@@ -21,6 +25,8 @@ static inline int popcount(uint64_t x) {
 static void nearest(const uint64_t *codes, int64_t count, const uint64_t *centroids, int64_t C, int32_t *labels) {
   int64_t i = 0;
 #if defined(__AVX512VPOPCNTDQ__) && defined(__AVX512IFMA__)
+  // distance·2⁴⁰ + number in one multiply-add: the smallest is the nearest centroid, and of equally near ones the first.
+  // Four vectors of codes at once, because each step waits for the one before it.
   const __m512i shift = _mm512_set1_epi64(1ll << 40);
   for (; i < count; i += PAST) {  // the last round passes the end
     __m512i x[4], best[4];
@@ -32,7 +38,7 @@ static void nearest(const uint64_t *codes, int64_t count, const uint64_t *centro
       __m512i centroid = _mm512_set1_epi64(centroids[c]), number = _mm512_set1_epi64(c);
       for (int j = 0; j < 4; j++) {
         __m512i distance = _mm512_popcnt_epi64(_mm512_xor_si512(x[j], centroid));
-        best[j] = _mm512_min_epu64(best[j], _mm512_madd52lo_epu64(number, distance, shift));  // distance·2⁴⁰ + number
+        best[j] = _mm512_min_epu64(best[j], _mm512_madd52lo_epu64(number, distance, shift));
       }
     }
     for (int j = 0; j < 4; j++)
@@ -68,12 +74,12 @@ struct KmeansScratch {
   Pieces<int32_t> proposed;    // a thread: a block's new labels
   int64_t *changed;            // a thread
 
-  KmeansScratch(Arena &arena, const Sizes &s) {
-    centroids = arena.take_each<uint64_t>(s.threads, s.C);
-    votes = arena.take_each<int32_t>(s.threads, s.C * WORD);
-    changes = arena.take_each<int16_t>(s.threads, s.C * WORD);
-    proposed = arena.take_each<int32_t>(s.threads, KMEANS_BLOCK + PAST);
-    changed = arena.take<int64_t>(s.threads * 8);  // a cache line each
+  KmeansScratch(Arena &arena, int64_t C, int64_t threads) {
+    centroids = arena.take_each<uint64_t>(threads, C);
+    votes = arena.take_each<int32_t>(threads, C * WORD);
+    changes = arena.take_each<int16_t>(threads, C * WORD);
+    proposed = arena.take_each<int32_t>(threads, KMEANS_BLOCK + PAST);
+    changed = arena.take<int64_t>(threads * 8);  // a cache line each
   }
 };
 
@@ -119,13 +125,13 @@ static uint64_t majority(const int32_t *const *votes, int teams, int64_t c, uint
 }
 
 // Labels of one head's codes, by rank; `codes` has room for PAST more. `threads` > 1 splits the sequence.
-static void kmeans_head(uint64_t *codes, int64_t n, const Sizes &s, const KmeansScratch &scratch, int threads,
-                        int thread, int32_t *labels) {
-  if (n <= s.C) {
+static void kmeans_head(uint64_t *codes, int64_t n, int64_t C, int64_t iterations, const KmeansScratch &scratch,
+                        int threads, int thread, int32_t *labels) {
+  if (n <= C) {
     for (int64_t i = 0; i < n; i++) labels[i] = (int32_t)i;
     return;
   }
-  const int64_t C = s.C, table = C * WORD;
+  const int64_t table = C * WORD;
   const int team = threads > 1 ? threads : 1, own = threads > 1 ? 0 : thread;
   uint64_t *centroids = scratch.centroids[own];
   const int32_t *votes[MAX_THREADS];
@@ -139,9 +145,10 @@ static void kmeans_head(uint64_t *codes, int64_t n, const Sizes &s, const Kmeans
     labels[i] = -1;
   }
   for (int64_t c = 0; c < C; c++) centroids[c] = codes[c * n / C];
+  // Four blocks per thread, for a thread that starts late; of whole rounds of `nearest`.
   const int64_t block = team > 1 ? round_up((n + 4 * team - 1) / (4 * team), 32) : KMEANS_BLOCK;
   const int64_t size = block < KMEANS_BLOCK ? block : KMEANS_BLOCK, tasks = (n + size - 1) / size;
-  for (int64_t round = 0; round <= s.iterations; round++) {
+  for (int64_t round = 0; round <= iterations; round++) {
     int64_t changed = 0;
     for (int t = 0; t < team; t++) scratch.changed[(own + t) * 8] = 0;
     parallel_for(team, tasks, [&](int64_t task, int of_team) {
@@ -151,7 +158,7 @@ static void kmeans_head(uint64_t *codes, int64_t n, const Sizes &s, const Kmeans
                    scratch.changes[t], scratch.votes[t]);
     });
     for (int t = 0; t < team; t++) changed += scratch.changed[(own + t) * 8];
-    if (!changed || round == s.iterations) return;
+    if (!changed || round == iterations) return;  // the last round only assigns
     for (int64_t c = 0; c < C; c++) centroids[c] = majority(votes, team, c, centroids[c]);
   }
 }

@@ -61,3 +61,22 @@ template <class Run>
 static void parallel_for(int threads, int64_t tasks, Run &&run) {
   parallel_stages(threads, Stage{tasks, [&](int64_t task, int thread) { run(task, thread); }});
 }
+
+// Heads run side by side where that keeps the threads busy; a few heads are each split along the sequence.
+static inline bool heads_side_by_side(int64_t heads, int64_t threads) {
+  return heads % threads == 0 || heads >= 4 * threads;
+}
+
+// A scratch of each thread's own, made from the same sizes.
+template <class Scratch>
+struct PerThread {
+  Scratch *of;
+  template <class... Sizes>
+  PerThread(Arena &arena, int64_t threads, const Sizes &...sizes) {
+    of = arena.take<Scratch>(threads);
+    for (int64_t t = 0; t < threads; t++) {
+      Scratch scratch(arena, sizes...);
+      if (arena.base) of[t] = scratch;
+    }
+  }
+};

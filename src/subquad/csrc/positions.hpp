@@ -19,7 +19,7 @@ struct Masks {
     for (int64_t b = 0; b < B; b++) {
       int64_t count = 0;
       for (int64_t i = 0; i < positions; i++) {
-        at[b][count] = (int32_t)i;
+        at[b][count] = (int32_t)i;  // written always, and kept where the position is real: no branch on the data
         count += real[b * positions + i] != 0;
       }
       counts[b] = count;

@@ -106,3 +106,13 @@ static void zero(float *x, int64_t n) {
 }
 
 static inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// run(x) with an x of the type that `dtype` stands for.
+template <class Run>
+static int64_t by_dtype(Dtype dtype, Run &&run) {
+  switch (dtype) {
+    case BFLOAT16: return run(bf16{});
+    case FLOAT16: return run(f16{});
+    default: return run(float{});
+  }
+}

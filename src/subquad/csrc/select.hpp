@@ -2,6 +2,9 @@
 
 // The k-th largest of `count` ≥ k values, by bisection on their bits; no branch depends on the data. NaNs count as −∞.
 // `numbers` is scratch of round_up(count, W).
+//
+// Floats become whole numbers in the same order. The k-th largest is the largest number that at least k of them reach:
+// its bits are found from the highest to the lowest, each by counting how many values reach the number with that bit set.
 static float kth_largest(const float *values, int64_t count, int64_t k, int32_t *numbers) {
   const int64_t padded = round_up(count, W);
   for (int64_t i = 0; i < count; i++) {
@@ -17,9 +20,9 @@ static float kth_largest(const float *values, int64_t count, int64_t k, int32_t 
   return as_float((uint32_t)(kth ^ ((kth >> 31) & 0x7fffffff)));
 }
 
-// For each of W columns a bound that at least k of its `count` values exceed, and few more: bisection on the upper half
-// of the bits, all columns at once. NaNs count as the largest; where one or −∞ is the k-th, the bound is −∞. `numbers` is scratch
-// of count·W.
+// For each of W columns a bound that at least k of its `count` values exceed, and few more: bisection as above, of all
+// columns at once and on the upper half of the bits only, because a bound need not be exact. NaNs count as the largest;
+// where one or −∞ is the k-th, the bound is −∞. `numbers` is scratch of count·W.
 static vf bound_of_columns(const float *values, int64_t row, int64_t count, int64_t k, int32_t *numbers) {
   for (int64_t i = 0; i < count; i++) *(vi_anywhere *)(numbers + i * W) = ordered(load(values + i * row));
   vi kth = vi{} + INT32_MIN;
@@ -30,11 +33,12 @@ static vf bound_of_columns(const float *values, int64_t row, int64_t count, int6
     const vi enough = found >= (int32_t)k;
     kth = (enough & more) | (~enough & kth);
   }
+  // One less, so that values equal to the k-th exceed it. Below −∞ and above +∞ the numbers are NaNs, which become −∞.
   return maximum(unordered((vi)((vu)kth - 1u)), splat(-__builtin_inff()));
 }
 
-// Move the k largest of `count` > k pairs to the front, in their order, NaNs left out. Ties: the first. Returns how many
-// were kept, which is k without NaNs, and the k-th value. There is room for W − 1 more in both.
+// Move the k largest of `count` > k pairs to the front, in their order, NaNs left out; of equal values the first are kept.
+// Returns how many were kept, which is k without NaNs, and the k-th value. There is room for W − 1 more in both.
 static int64_t keep_largest(float *values, int32_t *indices, int64_t count, int64_t k, int32_t *numbers, float *kth) {
   const float bound = *kth = kth_largest(values, count, k, numbers);
   int64_t above = 0, tied = 0, kept = 0;
@@ -56,7 +60,7 @@ static int64_t keep_largest(float *values, int32_t *indices, int64_t count, int6
     return kept;
   }
 #endif
-  int64_t ties = k - above;
+  int64_t ties = k - above;  // how many of the values that equal the k-th are kept
   for (int64_t i = 0; i < count; i++) {
     const float value = values[i];
     const bool tie = value == bound && ties > 0, keep = value > bound || tie;

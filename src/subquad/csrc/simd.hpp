@@ -21,7 +21,9 @@ typedef int32_t vi_anywhere __attribute__((vector_size(W * 4), aligned(4), may_a
 static inline vf load(const float *p) { return *(const vf_anywhere *)p; }
 static inline void store(float *p, vf v) { *(vf_anywhere *)p = v; }
 static inline vf splat(float x) { return x - vf{}; }  // x − 0 is x, for −0 and NaN too
+// A comparison's lanes are −1 (all bits set) where it holds, else 0.
 static inline vf select(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+// b where either is NaN: maximum(x, running) passes over NaN, and maximum(vf{}, x) keeps it.
 static inline vf maximum(vf a, vf b) { return select(a > b, a, b); }
 
 static inline float sum(vf v) {
@@ -42,7 +44,7 @@ static inline int64_t count_at_least(const int32_t *numbers, int64_t padded, int
     count += __builtin_popcount(_mm512_cmpge_epi32_mask(_mm512_loadu_si512(numbers + i), _mm512_set1_epi32(bound)));
 #else
   vi total = {};
-  for (int64_t i = 0; i < padded; i += W) total -= *(const vi_anywhere *)(numbers + i) >= bound;
+  for (int64_t i = 0; i < padded; i += W) total -= *(const vi_anywhere *)(numbers + i) >= bound;  // −(−1) where it holds
   for (int lane = 0; lane < W; lane++) count += total[lane];
 #endif
   return count;
@@ -96,15 +98,16 @@ static inline vf exp_nonpositive(vf x) {
   const vf magic = splat(12582912.0f);  // 1.5·2²³: adding it rounds to the nearest whole number, in the low bits
   vf shifted = x * 1.44269504088896341f + magic;
   vf n = shifted - magic;
-  vf r = x - n * 0.693359375f;
+  vf r = x - n * 0.693359375f;  // ln 2 in two parts: this one has so few bits that the product is exact
   r = r - n * -2.12194440e-4f;
-  vf p = splat(1.9875691500e-4f);
+  vf p = splat(1.9875691500e-4f);  // Cephes' polynomial for eʳ with |r| ≤ ln 2 / 2
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
+  // 2ⁿ: the low bits of `shifted` are n, and the shift moves them to the exponent's place.
   vf power = (vf)(((vu)shifted << 23) + ((127u - shrunk) << 23));
   return select(x < splat(-87.0f + shrunk * 0.6931472f), vf{}, p * power);
 }
@@ -119,7 +122,12 @@ static inline vf interleave(vf a, vf b, std::integer_sequence<int, i...>) {
 #endif
 }
 
-// Transpose W×W in registers: log2 W rounds that interleave row i with row i + W/2.
+// Transpose W×W in registers: log2 W rounds that interleave row i with row i + W/2. With W = 4:
+//
+//     a0 a1 a2 a3      a0 c0 a1 c1      a0 b0 c0 d0
+//     b0 b1 b2 b3      a2 c2 a3 c3      a1 b1 c1 d1
+//     c0 c1 c2 c3      b0 d0 b1 d1      a2 b2 c2 d2
+//     d0 d1 d2 d3      b2 d2 b3 d3      a3 b3 c3 d3
 static inline void transpose(vf (&rows)[W]) {
   constexpr auto lanes = std::make_integer_sequence<int, W>{};
   UNROLL for (int round = 1; round < W; round *= 2) {

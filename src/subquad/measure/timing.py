@@ -108,7 +108,7 @@ def _steady(rounds: Sequence[Mapping[str, float]], effort: Effort) -> bool:
     return all(s.high - s.low <= effort.precision * s.median * len(rounds) ** 0.5 for s in spreads)
 
 
-def foretold(method: Method, seconds: float, growth: float) -> float:
+def predicted(method: Method, seconds: float, growth: float) -> float:
     """Seconds of a call at `growth` times the length, from those at this length and how the method's work grows."""
     return seconds * growth ** (1 if method.traits.subquadratic else 2)
 

@@ -12,7 +12,7 @@ keys. No method exceeds the bound at its own number of distinct keys for each qu
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -24,6 +24,8 @@ from subquad.methods import Bound, Full, Method
 from subquad.ops.attention_sums import exact_weights
 from subquad.ops.heads import repeat_heads
 from subquad.ops.slots import Buckets
+
+Name = TypeVar("Name")
 
 CHUNK = 2**22  # weights, of all heads and items, that are in memory at a time
 
@@ -56,13 +58,13 @@ def upper_bound(
 
 @torch.no_grad()
 def utilities(
-    methods: Mapping[str, Method | Bound],
+    methods: Mapping[Name, Method | Bound],
     query: Float[Tensor, "B H N D"],
     key: Float[Tensor, "B G M D"],
     *,
     keys: int | Int64[Tensor, "B"],
     **options: Any,
-) -> tuple[Float[Tensor, "B H"], dict[str, Utility]]:
+) -> tuple[Float[Tensor, "B H"], dict[Name, Utility]]:
     """The upper bound at `keys` keys a query, and the utility of methods on the same queries and keys.
 
     O(H·N·M·(D + ln M)) time; memory for a few queries' weights at a time.

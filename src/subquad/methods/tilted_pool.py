@@ -1,11 +1,11 @@
 """Tilted pool: the keys near a query exactly, all others as a few pooled keys whose weights are learned.
 
-The item's n real tokens, in order, are cut into segments of ⌈n / `segments`⌉. For segment r and each key head
+The item's n real tokens, in order, are cut into runs of ⌈n / `pools`⌉, one for each pool. For pool r and each key head
 
     w_j   = softmax_{j in r}(scale·μ·k_j),   lse_r = ln Σ_{j in r} e^{scale·μ·k_j},   k̄_r = Σ_j w_j k_j
     w′_j  = softmax_{j in r}(scale·μ′·k_j),                                         v̄_r = Σ_j w′_j v_j
     out_i = one softmax over the keys near i and the sinks, with logits scale·q_i·k_j,
-            and over the other segments, with logits scale·(q_i − μ)·k̄_r + lse_r + b
+            and over the other pools, with logits scale·(q_i − μ)·k̄_r + lse_r + b
 
 The second kind of logit is the first-order expansion of ln Σ_{j in r} e^{scale·q_i·k_j} at q_i = μ, exact there. At
 μ = 0 it is that of a plain mean, and + ln of the number of keys. μ, μ′ and b start at 0 and are learned.
@@ -18,13 +18,13 @@ k̄, lse      `Pools.key`, `Pools.mass`
 v̄           `Pools.value`
 ==========  ====================================
 
-**Near** are the keys of a query's own block and of the two beside it. A block is a whole number of segments, of at
-least `window` tokens; where segments are longer than the window, a segment is a whole number of blocks instead. What is
-near then cuts a segment, and what is left of it before and behind is pooled by itself. So each key counts exactly once.
-**Sinks** are the first and the last tokens of the item: exact for every query, and in no segment.
+**Near** are the keys of a query's own block and of the two beside it. A block is a whole number of pools, of at
+least `window` tokens; where pools are longer than the window, a pool is a whole number of blocks instead. What is near
+then cuts a pool, and what is left of it before and behind is pooled by itself. So each key counts exactly once.
+**Sinks** are the first and the last tokens of the item: exact for every query, and in no pool.
 
 An extension of Linformer (Wang et al. 2020), whose projection of keys does not depend on what the keys are. Not causal:
-the segments are those of the whole item.
+the pools are those of the whole item.
 """
 
 from dataclasses import dataclass, replace
@@ -60,19 +60,19 @@ class Tilt(nn.Module):
 
 
 class Sizes(NamedTuple):
-    """Tokens of a cell, cells of a block of queries, cells of a segment. One of the last two is 1."""
+    """Tokens of a cell, cells of a block of queries, cells of a pool. One of the last two is 1."""
 
     cell: int
     block: int
-    segment: int
+    pool: int
 
 
-def sizes_of(segment: int, window: int) -> Sizes:
-    """Cells for segments of so many tokens, or a few more, and blocks of at least `window` tokens."""
-    if segment <= window:
-        return Sizes(segment, -(-window // segment), 1)
-    cells = segment // window if window else 1
-    return Sizes(-(-segment // cells), 1, cells)
+def sizes_of(pool: int, window: int) -> Sizes:
+    """Cells for pools of so many tokens, or a few more, and blocks of at least `window` tokens."""
+    if pool <= window:
+        return Sizes(pool, -(-window // pool), 1)
+    cells = pool // window if window else 1
+    return Sizes(-(-pool // cells), 1, cells)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Layout:
     ranks: Ranks
     cell: Int64[Tensor, "B 1"]
     block: Int64[Tensor, "B 1"]
-    segment: Int64[Tensor, "B 1"]
+    pool: Int64[Tensor, "B 1"]
     cells: int
     blocks: int
     longest: Sizes
@@ -90,10 +90,10 @@ class Layout:
 
 
 def layout_of(real: Bool[Tensor, "B M"] | None, B: int, M: int, device: torch.device, k: int, w: int) -> Layout:
-    """Lay out k segments of each item, or blocks alone where k is 0."""
+    """Lay out k pools of each item, or blocks alone where k is 0."""
     if not isinstance(M, int):
         raise ValueError(
-            "'tilted-pool' lays out its segments by the length, so it is exported for one length; leave the length out "
+            "'tilted-pool' lays out its pools by the length, so it is exported for one length; leave the length out "
             "of `dynamic_shapes`"
         )
     longest = -(-M // k) if k else w
@@ -102,13 +102,13 @@ def layout_of(real: Bool[Tensor, "B M"] | None, B: int, M: int, device: torch.de
     table = {size: sizes_of(size, w) for size in (range(1, longest + 1) if k else [longest])}
     some = table if real is not None else {longest: table[longest]}
     sizes = torch.tensor([table.get(size, table[longest]) for size in range(longest + 1)], device=device)[own]
-    cell, block, segment = sizes.split(1, dim=1)
+    cell, block, pool = sizes.split(1, dim=1)
     ends = {size: min(M, size * k) if k else M for size in some}
     return Layout(
         ranks,
         cell,
         block,
-        segment,
+        pool,
         cells=max(-(-ends[size] // of.cell) for size, of in some.items()),
         blocks=max(-(-ends[size] // (of.cell * of.block)) for size, of in some.items()),
         longest=Sizes(*(max(sizes) for sizes in zip(*some.values(), strict=True))),
@@ -127,7 +127,7 @@ class Pools:
 
 
 def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: Layout, scale: float, sinks: int, k: int) -> Pools:
-    """The pools of k segments, then for each cell that of its segment up to the cell, then that from the cell on."""
+    """The k whole pools, then what of its pool is up to each cell, then what is from each cell on."""
     G, M = key.shape[1:3]
     numbers = torch.arange(layout.cells, device=key.device)
     first = numbers * layout.cell
@@ -137,19 +137,17 @@ def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: Layout, scale: floa
     tokens = tokens[:, None].expand(-1, G, -1, -1)
     keys, values, inside = vectors_at(key, tokens), vectors_at(value, tokens), tokens < M
 
-    segment = numbers // layout.segment
-    last = ((torch.arange(min(k, layout.cells), device=key.device) + 1) * layout.segment - 1).clamp(
-        max=layout.cells - 1
-    )
+    pool = numbers // layout.pool
+    last = ((torch.arange(min(k, layout.cells), device=key.device) + 1) * layout.pool - 1).clamp(max=layout.cells - 1)
 
     def pooled(towards: Tensor, pooling: Tensor) -> Pooled:
         logits = (keys @ towards.to(key.dtype)[:, None, :, None])[..., 0] * scale
         weights = visible_softmax(logits, inside)
         cells = (weights[..., None, :] @ pooling)[..., 0, :], hide(logits, inside).logsumexp(-1)
-        if layout.longest.segment == 1:
+        if layout.longest.pool == 1:
             return cells
-        upto = running(cells, segment, layout.longest.segment)
-        onward = running(_flipped(cells), segment.flip(1), layout.longest.segment)
+        upto = running(cells, pool, layout.longest.pool)
+        onward = running(_flipped(cells), pool.flip(1), layout.longest.pool)
         return _joined([_picked(upto, last), upto, _flipped(onward)])
 
     (pooled_key, mass), (pooled_value, _) = pooled(tilt.towards, keys), pooled(tilt.of_values, values)
@@ -157,11 +155,11 @@ def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: Layout, scale: floa
     return Pools(pooled_key, mass, pooled_value, there)
 
 
-def running(part: Pooled, segment: Int64[Tensor, "B P"], longest: int) -> Pooled:
-    """For each cell the pool of its segment's cells up to it: in steps of 1, 2, 4, … cells, each merging two runs."""
+def running(part: Pooled, pool: Int64[Tensor, "B P"], longest: int) -> Pooled:
+    """For each cell what its pool has up to it: in steps of 1, 2, 4, … cells, each merging two runs."""
     step = 1
     while step < longest:
-        same = (segment[:, step:] == segment[:, :-step])[:, None]
+        same = (pool[:, step:] == pool[:, :-step])[:, None]
         out, lse = part
         earlier = out[:, :, :-step], hide(lse[:, :, :-step], same)
         later = merge_partials([(out[:, :, step:], lse[:, :, step:]), earlier])
@@ -201,7 +199,7 @@ def blocks_of(mask: Mask, N: int, layout: Layout, window: int) -> tuple[Tensor, 
 
 
 def keys_of_blocks(layout: Layout, pools: Pools | None, window: int, sinks: int, k: int) -> Int64[Tensor, "B T K"]:
-    """For each block its near keys, the sinks and its pools, which are numbered from M on. None twice."""
+    """For each block its near keys, the sinks and its pools, which are numbered from M on; no key appears twice."""
     B, M = layout.ranks.order.shape
     device = layout.cell.device
     block = torch.arange(layout.blocks if window else 1, device=device).expand(B, -1)
@@ -214,16 +212,16 @@ def keys_of_blocks(layout: Layout, pools: Pools | None, window: int, sinks: int,
     if pools is not None:
         none = M + pools.there.shape[1]
         there = torch.cat([pools.there, pools.there.new_zeros(B, 1)], dim=1)
-        segments = min(k, layout.cells)
-        begin = torch.arange(segments, device=device) * layout.segment[..., None]  # its first cell
-        before, behind = begin + layout.segment[..., None] <= low[..., None], begin >= high[..., None]
+        whole_pools = min(k, layout.cells)
+        begin = torch.arange(whole_pools, device=device) * layout.pool[..., None]  # its first cell
+        before, behind = begin + layout.pool[..., None] <= low[..., None], begin >= high[..., None]
         apart = (before | behind) & (begin < layout.cells)
-        asked = [torch.where(apart, torch.arange(segments, device=device), none - M)]
-        if layout.longest.segment > 1:
-            cut = (low >= 1) & (low % layout.segment != 0)
-            asked.append(torch.where(cut, segments + low - 1, none - M)[..., None])
-            cut = (high < layout.cells) & (high % layout.segment != 0)
-            asked.append(torch.where(cut, segments + layout.cells + high, none - M)[..., None])
+        asked = [torch.where(apart, torch.arange(whole_pools, device=device), none - M)]
+        if layout.longest.pool > 1:
+            cut = (low >= 1) & (low % layout.pool != 0)
+            asked.append(torch.where(cut, whole_pools + low - 1, none - M)[..., None])
+            cut = (high < layout.cells) & (high % layout.pool != 0)
+            asked.append(torch.where(cut, whole_pools + layout.cells + high, none - M)[..., None])
         numbers = torch.cat(asked, dim=2)
         seen = there.gather(1, numbers.flatten(1)).view_as(numbers)
         lists = [torch.where(x < M, x, none) for x in lists] + [torch.where(seen, M + numbers, none)]
@@ -232,7 +230,7 @@ def keys_of_blocks(layout: Layout, pools: Pools | None, window: int, sinks: int,
 
 @dataclass(frozen=True)
 class TiltedPool(Method):
-    """Near keys and sinks exactly, all others pooled by segments with learned weights: only bound.
+    """Near keys and sinks exactly, all others pooled with learned weights: only bound.
 
     Args:
         pools: of each item. 0: none; then it is the window and the sinks alone, and nothing is learned.
@@ -282,7 +280,7 @@ class TiltedPool(Method):
         return Tilt(heads, kv_heads, head_dim) if self.pools else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Pool the segments, and attend to near keys, sinks and pools together."""
+        """Pool the keys, and attend to near keys, sinks and pools together."""
         query, key, value = wide(query, key, value)
         (B, H, N, _), M, mask = query.shape, key.shape[2], call.mask
         layout = layout_of(mask.key_padding(M), B, M, key.device, self.pools, self.window)
@@ -290,6 +288,7 @@ class TiltedPool(Method):
         if self.pools:
             assert isinstance(call.learned, Tilt)
             pools = pools_of(key, value, call.learned, layout, call.scale, self.sinks, self.pools)
+            # A pool's logit is scale·(q − μ)·k̄ + lse + b = scale·q·k̄ + (lse − scale·μ·k̄ + b): the bracket is its bias.
             own = (pools.key * call.learned.towards.to(key.dtype)[:, None]).sum(-1) * call.scale
             added = torch.where(pools.there[:, None], pools.mass - own, 0.0)
             added = repeat_heads(added[..., None], H)[..., 0] + call.learned.shift.to(key.dtype)[:, None]

@@ -6,14 +6,18 @@ computes the op's torch operators (`Operator.on`). Nobody who calls an op names 
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from types import SimpleNamespace
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_args
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from subquad.ops.tensors import token_major
 from subquad.torch_ops import define, differentiate
 
 P = ParamSpec("P")
@@ -127,13 +131,14 @@ class Operator:
     """A torch operator that compiled backends compute, under its name in `torch.ops.subquad`.
 
     Made from the function that allocates its outputs, whose annotations are the operator's schema behind a first
-    argument, the backend's name. A backend's function gets the outputs, to be filled, and then the arguments.
+    argument, the backend's name. A backend's function gets the outputs, to be filled, and the arguments by name.
     """
 
     def __init__(self, outputs: Callable[..., Any]):
         functools.update_wrapper(self, outputs)
         self.name, self.outputs = outputs.__name__, outputs
-        self._computed: dict[str, Callable[..., Any]] = {}
+        self.signature = inspect.signature(outputs)
+        self._computed: dict[str, Callable[[Any, Any], None]] = {}
         self._run = define(self.name, self._compute, outputs, first="str backend")
 
     def __call__(self, backend: str, *args: Any) -> Any:
@@ -142,35 +147,123 @@ class Operator:
 
     def _compute(self, backend: str, *args: Any) -> Any:
         outputs = self.outputs(*args)
-        self._computed[backend](outputs, *args)
+        self._computed[backend](outputs, self._given(args))
         return outputs
 
-    def on(self, backend: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def _given(self, args: tuple[Any, ...]) -> SimpleNamespace:
+        return SimpleNamespace(**dict(zip(self.signature.parameters, args, strict=True)))
+
+    def on(self, backend: str) -> Callable[[Callable[[Any, Any], None]], Callable[[Any, Any], None]]:
         """Register what fills the outputs on a backend."""
 
-        def add(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def add(compute: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
             self._computed[backend] = compute
             return compute
 
         return add
 
-    def gradient(self, backward: Callable[..., Any], save: Callable[..., Any]) -> None:
+    def gradient(self, backward: Callable[..., Any], save: Callable[..., Any] | None = None) -> None:
         """Set the gradient; both get what `torch.library.register_autograd` gives them."""
         differentiate(self.name, backward, save)
 
-    def not_differentiable(self, of: str) -> None:
-        """Let a derivative of this operator, which is itself the gradient of `of`, raise with the remedy."""
-
-        def raises(ctx: Any, *_: Any) -> None:
-            raise NotImplementedError(
-                f"the gradient of {of} in compiled code cannot be differentiated again; for second derivatives run the "
-                "forward pass on plain PyTorch, `with sq.use_backend('reference'), torch.nn.attention.sdpa_kernel("
-                "torch.nn.attention.SDPBackend.MATH):`"
-            )
-
-        differentiate(self.name, raises)
-
     def flops(self, count: Callable[..., int]) -> None:
-        """Set how many operations of products `torch.utils.flop_counter.FlopCounterMode` counts, from the shapes."""
+        """Set how many operations of products `torch.utils.flop_counter.FlopCounterMode` counts.
+
+        `count` gets the arguments by name, with shapes in the place of tensors.
+        """
         packet = getattr(torch.ops.subquad, self.name)
-        register_flop_formula([packet])(lambda backend, *args, **_: count(*args))
+        register_flop_formula([packet])(lambda backend, *args, **_: count(self._given(args)))
+
+
+def shapes_of(given: SimpleNamespace) -> SimpleNamespace:
+    """The arguments of an operator with shapes in the place of tensors."""
+    return SimpleNamespace(**{k: x.shape if isinstance(x, Tensor) else x for k, x in vars(given).items()})
+
+
+class Gradient(Operator):
+    """The operator that computes the gradients of some arguments of another one; it is itself not differentiable.
+
+    Its arguments are the gradients of the other's outputs (`given.grads`, None where nobody differentiates one), those
+    outputs (`given.outputs`), and the other's arguments. Its outputs are one gradient for each argument in `of`, in
+    the dtype of the first output, and an empty tensor for one that is None.
+    """
+
+    def __init__(self, forward: Operator, *of: str, named: str):
+        self.forward, self.of, self.named = forward, of, named
+        self.count = len(get_args(forward.signature.return_annotation))
+        before = [("grad", Tensor | None)] * self.count + [("output", Tensor)] * self.count
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        first = [inspect.Parameter(f"{what}_{i}", kind, annotation=t) for i, (what, t) in enumerate(before)]
+
+        def gradients(*args: Any) -> tuple[Tensor, ...]:
+            given = self._given(args)
+            return tuple(_empty_gradient(getattr(given, name), given.outputs[0].dtype) for name in of)
+
+        gradients.__name__ = forward.name.replace("forward", "backward")
+        gradients.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [*first, *forward.signature.parameters.values()], return_annotation=tuple[(Tensor,) * len(of)]
+        )
+        super().__init__(gradients)
+        forward.gradient(self._differentiate, self._save)
+        self.gradient(self._refuse)
+
+    def _given(self, args: tuple[Any, ...]) -> SimpleNamespace:
+        grads, outputs, rest = args[: self.count], args[self.count : 2 * self.count], args[2 * self.count :]
+        return SimpleNamespace(
+            grads=grads, outputs=outputs, **dict(zip(self.forward.signature.parameters, rest, strict=True))
+        )
+
+    def _save(self, ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.backend, *args = inputs
+        tensors = [x for arg in (*output, *args) for x in (arg if isinstance(arg, list | tuple) else [arg])]
+        ctx.save_for_backward(*(x for x in tensors if isinstance(x, Tensor)))
+        ctx.args = [_without_tensors(arg) for arg in args]
+        ctx.set_materialize_grads(False)  # often nobody differentiates all outputs
+
+    def _differentiate(self, ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        if all(grad is None for grad in grads):
+            return (None,) * (len(ctx.args) + 1)
+        saved = iter(ctx.saved_tensors)  # once: activation checkpointing computes them when they are asked for
+        outputs = [next(saved) for _ in range(self.count)]
+        args = [_with_tensors(arg, saved) for arg in ctx.args]
+        computed = dict(zip(self.of, self(ctx.backend, *grads, *outputs, *args), strict=True))
+        results: list[Any] = [None]
+        for name, arg in zip(self.forward.signature.parameters, args, strict=True):
+            if name in computed and arg is not None:
+                results.append(computed[name].to(arg.dtype))
+            else:
+                results.append([None] * len(arg) if isinstance(arg, list) and _tensors(arg) else None)
+        return tuple(results)
+
+    def _refuse(self, ctx: Any, *_: Any) -> None:
+        raise NotImplementedError(
+            f"the gradient of {self.named} in compiled code cannot be differentiated again; for second derivatives run "
+            "the forward pass on plain PyTorch, `with sq.use_backend('reference'), torch.nn.attention.sdpa_kernel("
+            "torch.nn.attention.SDPBackend.MATH):`"
+        )
+
+
+_TENSOR = object()  # stands for a tensor that is saved
+
+
+def _tensors(arg: Any) -> bool:
+    return all(isinstance(x, Tensor) for x in arg)
+
+
+def _without_tensors(arg: Any) -> Any:
+    if isinstance(arg, Tensor):
+        return _TENSOR
+    return [_TENSOR] * len(arg) if isinstance(arg, list | tuple) and _tensors(arg) else arg
+
+
+def _with_tensors(arg: Any, saved: Iterator[Tensor]) -> Any:
+    if isinstance(arg, list):
+        return [next(saved) if x is _TENSOR else x for x in arg]
+    return next(saved) if arg is _TENSOR else arg
+
+
+def _empty_gradient(x: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Token-major for vectors, as the projections before an attention are, so that their gradients need no copy."""
+    if x is None:
+        return torch.empty(0, dtype=dtype)
+    return token_major(x, x.shape[3], dtype) if x.ndim == 4 else x.new_empty(x.shape, dtype=dtype)

@@ -10,22 +10,6 @@ from torch import Tensor
 from subquad.masks import Mask
 
 
-def per_segment(
-    attend: Callable[[Tensor, Tensor, Tensor, Mask], Tensor],
-    query: Float[Tensor, "B H N D"],
-    key: Float[Tensor, "B G N D"],
-    value: Float[Tensor, "B G N E"],
-    mask: Mask,
-) -> Float[Tensor, "B H N E"]:
-    """Run `attend` on every segment as if it were a batch item of its own; positions in no segment get 0.
-
-    Raises:
-        ValueError: the mask has a window, and other tokens stand between those of one segment.
-    """
-    (q, k, v), inner, together = take_apart((query, key, value), mask)
-    return together(attend(q, k, v, inner))
-
-
 def take_apart(
     packed: Sequence[Float[Tensor, "B _ N _"]], mask: Mask
 ) -> tuple[list[Float[Tensor, "S _ longest _"]], Mask, Callable[[Tensor], Tensor]]:

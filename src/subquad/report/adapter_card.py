@@ -3,7 +3,9 @@
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
+
+from subquad.report.markup import rows_of
+from subquad.report.tables import plain_table
 
 TITLES = {
     "error": "relative error of the outputs",
@@ -57,17 +59,16 @@ def layer_rows(record: dict[str, Any]) -> list[list[str]]:
 
 def rich_layers(record: dict[str, Any]) -> Table:
     """The layers' figures as a table for the terminal."""
-    table = Table("layer", *(TITLES[name] for name in figures(record)), box=None)
-    for row in layer_rows(record):
-        table.add_row(*map(Text, row))
-    return table
+    return plain_table(_header(record), layer_rows(record))
+
+
+def _header(record: dict[str, Any]) -> list[str]:
+    return ["layer", *(TITLES[name] for name in figures(record))]
 
 
 def adapter_card(record: dict[str, Any], folder: str) -> str:
     """The card in Markdown."""
     method, passages, settings = record["method"], record["passages"], record["settings"]
-    header = ["layer", *(TITLES[name] for name in figures(record))]
-    table = [header, ["---"] * len(header), *layer_rows(record)]
     listed = ", ".join(f"`{name}={value}`" for name, value in method.items() if name != "name")
     facts = [
         f"Settings: {listed}.",
@@ -84,7 +85,7 @@ def adapter_card(record: dict[str, Any], folder: str) -> str:
         model=record["model"],
         folder=folder,
         facts="\n".join(f"- {fact}" for fact in facts),
-        table="\n".join(f"| {' | '.join(row)} |" for row in table),
+        table=rows_of([_header(record), *layer_rows(record)]),
     )
 
 

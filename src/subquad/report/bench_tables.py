@@ -2,18 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from subquad.report import cells
+from subquad.report import cells, reading
 from subquad.report.bench_figures import Panel, names, of, panels, ran
 from subquad.report.bench_schema import EXACT, BenchCell, BenchReport, Change, Changes, Crossover
 from subquad.report.cells import Cell
 from subquad.report.content import Column, Line, Table, fact, pieces
-from subquad.report.markup import bullets, escaped, facts, fenced, table_of
-from subquad.report.tables import TONES
+from subquad.report.markup import bullets, escaped, facts, fenced, sections, table_of
+from subquad.report.tables import TONES, noise_line, ruled
 
 HEADS = ("ms", "±", "speed-up", "quartiles", "µs/token", "growth", "MiB")
 LEGEND = (
@@ -33,8 +32,8 @@ def rich_table(report: BenchReport) -> RenderableType:
         parts += [Text(f"\n{title(report, panel)}", "bold"), _terminal(report["cells"], panel)]
         parts += [Text(f"• {line}") for line in _conclusions(report, panel)]
     parts.append(Text(f"\n{LEGEND} {NO_FIDELITY}", "dim"))
-    if "noise" in report:
-        parts.append(Text(report["noise"]["says"], "yellow" if report["noise"]["busy"] else "dim"))
+    if noise := reading.noise(report):
+        parts.append(Text(noise[1], "yellow" if noise[0] else "dim"))
     if "changes" in report:
         parts += _changes(report["changes"])
     return Group(*parts)
@@ -44,7 +43,7 @@ def markdown(report: BenchReport, figures: Sequence[str] = ()) -> str:
     """All of a benchmark as Markdown. `figures` are the names of the plots that lie beside it."""
     parts = [
         "# Time and memory against length",
-        _noise_line(report),
+        noise_line(report),
         NO_FIDELITY,
         *(f"![{name}]({name})" for name in figures),
     ]
@@ -54,12 +53,7 @@ def markdown(report: BenchReport, figures: Sequence[str] = ()) -> str:
     if "changes" in report:
         found = report["changes"]
         parts += ["## Changes", bullets(_summary(found)), table_of(_change_table(found["cells"]))]
-    settings = {"Settings": report["settings"], "Hardware": report["hardware"], "Versions": report["versions"]}
-    for heading, values in settings.items():
-        parts += [
-            f"## {heading}",
-            facts([(name.replace("_", " "), fact(name, value)) for name, value in values.items()]),
-        ]
+    parts += sections({"Settings": report["settings"], "Hardware": report["hardware"], "Versions": report["versions"]})
     parts += ["## Backends", f"In use: {escaped(report['backend'])}.", facts(list(report["backends"].items()))]
     parts += ["## Methods", facts([(name, fact(name, settings)) for name, settings in report["methods"].items()])]
     parts += ["## Notes", bullets(report["notes"]), "## Command", fenced(report["command"]), escaped(report["created"])]
@@ -89,13 +83,6 @@ def _row(cell: BenchCell) -> list[Cell]:
         cells.number(cell.get("growth"), 2),
         cells.size(None if extra is None else extra / 2**20),
     ]
-
-
-def _noise_line(report: BenchReport) -> str:
-    if "noise" not in report:
-        return ""
-    says = escaped(report["noise"]["says"])
-    return f"**{says}**" if report["noise"]["busy"] else says
 
 
 def _noise(cell: BenchCell) -> Cell:
@@ -153,7 +140,7 @@ def _shown(found: Sequence[BenchCell], panel: Panel) -> list[str]:
 
 
 def _terminal(found: Sequence[BenchCell], panel: Panel) -> RichTable:
-    table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    table = ruled()
     table.add_column("tokens", no_wrap=True)
     for head in HEADS:
         table.add_column(head, justify="right", no_wrap=True)
@@ -171,7 +158,7 @@ def _changes(found: Changes) -> list[RenderableType]:
     changed = [change for change in found["cells"] if change["verdict"] in ("faster", "slower")]
     if not changed:
         return lines
-    table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    table = ruled()
     for head in ("cell", "speed-up then", "now", "ratio", "time"):
         table.add_column(head, justify="left" if head == "cell" else "right")
     for change in changed:

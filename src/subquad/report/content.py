@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from subquad.report.cells import MISSING, Cell, crossover, kept, known, number, size, speedup
@@ -156,7 +157,7 @@ def model_table(report: Report) -> Table:
             _speed(length),
             _memory(length, group=tokens(length)),
         ]
-    return _table(report, [(replace(column, group=_in_tokens(column.group)), make) for column, make in makers])
+    return _table(report, [(replace(column, group=f"{column.group} tokens"), make) for column, make in makers])
 
 
 def op_table(report: Report) -> Table:
@@ -177,11 +178,12 @@ def layer_table(report: Report) -> Table:
     """Relative error of each layer's attention output."""
     numbers = sorted({layer for method in ran(report) for layer in layer_errors(method)})
     mean: Maker = (Column("mean"), lambda m: number(_mean(layer_errors(m).values())))
-    return _table(report, [mean, *map(_layer, numbers)])
+    errors = [(Column(str(n), "layer"), partial(_error_of, n)) for n in numbers]
+    return _table(report, [mean, *errors])
 
 
-def _layer(layer: int) -> Maker:
-    return Column(str(layer), "layer"), lambda m: number(layer_errors(m).get(layer))
+def _error_of(layer: int, method: MethodReport) -> Cell:
+    return number(layer_errors(method).get(layer))
 
 
 def _nearness(report: Report, length: str, group: str = "") -> Maker:
@@ -195,47 +197,33 @@ def _nearness(report: Report, length: str, group: str = "") -> Maker:
 
 def _spread_of_nearness(length: str, group: str = "") -> list[Maker]:
     """What else is known of closeness at any length."""
+    about = "5th percentile of the cosines to the exact model's embeddings"
     return [
-        (
-            Column("cosine p5", group, "5th percentile of the cosines to the exact model's embeddings"),
-            lambda m: number(quality(m, length).get("cosine_p5"), 4),
-        ),
-        (Column("perplexity", group), lambda m: number(quality(m, length).get("perplexity"), 2)),
+        _of_quality(Column("cosine p5", group, about), "cosine_p5", length, 4),
+        _of_quality(Column("perplexity", group), "perplexity", length, 2),
     ]
 
 
+def _of_quality(column: Column, figure: str, length: str, digits: int = 3) -> Maker:
+    return column, lambda m: number(quality(m, length).get(figure), digits)
+
+
 def _quality_details(own: str) -> list[Maker]:
-    return [*_spread_of_nearness(own), *_inner_errors(own), *_ranking(own)]
+    """The spread, the errors inside of the model, and the ranking of passages."""
+    best, ten = "share of queries with the exact model's best passage", "share of the exact model's ten best passages"
+    error = "‖out − exact‖ / ‖exact‖ of a layer's attention, mean over layers"
+    weights = Column("weights L1", "", "mean ‖A − exact A‖₁ of attention weights, 0 to 2", "weight L1")
+    return [
+        *_spread_of_nearness(own),
+        (Column("layer error", "", error), lambda m: number(_mean(layer_errors(m).values()))),
+        _of_quality(weights, "weights_l1", own),
+        _of_quality(Column("top-1", "", best), "top1", own),
+        _of_quality(Column("recall@10", "", f"{ten} found among ten", "rec. @10"), "recall10", own),
+    ]
 
 
 def _has_cosines(report: Report) -> bool:
     return any(known(quality(m, n).get("cosine_mean")) is not None for m in ran(report) for n in model_lengths(report))
-
-
-def _inner_errors(own: str) -> list[Maker]:
-    return [
-        (
-            Column("layer error", "", "‖out − exact‖ / ‖exact‖ of a layer's attention, mean over layers"),
-            lambda m: number(_mean(layer_errors(m).values())),
-        ),
-        (
-            Column("weights L1", "", "mean ‖A − exact A‖₁ of attention weights, 0 to 2", "weight L1"),
-            lambda m: number(quality(m, own).get("weights_l1")),
-        ),
-    ]
-
-
-def _ranking(own: str) -> list[Maker]:
-    return [
-        (
-            Column("top-1", "", "share of queries with the exact model's best passage"),
-            lambda m: number(quality(m, own).get("top1")),
-        ),
-        (
-            Column("recall@10", "", "share of the exact model's ten best passages found among ten", "rec. @10"),
-            lambda m: number(quality(m, own).get("recall10")),
-        ),
-    ]
 
 
 def _task(report: Report) -> list[Maker]:
@@ -290,10 +278,6 @@ def _mean(values: Iterable[float]) -> float | None:
 def tokens(length: str) -> str:
     """A length as text."""
     return f"{int(length):,}"
-
-
-def _in_tokens(group: str) -> str:
-    return f"{group} tokens"
 
 
 # ---------------------------------------------------------------------- facts
@@ -354,11 +338,13 @@ def facts(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
         "Hardware": report["hardware"],
         "Versions": report["versions"],
     }
-    return [
-        (title, [(key.replace("_", " "), fact(key, part[key])) for key in part])
-        for title, part in parts.items()
-        if part
-    ]
+    return told(parts)
+
+
+def told(parts: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """(heading, [(name, value)]) of settings and the like as text, those that there are."""
+    named = {title: [(key.replace("_", " "), fact(key, part[key])) for key in part] for title, part in parts.items()}
+    return [(title, pairs) for title, pairs in named.items() if pairs]
 
 
 def fact(key: str, value: Any) -> str:

@@ -1,17 +1,17 @@
 """Write an experiment's results: results.json, results.md and its plots."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from subquad.report.experiment import Header, Results, Table, Value
 from subquad.report.experiment_plots import plots
 from subquad.report.files import as_json, write_files
+from subquad.report.markup import rows_of
+from subquad.report.tables import plain_table
 
 
 def write_results(header: Header, results: Results, cells: dict[str, Any], folder: Path) -> list[Path]:
@@ -46,11 +46,7 @@ def rich_results(header: Header, results: Results) -> Group:
     shown: list[Any] = [Text(f"{header.title} ({header.source})", style="bold")]
     shown += [Text(line) for line in (*_warning(header), results.summary)]
     for table in results.tables:
-        rich = RichTable(box=None, pad_edge=False)
-        for column in table.columns:
-            rich.add_column(Text(column), overflow="fold")  # never "…" in the place of a figure
-        for row in table.rows:
-            rich.add_row(*(Text(_text(value)) for value in row))
+        rich = plain_table(table.columns, (map(_text, row) for row in table.rows))
         shown += [Text(), Text(table.title, style="italic"), rich] + ([Text(table.note)] if table.note else [])
     return Group(*shown)
 
@@ -60,14 +56,9 @@ def _warning(header: Header) -> list[str]:
 
 
 def _table(table: Table) -> str:
-    lines = [_row(table.columns), "|" + " --- |" * len(table.columns)]
-    return "\n".join(lines + [_row(row) for row in table.rows])
-
-
-def _row(values: Sequence[Value]) -> str:
-    """A line of a table: a bar or a new line inside a cell would end it."""
-    cells = (" ".join(_text(value).split()).replace("|", "\\|") for value in values)
-    return f"| {' | '.join(cells)} |"
+    """A bar or a new line inside a cell would end it."""
+    rows = (table.columns, *table.rows)
+    return rows_of([[" ".join(_text(value).split()).replace("|", "\\|") for value in row] for row in rows])
 
 
 def _text(value: Value) -> str:

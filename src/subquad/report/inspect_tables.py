@@ -12,7 +12,7 @@ from subquad.report.content import Column, Line, Table, fact
 from subquad.report.inspect_plots import about
 from subquad.report.inspect_reading import Choice, bounds, choice, choices, mean, over_layers
 from subquad.report.inspect_schema import VARIANTS, Inspected, InspectReport, Shares, Spectrum, Variant
-from subquad.report.markup import bullets, escaped, facts, fenced, table_of
+from subquad.report.markup import bullets, escaped, facts, fenced, sections, table_of
 from subquad.report.tables import rich_of
 
 GROUPS: dict[Variant, str] = {"n_b": "N/B", "given": "given"}
@@ -74,10 +74,7 @@ def markdown(report: InspectReport, figures: Sequence[str] = ()) -> str:
     parts.append("## Layers")
     for number in report["bounds"]:
         parts += [f"### Layer {number}", table_of(of_layer(report, number))]
-    told = {"Settings": report["settings"], "Model": report["model"], "Text": report["text"]}
-    told |= {"Hardware": report["hardware"], "Versions": report["versions"]}
-    for heading, values in told.items():
-        parts += [f"## {heading}", facts([(name.replace("_", " "), fact(name, v)) for name, v in values.items()])]
+    parts += sections({t: report[t.lower()] for t in ("Settings", "Model", "Text", "Hardware", "Versions")})  # type: ignore[literal-required]
     methods = [(method["method"], fact(method["method"], method["settings"])) for method in report["methods"]]
     parts += ["## Methods", facts(methods), "## Notes", bullets(report["notes"])]
     parts += ["## Command", fenced(report["command"]), escaped(report["created"])]

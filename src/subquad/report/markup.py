@@ -1,8 +1,9 @@
 """Markdown from plain text and tables."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from subquad.report.content import Line, Table
+from subquad.report.content import Line, Table, told
 
 
 def table_of(table: Table) -> str:
@@ -15,6 +16,17 @@ def table_of(table: Table) -> str:
 
 def _labelled(line: Line) -> str:
     return f"{line.name} ({', '.join(line.marks)})" if line.marks else line.name
+
+
+def rows_of(rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts that are Markdown already, the first of them its head."""
+    lines = ["|" + "".join(f" {cell} |" if cell else " |" for cell in row) for row in rows]
+    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
+
+
+def sections(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A heading and the facts below it, for each of some settings and the like."""
+    return [text for title, pairs in told(parts) for text in (f"## {title}", facts(pairs))]
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:

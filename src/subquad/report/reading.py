@@ -70,7 +70,7 @@ def min_fidelity(report: Report) -> float | None:
     return known(report["settings"].get("min_fidelity"))
 
 
-def noise(report: Report) -> tuple[bool, str] | None:
+def noise(report: Mapping[str, Any]) -> tuple[bool, str] | None:
     """Whether the machine was busy, and what to say of the noise; None where a report does not say."""
     found: Mapping[str, Any] = report.get("noise") or {}
     return (bool(found.get("busy")), str(found["says"])) if found.get("says") else None

@@ -1,6 +1,7 @@
 """A report in the terminal and in Markdown."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -30,7 +31,7 @@ def markdown(report: Report, figures: Sequence[str] = ()) -> str:
         "## Methods",
         table_of(content.main_table(report)),
         escaped(content.legend(report)),
-        _noise(report),
+        noise_line(report),
         bullets(f"Refused: {', '.join(names)}: {reason}" for reason, names in reading.refused(report).items()),
         bullets(reading.remarks(report)),
         *(f"![{title}]({name})\n\n{about}" for name, (title, about) in content.FIGURES.items() if name in figures),
@@ -38,7 +39,7 @@ def markdown(report: Report, figures: Sequence[str] = ()) -> str:
         *_section("Relative error of each layer's attention", content.layer_table(report)),
         *_section("One attention call", content.op_table(report), content.OP_REMARK),
         *_section("Peak extra memory of one attention call, MiB", content.op_memory_table(report)),
-        *(part for title, pairs in content.facts(report) for part in (f"## {title}", facts(pairs))),
+        *(text for title, pairs in content.facts(report) for text in (f"## {title}", facts(pairs))),
         "## Notes",
         bullets(report["notes"]) or "None.",
         "## Command",
@@ -81,11 +82,25 @@ def _width(console: Console, options: ConsoleOptions, table: RichTable) -> int:
     return Measurement.get(console, options.update(max_width=10_000), table).maximum
 
 
+def ruled(gap: int = 1) -> RichTable:
+    """An empty table for the terminal, with a line below its head."""
+    padding = (0, gap, 0, 0)
+    return RichTable(box=box.SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, header_style="bold")
+
+
+def plain_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> RichTable:
+    """Texts as a table for the terminal, without lines; never "…" in the place of a figure."""
+    table = RichTable(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(Text(column), overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
 def rich_of(table: Table, folded: bool) -> RichTable:
     """A table for the terminal; folded, with the settings of methods under their names."""
-    drawn = RichTable(
-        box=box.SIMPLE_HEAD, padding=(0, 0 if folded else 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold"
-    )
+    drawn = ruled(0 if folded else 1)
     drawn.add_column(table.first, no_wrap=True)
     for column in table.columns:
         drawn.add_column(_head(column), justify="right", no_wrap=True, vertical="top")
@@ -149,7 +164,8 @@ def _recommendation(report: Report) -> str:
     return "\n\n".join(filter(None, lines))
 
 
-def _noise(report: Report) -> str:
+def noise_line(report: Mapping[str, Any]) -> str:
+    """What to say of the noise; bold where the machine was busy."""
     noise = reading.noise(report)
     if noise is None:
         return ""

@@ -6,7 +6,9 @@ from typing import Any
 
 import tomli_w
 from rich.table import Table
-from rich.text import Text
+
+from subquad.report.markup import rows_of
+from subquad.report.tables import plain_table
 
 
 def training_card(record: Mapping[str, Any], name: str) -> str:
@@ -17,7 +19,7 @@ def training_card(record: Mapping[str, Any], name: str) -> str:
         f"# {name}",
         f"{task['name']}: {task['summary']}. Attention: {_method(record)}. {record['parameters']:,} parameters.",
         "## Test examples",
-        "\n".join(_rows(record)),
+        rows_of(_rows(record)),
         f"The weights are those of step {record['best_step']:,} of {record['steps']:,}; "
         f"{record['training_seconds']:,} seconds of training on {record['processes']} process(es).",
         "## Use",
@@ -34,18 +36,10 @@ def training_card(record: Mapping[str, Any], name: str) -> str:
 
 def rich_figures(record: Mapping[str, Any]) -> Table:
     """The test figures beside the baselines, as a terminal shows them."""
-    names, rows = _names(record), _all(record)
-    table = Table(box=None, pad_edge=False)
-    upright = len(names) > 4  # than which there are seldom more rows: figures below each other stay whole
-    for column in ("", *(rows if upright else names)):
-        table.add_column(Text(column), overflow="fold")
-    if upright:
-        for name in names:
-            table.add_row(name, *(_text(figures.get(name)) for figures in rows.values()))
-    else:
-        for row, figures in rows.items():
-            table.add_row(Text(row), *(_text(figures.get(name)) for name in names))
-    return table
+    rows = _rows(record)
+    if len(_names(record)) > 4:  # than which there are seldom more rows: figures below each other stay whole
+        rows = [list(column) for column in zip(*rows, strict=True)]
+    return plain_table(rows[0], rows[1:])
 
 
 def _command(record: Mapping[str, Any], name: str) -> str:
@@ -74,12 +68,11 @@ def _names(record: Mapping[str, Any]) -> list[str]:
     return [first] + [name for name in record["test"] if name != first]
 
 
-def _rows(record: Mapping[str, Any]) -> list[str]:
+def _rows(record: Mapping[str, Any]) -> list[list[str]]:
+    """The metrics, then the figures of the method and of each baseline, with its name in front."""
     names = _names(record)
-    lines = ["| | " + " | ".join(names) + " |", "|" + " --- |" * (len(names) + 1)]
-    for row, figures in _all(record).items():
-        lines.append(f"| {row} | " + " | ".join(_text(figures.get(name)) for name in names) + " |")
-    return lines
+    rows = [[row, *(_text(figures.get(name)) for name in names)] for row, figures in _all(record).items()]
+    return [["", *names], *rows]
 
 
 def _text(value: float | None) -> str:

@@ -21,7 +21,7 @@ import torch
 from subquad.errors import InputError, as_input_error, check_device
 from subquad.measure.noise import AGAIN
 from subquad.measure.resident import Peak
-from subquad.measure.timing import Effort, foretold, stopwatch, until_steady
+from subquad.measure.timing import Effort, predicted, stopwatch, until_steady
 from subquad.methods import Full, Method, parse_method
 from subquad.ops.backends import choose
 from subquad.report.bench_schema import EXACT
@@ -36,7 +36,7 @@ VISITS = 3
 UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
 THOROUGH = Effort(seconds=1.4, least=2, enough=9)  # a visit
 BRIEF = Effort(seconds=0.2, least=2, enough=3, precision=0.03)
-PROBE = 2048  # tokens: a first length above it is foretold from a call of this length
+PROBE = 2048  # tokens: a first length above it is predicted from a call of this length
 
 
 MOST_NUMBERS = 2**50  # of a tensor: a thousand times the memory of the largest machines
@@ -92,7 +92,7 @@ def measure(settings: BenchSettings, out: Path, progress: Progress = lambda what
         bench.versions, bench.hardware = machine.versions(), machine.hardware(settings.device)
     bench.load_average = average
     with threads(settings.threads):
-        bench.finish(out, progress)
+        bench.finish(out, bench.fingerprint(), bench.jobs(), progress)
     return bench
 
 
@@ -127,7 +127,7 @@ class Bench(Run):
 
     @property
     def loads(self) -> list[Load]:
-        """What is measured, panel by panel, the shortest first: the longer ones are foretold from them."""
+        """What is measured, panel by panel, the shortest first: the longer ones are predicted from them."""
         s = self.settings
         return [
             Load(length, dtype, passes, s.batch, s.heads, s.head_dim, s.device, s.seed, s.causal)
@@ -205,7 +205,7 @@ class Bench(Run):
         length, seconds = self._shorter(load, method)
         if length is None:
             return None
-        expected = foretold(method, seconds, load.length / length)
+        expected = predicted(method, seconds, load.length / length)
         return f"predicted {expected:,.0f} s a call" if expected > self.settings.call_limit else None
 
     def _shorter(self, load: Load, method: Method) -> tuple[int | None, float]:

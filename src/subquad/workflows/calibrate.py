@@ -83,7 +83,7 @@ def fit(
     for name, number in (("steps", steps), ("batch", settings.batch), ("held-out passages", settings.held_out)):
         if number < 1:
             raise InputError(f"{name} {number} is too few: give 1 or more")
-    length = _length(settings.max_length, pretrained)
+    length = pretrained.length(settings.max_length or None, "max-length")
     pieces = cut(documents, length, settings.held_out, settings.seed)
     if settings.batch > len(pieces.train):
         raise InputError(f"batch {settings.batch} is more than the {len(pieces.train)} passages of the text")
@@ -310,13 +310,6 @@ def mean_at(entry: dict[str, Any], metric: str) -> float:
 def _half_cosine(steps: int) -> Callable[[int], float]:
     """From 1 down to 0.1."""
     return lambda step: 0.1 + 0.45 * (1 + math.cos(math.pi * min(step / steps, 1.0)))
-
-
-def _length(asked: int | None, pretrained: Pretrained) -> int:
-    limit = pretrained.limit
-    if asked is not None and limit is not None and asked > limit:
-        raise InputError(f"max-length {asked} is past the {limit} positions of {pretrained.name}")
-    return asked or min(limit or 512, 512)
 
 
 def _why_not(method: Method) -> str:

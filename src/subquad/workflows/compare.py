@@ -30,7 +30,7 @@ from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.fidelity import attention_weights, cosine, relative_error
 from subquad.measure.memory import peak_extra_mib
 from subquad.measure.noise import AGAIN
-from subquad.measure.timing import by_name, foretold, one_round, shuffled, stopwatch
+from subquad.measure.timing import by_name, one_round, predicted, shuffled, stopwatch
 from subquad.methods import Bound, Full, Method, parse_method
 from subquad.workflows import machine
 from subquad.workflows.calibrated import calibrated
@@ -43,7 +43,7 @@ from subquad.workflows.tasks import LabelledTask, load_task
 
 EXACT = "full"
 UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
-TOO_SLOW = 2.0  # seconds a call: a method that is foretold more is left out at that length, and the report says so
+TOO_SLOW = 2.0  # seconds a call: a method that is predicted to exceed it is left out, and the report says so
 
 
 def measure(settings: CompareSettings, out: Path, progress: Progress = lambda what, done, total: None) -> "Comparison":
@@ -58,7 +58,7 @@ def measure(settings: CompareSettings, out: Path, progress: Progress = lambda wh
     with as_input_error():
         comparison.check_finite()
     comparison.load_average = average
-    comparison.finish(out, progress)
+    comparison.finish(out, comparison.fingerprint(), comparison.jobs(), progress)
     return comparison
 
 
@@ -161,7 +161,8 @@ class Comparison(Run):
         pretrained = load(settings.model, settings.device)
         if task is not None and pretrained.kind != "embedding":
             raise InputError(f"--task {task.name} needs an embedding model; {pretrained.name} is a {pretrained.kind}")
-        length = _own_length(settings.max_length, pretrained)
+        more = f"; give at most {pretrained.limit} (longer inputs are measured anyway, with extended positions)"
+        length = pretrained.length(settings.max_length, "max-length", more)
         given = [row_of_adapter(pretrained, folder) for folder in settings.adapters]
         made = calibrated(settings.calibrate, settings.text, methods, pretrained, length, out, progress)
         rows = [made.get(method) or row_of(pretrained, method) for method in methods] + given
@@ -343,18 +344,6 @@ class Comparison(Run):
         return Losses(nll, count)
 
 
-def _own_length(asked: int | None, pretrained: Pretrained) -> int:
-    limit = pretrained.limit
-    if asked is None:
-        return min(limit or 512, 512)
-    if limit is not None and asked > limit:
-        raise InputError(
-            f"max-length {asked} is past the {limit} positions of {pretrained.name}; give at most {limit} "
-            "(longer inputs are measured anyway, with extended positions)"
-        )
-    return asked
-
-
 def stretches(length: int) -> int:
     """How many sequences of a length are run, the first one as a warm-up."""
     return 10 if length <= 512 else 5 if length <= 2048 else 4
@@ -367,7 +356,7 @@ def _worth(row: CompareRow, seconds: Mapping[str, float], growth: float) -> bool
     if row.name not in seconds:
         return False
     limit = TOO_SLOW if row.method.traits.yardstick else max(TOO_SLOW, seconds[EXACT] * growth**2)
-    return foretold(row.method, seconds[row.name], growth) <= limit
+    return predicted(row.method, seconds[row.name], growth) <= limit
 
 
 def _weights_l1(method: Method | Bound, inputs: LayerInputs, heads: int = 2, queries: int = 16) -> float:

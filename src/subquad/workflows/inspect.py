@@ -75,7 +75,7 @@ def measure(settings: InspectSettings, out: Path, progress: Progress = lambda wh
     inspection = Inspection.prepare(settings)
     with as_input_error():
         inspection.inputs(0)
-    inspection.finish(out, progress)
+    inspection.finish(out, inspection.fingerprint(), inspection.jobs(), progress)
     return inspection
 
 
@@ -216,13 +216,13 @@ def utility_figures(
 ) -> tuple[list[float], dict[str, dict[str, Any]]]:
     """The upper bound of each head; the utility of the methods that choose keys, with N/B of them and as given."""
     given = {label: method for label, method in methods.items() if isinstance(inner(method), ChoosesKeys)}
-    asked = {f"given {label}": method for label, method in given.items()}
-    asked |= {f"n_b {label}": lean for label, method in given.items() if (lean := at_n_b(method)) is not method}
+    asked = {("given", label): method for label, method in given.items()}
+    asked |= {("n_b", label): lean for label, method in given.items() if (lean := at_n_b(method)) is not method}
     bound, found = utilities(asked, inputs.query, inputs.key, keys=keys, **_options(inputs))
     figures: dict[str, dict[str, Any]] = {}
     for label in given:
-        own = found[f"given {label}"]
-        variants = {"n_b": found.get(f"n_b {label}", own), "given": own}
+        own = found["given", label]
+        variants = {"n_b": found.get(("n_b", label), own), "given": own}
         figures[label] = {
             "utility": {
                 variant: {name: getattr(of, name).mean(0).tolist() for name in ("utility", "keys", "bound")}
@@ -271,10 +271,8 @@ def _map(method: Method | Bound, inputs: LayerInputs, head: int, shown: slice) -
 
 def _fitted(settings: InspectSettings, pretrained: Pretrained) -> InspectSettings:
     """The settings with the model's own length and a layer in the middle where none is named."""
-    limit, layers = pretrained.limit, hf.find_layers(pretrained.model)
-    length = min(limit or 512, 512) if settings.length is None else settings.length
-    if limit is not None and length > limit:
-        raise InputError(f"--length {length} is past the {limit} positions of {pretrained.name}; give at most {limit}")
+    layers = hf.find_layers(pretrained.model)
+    length = pretrained.length(settings.length, "--length", f"; give at most {pretrained.limit}")
     layer = len(layers) // 2 if settings.layer is None else settings.layer
     if not 0 <= layer < len(layers):
         raise InputError(f"no layer {layer}: {pretrained.name} has layers 0 to {len(layers) - 1}")

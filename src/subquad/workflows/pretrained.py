@@ -41,6 +41,16 @@ class Pretrained:
         """Where the model is."""
         return self.model.device
 
+    def length(self, asked: int | None, option: str, more: str = "") -> int:
+        """Tokens of an input: those that are asked for, else the positions of the model, at most 512.
+
+        Raises:
+            InputError: its positions do not reach so far; names the option, with `more` to say.
+        """
+        if asked is not None and self.limit is not None and asked > self.limit:
+            raise InputError(f"{option} {asked} is past the {self.limit} positions of {self.name}{more}")
+        return min(self.limit or 512, 512) if asked is None else asked
+
     def with_model(self, model: Any) -> "Pretrained":
         """The same reading of another model."""
         return replace(self, model=model)

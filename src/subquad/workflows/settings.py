@@ -42,29 +42,14 @@ PASSES = ("forward", BACKWARD)
 QUICK = {"lengths": (256, 1024, 4096), "passes": PASSES[:1]}  # of a quick benchmark where nothing else is said
 
 
-def _model() -> Any:
-    return option(None, "Hub id or folder; default: the encoder of the demo extra.", argument=True)
-
-
-def _text() -> Any:
-    return option((), "Text to read: file, folder, .jsonl, .csv; repeatable. Default: Python's own documentation.")
-
-
-def _column() -> Any:
-    return option("text", "The column of .jsonl, .csv and .tsv files that holds the text.")
-
-
-def _methods(default: tuple[str, ...]) -> Any:
-    return option(default, 'Methods as "name:setting=value,…"; repeatable, or several divided by spaces.')
-
-
-def _adapters() -> Any:
-    about = "An adapter that subquad calibrate wrote, as a row of its own; repeatable."
-    return option((), about, name="adapter")
-
-
-def _device() -> Any:
-    return option("cpu", "Where to run: cpu, cuda, cuda:1.")
+# Options that several commands have.
+MODEL: dict[str, Any] = {"help": "Hub id or folder; default: the encoder of the demo extra.", "argument": True}
+TEXT = "Text to read: file, folder, .jsonl, .csv; repeatable. Default: Python's own documentation."
+COLUMN = "The column of .jsonl, .csv and .tsv files that holds the text."
+METHODS = 'Methods as "name:setting=value,…"; repeatable, or several divided by spaces.'
+ADAPTERS = {"help": "An adapter that subquad calibrate wrote, as a row of its own; repeatable.", "name": "adapter"}
+DEVICE = "Where to run: cpu, cuda, cuda:1."
+DATA = {"help": "The folder of real data; each task's is a folder in it.", "envvar": "SUBQUAD_DATA"}
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -86,22 +71,20 @@ def _whole(text: str) -> int:
 class CompareSettings:
     """What to compare, and how much work to spend."""
 
-    model: str | None = _model()
-    text: tuple[Path, ...] = _text()
-    column: str = _column()
+    model: str | None = option(None, **MODEL)
+    text: tuple[Path, ...] = option((), TEXT)
+    column: str = option("text", COLUMN)
     task: str | None = option(None, "A labelled task too: banking77, movie-reviews, sts or retrieval.")
-    data_dir: Path | None = option(
-        None, "The folder of real data; each task's is a folder in it.", envvar="SUBQUAD_DATA"
-    )
+    data_dir: Path | None = option(None, **DATA)
     examples: int | None = option(None, "Use so many of the task's examples, at random; default: all.")
-    methods: tuple[str, ...] = _methods(COMPARED)
-    adapters: tuple[Path, ...] = _adapters()
+    methods: tuple[str, ...] = option(COMPARED, METHODS)
+    adapters: tuple[Path, ...] = option((), **ADAPTERS)
     calibrate: tuple[Path, ...] = option(
         (), "Fit learned parameters on this text first; it must not be the text compared on. Repeatable."
     )
     max_length: int | None = option(None, "The model's own length in tokens; default: its positions, at most 512.")
     min_fidelity: float = option(0.99, "Recommend nothing below this mean cosine (or ratio of perplexities) to exact.")
-    device: str = _device()
+    device: str = option("cpu", DEVICE)
     lengths: tuple[int, ...] = (2048, 4096)  # beyond the model's own
     op_lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
     passages: int = 32
@@ -112,7 +95,7 @@ class CompareSettings:
 class BenchSettings:
     """What to measure. The defaults are the clustered paper's: batch 1, 6 heads, D = 64."""
 
-    methods: tuple[str, ...] = _methods(("clustered", "i-clustered"))
+    methods: tuple[str, ...] = option(("clustered", "i-clustered"), METHODS)
     lengths: tuple[int, ...] = option(
         (256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384), "Lengths in tokens, divided by commas.", read=_lengths
     )
@@ -122,7 +105,7 @@ class BenchSettings:
     dtypes: tuple[str, ...] = option(
         ("float32",), "float32, bfloat16, float16, float64; divided by commas.", read=_listed, shown="float32"
     )
-    device: str = _device()
+    device: str = option("cpu", DEVICE)
     batch: int = option(1, "Sequences in a call.")
     heads: int = option(6, "Heads.")
     head_dim: int = option(64, "Width of a head.")
@@ -137,11 +120,11 @@ class BenchSettings:
 class InspectSettings:
     """What to look at."""
 
-    model: str | None = _model()
-    text: tuple[Path, ...] = _text()
-    column: str = _column()
-    methods: tuple[str, ...] = _methods(INSPECTED)
-    adapters: tuple[Path, ...] = _adapters()
+    model: str | None = option(None, **MODEL)
+    text: tuple[Path, ...] = option((), TEXT)
+    column: str = option("text", COLUMN)
+    methods: tuple[str, ...] = option(INSPECTED, METHODS)
+    adapters: tuple[Path, ...] = option((), **ADAPTERS)
     buckets: int = option(4, "B: of the upper bound at N/B keys, and of the default methods.")
     length: int | None = option(None, "N, tokens of a sequence; default: the model's positions, at most 512.")
     sequences: int = option(4, "How many sequences, spread over the text.")
@@ -149,7 +132,7 @@ class InspectSettings:
     head: int = option(0, "Of the attention maps.")
     tokens: int = option(40, "How many tokens the attention maps show, from the first on.")
     spectrum: bool = option(False, "Also the singular values of exact attention's weights: their low rank.")
-    device: str = _device()
+    device: str = option("cpu", DEVICE)
     seed: int = 0
 
 
@@ -159,11 +142,11 @@ class CalibrateSettings:
 
     method: str = option("lha-tail", 'A method with learned parameters, as "name:setting=value,…".')
     text: tuple[Path, ...] = option((), "Plain text to fit on: file, folder, .jsonl, .csv; repeatable.")
-    model: str | None = _model()
-    column: str = _column()
+    model: str | None = option(None, **MODEL)
+    column: str = option("text", COLUMN)
     steps: int | None = option(None, "At most so many steps; default: the method's own recipe.")
     max_length: int | None = option(None, "Tokens of a passage; default: the model's positions, at most 512.")
     batch: int = option(1, "Passages a step.")
     held_out: int = 4  # passages
     seed: int = option(0, "Of the order of the passages, and which are kept apart.")
-    device: str = _device()
+    device: str = option("cpu", DEVICE)

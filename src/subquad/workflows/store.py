@@ -176,19 +176,11 @@ class Run:
     resumed: int = 0  # units that an earlier, interrupted run had finished
     load_average: float | None = None  # of the machine, before the run
 
-    def fingerprint(self) -> dict[str, Any]:
-        """All that the records depend on."""
-        raise NotImplementedError
-
-    def jobs(self) -> Iterator[Job]:
-        """The units with what makes them, in the order to make them: some read the records of those before."""
-        raise NotImplementedError
-
-    def finish(self, out: Path, progress: Progress) -> None:
-        """Make the units that are not kept under `out`."""
-        store = Store(out, self.fingerprint())
+    def finish(self, out: Path, fingerprint: Any, jobs: Iterable[Job], progress: Progress) -> None:
+        """Make the units that `out` does not hold from a run with this fingerprint: all that the records depend on."""
+        store = Store(out, fingerprint)
         self.resumed = store.found
-        store.run(self.jobs(), self.results, progress)
+        store.run(jobs, self.results, progress)
 
     @property
     def resumed_note(self) -> list[str]:

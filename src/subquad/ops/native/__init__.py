@@ -5,6 +5,7 @@ It is plain C++ behind plain C functions, called with ctypes, and knows nothing 
 """
 
 import ctypes
+import json
 import shlex
 import shutil
 import sys
@@ -12,15 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import environ
 from pathlib import Path
+from typing import Any
 
 import torch  # noqa: F401  (first: its wheel brings the OpenMP runtime, and the library must use the one that is loaded)
 
 from subquad.ops import backends
 
-ABI_VERSION = 8  # as in abi.cpp
-_BUCKETS = ("forward", "backward", "top", "blocks")
-_FEATURES = ("feature_forward", "feature_backward", "causal_product")
-_KERNELS = ("hash", "kmeans", "forward", "backward", *(f"bucket_{what}" for what in _BUCKETS), *_FEATURES)
+ABI_VERSION = 9  # as in abi.cpp
 _FILE = {"darwin": "libsubquad.dylib", "win32": "subquad.dll"}.get(sys.platform, "libsubquad.so")
 _HOW = "Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install"
 _AGAIN = "run `pip install -v --force-reinstall --no-deps .` in subquad's folder"  # -v shows what fails
@@ -74,6 +73,11 @@ def has_openmp() -> bool:
     return bool(library().subquad_has_openmp())
 
 
+def described() -> dict[str, dict[str, Any]]:
+    """The C interface as the library describes it: "structures", by name, and the structure of each of "kernels"."""
+    return json.loads(library().subquad_interface())
+
+
 def _find() -> tuple[ctypes.CDLL | None, str | None]:
     """The library, or why there is none."""
     path = Path(__file__).with_name(_FILE)
@@ -83,21 +87,22 @@ def _find() -> tuple[ctypes.CDLL | None, str | None]:
 def _load(path: Path) -> tuple[ctypes.CDLL | None, str | None]:
     try:
         found = ctypes.CDLL(str(path))
-        _declare(found)
+        found.subquad_variants.restype = found.subquad_variant.restype = ctypes.c_char_p
+        found.subquad_use_variant.argtypes = [ctypes.c_char_p]
         version = found.subquad_abi_version()
+        if version != ABI_VERSION:
+            return None, f"{path} has interface {version} but this Python code calls {ABI_VERSION}: {_AGAIN}"
+        _declare_kernels(found)
     except (OSError, AttributeError) as error:
         return None, f"the compiled library cannot be loaded ({error}): {_AGAIN}"
-    if version != ABI_VERSION:
-        return None, f"{path} has interface {version} but this Python code calls {ABI_VERSION}: {_AGAIN}"
     return found, None
 
 
-def _declare(found: ctypes.CDLL) -> None:
-    found.subquad_variants.restype = ctypes.c_char_p
-    found.subquad_variant.restype = ctypes.c_char_p
-    found.subquad_use_variant.argtypes = [ctypes.c_char_p]
-    for kernel in _KERNELS:
-        getattr(found, f"subquad_{kernel}").restype = ctypes.c_int64
+def _declare_kernels(found: ctypes.CDLL) -> None:
+    found.subquad_interface.restype = ctypes.c_char_p
+    for kernel in json.loads(found.subquad_interface())["kernels"]:
+        function = getattr(found, f"subquad_{kernel}")
+        function.argtypes, function.restype = [ctypes.c_char_p, ctypes.c_void_p], ctypes.c_int64
 
 
 def _missing() -> str:

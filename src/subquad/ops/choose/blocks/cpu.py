@@ -1,11 +1,12 @@
 """Tokens sorted by label into blocks, in compiled code."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from subquad.ops.choose.blocks.op import label_blocks, sorted_blocks
 from subquad.ops.native import interface
-from subquad.ops.native.interface import pointer
 
 
 @sorted_blocks.refusal("cpu")
@@ -15,10 +16,9 @@ def refusal(labels: Tensor, *_: object) -> str | None:
 
 
 @label_blocks.on("cpu")
-def compute(outputs: tuple[Tensor, Tensor, Tensor], labels: Tensor, buckets: int, size: int) -> None:
+def compute(outputs: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     """As `sorted_blocks`."""
-    interface.check("by_bucket", labels=(labels, torch.int64, tuple(labels.shape)))
-    labels = labels.contiguous()
-    B, H, N = labels.shape
-    axes = interface.Sizes(B, H, H, N, N, 1, 1, buckets, size, 0, 0, interface.threads(32 * labels.numel()))
-    interface.run("bucket_blocks", interface.Blocking(axes, pointer(labels), *(pointer(x) for x in outputs)))
+    interface.check("by_bucket", labels=(x.labels, torch.int64, tuple(x.labels.shape)))
+    sizes = dict(zip("BHN", x.labels.shape, strict=True)) | {"buckets": x.buckets, "slots": x.size}
+    lists = dict(zip(("tokens", "bucket", "used"), outputs, strict=True))
+    interface.run("bucket_blocks", **sizes, threads=interface.threads(32 * x.labels.numel()), labels=x.labels, **lists)

@@ -1,11 +1,12 @@
 """Sign hashes in compiled code."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from subquad.ops.choose.hashing.op import hash_codes, hash_words
 from subquad.ops.native import interface
-from subquad.ops.native.interface import pointer, rows, with_contiguous_rows
 from subquad.randomness import orthogonal
 
 
@@ -16,12 +17,17 @@ def refusal(x: Tensor, *_: object, **__: object) -> str | None:
 
 
 @hash_words.on("cpu")
-def compute(codes: Tensor, x: Tensor, bits: int, seed: int, centre: bool, real: Tensor | None) -> None:
+def compute(codes: Tensor, given: Any) -> None:
     """As `hash_codes`."""
-    interface.check("hash_codes", real=(real, torch.bool, (x.shape[0], x.shape[2])))
-    x, real = with_contiguous_rows(x), None if real is None else real.contiguous()
-    planes = orthogonal(seed, bits, x.shape[3], like=interface.FLOAT32)
-    sizes = interface.sizes(x, x, x, clusters=bits, topk=0, iterations=0)
+    x, bits = given.x, given.bits
+    B, H, N, D = x.shape
+    interface.check("hash_codes", real=(given.real, torch.bool, (B, N)))
     interface.run(
-        "hash", interface.Hashing(sizes, rows(x), pointer(real), pointer(planes), bits, centre, pointer(codes))
+        "hash",
+        **{"B": B, "H": H, "N": N, "D": D, "bits": bits, "centre": given.centre, "dtype": x.dtype},
+        threads=interface.threads(2 * B * H * bits * N * D),
+        x=x,
+        real=given.real,
+        planes=orthogonal(given.seed, bits, D, like=interface.FLOAT32),
+        codes=codes,
     )

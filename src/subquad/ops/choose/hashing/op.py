@@ -10,12 +10,6 @@ from subquad.ops.choose.hashing import reference
 MAX_BITS = 63  # of a signed 64-bit word
 
 
-def check_bits(owner: str, bits: int) -> None:
-    """Raise ValueError where a hash of so many bits does not fit its word."""
-    if bits > MAX_BITS:
-        raise ValueError(f"{owner!r}: bits={bits}, but a hash is one 64-bit word: at most {MAX_BITS}")
-
-
 @Op
 def hash_codes(
     x: Float[Tensor, "B H N D"],

@@ -1,11 +1,12 @@
 """K-means of hash codes in compiled code."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from subquad.ops.choose.kmeans.op import hamming_kmeans, kmeans_labels
 from subquad.ops.native import interface
-from subquad.ops.native.interface import pointer
 
 
 @hamming_kmeans.refusal("cpu")
@@ -15,13 +16,11 @@ def refusal(codes: Tensor, *_: object) -> str | None:
 
 
 @kmeans_labels.on("cpu")
-def compute(labels: Tensor, codes: Tensor, real: Tensor | None, clusters: int, iterations: int) -> None:
+def compute(labels: Tensor, x: Any) -> None:
     """As `hamming_kmeans`."""
-    B, H, N = codes.shape
-    interface.check("hamming_kmeans", codes=(codes, torch.int64, (B, H, N)), real=(real, torch.bool, (B, N)))
-    if clusters < 1:
-        raise ValueError(f"hamming_kmeans: clusters={clusters}, but there must be 1 at least")
-    codes, real = codes.contiguous(), None if real is None else real.contiguous()
-    threads = interface.threads(B * H * N * clusters * (iterations + 1))
-    sizes = interface.Sizes(B, H, H, N, N, 1, 1, clusters, 0, iterations, 0, threads)
-    interface.run("kmeans", interface.Clustering(sizes, pointer(codes), pointer(real), pointer(labels)))
+    B, H, N = x.codes.shape
+    interface.check("hamming_kmeans", codes=(x.codes, torch.int64, (B, H, N)), real=(x.real, torch.bool, (B, N)))
+    if x.clusters < 1:
+        raise ValueError(f"hamming_kmeans: clusters={x.clusters}, but there must be 1 at least")
+    threads = interface.threads(B * H * N * x.clusters * (x.iterations + 1))
+    interface.run("kmeans", B=B, H=H, N=N, threads=threads, labels=labels, **vars(x))

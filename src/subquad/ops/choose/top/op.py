@@ -1,5 +1,7 @@
 """The op `top_and_best`."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
@@ -77,7 +79,7 @@ def _slots(like: Tensor, heads: int, tokens: int, buckets: int, most: int) -> tu
 
 
 @top_by_hash.flops
-def _(vectors, weights, biases, layers, heads, *_) -> int:  # type: ignore[no-untyped-def]
+def _(x: Any) -> int:
     """Operations of the products, for every head of the scores."""
-    B, _, N, _ = vectors[0]
-    return 2 * B * heads * N * sum(wide * out for _, wide, out in weights)
+    B, _, N, _ = x.vectors[0]
+    return 2 * B * x.heads * N * sum(wide * out for _, wide, out in x.weights)

@@ -1,12 +1,16 @@
 """Clustered and improved clustered attention in compiled code, in fp32, bf16 or fp16."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from subquad.ops.native import interface
-from subquad.ops.native.interface import pointer, rows, with_contiguous_rows
 from subquad.ops.parts.clustered.op import clustered_attention, clustered_backward, clustered_forward
 from subquad.randomness import orthogonal
+
+# What the forward pass gives beside `out`, in its order.
+SAVED = ("order", "offsets", "top", "centroids", "rest", "lse", "mass")
 
 
 @clustered_attention.refusal("cpu")
@@ -20,108 +24,57 @@ def refusal(query: Tensor, *_: object, dropout_p: float = 0.0, wants_lse: bool =
 
 
 @clustered_forward.on("cpu")
-def forward(
-    outputs: tuple[Tensor, ...],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_real: Tensor | None,
-    key_real: Tensor | None,
-    clusters: int,
-    topk: int,
-    bits: int,
-    iterations: int,
-    scale: float,
-    seed: int,
-) -> None:
-    """The output, and all that `Saved` holds, in its order."""
-    _check("clustered_forward", query, key, value, query_real, key_real)
-    query, key, value = (with_contiguous_rows(x) for x in (query, key, value))
-    query_real, key_real = (None if x is None else x.contiguous() for x in (query_real, key_real))
-    planes = orthogonal(seed, bits, query.shape[3], like=interface.FLOAT32)
+def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
+    """The output, and all that the backward pass needs."""
     out, *saved = outputs
     interface.run(
-        "forward",
-        interface.Forward(
-            interface.sizes(query, key, value, clusters=clusters, topk=topk, iterations=iterations),
-            *(rows(x) for x in (query, key, value, out)),
-            pointer(query_real),
-            pointer(key_real),
-            pointer(planes),
-            bits,
-            scale,
-            interface.Saved(*(pointer(x) for x in saved)),
-        ),
+        "clustered_forward",
+        inputs=_inputs("clustered_forward", x),
+        bits=x.bits,
+        iterations=x.iterations,
+        planes=orthogonal(x.seed, x.bits, x.query.shape[3], like=interface.FLOAT32),
+        out=out,
+        saved=dict(zip(SAVED, saved, strict=True)),
     )
 
 
 @clustered_backward.on("cpu")
-def backward(
-    grads: tuple[Tensor, Tensor, Tensor],
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_real: Tensor | None,
-    key_real: Tensor | None,
-    order: Tensor,
-    offsets: Tensor,
-    top: Tensor,
-    centroids: Tensor,
-    rest: Tensor,
-    lse: Tensor,
-    mass: Tensor,
-    clusters: int,
-    topk: int,
-    scale: float,
-) -> None:
+def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     """Gradients of query, key and value.
 
     Raises:
-        ValueError: `order`, `offsets` and `top` hold numbers that the forward pass cannot have made.
+        ValueError: order, offsets and top hold numbers that the forward pass cannot have made.
     """
-    _check("clustered_backward", query, key, value, query_real, key_real)
-    (B, H, N, D), E, C = query.shape, value.shape[3], clusters
-    interface.check(
-        "clustered_backward",
-        grad_out=(grad_out, query.dtype, (B, H, N, E)),
-        order=(order, torch.int32, (B, H, N)),
-        offsets=(offsets, torch.int32, (B, H, C + 1)),
-        top=(top, torch.int32, (B, H, C, topk)),
-        centroids=(centroids, torch.float32, (B, H, C, D)),
-        rest=(rest, torch.float32, (B, H, C, E)),
-        lse=(lse, torch.float32, (B, H, C)),
-        mass=(mass, torch.float32, (B, H, C)),
-    )
-    grad_out, query, key, value = (with_contiguous_rows(x) for x in (grad_out, query, key, value))
-    query_real, key_real = (None if x is None else x.contiguous() for x in (query_real, key_real))
-    saved = [x.contiguous() for x in (order, offsets, top, centroids, rest, lse, mass)]
+    inputs, (out, *_), (grad_out, *_) = _inputs("clustered_backward", x), x.outputs, x.grads
+    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+    (B, H, N, D), E, C = x.query.shape, x.value.shape[3], x.clusters
+    saved = dict(zip(SAVED, x.outputs[1:], strict=True))
+    shapes = (B, H, N), (B, H, C + 1), (B, H, C, x.topk), (B, H, C, D), (B, H, C, E), (B, H, C), (B, H, C)
+    dtypes = [torch.int32] * 3 + [torch.float32] * 4
+    fitting = {name: (saved[name], *of) for name, *of in zip(SAVED, dtypes, shapes, strict=True)}
+    interface.check("clustered_backward", grad_out=(grad_out, x.query.dtype, (B, H, N, E)), **fitting)
     interface.run(
-        "backward",
-        interface.Backward(
-            interface.sizes(query, key, value, clusters=clusters, topk=topk, iterations=0),
-            *(rows(x) for x in (query, key, value, grad_out, *grads)),
-            pointer(query_real),
-            pointer(key_real),
-            scale,
-            interface.Saved(*(pointer(x) for x in saved)),
-        ),
+        "clustered_backward",
+        inputs=inputs,
+        saved={name: each.contiguous() for name, each in saved.items()},
+        grad_out=grad_out,
+        **dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=True)),
     )
 
 
-def _check(
-    op: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_real: Tensor | None,
-    key_real: Tensor | None,
-) -> None:
-    (B, _, N, D), (_, G, M, E) = query.shape, value.shape
+def _inputs(op: str, x: Any) -> dict[str, Any]:
+    """What both directions read, checked."""
+    (B, H, N, D), (_, G, M, E), dtype = x.query.shape, x.value.shape, x.query.dtype
     interface.check(
         op,
-        key=(key, query.dtype, (B, G, M, D)),
-        value=(value, query.dtype, (B, G, M, E)),
-        query_real=(query_real, torch.bool, (B, N)),
-        key_real=(key_real, torch.bool, (B, M)),
+        key=(x.key, dtype, (B, G, M, D)),
+        value=(x.value, dtype, (B, G, M, E)),
+        query_real=(x.query_real, torch.bool, (B, N)),
+        key_real=(x.key_real, torch.bool, (B, M)),
+    )
+    work = B * H * (x.clusters * M + N * x.topk) * (D + E)
+    return (
+        {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "clusters": x.clusters, "topk": x.topk}
+        | {"query": x.query, "key": x.key, "value": x.value, "query_real": x.query_real, "key_real": x.key_real}
+        | {"scale": x.scale, "dtype": dtype, "threads": interface.threads(work)}
     )

@@ -1,10 +1,12 @@
 """The op `clustered_attention`: one torch operator a direction for the whole method."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from subquad.ops.backends import Op, Operator
+from subquad.ops.backends import Gradient, Op, Operator
 from subquad.ops.parts.clustered import reference
 from subquad.ops.tensors import token_major
 
@@ -103,62 +105,23 @@ def clustered_forward(
     return token_major(query, E), order, offsets, top, centroids, rest, lse, mass
 
 
-@Operator
-def clustered_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_real: Tensor | None,
-    key_real: Tensor | None,
-    order: Tensor,
-    offsets: Tensor,
-    top: Tensor,
-    centroids: Tensor,
-    rest: Tensor,
-    lse: Tensor,
-    mass: Tensor,
-    clusters: int,
-    topk: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate the gradients of query, key and value, as the projections before an attention are: no copy there."""
-    return token_major(query, query.shape[3]), token_major(key, key.shape[3]), token_major(value, value.shape[3])
-
-
-def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.backend, query, key, value, query_real, key_real, ctx.clusters, ctx.topk, _, _, ctx.scale, _ = inputs
-    _, *saved = output
-    ctx.save_for_backward(query, key, value, query_real, key_real, *saved)
-    ctx.set_materialize_grads(False)  # else zeros are made for the seven outputs that nobody differentiates
-
-
-def _differentiate(ctx, grad_out, *_):  # type: ignore[no-untyped-def]
-    grads: tuple[Tensor | None, ...] = (None, None, None)
-    if grad_out is not None:
-        grads = clustered_backward(ctx.backend, grad_out, *ctx.saved_tensors, ctx.clusters, ctx.topk, ctx.scale)
-    return None, *grads, *(None,) * 8
-
-
-clustered_forward.gradient(_differentiate, _save)
-clustered_backward.not_differentiable("clustered attention")
+clustered_backward = Gradient(clustered_forward, "query", "key", "value", named="clustered attention")
 
 
 @clustered_forward.flops
-def _(query, key, value, query_real, key_real, clusters, topk, bits, *_) -> int:  # type: ignore[no-untyped-def]
+def _(x: Any) -> int:
     """Operations of the products: hash, logits, weighted values."""
-    B, H, N, D = query
-    return 2 * B * H * N * D * bits + _pairs(query, value, clusters, topk) * (D + value[3])
+    B, H, N, D = x.query
+    return 2 * B * H * N * D * x.bits + 2 * _pairs(x) * (D + x.value[3])
 
 
 @clustered_backward.flops
-def _(grad_out, query, key, value, *rest) -> int:  # type: ignore[no-untyped-def]
+def _(x: Any) -> int:
     """The logits again and the gradients of both their sides; the gradients of weights and values."""
-    *_, clusters, topk, _ = rest
-    return _pairs(query, value, clusters, topk) * (3 * query[3] + 2 * value[3])
+    return 2 * _pairs(x) * (3 * x.query[3] + 2 * x.value[3])
 
 
-def _pairs(query, value, clusters: int, topk: int) -> int:  # type: ignore[no-untyped-def]
-    """Twice the query-key pairs that are computed: of centroids with all keys, of queries with their top keys."""
-    B, H, N, _ = query
-    return 2 * B * H * (clusters * value[2] + N * topk)
+def _pairs(x: Any) -> int:
+    """The query-key pairs that are computed: of centroids with all keys, of queries with their top keys."""
+    B, H, N, _ = x.query
+    return B * H * (x.clusters * x.value[2] + N * x.topk)

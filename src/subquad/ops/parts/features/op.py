@@ -7,11 +7,13 @@ Features are given by their exponents, so that no size of the inputs makes them 
 to the denominator: see `state`. The work is O((N + M)·R·(D + E)).
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subquad.ops.backends import Op, Operator
+from subquad.ops.backends import Gradient, Op, Operator
 from subquad.ops.parts.features import reference
 from subquad.ops.precision import wide
 from subquad.ops.tensors import token_major
@@ -103,70 +105,32 @@ def features_forward(
     return token_major(query, value.shape[3], fine), query.new_empty(query.shape[:3], dtype=fine)
 
 
-@Operator
-def features_backward(
-    grad_out: Tensor | None,
-    grad_lse: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    of_query: Tensor | None,
-    of_key: Tensor | None,
-    feature_bias: Tensor | None,
-    key_bias: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    block: int,
-    lag: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Allocate the gradients of query, key, value and key_bias; the last is empty where there is no bias."""
-    of_bias = out.new_empty(0 if key_bias is None else key_bias.shape)
-    query, key, value = (token_major(x, x.shape[3], out.dtype) for x in (query, key, value))
-    return query, key, value, of_bias
+features_backward = Gradient(features_forward, "query", "key", "value", "key_bias", named="attention by features")
 
 
-def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.backend, *tensors, ctx.block, ctx.lag = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.set_materialize_grads(False)  # often nobody differentiates lse
-
-
-def _differentiate(ctx, grad_out, grad_lse):  # type: ignore[no-untyped-def]
-    saved = ctx.saved_tensors  # once: activation checkpointing computes them when they are asked for
-    if grad_out is None and grad_lse is None:
-        return (None,) * 10
-    *of_inputs, of_bias = features_backward(ctx.backend, grad_out, grad_lse, *saved, ctx.block, ctx.lag)
-    of_inputs = (grad.to(x.dtype) for grad, x in zip(of_inputs, saved, strict=False))
-    return None, *of_inputs, None, None, None, None if saved[6] is None else of_bias, None, None
-
-
-features_forward.gradient(_differentiate, _save)
-features_backward.not_differentiable("attention by features")
-
-
-def products(query, key, value, of_query, of_key, block, lag) -> int:  # type: ignore[no-untyped-def]
+def products(x: Any) -> int:
     """Multiplications of the forward pass, by shapes: exponents, states, reads, and pairs of half a tile."""
-    (B, H, N, D), (_, G, M, C), (*_, E) = query, key, value
-    R = D if of_query is None else of_query[1]
-    queries, keys = E + (0 if of_query is None else D), E + (0 if of_key is None else C)
-    pairs = B * H * N * TILE // 2 * (R + E) if block and not lag else 0
+    (B, H, N, D), (_, G, M, C), (*_, E) = x.query, x.key, x.value
+    R = D if x.of_query is None else x.of_query[1]
+    queries, keys = E + (0 if x.of_query is None else D), E + (0 if x.of_key is None else C)
+    pairs = B * H * N * TILE // 2 * (R + E) if x.block and not x.lag else 0
     return R * (B * H * N * queries + B * G * M * keys) + pairs
 
 
 @features_forward.flops
-def _(query, key, value, of_query, of_key, feature_bias, key_bias, block, lag) -> int:  # type: ignore[no-untyped-def]
+def _(x: Any) -> int:
     """Operations of the products."""
-    return 2 * products(query, key, value, of_query, of_key, block, lag)
+    return 2 * products(x)
 
 
 @features_backward.flops
-def _(grad_out, grad_lse, query, key, value, of_query, of_key, bias, key_bias, out, lse, block, lag) -> int:  # type: ignore[no-untyped-def]
+def _(x: Any) -> int:
     """The exponents and states again, of both sides; the gradients of exponents, values and rows."""
-    (B, H, N, D), (_, G, M, C), (*_, E) = query, key, value
-    R = D if of_query is None else of_query[1]
-    queries = 2 * E + (0 if of_query is None else 3 * D)
-    keys = 3 * E + (0 if of_key is None else 3 * C)
-    pairs = B * H * N * TILE * 3 * (R + E) if block and not lag else 0
+    (B, H, N, D), (_, G, M, C), (*_, E) = x.query, x.key, x.value
+    R = D if x.of_query is None else x.of_query[1]
+    queries = 2 * E + (0 if x.of_query is None else 3 * D)
+    keys = 3 * E + (0 if x.of_key is None else 3 * C)
+    pairs = B * H * N * TILE * 3 * (R + E) if x.block and not x.lag else 0
     return 2 * (R * (B * H * N * queries + B * G * M * keys) + pairs)
 
 

@@ -4,14 +4,15 @@ On compiled backends it is one torch operator a direction for all sets of bucket
 an empty tensor of `bucket` standing for none. The gradient is itself not differentiable.
 """
 
-from itertools import chain
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from subquad.masks import Mask
-from subquad.ops.backends import Op, Operator
+from subquad.ops.backends import Gradient, Op, Operator
 from subquad.ops.parts.pairs import reference
 from subquad.ops.slots import Buckets
 from subquad.ops.softmax import merge_partials
@@ -150,69 +151,21 @@ def pairs_forward(
     return token_major(query, value.shape[3], wide), query.new_empty(query.shape[:3], dtype=wide)
 
 
-@Operator
-def pairs_backward(
-    grad_out: Tensor | None,
-    grad_lse: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_bias: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    queries: list[Tensor],
-    keys: list[Tensor],
-    bucket: list[Tensor],
-    spans: list[int],
-    offsets: Tensor | None,
-    hidden: Tensor | None,
-    offset: int,
-    causal: bool,
-    other_keys_only: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Allocate the gradients of query, key, value and key_bias; the last is empty where there is no bias."""
-    of_bias = out.new_empty(0 if key_bias is None else key_bias.shape)
-    query, key, value = (token_major(x, x.shape[3], out.dtype) for x in (query, key, value))
-    return query, key, value, of_bias
-
-
-def _save(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    backend, query, key, value, key_bias, *sets, spans, offsets, hidden, offset, causal, other_keys_only, scale = inputs
-    ctx.save_for_backward(query, key, value, key_bias, *output, offsets, hidden, *chain(*sets))
-    ctx.backend, ctx.spans, ctx.rest = backend, spans, (offset, causal, other_keys_only, scale)
-    ctx.set_materialize_grads(False)  # often nobody differentiates lse
-
-
-def _differentiate(ctx, grad_out, grad_lse):  # type: ignore[no-untyped-def]
-    query, key, value, key_bias, out, lse, offsets, hidden, *slots = ctx.saved_tensors
-    count = len(ctx.spans)
-    grads: tuple[Tensor | None, ...] = (None,) * 4
-    if grad_out is not None or grad_lse is not None:
-        sets = (slots[i : i + count] for i in range(0, 3 * count, count))
-        inputs = grad_out, grad_lse, query, key, value, key_bias, out, lse, *sets, ctx.spans, offsets, hidden
-        *of_inputs, of_bias = pairs_backward(ctx.backend, *inputs, *ctx.rest)
-        of_inputs = (grad.to(query.dtype) for grad in of_inputs)
-        grads = *of_inputs, None if key_bias is None else of_bias
-    return None, *grads, *([None] * count for _ in range(3)), *(None,) * 7
-
-
-pairs_forward.gradient(_differentiate, _save)
-pairs_backward.not_differentiable("attention inside buckets")
+pairs_backward = Gradient(pairs_forward, "query", "key", "value", "key_bias", named="attention inside buckets")
 
 
 @pairs_forward.flops
-def _(query, key, value, key_bias, queries, keys, *_) -> int:  # type: ignore[no-untyped-def]
+def _(x: Any) -> int:
     """Operations of the products: logits, weighted values."""
-    return 2 * pairs(queries, keys) * (query[3] + value[3])
+    return 2 * pairs(x.queries, x.keys) * (x.query[3] + x.value[3])
 
 
 @pairs_backward.flops
-def _(grad_out, grad_lse, query, key, value, key_bias, out, lse, queries, keys, *_) -> int:  # type: ignore[no-untyped-def]
+def _(x: Any) -> int:
     """The logits again and the gradients of both their sides; the gradients of weights and values."""
-    return 2 * pairs(queries, keys) * (3 * query[3] + 2 * value[3])
+    return 2 * pairs(x.queries, x.keys) * (3 * x.query[3] + 2 * x.value[3])
 
 
-def pairs(queries, keys) -> int:  # type: ignore[no-untyped-def]
+def pairs(queries: Sequence[Sequence[int]], keys: Sequence[Sequence[int]]) -> int:
     """Query-key pairs that meet in buckets, by the shapes of the slots."""
     return sum(B * H * T * S * K for (B, H, T, S), (*_, K) in zip(queries, keys, strict=True))

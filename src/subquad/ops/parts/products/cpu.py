@@ -1,10 +1,12 @@
 """Causal products in compiled code."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from subquad.ops.backends import shapes_of
 from subquad.ops.native import interface
-from subquad.ops.native.interface import rows, with_contiguous_rows
 from subquad.ops.parts.products.op import causal_product, directed_product, multiplications
 
 
@@ -17,13 +19,18 @@ def refusal(query: Tensor, *_: object) -> str | None:
 
 
 @directed_product.on("cpu")
-def compute(out: Tensor, query: Tensor, key: Tensor, value: Tensor, reverse: bool) -> None:
+def compute(out: Tensor, x: Any) -> None:
     """As `causal_product`, forwards or backwards."""
-    B, H, N, R = query.shape
-    G, E = value.shape[1], value.shape[3]
-    threads = interface.threads(multiplications(query.shape, key.shape, value.shape))
-    sizes = interface.Sizes(B, H, G, N, N, R, E, 0, 0, 0, 0, threads)
-    query, key, value = (with_contiguous_rows(x) for x in (query, key, value))
+    (B, H, N, D), (_, G, _, E) = x.query.shape, x.value.shape
+    if H % G and G % H:
+        raise ValueError(f"causal_product: {H} query heads and {G} key heads, but one must divide the other")
+    interface.check(
+        "causal_product",
+        query=(x.query, torch.float32, (B, H, N, D)),
+        key=(x.key, torch.float32, (B, G, N, D)),
+        value=(x.value, torch.float32, (B, G, N, E)),
+    )
+    threads = interface.threads(multiplications(shapes_of(x)))
     interface.run(
-        "causal_product", interface.CausalProduct(sizes, *(rows(x) for x in (query, key, value, out)), reverse)
+        "causal_product", **{"B": B, "H": H, "G": G, "N": N, "D": D, "E": E}, threads=threads, out=out, **vars(x)
     )

@@ -1,5 +1,7 @@
 """The op `causal_product`: linear attention before any normalisation. Its gradients are causal products again."""
 
+from typing import Any
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -66,13 +68,13 @@ def _differentiate(ctx, grad):  # type: ignore[no-untyped-def]
 directed_product.gradient(_differentiate, _save)
 
 
-def multiplications(query, key, value) -> int:  # type: ignore[no-untyped-def]
+def multiplications(x: Any) -> int:
     """By shapes: reads and states, and pairs inside a tile."""
-    (B, H, N, R), (_, G, _, _), (*_, E) = query, key, value
+    (B, H, N, R), (_, G, _, _), (*_, E) = x.query, x.key, x.value
     return B * N * ((H + G) * R * E + max(H, G) * TILE * (R + E))
 
 
 @directed_product.flops
-def _(query, key, value, reverse) -> int:  # type: ignore[no-untyped-def]
+def _(x: Any) -> int:
     """Operations of the products."""
-    return 2 * multiplications(query, key, value)
+    return 2 * multiplications(x)
