@@ -81,4 +81,4 @@ def _difference(name: str, before: dict[str, Mark], now: dict[str, Mark]) -> str
     counts = [mark.get(name, {}).get("items") for mark in (before, now)]
     if counts[0] != counts[1]:
         return f"{counts[1]} items to {'learn from' if name == 'train' else name} instead of {counts[0]}"
-    return f"other {'labels' if name == 'labels' else 'items'}" + ("" if name == "labels" else f" in {name}")
+    return "other labels" if name == "labels" else f"other items in {name}"

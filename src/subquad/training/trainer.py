@@ -6,8 +6,7 @@ Only documented parts of it are used: its arguments, callbacks, and the methods 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -146,38 +145,25 @@ class MethodTrainer(Trainer):
     # ------------------------------------------------------------------ steps
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
-        """The task's loss, and in training the auxiliary one of its layers."""
-        with self._auxiliary(model):
+        """The task's loss, and in training the auxiliary one of its layers.
+
+        That one is added inside the model's forward pass, because what wraps the model on several processes looks there
+        for the parameters that get a gradient.
+        """
+        with ExitStack() as hooks:
+            if self.has_auxiliary and model.training:
+                plain = cast(nn.Module, self.accelerator.unwrap_model(model))
+                hooks.enter_context(plain.register_forward_hook(self._add_auxiliary))
             outputs = model(**inputs)
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
-    def compute_loss_context_manager(self) -> ExitStack:
+    def _add_auxiliary(self, module: nn.Module, _: Any, outputs: Any) -> Any:
+        outputs.loss = with_auxiliary_loss(outputs.loss, module, self.settings.auxiliary)
+        return outputs
+
+    def compute_loss_context_manager(self) -> torch.autocast:
         """Autocast for bf16: around the loss, so that the model itself stays as it is."""
-        context = ExitStack()
-        if self.settings.precision == "bf16":
-            context.enter_context(torch.autocast(self.args.device.type, dtype=torch.bfloat16))
-        return context
-
-    @contextmanager
-    def _auxiliary(self, model: nn.Module) -> Iterator[None]:
-        """In the block, the model's loss has the auxiliary one in it.
-
-        It is added inside the model's forward pass, because what wraps the model on several processes looks there for
-        the parameters that get a gradient.
-        """
-        if not (self.has_auxiliary and model.training):
-            yield
-            return
-
-        def add(module: nn.Module, _: Any, outputs: Any) -> Any:
-            outputs.loss = with_auxiliary_loss(outputs.loss, module, self.settings.auxiliary)
-            return outputs
-
-        hook = cast(nn.Module, self.accelerator.unwrap_model(model)).register_forward_hook(add)
-        try:
-            yield
-        finally:
-            hook.remove()
+        return torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16")
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One forward and backward pass.

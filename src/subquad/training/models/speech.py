@@ -1,6 +1,7 @@
 """An encoder of speech: filter banks in, digits or phonemes out, aligned by connectionist temporal classification."""
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -127,17 +128,10 @@ def ctc_loss(
             f"{int(lengths[item])} tokens to write them with: longer inputs or a smaller subsample"
         )
     likely = logits.float().log_softmax(-1).transpose(0, 1)
-    each = nn.functional.ctc_loss(
-        likely, labels.masked_fill(~real, BLANK), lengths, symbols, blank=BLANK, reduction="none"
-    )
-    return (each / symbols.clamp(min=1)).mean()
+    return nn.functional.ctc_loss(likely, labels.masked_fill(~real, BLANK), lengths, symbols, blank=BLANK)
 
 
 def greedy(logits: Float[Tensor, "B T V"], lengths: Int[Tensor, " B"]) -> list[list[int]]:
     """The likeliest symbol of each token, repetitions joined, blanks left out: Graves et al. 2006, best path."""
-    written = []
-    for best, length in zip(logits.argmax(-1).tolist(), lengths.tolist(), strict=True):
-        path = best[:length]
-        starts = [token for token, before in zip(path, [BLANK, *path], strict=False) if token != before]
-        written.append([token for token in starts if token != BLANK])
-    return written
+    items = zip(logits.argmax(-1).tolist(), lengths.tolist(), strict=True)
+    return [[symbol for symbol, _ in groupby(path[:length]) if symbol != BLANK] for path, length in items]
