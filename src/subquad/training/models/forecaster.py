@@ -19,16 +19,16 @@ class ForecastConfig(AttentionConfig):
 
     Attributes:
         channels: of the past.
-        targets: the last channels, which are foretold.
+        targets: the last channels, which are predicted.
         time_features: numbers that say when a row was taken.
         past: rows that are read.
         label: of these, the last that the decoder reads, too.
-        horizon: rows that are foretold.
+        horizon: rows that are predicted.
         decoder_layers: each with self-attention and cross-attention; an encoder alone has none.
         cross_method: the method of cross-attention, where `method` is one for all layers and not a list.
         causal_decoder: mask the decoder's self-attention causally, as Informer does. Nothing leaks without: in the
             place of the future the decoder reads zeros. With it, `method` must be strictly causal there.
-        subtract_last: read the past less its last row, and add that row to what is foretold, so that a shift of the
+        subtract_last: read the past less its last row, and add that row to what is predicted, so that a shift of the
             level between training and test does not matter. Informer does not.
     """
 
@@ -78,7 +78,7 @@ class SeriesEmbedding(nn.Module):
 
 
 class Forecaster(AttentionModel):
-    """What both have in common: what they read and foretell, its level and its loss."""
+    """What both have in common: what they read and predict, its level and its loss."""
 
     config_class = ForecastConfig
 
@@ -102,11 +102,11 @@ class Forecaster(AttentionModel):
                 f"and times {times.shape[1]} instead of {rows}"
             )
         level = past[:, -1:] if config.subtract_last else torch.zeros_like(past[:, -1:])
-        foretold = self.foretell(past - level, times) + level[..., -config.targets :]
-        loss = None if labels is None else (foretold - labels).float().square().mean()
-        return Prediction(loss=loss, logits=foretold)
+        predicted = self.predict(past - level, times) + level[..., -config.targets :]
+        loss = None if labels is None else (predicted - labels).float().square().mean()
+        return Prediction(loss=loss, logits=predicted)
 
-    def foretell(self, past: Tensor, times: Tensor) -> Tensor:
+    def predict(self, past: Tensor, times: Tensor) -> Tensor:
         """(B, horizon, targets), on the level that was subtracted."""
         raise NotImplementedError
 
@@ -133,7 +133,7 @@ class EncoderDecoderForecaster(Forecaster):
         self.head = nn.Linear(config.hidden_size, config.targets)
         self.finish()
 
-    def foretell(self, past: Tensor, times: Tensor) -> Tensor:
+    def predict(self, past: Tensor, times: Tensor) -> Tensor:
         """One pass for all steps."""
         config = self.config
         positions = counted(past)
@@ -163,7 +163,7 @@ class EncoderForecaster(Forecaster):
         self.head = nn.Linear(config.hidden_size, config.targets)
         self.finish()
 
-    def foretell(self, past: Tensor, times: Tensor) -> Tensor:
+    def predict(self, past: Tensor, times: Tensor) -> Tensor:
         """From the tokens of the past to the rows to come; their times are not read."""
         positions = counted(past)
         hidden = self.encoder(self.embedding(past, times[:, : past.shape[1]], positions), None, positions)
