@@ -13,7 +13,9 @@ from tests.absurd import ABSURD, TOKENS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", [[], ["reference"]], ids=["fastest", "reference"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param([], id="fastest"), pytest.param(["reference"], id="reference", marks=pytest.mark.long)]
+)
 def test_absurd_settings_run_or_are_refused_with_both_figures(backend):
     command = [sys.executable, "-m", "tests.absurd", *backend]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +14,7 @@ from subquad.cli.common import LONGEST
 from subquad.data import texts
 from subquad.errors import InputError
 from subquad.training.settings import read_overrides, read_toml, settings_of
-from subquad.workflows import calibrate
+from subquad.workflows import bench, calibrate
 
 run = CliRunner().invoke
 
@@ -28,6 +29,8 @@ def test_paths_are_printed_as_they_are(name, tmp_path):
 
 def test_a_folder_for_results_is_printed_as_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench, "BRIEF", replace(bench.BRIEF, seconds=0.0))
+    monkeypatch.setattr("subquad.report.bench_write.plots", lambda report: {})
     short = ["--quick", "--lengths", "16", "--heads", "1", "--head-dim", "8", "--methods", "local:window=4"]
     for out in (r"\[a]", "[b]", ":smile:"):
         done = run(app, ["bench", *short, "--out", out])

@@ -1,17 +1,22 @@
 """Where text comes from."""
 
+import sys
+
 import pytest
 
 from subquad.data.texts import read_documents, standard_library
 from subquad.errors import InputError
 
 
-def test_the_standard_library_is_long_english():
+def test_the_standard_library_is_long_english(monkeypatch):
     documents = standard_library()
     assert len(documents) > 20
     assert sum(map(len, documents)) > 300_000
     assert " the " in documents[0]
-    assert documents == standard_library()
+    monkeypatch.setattr(sys, "stdlib_module_names", frozenset(("typing", "argparse", "unittest", "logging", "json")))
+    some = standard_library()
+    assert 1 < len(some) <= 5
+    assert some == standard_library() == [document for document in documents if document in some]
 
 
 def test_files_folders_and_tables(tmp_path):

@@ -1,6 +1,7 @@
 """Adapters: what is saved comes back bit for bit, and what does not belong together is named."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -27,14 +28,31 @@ def model():
     return bert()
 
 
-@pytest.fixture
-def folder(model, tmp_path):
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The parameters of an adapter that was saved, and its folder."""
+    model, path = bert(), tmp_path_factory.mktemp("saved") / "adapter"
     sq.hf.swap(model, METHOD)
     for bound in sq.hf.bounds(model).values():
         for parameter in bound.parameters():
             parameter.data.add_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
-    sq.hf.save_adapter(model, tmp_path / "adapter", record={"steps": 3}, card="# card")
-    return tmp_path / "adapter"
+    sq.hf.save_adapter(model, path, record={"steps": 3}, card="# card")
+    return {n: bound.state_dict() for n, bound in sq.hf.bounds(model).items()}, path
+
+
+@pytest.fixture
+def copied(saved, tmp_path):
+    """The folder of an adapter, to be damaged."""
+    return shutil.copytree(saved[1], tmp_path / "adapter")
+
+
+@pytest.fixture
+def folder(saved, copied, model):
+    """The same, of this model."""
+    sq.hf.swap(model, METHOD)
+    for number, bound in sq.hf.bounds(model).items():
+        bound.load_state_dict(saved[0][number])
+    return copied
 
 
 def outputs(model):
@@ -255,10 +273,10 @@ MEMBERS = {
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, (_, values) in MEMBERS.items() for value in values]
 )
-def test_members_of_another_type_are_named(folder, name, value):
-    edit_settings(folder, lambda settings: MEMBERS[name][0](settings).update({name: value}))
+def test_members_of_another_type_are_named(copied, name, value):
+    edit_settings(copied, lambda settings: MEMBERS[name][0](settings).update({name: value}))
     with pytest.raises(ValueError, match=r"adapter\.json (is damaged|has format)"):
-        sq.hf.read_adapter(folder)
+        sq.hf.read_adapter(copied)
 
 
 def as_format_1(folder):

@@ -32,8 +32,9 @@ def one_by_one(scores, sizes, real) -> torch.Tensor:
     B, H, N, C = scores.shape
     slots = torch.full((B, H, C, int(sizes.max())), N)
     for b, h, c in torch.cartesian_prod(*map(torch.arange, (B, H, C))).tolist():
-        tokens = [i for i in range(N) if (real is None or real[b, i]) and scores[b, h, i, c] > -torch.inf]
-        best = sorted(tokens, key=lambda i: (-scores[b, h, i, c].item(), i))[: int(sizes[b])]
+        column, taken = scores[b, h, :, c].tolist(), [True] * N if real is None else real[b].tolist()
+        tokens = [i for i in range(N) if taken[i] and column[i] > -torch.inf]
+        best = sorted(tokens, key=lambda i: (-column[i], i))[: int(sizes[b])]
         slots[b, h, c, : len(best)] = torch.tensor(sorted(best))
     return slots
 

@@ -9,9 +9,13 @@ from subquad.papers import NAMES, load
 from subquad.papers.run import reproduce
 from subquad.report.experiment_write import rich_results, write_results
 
+IN_CI = ("lha-latency", "training-dynamics", "lm-ablation", "spectrum", "performer-approximation")  # the quickest
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in IN_CI else pytest.mark.long) for name in NAMES]
+)
 def test_a_smoke_run_ends_with_tables_and_plots(name, tmp_path):
     experiment = load(name)
     data = Path(os.environ["SUBQUAD_DATA"]) if experiment.smoke_needs and "SUBQUAD_DATA" in os.environ else None

@@ -251,7 +251,7 @@ def test_title_and_legend_are_inside_the_picture(name, passes):
             assert box.y0 >= 0
 
 
-def test_without_memory_its_plot_is_left_out_and_an_earlier_one_removed(tmp_path):
+def test_without_memory_its_plot_is_left_out_and_an_earlier_one_removed(tmp_path, unpainted):
     report = sample_bench.report()
     assert {path.name for path in write_bench(report, tmp_path)} == {"bench.json", "bench.csv", "bench.md", *PLOTS}
     assert json.loads((tmp_path / "bench.json").read_text()) == report

@@ -118,7 +118,7 @@ def test_pngs_are_neither_blank_nor_a_blot():
         assert 0.005 < np.mean(pixels[..., :3].min(-1) < 0.9) < 0.8
 
 
-def test_what_is_unknown_is_not_drawn_and_an_earlier_plot_is_removed(tmp_path):
+def test_what_is_unknown_is_not_drawn_and_an_earlier_plot_is_removed(tmp_path, unpainted):
     written = {path.name for path in write_inspection(sample.report(), tmp_path)}
     assert written == {"results.json", "results.md", *PLOTS}
     assert json.loads((tmp_path / "results.json").read_text()) == sample.report()
@@ -266,7 +266,7 @@ def test_a_layer_that_is_not_in_every_entry_is_drawn_where_it_is():
     assert list(lines[2].get_xdata()) == [0, 10, 20, 30, 40]
 
 
-def test_each_fit_has_its_plot_and_an_earlier_one_is_removed(tmp_path):
+def test_each_fit_has_its_plot_and_an_earlier_one_is_removed(tmp_path, unpainted):
     write_inspection(sample.report(fits=2), tmp_path)
     both = {"hash-dynamics.png", "hash-dynamics-2.png"}
     assert both <= {path.name for path in tmp_path.iterdir()}

@@ -10,7 +10,7 @@ from tests.report import sample
 NAMES = {"report.json", "report.md", "report.html", "quality-vs-speed.png", "error-by-layer.png", "time-vs-length.png"}
 
 
-def test_writes_into_the_folder_itself(tmp_path):
+def test_writes_into_the_folder_itself(tmp_path, unpainted):
     folder = tmp_path / "new" / "folder"
     report = sample.encoder()
     paths = write_report(report, folder)

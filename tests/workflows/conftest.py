@@ -2,8 +2,22 @@ from dataclasses import replace
 
 import pytest
 
+from subquad.report import drawing
 from subquad.workflows import compare
 from tests.workflows import tiny
+
+PNG = drawing.png
+
+
+@pytest.fixture(autouse=True)
+def unpainted(monkeypatch):
+    """Plots are made but not painted, which is most of the time of a tiny run; `tests/report` looks at them."""
+    monkeypatch.setattr(drawing, "png", lambda figure: b"\x89PNG")
+
+
+@pytest.fixture
+def painted(unpainted, monkeypatch):
+    monkeypatch.setattr(drawing, "png", PNG)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,19 @@ with alone_in(Path(sys.argv[1])):
 """
 
 
-@pytest.fixture
-def held(tmp_path):
+@contextmanager
+def holder_of(folder):
     """A folder that another process holds, and that process."""
-    folder = tmp_path / "out"
     with subprocess.Popen([sys.executable, "-c", HOLD, folder], stdin=-1, stdout=-1, text=True) as process:
         assert process.stdout.readline() == "held\n"
         yield folder, process
         process.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    with holder_of(tmp_path_factory.mktemp("held") / "out") as both:
+        yield both
 
 
 COMMANDS = {
@@ -59,10 +65,10 @@ def test_a_second_run_says_who_is_there(held, command):
     assert sorted(folder.iterdir()) == before
 
 
-def test_a_killed_run_is_not_in_the_way(held):
-    folder, process = held
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+def test_a_killed_run_is_not_in_the_way(tmp_path):
+    with holder_of(tmp_path / "out") as (folder, process):
+        process.send_signal(signal.SIGKILL)
+        process.wait()
     (folder / ".a.json.01234567.subquad-part").write_text("half of")
     assert {path.name for path in folder.iterdir()} == {LOCK, HOLDER, ".a.json.01234567.subquad-part"}
     with alone_in(folder):
@@ -73,9 +79,11 @@ def test_a_killed_run_is_not_in_the_way(held):
 
 def test_an_unknown_holder_is_another_run(held):
     folder, _ = held
+    holder = (folder / HOLDER).read_text()
     (folder / HOLDER).write_text("{")
     with pytest.raises(InputError, match="is in use by another run;"), alone_in(folder):
         pass
+    (folder / HOLDER).write_text(holder)
 
 
 def test_it_leaves_no_trace_of_a_run_that_wrote_nothing(tmp_path):

@@ -51,7 +51,7 @@ def written(tmp_path):
     return lambda: json.loads((tmp_path / "out" / "bench.json").read_text())
 
 
-def test_a_whole_run(run, tmp_path, written):
+def test_a_whole_run(run, tmp_path, written, painted):
     done = run("--dtypes", "float32,bfloat16", "--batch", "2", "--seed", "3")
     assert done.exit_code == 0, (done.output, done.exception)
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES

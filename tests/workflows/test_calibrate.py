@@ -98,14 +98,18 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_parameters(settings, 
     assert [e["step"] for e in resumed.record["history"]] == [0, 10, 20, 30, 40]
 
 
-def interrupted_at_27(settings, out):
+def interrupted_at(step, settings, out):
+    """The checkpoint of a run that is interrupted at this step, and the steps that it was told of."""
+    steps = []
+
     def interrupt(what, done, total):
-        if done == 27:
+        steps.append(done)
+        if done == step:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         calibrate(settings, out, interrupt)
-    return next(out.rglob("checkpoint.pt"))
+    return next(out.rglob("checkpoint.pt")), steps
 
 
 def turn_a_bit(data):
@@ -114,16 +118,16 @@ def turn_a_bit(data):
 
 @pytest.mark.parametrize("damage", [turn_a_bit, lambda data: data[:200], lambda data: b"", lambda data: data[80:]])
 def test_a_damaged_checkpoint_is_named_and_the_remedy_works(settings, tmp_path, damage):
-    checkpoint = interrupted_at_27(settings, tmp_path / "cut")
+    checkpoint, _ = interrupted_at(1, settings, tmp_path / "cut")
     checkpoint.write_bytes(damage(checkpoint.read_bytes()))
     with pytest.raises(InputError, match=r"checkpoint\.pt is damaged: .*; remove this file to start the calibration"):
         calibrate(settings, tmp_path / "cut")
     checkpoint.unlink()
-    assert calibrate(settings, tmp_path / "cut").record["history"][-1]["step"] == 40
+    assert interrupted_at(2, settings, tmp_path / "cut")[1] == [0, 0, 1, 2]
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(settings, tmp_path, monkeypatch):
-    checkpoint = interrupted_at_27(settings, tmp_path / "cut")
+    checkpoint, _ = interrupted_at(1, settings, tmp_path / "cut")
     before = checkpoint.read_bytes()
     monkeypatch.setattr(files, "_to_disk", no_room)
     with pytest.raises(InputError, match=r"cannot write .*checkpoint\.pt: No space left on device; free some space"):
@@ -138,10 +142,9 @@ def no_room(path, data):
 
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"steps": 30}, {"method": "lha:buckets=4,hidden=16"}])
 def test_a_run_with_other_settings_starts_anew(settings, tmp_path, changed):
-    calibrate(settings, tmp_path)
-    steps = []
-    calibrate(replace(settings, **changed), tmp_path, lambda what, done, total: steps.append(done))
-    assert steps[:3] == [0, 0, 1]
+    interrupted_at(12, settings, tmp_path)
+    assert interrupted_at(11, settings, tmp_path)[1] == [0, 10, 11]
+    assert interrupted_at(1, replace(settings, **changed), tmp_path)[1] == [0, 0, 1]
 
 
 def test_it_ends_when_nothing_becomes_better(settings, tmp_path, monkeypatch):

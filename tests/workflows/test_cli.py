@@ -13,7 +13,7 @@ run = CliRunner().invoke
 METHODS = ["--methods", "clustered:clusters=4 i-clustered:clusters=4,topk=4"]
 
 
-def test_compare_writes_its_report_and_prints_a_table(model, text, short, tmp_path):
+def test_compare_writes_its_report_and_prints_a_table(model, text, short, tmp_path, painted):
     out = tmp_path / "out"
     done = run(app, ["compare", model("bert"), "--text", str(text), *METHODS, "--out", str(out)])
     assert done.exit_code == 0, done.output

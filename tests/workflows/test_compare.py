@@ -1,5 +1,6 @@
 """The main job, end to end on tiny models."""
 
+import copy
 import json
 import os
 from dataclasses import replace
@@ -24,7 +25,7 @@ METHODS = (
 )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def settings(model, text):
     def make(name, **changed):
         small = CompareSettings(
@@ -41,12 +42,26 @@ def settings(model, text):
     return make
 
 
+@pytest.fixture(scope="module")
+def measured(settings, tmp_path_factory):
+    """A comparison with these settings, which is measured once."""
+    kept = {}
+
+    def make(name, **changed):
+        given = settings(name, **changed)
+        if given not in kept:
+            kept[given] = measure(given, tmp_path_factory.mktemp("compare"))
+        return replace(kept[given], results=copy.deepcopy(kept[given].results))
+
+    return make
+
+
 def by_method(report):
     return {method["method"]: method for method in report["methods"]}
 
 
-def test_embedding_model(settings, tmp_path):
-    report = report_of(measure(settings("bert"), tmp_path))
+def test_embedding_model(measured):
+    report = report_of(measured("bert"))
     rows = by_method(report)
     assert list(rows) == ["full", *METHODS]
     assert rows["full"]["status"] == "exact"
@@ -69,8 +84,8 @@ def test_embedding_model(settings, tmp_path):
     assert rows["full"]["model"]["48"]["speedup"] == 1.0
 
 
-def test_the_report_is_complete_and_serialisable(settings, tmp_path):
-    report = report_of(measure(settings("bert", seed=3), tmp_path))
+def test_the_report_is_complete_and_serialisable(measured, tmp_path):
+    report = report_of(measured("bert", seed=3))
     assert json.loads(json.dumps(report)) == report
     assert report["settings"]["seed"] == 3
     assert report["versions"]["torch"]
@@ -84,8 +99,8 @@ def test_the_report_is_complete_and_serialisable(settings, tmp_path):
     assert any("interpolated" in note for note in report["notes"])
 
 
-def test_masked_language_model_gets_pseudo_perplexity(settings, tmp_path):
-    rows = by_method(report_of(measure(settings("masked"), tmp_path)))
+def test_masked_language_model_gets_pseudo_perplexity(measured):
+    rows = by_method(report_of(measured("masked")))
     exact, rough = rows["full"]["quality"]["48"], rows["clustered:clusters=4"]["quality"]["48"]
     assert exact["perplexity"] > 1
     assert rough["perplexity"] != exact["perplexity"]
@@ -93,8 +108,8 @@ def test_masked_language_model_gets_pseudo_perplexity(settings, tmp_path):
     assert "cosine_mean" not in exact
 
 
-def test_causal_language_model_refuses_clustered_methods_and_says_so(settings, tmp_path):
-    report = report_of(measure(settings("gpt2"), tmp_path))
+def test_causal_language_model_refuses_clustered_methods_and_says_so(measured):
+    report = report_of(measured("gpt2"))
     rows = by_method(report)
     assert [rows[name]["status"] for name in METHODS] == ["refused", "refused", "refused", "measured"]
     assert "not causal" in rows["clustered:clusters=4"]["reason"]
@@ -103,8 +118,8 @@ def test_causal_language_model_refuses_clustered_methods_and_says_so(settings, t
     assert "Stay with exact attention" in report["recommendation"]["headline"]
 
 
-def test_layers_that_cannot_run_a_method_stay_exact(settings, tmp_path):
-    rows = by_method(report_of(measure(settings("modernbert"), tmp_path)))
+def test_layers_that_cannot_run_a_method_stay_exact(measured):
+    rows = by_method(report_of(measured("modernbert")))
     clustered = rows["clustered:clusters=4"]
     assert clustered["layers"] == [0]
     assert "layers 1, 2 stay exact" in clustered["reason"]
@@ -115,14 +130,14 @@ def test_layers_that_cannot_run_a_method_stay_exact(settings, tmp_path):
 
 
 @pytest.fixture
-def made_up(settings, tmp_path):
+def made_up(measured):
     """The report of a comparison, with these seconds of exact attention, of each method, and of exact attention again.
 
     They are a function of the round; the others' use of the processors is `others` seconds of each second and core.
     """
 
     def make(exact, own, again, others=0.0, **changed):
-        done = measure(settings("bert", **changed), tmp_path)
+        done = measured("bert", **changed)
         stretched = [(done.results[STRETCH(n, i)], i) for n in done.lengths for i in range(stretches(n))]
         for unit, i in [*stretched, *((done.results[OP(n)], None) for n in done.settings.op_lengths)]:
             unit.use = {"elapsed": 10.0, "others": 10.0 * others * os.cpu_count()}
@@ -191,8 +206,8 @@ def test_a_busy_machine_is_measured_and_said(made_up, others, busy):
 
 
 @pytest.mark.parametrize("name", ["bert", "masked"])
-def test_fidelity_is_measured_at_every_length_that_has_a_speed(settings, tmp_path, name):
-    report = report_of(measure(settings(name), tmp_path))
+def test_fidelity_is_measured_at_every_length_that_has_a_speed(measured, name):
+    report = report_of(measured(name))
     for row in report["methods"]:
         assert set(row["fidelity"]) == set(row["model"]) == {"48", "96"}
         assert all(0 <= fidelity <= 1 + 1e-9 for fidelity in row["fidelity"].values())
@@ -201,16 +216,16 @@ def test_fidelity_is_measured_at_every_length_that_has_a_speed(settings, tmp_pat
     assert 0 < by_method(report)["clustered:clusters=4"]["fidelity"]["96"] < 1
 
 
-def test_the_order_of_the_rows_changes_from_turn_to_turn(settings, tmp_path):
-    done = measure(settings("bert"), tmp_path)
+def test_the_order_of_the_rows_changes_from_turn_to_turn(measured):
+    done = measured("bert")
     orders = [list(done.results[STRETCH(48, i)].rows) for i in range(1, 10)]
     assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(["full", AGAIN, *METHODS]))}
     assert len({tuple(order) for order in orders}) > 5
     assert len({order.index("full") for order in orders}) > 2
 
 
-def test_methods_are_counted_rather_than_called_all(settings, tmp_path):
-    report = report_of(measure(settings("bert"), tmp_path))
+def test_methods_are_counted_rather_than_called_all(measured):
+    report = report_of(measured("bert"))
     tried = f"4 of the library's {len(sq.list_methods())} methods are in this comparison, with these settings only"
     assert any(note.startswith(tried) for note in report["notes"])
     assert "all methods" not in json.dumps(report).lower()
@@ -241,8 +256,8 @@ def test_results_of_other_settings_are_not_reused(settings, tmp_path, changed):
     assert Comparison.prepare(settings("bert", **changed)).fingerprint() != first
 
 
-def test_the_model_is_left_as_it_was(settings, tmp_path):
-    comparison = measure(settings("bert"), tmp_path)
+def test_the_model_is_left_as_it_was(measured):
+    comparison = measured("bert")
     model = comparison.pretrained.model
     assert model.config._attn_implementation == "sdpa"
     assert not hasattr(model.config, "subquad")

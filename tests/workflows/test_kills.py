@@ -27,7 +27,7 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(name, at):
 
 
 @pytest.mark.parametrize("name", kills.COMMANDS)
-@pytest.mark.parametrize("room", [4_000, 12_000])
+@pytest.mark.parametrize("room", [4_000, pytest.param(12_000, marks=pytest.mark.long)])
 def test_no_room_is_one_line_and_later_it_goes_on(name, room, at):
     command, out, log = kills.COMMANDS[name], at / f"{name}-{room}", at / f"{name}-{room}.log"
     assert kills.ended(kills.started(command.words(at, out), log, room=room)) == 2

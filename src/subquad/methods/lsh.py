@@ -119,7 +119,8 @@ class RandomHash(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Hash, fill the buckets, attend inside them, merge."""
-        buckets = self.meetings(*wide(query, key), call)
+        wide_query, wide_key = wide(query, key)
+        buckets = self.meetings(wide_query, wide_key, call)
         how: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p}
         if self.tail > 0:
             cell = key_cells(key, call.mask, self.tail, call.seed)

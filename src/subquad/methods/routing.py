@@ -93,7 +93,7 @@ class Routing(Method):
         buckets, value = self.meetings(query, key, call), repeat_heads(value, query.shape[1])
         centroids = _centroids(call)
         if centroids.training:
-            centroids.follow(*wide(query.detach()), Timeline.of(call.mask, query, key).tokens(real_as="both"))
+            centroids.follow(wide(query.detach())[0], Timeline.of(call.mask, query, key).tokens(real_as="both"))
         return attend_pairs(query, query, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:

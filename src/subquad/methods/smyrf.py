@@ -101,7 +101,8 @@ class Smyrf(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Sort, cut, attend inside the chunks, merge."""
-        buckets = self.meetings(*wide(query, key), call)
+        wide_query, wide_key = wide(query, key)
+        buckets = self.meetings(wide_query, wide_key, call)
         return attend_pairs(query, key, value, buckets, call.mask, scale=call.scale, dropout_p=call.dropout_p)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:

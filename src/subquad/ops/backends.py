@@ -7,6 +7,7 @@ computes the op's torch operators (`Operator.on`). Nobody who calls an op names 
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -106,16 +107,16 @@ class Op(Generic[P, R]):
     def __init__(self, reference: Callable[P, R]):
         functools.update_wrapper(self, reference)
         self.reference = reference
-        self._refusals: dict[str, Callable[P, str | None]] = {}
+        self._refusals: dict[str, Callable[..., str | None]] = {}
 
     def compiled(self, run: Callable[Concatenate[str, P], R]) -> None:
         """Set what runs on compiled backends, all of them: the op's arguments behind the backend's name."""
         self._compiled = run
 
-    def refusal(self, backend: str) -> Callable[[Callable[P, str | None]], Callable[P, str | None]]:
+    def refusal(self, backend: str) -> Callable[[Callable[..., str | None]], Callable[..., str | None]]:
         """Register that a backend has this op, with what says why it cannot take a call; None when it can."""
 
-        def add(refusal: Callable[P, str | None]) -> Callable[P, str | None]:
+        def add(refusal: Callable[..., str | None]) -> Callable[..., str | None]:
             self._refusals[backend] = refusal
             return refusal
 
@@ -199,10 +200,10 @@ class Gradient(Operator):
             given = self._given(args)
             return tuple(_empty_gradient(getattr(given, name), given.outputs[0].dtype) for name in of)
 
+        results = types.GenericAlias(tuple, (Tensor,) * len(of))
+        signature = inspect.Signature([*first, *forward.signature.parameters.values()], return_annotation=results)
         gradients.__name__ = forward.name.replace("forward", "backward")
-        gradients.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [*first, *forward.signature.parameters.values()], return_annotation=tuple[(Tensor,) * len(of)]
-        )
+        gradients.__signature__ = signature  # type: ignore[attr-defined]
         super().__init__(gradients)
         forward.gradient(self._differentiate, self._save)
         self.gradient(self._refuse)
