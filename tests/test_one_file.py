@@ -69,9 +69,9 @@ def refusal(query: Tensor, *_: object) -> str | None:
 
 
 @directed_product.on("toy")
-def compute(out: Tensor, *given: object) -> None:
+def compute(out: Tensor, x: object) -> None:
     """The products with the tokens before, or behind, in one matrix."""
-    query, key, value, reverse = vars(given[0]).values() if len(given) == 1 else given  # by name, or in order
+    query, key, value, reverse = vars(x).values()
     calls.append(query.shape[2])
     heads = max(len(x[0]) for x in (query, key, value))
     query, key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (query, key, value))
