@@ -40,7 +40,8 @@ def save(path: Path, state: Any) -> None:
 
 def load(path: Path, remedy: str, device: torch.device | None = None) -> Any:
     """What `save` wrote."""
-    head, _, data = _bytes(path, remedy).partition(b"\n")
+    head, _, data = read_bytes(path, remedy).partition(b"
+")
     if not head.startswith(_MARK):
         raise Damaged(path, "it does not begin with a digest", remedy)
     if head != _MARK + digest(data).encode():
@@ -61,7 +62,7 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 def parsed(path: Path, remedy: str) -> dict[str, Any]:
     """The members of a JSON object, whatever its digest says."""
     try:
-        content = json.loads(_bytes(path, remedy))
+        content = json.loads(read_bytes(path, remedy))
     except (ValueError, RecursionError) as error:
         raise Damaged(path, f"it is not JSON ({error})", remedy) from None
     if not isinstance(content, dict):
@@ -79,7 +80,8 @@ def opened(content: Mapping[str, Any], path: Path, remedy: str) -> dict[str, Any
     return plain
 
 
-def _bytes(path: Path, remedy: str) -> bytes:
+def read_bytes(path: Path, remedy: str) -> bytes:
+    """The bytes of a file; Damaged where it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

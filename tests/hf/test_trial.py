@@ -67,6 +67,16 @@ class OtherWithoutEager(Model):
         return (x if self.config._attn_implementation == "eager" else 2 * x,)
 
 
+class KnowsEagerAlone(Model):
+    """Runs on its own attention only, where padding is on the left: a trial that not every model must pass."""
+
+    def forward(self, input_ids, attention_mask=None):
+        left = attention_mask is not None and not attention_mask[:, 0].all()
+        if left and self.config._attn_implementation != "eager":
+            raise KeyError("no such attention")
+        return super().forward(input_ids, attention_mask)
+
+
 def small(cls=Model, kind="bert"):
     torch.manual_seed(0)
     config = hf.BertConfig(**TEXT)
@@ -87,6 +97,7 @@ def test_a_model_of_ones_own_is_tried_and_swapped():
     [
         (lambda: small(ReadsTheMask), r"its own code computes with the attention mask \(mul in ReadsTheMask\)"),
         (lambda: small(OtherWithoutEager), "a part of it depends on the attention implementation"),
+        (lambda: small(KnowsEagerAlone), r"KeyError: 'no such attention' \(tried with padding on the left\)"),
         (lambda: small(kind="more"), r"layer 0 \(attention\) computes more than softmax attention"),
     ],
 )

@@ -11,9 +11,9 @@ sq.hf.extend_positions(model, 4096)                    # past the learned positi
 from subquad.hf.adapters import Adapter, load_adapter, read_adapter, save_adapter, weights_mark
 from subquad.hf.boundary import register
 from subquad.hf.layers import NAME, Layer, head_counts
-from subquad.hf.loading import keep_swaps_in_files
 from subquad.hf.positions import extend_positions, position_limit
 from subquad.hf.probe import find_layers
+from subquad.hf.saved import keep_swaps_in_files
 from subquad.hf.state_cache import StateCache
 from subquad.hf.swapping import Swapped, bind, bounds, describe, reattach, refusals, restore, swap
 from subquad.hf.trial import register_trials

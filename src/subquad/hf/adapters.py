@@ -140,21 +140,19 @@ def read_adapter(path: str | Path) -> Adapter:
         if not (folder / name).is_file():
             raise ValueError(f"no adapter at {folder}: it has no {name}")
     settings = _settings(folder / SETTINGS)
-    model, record = settings["model"], settings["record"]
     try:
         methods = {int(number): from_dict(method) for number, method in settings["methods"].items()}
     except (ValueError, TypeError) as error:
         raise ValueError(f"{folder / SETTINGS} is damaged, or of another version: {error}") from None
-    if beyond := sorted(set(methods) - set(range(len(model["layers"])))):
+    if beyond := sorted(set(methods) - set(range(len(settings["model"]["layers"])))):
         raise ValueError(f"{folder / SETTINGS} is damaged: it has a method for layer {beyond[0]}, which is none")
-    flat = _tensors(folder / TENSORS, settings["tensors"])
     tensors: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in flat.items():
+    for name, tensor in _tensors(folder / TENSORS, settings["tensors"]).items():
         number, _, parameter = name.partition(".")
         tensors.setdefault(int(number), {})[parameter] = tensor
     if unclaimed := sorted(set(tensors) - set(methods)):
         raise ValueError(f"{folder / SETTINGS} is damaged: layer {unclaimed[0]} has parameters but no method")
-    return Adapter(folder, methods, model, record, tensors)
+    return Adapter(folder, methods, settings["model"], settings["record"], tensors)
 
 
 def load_adapter(model: AnyModel, path: str | Path, *, any_weights: bool = False) -> Swapped:
@@ -210,16 +208,14 @@ def _bound_length(bounds: Mapping[int, Bound]) -> int | None:
 
 def _load(bound: Bound, tensors: dict[str, Tensor], where: str) -> None:
     learned = bound.learned or nn.Module()
-    wanted, given = learned.state_dict(), tensors
-    if wanted.keys() != given.keys():
-        raise ValueError(f"{where}: {bound.method} has {sorted(wanted)}, but the adapter holds {sorted(given)}")
+    wanted = learned.state_dict()
+    if wanted.keys() != tensors.keys():
+        raise ValueError(f"{where}: {bound.method} has {sorted(wanted)}, but the adapter holds {sorted(tensors)}")
     for name, tensor in wanted.items():
-        if tensor.shape != given[name].shape:
-            raise ValueError(
-                f"{where}: {name} of {bound.method} is {tuple(tensor.shape)}, but the adapter holds "
-                f"{tuple(given[name].shape)}"
-            )
-    learned.load_state_dict(given)
+        have, want = tuple(tensors[name].shape), tuple(tensor.shape)
+        if have != want:
+            raise ValueError(f"{where}: {name} of {bound.method} is {want}, but the adapter holds {have}")
+    learned.load_state_dict(tensors)
 
 
 def _shape(model: Mapping[str, Any]) -> str:
@@ -271,10 +267,7 @@ def _wrong_parts(settings: Mapping[str, Any]) -> str:
 
 def _tensors(path: Path, digest: str) -> dict[str, Tensor]:
     """What adapter.safetensors holds, if it has this digest."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise seals.Damaged(path, f"it cannot be read ({error.strerror})", _REMEDY) from None
+    data = seals.read_bytes(path, _REMEDY)
     if seals.digest(data) != digest:
         raise seals.Damaged(path, f"it does not hold what {SETTINGS} says", _REMEDY)
     try:

@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from subquad.hf.handed import Handed, decode, encode
-from subquad.hf.layers import NAME, Attached, state_layer_of
+from subquad.hf.layers import NAME, STATE_MARK, Attached
 from subquad.hf.patterns import CAUSAL, EVERYTHING, Pattern, read_pattern
 from subquad.hf.saved import SAVED_AS
 from subquad.masks import Mask
@@ -56,10 +56,14 @@ def make_mask(
 ) -> Tensor:
     """The mask of one kind of layer in one forward pass, as `handed` describes it. Called by transformers."""
     causal = _pattern(mask_function, options).causal
-    if attention_mask is not None and attention_mask.ndim != 2:
-        raise ValueError(f"the attention mask is {tuple(attention_mask.shape)}, but subquad takes (batch, tokens)")
-    if causal and attention_mask is not None and isinstance(q_offset, int):
-        _check_covers(attention_mask, q_offset, q_length)
+    if attention_mask is not None:
+        if attention_mask.ndim != 2:
+            raise ValueError(f"the attention mask is {tuple(attention_mask.shape)}, but subquad takes (batch, tokens)")
+        if causal and isinstance(q_offset, int) and attention_mask.shape[1] < q_offset + q_length:
+            raise ValueError(
+                f"the attention mask has {attention_mask.shape[1]} positions, but the cache has seen {q_offset} tokens "
+                f"and {q_length} are new: give tokens and mask of all, or a new cache for another prompt"
+            )
     real, filled, segments = _real_keys(attention_mask, kv_length, kv_offset), None, None
     if causal and (isinstance(q_offset, Tensor) or kv_length != q_offset + q_length - kv_offset):
         filled = torch.arange(kv_length, device=device) < q_offset + q_length - kv_offset
@@ -99,7 +103,7 @@ def attend(
             raise ValueError(f"layer {layer.label} passes {name!r} to its attention, which subquad does not know; "
                              f"it is refused because ignoring it could change the result")  # fmt: skip
     causal = layer.causal if is_causal is None else is_causal
-    state = state_layer_of(key)
+    state = getattr(key, STATE_MARK, None)
     if state is not None:
         with state.keeping_errors():
             handed = decode(attention_mask, query.shape[2], state.seen, causal=causal, label=layer.label)
@@ -112,11 +116,8 @@ def attend(
             return state.attend(layer.bound, query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
     handed = decode(attention_mask, query.shape[2], key.shape[2], causal=causal, label=layer.label)
     mask, own = _mask_of(layer, query.shape[2], key.shape[2], handed)
-    options = {"scale": scaling, "dropout_p": dropout}
-    if softcap is not None or sinks is not None:
-        out = layer.exactly(query, key, value, mask=mask, real=handed.real, softcap=softcap, sinks=sinks, **options)
-    else:
-        out = layer(query, key, value, mask=mask, real=handed.real, own=own, bias=position_bias, **options)
+    extras = {"bias": position_bias, "softcap": softcap, "sinks": sinks}
+    out = layer(query, key, value, mask=mask, real=handed.real, own=own, scale=scaling, dropout_p=dropout, **extras)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -136,14 +137,6 @@ def _pattern(mask_function: Callable[..., Any] | None, options: dict[str, Any]) 
         raise ValueError(f"this model masks attention by {name!r}, which subquad cannot read under torch.compile")
     # transformers gives this keyword with bidirectional masks alone; a window, on top of either, is the layer's.
     return EVERYTHING if "allow_is_bidirectional_skip" in options else CAUSAL
-
-
-def _check_covers(attention_mask: Tensor, before: int, new: int) -> None:
-    if attention_mask.shape[1] < before + new:
-        raise ValueError(
-            f"the attention mask has {attention_mask.shape[1]} positions, but the cache has seen {before} tokens and "
-            f"{new} are new: give tokens and mask of all, or a new cache for another prompt"
-        )
 
 
 def _real_keys(attention_mask: Tensor | None, kv_length: int, kv_offset: int | Tensor) -> Tensor | None:

@@ -130,9 +130,8 @@ def _hint(given: Any) -> str:
     holders = [given, *(given.modules() if isinstance(given, nn.Module) else ())]
     held = [getattr(holder, name, holder) for holder in holders for name in ("auto_model", "model")]
     kinds = [type(part).__name__ for part in held]
-    exported = next(
-        (kind for kind in kinds if kind.startswith(("ORT", "OV"))), None
-    )  # optimum's: ONNX Runtime, OpenVINO
+    # Those of optimum: ONNX Runtime, OpenVINO.
+    exported = next((kind for kind in kinds if kind.startswith(("ORT", "OV"))), None)
     if exported:
         return (
             f": {exported} runs an exported graph, whose attention cannot be replaced; load the model in PyTorch "

@@ -17,7 +17,7 @@ from subquad.methods import Bound, Full, Method
 
 NAME = "subquad"  # of our attention among transformers' own, and of the submodule that runs it
 
-STATE_MARK = "_subquad_state_layer"  # on keys that a `StateCache` handed out
+STATE_MARK = "_subquad_state_layer"  # on keys that a `StateCache` handed out: the layer of it that did
 
 _CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder", re.IGNORECASE)
 
@@ -103,30 +103,28 @@ class Attached(nn.Module):
         mask: Mask,
         real: Tensor | None = None,
         own: Tensor | None = None,
+        bias: Tensor | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
         """Run the method. `mask` holds no padding: `real` (B,M) says which keys are real, `own` (B,N) which queries.
 
         transformers hides padded keys, and computes padded queries like all others.
         """
-        if real is None:
-            return self.bound(query, key, value, mask=mask, **options)
-        keys = Mask.padding(keys=real)
+        seen = mask if real is None else mask & Mask.padding(keys=real)
+        if softcap is not None or sinks is not None:
+            if not isinstance(self.bound.method, Full):
+                raise ValueError(
+                    f"layer {self.label} has capped logits or sinks, which {self.bound.method} does not know"
+                )
+            return attend_exactly(query, key, value, seen, softcap=softcap, sinks=sinks, **options)
         one_by_one = self.bound.method.traits.yardstick or mask.span is not None
-        if own is None or one_by_one:  # what a query gets does not depend on the other queries
-            return self.bound(query, key, value, mask=mask & keys, **options)
-        out = self.bound(query, key, value, mask=mask & keys & Mask.padding(queries=own), **options)
+        if real is None or own is None or one_by_one:  # what a query gets does not depend on the other queries
+            return self.bound(query, key, value, mask=seen, bias=bias, **options)
+        out = self.bound(query, key, value, mask=seen & Mask.padding(queries=own), bias=bias, **options)
         padded = padded_queries(own, mask.is_causal) if query.shape[2] == key.shape[2] else None
-        return out if padded is None else out + attend_padded(query, key, value, keys, padded, options)
-
-    def exactly(
-        self, query: Tensor, key: Tensor, value: Tensor, *, mask: Mask, real: Tensor | None, **options: Any
-    ) -> Tensor:
-        """Exact attention with capped logits or sinks, in a layer where "full" is attached."""
-        if not isinstance(self.bound.method, Full):
-            raise ValueError(f"layer {self.label} has capped logits or sinks, which {self.bound.method} does not know")
-        mask = mask if real is None else mask & Mask.padding(keys=real)
-        return attend_exactly(query, key, value, mask, **options)
+        return out if padded is None else out + attend_padded(query, key, value, real, padded, **options)
 
 
 def attached_to(module: nn.Module) -> Attached | None:
@@ -158,12 +156,7 @@ def inspect_layers(model: PreTrainedModel) -> list[Layer]:
 
 def serving_decoders(layers: list[Layer]) -> list[Layer]:
     """The layers, with the cross-attention of causal decoders marked."""
-    return [replace(layer, in_causal_decoder=_serves_causal_decoder(layer, layers)) for layer in layers]
-
-
-def state_layer_of(key: Tensor) -> Any:
-    """The layer of a `StateCache` that handed these keys out; None for keys that are all there."""
-    return getattr(key, STATE_MARK, None)
+    return [replace(layer, in_causal_decoder=layer.cross and _is_beside_causal(layer, layers)) for layer in layers]
 
 
 def head_counts(layer: Layer | nn.Module) -> tuple[int, int, int]:
@@ -208,12 +201,11 @@ def _describe(number: int, name: str, module: nn.Module) -> Layer:
     return Layer(number, name, module, bool(cross), causal, biased=biased)
 
 
-def _serves_causal_decoder(layer: Layer, layers: list[Layer]) -> bool:
+def _is_beside_causal(layer: Layer, layers: list[Layer]) -> bool:
     """Whether the self-attention next to this cross-attention, with which it shares most of its name, is causal."""
-    if not layer.cross:
-        return False
-    nearest = max(_shared_parts(layer.name, other.name) for other in layers if other is not layer)
-    return any(o.causal for o in layers if o is not layer and _shared_parts(layer.name, o.name) == nearest)
+    shared = [(_shared_parts(layer.name, other.name), other) for other in layers if other is not layer]
+    nearest = max(count for count, _ in shared)
+    return any(other.causal for count, other in shared if count == nearest)
 
 
 def _shared_parts(a: str, b: str) -> int:

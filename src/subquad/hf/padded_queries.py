@@ -28,11 +28,7 @@ def padded_queries(own: Tensor, causal: bool) -> Tensor | None:
     return padded if torch.compiler.is_compiling() or bool(padded.any()) else None
 
 
-def attend_padded(
-    query: Tensor, key: Tensor, value: Tensor, keys: Mask, padded: Tensor, options: dict[str, Any]
-) -> Tensor:
+def attend_padded(query: Tensor, key: Tensor, value: Tensor, real: Tensor, padded: Tensor, **options: Any) -> Tensor:
     """Clustered attention of the padded queries to the real keys; 0 for all others."""
-    gqa = query.shape[1] != key.shape[1]
-    scale, dropout = options.get("scale"), options.get("dropout_p", 0.0)
-    mask = keys & Mask.padding(queries=padded)
-    return PADDED(query, key, value, mask=mask, scale=scale, dropout_p=dropout, enable_gqa=gqa)
+    gqa, mask = query.shape[1] != key.shape[1], Mask.padding(keys=real, queries=padded)
+    return PADDED(query, key, value, mask=mask, enable_gqa=gqa, **options)

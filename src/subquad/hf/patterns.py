@@ -21,7 +21,6 @@ MaskFunction = Callable[..., Any]
 
 _INNER = ".<locals>.inner_mask"
 _AND, _OR = "and_masks.<locals>.and_mask", "or_masks.<locals>.or_mask"
-_PACKED = ("packed_sequence_mask_function" + _INNER, "remap_positions_for_packed_sequence" + _INNER)
 
 
 @dataclass(frozen=True)
@@ -94,9 +93,9 @@ def _read(function: MaskFunction) -> Pattern:
         return Pattern(-cells["sliding_window"], cells["sliding_window"])
     if name == "_bidirectional_window_overlay" + _INNER:  # of Gemma 3 and EmbeddingGemma
         return Pattern(1 - cells["sliding_window"], cells["sliding_window"] - 1)
-    if name == _PACKED[0]:  # segments are handed through as numbers
+    if name == "packed_sequence_mask_function" + _INNER:  # segments are handed through as numbers
         return EVERYTHING
-    if name == _PACKED[1]:  # the same distances, counted inside each segment
+    if name == "remap_positions_for_packed_sequence" + _INNER:  # the same distances, counted inside each segment
         return _read(cells["mask_function"])
     raise _unknown(name)
 

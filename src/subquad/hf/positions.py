@@ -37,16 +37,21 @@ def extend_positions(model: AnyModel, length: int, *, how: str = "interpolate") 
     if not isinstance(length, int) or length < 1:
         raise ValueError(f"length={length!r}, but it must be a whole number ≥ 1")
     given, model = model, transformers_model(model)
-    _refuse_fixed(model)
+    if model.main_input_name not in ("input_ids", "inputs_embeds"):
+        raise ValueError(
+            f"{type(model).__name__} reads {model.main_input_name!r}: its length is fixed by its images or audio, "
+            "not by a table of token positions"
+        )
     for owner, table in _learned_tables(model):
         reserved = _reserved(model, table)
         rows = table.weight.data[reserved:]
         if length > rows.shape[0]:
             longer = torch.cat([table.weight.data[:reserved], _stretch(rows, length, how)])
-            _set_rows(table, longer)
+            table.weight = nn.Parameter(longer, requires_grad=table.weight.requires_grad)
+            table.num_embeddings = longer.shape[0]
             _grow_buffers(owner, longer.shape[0])
-            config = getattr(owner, "config", model.config)
-            _grow_config(model, config, rows.shape[0], length)
+            for config in {id(c): c for c in (getattr(owner, "config", model.config), model.config)}.values():
+                _grow_config(config, rows.shape[0], length)
     return given
 
 
@@ -59,12 +64,12 @@ def _stretch(rows: Tensor, length: int, how: str) -> Tensor:
 
 def _learned_tables(model: PreTrainedModel) -> list[tuple[nn.Module, nn.Embedding]]:
     """(the module that holds it, the table) for every trained table of absolute positions."""
-    found = []
-    for owner in model.modules():
-        for name, child in owner.named_children():
-            if name in _TABLES and isinstance(child, nn.Embedding):
-                found.append((owner, child))
-    return found
+    return [
+        (owner, child)
+        for owner in model.modules()
+        for name, child in owner.named_children()
+        if name in _TABLES and isinstance(child, nn.Embedding)
+    ]
 
 
 def _reserved(model: PreTrainedModel, table: nn.Embedding) -> int:
@@ -73,11 +78,6 @@ def _reserved(model: PreTrainedModel, table: nn.Embedding) -> int:
     if isinstance(offset, int):
         return offset
     return 0 if table.padding_idx is None else table.padding_idx + 1
-
-
-def _set_rows(table: nn.Embedding, rows: Tensor) -> None:
-    table.weight = nn.Parameter(rows, requires_grad=table.weight.requires_grad)
-    table.num_embeddings = rows.shape[0]
 
 
 def _grow_buffers(owner: nn.Module, rows: int) -> None:
@@ -89,17 +89,8 @@ def _grow_buffers(owner: nn.Module, rows: int) -> None:
             setattr(owner, name, buffer.new_zeros(1, rows))
 
 
-def _grow_config(model: PreTrainedModel, config: object, before: int, length: int) -> None:
-    for holder in {id(c): c for c in (config, model.config)}.values():
-        for name in ("max_position_embeddings", "n_positions"):
-            limit = getattr(holder, name, None)
-            if isinstance(limit, int) and limit >= before:
-                setattr(holder, name, limit - before + length)
-
-
-def _refuse_fixed(model: PreTrainedModel) -> None:
-    if model.main_input_name not in ("input_ids", "inputs_embeds"):
-        raise ValueError(
-            f"{type(model).__name__} reads {model.main_input_name!r}: its length is fixed by its images or audio, "
-            "not by a table of token positions"
-        )
+def _grow_config(config: object, before: int, length: int) -> None:
+    for name in ("max_position_embeddings", "n_positions"):
+        limit = getattr(config, name, None)
+        if isinstance(limit, int) and limit >= before:
+            setattr(config, name, limit - before + length)

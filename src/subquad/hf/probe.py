@@ -26,7 +26,7 @@ from subquad.hf.doors import AnyModel, transformers_model
 from subquad.hf.example_inputs import example_inputs
 from subquad.hf.layers import Layer, inspect_layers, serving_decoders
 from subquad.hf.saved import without_marks
-from subquad.hf.trial import Run, Seen, own_run, recorded_run, same_outputs, trial_run
+from subquad.hf.trial import Run, Seen, recorded_run, same_outputs, trial_run, undisturbed
 
 Inputs = Mapping[str, Any]
 
@@ -69,7 +69,8 @@ def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -
         if isinstance(part, PreTrainedModel) and part is not model and missing & set(part.modules()):
             try:
                 batch = example_inputs(part)
-                own_run(part, partial(_forward, batch))
+                with undisturbed(part):
+                    part(**batch)
             except Exception:  # this part does not run alone
                 continue
             seen |= _try(part, layers, batch)
@@ -80,16 +81,7 @@ def _as_seen(layer: Layer, seen: Seen | None) -> Layer:
     if seen is None:
         return layer
     cross = layer.cross or seen.cross
-    return replace(
-        layer,
-        cross=cross,
-        causal=seen.causal and not cross,
-        window=seen.window,
-        biased=seen.biased,
-        sizes=seen.sizes,
-        beside_softmax=seen.beside_softmax,
-        reason=seen.reason,
-    )
+    return replace(layer, **vars(seen) | {"cross": cross, "causal": seen.causal and not cross})
 
 
 def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> dict[Any, Seen]:
@@ -99,8 +91,8 @@ def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> 
     seen: dict[Any, Seen] = {}
     for number, (how, run) in enumerate(runs):
         try:
-            own = own_run(model, run)
-            calls = recorded_run(model, run, on_cache=how == _ON_CACHE)
+            with undisturbed(model):
+                own = run(model)
         except Exception as error:
             if number:  # a model that does not take such inputs
                 continue
@@ -108,12 +100,13 @@ def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> 
                 f"{name} does not run on the inputs that subquad made to try it ({_one_line(error)}); give a small "
                 "batch of your own: sq.hf.swap(model, method, inputs=batch)"
             ) from error
-        for call in calls:
-            seen[call.module] = call.seen(seen.get(call.module))
-        tried = [_as_seen(layer, seen.get(layer.module)) for layer in layers]
-        if any(layer.reason for layer in tried):  # said for each layer, when a method is put into it
-            continue
         try:
+            calls = recorded_run(model, run)
+            for call in calls:
+                seen[call.module] = call.seen.after(seen.get(call.module), on_cache=how == _ON_CACHE)
+            tried = [_as_seen(layer, seen.get(layer.module)) for layer in layers]
+            if any(layer.reason for layer in tried):  # said for each layer, when a method is put into it
+                continue
             outputs = trial_run(model, tried, run, calls)
         except Exception as error:
             raise ValueError(f"{name} cannot run on subquad's attention: {_one_line(error)} (tried {how})") from error

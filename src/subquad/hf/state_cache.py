@@ -57,9 +57,7 @@ class StateLayer(CacheLayerMixin):
     ) -> Tensor:
         """The outputs of the tokens that `update` was given, which are in the state from now on."""
         self._check_method(bound)
-        before = self.state
-        if before is None:
-            before = bound.init_state(len(query), like=query, value_dim=value.shape[3])
+        before = self.state or bound.init_state(len(query), like=query, value_dim=value.shape[3])
         out, self.state = bound.step(query, key, value, before, mask=mask, scale=scale)
         self._filled_by = bound.method, None if bound.learned is None else ref(bound.learned)
         self._on_its_way = False

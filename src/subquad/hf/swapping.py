@@ -84,14 +84,13 @@ def swap(
             raise ValueError(f"layer {layer.label} of {type(model).__name__}: {reason}{hint}")
     bound = bind_all(layers, assigned, max_length or position_limit(model))
     refuse_late_parameters(given, bound)
-    attached, learned = {}, set()
-    for layer in layers:
-        own = bound[layer.number].learned
-        attached[layer.number] = Attached(layer, bound[layer.number], saved_before=own in learned)
-        learned |= {own} - {None}
     restore(model)
+    saved: set[nn.Module | None] = set()
     for layer in layers:
-        layer.module.add_module(NAME, attached[layer.number].train(layer.module.training))
+        learned = bound[layer.number].learned
+        attached = Attached(layer, bound[layer.number], saved_before=learned in saved)
+        layer.module.add_module(NAME, attached.train(layer.module.training))
+        saved |= {learned} - {None}
     setattr(model, ORIGINAL, originals(model))
     for config, _ in originals(model):
         config._attn_implementation = NAME
@@ -158,9 +157,7 @@ def describe(model: AnyModel) -> Swapped:
 
     A swapped layer whose attention was then set by other means (`model.set_attn_implementation`) runs the model's own.
     """
-    layers = find_layers(model)
-    attached = {layer.number: attached_to(layer.module) for layer in layers}
-    return Swapped(tuple(layers), {n: a.bound.method for n, a in attached.items() if a is not None})
+    return Swapped(tuple(find_layers(model)), {number: bound.method for number, bound in bounds(model).items()})
 
 
 def refusals(model: AnyModel, method: AnyMethod) -> dict[int, str]:

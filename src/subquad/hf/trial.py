@@ -37,7 +37,24 @@ class Seen:
     window: int | None
     biased: bool
     beside_softmax: tuple[str, ...]
-    reason: str | None
+    reason: str | None  # why the mask function is not understood
+
+    def after(self, before: "Seen | None", *, on_cache: bool) -> "Seen":
+        """This and what was seen before. A step on a cache says only what it does not know."""
+        if before is None:
+            return self
+        if on_cache:
+            return replace(before, reason=before.reason or self.reason)
+        change = None
+        if (before.causal, before.window) != (self.causal, self.window):
+            change = "this layer sees other keys from one call to the next (causal or not, or another window)"
+        return replace(
+            self,
+            cross=before.cross or self.cross,
+            biased=before.biased or self.biased,
+            beside_softmax=self.beside_softmax or before.beside_softmax,
+            reason=before.reason or self.reason or change,
+        )
 
 
 @dataclass
@@ -45,51 +62,24 @@ class CallRecord:
     """One call of a layer's own attention. `allowed` (B|1,H|1,N,M) is who may see whom, `out` (B,N,H,E) the result."""
 
     module: nn.Module
-    sizes: tuple[int, int, int]
     lengths: tuple[int, int]
     allowed: Tensor
-    pattern: Pattern | None  # of the mask function; None where the mask came from elsewhere, or there was none
-    reason: str | None  # why the mask function is not understood
-    biased: bool
-    beside_softmax: tuple[str, ...]
+    seen: Seen
     out: Tensor
-    on_cache: bool
 
     @property
     def defined(self) -> bool:
         """Whether every query sees a key."""
         return bool(self.allowed.any(-1).all())
 
-    def seen(self, before: Seen | None) -> Seen:
-        """What this call, and those before it, say of the layer. A step on a cache says only what it does not know."""
-        if before is not None and self.on_cache:
-            return replace(before, reason=before.reason or self.reason)
-        N, M = self.lengths
-        later = self.allowed.expand(*self.allowed.shape[:2], N, M).triu(1)
-        causal = self.pattern.causal if self.pattern is not None else N == M > 1 and not bool(later.any())
-        window = None if self.pattern is None else self.pattern.window
-        now = Seen(self.sizes, N != M, causal, window, self.biased, self.beside_softmax, self.reason)
-        if before is None:
-            return now
-        reason = before.reason or now.reason
-        if (before.causal, before.window) != (now.causal, now.window):
-            reason = reason or "this layer sees other keys from one call to the next (causal or not, or another window)"
-        return replace(
-            now,
-            cross=before.cross or now.cross,
-            biased=before.biased or now.biased,
-            beside_softmax=now.beside_softmax or before.beside_softmax,
-            reason=reason,
-        )
-
 
 @dataclass
 class _Recorder:
     originals: dict[int, str]  # id of a config → its attention implementation
     default: str  # that of a config which is not among them
-    on_cache: bool
     calls: list[CallRecord] = field(default_factory=list)
-    masks: dict[int, tuple[Tensor, Pattern | None, str | None]] = field(default_factory=dict)  # by storage
+    # By the address of a mask's storage: the mask, which keeps the address its own, its pattern and `reason`.
+    masks: dict[int | None, tuple[Any, Pattern | None, str | None]] = field(default_factory=dict)
 
 
 _RECORDER: ContextVar[_Recorder] = ContextVar("recorder")
@@ -98,19 +88,13 @@ _RECORDER: ContextVar[_Recorder] = ContextVar("recorder")
 Run = Callable[[PreTrainedModel], Any]  # a forward pass, or a generation
 
 
-def own_run(model: PreTrainedModel, run: Run) -> Any:
-    """Run the model as it is."""
-    with undisturbed(model):
-        return run(model)
-
-
-def recorded_run(model: PreTrainedModel, run: Run, *, on_cache: bool = False) -> list[CallRecord]:
-    """Run the model's own attention and masks, and write every call down. `on_cache`: the run fills a cache."""
+def recorded_run(model: PreTrainedModel, run: Run) -> list[CallRecord]:
+    """Run the model's own attention and masks, and write every call down."""
     found = originals(model)
-    recorder = _Recorder({id(config): own for config, own in found}, found[0][1], on_cache)
+    recorder = _Recorder({id(config): own for config, own in found}, found[0][1])
     token = _RECORDER.set(recorder)
     try:
-        with undisturbed(model), running(model, RECORDED):
+        with undisturbed(model, RECORDED):
             run(model)
     finally:
         _RECORDER.reset(token)
@@ -143,23 +127,24 @@ def _record_attention(
         module, query, key, value, _additive(attention_mask, own, query), **options
     )
     allowed = _allowed(module, query, key, attention_mask, options.get("is_causal"), own)
-    none = (None, None, None)
-    where = none if attention_mask is None else recorder.masks.get(attention_mask.untyped_storage().data_ptr(), none)
+    N, M = query.shape[2], key.shape[2]
+    address = None if attention_mask is None else attention_mask.untyped_storage().data_ptr()
+    _, pattern, reason = recorder.masks.get(address, (None, None, None))
+    if pattern is None:  # the mask came from elsewhere, or there was none
+        causal, window = N == M > 1 and not bool(allowed.expand(*allowed.shape[:2], N, M).triu(1).any()), None
+    else:
+        causal, window = pattern.causal, pattern.window
     extras = {"capped logits": options.get("softcap"), "sinks": options.get("s_aux", options.get("sinks"))}
-    recorder.calls.append(
-        CallRecord(
-            module,
-            (query.shape[1], key.shape[1], query.shape[3]),
-            (query.shape[2], key.shape[2]),
-            allowed,
-            where[1],
-            where[2],
-            options.get("position_bias") is not None,
-            tuple(name for name, given in extras.items() if given is not None),
-            out.clone(),  # the model may write into its own
-            recorder.on_cache,
-        )
+    seen = Seen(
+        sizes=(query.shape[1], key.shape[1], query.shape[3]),
+        cross=N != M,
+        causal=causal,
+        window=window,
+        biased=options.get("position_bias") is not None,
+        beside_softmax=tuple(name for name, given in extras.items() if given is not None),
+        reason=reason,
     )
+    recorder.calls.append(CallRecord(module, (N, M), allowed, seen, out.clone()))  # the model may write into its own
     return out, weights
 
 
@@ -201,16 +186,7 @@ class _Handed(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
-        if name not in (
-            "__getitem__",
-            "__get__",
-            "size",
-            "dim",
-            "to",
-            "as_subclass",
-            "is_floating_point",
-            "contiguous",
-        ):
+        if name not in _HANDING_ON:
             raise ValueError(
                 f"its own code computes with the attention mask ({name}{_caller()}), which it would misread"
             )
@@ -234,17 +210,10 @@ class _Compared(Attached):
     expected: Iterator[CallRecord]
     comparable: bool  # whether every query sees a key: what others get is anybody's choice, and goes on from there
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        out = super().forward(query, key, value, **options)
-        self._compare(query, key, options["mask"], options.get("real"), out)
-        return out
-
-    def exactly(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        out = super().exactly(query, key, value, **options)
-        self._compare(query, key, options["mask"], options.get("real"), out)
-        return out
-
-    def _compare(self, query: Tensor, key: Tensor, mask: Mask, real: Tensor | None, out: Tensor) -> None:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, mask: Mask, real: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        out = super().forward(query, key, value, mask=mask, real=real, **options)
         N, M = query.shape[2], key.shape[2]
         call = next(self.expected, None)
         if call is None or call.lengths != (N, M):
@@ -256,19 +225,16 @@ class _Compared(Attached):
         if bool(((seen != call.allowed) & call.allowed.any(-1, keepdim=True)).any()):
             raise ValueError(f"layer {self.label} would see other keys than with the model's own mask")
         if not self.comparable:
-            return
+            return out
         have, want = out.transpose(1, 2).float(), call.out.float()
         finite = want.isfinite()  # what weights that are not finite make so is not compared
         apart = (have - want).where(finite, 0.0).abs().max()
-        if not bool(apart <= tolerance(out.dtype) * want.where(finite, 0.0).abs().max()):
+        limit = 1e-3 if out.dtype in (torch.float32, torch.float64) else 5e-2  # ten times the rounding, or more
+        if not bool(apart <= limit * want.where(finite, 0.0).abs().max()):
             raise ValueError(
                 f"layer {self.label} computes more than softmax attention from its queries, keys and values"
             )
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """How far equal attention may differ, relative to its largest value: an order of magnitude above rounding."""
-    return 1e-3 if dtype in (torch.float32, torch.float64) else 5e-2
+        return out
 
 
 def trial_run(model: PreTrainedModel, layers: list[Layer], run: Run, calls: list[CallRecord]) -> Any:
@@ -285,7 +251,7 @@ def trial_run(model: PreTrainedModel, layers: list[Layer], run: Run, calls: list
                 attached.expected = iter(of_module[layer.module])
                 attached.comparable = all(call.defined for call in calls)
                 layer.module.add_module(NAME, attached.eval())
-        with undisturbed(model), running(model, TRIED):
+        with undisturbed(model, TRIED):
             return run(model)
     finally:
         for module, attached_before in before.items():
@@ -333,31 +299,19 @@ def originals(model: nn.Module) -> list[tuple[PreTrainedConfig, str]]:
 
 
 @contextmanager
-def running(model: nn.Module, implementation: str) -> Iterator[None]:
-    """All of the model on one attention implementation."""
-    before = [(config, config._attn_implementation) for config, _ in originals(model)]
-    try:
-        for config, _ in before:
-            config._attn_implementation = implementation
-        yield
-    finally:
-        for config, own in before:
-            config._attn_implementation = own
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode on its own attention; its modes and torch's random numbers come back afterwards.
+def undisturbed(model: nn.Module, implementation: str | None = None) -> Iterator[None]:
+    """The model in eval mode on its own attention, or on this one; its modes and torch's random numbers come back.
 
     What transformers would say to a user who runs the model on such inputs is not said.
     """
     verbosity = transformers.logging.get_verbosity()
     modes = {module: module.training for module in model.modules()}
-    before = [(config, config._attn_implementation) for config, _ in originals(model)]
+    found = originals(model)
+    before = [(config, config._attn_implementation) for config, _ in found]
     try:
         transformers.logging.set_verbosity_error()
-        for config, own in originals(model):
-            config._attn_implementation = own
+        for config, own in found:
+            config._attn_implementation = implementation or own
         model.eval()
         devices = [model.device] if getattr(model, "device", torch.device("cpu")).type == "cuda" else []
         with torch.random.fork_rng(devices), torch.no_grad():

@@ -1,12 +1,16 @@
 """Put the rules together: inputs for one model."""
 
+import inspect
+from typing import Any
+
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from subquad.hf.example_inputs import vision
-from subquad.hf.example_inputs.form import PADDINGS, Form
-from subquad.hf.example_inputs.images import image_inputs, takes_image_tokens
-from subquad.hf.example_inputs.rules import BY_NAME, BY_TYPE, IF_REQUIRED, MASK_OF, Rule
+from subquad.hf.example_inputs.form import PADDINGS, Form, special_ids
+from subquad.hf.example_inputs.rules import BY_NAME, BY_TYPE, IF_REQUIRED, MASK_OF, Rule, Rules
+from subquad.hf.example_inputs.text import IMAGE_TOKENS
 
 
 def example_inputs(
@@ -34,8 +38,8 @@ def example_inputs(
     form = Form(model, batch, length, padding, seed)
     special = BY_TYPE.get(model.config.model_type, {})
     found: dict[str, Tensor] = {}
-    if takes_image_tokens(form) and special.get("pixel_values", vision.image) is not None:
-        found = image_inputs(form, special)
+    if _takes_image_tokens(form) and special.get("pixel_values", vision.image) is not None:
+        found = _image_inputs(form, special)
     for name in form.parameters:
         rule = _rule(form, name, special)
         if rule is not None and name not in found:
@@ -44,13 +48,16 @@ def example_inputs(
                 found[name] = value
     if padding != "none" and not any("mask" in name and bool((value == 0).any()) for name, value in found.items()):
         raise form.missing(f"padding={padding!r}, but its forward pass takes no attention mask")
-    return {name: _placed(model, value) for name, value in found.items()}
+    return {
+        name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+        for name, value in found.items()
+    }
 
 
-def _rule(form: Form, name: str, special: dict[str, Rule | None]) -> Rule | None:
+def _rule(form: Form, name: str, special: Rules) -> Rule | None:
     if name in special:
         return special[name]
-    if name == "pixel_values" and takes_image_tokens(form):
+    if name == "pixel_values" and _takes_image_tokens(form):
         return None
     if name == "attention_mask" and form.model.main_input_name in MASK_OF:
         return MASK_OF[form.model.main_input_name]
@@ -64,9 +71,52 @@ def _rule(form: Form, name: str, special: dict[str, Rule | None]) -> Rule | None
     return None
 
 
-def _placed(model: PreTrainedModel, value: Tensor) -> Tensor:
-    return (
-        value.to(model.device, model.dtype)
-        if isinstance(value, Tensor) and value.is_floating_point()
-        else (value.to(model.device) if isinstance(value, Tensor) else value)
-    )
+# ---------------------------------------------------------------------- images among text
+
+
+def _takes_image_tokens(form: Form) -> bool:
+    """Whether image features take the places of image tokens in the text."""
+    if not {"input_ids", "pixel_values"} <= form.parameters.keys() or _tower(form) is None:
+        return False
+    return any(name in IMAGE_TOKENS for name, _ in special_ids(form.config))
+
+
+def _tower(form: Form) -> Any:
+    """The outermost part of the model that makes features of images; None in a model without one."""
+    return next((part for part in form.model.modules() if hasattr(part, "get_image_features")), None)
+
+
+def _image_inputs(form: Form, special: Rules) -> dict[str, Tensor]:
+    """The image, and its grid where the model wants one; sets the number of image tokens. Empty: text alone."""
+    wanted = inspect.signature(_tower(form).get_image_features).parameters
+    rules: dict[str, Rule] = {"pixel_values": vision.image}
+    if "image_grid_thw" in wanted:
+        rules = {"pixel_values": vision.patches, "image_grid_thw": vision.grid}
+    rules |= {
+        k: IF_REQUIRED[k]
+        for k in wanted
+        if k in IF_REQUIRED and k not in rules and wanted[k].default is wanted[k].empty
+    }
+    rules |= {k: v for k, v in special.items() if k in wanted and v is not None}
+    found = {name: rule(form) for name, rule in rules.items()}
+    try:
+        with torch.no_grad():
+            placed = {k: v.to(form.model.device) for k, v in found.items()}
+            features = _tower(form).get_image_features(**placed)
+    except Exception:  # whatever a tower says to an image that it does not take: text alone is valid
+        return {}
+    count = _count(getattr(features, "pooler_output", features))
+    if count is None or count % form.batch:
+        return {}
+    form.image_tokens = count // form.batch
+    return found
+
+
+def _count(features: object) -> int | None:
+    """How many feature vectors there are in all."""
+    if isinstance(features, Tensor):
+        return features.shape[:-1].numel() if features.ndim > 1 else None
+    if isinstance(features, list | tuple):
+        counts = [_count(f) for f in features]
+        return None if None in counts else sum(c for c in counts if c is not None)
+    return None

@@ -82,7 +82,7 @@ class Form:
         """1 at real positions, 0 at the padded ones of the last item; None where no padding is asked for."""
         if self.padding == "none":
             return None
-        mask = torch.ones(self.batch, length, dtype=torch.long)
+        mask = self.ones(length)
         pads = length // 2
         mask[-1, slice(0, pads) if self.padding == "left" else slice(length - pads, None)] = 0
         return mask
@@ -90,7 +90,11 @@ class Form:
     def full_mask(self, length: int) -> Tensor:
         """As `mask`, but ones where no padding is asked for."""
         mask = self.mask(length)
-        return torch.ones(self.batch, length, dtype=torch.long) if mask is None else mask
+        return self.ones(length) if mask is None else mask
+
+    def ones(self, length: int) -> Tensor:
+        """The mask of texts without padding."""
+        return torch.ones(self.batch, length, dtype=torch.long)
 
     # ------------------------------------------------------------------ the vocabulary
 

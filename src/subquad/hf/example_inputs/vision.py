@@ -1,46 +1,46 @@
 """Images and videos."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from subquad.hf.example_inputs.form import Form, configs
 
 ANY_SIZE = 64  # for models that take images of every size
+SIDE = 4  # patches of an image that is given as rows of patches
 
 
 def image_size(form: Form) -> tuple[int, int]:
     """(height, width) that the model is made for."""
-    for config in _vision_configs(form):
-        for name in ("image_size", "img_size", "pretrained_img_size", "crop_size"):
-            size = getattr(config, name, None)
-            if isinstance(size, int):
-                return size, size
-            if isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(n, int) for n in size):
-                return int(size[0]), int(size[1])
-            if isinstance(size, dict) and "height" in size:
-                return int(size["height"]), int(size["width"])
+    for size in _values(form, "image_size", "img_size", "pretrained_img_size", "crop_size"):
+        if isinstance(size, int):
+            return size, size
+        if isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(n, int) for n in size):
+            return int(size[0]), int(size[1])
+        if isinstance(size, dict) and "height" in size:
+            return int(size["height"]), int(size["width"])
     return ANY_SIZE, ANY_SIZE
 
 
 def patch_size(form: Form) -> int:
     """The side of a patch."""
-    return next((n for c in _vision_configs(form) if isinstance(n := getattr(c, "patch_size", None), int)), 16)
+    return next((n for n in _values(form, "patch_size") if isinstance(n, int)), 16)
 
 
 def channels(form: Form) -> int:
     """How many colours an image has."""
-    for config in _vision_configs(form):
-        for name in ("num_channels", "in_channels", "in_chans", "num_input_channels"):
-            if isinstance(n := getattr(config, name, None), int):
-                return n
-    return 3
+    names = ("num_channels", "in_channels", "in_chans", "num_input_channels")
+    return next((n for n in _values(form, *names) if isinstance(n, int)), 3)
 
 
-def _vision_configs(form: Form) -> list[PreTrainedConfig]:
-    """The configs that may know of images: those named for it first."""
-    found = list(configs(form.config))
-    return sorted(found, key=lambda c: not any(word in c.model_type for word in ("vision", "vit", "image")))
+def _values(form: Form, *names: str) -> Iterator[Any]:
+    """What the configs have under these names; those of vision parts come first."""
+    named = sorted(
+        configs(form.config), key=lambda c: not any(word in c.model_type for word in ("vision", "vit", "image"))
+    )
+    return (getattr(config, name, None) for config in named for name in names)
 
 
 def image(form: Form) -> Tensor:
@@ -48,26 +48,10 @@ def image(form: Form) -> Tensor:
     return form.floats(form.batch, channels(form), *image_size(form))
 
 
-def images(form: Form) -> Tensor:
-    """One image an item, on an axis of images."""
-    return image(form)[:, None]
-
-
 def video(form: Form) -> Tensor:
     """Frames of images."""
     frames = form.number("num_frames", "frames_per_clip", default=4)
     return form.floats(form.batch, frames, channels(form), *image_size(form))
-
-
-def frames(form: Form) -> Tensor:
-    """The frames of every item as images, one item after the other."""
-    return video(form).flatten(0, 1)
-
-
-# ---------------------------------------------------------------------- images as rows of patches
-
-
-SIDE = 4  # patches
 
 
 def spatial_shapes(form: Form) -> Tensor:
@@ -96,17 +80,6 @@ def numbered_rows(form: Form) -> Tensor:
     return torch.cat([numbers.expand(form.batch, -1, -1), rows], dim=-1)
 
 
-def pairs(form: Form) -> Tensor:
-    """Two images an item."""
-    return form.floats(form.batch, 2, channels(form), *image_size(form))
-
-
-def patch_images(form: Form) -> Tensor:
-    """The patches of every image, each a small image."""
-    side = patch_size(form)
-    return form.floats(int(grid(form).prod(-1).sum()), channels(form), side, side)
-
-
 def grid(form: Form) -> Tensor:
     """(frames, rows, columns) of patches for each image."""
     side = 2 * form.number("spatial_merge_size", "merge_size", default=2)
@@ -116,10 +89,9 @@ def grid(form: Form) -> Tensor:
 def patches(form: Form) -> Tensor:
     """The patches of every image, one after the other."""
     frames = form.number("temporal_patch_size", "patch_temporal", default=1)
-    width = channels(form) * frames * patch_size(form) ** 2
-    return form.floats(int(grid(form).prod(-1).sum()), width)
+    return form.floats(int(grid(form).prod(-1).sum()), channels(form) * frames * patch_size(form) ** 2)
 
 
-def ones_each(form: Form) -> Tensor:
-    """A 1 for each image."""
-    return torch.ones(form.batch, dtype=torch.long)
+def patch_images(form: Form) -> Tensor:
+    """The patches of every image, each a small image."""
+    return form.floats(int(grid(form).prod(-1).sum()), channels(form), patch_size(form), patch_size(form))
