@@ -29,6 +29,13 @@ def as_input_error(prefix: str = "") -> Iterator[None]:
         raise InputError(prefix + " ".join(str(error).split())) from error
 
 
+def check_least(settings: object, **least: int) -> None:
+    """ValueError where a setting is less than the least that it may be, each given by its name."""
+    for name, minimum in least.items():
+        if getattr(settings, name) < minimum:
+            raise ValueError(f"{name}={getattr(settings, name)}, but it must be at least {minimum}")
+
+
 def check_device(device: str) -> None:
     """InputError where nothing can be put on this device."""
     try:

@@ -3,6 +3,7 @@
 Data goes to a temporary name in the same folder, from there to the disk, and only then to its own name: after a power
 loss, a kill or a full disk there is the earlier file or the new one, and never a part of one. Everything that subquad
 writes goes through here, other than what libraries write as they go (Trainer's checkpoints, curves for TensorBoard).
+What cannot be written, on a full disk for example, raises CannotWrite, and what was there before is still there.
 """
 
 import errno
@@ -34,21 +35,13 @@ class CannotWrite(InputError, OSError):
 
 
 def write(path: str | Path, data: bytes | str) -> Path:
-    """Write a file, in the place of an earlier one if there is one; its folder is made if need be.
-
-    Raises:
-        CannotWrite: the disk is full, for example; the earlier file is still there.
-    """
+    """Write a file, in the place of an earlier one if there is one; its folder is made if need be."""
     path = Path(path)
     return write_all({path.name: data}, path.parent)[0]
 
 
 def write_all(contents: Mapping[str, bytes | str], folder: Path) -> list[Path]:
-    """Write several files into a folder; none of them gets its name before all of them are on the disk.
-
-    Raises:
-        CannotWrite: as `write`.
-    """
+    """Write several files into a folder; none of them gets its name before all of them are on the disk."""
     make_folder(folder)
     parts = {name: _part(folder / name) for name in contents}
     name = ""
@@ -68,11 +61,7 @@ def write_all(contents: Mapping[str, bytes | str], folder: Path) -> list[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, where they are not there.
-
-    Raises:
-        CannotWrite: a file is in the way, or they may not be made.
-    """
+    """Make a folder and those above it, where they are not there; InputError where a file is in the way."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -83,11 +72,7 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder to fill, for libraries that write files by themselves; afterwards it takes the folder's place.
-
-    Raises:
-        CannotWrite: as `write`; what the folder held before is still there.
-    """
+    """A temporary folder to fill, for libraries that write files by themselves; it then takes the folder's place."""
     make_folder(folder.parent)
     part, old = _part(folder), _part(folder)
     try:
@@ -106,23 +91,15 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def cannot_write(path: Path) -> Iterator[None]:
-    """Turn what libraries raise when a file cannot be written into CannotWrite: torch and safetensors have their own.
-
-    Raises:
-        CannotWrite: as `write`.
-    """
+    """Turn what libraries raise where they cannot write into CannotWrite: torch and safetensors have their own."""
     try:
         yield
     except CannotWrite:
         raise
-    except OSError as error:
-        if error.errno not in _OF_WRITING:
-            raise
-        raise CannotWrite(Path(error.filename or path), error) from error
     except Exception as error:
         if (reason := _reason(error)) is None:
             raise
-        raise CannotWrite(path, reason) from error
+        raise CannotWrite(Path(reason.filename or path), reason) from error
 
 
 def remove_parts(folder: Path) -> None:
@@ -174,7 +151,9 @@ def _to_disk(path: Path, data: bytes) -> None:
 
 
 def _reason(error: Exception) -> OSError | None:
-    """The operating system's reason behind an error that is not its own, where there is one."""
+    """The operating system's reason behind an error, its own or a library's, where that is one of writing."""
+    if isinstance(error, OSError):
+        return error if error.errno in _OF_WRITING else None
     text = str(error)
     for number in FULL:
         if os.strerror(number) in text or f"os error {number}" in text:

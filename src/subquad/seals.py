@@ -3,7 +3,8 @@
     save(path, state), load(path, …)           what torch saves, behind a line with its digest
     sealed_json(content), read_json(path, …)   a JSON object with the digest of its other members
 
-A change to the content, or to the digest, makes them disagree.
+A change to the content, or to the digest, makes them disagree: what reads them raises Damaged, whose message ends in
+the remedy that it was given.
 """
 
 import hashlib
@@ -30,11 +31,7 @@ class Damaged(InputError):
 
 
 def save(path: Path, state: Any) -> None:
-    """Write tensors and plain data, behind a line with their digest.
-
-    Raises:
-        CannotWrite: the disk is full, for example.
-    """
+    """Write tensors and plain data, behind a line with their digest."""
     buffer = BytesIO()
     torch.save(state, buffer)
     data = buffer.getvalue()
@@ -42,11 +39,7 @@ def save(path: Path, state: Any) -> None:
 
 
 def load(path: Path, remedy: str, device: torch.device | None = None) -> Any:
-    """What `save` wrote.
-
-    Raises:
-        Damaged: the file holds something else; the message ends in the remedy.
-    """
+    """What `save` wrote."""
     head, _, data = read_bytes(path, remedy).partition(b"\n")
     if not head.startswith(_MARK):
         raise Damaged(path, "it does not begin with a digest", remedy)
@@ -61,20 +54,12 @@ def sealed_json(content: Mapping[str, Any]) -> bytes:
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
-    """The members of a `sealed_json` object, without the digest.
-
-    Raises:
-        Damaged: as `load`.
-    """
+    """The members of a `sealed_json` object, without the digest."""
     return opened(parsed(path, remedy), path, remedy)
 
 
 def parsed(path: Path, remedy: str) -> dict[str, Any]:
-    """The members of a JSON object, whatever its digest says.
-
-    Raises:
-        Damaged: the file holds something else.
-    """
+    """The members of a JSON object, whatever its digest says."""
     try:
         content = json.loads(read_bytes(path, remedy))
     except (ValueError, RecursionError) as error:
@@ -85,11 +70,7 @@ def parsed(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def opened(content: Mapping[str, Any], path: Path, remedy: str) -> dict[str, Any]:
-    """The members of a `sealed_json` object that was read from `path`, without the digest.
-
-    Raises:
-        Damaged: they are not what was written.
-    """
+    """The members of a `sealed_json` object that was read from `path`, without the digest."""
     if DIGEST not in content:
         raise Damaged(path, "it holds no digest (earlier versions wrote none)", remedy)
     plain = {name: value for name, value in content.items() if name != DIGEST}

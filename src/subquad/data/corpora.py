@@ -26,9 +26,6 @@ def read_corpus(folder: Path, held_out: float, seed: int) -> Parts:
 
     With valid.txt and test.txt these are the parts; train.txt is what to learn from. Where it is missing, valid.txt is
     learned from, and its last `held_out` are what to choose by. Any other folder is cut as `cut` says.
-
-    Raises:
-        InputError: no folder, or no text in it.
     """
     if not (exists(folder) and is_folder(folder)):
         raise InputError(f"no folder {folder}")
@@ -59,10 +56,8 @@ def cut(documents: Sequence[bytes], held_out: float, seed: int) -> Parts:
 def hold_out(documents: Sequence[bytes], share: float, seed: int) -> tuple[list[bytes], list[bytes]]:
     """What stays, and a share that is held out.
 
-    Of fewer than ten documents it is the end of each one; of more it is whole ones, drawn from the seed.
-
-    Raises:
-        InputError: documents too short to leave bytes on both sides.
+    Of fewer than ten documents it is the end of each one, which must leave bytes on both sides; of more it is whole
+    ones, drawn from the seed.
     """
     count = len(documents)
     if count >= MANY:

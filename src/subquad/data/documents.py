@@ -1,4 +1,4 @@
-"""Whole documents out of archives, one file each."""
+"""Whole documents out of archives, one file each; an archive that is missing or damaged is an InputError."""
 
 import zipfile
 import zlib
@@ -10,11 +10,7 @@ from subquad.errors import InputError
 
 
 def read_archive(archive: Path, suffix: str = ".txt") -> dict[str, str]:
-    """The files with this suffix in a zip archive, by their names, in the order of these; UTF-8, or else Latin-1.
-
-    Raises:
-        InputError: no archive, a damaged one, or none with such files.
-    """
+    """The files with this suffix in a zip archive, by their names, in the order of these; UTF-8, or else Latin-1."""
     found = {name: _decoded(content) for name, content in sorted(members(archive, suffix))}
     if not found:
         raise InputError(f"{archive} holds no {suffix} file")
@@ -22,11 +18,7 @@ def read_archive(archive: Path, suffix: str = ".txt") -> dict[str, str]:
 
 
 def members(archive: Path, suffix: str) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of each file with this suffix in a zip archive.
-
-    Raises:
-        InputError: no archive, or one that is damaged or encrypted.
-    """
+    """(name, content) of each file with this suffix in a zip archive."""
     if not exists(archive):
         raise InputError(f"no archive at {archive}")
     if is_folder(archive):

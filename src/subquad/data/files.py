@@ -1,4 +1,7 @@
-"""Files that users give us to read: regular ones, of a size that fits into memory, each way to fail in one line."""
+"""Files that users give us to read: regular ones, of a size that fits into memory.
+
+Each way to fail is an InputError of one line, which names the file.
+"""
 
 import json
 import os
@@ -21,11 +24,7 @@ _KINDS = {
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a path that the user gave is a folder.
-
-    Raises:
-        InputError: there is nothing, or something that is neither a folder nor a regular file; named.
-    """
+    """Whether a path that the user gave is a folder; InputError where it is neither that nor a regular file."""
     mode = _status(path).st_mode
     if stat.S_ISDIR(mode):
         return True
@@ -36,45 +35,22 @@ def is_folder(path: Path) -> bool:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is something at a path that the user gave.
-
-    Raises:
-        InputError: a path that cannot be looked at, such as one with a name that is too long.
-    """
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except (OSError, ValueError) as error:
-        raise InputError(_said(path, error)) from None
-    return True
+    """Whether there is something at a path that the user gave."""
+    return _found(path) is not None
 
 
 def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files below a folder with these endings, in the order of their paths; links to folders are not followed.
-
-    Raises:
-        InputError: a folder that cannot be read; names it.
-    """
+    """The files below a folder with these endings, in the order of their paths; links to folders are not followed."""
 
     def refuse(error: OSError) -> None:
         raise InputError(_said(Path(error.filename), error)) from None
 
-    found = [
-        Path(root) / name
-        for root, _, names in os.walk(folder, onerror=refuse)
-        for name in names
-        if name.lower().endswith(suffixes)
-    ]
-    return sorted(found)
+    found = (Path(root) / name for root, _, names in os.walk(folder, onerror=refuse) for name in names)
+    return sorted(path for path in found if path.name.lower().endswith(suffixes))
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a regular file.
-
-    Raises:
-        InputError: a file that is missing, is none, cannot be read, or is too large for this machine; named.
-    """
+    """The content of a regular file that is not too large for this machine."""
     return b"".join(chunks(path))
 
 
@@ -107,11 +83,7 @@ def memory() -> int:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds.
-
-    Raises:
-        InputError: as `read_bytes`, or what is not JSON in UTF-8.
-    """
+    """What a JSON file in UTF-8 holds."""
     content = read_bytes(path)
     try:
         return parse_json(content.decode("utf-8-sig"))
@@ -136,12 +108,20 @@ def _reason(error: ValueError) -> str:
 
 
 def _status(path: Path) -> os.stat_result:
+    status = _found(path)
+    if status is None and path.is_symlink():
+        raise InputError(f"{path} is a link to {os.readlink(path)}, where there is nothing")
+    if status is None:
+        raise InputError(f"no file or folder at {path}")
+    return status
+
+
+def _found(path: Path) -> os.stat_result | None:
+    """What the system says of a path, None where there is nothing; it refuses names that are too long, for example."""
     try:
         return path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        if path.is_symlink():
-            raise InputError(f"{path} is a link to {os.readlink(path)}, where there is nothing") from None
-        raise InputError(f"no file or folder at {path}") from None
+        return None
     except (OSError, ValueError) as error:
         raise InputError(_said(path, error)) from None
 

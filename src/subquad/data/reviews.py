@@ -20,11 +20,7 @@ class Review:
 
 
 def read_reviews(archive: Path) -> list[Review]:
-    """All reviews, in the order of their files' names.
-
-    Raises:
-        InputError: no archive, or one without reviews of both classes.
-    """
+    """All reviews, in the order of their files' names; InputError where the archive has not both classes."""
     texts = read_archive(archive)
     matches = [match for name in texts if (match := _NAME.fullmatch(name))]
     if {match[1] for match in matches} != {"pos", "neg"}:

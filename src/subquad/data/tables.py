@@ -1,7 +1,7 @@
 """Rows of tables as plain data: CSV, TSV and lines of JSON.
 
 A line ends at a line feed (in CSV also at a carriage return) and nowhere else: texts hold U+2028, U+0085 and form
-feeds, at which `str.splitlines` would cut them.
+feeds, at which `str.splitlines` would cut them. A line that is no row is an InputError that names file and line.
 """
 
 import csv
@@ -33,11 +33,7 @@ def json_line(path: Path, number: int, line: str) -> dict[str, object]:
 
 
 def table_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
-    """(line number, row) of a .csv or .tsv file with a header; a row has None where it ends before the header does.
-
-    Raises:
-        InputError: a row with more fields than the header has, or two columns of one name.
-    """
+    """(line number, row) of a .csv or .tsv file with a header; a row has None where it ends before the header does."""
     rows = fields_of(path, text, delimiter=TAB if path.suffix.lower() == ".tsv" else ",")
     _, header = next(rows, (0, []))
     twice = next((name for name in header if header.count(name) > 1), None)

@@ -1,4 +1,7 @@
-"""Text to read: the standard library's documentation, files, folders, columns of tables."""
+"""Text to read: the standard library's documentation, files, folders, columns of tables.
+
+What is missing, empty, binary or lacks the column is an InputError that names it.
+"""
 
 import ast
 import codecs
@@ -17,11 +20,7 @@ STANDARD_LIBRARY = "the documentation of Python's standard library (docstrings, 
 
 
 def read_documents(paths: Sequence[Path], column: str = "text") -> list[str]:
-    """The documents in files and folders: a text file is one, a row of .jsonl, .csv or .tsv is one.
-
-    Raises:
-        InputError: a path is missing, empty or binary, or a table lacks the column; named.
-    """
+    """The documents in files and folders: a text file is one, a row of .jsonl, .csv or .tsv is one."""
     documents = [document for path in paths for document in _read(path, column)]
     if not documents:
         raise InputError(f"no text in {', '.join(map(str, paths))}")
@@ -61,7 +60,7 @@ def _read(path: Path, column: str) -> list[str]:
 
 
 def read_text(path: Path) -> str:
-    """A text file's content; InputError when it is missing, no regular file, empty, too large, or no UTF-8 text."""
+    """A text file's content."""
     decoder, parts = codecs.getincrementaldecoder("utf-8-sig")(), []
     try:
         for part in chunks(path):
@@ -77,11 +76,7 @@ def read_text(path: Path) -> str:
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    """(line number, row) of a table of any of the `TABLES`.
-
-    Raises:
-        InputError: as `read_text`, or a line that is no JSON object or no row of the table.
-    """
+    """(line number, row) of a table of any of the `TABLES`."""
     text = read_text(path)
     if path.suffix.lower() != ".jsonl":
         return table_rows(path, text)

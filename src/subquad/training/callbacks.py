@@ -38,6 +38,8 @@ class Carried(TrainerCallback, ExportableState):
     logged: int = 0
     waited: int = 0
 
+    _begun = 0.0  # when the step under way started; no field, because no checkpoint holds it
+
     def state(self) -> dict[str, Any]:
         """As Trainer puts it into a checkpoint."""
         return {"args": {}, "attributes": asdict(self) | {"loss": float(self.loss)}}
@@ -53,23 +55,13 @@ class Carried(TrainerCallback, ExportableState):
         self.read(state)
         state.compute_steps(args, state.max_steps)  # not those of the checkpoint, whose run may have been shorter
 
-
-class Clock(TrainerCallback):
-    """How long the steps took: training alone, without validation."""
-
-    def __init__(self, carried: Carried):
-        self.carried = carried
-        self._begun: float | None = None
-
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Start."""
+        """Start the clock: the time of a validation is not counted."""
         self._begun = time.perf_counter()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Stop."""
-        if self._begun is not None:
-            self.carried.seconds += time.perf_counter() - self._begun
-            self._begun = None
+        """Stop the clock."""
+        self.seconds += time.perf_counter() - self._begun
 
 
 class Patience(TrainerCallback):

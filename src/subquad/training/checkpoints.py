@@ -18,40 +18,26 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def seal(checkpoint: Path) -> None:
-    """Say that all files of a checkpoint, or of another folder, are written.
-
-    Raises:
-        CannotWrite: the disk is full, for example.
-    """
+    """Say that all files of a checkpoint, or of another folder, are written."""
     with files.cannot_write(checkpoint):
         files.sync_tree(checkpoint)
     files.write(checkpoint / SEAL, seals.sealed_json({"files": _contents(checkpoint)}))
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint that is sealed; None where there is none.
-
-    Raises:
-        InputError: its files are not those that were sealed; names the file and the checkpoint before it.
-    """
-    sealed = sorted((path for path in _checkpoints(folder) if (path / SEAL).exists()), key=step_of)
+    """The newest checkpoint that is sealed; None where there is none, InputError where it is damaged."""
+    sealed = _all_sealed(folder)
     if not sealed:
         return None
-    damaged = _damage(sealed[-1])
-    if damaged:
+    if damaged := _damage(sealed[-1]):
         before = f"to go on from {sealed[-2].name}" if len(sealed) > 1 else "to start from the beginning"
         raise InputError(f"{sealed[-1]} is damaged ({damaged}); remove that folder {before}")
     return sealed[-1]
 
 
 def check(checkpoint: Path) -> None:
-    """See whether the best checkpoint is as it was sealed.
-
-    Raises:
-        InputError: it is not; says what is wrong.
-    """
-    damaged = _damage(checkpoint)
-    if damaged:
+    """InputError where the best checkpoint is not as it was sealed; says what is wrong."""
+    if damaged := _damage(checkpoint):
         raise InputError(
             f"{checkpoint}, which has the best weights so far, is damaged ({damaged}); remove it and the later ones to "
             "go on from before it, or start in another folder"
@@ -60,15 +46,12 @@ def check(checkpoint: Path) -> None:
 
 def newest_step(folder: Path) -> int:
     """The step of the newest sealed checkpoint, damaged or not; 0 where there is none."""
-    return max((step_of(path) for path in _checkpoints(folder) if (path / SEAL).exists()), default=0)
+    sealed = _all_sealed(folder)
+    return step_of(sealed[-1]) if sealed else 0
 
 
 def check_sealed(folder: Path, remedy: str) -> Path:
-    """A folder that was sealed, if it is still as it was then.
-
-    Raises:
-        Damaged: it is not; the message ends in the remedy.
-    """
+    """A folder that was sealed; Damaged, with the remedy at the message's end, where it is not as it was then."""
     if damaged := _damage(folder):
         raise seals.Damaged(folder, damaged, remedy)
     return folder
@@ -109,6 +92,11 @@ def _checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return [path for path in folder.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
+
+
+def _all_sealed(folder: Path) -> list[Path]:
+    """The sealed checkpoints, damaged or not, in the order of their steps."""
+    return sorted((path for path in _checkpoints(folder) if (path / SEAL).exists()), key=step_of)
 
 
 def _sealed(path: Path) -> dict[str, Any] | None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import ConfigDict
 
+from subquad.errors import check_least
 from subquad.methods import parse_method
-from subquad.training.models.configuration import POSITIONS, AttentionConfig
+from subquad.training.models.configuration import AttentionConfig, Positions
 
 STRICT = ConfigDict(extra="forbid", strict=False)
-
-
 MOST_LAYERS = 10_000  # more are a slip of the keyboard, which would take hours to build
 
 
@@ -44,18 +43,13 @@ class ModelSettings:
     feed_forward: int = 0
     dropout: float = 0.1
     attention_dropout: float = 0.0
-    positions: Literal["learned", "sinusoidal", "layer-sinusoidal", "rotary", "none"] = "rotary"
+    positions: Positions = "rotary"
 
     def __post_init__(self) -> None:
-        assert self.positions in POSITIONS
-        for name in ("layers", "heads", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}, but it must be at least 1")
+        check_least(self, layers=1, heads=1, width=1)
         if self.layers > MOST_LAYERS:
             raise ValueError(f"layers={self.layers}, but it must be at most {MOST_LAYERS:,}")
-        for name in ("kv_heads", "feed_forward"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}, but it must be at least 0")
+        check_least(self, kv_heads=0, feed_forward=0)
         if not self.method:
             raise ValueError(f"method={self.method!r} names no method")
         for method in [self.method] if isinstance(self.method, str) else self.method:

@@ -113,11 +113,7 @@ def quiet() -> None:
 
 
 def begin_with(model: PreTrainedModel, folder: Path) -> None:
-    """Give a model the weights of a saved one; what its own methods learn stays as it starts.
-
-    Raises:
-        InputError: no model there, or one of other sizes.
-    """
+    """Give a model the weights of a saved one of the same sizes; what its own methods learn stays as it starts."""
     with as_input_error(f"{folder}: "):
         saved = read_saved(type(model), folder)
         hf.restore(saved)
@@ -130,11 +126,7 @@ def begin_with(model: PreTrainedModel, folder: Path) -> None:
 
 
 def read_saved(kind: type[Saved], folder: Path) -> Saved:
-    """A model that `save_pretrained` wrote, with all of its weights.
-
-    Raises:
-        InputError: no model there, or weights that are not its own.
-    """
+    """A model that `save_pretrained` wrote; InputError where there is none, or with weights that are not its own."""
     try:
         # Other shapes are refused by name, beside weights that are missing.
         saved, loading = kind.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True)
@@ -145,7 +137,7 @@ def read_saved(kind: type[Saved], folder: Path) -> Saved:
 
 
 def _check_splits(splits: Splits) -> None:
-    sizes = {name: len(cast(Any, getattr(splits, name))) for name in ("train", "validation", "test")}
+    sizes = {name: len(part) for name, part in vars(splits).items()}
     if not all(sizes.values()):
         found = ", ".join(f"{count} to {name}" for name, count in sizes.items())
         raise InputError(f"the data gives {found} on; each must have some")

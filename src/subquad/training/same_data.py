@@ -1,17 +1,16 @@
 """What a run remembers of its data, so that it does not go on with other data."""
 
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import isclose
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from subquad import files, seals
 from subquad.errors import InputError
 from subquad.training.checkpoints import has_any, newest_step
-from subquad.training.tasks.base import Item, Splits
+from subquad.training.tasks.base import Splits
 
 DATA = "data.json"
 ITEMS = 64  # of each split that are looked at, evenly spread, the first and the last among them
@@ -30,8 +29,7 @@ def check_same_data(splits: Splits, labels: Any, out: Path) -> None:
         InputError: the run in `out` was started on other data; names the split. Or `out` holds checkpoints that are
             not ours, which would be taken for ones that were cut off, and removed.
     """
-    parts = {name: cast(Any, getattr(splits, name)) for name in ("train", "validation", "test")}
-    found = {name: mark_of(part) for name, part in parts.items()}
+    found = {name: mark_of(part) for name, part in vars(splits).items()}
     found["labels"] = {str(number): str(label) for number, label in dict(labels or {}).items()}
     path = out / DATA
     if has_any(out) and not newest_step(out) and not path.exists():
@@ -52,7 +50,7 @@ def _read(path: Path) -> dict[str, Mark]:
     """The marks of an earlier run."""
     remedy = "remove this file to go on with the data that is given now"
     marks = seals.parsed(path, remedy)
-    if seals.DIGEST in marks:
+    if seals.DIGEST in marks:  # earlier versions wrote none
         marks = seals.opened(marks, path, remedy)
     if not all(isinstance(mark, dict) for mark in marks.values()):
         raise seals.Damaged(path, "it does not hold what was written", remedy)
@@ -61,26 +59,16 @@ def _read(path: Path) -> dict[str, Mark]:
 
 def mark_of(split: Any) -> Mark:
     """A split's number of items; of some of them a checksum of whole numbers and shapes, and the mean of the others."""
-    count = len(split)
-    seen = _Seen()
-    for place in sorted(set(np.linspace(0, count - 1, min(count, ITEMS)).astype(int).tolist())):
-        seen.add(split[place])
-    return {"items": count, "checksum": seen.checksum.hexdigest(), "mean": float(np.mean(seen.means or [0.0]))}
-
-
-@dataclass
-class _Seen:
-    checksum: Any = field(default_factory=lambda: blake2b(digest_size=16))
-    means: list[float] = field(default_factory=list)
-
-    def add(self, item: Item) -> None:
-        for name, value in sorted(item.items()):
-            array = np.asarray(value)
-            self.checksum.update(f"{name}{array.shape}".encode())
-            if array.dtype.kind == "f":
-                self.means.append(float(np.abs(array, dtype=np.float64).mean()) if array.size else 0.0)
-            else:
-                self.checksum.update(array.astype(np.int64).tobytes())
+    count, checksum, means = len(split), blake2b(digest_size=16), []
+    places = sorted(set(np.linspace(0, count - 1, min(count, ITEMS)).astype(int).tolist()))
+    for name, value in (member for place in places for member in sorted(split[place].items())):
+        array = np.asarray(value)
+        checksum.update(f"{name}{array.shape}".encode())
+        if array.dtype.kind == "f":
+            means.append(float(np.abs(array, dtype=np.float64).mean()) if array.size else 0.0)
+        else:
+            checksum.update(array.astype(np.int64).tobytes())
+    return {"items": count, "checksum": checksum.hexdigest(), "mean": float(np.mean(means or [0.0]))}
 
 
 def _alike(before: Mark, now: Mark) -> bool:
@@ -93,4 +81,4 @@ def _difference(name: str, before: dict[str, Mark], now: dict[str, Mark]) -> str
     counts = [mark.get(name, {}).get("items") for mark in (before, now)]
     if counts[0] != counts[1]:
         return f"{counts[1]} items to {'learn from' if name == 'train' else name} instead of {counts[0]}"
-    return f"other {'labels' if name == 'labels' else 'items'}" + ("" if name == "labels" else f" in {name}")
+    return "other labels" if name == "labels" else f"other items in {name}"

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from subquad.data.files import exists, read_bytes
-from subquad.errors import InputError
+from subquad.errors import InputError, check_least
 from subquad.spelling import nearest
 from subquad.training.model_settings import STRICT, ModelSettings
 from subquad.training.tasks import TASKS
@@ -71,11 +71,8 @@ class TrainingSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        positive = dict.fromkeys(("steps", "batch", "accumulate"), 1)
-        others = ("evaluation_batch", "warmup", "every", "patience", "clip", "weight_decay", "checkpoint_minutes")
-        for name, minimum in (positive | dict.fromkeys((*others, "workers", "seed"), 0)).items():
-            if getattr(self, name) < minimum:
-                raise ValueError(f"{name}={getattr(self, name)}, but it must be at least {minimum}")
+        check_least(self, steps=1, batch=1, accumulate=1, evaluation_batch=0, warmup=0, every=0, patience=0)
+        check_least(self, clip=0, weight_decay=0, checkpoint_minutes=0, workers=0, seed=0)
         if self.batch % self.accumulate:
             raise ValueError(f"batch={self.batch} does not divide into accumulate={self.accumulate} passes")
         if not 0.0 <= self.auxiliary <= 1.0:
@@ -109,10 +106,7 @@ class RunSettings:
         }
 
 
-def settings_of(
-    task: str,
-    *given: Mapping[str, Mapping[str, Any]],
-) -> RunSettings:
+def settings_of(task: str, *given: Mapping[str, Mapping[str, Any]]) -> RunSettings:
     """A task's own defaults, and over them what is given: tables "task", "model" and "training", later ones win.
 
     Raises:

@@ -6,32 +6,28 @@ Only documented parts of it are used: its arguments, callbacks, and the methods 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Adam, AdamW, Optimizer, RAdam
 from torch.utils.data import DataLoader
-from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from subquad.errors import Ended, InputError
 from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
 from subquad.training import processes
-from subquad.training.callbacks import SHOWN, Carried, Clock, Patience, Progress, Reporting, Saving
+from subquad.training.callbacks import SHOWN, Carried, Patience, Progress, Reporting, Saving
 from subquad.training.checkpoints import newest_step
 from subquad.training.order import Order
 from subquad.training.settings import TrainingSettings
-from subquad.training.tasks.base import Batch, Item, Splits, Task
+from subquad.training.tasks.base import Item, Splits, Task
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
-    "adamw": torch.optim.AdamW,
-    "adam": torch.optim.Adam,
-    "radam": torch.optim.RAdam,
-}
+OPTIMIZERS: dict[str, type[Optimizer]] = {"adamw": AdamW, "adam": Adam, "radam": RAdam}
 SCHEDULES = {
     "constant": "constant_with_warmup",
     "linear": "linear",
@@ -128,13 +124,7 @@ class MethodTrainer(Trainer):
     ):
         self.task, self.settings, self.carried = task, settings, Carried()
         self.has_auxiliary = has_auxiliary_loss(model)
-        callbacks: list[TrainerCallback] = [
-            self.carried,
-            Clock(self.carried),
-            Patience(self.carried, settings.patience, settings.stop_at),
-            Saving(settings.checkpoint_minutes),
-            Reporting(progress, settings.steps),
-        ]
+        patience = Patience(self.carried, settings.patience, settings.stop_at)
         super().__init__(
             model=cast(Any, model),
             args=args,
@@ -142,7 +132,12 @@ class MethodTrainer(Trainer):
             eval_dataset=cast(Any, splits.validation),
             data_collator=task.collate,
             compute_metrics=self._figures,
-            callbacks=callbacks,
+            callbacks=[
+                self.carried,
+                patience,
+                Saving(settings.checkpoint_minutes),
+                Reporting(progress, settings.steps),
+            ],
             optimizer_cls_and_kwargs=(OPTIMIZERS[settings.optimizer], {"lr": settings.learning_rate}),
         )
         self.remove_callback(PrinterCallback)
@@ -150,38 +145,25 @@ class MethodTrainer(Trainer):
     # ------------------------------------------------------------------ steps
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
-        """The task's loss, and in training the auxiliary one of its layers."""
-        with self._auxiliary(model):
+        """The task's loss, and in training the auxiliary one of its layers.
+
+        That one is added inside the model's forward pass, because what wraps the model on several processes looks there
+        for the parameters that get a gradient.
+        """
+        with ExitStack() as hooks:
+            if self.has_auxiliary and model.training:
+                plain = cast(nn.Module, self.accelerator.unwrap_model(model))
+                hooks.enter_context(plain.register_forward_hook(self._add_auxiliary))
             outputs = model(**inputs)
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
-    def compute_loss_context_manager(self) -> ExitStack:
+    def _add_auxiliary(self, module: nn.Module, _: Any, outputs: Any) -> Any:
+        outputs.loss = with_auxiliary_loss(outputs.loss, module, self.settings.auxiliary)
+        return outputs
+
+    def compute_loss_context_manager(self) -> torch.autocast:
         """Autocast for bf16: around the loss, so that the model itself stays as it is."""
-        context = ExitStack()
-        if self.settings.precision == "bf16":
-            context.enter_context(torch.autocast(self.args.device.type, dtype=torch.bfloat16))
-        return context
-
-    @contextmanager
-    def _auxiliary(self, model: nn.Module) -> Iterator[None]:
-        """In the block, the model's loss has the auxiliary one in it.
-
-        It is added inside the model's forward pass, because what wraps the model on several processes looks there for
-        the parameters that get a gradient.
-        """
-        if not (self.has_auxiliary and model.training):
-            yield
-            return
-
-        def add(module: nn.Module, _: Any, outputs: Any) -> Any:
-            outputs.loss = with_auxiliary_loss(outputs.loss, module, self.settings.auxiliary)
-            return outputs
-
-        hook = cast(nn.Module, self.accelerator.unwrap_model(model)).register_forward_hook(add)
-        try:
-            yield
-        finally:
-            hook.remove()
+        return torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16")
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One forward and backward pass.
@@ -241,7 +223,8 @@ class MethodTrainer(Trainer):
                 outputs[name] = value.float() if value.is_floating_point() else value  # bf16, where autocast is
             scores = self.task.score(outputs, inputs).float()
             real = self._real(len(scores))
-            loss = outputs.loss if real == len(scores) else model(**first_items(inputs, real)).loss
+            first = {name: tensor[:real] for name, tensor in inputs.items()}
+            loss = outputs.loss if real == len(scores) else model(**first).loss
         return loss.detach().float().mean(), scores, torch.zeros(len(scores), device=scores.device)
 
     def _real(self, items: int) -> int:
@@ -300,8 +283,3 @@ class MethodTrainer(Trainer):
             if state.global_step >= self.settings.steps or ends.over(self.args, state.best_metric):
                 self.args.max_steps = state.global_step
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-
-
-def first_items(batch: Batch, count: int) -> Batch:
-    """The first items of a batch."""
-    return {name: tensor[:count] for name, tensor in batch.items()}

@@ -14,8 +14,9 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
+from subquad.training.models.blocks import Prediction
 from subquad.training.models.configuration import AttentionConfig
-from subquad.training.models.encoder import EncoderClassifier, EncoderConfig, MaskedSymbolEncoder, Prediction
+from subquad.training.models.encoder import EncoderClassifier, EncoderConfig, MaskedSymbolEncoder
 from subquad.training.models.forecaster import EncoderDecoderForecaster, EncoderForecaster, ForecastConfig
 from subquad.training.models.language import CausalLanguageModel, LanguageConfig
 from subquad.training.models.speech import CTCEncoder, SpeechConfig, Transcription

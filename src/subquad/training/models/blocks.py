@@ -8,6 +8,7 @@ saved model comes back with its methods and what they learned.
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.generic import ModelOutput
 
 from subquad import hf
 from subquad.hf.saved import asks_for_ours
@@ -23,6 +25,14 @@ from subquad.methods import from_dict
 from subquad.ops.projections import Projections
 from subquad.training.models.configuration import AttentionConfig
 from subquad.training.models.positions import rotate, sinusoid
+
+
+@dataclass
+class Prediction(ModelOutput):
+    """The loss, where there are labels, and logits: (B, classes), (B, N, symbols) or (B, rows, channels)."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
 
 
 class SelfOrCrossAttention(nn.Module):
@@ -41,11 +51,9 @@ class SelfOrCrossAttention(nn.Module):
         self.num_key_value_heads = config.num_key_value_heads or self.num_heads
         self.head_dim = config.head_dim
         self.num_key_value_groups = self.num_heads // self.num_key_value_heads
-        keys = self.num_key_value_heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self.k_proj = nn.Linear(config.hidden_size, keys)
-        self.v_proj = nn.Linear(config.hidden_size, keys)
-        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        width, keys = config.hidden_size, self.num_key_value_heads * self.head_dim
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, size) for size in (width, keys, keys))
+        self.o_proj = nn.Linear(width, width)
         self.placed = [] if cross else config.absolute_heads(number)  # heads with positions in their queries and keys
 
     def forward(
@@ -69,16 +77,8 @@ class SelfOrCrossAttention(nn.Module):
             key, value = past_key_values.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, sdpa_attention_forward)
         dropout = self.config.attention_dropout if self.training else 0.0
-        out, _ = attend(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=dropout,
-            scaling=self.head_dim**-0.5,
-            is_causal=self.is_causal,
-        )
+        options: dict[str, Any] = {"scaling": self.head_dim**-0.5, "is_causal": self.is_causal}
+        out, _ = attend(self, query, key, value, attention_mask, dropout=dropout, **options)
         return self.o_proj(out.flatten(2))
 
     def _place(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -120,14 +120,13 @@ class Block(nn.Module):
         positions: Tensor,
         *,
         source: Tensor | None = None,
-        source_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
         """One block."""
         attended = self.attention(self.norm(x), attention_mask, positions, past_key_values=past_key_values)
         x = x + self.dropout(attended)
         if self.cross_norm is not None and self.cross_attention is not None:
-            attended = self.cross_attention(self.cross_norm(x), source_mask, positions, source=source)
+            attended = self.cross_attention(self.cross_norm(x), None, positions, source=source)
             x = x + self.dropout(attended)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
@@ -160,21 +159,18 @@ class InputPositions(nn.Module):
 
     def __init__(self, config: AttentionConfig):
         super().__init__()
-        self.kind, self.longest = config.positions, config.max_position_embeddings
+        self.kind = config.positions
         self.dropout = nn.Dropout(config.hidden_dropout)
-        learned = config.positions == "learned"
-        # By this name `hf.position_limit` and `hf.extend_positions` find it.
-        self.position_embeddings = nn.Embedding(self.longest, config.hidden_size) if learned else None
+        table = nn.Embedding(config.max_position_embeddings, config.hidden_size) if self.kind == "learned" else None
+        self.position_embeddings = table  # by this name `hf.position_limit` and `hf.extend_positions` find it
 
     def forward(self, x: Float[Tensor, "B N W"], positions: Int[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
         """Add them."""
-        longest = self.longest if self.position_embeddings is None else self.position_embeddings.num_embeddings
-        if self.position_embeddings is not None:
-            if positions.shape[1] > longest:
-                raise ValueError(
-                    f"the input has {positions.shape[1]} positions, but the model has {longest} learned ones"
-                )
-            x = x + self.position_embeddings(positions)
+        if (table := self.position_embeddings) is not None:
+            tokens, longest = positions.shape[1], table.num_embeddings
+            if tokens > longest:
+                raise ValueError(f"the input has {tokens} positions, but the model has {longest} learned ones")
+            x = x + table(positions)
         elif self.kind == "sinusoidal":
             x = x + sinusoid(positions, x.shape[-1]).to(x.dtype)
         return self.dropout(x)
@@ -239,9 +235,3 @@ class AttentionModel(PreTrainedModel):
                 module.derive()
         if isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm | nn.Conv1d):
             super()._init_weights(module)
-
-    def positions_of(self, x: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """0, 1, 2, … for each item, unless they are given."""
-        if position_ids is not None:
-            return position_ids.expand(x.shape[:2])
-        return torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])

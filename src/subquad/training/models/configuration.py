@@ -1,13 +1,14 @@
 """The configs of the models: what all have in common, and what one kind adds."""
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from subquad.methods import parse_method
 
-POSITIONS = ("learned", "sinusoidal", "layer-sinusoidal", "rotary", "none")
+Positions = Literal["learned", "sinusoidal", "layer-sinusoidal", "rotary", "none"]
+POSITIONS = get_args(Positions)
 
 
 @strict

@@ -1,6 +1,5 @@
 """Encoders of tokens: a classifier of sequences or of pairs of them, and a model of masked symbols."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,10 +7,10 @@ from huggingface_hub.dataclasses import strict
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_mask
-from transformers.utils.generic import ModelOutput
 
-from subquad.training.models.blocks import AttentionModel, InputPositions, Stack
+from subquad.training.models.blocks import AttentionModel, InputPositions, Prediction, Stack
 from subquad.training.models.configuration import AttentionConfig
+from subquad.training.models.positions import counted
 
 
 @strict
@@ -39,14 +38,6 @@ class EncoderConfig(AttentionConfig):
             raise ValueError(f"pooling={self.pooling!r}, but it must be 'mean' or 'first'")
 
 
-@dataclass
-class Prediction(ModelOutput):
-    """The loss, where there are labels, and logits: (B, classes) or (B, N, symbols)."""
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-
-
 class TokenEncoder(nn.Module):
     """Embedded tokens with positions, through a stack of blocks."""
 
@@ -59,7 +50,7 @@ class TokenEncoder(nn.Module):
 
     def forward(self, input_ids: Int[Tensor, "B N"], attention_mask: Tensor | None) -> Float[Tensor, "B N W"]:
         """The hidden states of all tokens."""
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
+        positions = counted(input_ids)
         x = self.input_positions(self.embedding(input_ids), positions)
         mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=attention_mask)
         return self.stack(x, mask, positions)
@@ -152,6 +143,13 @@ class MaskedSymbolEncoder(AttentionModel):
 
 def per_item_loss(logits: Float[Tensor, "B N V"], labels: Int[Tensor, "B N"]) -> Float[Tensor, ""]:
     """The mean over items of the mean cross-entropy of each one's places; label −100: not a place."""
+    nats, places = item_losses(logits, labels)
+    return (nats / places.clamp(min=1)).mean()
+
+
+def item_losses(
+    logits: Float[Tensor, "B N V"], labels: Int[Tensor, "B N"]
+) -> tuple[Float[Tensor, " B"], Int[Tensor, " B"]]:
+    """Of each item: the sum of the cross-entropies of its places in nats, and how many places it has."""
     each = nn.functional.cross_entropy(logits.transpose(1, 2).float(), labels, ignore_index=-100, reduction="none")
-    places = (labels != -100).sum(1)
-    return (each.sum(1) / places.clamp(min=1)).mean()
+    return each.sum(1), (labels != -100).sum(1)

@@ -1,16 +1,16 @@
 """Forecasters of series: Informer's encoder-decoder, which writes all steps in one pass, and an encoder alone."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers.utils.generic import ModelOutput
 
-from subquad.training.models.blocks import AttentionModel, InputPositions, Stack
+from subquad.errors import check_least
+from subquad.training.models.blocks import AttentionModel, InputPositions, Prediction, Stack
 from subquad.training.models.configuration import AttentionConfig
+from subquad.training.models.positions import counted
 
 
 @strict
@@ -19,16 +19,16 @@ class ForecastConfig(AttentionConfig):
 
     Attributes:
         channels: of the past.
-        targets: the last channels, which are foretold.
+        targets: the last channels, which are predicted.
         time_features: numbers that say when a row was taken.
         past: rows that are read.
         label: of these, the last that the decoder reads, too.
-        horizon: rows that are foretold.
+        horizon: rows that are predicted.
         decoder_layers: each with self-attention and cross-attention; an encoder alone has none.
         cross_method: the method of cross-attention, where `method` is one for all layers and not a list.
         causal_decoder: mask the decoder's self-attention causally, as Informer does. Nothing leaks without: in the
             place of the future the decoder reads zeros. With it, `method` must be strictly causal there.
-        subtract_last: read the past less its last row, and add that row to what is foretold, so that a shift of the
+        subtract_last: read the past less its last row, and add that row to what is predicted, so that a shift of the
             level between training and test does not matter. Informer does not.
     """
 
@@ -49,10 +49,7 @@ class ForecastConfig(AttentionConfig):
     def validate_architecture(self) -> None:
         """Refuse sizes that no model can be made of."""
         super().validate_architecture()
-        least = {"channels": 1, "targets": 1, "time_features": 1, "past": 1, "label": 0, "horizon": 1}
-        for name, minimum in (least | {"decoder_layers": 0}).items():
-            if getattr(self, name) < minimum:
-                raise ValueError(f"{name}={getattr(self, name)}, but it must be at least {minimum}")
+        check_least(self, channels=1, targets=1, time_features=1, past=1, label=0, horizon=1, decoder_layers=0)
         for name, whole in (("targets", "channels"), ("label", "past")):
             if getattr(self, name) > getattr(self, whole):
                 raise ValueError(f"{name}={getattr(self, name)} is more than {whole}={getattr(self, whole)}, its whole")
@@ -62,14 +59,6 @@ class ForecastConfig(AttentionConfig):
         behind = layer - self.num_hidden_layers
         crosses = behind >= 0 and behind % 2 == 1
         return self.cross_method if crosses and isinstance(self.method, str) else super().method_of(layer)
-
-
-@dataclass
-class Foretold(ModelOutput):
-    """The loss, where there are labels, and the rows foretold: (B, horizon, targets)."""
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
 
 
 class SeriesEmbedding(nn.Module):
@@ -89,7 +78,7 @@ class SeriesEmbedding(nn.Module):
 
 
 class Forecaster(AttentionModel):
-    """What both have in common: what they read and foretell, its level and its loss."""
+    """What both have in common: what they read and predict, its level and its loss."""
 
     config_class = ForecastConfig
 
@@ -99,7 +88,7 @@ class Forecaster(AttentionModel):
         times: Float[Tensor, "B R T"],
         labels: Float[Tensor, "B S O"] | None = None,
         **_: Any,
-    ) -> Foretold:
+    ) -> Prediction:
         """The rows after the past, and their mean squared error. `times`: of the past and of these rows.
 
         Raises:
@@ -113,11 +102,11 @@ class Forecaster(AttentionModel):
                 f"and times {times.shape[1]} instead of {rows}"
             )
         level = past[:, -1:] if config.subtract_last else torch.zeros_like(past[:, -1:])
-        foretold = self.foretell(past - level, times) + level[..., -config.targets :]
-        loss = None if labels is None else (foretold - labels).float().square().mean()
-        return Foretold(loss=loss, logits=foretold)
+        predicted = self.predict(past - level, times) + level[..., -config.targets :]
+        loss = None if labels is None else (predicted - labels).float().square().mean()
+        return Prediction(loss=loss, logits=predicted)
 
-    def foretell(self, past: Tensor, times: Tensor) -> Tensor:
+    def predict(self, past: Tensor, times: Tensor) -> Tensor:
         """(B, horizon, targets), on the level that was subtracted."""
         raise NotImplementedError
 
@@ -144,14 +133,14 @@ class EncoderDecoderForecaster(Forecaster):
         self.head = nn.Linear(config.hidden_size, config.targets)
         self.finish()
 
-    def foretell(self, past: Tensor, times: Tensor) -> Tensor:
+    def predict(self, past: Tensor, times: Tensor) -> Tensor:
         """One pass for all steps."""
         config = self.config
-        positions = self.positions_of(past)
+        positions = counted(past)
         source = self.encoder(self.encoder_embedding(past, times[:, : config.past], positions), None, positions)
         known = past[:, config.past - config.label :]
         values = torch.cat([known, known.new_zeros(len(past), config.horizon, config.channels)], dim=1)
-        positions = self.positions_of(values)
+        positions = counted(values)
         x = self.decoder_embedding(values, times[:, config.past - config.label :], positions)
         return self.head(self.decoder(x, None, positions, source=source)[:, config.label :])
 
@@ -174,8 +163,8 @@ class EncoderForecaster(Forecaster):
         self.head = nn.Linear(config.hidden_size, config.targets)
         self.finish()
 
-    def foretell(self, past: Tensor, times: Tensor) -> Tensor:
+    def predict(self, past: Tensor, times: Tensor) -> Tensor:
         """From the tokens of the past to the rows to come; their times are not read."""
-        positions = self.positions_of(past)
+        positions = counted(past)
         hidden = self.encoder(self.embedding(past, times[:, : past.shape[1]], positions), None, positions)
         return self.head(self.rows(hidden.transpose(1, 2)).transpose(1, 2))

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from huggingface_hub.dataclasses import strict
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -13,7 +12,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from subquad import hf
 from subquad.training.models.blocks import AttentionModel, InputPositions, Stack
 from subquad.training.models.configuration import AttentionConfig
-from subquad.training.models.encoder import per_item_loss
+from subquad.training.models.encoder import item_losses, per_item_loss
+from subquad.training.models.positions import counted
 
 
 @strict
@@ -91,15 +91,9 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
         self._check_length(seen + input_ids.shape[1])
         x = self.embedding(input_ids)
         positions = self._positions(input_ids, attention_mask, seen) if position_ids is None else position_ids
-        positions = self.positions_of(x, positions)
+        positions = positions.expand(input_ids.shape)
         x = self.input_positions(x, positions)
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=x,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
-        )
+        mask = create_causal_mask(self.config, x, attention_mask, past_key_values, position_ids=position_ids)
         x = self.stack(x, mask, positions, past_key_values=past_key_values)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.head(x if labels is not None else x[:, kept])
@@ -129,16 +123,13 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
 
     def _positions(self, input_ids: Tensor, attention_mask: Tensor | None, seen: int | Tensor) -> Tensor:
         """The place of each new token among the real ones of its item."""
-        new = input_ids.shape[1]
         if attention_mask is not None and attention_mask.ndim == 2:
-            return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -new:]
-        return (torch.arange(new, device=input_ids.device) + seen).expand(input_ids.shape)
+            return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
+        return counted(input_ids) + seen
 
 
 def next_symbol_losses(
     logits: Float[Tensor, "B N V"], labels: Int[Tensor, "B N"]
 ) -> tuple[Float[Tensor, " B"], Int[Tensor, " B"]]:
-    """Of each item: the sum of the cross-entropies of its places in nats, and how many places it has."""
-    labels = labels[:, 1:]
-    each = nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2).float(), labels, reduction="none")
-    return each.sum(1), (labels != -100).sum(1)
+    """`item_losses` of the symbols after the first: what place i says is compared with label i + 1."""
+    return item_losses(logits[:, :-1], labels[:, 1:])

@@ -7,6 +7,11 @@ from torch import Tensor
 BASE = 10_000.0  # of the wavelengths
 
 
+def counted(x: Tensor) -> Int[Tensor, "B N"]:
+    """0, 1, 2, … for each item of x, (B, N) or (B, N, width)."""
+    return torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+
+
 def sinusoid(positions: Int[Tensor, "*tokens"], width: int) -> Float[Tensor, "*tokens {width}"]:
     """[sin(p·ω_0), …, cos(p·ω_0), …], ω_i = 10000^(−2i/width): Vaswani et al. 2017, section 3.5, in halves."""
     angles = _angles(positions, width)

@@ -1,6 +1,7 @@
 """An encoder of speech: filter banks in, digits or phonemes out, aligned by connectionist temporal classification."""
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -8,10 +9,11 @@ from huggingface_hub.dataclasses import strict
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_mask
-from transformers.utils.generic import ModelOutput
 
-from subquad.training.models.blocks import AttentionModel, InputPositions, Stack
+from subquad.errors import check_least
+from subquad.training.models.blocks import AttentionModel, InputPositions, Prediction, Stack
 from subquad.training.models.configuration import AttentionConfig
+from subquad.training.models.positions import counted
 
 BLANK = 0
 PADDING = -100  # in labels, after an item's symbols
@@ -37,17 +39,13 @@ class SpeechConfig(AttentionConfig):
     def validate_architecture(self) -> None:
         """Refuse sizes that no model can be made of."""
         super().validate_architecture()
-        for name, least in (("bands", 1), ("symbols", 2), ("subsample", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}, but it must be at least {least}")
+        check_least(self, bands=1, symbols=2, subsample=1)
 
 
 @dataclass
-class Transcription(ModelOutput):
+class Transcription(Prediction):
     """The loss, where there are labels, logits (B, tokens, symbols), and how many tokens of each item are real."""
 
-    loss: Tensor | None = None
-    logits: Tensor | None = None
     lengths: Tensor | None = None
 
 
@@ -91,7 +89,7 @@ class CTCEncoder(AttentionModel):
         """
         tokens, lengths = self._tokens(features, attention_mask)
         real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-        positions = self.positions_of(tokens)
+        positions = counted(tokens)
         # As loud as the sinusoids that are added (Vaswani et al. 2017, section 3.4); else little of it is heard.
         x = self.input_positions(self.frames(tokens) * self.config.hidden_size**0.5, positions)
         mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=real.long())
@@ -130,17 +128,10 @@ def ctc_loss(
             f"{int(lengths[item])} tokens to write them with: longer inputs or a smaller subsample"
         )
     likely = logits.float().log_softmax(-1).transpose(0, 1)
-    each = nn.functional.ctc_loss(
-        likely, labels.masked_fill(~real, BLANK), lengths, symbols, blank=BLANK, reduction="none"
-    )
-    return (each / symbols.clamp(min=1)).mean()
+    return nn.functional.ctc_loss(likely, labels.masked_fill(~real, BLANK), lengths, symbols, blank=BLANK)
 
 
 def greedy(logits: Float[Tensor, "B T V"], lengths: Int[Tensor, " B"]) -> list[list[int]]:
     """The likeliest symbol of each token, repetitions joined, blanks left out: Graves et al. 2006, best path."""
-    written = []
-    for best, length in zip(logits.argmax(-1).tolist(), lengths.tolist(), strict=True):
-        path = best[:length]
-        starts = [token for token, before in zip(path, [BLANK, *path], strict=False) if token != before]
-        written.append([token for token in starts if token != BLANK])
-    return written
+    items = zip(logits.argmax(-1).tolist(), lengths.tolist(), strict=True)
+    return [[symbol for symbol, _ in groupby(path[:length]) if symbol != BLANK] for path, length in items]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from subquad.training.model_settings import ModelSettings
 from subquad.training.models.encoder import EncoderClassifier, EncoderConfig
@@ -68,9 +69,7 @@ class Classification(Task):
 def padded(sequences: Sequence[NDArray[np.int64]], ids: str = "input_ids", mask: str = "attention_mask") -> Batch:
     """Sequences of tokens as rows of one tensor, by these names; the mask is left out where nothing is padded."""
     lengths = torch.tensor([len(sequence) for sequence in sequences])
-    rows = torch.full((len(sequences), int(lengths.max())), PADDING)
-    for row, sequence in zip(rows, sequences, strict=True):
-        row[: len(sequence)] = torch.from_numpy(sequence)
+    rows = pad_sequence([torch.from_numpy(sequence) for sequence in sequences], batch_first=True, padding_value=PADDING)
     real = torch.arange(rows.shape[1]) < lengths[:, None]
     return {ids: rows} if bool(real.all()) else {ids: rows, mask: real.long()}
 

@@ -186,12 +186,7 @@ def words_ended(ids: Tensor, labels: Tensor) -> Tensor:
 def _compressed(train: Sequence[Symbols], test: Sequence[Symbols]) -> float:
     """Bits a byte of the test text: how much longer a compressed file becomes when it is appended to the training's."""
     before, after = (b"".join(sequence[1:].astype(np.uint8).tobytes() for sequence in part) for part in (train, test))
-    filters = [
-        {
-            "id": lzma.FILTER_LZMA2,
-            "preset": 9 | lzma.PRESET_EXTREME,
-            "dict_size": max(1 << 12, min(COUNTED, len(before + after))),
-        }
-    ]
+    known = max(1 << 12, min(COUNTED, len(before + after)))  # bytes
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": known}]
     sizes = [len(lzma.compress(text, lzma.FORMAT_RAW, filters=filters)) for text in (before, before + after)]
     return 8 * (sizes[1] - sizes[0]) / len(after)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from subquad.errors import check_least
 from subquad.training.model_settings import ModelSettings
 from subquad.training.models.language import CausalLanguageModel, LanguageConfig, next_symbol_losses
 from subquad.training.tasks.base import Batch, Item, Splits, Task
@@ -27,9 +28,7 @@ class NextSymbol(Task):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in {"length": 2, "examples": 1, "limit": 0, "seed": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}, but it must be at least {least}")
+        check_least(self, length=2, examples=1, limit=0, seed=0)
 
     @property
     def start_symbol(self) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from subquad.training.tasks.base import Batch, Item
@@ -73,11 +74,7 @@ def first(sequences: Sequence[Symbols], limit: int) -> list[Symbols]:
 
 def batch_of(items: Sequence[Item], padding: int, said: int) -> Batch:
     """Windows as a batch, padded on the right; labels of symbols from `said` on, and of padding, are −100."""
-    longest = max(len(item["symbols"]) for item in items)
-    ids = np.full((len(items), longest), padding, dtype=np.int64)
-    for row, item in zip(ids, items, strict=True):
-        row[: len(item["symbols"])] = item["symbols"]
-    batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(np.where(ids < said, ids, -100))}
-    if any(len(item["symbols"]) < longest for item in items):
-        batch["attention_mask"] = torch.from_numpy((ids != padding).astype(np.int64))
-    return batch
+    windows = [torch.from_numpy(item["symbols"].astype(np.int64)) for item in items]
+    ids = pad_sequence(windows, batch_first=True, padding_value=padding)
+    batch, real = {"input_ids": ids, "labels": ids.where(ids < said, -100)}, ids != padding
+    return batch if bool(real.all()) else batch | {"attention_mask": real.long()}
