@@ -2,9 +2,8 @@
 
 import torch
 
-from subquad import Mask
-from subquad.methods.clustered import cluster_queries
 from subquad.ops.choose.hashing.reference import centred
+from subquad.ops.parts.clustered.reference import cluster_queries
 from tests.oracle import normal
 
 
@@ -19,6 +18,8 @@ def test_centring_leaves_padding_out_of_the_mean():
 
 def test_a_common_offset_of_all_queries_changes_no_cluster():
     query, offset = normal(1, 2, 40, 8), 5 * normal(1, 2, 1, 8, seed=1)
-    plain, shifted = (cluster_queries(q, Mask(), 6, 63, 10, seed=0) for q in (query, query + offset))
+    plain, shifted = (
+        cluster_queries(q, None, clusters=6, bits=63, iterations=10, seed=0) for q in (query, query + offset)
+    )
     assert (plain == shifted).float().mean() > 0.99  # rounding may turn a bit
     assert plain.unique().numel() == 6

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import subquad as sq
 from subquad import Mask
-from subquad.methods.clustered import cluster_queries
+from subquad.ops.parts.clustered.reference import cluster_queries
 from tests.oracle import naive, normal, qkv
 
 EPSILON = 1e-9  # of fp64, over sums of up to 20 weights
@@ -98,7 +98,7 @@ def test_proposition_2_bites():
 
 def test_members_of_a_cluster_share_a_row_that_is_their_centroids():
     q, k = vectors("random", 20, 0), vectors("random", 20, 1)
-    labels = cluster_queries(q, Mask(), 4, 63, 10, seed=3)
+    labels = cluster_queries(q, None, clusters=4, bits=63, iterations=10, seed=3)
     weights = attention_matrix(sq.Clustered(clusters=4, seed=3), q, k, None)
     for head in (0, 1):
         for label in labels[0, head].unique():
@@ -207,7 +207,7 @@ def test_oracle_top_in_chunks_equals_one_piece(monkeypatch):
     q, k, v = qkv()
     mask = Mask.causal() & Mask.padding([24, 9])
     whole = sq.attention(q, k, v, method="oracle-top:topk=3", mask=mask, bias=normal(1, 2, 24, 24))
-    monkeypatch.setattr("subquad.methods.oracle_top.CHUNK", 24 * 5)
+    monkeypatch.setattr("subquad.methods.full.CHUNK", 24 * 5)
     torch.testing.assert_close(
         sq.attention(q, k, v, method="oracle-top:topk=3", mask=mask, bias=normal(1, 2, 24, 24)), whole
     )

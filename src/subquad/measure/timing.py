@@ -27,6 +27,13 @@ class Cost(TypedDict):
     extra_mib: float | None  # peak of memory allocated on top of what was there before
 
 
+def interleaved(
+    calls: Mapping[str, Callable[[], Any]], rounds: int, device: torch.device | None = None
+) -> dict[str, list[float]]:
+    """Seconds of each call in each round: every round runs all of them once, one after the other. No warm-up."""
+    return by_name([one_round(calls, device) for _ in range(rounds)])
+
+
 def one_round(
     calls: Mapping[str, Callable[[], Any]],
     device: torch.device | None = None,
