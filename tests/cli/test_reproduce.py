@@ -65,7 +65,7 @@ def test_a_mistake_of_ours_is_not_taken_for_one_of_the_settings(monkeypatch):
     def bug(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(running, "_kept", bug)
+    monkeypatch.setattr(running.Units, "kept", bug)
     assert isinstance(run(app, ["reproduce", "copy-heatmap", "--scale", "smoke"]).exception, ZeroDivisionError)
 
 
@@ -104,7 +104,7 @@ def test_an_interruption_ends_with_130_and_says_how_to_go_on(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "_kept", interrupted)
+    monkeypatch.setattr(running.Units, "kept", interrupted)
     done = run(app, ["reproduce", "lha-latency", "--scale", "smoke"])
     assert done.exit_code == 130
     assert "with --resume goes on from here" in done.stderr

@@ -133,15 +133,16 @@ def clustered(draw: Draw) -> list[Tensor]:
     inputs = tracked(*(draw.normal(*shape, dtype=dtype) for shape in ((B, H, N, D), (B, G, M, D), (B, G, M, E))))
     masks = draw.real(B, N), draw.real(B, M)
     bits, iterations, seed = draw.rng.randint(1, 63), draw.rng.randint(0, 4), draw.rng.randrange(9)
-    out, *saved = OPS.clustered_forward("cpu", *inputs, *masks, C, topk, bits, iterations, 0.3, seed)
+    given = (*inputs, *masks, C, topk, bits, iterations, 0.3, seed)
+    out, *saved = OPS.clustered_forward("cpu", *given)
     of_lists, at = draw.maybe(0.1), draw.rng.randrange(3)
-    grad = draw.normal(*out.shape, dtype=dtype)
+    of_outputs = draw.normal(*out.shape, dtype=dtype), *[None] * 7
     lists = [x.clone() for x in saved[:3]]
     if of_lists and draw.poisoned and lists[at].numel() > 0:
         lists[at].flatten()[draw.rng.randrange(lists[at].numel())] = draw.rng.choice((-(2**31), -1, N, M, 2**31 - 1))
         with suppress(ValueError):
-            OPS.clustered_backward("cpu", grad, *inputs, *masks, *lists, *saved[3:], C, topk, 0.3)
-    grads = OPS.clustered_backward("cpu", grad, *inputs, *masks, *saved, C, topk, 0.3)
+            OPS.clustered_backward("cpu", *of_outputs, out, *lists, *saved[3:], *given)
+    grads = OPS.clustered_backward("cpu", *of_outputs, out, *saved, *given)
     return [out, *saved[1:], *grads]  # what `order` holds behind an item's real queries is not read
 
 

@@ -66,17 +66,20 @@ def test_saved_top_keys_are_ascending_and_distinct(variant, topk, finite):
                 assert torch.isin(chosen[:finite], of_cluster).sum() == min(finite, topk)
 
 
+REST = (None, None, 7, 5, 31, 3, 0.3, 5)  # of the arguments of the forward pass
+
+
 @pytest.mark.parametrize("spoil", ["order", "offsets", "top"])
 @pytest.mark.parametrize("number", [-1, -(2**31), 2**31 - 1, 30])
 def test_lists_that_the_forward_pass_did_not_make_are_refused(variant, spoil, number):
     q, k, v = qkv(30, 30, B=1)
     out, *saved = torch.ops.subquad.clustered_forward("cpu", q, k, v, None, None, 7, 5, 31, 3, 0.3, 5)
-    arguments = (None, None, *saved, 7, 5, 0.3)
-    torch.ops.subquad.clustered_backward("cpu", out, q, k, v, *arguments)
+    grads = (out, *[None] * 7)
+    torch.ops.subquad.clustered_backward("cpu", *grads, out, *saved, q, k, v, *REST)
     broken = saved[["order", "offsets", "top"].index(spoil)]
     broken[0, 1].flatten()[-1 if spoil == "offsets" else 3] = number - (spoil == "offsets" and number == 30)
     with pytest.raises(ValueError, match="lists that do not fit its tensors: pass those that the forward pass made"):
-        torch.ops.subquad.clustered_backward("cpu", out, q, k, v, *arguments)
+        torch.ops.subquad.clustered_backward("cpu", *grads, out, *saved, q, k, v, *REST)
 
 
 @pytest.mark.parametrize("at", range(7), ids=["order", "offsets", "top", "centroids", "rest", "lse", "mass"])
@@ -84,9 +87,9 @@ def test_saved_tensors_of_other_shapes_and_types_are_refused(at):
     q, k, v = qkv(30, 30, B=1)
     out, *saved = torch.ops.subquad.clustered_forward("cpu", q, k, v, None, None, 7, 5, 31, 3, 0.3, 5)
     for broken in (saved[at][:, :1], saved[at].to(torch.int64 if at < 3 else torch.float64)):
-        arguments = (None, None, *saved[:at], broken, *saved[at + 1 :], 7, 5, 0.3)
+        lists = (*saved[:at], broken, *saved[at + 1 :])
         with pytest.raises(ValueError, match=r"clustered_backward: `\w+` is \(.*, but the other tensors go with \("):
-            torch.ops.subquad.clustered_backward("cpu", out, q, k, v, *arguments)
+            torch.ops.subquad.clustered_backward("cpu", out, *[None] * 7, out, *lists, q, k, v, *REST)
 
 
 # ---------------------------------------------------------------------- the reference's NaNs
