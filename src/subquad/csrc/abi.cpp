@@ -1,5 +1,6 @@
 // The C interface of the native library, and which instruction-set variant of the kernels it calls.
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <string>
 #if defined(__x86_64__)
@@ -102,15 +103,22 @@ EXPORT int subquad_has_openmp(void) {
 
 namespace {
 
+// Not std::to_string, whose table of digits the library would export.
+std::string decimal(unsigned long long number) {
+  char text[24];
+  std::snprintf(text, sizeof text, "%llu", number);
+  return text;
+}
+
 std::string quoted(const std::string &text) { return '"' + text + '"'; }
 
 // "name": [bytes, [field, kind, offset], …]
 template <class T>
 std::string layout() {
-  std::string text = quoted(Layout<T>::NAME) + ": [" + std::to_string(sizeof(T));
+  std::string text = quoted(Layout<T>::NAME) + ": [" + decimal(sizeof(T));
   for (const Field &field : Layout<T>::FIELDS)
     text += ", [" + quoted(field.name) + ", " + quoted(field.kind.of + std::string(field.kind.how)) + ", " +
-            std::to_string(field.offset) + "]";
+            decimal(field.offset) + "]";
   return text + "]";
 }
 
