@@ -3,6 +3,7 @@
 import pytest
 
 import subquad as sq
+from subquad.ops import backends as registry
 from subquad.ops import native
 from subquad.workflows import machine
 
@@ -42,8 +43,9 @@ def test_the_backend_that_is_forced_is_the_one_in_use():
     assert [name for name, what in described.items() if what.startswith("in use: ")] == ["backend reference"]
 
 
-def test_a_backend_without_kernels_says_so():
-    assert machine.backends()["backend triton"] == "this version of subquad has no Triton kernels"
+def test_a_backend_that_cannot_run_says_so(monkeypatch):
+    monkeypatch.setitem(registry._BACKENDS, "other", lambda: "no such machine")
+    assert machine.backends()["backend other"] == "no such machine"
 
 
 # ---------------------------------------------------------------------- what else the machine did
