@@ -198,7 +198,7 @@ class Gradient(Operator):
 
         def gradients(*args: Any) -> tuple[Tensor, ...]:
             given = self._given(args)
-            return tuple(_empty_gradient(getattr(given, name), given.outputs[0].dtype) for name in of)
+            return tuple(_empty_gradient(getattr(given, name), given.outputs[0]) for name in of)
 
         results = types.GenericAlias(tuple, (Tensor,) * len(of))
         signature = inspect.Signature([*first, *forward.signature.parameters.values()], return_annotation=results)
@@ -263,8 +263,8 @@ def _with_tensors(arg: Any, saved: Iterator[Tensor]) -> Any:
     return next(saved) if arg is _TENSOR else arg
 
 
-def _empty_gradient(x: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _empty_gradient(x: Tensor | None, like: Tensor) -> Tensor:
     """Token-major for vectors, as the projections before an attention are, so that their gradients need no copy."""
     if x is None:
-        return torch.empty(0, dtype=dtype)
-    return token_major(x, x.shape[3], dtype) if x.ndim == 4 else x.new_empty(x.shape, dtype=dtype)
+        return like.new_empty(0)
+    return token_major(x, x.shape[3], like.dtype) if x.ndim == 4 else like.new_empty(x.shape)

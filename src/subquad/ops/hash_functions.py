@@ -90,14 +90,6 @@ def hashed(
     return Hashed(((functions.query, query),), heads, root), Hashed(((functions.key, key),), heads, root)
 
 
-def hash_scores(
-    query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"], functions: HashFunctions, scale: float
-) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
-    """The same, computed."""
-    of_query, of_key = hashed(query, key, functions, scale)
-    return of_query.scores(), of_key.scores()
-
-
 def divergence(target: Float[Tensor, "B H N C"], logits: Float[Tensor, "B H N C"]) -> Float[Tensor, ""]:
     """KL(target ‖ softmax(logits)) over the last axis, the mean over all rows; targets need not be normalised.
 

@@ -65,22 +65,12 @@ class Timeline:
         return query & key if real_as == "both" else query | key
 
     @property
-    def key_ranks(self) -> Int64[Tensor, "#B M"]:
-        """How many real keys of its item stand before each key."""
-        return ranks(self.real_keys, self.M, self.device)
-
-    @property
     def query_ranks(self) -> Int64[Tensor, "B N"]:
         """The rank of the last real key that is not behind the query; 0 where no real key is at or before it."""
         positions = self.positions.expand(self.B, self.N)
         if self.real_keys is None:
             return positions
         return (self.real_keys.cumsum(1) - 1).clamp(min=0).gather(1, positions.clamp(max=self.M - 1))
-
-    @property
-    def keys_in_order(self) -> "Ranks":
-        """The real keys of each item by rank."""
-        return Ranks.of(self.real_keys, self.B, self.M, self.device)
 
 
 def real_lengths(real: Bool[Tensor, "B N"] | None, batch: int, tokens: int, device: torch.device) -> Int64[Tensor, "B"]:

@@ -30,7 +30,7 @@ class FineTune(Task):
     Attributes:
         encoder: hub id or folder; "": the encoder of the extra `demo`.
         texts: a task of `subquad compare --task` that has labels.
-        examples: training and test texts together, drawn by lot; 0: all.
+        examples: training and test texts together, sampled at random; 0: all.
         learn: training texts of those that are used, evenly spaced; 0: all.
         length: tokens of a text that are read.
         classes: labels that there are.

@@ -13,7 +13,7 @@ from subquad.report.bench_schema import EXACT
 from subquad.workflows.bench_calls import DTYPES, NAIVE, Load, hindrance
 from subquad.workflows.settings import BACKWARD
 
-PROBE = 2048  # tokens: calls of more are foretold from one of this length
+PROBE = 2048  # tokens: calls of more are predicted from one of this length
 Timed = Mapping[str, Mapping[str, Any]]  # by name: {"seconds": round by round} or {"reason": why it was not run}
 
 
@@ -34,7 +34,7 @@ def in_turn(
 
     Args:
         make: the calls of a length.
-        limit: seconds; a call that is foretold to take longer is not run.
+        limit: seconds; a call that is predicted to take longer is not run.
     """
     calls = make(length)
     able, reasons = {}, {}

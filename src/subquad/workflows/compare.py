@@ -350,7 +350,7 @@ def stretches(length: int) -> int:
 
 
 def _worth(row: CompareRow, seconds: Mapping[str, float], growth: float) -> bool:
-    """Whether a method's time at a shorter length foretells no more than TOO_SLOW, or than exact attention's does."""
+    """Whether a method's time at a shorter length predicts no more than TOO_SLOW, or than exact attention's does."""
     if row.is_exact:
         return True
     if row.name not in seconds:

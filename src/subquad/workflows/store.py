@@ -41,7 +41,7 @@ class Unit(Generic[R]):
 
 
 class Kind(Generic[R]):
-    """Units with records of one type, told apart by numbers and texts: `Kind("op", Op)(512)` is the unit "op/512"."""
+    """Units with records of one type, named by numbers and texts: `Kind("op", Op)(512)` is the unit "op/512"."""
 
     def __init__(self, name: str, record: Any):
         self.name, self.record = name, record

@@ -26,7 +26,7 @@ FEATURES = {
 
 
 class Case(NamedTuple):
-    """What is foretold, and from how much."""
+    """What is predicted, and from how much."""
 
     dataset: str
     features: str

@@ -37,7 +37,7 @@ class Scale:
     features: int = 256  # random ones, that the loss estimates its targets with
     visits: int = 3
     seconds: float = 1.0  # a layer's share of a visit
-    limit: float = 10.0  # seconds: a call that is foretold to take longer is not run
+    limit: float = 10.0  # seconds: a call that is predicted to take longer is not run
     gib: float = 4.0  # nor a naive softmax that needs more
 
     @property

@@ -55,7 +55,7 @@ class Scale:
     gib: float = 1.0  # the batch is the largest with which a naive softmax needs no more
     most: int = 16  # items of a batch
     seconds: float = 1.0  # a call's share of the time that is measured
-    limit: float = 12.0  # seconds: a call that is foretold to take longer is not run
+    limit: float = 12.0  # seconds: a call that is predicted to take longer is not run
 
 
 SCALES = {

@@ -39,7 +39,7 @@ class Scale:
     Attributes:
         model: hub id or folder of an encoder; "": the encoder of the extra `demo`.
         task: a task of `subquad compare --task` that has labels.
-        examples: training and test texts together, drawn by lot; 0: all.
+        examples: training and test texts together, sampled at random; 0: all.
         learn: training texts of those that are used, evenly spaced; 0: all.
         length: n, tokens of a text that are read.
         k: projected keys and values.

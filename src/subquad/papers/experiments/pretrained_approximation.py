@@ -62,7 +62,7 @@ class Scale:
     Attributes:
         model: hub id or folder of an embedding model; "": the encoder of the extra `demo`.
         tasks: as `subquad compare --task` names them; "labelled" are tables of your own.
-        examples: of each task, training and test together, drawn by lot; 0: all.
+        examples: of each task, training and test together, sampled at random; 0: all.
         length: tokens of a text that are read.
         methods: that run as they are.
         fits: methods whose learned parameters are calibrated first, on `text` under the data folder.

@@ -40,7 +40,7 @@ class Scale:
     head_dim: int = 64
     visits: int = 3  # of each length, with all others between
     seconds: float = 1.0  # a method's share of a visit
-    limit: float = 10.0  # seconds: a call that is foretold to take longer is not run
+    limit: float = 10.0  # seconds: a call that is predicted to take longer is not run
     gib: float = 4.0  # nor a naive softmax that needs more
 
 

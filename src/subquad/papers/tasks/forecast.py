@@ -36,7 +36,7 @@ class Forecast(Task):
         dataset: "ETTh1" (hours) or "ETTm1" (quarters of an hour) in the data folder's ett/; "waves" is made up, to try
             things out: 4 rows a day.
         features: "S": the oil temperature from its own past; "MS": it from all columns; "M": all columns from all.
-        horizon: rows that are foretold.
+        horizon: rows that are predicted.
         seq_len: rows that are read.
         label_len: of these, the last that the decoder reads too.
         architecture: "encoder-decoder", as Informer's, or the "encoder" alone.
