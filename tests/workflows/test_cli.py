@@ -29,6 +29,7 @@ def test_compare_writes_its_report_and_prints_a_table(model, text, short, tmp_pa
 def test_compare_json_prints_the_report_alone(model, text, short, tmp_path):
     command = ["compare", model("gpt2"), "--text", str(text), *METHODS, "--min-fidelity", "0.5", "--out", str(tmp_path)]
     done = run(app, [*command, "--json"])
+    assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report["settings"]["min_fidelity"] == 0.5
     assert [m["status"] for m in report["methods"]] == ["exact", "refused", "refused"]
