@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Partial, Traits
 from subquad.ops.choose.balanced import balanced_buckets, same_label_buckets
+from subquad.ops.choose.cells.op import key_cells
 from subquad.ops.hash_functions import Hashed, HashFunctions, hashed
 from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.parts.tail.op import attend_with_tail
 from subquad.ops.slots import Buckets
-from subquad.ops.tail import attend_with_tail, key_cells
 
 
 def attend_inside(
@@ -29,9 +30,12 @@ def attend_with_cells(
     query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call
 ) -> tuple[Tensor, Tensor]:
     """Attention of each query to the keys of its one bucket, and to the others as so many centroids."""
-    cell = key_cells(key, call.mask, cells, call.seed)
+    with torch.no_grad():
+        cell = key_cells(key, value, call.mask.key_padding(key.shape[2]), cells=cells, seed=call.seed)
+    sizes = {"clusters": buckets.keys.shape[2], "topk": buckets.keys.shape[3], "cells": cells}
+    labels = buckets.labels(query.shape[2])
     how = {"scale": call.scale, "dropout_p": call.dropout_p}
-    return attend_with_tail(query, key, value, buckets, cell, cells, **how)
+    return attend_with_tail(query, key, value, labels, cell, buckets.keys, **sizes, **how)
 
 
 class Bucketed(Method):

@@ -67,6 +67,14 @@ class Buckets:
             return self.keys
         return self.keys.gather(2, self.bucket[..., None].expand(*self.bucket.shape, self.keys.shape[3]))
 
+    def labels(self, N: int) -> Int64[Tensor, "B H N"]:
+        """The bucket of each query, where it is in one at most; for those in none, the number of buckets."""
+        assert self.bucket is not None
+        B, H, C, _ = self.keys.shape
+        labels = torch.full((B, H, N + 1), C, device=self.queries.device)
+        of_slot = self.bucket[..., None].expand_as(self.queries)
+        return labels.scatter(2, self.queries.flatten(2), of_slot.flatten(2))[..., :N]
+
     def multiplicity(self, N: int, M: int, mask: Mask, rows: slice = slice(None)) -> Float[Tensor, "B H rows M"]:
         """How often each query, of these rows, meets each key. N×M memory for all: for tests and diagnostics."""
         queries = members(self.queries, N)[:, :, rows]

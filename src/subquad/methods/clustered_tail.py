@@ -1,0 +1,92 @@
+"""Clustered attention with a tail: clusters of queries that attend alike, their top keys exactly, the others as cells.
+
+What "i-clustered" (Vyas et al. 2020) loses is three things, each with a cure that needs no training:
+
+    S      = clusters of the queries by (q − mean q) L,  L Lᵀ = covariance of the keys       `ops.choose.clusters`
+             instead of by q: what must be alike within a cluster is q Kᵀ (their proposition 1)
+    q̄_j    = Σ_{i in S_j} q_i / |S_j|                                                        their equation 3
+    T_j    = the k keys with the largest q̄_j·k_l
+    X      = cells of keys that are alike, with values that are alike                         `ops.choose.cells`
+    k̄, v̄   = one key and one value for the keys of cell x outside T_j, as q̄_j sees them       `ops.parts.tail`
+    out_i  = softmax over T_j with logits q_i·k_l/√D and over the cells with (q_i − q̄_j)·k̄_x/√D + ln Σ e^{q̄_j·k_l/√D}
+             instead of one rest that all members share, and a mass on the top keys that is fixed for the cluster
+
+==========  ==================
+symbol      here
+==========  ==================
+C           clusters
+k           topk
+X           cells
+==========  ==================
+
+A query that is alone in its cluster has exact attention. Not causal: means and choices look at the whole sequence.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole
+from subquad.methods.clustered import TOO_MANY_BITS
+from subquad.ops.choose.cells.op import key_cells
+from subquad.ops.choose.clusters.op import query_clusters
+from subquad.ops.choose.hashing.op import MAX_BITS
+from subquad.ops.parts.tail.op import attend_with_tail
+
+
+@dataclass(frozen=True)
+class ClusteredTail(Method):
+    """Clusters of queries that attend alike; a cluster's top keys exactly, all other keys as a few cells.
+
+    Args:
+        clusters: C, clusters of queries for each head. An item with no more queries is computed exactly.
+        topk: k, the keys of each cluster that its members attend to exactly; more than there are uses all: exact.
+        cells: X, how many centroids stand for the other keys; a query meets k + X in all. As many as keys: exact.
+        bits: length of the hash from which k-means starts, 1 to 63.
+        iterations: of k-means on the hashes.
+        refine: rounds of k-means on the vectors themselves, after that.
+        seed: of the hash planes.
+
+    >>> import torch, subquad as sq
+    >>> q, k, v = torch.randn(3, 2, 4, 300, 64)
+    >>> sq.attention(q, k, v, method="clustered-tail").shape
+    torch.Size([2, 4, 300, 64])
+    """
+
+    clusters: int = whole(128, least=1)
+    topk: int = whole(64, least=1)
+    cells: int = whole(16, least=1, clamped=True)
+    bits: int = whole(63, least=1, most=MAX_BITS, beyond=TOO_MANY_BITS)
+    iterations: int = whole(10, most=MOST_REPEATS)
+    refine: int = whole(2, most=MOST_REPEATS)
+    seed: int = whole(0)
+
+    name: ClassVar[str] = "clustered-tail"
+    zeroes_padding: ClassVar[bool] = True  # padded queries are in no cluster
+    skips_padding: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(
+        family="clusters",
+        dropout="weights of each query on its top keys and on the cells",
+        stochastic=True,
+        order_free=False,
+        exact_limit={"topk": "M"},
+        example={"clusters": 5, "topk": 4, "cells": 3, "bits": 15, "iterations": 3},
+        complexity="O(C·M·D + N·(C·refine + k + X)·D) time, O(N + C·(k + X·D)) memory",
+        source="extends Vyas et al. 2020",
+    )
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """Cluster the queries, sort the keys into cells, and attend to top keys and cells in one softmax."""
+        N, mask = query.shape[2], call.mask
+        real_queries, real_keys = mask.query_padding(N), mask.key_padding(key.shape[2])
+        clusters = torch.sym_min(self.clusters, N)
+        with torch.no_grad():
+            how = {"space": "logits", "bits": self.bits, "iterations": self.iterations, "refine": self.refine, "seed": call.seed}
+            labels = query_clusters(query, key, real_queries, real_keys, clusters=clusters, **how)
+            cell = key_cells(key, value, real_keys, cells=self.cells, seed=call.seed)
+        sizes = {"clusters": clusters, "topk": self.topk, "cells": self.cells}
+        return attend_with_tail(
+            query, key, value, labels, cell, None, **sizes, scale=call.scale, dropout_p=call.dropout_p
+        )

@@ -1,0 +1,1 @@
+"""Cells of keys that are alike, with values that are alike."""

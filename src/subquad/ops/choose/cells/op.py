@@ -1,0 +1,32 @@
+"""The op `key_cells`."""
+
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.ops.backends import Op, Operator
+from subquad.ops.choose.cells import reference
+
+BITS, ITERATIONS = 63, 5  # of the k-means that makes the cells
+
+
+@Op
+def key_cells(
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    real: Bool[Tensor, "B M"] | None,
+    *,
+    cells: int,
+    seed: int,
+    bits: int = BITS,
+    iterations: int = ITERATIONS,
+) -> Int64[Tensor, "B G M"]:
+    """Cells of tokens whose keys and values are alike: k-means of the sign hashes of [k/σ_k, v/σ_v], head by head.
+
+    Keys and values are taken less their mean; σ_k and σ_v are one standard deviation each, over all components of a
+    head's real keys and values. Values count because a cell has one of them, too: with keys alone the error of
+    attention is a few percent larger.
+
+    Returns labels in [0, cells), and `cells` for padding. An item with no more real keys than cells: each is its own
+    cell. Nothing is differentiated. Backends agree up to rounding.
+    """
+    return reference.key_cells(key, value, real, cells=cells, bits=bits, iterations=iterations, seed=seed)

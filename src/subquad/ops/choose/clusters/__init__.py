@@ -1,0 +1,1 @@
+"""Clusters of queries, by the vectors or by their logits."""

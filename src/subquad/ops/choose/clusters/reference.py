@@ -1,0 +1,77 @@
+"""Clusters of queries, in plain PyTorch."""
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.ops.choose.hashing.op import hash_codes
+from subquad.ops.choose.hashing.reference import centred
+from subquad.ops.choose.kmeans.op import hamming_kmeans
+from subquad.ops.groups import group_mean, group_sizes
+from subquad.ops.heads import repeat_heads
+
+JITTER = 1e-4  # share of the mean variance that is added to each, so that the covariance has a Cholesky factor
+
+
+def query_clusters(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    real_queries: Bool[Tensor, "B N"] | None,
+    real_keys: Bool[Tensor, "B M"] | None,
+    *,
+    space: str,
+    clusters: int,
+    bits: int,
+    iterations: int,
+    refine: int,
+    seed: int,
+) -> Int64[Tensor, "B H N"]:
+    """As `subquad.ops.choose.clusters.op.query_clusters`."""
+    mapped = scaled(query, real_queries)
+    if space == "logits":
+        mapped = mapped @ repeat_heads(logit_factor(key, real_keys), query.shape[1])
+    labels = hamming_kmeans(hash_codes(mapped, bits, seed), real_queries, clusters, bits, iterations)
+    if clusters >= query.shape[2]:  # each query is its own cluster
+        return labels
+    alone = _few(real_queries, clusters)
+    for _ in range(refine):
+        nearest = nearest_mean(mapped, labels, clusters)
+        nearest = nearest if real_queries is None else torch.where(real_queries[:, None], nearest, clusters)
+        labels = nearest if alone is None else torch.where(alone, labels, nearest)
+    return labels
+
+
+def logit_factor(key: Float[Tensor, "B G M D"], real: Bool[Tensor, "B M"] | None) -> Float[Tensor, "B G D D"]:
+    """L with L Lᵀ = Σ + jitter, the covariance of each item's real keys, up to a positive factor."""
+    wide = scaled(key, real).double()
+    count = torch.full((key.shape[0],), key.shape[2], device=key.device) if real is None else real.sum(1)
+    covariance = wide.mT @ wide / count.clamp(min=1)[:, None, None, None]
+    mean = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)
+    ones = torch.eye(key.shape[3], dtype=wide.dtype, device=key.device)
+    # Keys that are all equal have no covariance: any factor will do, because every query weighs them alike.
+    jitter = torch.where(mean > 0, JITTER * mean, 1.0)[..., None, None] * ones
+    factor, _ = torch.linalg.cholesky_ex(covariance + jitter)
+    return factor.to(torch.promote_types(key.dtype, torch.float32))
+
+
+def scaled(x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H N D"]:
+    """Vectors less their head's mean, divided by the largest number among them: squares cannot overflow. Padding is 0."""
+    x = centred(x.detach(), real)
+    x = x if real is None else x.masked_fill(~real[:, None, :, None], 0.0)
+    largest = x.abs().amax((2, 3), keepdim=True)
+    return x / torch.where(largest > 0, largest, 1.0)
+
+
+def nearest_mean(
+    x: Float[Tensor, "B H N D"], labels: Int64[Tensor, "B H N"], clusters: int
+) -> Int64[Tensor, "B H N"]:
+    """The cluster whose mean is nearest to each vector, the lowest of equally near ones; one without members is not."""
+    means = group_mean(x, labels, clusters)
+    halves = means.square().sum(-1) / 2
+    halves = halves.masked_fill(group_sizes(labels, clusters) == 0, torch.inf)
+    return (halves[:, :, None] - x @ means.mT).argmin(-1)
+
+
+def _few(real: Bool[Tensor, "B N"] | None, clusters: int) -> Bool[Tensor, "B 1 1"] | None:
+    """Items with no more real queries than clusters."""
+    return None if real is None else (real.sum(1) <= clusters)[:, None, None]

@@ -1,0 +1,1 @@
+"""Exact keys of a cluster of queries, and all other keys as a few cells in the same softmax."""

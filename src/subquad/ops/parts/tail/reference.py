@@ -1,0 +1,121 @@
+"""Attention to exact keys and a tail of cells, in plain PyTorch."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.ops.choose.blocks.op import by_bucket
+from subquad.ops.groups import group_mean
+from subquad.ops.heads import repeat_heads
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.precision import wide
+from subquad.ops.slots import Buckets, members
+from subquad.ops.softmax import hide
+
+KEYS = 64  # of a block of one cell
+
+
+@dataclass(frozen=True)
+class Tail:
+    """For every cell, and every cluster that it is seen from: k̄, v̄, and what is added to the logit scale·q·k̄.
+
+    `bias` is −inf for a cell without keys outside of the cluster's exact ones.
+    """
+
+    key: Float[Tensor, "B H X C D"]
+    value: Float[Tensor, "B H X C E"]
+    bias: Float[Tensor, "B H X C"]
+
+
+def attend_with_tail(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    labels: Int64[Tensor, "B H N"],
+    cell: Int64[Tensor, "B G M"],
+    keys: Int64[Tensor, "B H C K"] | None,
+    *,
+    clusters: int,
+    topk: int,
+    cells: int,
+    scale: float,
+    dropout_p: float,
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """As `subquad.ops.parts.tail.op.attend_with_tail`."""
+    query, key, value = wide(query, key, value)
+    H, M = query.shape[1], key.shape[2]
+    means = group_mean(query, labels, clusters)
+    if keys is None:
+        keys = top_keys(means, key, cell, topk, cells, scale)
+    tail = tail_of(means, key, value, keys, cell, cells, scale)
+
+    # The cells join the keys: cell x of cluster c is key number M + x·C + c, which this cluster alone meets.
+    end = M + cells * clusters
+    there = ~torch.isneginf(tail.bias)
+    numbers = torch.arange(M, end, device=query.device).view(cells, clusters)
+    slots = torch.where(keys < M, keys, end)
+    queries, cluster = by_bucket(labels, clusters)
+    bias = torch.where(there, tail.bias, 0.0).flatten(2)
+    return attend_pairs(
+        query,
+        torch.cat([repeat_heads(key, H), tail.key.flatten(2, 3)], dim=2),
+        torch.cat([repeat_heads(value, H), tail.value.flatten(2, 3)], dim=2),
+        Buckets(queries, torch.cat([slots, torch.where(there, numbers, end).transpose(2, 3)], dim=3), cluster),
+        Mask(),
+        scale=scale,
+        key_bias=torch.cat([bias.new_zeros(*bias.shape[:2], M), bias], dim=2),
+        dropout_p=dropout_p,
+    )
+
+
+@torch.no_grad()
+def top_keys(
+    means: Float[Tensor, "B H C D"],
+    key: Float[Tensor, "B G M D"],
+    cell: Int64[Tensor, "B G M"],
+    topk: int,
+    cells: int,
+    scale: float,
+) -> Int64[Tensor, "B H C K"]:
+    """The keys with the largest logits of each cluster's mean query, ascending; M where a slot is empty."""
+    H, M = means.shape[1], key.shape[2]
+    real = repeat_heads((cell < cells)[:, :, None], H)
+    logits = hide(means @ repeat_heads(key, H).mT * scale, real)
+    top = logits.topk(torch.sym_min(topk, M), dim=-1).indices
+    return torch.where(real.expand_as(logits).gather(3, top), top, M).sort(dim=-1).values
+
+
+def tail_of(
+    means: Float[Tensor, "B H C D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    keys: Int64[Tensor, "B H C K"],
+    cell: Int64[Tensor, "B G M"],
+    cells: int,
+    scale: float,
+) -> Tail:
+    """k̄, v̄ and bias of every cluster and cell. The gradient flows through all of them.
+
+    Computed as attention of the mean queries, once for each cell, to those keys of the cell that are not the cluster's
+    exact ones, with keys and values as its values.
+    """
+    (_, H, C, D), M = means.shape, key.shape[2]
+    inside = (members(keys, M) > 0).transpose(-1, -2)
+    tokens, cell_of = by_bucket(repeat_heads(cell[..., None], H)[..., 0], cells, KEYS)
+    queries = cell_of[..., None] * C + torch.arange(C, device=means.device)
+    both, bias = attend_pairs(
+        means.repeat(1, 1, cells, 1),
+        key,
+        torch.cat([key, value], dim=-1),
+        Buckets(queries, torch.where(tokens < M, tokens, M)),
+        Mask(),
+        scale=scale,
+        hidden=inside,
+    )
+    both, bias = both.unflatten(2, (cells, C)), bias.unflatten(2, (cells, C))
+    centroid = both[..., :D]
+    own = (centroid * means[:, :, None]).sum(-1) * scale
+    return Tail(centroid, both[..., D:], bias - own)
