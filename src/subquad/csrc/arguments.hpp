@@ -186,6 +186,71 @@ struct CausalProduct {
 };
 DESCRIBE(CausalProduct, B, H, G, N, D, E, threads, reverse, query, key, value, out)
 
+struct QueryClusters {
+  int64_t B, H, G, N, M, D, clusters, bits, iterations, refine;
+  int64_t logits;  // whether by their logits, or by the vectors themselves
+  int64_t threads;
+  Dtype dtype;
+  Rows query, key;
+  const uint8_t *query_real, *key_real;  // (B,N) and (B,M), or null
+  const float *planes;                // (bits,D)
+  int64_t *labels;                    // (B,H,N); `clusters` for padding
+};
+DESCRIBE(QueryClusters, B, H, G, N, M, D, clusters, bits, iterations, refine, logits, threads, dtype, query, key,
+         query_real, key_real, planes, labels)
+
+struct KeyCells {
+  int64_t B, G, M, D, E, cells, bits, iterations, threads;
+  Dtype dtype;
+  Rows key, value;
+  const uint8_t *real;    // (B,M), or null
+  const float *planes;  // (bits,D + E)
+  int64_t *labels;      // (B,G,M); `cells` for padding
+};
+DESCRIBE(KeyCells, B, G, M, D, E, cells, bits, iterations, threads, dtype, key, value, real, planes, labels)
+
+// Attention to a cluster's exact keys and a tail of cells.
+struct TailInputs {
+  int64_t B, H, G, N, M, D, E, clusters, topk, cells, threads;
+  float scale;
+  Dtype dtype;
+  Rows query, key, value;
+  const int64_t *labels;  // (B,H,N) the cluster of each query; `clusters` for none
+  const int64_t *cell;    // (B,G,M) the cell of each key; `cells` for none
+};
+DESCRIBE(TailInputs, B, H, G, N, M, D, E, clusters, topk, cells, threads, scale, dtype, query, key, value, labels, cell)
+
+struct TailSaved {
+  int32_t *order;         // (B,H,N) positions of the queries that are in a cluster, sorted by it
+  int32_t *offsets;       // (B,H,clusters + 1) where each cluster starts in `order`
+  int32_t *key_order;     // (B,G,M) positions of the keys that are in a cell, sorted by it
+  int32_t *cell_offsets;  // (B,G,cells + 1) where each cell starts in `key_order`
+  int32_t *top;           // (B,H,clusters,topk) places in `key_order` of the exact keys, ascending, −1 behind the last
+  float *centroids;       // (B,H,clusters,D)
+  float *cell_keys;       // (B,H,clusters,cells,D) k̄
+  float *cell_values;     // (B,H,clusters,cells,E) v̄
+  float *cell_lse;        // (B,H,clusters,cells) ln Σ e^{scale·q̄·k}; −∞ for a cell without keys that are not exact
+};
+DESCRIBE(TailSaved, order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse)
+
+struct TailForward {
+  TailInputs inputs;
+  const int64_t *keys;  // (B,H,clusters,topk) the exact keys, any other number: empty; null: those with the largest logits
+  RowsOut out;
+  float *lse;  // (B,H,N)
+  TailSaved saved;
+};
+DESCRIBE(TailForward, inputs, keys, out, lse, saved)
+
+struct TailBackward {
+  TailInputs inputs;
+  TailSaved saved;
+  Rows grad_out;          // null where nobody reads `out`
+  const float *grad_lse;  // (B,H,N); null where nobody reads `lse`
+  RowsOut grad_query, grad_key, grad_value;
+};
+DESCRIBE(TailBackward, inputs, saved, grad_out, grad_lse, grad_query, grad_key, grad_value)
+
 // Each kernel, with its arguments: KERNEL(name, structure). It returns the bytes of workspace that it needs; with a
 // workspace it runs, and returns BAD_LIST where a list of tokens among its arguments names one that is not there.
 #define KERNELS                                  \
@@ -199,4 +264,8 @@ DESCRIBE(CausalProduct, B, H, G, N, D, E, threads, reverse, query, key, value, o
   KERNEL(bucket_blocks, Blocking)                \
   KERNEL(feature_forward, FeatureForward)        \
   KERNEL(feature_backward, FeatureBackward)      \
-  KERNEL(causal_product, CausalProduct)
+  KERNEL(causal_product, CausalProduct)          \
+  KERNEL(query_clusters, QueryClusters)          \
+  KERNEL(key_cells, KeyCells)                    \
+  KERNEL(tail_forward, TailForward)              \
+  KERNEL(tail_backward, TailBackward)

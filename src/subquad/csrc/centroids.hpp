@@ -85,7 +85,8 @@ static void pack_centroids(const float *centroids, int64_t count, int64_t width,
   pack_transposed(rows, C, width, D, to, C);
 }
 
-static void prune(const CentroidScratch &own, int64_t c, int64_t K) {
+template <class Candidates>
+static void prune(const Candidates &own, int64_t c, int64_t K) {
   float kth;
   own.found[c] = (int32_t)keep_largest(own.logits[c], own.ranks[c], own.found[c], K, own.numbers, &kth);
   own.bound[c] = kth;
@@ -93,7 +94,8 @@ static void prune(const CentroidScratch &own, int64_t c, int64_t K) {
 
 // Keys above the smallest logit that can still be among the top K join the candidates. A full list is pruned to its best
 // K, whose smallest is the new bound: the further the keys have come, the fewer pass.
-static void take_best(const CentroidScratch &own, const float *tile, int64_t columns, int64_t count, int64_t first_rank,
+template <class Candidates>
+static void take_best(const Candidates &own, const float *tile, int64_t columns, int64_t count, int64_t first_rank,
                       int64_t K) {
   for (int64_t v = 0; v < columns; v += W)
     for (int64_t i = 0; i < count; i++) {

@@ -4,6 +4,12 @@ constexpr int64_t MEAN_BLOCK = 1024;  // rows per sum, fixed so that results do 
 constexpr int64_t HASH_TILE = 64;     // rows per product
 constexpr int64_t WORD = 64;          // bits of a code
 
+// Planes (bits,D) as (D,64), the unused bits 0.
+static void transpose_planes(const float *from, int64_t bits, int64_t D, float *to) {
+  for (int64_t d = 0; d < D; d++)
+    for (int64_t bit = 0; bit < WORD; bit++) to[d * WORD + bit] = bit < bits ? from[bit * D + d] : 0;
+}
+
 struct HashScratch {
   Pieces<double> sums;     // a head: (blocks,D)
   Pieces<double> mean;     // a head: (D)
@@ -21,11 +27,18 @@ struct HashScratch {
     products = arena.take_each<float>(threads, HASH_TILE * WORD);
   }
 
-  void set_planes(const float *from, int64_t bits, int64_t D) {
-    for (int64_t d = 0; d < D; d++)
-      for (int64_t bit = 0; bit < WORD; bit++) planes[d * WORD + bit] = bit < bits ? from[bit * D + d] : 0;
-  }
+  void set_planes(const float *from, int64_t bits, int64_t D) { transpose_planes(from, bits, D, planes); }
 };
+
+// One word for each row of products with the planes. The unused planes are 0, so their bits are too.
+static void pack_signs(const float *products, int64_t count, uint64_t *codes) {
+  for (int64_t i = 0; i < count; i++) {
+    uint64_t code = 0;
+    for (int64_t v = 0; v < WORD; v += W)
+      code |= (uint64_t)bits_greater(load(products + i * WORD + v), vf{}) << v;
+    codes[i] = code;
+  }
+}
 
 // In fp64, as the reference does: the order of the sum, which padding may change, must not turn a bit of the hash.
 template <class T>
@@ -48,19 +61,13 @@ static void hash_tile(const Rows &rows, int64_t b, int64_t h, const Positions &p
     for (int64_t d = 0; d < D; d++) centred[d] = (float)(widen(row[d]) - mean[d]);
   }
   gemm(last - first, WORD, D, tile, D, 1, planes, WORD, products, WORD, false);
-  for (int64_t i = first; i < last; i++) {
-    uint64_t code = 0;
-    for (int64_t v = 0; v < WORD; v += W)
-      // The unused planes are 0, so their bits are too.
-      code |= (uint64_t)bits_greater(load(products + (i - first) * WORD + v), vf{}) << v;
-    codes[i] = code;
-  }
+  pack_signs(products, last - first, codes + first);
 }
 
 // The codes of one head's real queries, by rank. `threads` > 1 splits the sequence.
 template <class T>
 static void hash_head(const Rows &rows, int64_t b, int64_t h, int64_t H, int64_t D, const Positions &positions,
-                      const HashScratch &scratch, bool centre, int threads, int thread, uint64_t *codes) {
+                      const HashScratch &scratch, const float *planes, bool centre, int threads, int thread, uint64_t *codes) {
   const int64_t bh = b * H + h, n = positions.count, blocks = (n + MEAN_BLOCK - 1) / MEAN_BLOCK;
   double *sums = scratch.sums[bh], *mean = scratch.mean[bh];
   parallel_for(threads, centre ? blocks : 0, [&](int64_t block, int) {
@@ -77,6 +84,6 @@ static void hash_head(const Rows &rows, int64_t b, int64_t h, int64_t H, int64_t
     end = end < n ? end : n;
     for (int64_t first = block * MEAN_BLOCK; first < end; first += HASH_TILE)
       hash_tile<T>(rows, b, h, positions, first, first + HASH_TILE < end ? first + HASH_TILE : end, D, mean,
-                   scratch.planes, scratch.tile[own], scratch.products[own], codes);
+                   planes, scratch.tile[own], scratch.products[own], codes);
   });
 }

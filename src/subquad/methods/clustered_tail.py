@@ -83,7 +83,13 @@ class ClusteredTail(Method):
         real_queries, real_keys = mask.query_padding(N), mask.key_padding(key.shape[2])
         clusters = torch.sym_min(self.clusters, N)
         with torch.no_grad():
-            how = {"space": "logits", "bits": self.bits, "iterations": self.iterations, "refine": self.refine, "seed": call.seed}
+            how = {
+                "space": "logits",
+                "bits": self.bits,
+                "iterations": self.iterations,
+                "refine": self.refine,
+                "seed": call.seed,
+            }
             labels = query_clusters(query, key, real_queries, real_keys, clusters=clusters, **how)
             cell = key_cells(key, value, real_keys, cells=self.cells, seed=call.seed)
         sizes = {"clusters": clusters, "topk": self.topk, "cells": self.cells}

@@ -1,5 +1,6 @@
 """The op `key_cells`."""
 
+import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
@@ -30,3 +31,28 @@ def key_cells(
     cell. Nothing is differentiated. Backends agree up to rounding.
     """
     return reference.key_cells(key, value, real, cells=cells, bits=bits, iterations=iterations, seed=seed)
+
+
+@key_cells.compiled
+def _(
+    backend: str,
+    key: Tensor,
+    value: Tensor,
+    real: Tensor | None,
+    *,
+    cells: int,
+    seed: int,
+    bits: int = BITS,
+    iterations: int = ITERATIONS,
+) -> Tensor:
+    return cell_labels(backend, key.detach(), value.detach(), real, cells, bits, iterations, seed)
+
+
+@Operator
+def cell_labels(
+    key: Tensor, value: Tensor, real: Tensor | None, cells: int, bits: int, iterations: int, seed: int
+) -> Tensor:
+    """Allocate the labels."""
+    if cells < 1:
+        raise ValueError(f"key_cells: cells={cells}, but there must be 1 at least")
+    return key.new_empty(key.shape[:3], dtype=torch.int64)

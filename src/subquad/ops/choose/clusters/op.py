@@ -1,5 +1,6 @@
 """The op `query_clusters`."""
 
+import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
@@ -47,3 +48,41 @@ def query_clusters(
         refine=refine,
         seed=seed,
     )
+
+
+@query_clusters.compiled
+def _(
+    backend: str,
+    query: Tensor,
+    key: Tensor,
+    real_queries: Tensor | None,
+    real_keys: Tensor | None,
+    *,
+    space: str,
+    clusters: int,
+    bits: int,
+    iterations: int,
+    refine: int,
+    seed: int,
+) -> Tensor:
+    given = query.detach(), key.detach(), real_queries, real_keys
+    return cluster_labels(backend, *given, space, clusters, bits, iterations, refine, seed)
+
+
+@Operator
+def cluster_labels(
+    query: Tensor,
+    key: Tensor,
+    query_real: Tensor | None,
+    key_real: Tensor | None,
+    space: str,
+    clusters: int,
+    bits: int,
+    iterations: int,
+    refine: int,
+    seed: int,
+) -> Tensor:
+    """Allocate the labels."""
+    if clusters < 1:
+        raise ValueError(f"query_clusters: clusters={clusters}, but there must be 1 at least")
+    return query.new_empty(query.shape[:3], dtype=torch.int64)

@@ -62,9 +62,7 @@ def scaled(x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Flo
     return x / torch.where(largest > 0, largest, 1.0)
 
 
-def nearest_mean(
-    x: Float[Tensor, "B H N D"], labels: Int64[Tensor, "B H N"], clusters: int
-) -> Int64[Tensor, "B H N"]:
+def nearest_mean(x: Float[Tensor, "B H N D"], labels: Int64[Tensor, "B H N"], clusters: int) -> Int64[Tensor, "B H N"]:
     """The cluster whose mean is nearest to each vector, the lowest of equally near ones; one without members is not."""
     means = group_mean(x, labels, clusters)
     halves = means.square().sum(-1) / 2

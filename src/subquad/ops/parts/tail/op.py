@@ -1,10 +1,14 @@
 """The op `attend_with_tail`: the exact keys of a cluster, and all other keys as a few cells."""
 
+from typing import Any
+
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from subquad.ops.backends import Op, Operator
+from subquad.ops.backends import Gradient, Op, Operator
 from subquad.ops.parts.tail import reference
+from subquad.ops.tensors import token_major
 
 
 @Op
@@ -52,3 +56,70 @@ def attend_with_tail(
         scale=scale,
         dropout_p=dropout_p,
     )
+
+
+@attend_with_tail.compiled
+def _(
+    backend: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    labels: Tensor,
+    cell: Tensor,
+    keys: Tensor | None,
+    *,
+    clusters: int,
+    topk: int,
+    cells: int,
+    scale: float,
+    dropout_p: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    topk = torch.sym_min(topk, key.shape[2]) if keys is None else keys.shape[3]
+    out, lse, *_ = tail_forward(backend, query, key, value, labels, cell, keys, clusters, topk, cells, scale)
+    return out, lse
+
+
+@Operator
+def tail_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    labels: Tensor,
+    cell: Tensor,
+    keys: Tensor | None,
+    clusters: int,
+    topk: int,
+    cells: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Allocate (out, lse), and what the backward pass needs: lists of tokens, means, and the cells as they see them."""
+    (B, H, N, D), (_, G, M, E), C, X = query.shape, value.shape, clusters, cells
+    if clusters < 1 or cells < 1 or topk < 0:
+        raise ValueError(
+            f"tail_forward: clusters={C}, cells={X} and topk={topk}, but there must be 1, 1 and 0 at least"
+        )
+    lists = (B, H, N), (B, H, C + 1), (B, G, M), (B, G, X + 1), (B, H, C, topk)
+    numbers = (B, H, N), (B, H, C, D), (B, H, C, X, D), (B, H, C, X, E), (B, H, C, X)
+    order, offsets, key_order, cell_offsets, top = (query.new_empty(shape, dtype=torch.int32) for shape in lists)
+    lse, means, cell_keys, cell_values, cell_lse = (query.new_empty(shape, dtype=torch.float32) for shape in numbers)
+    saved = order, offsets, key_order, cell_offsets, top, means, cell_keys, cell_values, cell_lse
+    return token_major(query, E), lse, *saved
+
+
+tail_backward = Gradient(tail_forward, "query", "key", "value", named="attention with a tail")
+
+
+@tail_forward.flops
+def _(x: Any) -> int:
+    """Operations of the products: of means with all keys, of queries with exact keys and cells."""
+    (B, H, N, D), E = x.query, x.value[3]
+    of_cells = x.clusters * x.value[2] * (2 * D + E)
+    return 2 * B * H * (of_cells + N * (x.topk + x.cells) * (D + E))
+
+
+@tail_backward.flops
+def _(x: Any) -> int:
+    """The logits again, the gradients of both sides of all products."""
+    (B, H, N, D), E = x.query, x.value[3]
+    of_cells = x.clusters * x.value[2] * (5 * D + 2 * E)
+    return 2 * B * H * (of_cells + N * (x.topk + x.cells) * (3 * D + 2 * E))

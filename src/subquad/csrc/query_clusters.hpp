@@ -1,0 +1,260 @@
+// Clusters of queries: k-means of sign hashes, then a few rounds on the vectors themselves, in one of two spaces:
+//
+//     queries   x = q − mean q
+//     logits    x L with L Lᵀ = Σ + ε, the covariance of the keys: vectors are near where their logits are alike
+//
+// No x L is formed. The hash multiplies x by the planes L·w, and with means c the nearest one has the smallest
+//
+//     ½ ‖xL − cL‖² − ½ ‖xL‖²  =  ½ cᵀ(Σ + ε)c − xᵀ(Σ + ε)c
+
+constexpr int64_t REFINE_BLOCK = 512;  // queries of a task
+constexpr int64_t REFINE_TILE = 64;    // queries of a product
+constexpr double JITTER = 1e-4;        // as in the reference
+
+// The space of one key head: Σ + ε (D,D') with rows of whole vectors, and the planes (D,64) that hash in it.
+struct Space {
+  float *metric, *planes;
+
+  static int64_t metric_size(int64_t D) { return D * round_up(D, W); }
+};
+
+struct SpaceScratch {
+  double *mean, *covariance, *factor;  // (D), (D,D), (D,D)
+  float *tile, *products;              // (REFINE_TILE,D'), (D',D')
+
+  SpaceScratch(Arena &arena, int64_t D) {
+    const int64_t wide = round_up(D, W);
+    mean = arena.take<double>(D);
+    covariance = arena.take<double>(D * D);
+    factor = arena.take<double>(D * D);
+    tile = arena.take<float>(REFINE_TILE * wide);
+    products = arena.take<float>(wide * wide);
+  }
+};
+
+// The mean of the rows at these positions, and the largest number of a row less the mean; 1 where all are equal.
+template <class T>
+static double centre_of(const Rows &rows, int64_t b, int64_t h, const Positions &at, int64_t D, double *mean) {
+  sum_rows<T>(rows, b, h, at, 0, at.count, D, mean);
+  for (int64_t d = 0; d < D; d++) mean[d] /= at.count > 0 ? (double)at.count : 1.0;
+  float largest = 0;
+  for (int64_t i = 0; i < at.count; i++) {
+    const T *row = row_of<T>(rows, b, h, at[i]);
+    for (int64_t d = 0; d < D; d++) {
+      const float size = __builtin_fabsf((float)(widen(row[d]) - mean[d]));
+      largest = size > largest ? size : largest;
+    }
+  }
+  return largest > 0 ? largest : 1.0;
+}
+
+// Rows [first, first + count) less the mean, times `norm`, as packed rows of `padded` floats.
+template <class T>
+static void centred_rows(const Rows &rows, int64_t b, int64_t h, const Positions &at, int64_t first, int64_t count,
+                         int64_t D, const double *mean, double norm, float *to, int64_t padded) {
+  for (int64_t i = 0; i < count; i++) {
+    const T *row = row_of<T>(rows, b, h, at[first + i]);
+    float *x = to + i * padded;
+    for (int64_t d = 0; d < D; d++) x[d] = (float)((float)(widen(row[d]) - mean[d]) * norm);
+    for (int64_t d = D; d < padded; d++) x[d] = 0;
+  }
+}
+
+// Lower triangle with `factor`·`factor`ᵀ = `matrix`, which ε has made positive definite; NaN stays NaN.
+static void cholesky(const double *matrix, int64_t D, double *factor) {
+  for (int64_t i = 0; i < D; i++)
+    for (int64_t j = 0; j < D; j++) {
+      double x = j > i ? 0 : matrix[i * D + j];
+      for (int64_t d = 0; d < j && j <= i; d++) x -= factor[i * D + d] * factor[j * D + d];
+      factor[i * D + j] = j > i ? 0 : i == j ? __builtin_sqrt(x) : x / factor[j * D + j];
+    }
+}
+
+// The space of the logits of one key head, whose keys are divided by their largest number: squares cannot overflow.
+template <class T>
+static void space_of_logits(const Rows &key, int64_t b, int64_t g, const Positions &keys, int64_t D, const float *planes,
+                            int64_t bits, const SpaceScratch &own, const Space &to) {
+  const int64_t wide = round_up(D, W);
+  const double largest = centre_of<T>(key, b, g, keys, D, own.mean);
+  for (int64_t i = 0; i < D * D; i++) own.covariance[i] = 0;
+  for (int64_t block = 0; block < keys.count; block += MEAN_BLOCK) {  // fp32 within a block, fp64 over the blocks
+    const int64_t end = block + MEAN_BLOCK < keys.count ? block + MEAN_BLOCK : keys.count;
+    zero(own.products, D * wide);
+    for (int64_t first = block; first < end; first += REFINE_TILE) {
+      const int64_t count = end - first < REFINE_TILE ? end - first : REFINE_TILE;
+      centred_rows<T>(key, b, g, keys, first, count, D, own.mean, 1 / largest, own.tile, wide);
+      gemm(D, wide, count, own.tile, 1, wide, own.tile, wide, own.products, wide, true);
+    }
+    for (int64_t i = 0; i < D; i++)
+      for (int64_t j = 0; j < D; j++) own.covariance[i * D + j] += own.products[i * wide + j];
+  }
+  double mean = 0;
+  for (int64_t i = 0; i < D * D; i++) own.covariance[i] /= keys.count > 0 ? (double)keys.count : 1.0;
+  for (int64_t d = 0; d < D; d++) mean += own.covariance[d * D + d] / (double)D;
+  for (int64_t d = 0; d < D; d++) own.covariance[d * D + d] += mean > 0 ? JITTER * mean : 1.0;
+  cholesky(own.covariance, D, own.factor);
+  zero(to.metric, D * wide);
+  for (int64_t i = 0; i < D; i++)
+    for (int64_t j = 0; j < D; j++) to.metric[i * wide + j] = (float)own.covariance[i * D + j];
+  for (int64_t d = 0; d < D; d++)
+    for (int64_t bit = 0; bit < WORD; bit++) {
+      double x = 0;
+      for (int64_t j = 0; j <= d && bit < bits; j++) x += own.factor[d * D + j] * planes[bit * D + j];
+      to.planes[d * WORD + bit] = (float)x;
+    }
+}
+
+static void space_of_queries(int64_t D, const float *planes, int64_t bits, const Space &to) {
+  const int64_t wide = round_up(D, W);
+  zero(to.metric, D * wide);
+  for (int64_t d = 0; d < D; d++) {
+    to.metric[d * wide + d] = 1;
+    for (int64_t bit = 0; bit < WORD; bit++) to.planes[d * WORD + bit] = bit < bits ? planes[bit * D + d] : 0;
+  }
+}
+
+// What the rounds of one head need; a head in flight has one.
+struct RefineScratch {
+  int32_t *order, *offsets;  // (N), (C+1)
+  float *means;              // (C',D') centred and scaled; 0 for an empty cluster
+  float *transposed;         // (D',C')
+  float *mapped;             // (D,C') the metric times the means
+  float *halves;             // (C') ½ cᵀ metric c; infinity for an empty cluster, which is nobody's nearest
+  double *mean;              // (D)
+
+  RefineScratch(Arena &arena, int64_t N, int64_t C, int64_t D) {
+    const int64_t lanes = round_up(C, W), wide = round_up(D, W);
+    order = arena.take<int32_t>(N);
+    offsets = arena.take<int32_t>(C + 1);
+    means = arena.take<float>(lanes * wide);
+    transposed = arena.take<float>(wide * lanes);
+    mapped = arena.take<float>(wide * lanes);
+    halves = arena.take<float>(lanes);
+    mean = arena.take<double>(D);
+  }
+};
+
+struct AssignScratch {
+  float *tile, *scores;  // (REFINE_TILE,D'), (REFINE_TILE,C')
+
+  AssignScratch(Arena &arena, int64_t C, int64_t D) {
+    tile = arena.take<float>(REFINE_TILE * round_up(D, W));
+    scores = arena.take<float>(REFINE_TILE * round_up(C, W));
+  }
+};
+
+// For each row of scores the lane with the smallest half − score, the lowest of equal ones.
+static void nearest_means(const float *scores, const float *halves, int64_t count, int64_t lanes, int32_t *labels) {
+  vi ramp;
+  for (int lane = 0; lane < W; lane++) ramp[lane] = lane;
+  for (int64_t i = 0; i < count; i++) {
+    vf best = splat(__builtin_inff());
+    vi at = ramp;
+    for (int64_t v = 0; v < lanes; v += W) {
+      const vf distance = load(halves + v) - load(scores + i * lanes + v);
+      const vi nearer = distance < best;
+      best = select(nearer, distance, best);
+      at = (nearer & (ramp + (int32_t)v)) | (~nearer & at);
+    }
+    int32_t label = 0;
+    float least = __builtin_inff();
+    for (int lane = 0; lane < W; lane++)
+      if (best[lane] < least || (best[lane] == least && at[lane] < label)) {
+        least = best[lane];
+        label = at[lane];
+      }
+    labels[i] = label;
+  }
+}
+
+// `rounds` of Lloyd's algorithm from the labels of one head's real queries. `threads` > 1 splits the sequence.
+template <class T>
+static void refine_head(const Rows &query, int64_t b, int64_t h, const Positions &queries, int64_t D, int64_t C,
+                        int64_t rounds, const Space &space, const RefineScratch &own, const PerThread<AssignScratch> &of,
+                        int threads, int thread, int32_t *labels) {
+  if (queries.count <= C || rounds == 0) return;
+  const int64_t lanes = round_up(C, W), wide = round_up(D, W), n = queries.count;
+  const double norm = 1 / centre_of<T>(query, b, h, queries, D, own.mean);
+  zero(own.means, lanes * wide);
+  for (int64_t round = 0; round < rounds; round++) {
+    sort_by_label(labels, queries, C, own.order, own.offsets);
+    parallel_for(threads, C, [&](int64_t c, int) {
+      const int64_t size = own.offsets[c + 1] - own.offsets[c];
+      float *mean = own.means + c * wide;
+      zero(mean, wide);
+      for (int64_t i = own.offsets[c]; i < own.offsets[c + 1]; i++) {
+        const T *row = row_of<T>(query, b, h, own.order[i]);
+        for (int64_t d = 0; d < D; d++) mean[d] += (float)((float)(widen(row[d]) - own.mean[d]) * norm);
+      }
+      for (int64_t d = 0; d < D; d++) mean[d] /= size > 0 ? (float)size : 1.0f;
+    });
+    pack_transposed(own.means, lanes, D, wide, own.transposed, lanes);
+    gemm(D, lanes, D, space.metric, wide, 1, own.transposed, lanes, own.mapped, lanes, false);
+    for (int64_t c = 0; c < lanes; c++) own.halves[c] = 0;
+    for (int64_t d = 0; d < D; d++)
+      for (int64_t c = 0; c < lanes; c++) own.halves[c] += own.transposed[d * lanes + c] * own.mapped[d * lanes + c];
+    for (int64_t c = 0; c < lanes; c++) {
+      const bool empty = c >= C || own.offsets[c] == own.offsets[c + 1];
+      own.halves[c] = empty ? __builtin_inff() : own.halves[c] / 2;
+    }
+    parallel_for(threads, (n + REFINE_BLOCK - 1) / REFINE_BLOCK, [&](int64_t block, int of_team) {
+      const AssignScratch &mine = of.of[threads > 1 ? of_team : thread];
+      const int64_t end = (block + 1) * REFINE_BLOCK < n ? (block + 1) * REFINE_BLOCK : n;
+      for (int64_t first = block * REFINE_BLOCK; first < end; first += REFINE_TILE) {
+        const int64_t count = end - first < REFINE_TILE ? end - first : REFINE_TILE;
+        centred_rows<T>(query, b, h, queries, first, count, D, own.mean, norm, mine.tile, wide);
+        gemm(count, lanes, D, mine.tile, wide, 1, own.mapped, lanes, mine.scores, lanes, false);
+        nearest_means(mine.scores, own.halves, count, lanes, labels + first);
+      }
+    });
+  }
+}
+
+template <class T>
+static int64_t query_clusters_of(const QueryClusters &a, void *workspace) {
+  Arena arena{(char *)workspace};
+  const Masks queries(arena, a.query_real, a.B, a.N), keys(arena, a.key_real, a.B, a.M);
+  const int64_t heads = a.B * a.H, spaces = a.logits ? a.B * a.G : 1;
+  HashScratch hash(arena, heads, a.N, a.D, a.threads);
+  const KmeansScratch kmeans(arena, a.clusters, a.threads);
+  const Pieces<uint64_t> codes = arena.take_each<uint64_t>(heads, a.N, PAST);
+  const Pieces<int32_t> labels = arena.take_each<int32_t>(heads, a.N, PAST);
+  const Pieces<float> metrics = arena.take_each<float>(spaces, Space::metric_size(a.D));
+  const Pieces<float> planes = arena.take_each<float>(spaces, a.D * WORD);
+  const PerThread<SpaceScratch> measuring(arena, a.threads, a.D);
+  const PerThread<RefineScratch> refining(arena, a.threads, a.N, a.clusters, a.D);
+  const PerThread<AssignScratch> assigning(arena, a.threads, a.clusters, a.D);
+  if (!arena.base) return arena.used;
+
+  auto space = [&](int64_t b, int64_t g) {
+    const int64_t at = a.logits ? b * a.G + g : 0;
+    return Space{metrics[at], planes[at]};
+  };
+  auto cluster = [&](int64_t bh, int threads, int thread) {
+    const int64_t b = bh / a.H, h = bh % a.H;
+    const Positions real = queries.of(b);
+    const Space in = space(b, h / (a.H / a.G));
+    if (real.count > a.clusters)
+      hash_head<T>(a.query, b, h, a.H, a.D, real, hash, in.planes, true, threads, thread, codes[bh]);
+    kmeans_head(codes[bh], real.count, a.clusters, a.iterations, kmeans, threads, thread, labels[bh]);
+    refine_head<T>(a.query, b, h, real, a.D, a.clusters, a.refine, in, refining.of[threads > 1 ? 0 : thread], assigning,
+                   threads, thread, labels[bh]);
+    int64_t *out = a.labels + bh * a.N;
+    for (int64_t i = 0; i < a.N; i++) out[i] = a.clusters;
+    for (int64_t i = 0; i < real.count; i++) out[real[i]] = labels[bh][i];
+  };
+  const Stage measure = {spaces, [&](int64_t at, int thread) {
+    const int64_t b = at / a.G, g = at % a.G;
+    if (a.logits) space_of_logits<T>(a.key, b, g, keys.of(b), a.D, a.planes, a.bits, measuring.of[thread], space(b, g));
+    else space_of_queries(a.D, a.planes, a.bits, space(0, 0));
+  }};
+  const bool side_by_side = heads_side_by_side(heads, a.threads);
+  const Stage clusters = {side_by_side ? heads : 0, [&](int64_t bh, int thread) { cluster(bh, 1, thread); }};
+  parallel_stages(a.threads, measure, clusters);
+  for (int64_t bh = 0; !side_by_side && bh < heads; bh++) cluster(bh, a.threads, 0);
+  return arena.used;
+}
+
+static int64_t query_clusters(const QueryClusters &a, void *workspace) {
+  return by_dtype(a.dtype, [&](auto x) { return query_clusters_of<decltype(x)>(a, workspace); });
+}

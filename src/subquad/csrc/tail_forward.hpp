@@ -1,0 +1,375 @@
+// Attention in one softmax over the exact keys of a query's cluster and a tail of cells, in three stages:
+//
+//     lists       per head: queries sorted by cluster, with the means; per key head: keys sorted by cell, packed
+//     centroids   per head and block of means: logits with all keys, the top keys among them, and for each cell, of the
+//                 keys that are left, one key, one value and the log-sum-exp
+//     members     per head and few clusters: each query's attention to its cluster's top keys and cells
+//
+// A block of means is as many lanes; keys are rows, sorted by cell, so that a cell is a run of rows:
+//
+//                 means, lanes →
+//               ┌────────────────┐
+//     keys of   │ logits K·q̄ᵀ    │  a top key's logit becomes −∞ once it is chosen; then down each column the softmax, and
+//     a cell ↓  │                │  its transpose × keys and × values → k̄ and v̄ of the cell, one row a mean
+//               ├────────────────┤
+//     next cell │                │
+//
+// The block's logits are stored: top keys are taken out before the sums, not from the sums, which could cancel.
+
+constexpr int64_t LOGITS = 1 << 18;  // of a block of means, which should stay in the cache
+
+// Keys and values of one key head in fp32, in the order of the cells: (M,D'), (M,E').
+struct SortedKeys {
+  Pieces<float> keys, values;
+  Pieces<int32_t> place;  // (M) where each key stands in that order; −1 for one in no cell
+
+  SortedKeys(Arena &arena, const TailInputs &in) {
+    keys = arena.take_each<float>(in.B * in.G, in.M * round_up(in.D, W));
+    values = arena.take_each<float>(in.B * in.G, in.M * round_up(in.E, W));
+    place = arena.take_each<int32_t>(in.B * in.G, in.M);
+  }
+};
+
+// How many means a block has: whole vectors, fewer where there are many keys.
+static int64_t lanes_of(const TailInputs &in) {
+  const int64_t few = LOGITS / (in.M > 0 ? in.M : 1) / W * W, least = 2 * W < 32 ? 32 : 2 * W;
+  const int64_t lanes = few < least ? least : few > 64 ? 64 : few, all = round_up(in.clusters, W);
+  return lanes < all ? lanes : all;
+}
+
+// The best keys of each lane so far, in the order of the rows.
+struct LaneCandidates {
+  Pieces<float> logits;   // a lane: (room)
+  Pieces<int32_t> ranks;  // a lane: (room)
+  float *bound;           // (lanes)
+  int32_t *found, *numbers;
+  int64_t room;
+
+  LaneCandidates(Arena &arena, int64_t lanes, int64_t K) {
+    room = CentroidScratch::room_for(K);
+    logits = arena.take_each<float>(lanes, room);
+    ranks = arena.take_each<int32_t>(lanes, room);
+    bound = arena.take<float>(lanes);
+    found = arena.take<int32_t>(lanes);
+    numbers = arena.take<int32_t>(room * W);
+  }
+};
+
+struct BlockScratch {
+  float *rows, *queries;   // (lanes,D') the means times the scale, and transposed
+  float *logits;           // (M,lanes)
+  float *highest, *total;  // (lanes)
+  float *out;              // (lanes,max(D',E'))
+  uint8_t *marks;          // (M)
+  LaneCandidates best;
+
+  BlockScratch(Arena &arena, const TailInputs &in, int64_t lanes)
+      : best(arena, lanes, in.topk < in.M ? in.topk : 0) {  // no choice where all keys are exact
+    const int64_t D = round_up(in.D, W), E = round_up(in.E, W);
+    rows = arena.take<float>(lanes * D);
+    queries = arena.take<float>(lanes * D);
+    logits = arena.take<float>(in.M * lanes);
+    highest = arena.take<float>(lanes);
+    total = arena.take<float>(lanes);
+    out = arena.take<float>(lanes * (D > E ? D : E));
+    marks = arena.take<uint8_t>(in.M);
+  }
+};
+
+// Stable counting sort of tokens by label; a label of `groups` is none. `offsets` (groups+1) says where each group starts.
+static void sort_tokens(const int64_t *labels, int64_t tokens, int64_t groups, int32_t *order, int32_t *offsets) {
+  for (int64_t c = 0; c <= groups; c++) offsets[c] = 0;
+  for (int64_t i = 0; i < tokens; i++)
+    if (labels[i] < groups) offsets[labels[i] + 1]++;
+  for (int64_t c = 0; c < groups; c++) offsets[c + 1] += offsets[c];
+  for (int64_t i = 0; i < tokens; i++)
+    if (labels[i] < groups) order[offsets[labels[i]]++] = (int32_t)i;
+  for (int64_t c = groups; c > 0; c--) offsets[c] = offsets[c - 1];  // filling moved each start to the next one's
+  offsets[0] = 0;
+  for (int64_t i = offsets[groups]; i < tokens; i++) order[i] = 0;
+}
+
+static bool labels_hold(const TailInputs &in) {
+  bool hold = true;
+  for (int64_t i = 0; i < in.B * in.H * in.N; i++) hold &= (uint64_t)in.labels[i] <= (uint64_t)in.clusters;
+  for (int64_t i = 0; i < in.B * in.G * in.M; i++) hold &= (uint64_t)in.cell[i] <= (uint64_t)in.cells;
+  return hold;
+}
+
+template <class T>
+static void pack_keys(const TailInputs &in, const int32_t *order, int64_t count, int64_t bg, const SortedKeys &to) {
+  const int64_t D = round_up(in.D, W), E = round_up(in.E, W), b = bg / in.G, g = bg % in.G;
+  pack_rows<T>(in.key, b, g, order, 0, count, in.D, to.keys[bg], D);
+  pack_rows<T>(in.value, b, g, order, 0, count, in.E, to.values[bg], E);
+}
+
+// A head's queries by cluster, the means of the clusters, and nothing for queries in none.
+template <class T>
+static void sort_queries(const TailForward &a, int64_t b, int64_t h) {
+  const TailInputs &in = a.inputs;
+  const int64_t bh = b * in.H + h;
+  const int64_t *labels = in.labels + bh * in.N;
+  int32_t *order = a.saved.order + bh * in.N, *offsets = a.saved.offsets + bh * (in.clusters + 1);
+  sort_tokens(labels, in.N, in.clusters, order, offsets);
+  for (int64_t c = 0; c < in.clusters; c++)
+    mean_row<T>(in.query, b, h, order + offsets[c], offsets[c + 1] - offsets[c], in.D,
+                a.saved.centroids + (bh * in.clusters + c) * in.D);
+  for (int64_t i = 0; i < in.N; i++) {
+    if (labels[i] < in.clusters) continue;
+    T *row = row_of<T>(a.out, b, h, i);
+    for (int64_t e = 0; e < in.E; e++) narrow(0.0f, row + e);
+    a.lse[bh * in.N + i] = -__builtin_inff();
+  }
+}
+
+// The `K` rows with the largest logits in each of `C` lanes, as candidates in ascending order. A bound from evenly spaced
+// rows lets some twice as many pass; a lane in which too few pass it starts again without one.
+static void choose_top(const BlockScratch &own, int64_t C, int64_t lanes, int64_t count, int64_t K) {
+  const LaneCandidates &best = own.best;
+  const int64_t sample = count < best.room ? count : best.room, step = count / sample;
+  const int64_t among = 2 * K * sample / count + 8, wanted = step == 1 || among > K ? K : among;
+  for (int64_t v = 0; v < lanes; v += W) {
+    const vf bound = wanted < sample ? bound_of_columns(own.logits + v, step * lanes, sample, wanted, best.numbers)
+                                     : splat(-__builtin_inff());
+    for (int lane = 0; lane < W; lane++) {
+      best.bound[v + lane] = v + lane < C ? bound[lane] : __builtin_inff();
+      best.found[v + lane] = 0;
+    }
+  }
+  take_best(best, own.logits, lanes, count, 0, K);
+  bool again = false;
+  for (int64_t c = 0; c < C; c++) {
+    const bool few = best.found[c] < K;
+    again |= few;
+    best.bound[c] = few ? -__builtin_inff() : __builtin_inff();
+    if (few) best.found[c] = 0;
+  }
+  if (again) take_best(best, own.logits, lanes, count, 0, K);
+  for (int64_t c = 0; c < C; c++) {
+    if (best.found[c] > K) prune(best, c, K);
+    if (best.found[c] < K) make_up(best.logits[c], best.ranks[c], best.found[c], K);
+  }
+}
+
+// Places of the exact keys of cluster `row`, ascending, −1 behind the last: those listed, all, or the candidates.
+static void save_top(const TailForward &a, int64_t row, int64_t count, const int32_t *place, const int32_t *ranks,
+                     uint8_t *marks) {
+  const TailInputs &in = a.inputs;
+  int32_t *top = a.saved.top + row * in.topk;
+  int64_t kept = 0;
+  if (a.keys) {
+    for (int64_t i = 0; i < count; i++) marks[i] = 0;
+    for (int64_t k = 0; k < in.topk; k++) {
+      const int64_t token = a.keys[row * in.topk + k];
+      if ((uint64_t)token < (uint64_t)in.M && place[token] >= 0) marks[place[token]] = 1;
+    }
+    for (int64_t i = 0; i < count && kept < in.topk; i++)
+      if (marks[i]) top[kept++] = (int32_t)i;
+  } else {
+    for (; kept < in.topk && kept < count; kept++) top[kept] = in.topk < count ? ranks[kept] : (int32_t)kept;
+  }
+  for (; kept < in.topk; kept++) top[kept] = -1;
+}
+
+// One cell, keys [from, to) in the order of the cells, as the means of the block's clusters see it.
+static void sum_cell(const TailForward &a, const float *keys, const float *values, int64_t from, int64_t to, int64_t x,
+                     int64_t first_row, int64_t C, int64_t lanes, const BlockScratch &own) {
+  const TailInputs &in = a.inputs;
+  const int64_t D = round_up(in.D, W), E = round_up(in.E, W), count = to - from;
+  float *logits = own.logits + from * lanes;
+  for (int64_t v = 0; v < lanes; v += W) {
+    vf high = splat(LOWEST), total = {};
+    for (int64_t i = 0; i < count; i++) high = maximum(load(logits + i * lanes + v), high);
+    for (int64_t i = 0; i < count; i++) {
+      const vf p = exp_nonpositive(load(logits + i * lanes + v) - high);
+      total += p;
+      store(logits + i * lanes + v, p);
+    }
+    const vf none = vf{}, norm = select(total == none, none, splat(1.0f) / total);
+    for (int64_t i = 0; i < count; i++) store(logits + i * lanes + v, load(logits + i * lanes + v) * norm);
+    store(own.highest + v, high);
+    store(own.total + v, total);
+  }
+  auto save = [&](const float *rows, int64_t width, int64_t wide, float *saved) {
+    gemm(C, wide, count, logits, 1, lanes, rows, wide, own.out, wide, false);
+    for (int64_t c = 0; c < C; c++)
+      for (int64_t d = 0; d < width; d++)
+        saved[((first_row + c) * in.cells + x) * width + d] = own.out[c * wide + d];
+  };
+  save(keys + from * D, in.D, D, a.saved.cell_keys);
+  save(values + from * E, in.E, E, a.saved.cell_values);
+  for (int64_t c = 0; c < C; c++) {
+    const float total = own.total[c];
+    a.saved.cell_lse[(first_row + c) * in.cells + x] =
+        total == 0 ? -__builtin_inff() : own.highest[c] + __builtin_logf(total);
+  }
+}
+
+// Clusters [first, last) of one head: their top keys, and all cells.
+static void attend_block(const TailForward &a, const SortedKeys &sorted, int64_t bh, int64_t first, int64_t last,
+                         int64_t lanes, const BlockScratch &own) {
+  const TailInputs &in = a.inputs;
+  const int64_t b = bh / in.H, bg = b * in.G + bh % in.H / (in.H / in.G), C = last - first, D = round_up(in.D, W);
+  const int64_t row = bh * in.clusters + first;
+  const int32_t *cells = a.saved.cell_offsets + bg * (in.cells + 1);
+  const int64_t count = cells[in.cells];
+  zero(own.rows, lanes * D);
+  pack_centroids(a.saved.centroids + row * in.D, C, in.D, in.scale, own.rows, own.queries);
+  const int64_t columns = round_up(C, W);
+  gemm(count, columns, in.D, sorted.keys[bg], D, 1, own.queries, columns, own.logits, columns, false);
+  const bool chosen = !a.keys && in.topk < count;
+  if (chosen) choose_top(own, C, columns, count, in.topk);
+  for (int64_t c = 0; c < C; c++) {
+    save_top(a, row + c, count, sorted.place[bg], own.best.ranks[c], own.marks);
+    const int32_t *top = a.saved.top + (row + c) * in.topk;
+    for (int64_t k = 0; k < in.topk && top[k] >= 0; k++) own.logits[top[k] * columns + c] = -__builtin_inff();
+  }
+  for (int64_t x = 0; x < in.cells; x++)
+    sum_cell(a, sorted.keys[bg], sorted.values[bg], cells[x], cells[x + 1], x, row, C, columns, own);
+}
+
+// What a cluster's members meet, packed for their products: top keys, then cells, filled up to whole vectors.
+struct MetScratch {
+  float *rows;     // (L',D') for the transposition, and for the backward pass
+  float *keys;     // (D,L') transposed
+  float *values;   // (L',E')
+  float *bias;     // (L') 0 for a key, ln Σ e^{scale·q̄·k} − scale·q̄·k̄ for a cell, −∞ for the filling
+
+  static int64_t lanes_of(const TailInputs &in) { return round_up(in.topk + in.cells, W); }
+
+  MetScratch(Arena &arena, const TailInputs &in) {
+    const int64_t L = lanes_of(in), D = round_up(in.D, W), E = round_up(in.E, W);
+    rows = arena.take<float>(L * D);
+    keys = arena.take<float>(D * L);
+    values = arena.take<float>(L * E);
+    bias = arena.take<float>(L);
+  }
+};
+
+// Packs them for cluster `row`; returns how many top keys there are.
+static int64_t pack_met(const TailInputs &in, const TailSaved &saved, const float *keys, const float *values, int64_t row,
+                        const MetScratch &to) {
+  const int64_t D = round_up(in.D, W), E = round_up(in.E, W), X = in.cells;
+  const int32_t *top = saved.top + row * in.topk;
+  int64_t K = 0;
+  for (; K < in.topk && top[K] >= 0; K++) {
+    load_row(keys + top[K] * D, D, to.rows + K * D, D);
+    load_row(values + top[K] * E, E, to.values + K * E, E);
+    to.bias[K] = 0;
+  }
+  for (int64_t x = 0; x < X; x++) {
+    const float *key = saved.cell_keys + (row * X + x) * in.D, *mean = saved.centroids + row * in.D;
+    load_row(key, in.D, to.rows + (K + x) * D, D);
+    load_row(saved.cell_values + (row * X + x) * in.E, in.E, to.values + (K + x) * E, E);
+    float own = 0;
+    for (int64_t d = 0; d < in.D; d++) own += key[d] * mean[d];
+    to.bias[K + x] = saved.cell_lse[row * X + x] - own * in.scale;
+  }
+  const int64_t lanes = round_up(K + X, W);
+  zero(to.rows + (K + X) * D, (lanes - K - X) * D);
+  zero(to.values + (K + X) * E, (lanes - K - X) * E);
+  for (int64_t i = K + X; i < lanes; i++) to.bias[i] = -__builtin_inff();
+  pack_transposed(to.rows, lanes, in.D, D, to.keys, lanes);
+  return K;
+}
+
+// Rows of logits·scale + bias to their softmax; `lse` gets each row's log-sum-exp.
+static void softmax_with_lse(float *rows, int64_t count, int64_t lanes, float scale, const float *bias, float *lse) {
+  for (int64_t i = 0; i < count; i++) {
+    float *row = rows + i * lanes;
+    vf high = splat(-__builtin_inff()), total = {};
+    for (int64_t j = 0; j < lanes; j += W) {
+      const vf logits = load(row + j) * scale + load(bias + j);
+      store(row + j, logits);
+      high = maximum(logits, high);
+    }
+    const float top = highest(high);
+    for (int64_t j = 0; j < lanes; j += W) {
+      const vf p = exp_nonpositive(load(row + j) - top);
+      total += p;
+      store(row + j, p);
+    }
+    const float all = sum(total);
+    const vf norm = splat(1 / all);
+    for (int64_t j = 0; j < lanes; j += W) store(row + j, load(row + j) * norm);
+    lse[i] = top + __builtin_logf(all);
+  }
+}
+
+struct TailMemberScratch {
+  MetScratch met;
+  float *queries, *weights, *out, *lse;  // (MEMBER_TILE,D), (MEMBER_TILE,L'), (MEMBER_TILE,E'), (MEMBER_TILE)
+
+  TailMemberScratch(Arena &arena, const TailInputs &in) : met(arena, in) {
+    queries = arena.take<float>(MEMBER_TILE * in.D);
+    weights = arena.take<float>(MEMBER_TILE * MetScratch::lanes_of(in));
+    out = arena.take<float>(MEMBER_TILE * round_up(in.E, W));
+    lse = arena.take<float>(MEMBER_TILE);
+  }
+};
+
+template <class T>
+static void attend_tail_members(const TailForward &a, const SortedKeys &sorted, int64_t bh, int64_t c,
+                                const TailMemberScratch &own) {
+  const TailInputs &in = a.inputs;
+  const int64_t b = bh / in.H, h = bh % in.H, bg = b * in.G + h / (in.H / in.G), width = round_up(in.E, W);
+  const int32_t *order = a.saved.order + bh * in.N, *bounds = a.saved.offsets + bh * (in.clusters + 1) + c;
+  if (bounds[0] == bounds[1]) return;
+  const bool no_keys = a.saved.cell_offsets[bg * (in.cells + 1) + in.cells] == 0;
+  const int64_t K = no_keys ? 0 : pack_met(in, a.saved, sorted.keys[bg], sorted.values[bg], bh * in.clusters + c, own.met);
+  const int64_t lanes = round_up(K + in.cells, W);
+  for (int64_t first = bounds[0]; first < bounds[1]; first += MEMBER_TILE) {
+    const int64_t count = bounds[1] - first < MEMBER_TILE ? bounds[1] - first : MEMBER_TILE;
+    if (no_keys) {
+      zero(own.out, count * width);
+      for (int64_t i = 0; i < count; i++) own.lse[i] = -__builtin_inff();
+    } else {
+      pack_rows<T>(in.query, b, h, order, first, count, in.D, own.queries, in.D);
+      gemm(count, lanes, in.D, own.queries, in.D, 1, own.met.keys, lanes, own.weights, lanes, false);
+      softmax_with_lse(own.weights, count, lanes, in.scale, own.met.bias, own.lse);
+      gemm(count, width, K + in.cells, own.weights, lanes, 1, own.met.values, width, own.out, width, false);
+    }
+    for (int64_t i = 0; i < count; i++) {
+      store_row(own.out + i * width, in.E, row_of<T>(a.out, b, h, order[first + i]));
+      a.lse[bh * in.N + order[first + i]] = own.lse[i];
+    }
+  }
+}
+
+template <class T>
+static int64_t tail_forward_of(const TailForward &a, void *workspace) {
+  const TailInputs &in = a.inputs;
+  Arena arena{(char *)workspace};
+  const int64_t heads = in.B * in.H, lanes = lanes_of(in), blocks = (in.clusters + lanes - 1) / lanes;
+  const SortedKeys sorted(arena, in);
+  const PerThread<BlockScratch> centroids(arena, in.threads, in, lanes);
+  const PerThread<TailMemberScratch> members(arena, in.threads, in);
+  if (!arena.base) return arena.used;
+  if (!labels_hold(in)) return BAD_LIST;
+
+  const Stage lists = {in.B * in.G + heads, [&](int64_t task, int) {
+    const int64_t bg = task, bh = task - in.B * in.G;
+    if (bh >= 0) return sort_queries<T>(a, bh / in.H, bh % in.H);
+    int32_t *order = a.saved.key_order + bg * in.M, *offsets = a.saved.cell_offsets + bg * (in.cells + 1);
+    sort_tokens(in.cell + bg * in.M, in.M, in.cells, order, offsets);
+    for (int64_t i = 0; i < in.M; i++) sorted.place[bg][i] = -1;
+    for (int64_t i = 0; i < offsets[in.cells]; i++) sorted.place[bg][order[i]] = (int32_t)i;
+    pack_keys<T>(in, order, offsets[in.cells], bg, sorted);
+  }};
+  const Stage over_blocks = {heads * blocks, [&](int64_t task, int thread) {
+    const int64_t first = task % blocks * lanes, last = first + lanes < in.clusters ? first + lanes : in.clusters;
+    attend_block(a, sorted, task / blocks, first, last, lanes, centroids.of[thread]);
+  }};
+  const int64_t group = in.clusters / 16 + 1, groups = (in.clusters + group - 1) / group;
+  const Stage members_of = {heads * groups, [&](int64_t task, int thread) {
+    const int64_t first = task % groups * group;
+    for (int64_t c = first; c < first + group && c < in.clusters; c++)
+      attend_tail_members<T>(a, sorted, task / groups, c, members.of[thread]);
+  }};
+  parallel_stages(in.threads, lists, over_blocks, members_of);
+  return arena.used;
+}
+
+static int64_t tail_forward(const TailForward &a, void *workspace) {
+  return by_dtype(a.inputs.dtype, [&](auto x) { return tail_forward_of<decltype(x)>(a, workspace); });
+}

@@ -1,0 +1,77 @@
+"""Attention to exact keys and a tail of cells in compiled code, in fp32, bf16 or fp16."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.ops.native import interface
+from subquad.ops.parts.tail.op import attend_with_tail, tail_backward, tail_forward
+
+# What the forward pass gives beside `out` and `lse`, in its order.
+SAVED = ("order", "offsets", "key_order", "cell_offsets", "top", "centroids", "cell_keys", "cell_values", "cell_lse")
+
+
+@attend_with_tail.refusal("cpu")
+def refusal(query: Tensor, *_: object, dropout_p: float = 0.0, **__: object) -> str | None:
+    """Why the compiled kernels cannot take this call; None where they can."""
+    if dropout_p > 0:
+        return f"dropout_p={dropout_p}, and the kernels have no dropout"
+    return interface.refusal(query)
+
+
+@tail_forward.on("cpu")
+def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
+    """The output, its log-sum-exp, and all that the backward pass needs.
+
+    Raises:
+        ValueError: labels or cells that are none of those that there are.
+    """
+    out, lse, *saved = outputs
+    B, H = x.query.shape[:2]
+    interface.check("tail_forward", keys=(x.keys, torch.int64, (B, H, x.clusters, x.topk)))
+    saved = dict(zip(SAVED, saved, strict=True))
+    interface.run("tail_forward", inputs=_inputs("tail_forward", x), keys=x.keys, out=out, lse=lse, saved=saved)
+
+
+@tail_backward.on("cpu")
+def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
+    """Gradients of query, key and value.
+
+    Raises:
+        ValueError: the lists hold numbers that the forward pass cannot have made.
+    """
+    inputs, (_, _, *saved), (grad_out, grad_lse, *_) = _inputs("tail_backward", x), x.outputs, x.grads
+    (B, H, N, D), (_, G, M, E), C, X = x.query.shape, x.value.shape, x.clusters, x.cells
+    lists = (B, H, N), (B, H, C + 1), (B, G, M), (B, G, X + 1), (B, H, C, x.topk)
+    numbers = (B, H, C, D), (B, H, C, X, D), (B, H, C, X, E), (B, H, C, X)
+    wanted = [(torch.int32, shape) for shape in lists] + [(torch.float32, shape) for shape in numbers]
+    fitting = {name: (each, *of) for name, each, of in zip(SAVED, saved, wanted, strict=True)}
+    grad_of_out = (grad_out, x.query.dtype, (B, H, N, E))
+    interface.check("tail_backward", grad_out=grad_of_out, grad_lse=(grad_lse, torch.float32, (B, H, N)), **fitting)
+    interface.run(
+        "tail_backward",
+        inputs=inputs,
+        saved={name: each.contiguous() for name, each in zip(SAVED, saved, strict=True)},
+        grad_out=grad_out,
+        grad_lse=grad_lse,
+        **dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=True)),
+    )
+
+
+def _inputs(op: str, x: Any) -> dict[str, Any]:
+    """What both directions read, checked."""
+    (B, H, N, D), (_, G, M, E), dtype = x.query.shape, x.value.shape, x.query.dtype
+    interface.check(
+        op,
+        key=(x.key, dtype, (B, G, M, D)),
+        value=(x.value, dtype, (B, G, M, E)),
+        labels=(x.labels, torch.int64, (B, H, N)),
+        cell=(x.cell, torch.int64, (B, G, M)),
+    )
+    work = B * H * (x.clusters * M + N * (x.topk + x.cells)) * (D + E)
+    return (
+        {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "threads": interface.threads(work), "dtype": dtype}
+        | {"clusters": x.clusters, "topk": x.topk, "cells": x.cells, "scale": x.scale}
+        | {"query": x.query, "key": x.key, "value": x.value, "labels": x.labels, "cell": x.cell}
+    )
