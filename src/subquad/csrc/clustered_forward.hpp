@@ -12,7 +12,7 @@ static void cluster_head(const ClusteredForward &a, const Positions &queries, in
   const int64_t bh = b * in.H + h;
   int32_t *order = a.saved.order + bh * in.N, *offsets = a.saved.offsets + bh * (in.clusters + 1);
   if (queries.count > in.clusters)
-    hash_head<T>(in.query, b, h, in.H, in.D, queries, hash, hash.planes, true, threads, thread, codes);
+    hash_head<T>(in.query, b, h, in.H, in.D, queries, hash, true, threads, thread, codes);
   kmeans_head(codes, queries.count, in.clusters, a.iterations, kmeans, threads, thread, labels);
   sort_by_label(labels, queries, in.clusters, order, offsets);
   for (int64_t i = queries.count; i < in.N; i++) order[i] = 0;

@@ -42,13 +42,19 @@ static void pack_signs(const float *products, int64_t count, uint64_t *codes) {
 
 // In fp64, as the reference does: the order of the sum, which padding may change, must not turn a bit of the hash.
 template <class T>
-static void sum_rows(const Rows &rows, int64_t b, int64_t h, const Positions &positions, int64_t first, int64_t last,
+static void add_rows(const Rows &rows, int64_t b, int64_t h, const Positions &positions, int64_t first, int64_t last,
                      int64_t D, double *total) {
-  for (int64_t d = 0; d < D; d++) total[d] = 0;
   for (int64_t i = first; i < last; i++) {
     const T *row = row_of<T>(rows, b, h, positions[i]);
     for (int64_t d = 0; d < D; d++) total[d] += widen(row[d]);
   }
+}
+
+template <class T>
+static void sum_rows(const Rows &rows, int64_t b, int64_t h, const Positions &positions, int64_t first, int64_t last,
+                     int64_t D, double *total) {
+  for (int64_t d = 0; d < D; d++) total[d] = 0;
+  add_rows<T>(rows, b, h, positions, first, last, D, total);
 }
 
 template <class T>
@@ -67,7 +73,7 @@ static void hash_tile(const Rows &rows, int64_t b, int64_t h, const Positions &p
 // The codes of one head's real queries, by rank. `threads` > 1 splits the sequence.
 template <class T>
 static void hash_head(const Rows &rows, int64_t b, int64_t h, int64_t H, int64_t D, const Positions &positions,
-                      const HashScratch &scratch, const float *planes, bool centre, int threads, int thread, uint64_t *codes) {
+                      const HashScratch &scratch, bool centre, int threads, int thread, uint64_t *codes) {
   const int64_t bh = b * H + h, n = positions.count, blocks = (n + MEAN_BLOCK - 1) / MEAN_BLOCK;
   double *sums = scratch.sums[bh], *mean = scratch.mean[bh];
   parallel_for(threads, centre ? blocks : 0, [&](int64_t block, int) {
@@ -84,6 +90,6 @@ static void hash_head(const Rows &rows, int64_t b, int64_t h, int64_t H, int64_t
     end = end < n ? end : n;
     for (int64_t first = block * MEAN_BLOCK; first < end; first += HASH_TILE)
       hash_tile<T>(rows, b, h, positions, first, first + HASH_TILE < end ? first + HASH_TILE : end, D, mean,
-                   planes, scratch.tile[own], scratch.products[own], codes);
+                   scratch.planes, scratch.tile[own], scratch.products[own], codes);
   });
 }

@@ -13,8 +13,8 @@ static int64_t hash_of(const Hashing &a, void *workspace) {
     const Positions positions = real.of(bh / a.H);
     uint64_t *codes = ranked[bh];
     int64_t *out = a.codes + bh * a.N;
-    hash_head<T>(a.x, bh / a.H, bh % a.H, a.H, a.D, positions, scratch, scratch.planes, a.centre != 0,
-                 side_by_side ? 1 : a.threads, thread, codes);
+    hash_head<T>(a.x, bh / a.H, bh % a.H, a.H, a.D, positions, scratch, a.centre != 0, side_by_side ? 1 : a.threads,
+                 thread, codes);
     for (int64_t i = 0; i < a.N; i++) out[i] = 0;
     for (int64_t i = 0; i < positions.count; i++) out[positions[i]] = (int64_t)codes[i];
   });

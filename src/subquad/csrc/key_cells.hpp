@@ -1,11 +1,12 @@
 // Cells of keys: k-means of the sign hashes of [(k − mean k)/σ_k, (v − mean v)/σ_v].
 
 struct CellScratch {
-  double *mean;           // (D + E)
+  double *mean, *squares;  // (D + E)
   float *tile, *products;  // (HASH_TILE,D + E), (HASH_TILE,64)
 
   CellScratch(Arena &arena, int64_t width) {
     mean = arena.take<double>(width);
+    squares = arena.take<double>(width);
     tile = arena.take<float>(HASH_TILE * width);
     products = arena.take<float>(HASH_TILE * WORD);
   }
@@ -13,17 +14,18 @@ struct CellScratch {
 
 // The mean of the rows, and one standard deviation for all their components; 1 where all rows are equal.
 template <class T>
-static double spread_of(const Rows &rows, int64_t b, int64_t g, const Positions &at, int64_t width, double *mean) {
+static double spread_of(const Rows &rows, int64_t b, int64_t g, const Positions &at, int64_t width, double *mean,
+                        double *squares) {
   sum_rows<T>(rows, b, g, at, 0, at.count, width, mean);
   for (int64_t d = 0; d < width; d++) mean[d] /= at.count > 0 ? (double)at.count : 1.0;
-  double squares = 0;
+  for (int64_t d = 0; d < width; d++) squares[d] = 0;
   for (int64_t i = 0; i < at.count; i++) {
     const T *row = row_of<T>(rows, b, g, at[i]);
-    double of_row = 0;
-    for (int64_t d = 0; d < width; d++) of_row += (widen(row[d]) - mean[d]) * (widen(row[d]) - mean[d]);
-    squares += of_row;
+    for (int64_t d = 0; d < width; d++) squares[d] += (widen(row[d]) - mean[d]) * (widen(row[d]) - mean[d]);
   }
-  return squares > 0 ? __builtin_sqrt(squares / (double)(at.count * width)) : 1.0;
+  double all = 0;
+  for (int64_t d = 0; d < width; d++) all += squares[d];
+  return all > 0 ? __builtin_sqrt(all / (double)(at.count * width)) : 1.0;
 }
 
 template <class T>
@@ -32,8 +34,8 @@ static void cells_of_head(const KeyCells &a, const Positions &keys, int64_t b, i
                           int32_t *labels) {
   const int64_t width = a.D + a.E;
   if (keys.count > a.cells) {
-    const double of_keys = 1 / spread_of<T>(a.key, b, g, keys, a.D, own.mean);
-    const double of_values = 1 / spread_of<T>(a.value, b, g, keys, a.E, own.mean + a.D);
+    const double of_keys = 1 / spread_of<T>(a.key, b, g, keys, a.D, own.mean, own.squares);
+    const double of_values = 1 / spread_of<T>(a.value, b, g, keys, a.E, own.mean + a.D, own.squares);
     for (int64_t first = 0; first < keys.count; first += HASH_TILE) {
       const int64_t count = keys.count - first < HASH_TILE ? keys.count - first : HASH_TILE;
       for (int64_t i = 0; i < count; i++) {

@@ -20,44 +20,39 @@ struct Space {
 
 struct SpaceScratch {
   double *mean, *covariance, *factor;  // (D), (D,D), (D,D)
-  float *tile, *products;              // (REFINE_TILE,D'), (D',D')
+  float *rows, *products;              // (M,D'), (D',D')
 
-  SpaceScratch(Arena &arena, int64_t D) {
+  SpaceScratch(Arena &arena, int64_t M, int64_t D) {
     const int64_t wide = round_up(D, W);
     mean = arena.take<double>(D);
     covariance = arena.take<double>(D * D);
     factor = arena.take<double>(D * D);
-    tile = arena.take<float>(REFINE_TILE * wide);
+    rows = arena.take<float>(M * wide);
     products = arena.take<float>(wide * wide);
   }
 };
 
-// The mean of the rows at these positions, and the largest number of a row less the mean; 1 where all are equal.
+// The rows at these positions less their mean, divided by the largest number among them: squares cannot overflow. Packed,
+// `padded` floats each.
 template <class T>
-static double centre_of(const Rows &rows, int64_t b, int64_t h, const Positions &at, int64_t D, double *mean) {
-  sum_rows<T>(rows, b, h, at, 0, at.count, D, mean);
+static void scaled_rows(const Rows &rows, int64_t b, int64_t h, const Positions &at, int64_t D, double *mean, float *to,
+                        int64_t padded) {
+  for (int64_t d = 0; d < D; d++) mean[d] = 0;
+  for (int64_t first = 0; first < at.count; first += MEAN_BLOCK) {
+    const int64_t end = first + MEAN_BLOCK < at.count ? first + MEAN_BLOCK : at.count;
+    add_rows<T>(rows, b, h, at, first, end, D, mean);
+  }
   for (int64_t d = 0; d < D; d++) mean[d] /= at.count > 0 ? (double)at.count : 1.0;
-  float largest = 0;
+  vf highs = {};
   for (int64_t i = 0; i < at.count; i++) {
     const T *row = row_of<T>(rows, b, h, at[i]);
-    for (int64_t d = 0; d < D; d++) {
-      const float size = __builtin_fabsf((float)(widen(row[d]) - mean[d]));
-      largest = size > largest ? size : largest;
-    }
-  }
-  return largest > 0 ? largest : 1.0;
-}
-
-// Rows [first, first + count) less the mean, times `norm`, as packed rows of `padded` floats.
-template <class T>
-static void centred_rows(const Rows &rows, int64_t b, int64_t h, const Positions &at, int64_t first, int64_t count,
-                         int64_t D, const double *mean, double norm, float *to, int64_t padded) {
-  for (int64_t i = 0; i < count; i++) {
-    const T *row = row_of<T>(rows, b, h, at[first + i]);
     float *x = to + i * padded;
-    for (int64_t d = 0; d < D; d++) x[d] = (float)((float)(widen(row[d]) - mean[d]) * norm);
+    for (int64_t d = 0; d < D; d++) x[d] = (float)(widen(row[d]) - mean[d]);
     for (int64_t d = D; d < padded; d++) x[d] = 0;
+    for (int64_t d = 0; d < padded; d += W) highs = maximum(maximum(load(x + d), -load(x + d)), highs);
   }
+  const float largest = highest(highs), norm = largest > 0 ? 1 / largest : 1;
+  for (int64_t i = 0; i < at.count * padded; i += W) store(to + i, load(to + i) * norm);
 }
 
 // Lower triangle with `factor`·`factor`ᵀ = `matrix`, which ε has made positive definite; NaN stays NaN.
@@ -70,21 +65,17 @@ static void cholesky(const double *matrix, int64_t D, double *factor) {
     }
 }
 
-// The space of the logits of one key head, whose keys are divided by their largest number: squares cannot overflow.
+// The space of the logits of one key head.
 template <class T>
 static void space_of_logits(const Rows &key, int64_t b, int64_t g, const Positions &keys, int64_t D, const float *planes,
                             int64_t bits, const SpaceScratch &own, const Space &to) {
   const int64_t wide = round_up(D, W);
-  const double largest = centre_of<T>(key, b, g, keys, D, own.mean);
+  scaled_rows<T>(key, b, g, keys, D, own.mean, own.rows, wide);
   for (int64_t i = 0; i < D * D; i++) own.covariance[i] = 0;
   for (int64_t block = 0; block < keys.count; block += MEAN_BLOCK) {  // fp32 within a block, fp64 over the blocks
     const int64_t end = block + MEAN_BLOCK < keys.count ? block + MEAN_BLOCK : keys.count;
-    zero(own.products, D * wide);
-    for (int64_t first = block; first < end; first += REFINE_TILE) {
-      const int64_t count = end - first < REFINE_TILE ? end - first : REFINE_TILE;
-      centred_rows<T>(key, b, g, keys, first, count, D, own.mean, 1 / largest, own.tile, wide);
-      gemm(D, wide, count, own.tile, 1, wide, own.tile, wide, own.products, wide, true);
-    }
+    const float *rows = own.rows + block * wide;
+    gemm(D, wide, end - block, rows, 1, wide, rows, wide, own.products, wide, false);
     for (int64_t i = 0; i < D; i++)
       for (int64_t j = 0; j < D; j++) own.covariance[i * D + j] += own.products[i * wide + j];
   }
@@ -115,8 +106,9 @@ static void space_of_queries(int64_t D, const float *planes, int64_t bits, const
 
 // What the rounds of one head need; a head in flight has one.
 struct RefineScratch {
+  float *rows;               // (N,D') the queries, centred and scaled
   int32_t *order, *offsets;  // (N), (C+1)
-  float *means;              // (C',D') centred and scaled; 0 for an empty cluster
+  float *means;              // (C',D') of the rows; 0 for an empty cluster
   float *transposed;         // (D',C')
   float *mapped;             // (D,C') the metric times the means
   float *halves;             // (C') ½ cᵀ metric c; infinity for an empty cluster, which is nobody's nearest
@@ -124,6 +116,7 @@ struct RefineScratch {
 
   RefineScratch(Arena &arena, int64_t N, int64_t C, int64_t D) {
     const int64_t lanes = round_up(C, W), wide = round_up(D, W);
+    rows = arena.take<float>(N * wide);
     order = arena.take<int32_t>(N);
     offsets = arena.take<int32_t>(C + 1);
     means = arena.take<float>(lanes * wide);
@@ -131,15 +124,6 @@ struct RefineScratch {
     mapped = arena.take<float>(wide * lanes);
     halves = arena.take<float>(lanes);
     mean = arena.take<double>(D);
-  }
-};
-
-struct AssignScratch {
-  float *tile, *scores;  // (REFINE_TILE,D'), (REFINE_TILE,C')
-
-  AssignScratch(Arena &arena, int64_t C, int64_t D) {
-    tile = arena.take<float>(REFINE_TILE * round_up(D, W));
-    scores = arena.take<float>(REFINE_TILE * round_up(C, W));
   }
 };
 
@@ -167,44 +151,69 @@ static void nearest_means(const float *scores, const float *halves, int64_t coun
   }
 }
 
-// `rounds` of Lloyd's algorithm from the labels of one head's real queries. `threads` > 1 splits the sequence.
+// Codes of the rows [first, end), multiplied by the planes of a space.
+static void hash_rows(const float *rows, int64_t first, int64_t end, int64_t D, const float *planes, float *products,
+                      uint64_t *codes) {
+  const int64_t wide = round_up(D, W);
+  for (; first < end; first += HASH_TILE) {
+    const int64_t count = end - first < HASH_TILE ? end - first : HASH_TILE;
+    gemm(count, WORD, D, rows + first * wide, wide, 1, planes, WORD, products, WORD, false);
+    pack_signs(products, count, codes + first);
+  }
+}
+
+// The means of the clusters that the labels make, as the metric sees them.
+static void measure_means(int64_t D, int64_t C, const Space &space, const RefineScratch &own) {
+  const int64_t lanes = round_up(C, W), wide = round_up(D, W);
+  pack_transposed(own.means, lanes, D, wide, own.transposed, lanes);
+  gemm(D, lanes, D, space.metric, wide, 1, own.transposed, lanes, own.mapped, lanes, false);
+  for (int64_t c = 0; c < lanes; c++) own.halves[c] = 0;
+  for (int64_t d = 0; d < D; d++)
+    for (int64_t c = 0; c < lanes; c++) own.halves[c] += own.transposed[d * lanes + c] * own.mapped[d * lanes + c];
+  for (int64_t c = 0; c < lanes; c++) {
+    const bool empty = c >= C || own.offsets[c] == own.offsets[c + 1];
+    own.halves[c] = empty ? __builtin_inff() : own.halves[c] / 2;
+  }
+}
+
+// Labels of one head's real queries, by rank. `threads` > 1 splits the sequence.
 template <class T>
-static void refine_head(const Rows &query, int64_t b, int64_t h, const Positions &queries, int64_t D, int64_t C,
-                        int64_t rounds, const Space &space, const RefineScratch &own, const PerThread<AssignScratch> &of,
-                        int threads, int thread, int32_t *labels) {
-  if (queries.count <= C || rounds == 0) return;
-  const int64_t lanes = round_up(C, W), wide = round_up(D, W), n = queries.count;
-  const double norm = 1 / centre_of<T>(query, b, h, queries, D, own.mean);
-  zero(own.means, lanes * wide);
-  for (int64_t round = 0; round < rounds; round++) {
-    sort_by_label(labels, queries, C, own.order, own.offsets);
+static void cluster_queries(const QueryClusters &a, int64_t b, int64_t h, const Positions &queries, const Space &space,
+                            const RefineScratch &own, const Pieces<float> &scores, const KmeansScratch &kmeans,
+                            int threads, int thread, uint64_t *codes, int32_t *labels) {
+  const int64_t n = queries.count, C = a.clusters, D = a.D, lanes = round_up(C, W), wide = round_up(D, W);
+  const Positions ranks{nullptr, n};
+  auto in_blocks = [&](auto &&run) {
+    parallel_for(threads, (n + REFINE_BLOCK - 1) / REFINE_BLOCK, [&](int64_t block, int of_team) {
+      const int64_t first = block * REFINE_BLOCK, end = first + REFINE_BLOCK < n ? first + REFINE_BLOCK : n;
+      run(first, end, scores[threads > 1 ? of_team : thread]);
+    });
+  };
+  if (n > C) {
+    scaled_rows<T>(a.query, b, h, queries, D, own.mean, own.rows, wide);
+    in_blocks([&](int64_t first, int64_t end, float *products) {
+      hash_rows(own.rows, first, end, D, space.planes, products, codes);
+    });
+  }
+  kmeans_head(codes, n, C, a.iterations, kmeans, threads, thread, labels);
+  if (n <= C) return;
+  zero(own.means + C * wide, (lanes - C) * wide);
+  for (int64_t round = 0; round < a.refine; round++) {
+    sort_by_label(labels, ranks, C, own.order, own.offsets);
     parallel_for(threads, C, [&](int64_t c, int) {
       const int64_t size = own.offsets[c + 1] - own.offsets[c];
       float *mean = own.means + c * wide;
       zero(mean, wide);
-      for (int64_t i = own.offsets[c]; i < own.offsets[c + 1]; i++) {
-        const T *row = row_of<T>(query, b, h, own.order[i]);
-        for (int64_t d = 0; d < D; d++) mean[d] += (float)((float)(widen(row[d]) - own.mean[d]) * norm);
-      }
-      for (int64_t d = 0; d < D; d++) mean[d] /= size > 0 ? (float)size : 1.0f;
+      for (int64_t i = own.offsets[c]; i < own.offsets[c + 1]; i++)
+        for (int64_t d = 0; d < wide; d++) mean[d] += own.rows[own.order[i] * wide + d];
+      for (int64_t d = 0; d < wide; d++) mean[d] /= size > 0 ? (float)size : 1.0f;
     });
-    pack_transposed(own.means, lanes, D, wide, own.transposed, lanes);
-    gemm(D, lanes, D, space.metric, wide, 1, own.transposed, lanes, own.mapped, lanes, false);
-    for (int64_t c = 0; c < lanes; c++) own.halves[c] = 0;
-    for (int64_t d = 0; d < D; d++)
-      for (int64_t c = 0; c < lanes; c++) own.halves[c] += own.transposed[d * lanes + c] * own.mapped[d * lanes + c];
-    for (int64_t c = 0; c < lanes; c++) {
-      const bool empty = c >= C || own.offsets[c] == own.offsets[c + 1];
-      own.halves[c] = empty ? __builtin_inff() : own.halves[c] / 2;
-    }
-    parallel_for(threads, (n + REFINE_BLOCK - 1) / REFINE_BLOCK, [&](int64_t block, int of_team) {
-      const AssignScratch &mine = of.of[threads > 1 ? of_team : thread];
-      const int64_t end = (block + 1) * REFINE_BLOCK < n ? (block + 1) * REFINE_BLOCK : n;
-      for (int64_t first = block * REFINE_BLOCK; first < end; first += REFINE_TILE) {
+    measure_means(D, C, space, own);
+    in_blocks([&](int64_t first, int64_t end, float *products) {
+      for (; first < end; first += REFINE_TILE) {
         const int64_t count = end - first < REFINE_TILE ? end - first : REFINE_TILE;
-        centred_rows<T>(query, b, h, queries, first, count, D, own.mean, norm, mine.tile, wide);
-        gemm(count, lanes, D, mine.tile, wide, 1, own.mapped, lanes, mine.scores, lanes, false);
-        nearest_means(mine.scores, own.halves, count, lanes, labels + first);
+        gemm(count, lanes, D, own.rows + first * wide, wide, 1, own.mapped, lanes, products, lanes, false);
+        nearest_means(products, own.halves, count, lanes, labels + first);
       }
     });
   }
@@ -215,15 +224,15 @@ static int64_t query_clusters_of(const QueryClusters &a, void *workspace) {
   Arena arena{(char *)workspace};
   const Masks queries(arena, a.query_real, a.B, a.N), keys(arena, a.key_real, a.B, a.M);
   const int64_t heads = a.B * a.H, spaces = a.logits ? a.B * a.G : 1;
-  HashScratch hash(arena, heads, a.N, a.D, a.threads);
   const KmeansScratch kmeans(arena, a.clusters, a.threads);
   const Pieces<uint64_t> codes = arena.take_each<uint64_t>(heads, a.N, PAST);
   const Pieces<int32_t> labels = arena.take_each<int32_t>(heads, a.N, PAST);
   const Pieces<float> metrics = arena.take_each<float>(spaces, Space::metric_size(a.D));
   const Pieces<float> planes = arena.take_each<float>(spaces, a.D * WORD);
-  const PerThread<SpaceScratch> measuring(arena, a.threads, a.D);
+  const PerThread<SpaceScratch> measuring(arena, a.threads, a.logits ? a.M : 0, a.D);
   const PerThread<RefineScratch> refining(arena, a.threads, a.N, a.clusters, a.D);
-  const PerThread<AssignScratch> assigning(arena, a.threads, a.clusters, a.D);
+  const int64_t lanes = round_up(a.clusters, W);
+  const Pieces<float> scores = arena.take_each<float>(a.threads, REFINE_TILE * (lanes > WORD ? lanes : WORD));
   if (!arena.base) return arena.used;
 
   auto space = [&](int64_t b, int64_t g) {
@@ -233,12 +242,8 @@ static int64_t query_clusters_of(const QueryClusters &a, void *workspace) {
   auto cluster = [&](int64_t bh, int threads, int thread) {
     const int64_t b = bh / a.H, h = bh % a.H;
     const Positions real = queries.of(b);
-    const Space in = space(b, h / (a.H / a.G));
-    if (real.count > a.clusters)
-      hash_head<T>(a.query, b, h, a.H, a.D, real, hash, in.planes, true, threads, thread, codes[bh]);
-    kmeans_head(codes[bh], real.count, a.clusters, a.iterations, kmeans, threads, thread, labels[bh]);
-    refine_head<T>(a.query, b, h, real, a.D, a.clusters, a.refine, in, refining.of[threads > 1 ? 0 : thread], assigning,
-                   threads, thread, labels[bh]);
+    cluster_queries<T>(a, b, h, real, space(b, h / (a.H / a.G)), refining.of[threads > 1 ? 0 : thread], scores, kmeans,
+                       threads, thread, codes[bh], labels[bh]);
     int64_t *out = a.labels + bh * a.N;
     for (int64_t i = 0; i < a.N; i++) out[i] = a.clusters;
     for (int64_t i = 0; i < real.count; i++) out[real[i]] = labels[bh][i];
