@@ -452,7 +452,21 @@ class MethodContract:
     @pytest.mark.parametrize("E", [1, 8, 11])
     def test_any_value_width(self, method: Method, E: int):
         q, k, v = qkv(E=11)
-        close(run(method, q, k, v[..., :E]), run(method, q, k, v)[..., :E])
+        if method.traits.by_values:  # other values are another choice: but numbers that are all 0 add nothing to it
+            rest = torch.zeros_like(v[..., E:])
+            wanted = run(method, q, k, torch.cat([v[..., :E], rest], dim=-1))
+            assert wanted.shape[3] == 11
+            assert not wanted[..., E:].any()
+            assert torch.isfinite(run(method, q, k, v[..., :E])).all()
+        else:
+            close(run(method, q, k, v[..., :E]), run(method, q, k, v)[..., :E])
+
+    @where(lambda traits: traits.by_values)
+    def test_choices_by_values_are_of_the_values(self, method: Method):
+        """Else the trait is not true: with other values the outputs are those of other weights."""
+        q, k, v = qkv(40, 40)
+        doubled = torch.cat([v, normal(*v.shape, seed=9)], dim=-1)
+        assert not torch.allclose(run(method, q, k, doubled)[..., : v.shape[3]], run(method, q, k, v), atol=1e-4)
 
     def test_strided_inputs_equal_contiguous_ones(self, method: Method):
         heads_last = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv()]

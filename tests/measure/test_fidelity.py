@@ -32,9 +32,9 @@ def test_relative_error():
 
 def test_weights_are_the_softmax_and_apply_to_any_values():
     q, k, v = torch.randn(3, 1, 2, 7, 4)
-    torch.testing.assert_close(attention_weights(sq.Full(), q, k), (q @ k.mT / 2).softmax(-1))
+    torch.testing.assert_close(attention_weights(sq.Full(), q, k, v), (q @ k.mT / 2).softmax(-1))
     method = sq.ImprovedClustered(clusters=2, topk=2)
-    torch.testing.assert_close(attention_weights(method, q, k) @ v, method(q, k, v))
+    torch.testing.assert_close(attention_weights(method, q, k, v) @ v, method(q, k, v))
 
 
 def test_retrieval_agreement():

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from subquad.methods import Bound, Method
@@ -33,17 +33,33 @@ def attention_weights(
     method: Method | Bound,
     query: Float[Tensor, "B H N D"],
     key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
     *,
+    rows: Int64[Tensor, "rows"] | None = None,
     keys: slice = slice(None),
     **options: Any,
-) -> Float[Tensor, "B H N columns"]:
-    """The attention matrix A that a method applies to its values, read off with the identity as values.
+) -> Float[Tensor, "B H rows columns"]:
+    """The attention matrix A that a method applies to its values, out = A·V; of some rows and columns only, if wanted.
 
-    Every method here is linear in its values, out = A·V, so V = I gives A. N×M memory: for a few heads, or for a few
-    keys: with `keys` only their columns.
+    Most methods are linear in their values, so V = I gives A. Where a method's trait `by_values` says that its choices
+    depend on the values, A is the derivative of out with respect to them, one backward pass a row. N×M memory for all.
     """
-    identity = torch.eye(key.shape[2], dtype=key.dtype, device=key.device)[:, keys]
-    return method(query, key, identity.expand(*key.shape[:2], -1, -1), **options)
+    if not method.traits.by_values:
+        identity = torch.eye(key.shape[2], dtype=key.dtype, device=key.device)[:, keys]
+        out = method(query, key, identity.expand(*key.shape[:2], -1, -1), **options)
+        return out if rows is None else out[:, :, rows]
+    with torch.inference_mode(False), torch.enable_grad():
+        query, key, value = query.detach().clone(), key.detach().clone(), value.detach().clone().requires_grad_()
+        out, group = method(query, key, value, **options), query.shape[1] // key.shape[1]
+        rows = torch.arange(query.shape[2], device=query.device) if rows is None else rows
+        weights = out.new_zeros(*query.shape[:2], len(rows), key.shape[2])
+        for at, row in enumerate(rows.tolist()):
+            for head in range(group):  # of those that share a key head, one at a time
+                one = torch.zeros_like(out)
+                one[:, head::group, row, 0] = 1.0
+                (of_values,) = torch.autograd.grad(out, value, one, retain_graph=True)
+                weights[:, head::group, at] = of_values[..., 0]
+    return weights[..., keys]
 
 
 def retrieval_agreement(

@@ -71,6 +71,8 @@ class ClusteredTail(Method):
         dropout="weights of each query on its top keys and on the cells",
         stochastic=True,
         order_free=False,
+        positional=True,  # the cells' k-means starts from evenly spaced keys
+        by_values=True,
         exact_limit={"topk": "M"},
         example={"clusters": 5, "topk": 4, "cells": 3, "bits": 15, "iterations": 3},
         complexity="O(C·M·D + N·(C·refine + k + X)·D) time, O(N + C·(k + X·D)) memory",

@@ -73,6 +73,7 @@ class LearnedHashTail(LearnsHashes):
         dropout="attention weights of a bucket's keys and of the centroids",
         stochastic=True,
         positional=True,  # the cells' k-means starts from evenly spaced keys
+        by_values=True,
         learned=True,
         fit=Fit(metric="error"),
         exact_limit={"keys": "M"},

@@ -39,7 +39,7 @@ ALL = (
     "subquadratic",
     "yardstick",
 )
-ANY = ("stochastic", "positional", "relative", "learned")
+ANY = ("stochastic", "positional", "by_values", "relative", "learned")
 
 
 def combined(methods: Sequence[Method]) -> Traits:

@@ -31,6 +31,7 @@ class Traits:
     order_free: bool = True  # permuting the queries (and the keys with them, unless `positional`) permutes the outputs
     subquadratic: bool = True  # its work grows by less than N·M
     positional: bool = False  # which keys a query meets depends on where they stand
+    by_values: bool = False  # what its choices are made from includes the values: its outputs are not linear in them
     cached: bool = False  # not `cross`, but steps on a cache: N ≠ M under a mask that says where the queries stand
     relative: bool = False  # the logits hold learned terms of the distance, beside the products
     yardstick: bool = False  # computes all N·M logits: there to compare with, never recommended

@@ -247,7 +247,7 @@ def top_mass(settings: RunSettings, trained: str, context: Context, utterances: 
         batch = task.collate([test[i]])
         with torch.no_grad(), recorded(model) as calls:
             model(batch["features"])
-        weights = [attention_weights(Full(), call.query, call.key, **call.options) for call in calls]
+        weights = [attention_weights(Full(), call.query, call.key, call.value, **call.options) for call in calls]
         best = torch.stack([layer.sort(descending=True).values.cumsum(-1).mean((0, 1, 2)) for layer in weights])
         shares.append(best[:, [min(k, best.shape[1]) - 1 for k in TOPS]])
     return {str(k): row.tolist() for k, row in zip(TOPS, torch.stack(shares).mean(0).T, strict=True)}

@@ -364,16 +364,15 @@ def _weights_l1(method: Method | Bound, inputs: LayerInputs, heads: int = 2, que
 
     Of a method that is bound, over all heads: its parameters are theirs.
     """
-    query, key = inputs.query, inputs.key
+    query, key, value = inputs.query, inputs.key, inputs.value
     if not isinstance(method, Bound):
         H, G = query.shape[1], key.shape[1]
         chosen = torch.arange(heads) * H // heads
-        query, key = query[:, chosen], key[:, chosen * G // H]
-    options = inputs.options | {"bias": None}
-    mine = attention_weights(method, query, key, **options)
-    exact = attention_weights(Full(), query, key, **options)
-    rows = torch.arange(queries) * query.shape[2] // queries
-    return float((mine - exact)[:, :, rows].abs().sum(-1).mean())
+        query, key, value = query[:, chosen], key[:, chosen * G // H], value[:, chosen * G // H]
+    options = inputs.options | {"bias": None, "rows": torch.arange(queries) * query.shape[2] // queries}
+    mine = attention_weights(method, query, key, value, **options)
+    exact = attention_weights(Full(), query, key, value, **options)
+    return float((mine - exact).abs().sum(-1).mean())
 
 
 def _rounded(vectors: torch.Tensor) -> list[list[float]]:

@@ -138,7 +138,7 @@ def _attention(scale: Scale, deviation: float, sample: int, context: Context) ->
     generator = torch.Generator().manual_seed(sample)
     drawn = torch.randn(3, 1, 1, scale.length, scale.head_dim, generator=generator, dtype=torch.float64)
     query, key, value = deviation * drawn[0], deviation * drawn[1], drawn[2]
-    exact = attention_weights(Full(), query, key)
+    exact = attention_weights(Full(), query, key, key)
     norm = squared_norm(query, key, scale.head_dim**-0.5)
 
     def errors(weights: Tensor) -> dict[str, float]:
@@ -151,7 +151,7 @@ def _attention(scale: Scale, deviation: float, sample: int, context: Context) ->
         for rows in ROWS:
             methods = {number: performer(kind, rows, number, norm, sample) for number in scale.features}
             found[f"{kind} {rows}"] = {
-                str(number): errors(attention_weights(method, query, key)) for number, method in methods.items()
+                str(number): errors(attention_weights(method, query, key, key)) for number, method in methods.items()
             }
     return found
 
