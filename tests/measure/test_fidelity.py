@@ -37,6 +37,18 @@ def test_weights_are_the_softmax_and_apply_to_any_values():
     torch.testing.assert_close(attention_weights(method, q, k, v) @ v, method(q, k, v))
 
 
+@pytest.mark.parametrize("G", [1, 2, 4])
+def test_weights_of_choices_by_values_are_those_of_these_values(G):
+    q, k, v = torch.randn(1, 4, 30, 4), *torch.randn(2, 1, G, 30, 4)
+    method = sq.ClusteredTail(clusters=4, topk=2, cells=3)
+    weights = attention_weights(method, q, k, v, enable_gqa=True)
+    torch.testing.assert_close(weights @ v.repeat_interleave(4 // G, 1), method(q, k, v, enable_gqa=True))
+    rows = torch.tensor([3, 20])
+    with torch.inference_mode():
+        some = attention_weights(method, q, k, v, rows=rows, keys=slice(2, 9), enable_gqa=True)
+    torch.testing.assert_close(some, weights[:, :, rows, 2:9])
+
+
 def test_retrieval_agreement():
     exact = torch.tensor([[3.0, 2.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
     assert retrieval_agreement(exact, exact, depth=2) == (1.0, 1.0)

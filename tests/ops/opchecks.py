@@ -36,12 +36,21 @@ def main() -> None:
             arguments = ("cpu", *tracked(*qkv(20, 30)), query_real, key_real, 4, topk, 31, 3, 0.3, 5)
             torch.library.opcheck(ops.clustered_forward.default, arguments)
             checked += 1
+        q, k, v = qkv(20, 30)
+        torch.library.opcheck(ops.cluster_labels.default, ("cpu", q, k, query_real, key_real, "logits", 4, 31, 3, 2, 5))
+        torch.library.opcheck(ops.cell_labels.default, ("cpu", k, v, key_real, 3, 31, 3, 5))
+        checked += 2
         query = qkv(20)[0]
         torch.library.opcheck(ops.hash_words.default, ("cpu", query, 31, 0, True, query_real))
         torch.library.opcheck(
             ops.kmeans_labels.default, ("cpu", ops.hash_words("cpu", query, 31, 0, True, query_real), query_real, 4, 3)
         )
         checked += 2
+    labels, cell = torch.arange(20).expand(2, 2, -1) % 4, torch.arange(30).expand(2, 2, -1) % 3
+    for keys in (None, torch.arange(6).expand(2, 2, 4, -1)):
+        arguments = ("cpu", *tracked(*qkv(20, 30)), labels, cell, keys, 4, 6, 3, 0.3)
+        torch.library.opcheck(ops.tail_forward.default, arguments)
+        checked += 1
     for bias in (None, torch.zeros(2, 4, 30)):
         torch.library.opcheck(ops.pairs_forward.default, ("cpu", *tracked(*qkv(20, 30, H=4)), *in_buckets(bias)))
         checked += 1

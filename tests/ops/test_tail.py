@@ -5,8 +5,10 @@ import torch
 
 from subquad import Mask
 from subquad.ops.choose.balanced import best_bucket
+from subquad.ops.choose.cells.op import key_cells
+from subquad.ops.groups import group_mean
+from subquad.ops.parts.tail import op
 from subquad.ops.slots import members
-from subquad.ops.tail import attend_with_tail, key_cells, mean_queries
 from tests.methods.dense import with_tail
 from tests.oracle import gradients, naive, normal, tracked
 
@@ -34,6 +36,13 @@ def bucketed(scored, mask: Mask, keys: int):
     return buckets, label, members(buckets.keys, M).mT
 
 
+def attend_with_tail(query, key, value, buckets, cell, cells: int):
+    """The op, with the exact keys of these buckets."""
+    sizes = {"clusters": buckets.keys.shape[2], "topk": buckets.keys.shape[3], "cells": cells}
+    labels = buckets.labels(query.shape[2])
+    return op.attend_with_tail(query, key, value, labels, cell, buckets.keys, **sizes, scale=SCALE)
+
+
 def cells_of(B: int, G: int, M: int, cells: int, mask: Mask) -> torch.Tensor:
     cell = normal(B, G, M, seed=7).mul(100).long() % cells
     real = mask.key_padding(M)
@@ -47,7 +56,7 @@ def test_equals_its_formula_bucket_by_bucket(G, mask, keys, cells):
     inputs = made(G=G)
     buckets, label, chosen = bucketed(scores(), mask, keys)
     cell = cells_of(2, G, 14, cells, mask)
-    out, _ = attend_with_tail(*inputs, buckets, cell, cells, scale=SCALE, dropout_p=0.0)
+    out, _ = attend_with_tail(*inputs, buckets, cell, cells)
     wanted = with_tail(*inputs, label, chosen, torch.where(cell < cells, cell, -1), SCALE)
     torch.testing.assert_close(out, wanted)
     assert (out != 0).any(-1).sum() == (label >= 0).sum()
@@ -58,7 +67,7 @@ def test_gradients_in_fp64():
     buckets, *_ = bucketed(scores(1, 1), Mask(), 4)
     inputs, cell = made(1, 1, 1), cells_of(1, 1, 14, 3, Mask())
     assert torch.autograd.gradcheck(
-        lambda q, k, v: attend_with_tail(q, k, v, buckets, cell, 3, scale=SCALE, dropout_p=0.0)[0],
+        lambda q, k, v: attend_with_tail(q, k, v, buckets, cell, 3)[0],
         inputs,
         fast_mode=True,
     )
@@ -70,7 +79,7 @@ def test_exact_for_a_query_that_is_its_buckets_mean(keys):
     q = q[:, :, :1].expand(-1, -1, 9, -1)
     of_query = torch.tensor([[0.0, 1.0, 0.0]]).expand(2, 2, 9, -1)
     buckets, *_ = bucketed((of_query, scores()[1]), Mask(), keys)
-    out, _ = attend_with_tail(3 * q, k, v, buckets, cells_of(2, 2, 14, 2, Mask()), 2, scale=SCALE, dropout_p=0.0)
+    out, _ = attend_with_tail(3 * q, k, v, buckets, cells_of(2, 2, 14, 2, Mask()), 2)
     torch.testing.assert_close(out, naive(3 * q, k, v, scale=SCALE))
 
 
@@ -79,7 +88,7 @@ def test_exact_where_the_keys_of_a_cell_are_equal():
     buckets, *_ = bucketed(scores(), Mask(), 4)
     cell = cells_of(2, 2, 14, 3, Mask())
     alike = k[:, :, :3].gather(2, cell[..., None].expand(-1, -1, -1, 3))
-    out, _ = attend_with_tail(q, alike, v, buckets, cell, 3, scale=SCALE, dropout_p=0.0)
+    out, _ = attend_with_tail(q, alike, v, buckets, cell, 3)
     torch.testing.assert_close(out, naive(q, alike, v, scale=SCALE))
 
 
@@ -92,7 +101,7 @@ def test_near_its_mean_a_query_errs_by_the_square_of_the_distance():
     cell, errors = cells_of(1, 1, 14, 2, Mask()), []
     for distance in (0.02, 0.01):
         near = mean + distance * (q - mean)
-        out, _ = attend_with_tail(near, k, v, buckets, cell, 2, scale=SCALE, dropout_p=0.0)
+        out, _ = attend_with_tail(near, k, v, buckets, cell, 2)
         errors.append((out - naive(near, k, v, scale=SCALE)).abs().max())
     assert 3.5 < errors[0] / errors[1] < 4.5
 
@@ -102,11 +111,11 @@ def test_empty_buckets_have_a_mean_of_zero_and_do_no_harm():
     of_query = torch.full((2, 2, 9, 4), -1.0)
     of_query[..., 2] = 1.0
     buckets, label, chosen = bucketed((of_query, scores(C=4)[1]), Mask(), 4)
-    means = mean_queries(inputs[0], buckets)
+    means = group_mean(inputs[0], buckets.labels(9), 4)
     assert (means[:, :, [0, 1, 3]] == 0).all()
     torch.testing.assert_close(means[:, :, 2], inputs[0].mean(2))
     cell = cells_of(2, 2, 14, 3, Mask())
-    out, _ = attend_with_tail(*inputs, buckets, cell, 3, scale=SCALE, dropout_p=0.0)
+    out, _ = attend_with_tail(*inputs, buckets, cell, 3)
     torch.testing.assert_close(out, with_tail(*inputs, label, chosen, cell, SCALE))
     assert all(grad.isfinite().all() for grad in gradients(out, *inputs))
 
@@ -114,26 +123,31 @@ def test_empty_buckets_have_a_mean_of_zero_and_do_no_harm():
 def test_large_inputs_stay_finite():
     inputs = [x.detach().float() * 100 for x in made()]
     buckets, *_ = bucketed(scores(), Mask(), 4)
-    out, _ = attend_with_tail(*inputs, buckets, cells_of(2, 2, 14, 3, Mask()), 3, scale=SCALE, dropout_p=0.0)
+    out, _ = attend_with_tail(*inputs, buckets, cells_of(2, 2, 14, 3, Mask()), 3)
     assert out.isfinite().all()
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_cells_are_each_items_own_and_padding_is_in_none(side):
-    k = normal(2, 3, 20, 6)
+    k, v = normal(2, 3, 20, 6), normal(2, 3, 20, 5, seed=1)
     real = torch.arange(20) < torch.tensor([[20], [7]])
     real = real if side == "right" else real.flip(1)
-    cell = key_cells(k, Mask.padding(keys=real), 4, seed=0)
+    cell = key_cells(k, v, real, cells=4, seed=0)
     assert (cell[1][:, ~real[1]] == 4).all()
     assert (cell[:, :, 7] < 4).any()
     assert cell.shape == (2, 3, 20)
-    assert torch.equal(cell[1:][:, :, real[1]], key_cells(k[1:][:, :, real[1]], Mask(), 4, seed=0))
-    assert torch.equal(cell[:1], key_cells(k[:1], Mask(), 4, seed=0))
+    assert torch.equal(
+        cell[1:][:, :, real[1]], key_cells(k[1:][:, :, real[1]], v[1:][:, :, real[1]], None, cells=4, seed=0)
+    )
+    assert torch.equal(cell[:1], key_cells(k[:1], v[:1], None, cells=4, seed=0))
 
 
-def test_keys_that_are_alike_share_a_cell():
+@pytest.mark.parametrize("split", [False, True], ids=["by keys", "by keys and values"])
+def test_tokens_that_are_alike_share_a_cell(split):
+    alike = torch.ones(1, 1, 40, 3)
     groups = torch.arange(40) % 4
     centres = 5 * torch.linalg.qr(normal(8, 4)).Q.T
-    cell = key_cells((centres[groups] + 0.1 * normal(40, 8))[None, None], Mask(), 4, seed=0)[0, 0]
+    vectors = (centres[groups] + 0.1 * normal(40, 8))[None, None]
+    cell = key_cells(vectors, vectors if split else alike, None, cells=4, seed=0)[0, 0]
     assert len(cell.unique()) > 1
     assert all(len(cell[groups == group].unique()) == 1 for group in range(4))

@@ -44,7 +44,8 @@ def attention_weights(
     Most methods are linear in their values, so V = I gives A. Where a method's trait `by_values` says that its choices
     depend on the values, A is the derivative of out with respect to them, one backward pass a row. N×M memory for all.
     """
-    if not method.traits.by_values:
+    plain = method.method if isinstance(method, Bound) else method
+    if not plain.traits.by_values:
         identity = torch.eye(key.shape[2], dtype=key.dtype, device=key.device)[:, keys]
         out = method(query, key, identity.expand(*key.shape[:2], -1, -1), **options)
         return out if rows is None else out[:, :, rows]

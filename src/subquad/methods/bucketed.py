@@ -32,10 +32,19 @@ def attend_with_cells(
     """Attention of each query to the keys of its one bucket, and to the others as so many centroids."""
     with torch.no_grad():
         cell = key_cells(key, value, call.mask.key_padding(key.shape[2]), cells=cells, seed=call.seed)
-    sizes = {"clusters": buckets.keys.shape[2], "topk": buckets.keys.shape[3], "cells": cells}
-    labels = buckets.labels(query.shape[2])
-    how = {"scale": call.scale, "dropout_p": call.dropout_p}
-    return attend_with_tail(query, key, value, labels, cell, buckets.keys, **sizes, **how)
+    return attend_with_tail(
+        query,
+        key,
+        value,
+        buckets.labels(query.shape[2]),
+        cell,
+        buckets.keys,
+        clusters=buckets.keys.shape[2],
+        topk=buckets.keys.shape[3],
+        cells=cells,
+        scale=call.scale,
+        dropout_p=call.dropout_p,
+    )
 
 
 class Bucketed(Method):

@@ -85,16 +85,29 @@ class ClusteredTail(Method):
         real_queries, real_keys = mask.query_padding(N), mask.key_padding(key.shape[2])
         clusters = torch.sym_min(self.clusters, N)
         with torch.no_grad():
-            how = {
-                "space": "logits",
-                "bits": self.bits,
-                "iterations": self.iterations,
-                "refine": self.refine,
-                "seed": call.seed,
-            }
-            labels = query_clusters(query, key, real_queries, real_keys, clusters=clusters, **how)
+            labels = query_clusters(
+                query,
+                key,
+                real_queries,
+                real_keys,
+                space="logits",
+                clusters=clusters,
+                bits=self.bits,
+                iterations=self.iterations,
+                refine=self.refine,
+                seed=call.seed,
+            )
             cell = key_cells(key, value, real_keys, cells=self.cells, seed=call.seed)
-        sizes = {"clusters": clusters, "topk": self.topk, "cells": self.cells}
         return attend_with_tail(
-            query, key, value, labels, cell, None, **sizes, scale=call.scale, dropout_p=call.dropout_p
+            query,
+            key,
+            value,
+            labels,
+            cell,
+            None,
+            clusters=clusters,
+            topk=self.topk,
+            cells=self.cells,
+            scale=call.scale,
+            dropout_p=call.dropout_p,
         )

@@ -261,10 +261,10 @@ def _options(inputs: LayerInputs) -> dict[str, Any]:
 
 @torch.inference_mode()
 def _map(method: Method | Bound, inputs: LayerInputs, head: int, shown: slice) -> list[list[float]]:
-    gqa = {"enable_gqa": inputs.query.shape[1] != inputs.key.shape[1]}
+    options = _options(inputs) | {"enable_gqa": inputs.query.shape[1] != inputs.key.shape[1]}
     rows = torch.arange(inputs.query.shape[2], device=inputs.query.device)[shown]
     given = inputs.query, inputs.key, inputs.value
-    weights = attention_weights(method, *given, rows=rows, keys=shown, **gqa, **_options(inputs))
+    weights = attention_weights(method, *given, rows=rows, keys=shown, **options)
     return [[round(weight, 6) for weight in row] for row in weights[0, head].float().tolist()]
 
 

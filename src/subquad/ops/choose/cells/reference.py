@@ -5,7 +5,6 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.ops.choose.hashing.op import hash_codes
-from subquad.ops.choose.hashing.reference import centred
 from subquad.ops.choose.kmeans.op import hamming_kmeans
 
 
@@ -26,11 +25,16 @@ def key_cells(
 
 def standardised(x: Float[Tensor, "B G M D"], real: Bool[Tensor, "B M"] | None) -> Float[Tensor, "B G M D"]:
     """Vectors less their head's mean, divided by one standard deviation for all their components. Padding is 0."""
-    x = centred(x.detach(), real)
-    x = x if real is None else x.masked_fill(~real[:, None, :, None], 0.0)
-    largest = x.abs().amax((2, 3), keepdim=True)
-    x = x / torch.where(largest > 0, largest, 1.0)  # squares cannot overflow
-    count = x.new_tensor(x.shape[2]) if real is None else real.sum(1).clamp(min=1)[:, None, None, None]
-    # In fp64, so that the order of the sum, which changes with padding, cannot turn a bit of the hash.
-    variance = x.double().square().sum((2, 3), keepdim=True) / (count * x.shape[3])
-    return x / torch.where(variance > 0, variance.sqrt(), 1.0).to(x.dtype)
+    # In fp64, so that the order of the sums, which changes with padding, cannot turn a bit of the hash.
+    wide = x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)  # Apple's GPUs have no fp64
+    there = None if real is None else real[:, None, :, None]
+    count = wide.new_tensor(x.shape[2]) if there is None else there.sum(2, keepdim=True).clamp(min=1)
+
+    def total(y: Tensor) -> Tensor:
+        return (y if there is None else y.masked_fill(~there, 0.0)).sum(2, keepdim=True)
+
+    centred = wide - total(wide) / count
+    variance = total(centred.square()).sum(3, keepdim=True) / (count * x.shape[3])
+    result = centred / torch.where(variance > 0, variance.sqrt(), 1.0)
+    result = result if there is None else result.masked_fill(~there, 0.0)
+    return result.to(torch.promote_types(x.dtype, torch.float32))

@@ -24,12 +24,12 @@ def query_clusters(
 ) -> Int64[Tensor, "B H N"]:
     """K-means of the queries, head by head: labels in [0, clusters), and `clusters` for padding.
 
-    `iterations` of Lloyd's algorithm on sign hashes of `bits` bits (`hash_codes`, `hamming_kmeans`), then `refine` rounds
-    on the vectors themselves: means of the clusters, then each query to the nearest mean.
+    `iterations` of Lloyd's algorithm on sign hashes of `bits` bits (`hash_codes`, `hamming_kmeans`), then `refine`
+    rounds on the vectors themselves: means of the clusters, then each query to the nearest mean.
 
     `space` says what is clustered: "queries" q − mean q, or "logits" (q − mean q) L with L Lᵀ = Σ + ε, where Σ is the
-    covariance of the item's keys. Two queries attend alike where q·Kᵀ is alike, up to what all keys have in common, which
-    softmax does not see; and by that they differ, for ε = 0, by
+    covariance of the item's keys. Two queries attend alike where q·Kᵀ is alike, up to what all keys have in common,
+    which softmax does not see; and for ε = 0 they differ in that by
 
         ‖(q − q′)(K − mean K)ᵀ‖ = √M · ‖(q − q′) L‖
 

@@ -55,7 +55,7 @@ def logit_factor(key: Float[Tensor, "B G M D"], real: Bool[Tensor, "B M"] | None
 
 
 def scaled(x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H N D"]:
-    """Vectors less their head's mean, divided by the largest number among them: squares cannot overflow. Padding is 0."""
+    """Vectors less their head's mean, divided by the largest number among them, so that squares cannot overflow."""
     x = centred(x.detach(), real)
     x = x if real is None else x.masked_fill(~real[:, None, :, None], 0.0)
     largest = x.abs().amax((2, 3), keepdim=True)

@@ -30,8 +30,14 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     out, lse, *saved = outputs
     B, H = x.query.shape[:2]
     interface.check("tail_forward", keys=(x.keys, torch.int64, (B, H, x.clusters, x.topk)))
-    saved = dict(zip(SAVED, saved, strict=True))
-    interface.run("tail_forward", inputs=_inputs("tail_forward", x), keys=x.keys, out=out, lse=lse, saved=saved)
+    interface.run(
+        "tail_forward",
+        inputs=_inputs("tail_forward", x),
+        keys=x.keys,
+        out=out,
+        lse=lse,
+        saved=dict(zip(SAVED, saved, strict=True)),
+    )
 
 
 @tail_backward.on("cpu")
