@@ -37,7 +37,9 @@ def main() -> None:
             torch.library.opcheck(ops.clustered_forward.default, arguments)
             checked += 1
         q, k, v = qkv(20, 30)
-        torch.library.opcheck(ops.cluster_labels.default, ("cpu", q, k, query_real, key_real, "logits", 4, 31, 3, 2, 5))
+        torch.library.opcheck(
+            ops.cluster_labels.default, ("cpu", q, k, query_real, key_real, None, "logits", 4, 31, 3, 2, 5)
+        )
         torch.library.opcheck(ops.cell_labels.default, ("cpu", k, v, key_real, 3, 31, 3, 5))
         checked += 2
         query = qkv(20)[0]
@@ -48,7 +50,7 @@ def main() -> None:
         checked += 2
     labels, cell = torch.arange(20).expand(2, 2, -1) % 4, torch.arange(30).expand(2, 2, -1) % 3
     for keys in (None, torch.arange(6).expand(2, 2, 4, -1)):
-        arguments = ("cpu", *tracked(*qkv(20, 30)), labels, cell, keys, 4, 6, 3, 0.3)
+        arguments = ("cpu", *tracked(*qkv(20, 30)), labels, cell, keys, None, 4, 6, 3, 0.3)
         torch.library.opcheck(ops.tail_forward.default, arguments)
         checked += 1
     for bias in (None, torch.zeros(2, 4, 30)):

@@ -193,11 +193,12 @@ struct QueryClusters {
   Dtype dtype;
   Rows query, key;
   const uint8_t *query_real, *key_real;  // (B,N) and (B,M), or null
+  const int64_t *counts;              // (B) how many clusters each item has; null: `clusters`
   const float *planes;                // (bits,D)
   int64_t *labels;                    // (B,H,N); `clusters` for padding
 };
 DESCRIBE(QueryClusters, B, H, G, N, M, D, clusters, bits, iterations, refine, logits, threads, dtype, query, key,
-         query_real, key_real, planes, labels)
+         query_real, key_real, counts, planes, labels)
 
 struct KeyCells {
   int64_t B, G, M, D, E, cells, bits, iterations, threads;
@@ -236,11 +237,12 @@ DESCRIBE(TailSaved, order, offsets, key_order, cell_offsets, top, centroids, cel
 struct TailForward {
   TailInputs inputs;
   const int64_t *keys;  // (B,H,clusters,topk) the exact keys, any other number: empty; null: those with the largest logits
+  const int64_t *wanted;  // (B) how many of these each item takes; null: `topk`
   RowsOut out;
   float *lse;  // (B,H,N)
   TailSaved saved;
 };
-DESCRIBE(TailForward, inputs, keys, out, lse, saved)
+DESCRIBE(TailForward, inputs, keys, wanted, out, lse, saved)
 
 struct TailBackward {
   TailInputs inputs;

@@ -176,12 +176,17 @@ static void measure_means(int64_t D, int64_t C, const Space &space, const Refine
   }
 }
 
+static int64_t clusters_of(const QueryClusters &a, int64_t b) {
+  if (!a.counts || a.counts[b] > a.clusters) return a.clusters;
+  return a.counts[b] > 1 ? a.counts[b] : 1;
+}
+
 // Labels of one head's real queries, by rank. `threads` > 1 splits the sequence.
 template <class T>
 static void cluster_queries(const QueryClusters &a, int64_t b, int64_t h, const Positions &queries, const Space &space,
                             const RefineScratch &own, const Pieces<float> &scores, const KmeansScratch &kmeans,
                             int threads, int thread, uint64_t *codes, int32_t *labels) {
-  const int64_t n = queries.count, C = a.clusters, D = a.D, lanes = round_up(C, W), wide = round_up(D, W);
+  const int64_t n = queries.count, C = clusters_of(a, b), D = a.D, lanes = round_up(C, W), wide = round_up(D, W);
   const Positions ranks{nullptr, n};
   auto in_blocks = [&](auto &&run) {
     parallel_for(threads, (n + REFINE_BLOCK - 1) / REFINE_BLOCK, [&](int64_t block, int of_team) {

@@ -64,7 +64,7 @@ struct BlockScratch {
   LaneCandidates best;
 
   BlockScratch(Arena &arena, const TailInputs &in, int64_t lanes)
-      : best(arena, lanes, in.topk < in.M ? in.topk : 0) {  // no choice where all keys are exact
+      : best(arena, lanes, in.topk < in.M ? in.topk : in.M) {
     const int64_t D = round_up(in.D, W), E = round_up(in.E, W);
     rows = arena.take<float>(lanes * D);
     queries = arena.take<float>(lanes * D);
@@ -122,6 +122,11 @@ static void sort_queries(const TailForward &a, int64_t b, int64_t h) {
   }
 }
 
+static int64_t wanted_of(const TailForward &a, int64_t b) {
+  const int64_t topk = a.inputs.topk, wanted = a.wanted ? a.wanted[b] : topk;
+  return wanted < 0 ? 0 : wanted < topk ? wanted : topk;
+}
+
 // The `K` rows with the largest logits in each of `C` lanes, as candidates in ascending order. A bound from evenly spaced
 // rows lets some twice as many pass; a lane in which too few pass it starts again without one.
 static void choose_top(const BlockScratch &own, int64_t C, int64_t lanes, int64_t count, int64_t K) {
@@ -152,8 +157,8 @@ static void choose_top(const BlockScratch &own, int64_t C, int64_t lanes, int64_
 }
 
 // Places of the exact keys of cluster `row`, ascending, −1 behind the last: those listed, all, or the candidates.
-static void save_top(const TailForward &a, int64_t row, int64_t count, const int32_t *place, const int32_t *ranks,
-                     uint8_t *marks) {
+static void save_top(const TailForward &a, int64_t row, int64_t K, int64_t count, const int32_t *place,
+                     const int32_t *ranks, uint8_t *marks) {
   const TailInputs &in = a.inputs;
   int32_t *top = a.saved.top + row * in.topk;
   int64_t kept = 0;
@@ -166,7 +171,7 @@ static void save_top(const TailForward &a, int64_t row, int64_t count, const int
     for (int64_t i = 0; i < count && kept < in.topk; i++)
       if (marks[i]) top[kept++] = (int32_t)i;
   } else {
-    for (; kept < in.topk && kept < count; kept++) top[kept] = in.topk < count ? ranks[kept] : (int32_t)kept;
+    for (; kept < K && kept < count; kept++) top[kept] = K < count ? ranks[kept] : (int32_t)kept;
   }
   for (; kept < in.topk; kept++) top[kept] = -1;
 }
@@ -217,10 +222,10 @@ static void attend_block(const TailForward &a, const SortedKeys &sorted, int64_t
   pack_centroids(a.saved.centroids + row * in.D, C, in.D, in.scale, own.rows, own.queries);
   const int64_t columns = round_up(C, W);
   gemm(count, columns, in.D, sorted.keys[bg], D, 1, own.queries, columns, own.logits, columns, false);
-  const bool chosen = !a.keys && in.topk < count;
-  if (chosen) choose_top(own, C, columns, count, in.topk);
+  const int64_t K = wanted_of(a, b);
+  if (!a.keys && 0 < K && K < count) choose_top(own, C, columns, count, K);
   for (int64_t c = 0; c < C; c++) {
-    save_top(a, row + c, count, sorted.place[bg], own.best.ranks[c], own.marks);
+    save_top(a, row + c, K, count, sorted.place[bg], own.best.ranks[c], own.marks);
     const int32_t *top = a.saved.top + (row + c) * in.topk;
     for (int64_t k = 0; k < in.topk && top[k] >= 0; k++) own.logits[top[k] * columns + c] = -__builtin_inff();
   }

@@ -22,6 +22,7 @@ X           cells
 A query that is alone in its cluster has exact attention. Not causal: means and choices look at the whole sequence.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,6 +35,7 @@ from subquad.ops.choose.cells.op import key_cells
 from subquad.ops.choose.clusters.op import query_clusters
 from subquad.ops.choose.hashing.op import MAX_BITS
 from subquad.ops.parts.tail.op import attend_with_tail
+from subquad.ops.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,10 @@ class ClusteredTail(Method):
     """Clusters of queries that attend alike; a cluster's top keys exactly, all other keys as a few cells.
 
     Args:
-        clusters: C, clusters of queries for each head. An item with no more queries is computed exactly.
-        topk: k, the keys of each cluster that its members attend to exactly; more than there are uses all: exact.
+        clusters: C, clusters of queries for each head. An item with no more queries is computed exactly. 0: √(2n),
+            rounded up, for an item of n queries.
+        topk: k, the keys of each cluster that its members attend to exactly; more than there are uses all: exact. 0:
+            √(8m), rounded up, for an item of m keys.
         cells: X, how many centroids stand for the other keys; a query meets k + X in all. As many as keys: exact.
         bits: length of the hash from which k-means starts, 1 to 63.
         iterations: of k-means on the hashes.
@@ -55,8 +59,8 @@ class ClusteredTail(Method):
     torch.Size([2, 4, 300, 64])
     """
 
-    clusters: int = whole(128, least=1)
-    topk: int = whole(64, least=1)
+    clusters: int = whole(0)
+    topk: int = whole(0)
     cells: int = whole(16, least=1, clamped=True)
     bits: int = whole(63, least=1, most=MAX_BITS, beyond=TOO_MANY_BITS)
     iterations: int = whole(2, most=MOST_REPEATS)
@@ -75,29 +79,30 @@ class ClusteredTail(Method):
         by_values=True,
         exact_limit={"topk": "M"},
         example={"clusters": 5, "topk": 4, "cells": 3, "bits": 15, "iterations": 3},
-        complexity="O(C·M·D + N·(C·refine + k + X)·D) time, O(N + C·(k + X·D)) memory",
+        complexity="O(C·M·D + N·(C·refine + k + X)·D) time, O(N + C·(k + X·D)) memory; C and k grow with √N by default",
         source="extends Vyas et al. 2020",
     )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, sort the keys into cells, and attend to top keys and cells in one softmax."""
-        N, mask = query.shape[2], call.mask
-        real_queries, real_keys = mask.query_padding(N), mask.key_padding(key.shape[2])
-        clusters = torch.sym_min(self.clusters, N)
+        N, M, line = query.shape[2], key.shape[2], Timeline.of(call.mask, query, key)
+        clusters, counts = by_length(self.clusters, 2, N, None if line.real_queries is None else line.query_lengths)
+        topk, wanted = by_length(self.topk, 8, M, None if line.real_keys is None else line.key_lengths)
         with torch.no_grad():
             labels = query_clusters(
                 query,
                 key,
-                real_queries,
-                real_keys,
+                line.real_queries,
+                line.real_keys,
                 space="logits",
                 clusters=clusters,
                 bits=self.bits,
                 iterations=self.iterations,
                 refine=self.refine,
                 seed=call.seed,
+                counts=counts,
             )
-            cell = key_cells(key, value, real_keys, cells=self.cells, seed=call.seed)
+            cell = key_cells(key, value, line.real_keys, cells=self.cells, seed=call.seed)
         return attend_with_tail(
             query,
             key,
@@ -106,8 +111,24 @@ class ClusteredTail(Method):
             cell,
             None,
             clusters=clusters,
-            topk=self.topk,
+            topk=topk,
             cells=self.cells,
             scale=call.scale,
+            wanted=wanted,
             dropout_p=call.dropout_p,
         )
+
+
+def by_length(setting: int, factor: int, tokens: int, lengths: Tensor | None) -> tuple[int, Tensor | None]:
+    """A setting of 0 as √(factor·length), rounded up: the largest, and for padded items, of these `lengths`, their own.
+
+    Any other setting is what it is, at most one for each token.
+    """
+    if setting > 0:
+        return torch.sym_min(setting, tokens), None
+    if lengths is None and isinstance(tokens, int):
+        return min(math.isqrt(factor * tokens - 1) + 1, tokens), None
+    most = torch.sym_min(torch.sym_int(torch.sym_sqrt(factor * tokens)) + 1, tokens)
+    if lengths is None:
+        return most, None
+    return most, (factor * lengths).double().sqrt().ceil().long().clamp(min=1)

@@ -21,6 +21,7 @@ def query_clusters(
     iterations: int,
     refine: int,
     seed: int,
+    counts: Int64[Tensor, "B"] | None = None,
 ) -> Int64[Tensor, "B H N"]:
     """K-means of the queries, head by head: labels in [0, clusters), and `clusters` for padding.
 
@@ -34,7 +35,8 @@ def query_clusters(
         ‖(q − q′)(K − mean K)ᵀ‖ = √M · ‖(q − q′) L‖
 
     ε is 10⁻⁴ of the mean variance. An item with no more real queries than clusters: each is its own cluster. The labels
-    are constants: nothing is differentiated. Backends agree up to rounding.
+    are constants: nothing is differentiated. Backends agree up to rounding. With `counts`, from 1 to `clusters`, each
+    item has so many clusters, and `clusters` is the label of padding alone.
     """
     return reference.query_clusters(
         query,
@@ -47,6 +49,7 @@ def query_clusters(
         iterations=iterations,
         refine=refine,
         seed=seed,
+        counts=counts,
     )
 
 
@@ -64,8 +67,9 @@ def _(
     iterations: int,
     refine: int,
     seed: int,
+    counts: Tensor | None = None,
 ) -> Tensor:
-    given = query.detach(), key.detach(), real_queries, real_keys
+    given = query.detach(), key.detach(), real_queries, real_keys, counts
     return cluster_labels(backend, *given, space, clusters, bits, iterations, refine, seed)
 
 
@@ -75,6 +79,7 @@ def cluster_labels(
     key: Tensor,
     query_real: Tensor | None,
     key_real: Tensor | None,
+    counts: Tensor | None,
     space: str,
     clusters: int,
     bits: int,

@@ -7,6 +7,7 @@ from torch import Tensor
 from subquad.ops.choose.hashing.op import hash_codes
 from subquad.ops.choose.hashing.reference import centred
 from subquad.ops.choose.kmeans.op import hamming_kmeans
+from subquad.ops.choose.kmeans.reference import hamming_kmeans as kmeans_of_counts
 from subquad.ops.groups import group_mean, group_sizes
 from subquad.ops.heads import repeat_heads
 
@@ -25,15 +26,21 @@ def query_clusters(
     iterations: int,
     refine: int,
     seed: int,
+    counts: Int64[Tensor, "B"] | None,
 ) -> Int64[Tensor, "B H N"]:
     """As `subquad.ops.choose.clusters.op.query_clusters`."""
     mapped = scaled(query, real_queries)
     if space == "logits":
         mapped = mapped @ repeat_heads(logit_factor(key, real_keys), query.shape[1])
-    labels = hamming_kmeans(hash_codes(mapped, bits, seed), real_queries, clusters, bits, iterations)
+    codes = hash_codes(mapped, bits, seed)
+    if counts is None:
+        labels = hamming_kmeans(codes, real_queries, clusters, bits, iterations)
+    else:
+        labels = kmeans_of_counts(codes, real_queries, clusters, bits, iterations, counts)
     if clusters >= query.shape[2]:  # each query is its own cluster
         return labels
-    alone = _few(real_queries, clusters)
+    few = clusters if counts is None else counts
+    alone = _at_most(few, real_queries)
     for _ in range(refine):
         nearest = nearest_mean(mapped, labels, clusters)
         nearest = nearest if real_queries is None else torch.where(real_queries[:, None], nearest, clusters)
@@ -70,6 +77,6 @@ def nearest_mean(x: Float[Tensor, "B H N D"], labels: Int64[Tensor, "B H N"], cl
     return (halves[:, :, None] - x @ means.mT).argmin(-1)
 
 
-def _few(real: Bool[Tensor, "B N"] | None, clusters: int) -> Bool[Tensor, "B 1 1"] | None:
-    """Items with no more real queries than clusters."""
-    return None if real is None else (real.sum(1) <= clusters)[:, None, None]
+def _at_most(few: int | Tensor, real: Bool[Tensor, "B N"] | None) -> Bool[Tensor, "B 1 1"] | None:
+    """Items with no more real queries than clusters, or than this item's clusters; None: no item."""
+    return None if real is None else (real.sum(1) <= few)[:, None, None]

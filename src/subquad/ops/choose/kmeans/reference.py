@@ -13,29 +13,36 @@ def hamming_kmeans(
     clusters: int,
     bits: int,
     iterations: int,
+    counts: Int64[Tensor, "B"] | None = None,
 ) -> Int64[Tensor, "B H N"]:
-    """As `subquad.ops.choose.kmeans.hamming_kmeans`."""
+    """As `subquad.ops.choose.kmeans.hamming_kmeans`; with `counts`, each item has so many of the clusters."""
     B, H, N = codes.shape
     rank, count = _ranks(real, B, N, codes.device)
-    if clusters >= N:
+    wanted = torch.full_like(count, clusters) if counts is None else counts
+    if clusters >= N and counts is None:
         labels = rank[:, None].expand(B, H, N)
     else:
         signs = unpack_signs(codes, bits)
-        centroids = signs.gather(2, _starts(rank, count, clusters)[:, None, :, None].expand(B, H, clusters, bits))
+        centroids = signs.gather(
+            2, _starts(rank, count, clusters, wanted)[:, None, :, None].expand(B, H, clusters, bits)
+        )
         for _ in range(iterations):
-            labels = _keep_real(_nearest(signs, centroids), real, clusters)
+            labels = _keep_real(_nearest(signs, centroids, wanted), real, clusters)
             centroids = _majority(signs, labels, centroids)
-        labels = torch.where((count <= clusters)[:, None, None], rank[:, None], _nearest(signs, centroids))
+        labels = torch.where((count <= wanted)[:, None, None], rank[:, None], _nearest(signs, centroids, wanted))
     return _keep_real(labels, real, clusters)
 
 
-def _nearest(signs: Float[Tensor, "B H N L"], centroids: Float[Tensor, "B H C L"]) -> Int64[Tensor, "B H N"]:
+def _nearest(
+    signs: Float[Tensor, "B H N L"], centroids: Float[Tensor, "B H C L"], wanted: Int64[Tensor, "B"]
+) -> Int64[Tensor, "B H N"]:
     C = centroids.shape[2]
     # signs·centroid = L − 2·(Hamming distance). Scaled by C and less the cluster's number, scores are distinct integers
     # (exact in fp32 while 64·C < 2²⁴), so that the lowest number wins ties on every device.
     tie_break = -torch.arange(C, device=signs.device, dtype=signs.dtype)
     scores = torch.matmul(signs, (centroids * C).transpose(-1, -2)) + tie_break
-    return scores.argmax(-1)
+    absent = torch.arange(C, device=signs.device) >= wanted[:, None, None, None]
+    return scores.masked_fill(absent, -torch.inf).argmax(-1)
 
 
 def _majority(
@@ -54,9 +61,9 @@ def _ranks(real: Tensor | None, B: int, N: int, device: torch.device) -> tuple[T
     return real.cumsum(1) - 1, real.sum(1)
 
 
-def _starts(rank: Tensor, count: Tensor, clusters: int) -> Int64[Tensor, "B C"]:
-    """The positions of the real tokens with ranks ⌊c·count/C⌋, c = 0 … C−1."""
-    wanted = torch.arange(clusters, device=rank.device) * count[:, None] // clusters
+def _starts(rank: Tensor, count: Tensor, clusters: int, of_item: Tensor) -> Int64[Tensor, "B C"]:
+    """The positions of the real tokens with ranks ⌊c·count/C⌋, c = 0 … C−1, with C those of the item."""
+    wanted = torch.arange(clusters, device=rank.device) * count[:, None] // of_item[:, None]
     # Ranks never fall along the sequence, and a pad has the rank of the last real token before it (−1 before the
     # first), so the first position that reaches the wanted rank is a real one.
     first = (rank[:, None] < wanted[..., None]).sum(-1)

@@ -29,11 +29,13 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     """
     out, lse, *saved = outputs
     B, H = x.query.shape[:2]
-    interface.check("tail_forward", keys=(x.keys, torch.int64, (B, H, x.clusters, x.topk)))
+    of_keys = x.keys, torch.int64, (B, H, x.clusters, x.topk)
+    interface.check("tail_forward", keys=of_keys, wanted=(x.wanted, torch.int64, (B,)))
     interface.run(
         "tail_forward",
         inputs=_inputs("tail_forward", x),
         keys=x.keys,
+        wanted=x.wanted,
         out=out,
         lse=lse,
         saved=dict(zip(SAVED, saved, strict=True)),

@@ -24,6 +24,7 @@ def attend_with_tail(
     topk: int,
     cells: int,
     scale: float,
+    wanted: Int64[Tensor, "B"] | None = None,
     dropout_p: float = 0.0,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """Each query's attention in one softmax over the exact keys of its cluster and a tail of cells: (out, lse).
@@ -40,6 +41,7 @@ def attend_with_tail(
         labels: the cluster of each query; `clusters` for none: out 0, lse −inf.
         cell: the cell of each key; `cells` for none: no query meets such a key, whatever it holds.
         keys: T of each cluster; M where a slot is empty. None: the `topk` keys with the largest logits scale·q̄·k_j.
+        wanted: how many of those each item takes, at most `topk`; None: all.
 
     The gradient flows through the means q̄, the cells and the exact keys; labels, cells and T are constants.
     """
@@ -54,6 +56,7 @@ def attend_with_tail(
         topk=topk,
         cells=cells,
         scale=scale,
+        wanted=wanted,
         dropout_p=dropout_p,
     )
 
@@ -72,10 +75,12 @@ def _(
     topk: int,
     cells: int,
     scale: float,
+    wanted: Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     topk = torch.sym_min(topk, key.shape[2]) if keys is None else keys.shape[3]
-    out, lse, *_ = tail_forward(backend, query, key, value, labels, cell, keys, clusters, topk, cells, scale)
+    given = query, key, value, labels, cell, keys, wanted
+    out, lse, *_ = tail_forward(backend, *given, clusters, topk, cells, scale)
     return out, lse
 
 
@@ -87,6 +92,7 @@ def tail_forward(
     labels: Tensor,
     cell: Tensor,
     keys: Tensor | None,
+    wanted: Tensor | None,
     clusters: int,
     topk: int,
     cells: int,

@@ -42,6 +42,7 @@ def attend_with_tail(
     topk: int,
     cells: int,
     scale: float,
+    wanted: Int64[Tensor, "B"] | None,
     dropout_p: float,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """As `subquad.ops.parts.tail.op.attend_with_tail`."""
@@ -49,7 +50,7 @@ def attend_with_tail(
     H, M = query.shape[1], key.shape[2]
     means = group_mean(query, labels, clusters)
     if keys is None:
-        keys = top_keys(means, key, cell, topk, cells, scale)
+        keys = top_keys(means, key, cell, topk, wanted, cells, scale)
     tail = tail_of(means, key, value, keys, cell, cells, scale)
 
     # The cells join the keys: cell x of cluster c is key number M + x·C + c, which this cluster alone meets.
@@ -77,6 +78,7 @@ def top_keys(
     key: Float[Tensor, "B G M D"],
     cell: Int64[Tensor, "B G M"],
     topk: int,
+    wanted: Int64[Tensor, "B"] | None,
     cells: int,
     scale: float,
 ) -> Int64[Tensor, "B H C K"]:
@@ -85,7 +87,10 @@ def top_keys(
     real = repeat_heads((cell < cells)[:, :, None], H)
     logits = hide(means @ repeat_heads(key, H).mT * scale, real)
     top = logits.topk(torch.sym_min(topk, M), dim=-1).indices
-    return torch.where(real.expand_as(logits).gather(3, top), top, M).sort(dim=-1).values
+    there = real.expand_as(logits).gather(3, top)
+    if wanted is not None:  # the largest come first
+        there = there & (torch.arange(top.shape[3], device=top.device) < wanted[:, None, None, None])
+    return torch.where(there, top, M).sort(dim=-1).values
 
 
 def tail_of(
