@@ -7,6 +7,7 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.methods.base import Method
+from subquad.methods.keep import Keep
 from subquad.methods.registry import resolve
 
 
@@ -24,6 +25,7 @@ def attention(
     dropout_p: float = 0.0,
     seed: int | None = None,
     return_lse: bool = False,
+    keep: Keep | None = None,
 ) -> Any:
     """Attention by any method, exact or not; layout, names and meanings as `scaled_dot_product_attention`.
 
@@ -42,6 +44,9 @@ def attention(
         dropout_p: what it drops is each method's trait `dropout`; drawn from torch's own generator.
         seed: of planes, features and starts; defaults to the method's own `seed` setting, 0.
         return_lse: return the log-sum-exp of the logits too; for methods whose trait `lse` is true.
+        keep: tokens whose row and column are exact, in self-attention by methods whose trait `lse` is true: indices
+            for all items ([0, -1]) or for each item, int (B,S), or a bool (B,N). Padding is never kept, and a window
+            does not restrict kept tokens; all other masks do.
 
     Returns:
         out, (B,H,N,E) in the dtype of the inputs; with `return_lse`, (out, lse), where lse is (B,H,N) in fp32 or fp64
@@ -68,4 +73,5 @@ def attention(
         dropout_p=dropout_p,
         seed=seed,
         return_lse=return_lse,
+        keep=keep,
     )

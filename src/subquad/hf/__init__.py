@@ -5,6 +5,7 @@ sq.hf.restore(model)                                   # the model's own attenti
 sq.hf.reattach(model)                                  # what `save_pretrained` recorded; `from_pretrained` does it
 model.generate(**inputs, past_key_values=sq.hf.StateCache(model))   # from states of fixed size
 sq.hf.load_adapter(model, "lha-adapter")               # learned parameters that `subquad calibrate` fitted
+with sq.hf.keeping(model, mask): model(**inputs)       # some tokens' attention stays exact
 sq.hf.extend_positions(model, 4096)                    # past the learned positions
 """
 
@@ -15,7 +16,7 @@ from subquad.hf.positions import extend_positions, position_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.saved import keep_swaps_in_files
 from subquad.hf.state_cache import StateCache
-from subquad.hf.swapping import Swapped, bind, bounds, describe, reattach, refusals, restore, swap
+from subquad.hf.swapping import Swapped, bind, bounds, describe, keeping, reattach, refusals, restore, swap
 from subquad.hf.trial import register_trials
 
 register()
@@ -34,6 +35,7 @@ __all__ = [
     "extend_positions",
     "find_layers",
     "head_counts",
+    "keeping",
     "load_adapter",
     "position_limit",
     "read_adapter",

@@ -112,6 +112,11 @@ def attend(
                     f"layer {layer.label} cannot run on a StateCache: that is for causal attention without a window, a "
                     "position bias or dropout"
                 )
+            if layer.keep is not None or layer.kept_now is not None:
+                raise ValueError(
+                    f"layer {layer.label} cannot keep tokens on a StateCache, which holds sums over all of them; swap "
+                    "without `keep`"
+                )
             mask = _mask_of_new(layer, query.shape[2], handed)
             return state.attend(layer.bound, query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
     handed = decode(attention_mask, query.shape[2], key.shape[2], causal=causal, label=layer.label)

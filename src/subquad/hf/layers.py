@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -14,7 +16,9 @@ from subquad.hf.exact import attend_exactly
 from subquad.hf.padded_queries import attend_padded, padded_queries
 from subquad.masks import Mask
 from subquad.methods import Bound, Full, Method
+from subquad.methods.keep import Keep
 
+KEEPS = {"first": "each item's first token", "ends": "each item's first and last token"}  # what `swap` can keep
 NAME = "subquad"  # of our attention among transformers' own, and of the submodule that runs it
 
 STATE_MARK = "_subquad_state_layer"  # on keys that a `StateCache` handed out: the layer of it that did
@@ -53,8 +57,8 @@ class Layer:
         words += ["biased" if self.biased else "", "cross-attention" if self.cross else "self-attention"]
         return " ".join(filter(None, words))
 
-    def refusal(self, method: Method) -> str | None:
-        """Why this method cannot run in this layer, or None."""
+    def refusal(self, method: Method, *, keep: bool = False) -> str | None:
+        """Why this method cannot run in this layer, or cannot with kept tokens, or None."""
         traits, name = method.traits, method.name
         if self.reason is not None:
             return self.reason
@@ -78,17 +82,34 @@ class Layer:
             return f"{name!r} takes no additive bias and this layer adds a position bias to its logits"
         if self.beside_softmax and not isinstance(method, Full):
             return f"{name!r} knows no {' and no '.join(self.beside_softmax)}, which this layer has; 'full' does"
+        return keep_refusal(method, cross=self.cross, window=self.window) if keep else None
+
+
+def keep_refusal(method: Method, *, cross: bool, window: int | None) -> str | None:
+    """Why no token can be kept where this method runs in a layer, or None. "full" keeps all of them anyway."""
+    if method.is_exact:
         return None
+    if cross:
+        return "this is cross-attention, and tokens are kept in self-attention only (run 'full' in this layer)"
+    if window is not None:
+        return (
+            "this layer attends to a window only, which a kept token would see beyond, unlike in the model's own "
+            "attention (run 'full' in this layer)"
+        )
+    return method.refuses(Mask(), keep=True)
 
 
 class Attached(nn.Module):
     """A bound method on one layer, with what the boundary must know of the layer at call time.
 
-    `saved_before`: whether its learned parameters are those of an earlier layer too.
+    `saved_before`: whether its learned parameters are those of an earlier layer too. `keep`: which tokens' attention is
+    exact, by their place among the real ones. `kept_now` is a bool (B,N) that says which, in place of it.
     """
 
-    def __init__(self, layer: Layer, bound: Bound, *, saved_before: bool = False):
+    def __init__(self, layer: Layer, bound: Bound, *, saved_before: bool = False, keep: str | None = None):
         super().__init__()
+        self.keep: str | None = None if bound.method.is_exact else keep
+        self.kept_now: Tensor | None = None
         self.bound = bound
         if saved_before:  # by this transformers' `save_pretrained` knows that it is on purpose, and saves them once
             self._tied_weights_keys = {f"bound.{name}": name for name, _ in bound.named_parameters()}
@@ -113,6 +134,7 @@ class Attached(nn.Module):
         transformers hides padded keys, and computes padded queries like all others.
         """
         seen = mask if real is None else mask & Mask.padding(keys=real)
+        keep = self._keep(mask, real, query.shape[2], key.shape[2])
         if softcap is not None or sinks is not None:
             if not isinstance(self.bound.method, Full):
                 raise ValueError(
@@ -121,10 +143,40 @@ class Attached(nn.Module):
             return attend_exactly(query, key, value, seen, softcap=softcap, sinks=sinks, **options)
         one_by_one = self.bound.method.traits.yardstick or mask.span is not None
         if real is None or own is None or one_by_one:  # what a query gets does not depend on the other queries
-            return self.bound(query, key, value, mask=seen, bias=bias, **options)
-        out = self.bound(query, key, value, mask=seen & Mask.padding(queries=own), bias=bias, **options)
+            return self.bound(query, key, value, mask=seen, bias=bias, keep=keep, **options)
+        out = self.bound(query, key, value, mask=seen & Mask.padding(queries=own), bias=bias, keep=keep, **options)
         padded = padded_queries(own, mask.is_causal) if query.shape[2] == key.shape[2] else None
         return out if padded is None else out + attend_padded(query, key, value, real, padded, **options)
+
+    def _keep(self, mask: Mask, real: Tensor | None, N: int, M: int) -> Keep | None:
+        """Which tokens' attention is exact in this call, as methods take it."""
+        if self.bound.method.is_exact:
+            return None
+        if self.kept_now is not None:
+            return self.kept_now
+        if self.keep is None:
+            return None
+        if N != M:
+            raise ValueError(
+                f"layer {self.label}: keep={self.keep!r} needs all tokens at once, but there are {N} queries and {M} "
+                "keys: generate with use_cache=False, or swap without `keep`"
+            )
+        return ends_of(self.keep, mask, real)
+
+
+def ends_of(keep: str, mask: Mask, real: Tensor | None) -> Keep:
+    """The first real token of each item, or the first and the last; of each segment, where items are packed."""
+    last = keep == "ends"
+    if mask.ids:
+        ids = mask.ids[0]
+        before, after = F.pad(ids, (1, 0), value=-1)[:, :-1], F.pad(ids, (0, 1), value=-1)[:, 1:]
+        at_end = (ids != before) | (ids != after) if last else ids != before
+        return at_end & (ids >= 0)
+    if real is None:
+        return [0, -1] if last else [0]
+    first = real.int().argmax(1)  # of several that are equal, the first
+    behind = real.flip(1).int().argmax(1)
+    return torch.stack([first, real.shape[1] - 1 - behind] if last else [first], dim=1)
 
 
 def attached_to(module: nn.Module) -> Attached | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
 
 from subquad.hf.doors import AnyModel, refuse_late_parameters, transformers_model
-from subquad.hf.layers import NAME, Attached, Layer, attached_to, head_counts
+from subquad.hf.layers import KEEPS, NAME, Attached, Layer, attached_to, head_counts, keep_refusal
 from subquad.hf.positions import position_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.saved import asks_for_ours, mark, unmark
@@ -24,10 +26,14 @@ AnyMethod = str | Method | Bound
 
 @dataclass(frozen=True)
 class Swapped:
-    """Which layer runs what. Prints as a table; `methods` is {layer number: method}, without layers left alone."""
+    """Which layer runs what. Prints as a table; `methods` is {layer number: method}, without layers left alone.
+
+    `keep` says whose attention is exact all the same, as in `swap`.
+    """
 
     layers: tuple[Layer, ...]
     methods: dict[int, Method]
+    keep: str | None = None
 
     def __str__(self) -> str:
         table = Table("layer", "name", "kind", "method", box=None)
@@ -37,7 +43,8 @@ class Swapped:
         console = Console(width=120, no_color=True)
         with console.capture() as capture:
             console.print(table)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        lines = [line.rstrip() for line in capture.get().splitlines()]
+        return "\n".join(lines if self.keep is None else [*lines, f"exact in every layer: {KEEPS[self.keep]}"])
 
 
 def swap(
@@ -46,6 +53,7 @@ def swap(
     *,
     max_length: int | None = None,
     inputs: Mapping[str, Any] | None = None,
+    keep: str | None = None,
 ) -> Swapped:
     """Put a method into a pretrained model, in place.
 
@@ -59,6 +67,8 @@ def swap(
         max_length: the longest input, for methods that are bound here and whose parameters depend on it; by default
             what the model's learned positions reach (`position_limit`), where they set a limit.
         inputs: a small batch for the trial, for a model that subquad cannot make inputs for.
+        keep: tokens whose row and column are exact in self-attention: "first", the first real token of each item, or
+            "ends", the first and the last; of each sequence, where several are packed. Other tokens: `keeping`.
 
     The model is tried first: it runs on a few random tokens with its own attention and with exact attention through
     subquad, and is refused unless both are equal in every layer. What is attached is written into `model.config`, so
@@ -67,18 +77,23 @@ def swap(
 
     Raises:
         ValueError: an architecture outside the interface, a layer that cannot run its method (with the reason), an
-            unknown method, a number or pattern that names no layer, or a method whose parameters need a longest input
-            in a model that sets none.
+            unknown method, a number or pattern that names no layer, a method whose parameters need a longest input in a
+            model that sets none, or tokens to keep in cross-attention, in a windowed layer or by a method that cannot.
         TypeError: no transformers model, and not what holds one.
     """
     given, model = model, transformers_model(model)
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length={max_length}, but it must be at least 1")
+    if keep is not None and keep not in list(KEEPS):
+        raise ValueError(
+            f"keep={keep!r}, but it must be {' or '.join(map(repr, KEEPS))} or None; for other tokens use "
+            "sq.hf.keeping(model, mask)"
+        )
     layers = find_layers(model, inputs=inputs)
     assigned = _assign(layers, method)
     methods = {number: _method_of(given) for number, given in assigned.items()}
     for layer in layers:
-        reason = layer.refusal(methods[layer.number])
+        reason = layer.refusal(methods[layer.number], keep=keep is not None)
         if reason:
             hint = "" if isinstance(method, Mapping) else "; pass a mapping to swap only the layers that can"
             raise ValueError(f"layer {layer.label} of {type(model).__name__}: {reason}{hint}")
@@ -88,7 +103,7 @@ def swap(
     saved: set[nn.Module | None] = set()
     for layer in layers:
         learned = bound[layer.number].learned
-        attached = Attached(layer, bound[layer.number], saved_before=learned in saved)
+        attached = Attached(layer, bound[layer.number], saved_before=learned in saved, keep=keep)
         layer.module.add_module(NAME, attached.train(layer.module.training))
         saved |= {learned} - {None}
     setattr(model, ORIGINAL, originals(model))
@@ -98,8 +113,50 @@ def swap(
         "layers": len(layers),
         "methods": {str(number): method.to_dict() for number, method in methods.items()},
     }
+    if keep is not None:
+        model.config.subquad["keep"] = keep
     mark(model)
-    return Swapped(tuple(layers), methods)
+    return Swapped(tuple(layers), methods, keep)
+
+
+@contextmanager
+def keeping(model: AnyModel, tokens: Tensor) -> Iterator[None]:
+    """Keep these tokens in every swapped self-attention layer for a while, in place of what `swap` was told to keep.
+
+        with sq.hf.keeping(model, inputs["input_ids"] == tokenizer.sep_token_id):
+            model(**inputs)
+
+    Args:
+        model: a swapped model, or what holds one.
+        tokens: bool (B,N) for inputs of that batch and length, True for tokens whose row and column are to be exact.
+            Padding is never kept.
+
+    Layers that run "full" are exact already.
+
+    Raises:
+        TypeError: `tokens` is not a bool tensor (B,N).
+        ValueError: nothing is swapped in, or a layer cannot keep tokens; and in the forward pass, where the inputs are
+            of another batch or length.
+    """
+    model = transformers_model(model)
+    if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or tokens.ndim != 2:
+        given = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise TypeError(f"the tokens to keep must be a bool tensor (batch, tokens), got {given}")
+    found = [attached for attached in map(attached_to, model.modules()) if attached is not None]
+    if not found:
+        raise ValueError(f"nothing is swapped into this {type(model).__name__}, whose attention is exact anyway")
+    for attached in found:
+        reason = keep_refusal(attached.bound.method, cross=attached.cross, window=attached.window)
+        if reason:
+            raise ValueError(f"layer {attached.label} of {type(model).__name__} cannot keep tokens: {reason}")
+    before = [attached.kept_now for attached in found]
+    try:
+        for attached in found:
+            attached.kept_now = tokens
+        yield
+    finally:
+        for attached, tokens_before in zip(found, before, strict=True):
+            attached.kept_now = tokens_before
 
 
 def restore(model: AnyModel) -> None:
@@ -138,6 +195,9 @@ def reattach(model: AnyModel) -> Swapped:
         raise ValueError(f"the config of this {type(model).__name__} records no swapped attention; use sq.hf.swap")
     try:
         recorded, methods = record["layers"], {int(n): from_dict(method) for n, method in record["methods"].items()}
+        keep = record.get("keep")  # records of earlier versions have none
+        if keep is not None and keep not in list(KEEPS):
+            raise ValueError(f"keep={keep!r}")
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # also a method of another version
         raise ValueError(f"the config's record of a swap is damaged: {type(error).__name__}: {error}") from None
     layers = len(find_layers(model))
@@ -149,7 +209,7 @@ def reattach(model: AnyModel) -> Swapped:
                 f"layer {number} ran {method.name!r}, whose learned parameters come from an adapter: use "
                 "sq.hf.load_adapter(model, folder)"
             )
-    return swap(given, methods)
+    return swap(given, methods, keep=keep)
 
 
 def describe(model: AnyModel) -> Swapped:
@@ -157,7 +217,10 @@ def describe(model: AnyModel) -> Swapped:
 
     A swapped layer whose attention was then set by other means (`model.set_attn_implementation`) runs the model's own.
     """
-    return Swapped(tuple(find_layers(model)), {number: bound.method for number, bound in bounds(model).items()})
+    attached = attached_layers(model)
+    keep = next((each.keep for each in attached.values() if each.keep is not None), None)
+    methods = {number: each.bound.method for number, each in attached.items()}
+    return Swapped(tuple(find_layers(model)), methods, keep)
 
 
 def refusals(model: AnyModel, method: AnyMethod) -> dict[int, str]:
@@ -168,8 +231,13 @@ def refusals(model: AnyModel, method: AnyMethod) -> dict[int, str]:
 
 def bounds(model: AnyModel) -> dict[int, Bound]:
     """The bound methods that run in a swapped model: {layer number: bound}. Empty where nothing is swapped in."""
+    return {number: attached.bound for number, attached in attached_layers(model).items()}
+
+
+def attached_layers(model: AnyModel) -> dict[int, Attached]:
+    """What is attached to the layers of a model: {layer number: attached}."""
     found = {layer.number: attached_to(layer.module) for layer in find_layers(model)}
-    return {number: attached.bound for number, attached in found.items() if attached is not None}
+    return {number: attached for number, attached in found.items() if attached is not None}
 
 
 def bind(layer: Layer, method: AnyMethod, max_length: int | None = None, *, shared: nn.Module | None = None) -> Bound:

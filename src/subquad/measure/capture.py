@@ -48,7 +48,7 @@ def recorded(model: Any) -> Iterator[list[LayerInputs]]:
     Raises:
         ValueError: a query, key or value holds NaN or infinity; names it and the layer.
     """
-    before = hf.bounds(model)  # with what they learned
+    before, keep = hf.bounds(model), hf.describe(model).keep  # with what they learned
     calls: list[LayerInputs] = []
     handles = []
     for layer in hf.swap(model, "full").layers:
@@ -71,4 +71,4 @@ def recorded(model: Any) -> Iterator[list[LayerInputs]]:
             handle.remove()
         hf.restore(model)
         if before:
-            hf.swap(model, before)
+            hf.swap(model, before, keep=keep)

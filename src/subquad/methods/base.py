@@ -15,6 +15,7 @@ from subquad.methods import settings
 from subquad.methods.bound_method import BoundMethod
 from subquad.methods.call import Call, Partial
 from subquad.methods.checks import as_autocast, check_options
+from subquad.methods.keep import Keep, completed, inputs_of_rest, kept_tokens
 from subquad.methods.settings import FEW, MOST_REPEATS, WIDEST, choice, number, whole
 from subquad.methods.traits import FAMILIES, Fit, Traits
 from subquad.ops.packing import take_apart
@@ -131,6 +132,7 @@ class Method:
         dropout_p: float = 0.0,
         seed: int | None = None,
         return_lse: bool = False,
+        keep: Keep | None = None,
         learned: nn.Module | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Call]:
         """Check what is asked for, and return what `run` takes. Errors as in `subquad.attention`."""
@@ -142,38 +144,56 @@ class Method:
         mask = mask & Mask.causal(offset=0) if is_causal else mask
         mask.check(sizes, query.device)
         self.check_counts(sizes.N, sizes.M)
-        reason = self.refuses(mask, bias=bias is not None, cross=sizes.N != sizes.M, lse=return_lse)
+        kept = None if keep is None else kept_tokens(keep, query, key, mask)
+        asked = {"bias": bias is not None, "cross": sizes.N != sizes.M, "lse": return_lse, "keep": keep is not None}
+        reason = self.refuses(mask, **asked)
         if reason:
             raise ValueError(reason)
+        if self.is_exact and mask.span is None:
+            kept = None
         scale = sizes.D**-0.5 if scale is None else scale
-        call = Call(mask, bias, scale, dropout_p, seed, learned, return_lse)
-        if not self.skips_padding:
+        call = Call(mask, bias, scale, dropout_p, seed, learned, return_lse, kept)
+        if kept is not None or not self.skips_padding:
             query, key, value = cleared_inputs(query, key, value, mask)
         return query, key, value, call
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Any:
         """Attention on what `prepare` has checked: out, or (out, lse) where the call wants both."""
-        dtype, (_, _, N, _), M, mask = query.dtype, query.shape, key.shape[2], call.mask
         with torch.autocast(query.device.type, enabled=False):
-            method = self.clamped_to(N, M)
-            if mask.ids and not self.takes_segments:
-                (query, key, value), inner, together = take_apart((query, key, value), mask)
-                out, lse = method.attend(query, key, value, call.under(inner))
-                out, lse = together(out), together(lse) if call.wants_lse and lse is not None else None
+            if call.kept is None:
+                out, lse = self._attended(query, key, value, call)
             else:
-                out, lse = method.attend(query, key, value, call)
+                rest = inputs_of_rest(query, key, value, call, skips_padding=self.skips_padding)
+                out, lse = completed(query, key, value, call, self._attended(*rest))
+        return (out.to(query.dtype), lse) if call.wants_lse else out.to(query.dtype)
+
+    def _attended(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """What `attend` gives, segment by segment where it takes none; padded queries are 0, with lse = −inf."""
+        (_, _, N, _), M, mask = query.shape, key.shape[2], call.mask
+        method = self.clamped_to(N, M)
+        if mask.ids and not self.takes_segments:
+            (query, key, value), inner, together = take_apart((query, key, value), mask)
+            out, lse = method.attend(query, key, value, call.under(inner))
+            out, lse = together(out), together(lse) if call.wants_lse and lse is not None else None
+        else:
+            out, lse = method.attend(query, key, value, call)
         real = mask.query_padding(N)
         if real is not None and not self.zeroes_padding:
             out = out.masked_fill(~real[:, None, :, None], 0.0)
         if not call.wants_lse:
-            return out.to(dtype)
+            return out, None
         assert lse is not None, f"{self.name!r} gives no log-sum-exp, which its traits promise"
-        return out.to(dtype), lse if real is None else lse.masked_fill(~real[:, None], -torch.inf)
+        return out, lse if real is None else lse.masked_fill(~real[:, None], -torch.inf)
 
     @property
     def default_seed(self) -> int:
         """The seed of a call that names none: the field `seed`, where the method has one."""
         return getattr(self, "seed", 0)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether this is exact attention, whatever its settings."""
+        return self.traits.exact_limit == {}
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -184,7 +204,9 @@ class Method:
         """The query heads and the key heads of each part."""
         return [(slice(0, heads), slice(0, kv_heads))]
 
-    def refuses(self, mask: Mask, *, bias: bool = False, cross: bool = False, lse: bool = False) -> str | None:
+    def refuses(
+        self, mask: Mask, *, bias: bool = False, cross: bool = False, lse: bool = False, keep: bool = False
+    ) -> str | None:
         """Why this method cannot take such a call, in one line with the remedy; None where it can."""
         t = self.traits
         on_keys = t.cross or (t.cached and mask.offset is not None)
@@ -195,6 +217,7 @@ class Method:
             "a dense mask": bool(mask.allowed) and not t.dense_mask,
             "an additive bias": bias and not t.bias,
             "return_lse=True": lse and not t.lse,
+            "`keep`, which needs its log-sum-exp": keep and not t.lse,
         }
         lacks = [what for what, refused in checks.items() if refused]
         if not lacks:
@@ -244,6 +267,8 @@ class Method:
             return None
         with torch.autocast(query.device.type, enabled=False):
             (query, key, value), mask = wide(query.detach(), key.detach(), value.detach()), call.mask
+            if call.kept is not None:  # the method does not see them
+                mask, call = call.kept.left_out_of(mask, query.shape[2]), replace(call, kept=None)
             if mask.ids:
                 (query, key, value), mask, _ = take_apart((query, key, value), mask)
             return self.auxiliary_loss(query, key, value, call.under(mask))

@@ -125,10 +125,10 @@ class HashedBuckets(Bucketed):
         limit: dict[str, int | str] = {"buckets": 1, "bucket_size": "M"}
         return replace(traits, subquadratic=self.merge == "multiplicity", exact_limit=limit)
 
-    def refuses(self, mask: Mask, *, bias: bool = False, cross: bool = False, lse: bool = False) -> str | None:
+    def refuses(self, mask: Mask, *, cross: bool = False, **asked: bool) -> str | None:
         """As every method's; under a causal mask the hashes are tied, so queries and keys must be the same tokens."""
         if not (mask.is_causal and cross):
-            return super().refuses(mask, bias=bias, cross=cross, lse=lse)
+            return super().refuses(mask, cross=cross, **asked)
         return (
             f"{self.name!r} ties the hashes of queries and keys under a causal mask, so they must be the same tokens: "
             "it takes no cross-attention and no step on a cache there (generate with use_cache=False)"

@@ -23,6 +23,7 @@ class Call:
     seed: int
     learned: Any = None  # the learned parameters, as `Method.make_learned` made them
     wants_lse: bool = False  # whether the log-sum-exp is asked for
+    kept: Any = None  # tokens whose row and column are exact: a `keep.Kept`, whose module imports this one
 
     def under(self, mask: Mask) -> Call:
         """The same call under another mask."""

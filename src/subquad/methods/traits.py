@@ -25,7 +25,7 @@ class Traits:
     dense_mask: bool = False
     bias: bool = False
     dropout: str = "attention weights"  # what dropout_p > 0 drops
-    lse: bool = True  # can return (out, lse), so that it composes with attention to other keys
+    lse: bool = True  # can return (out, lse), so that it composes with attention to other keys, such as kept tokens
     multiplicity: int | str = 1  # how often each key counts at the exact limit, or the setting that says so
     stochastic: bool = False  # depends on the seed
     order_free: bool = True  # permuting the queries (and the keys with them, unless `positional`) permutes the outputs

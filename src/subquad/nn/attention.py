@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from subquad.masks import Mask
 from subquad.methods import Method, resolve
+from subquad.methods.keep import Keep
 
 
 class MultiheadAttention(nn.Module):
@@ -76,9 +77,11 @@ class MultiheadAttention(nn.Module):
         is_causal: bool = False,
         bias: Tensor | None = None,
         seed: int | None = None,
+        keep: Keep | None = None,
     ) -> Float[Tensor, "B N _q"]:
         """Attend from `query` to `key` and `value`; alone, self-attention; `value` defaults to `key`.
 
+        `keep` names tokens whose attention is exact in self-attention, as in `subquad.attention`.
         A padded query's attention is 0, so that its output is the bias of the last projection.
         """
         method = self.attention.method
@@ -95,6 +98,7 @@ class MultiheadAttention(nn.Module):
             is_causal=is_causal,
             bias=bias,
             seed=seed,
+            keep=keep,
             dropout_p=self.dropout if self.training else 0.0,
         )
         return self._join(out)

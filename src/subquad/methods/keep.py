@@ -1,0 +1,252 @@
+"""Kept tokens: tokens whose row and column of the attention are exact, whatever the method.
+
+    K      = the kept tokens: CLS, separators, registers, prompts
+    out_i  = softmax attention of query i over all keys that it may see                              for i in K
+    out_i  = the method over the keys outside K, merged with exact attention over the keys in K      for other i
+
+                keys in K     other keys
+    i in K    [   exact     |   exact    ]     "rows"
+    other i   [   exact     |  the method  ]
+               "columns"
+
+The method sees a sequence from which the kept tokens are missing, as if they were padding; so it is no less local,
+clustered or hashed than without them, and no key counts twice. The two parts are merged by their log-sum-exp.
+
+Causal masks, segments, padding, dense masks and biases hold for kept tokens too. A window does not restrict them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.methods.call import Call, Partial
+from subquad.ops.heads import repeat_heads
+from subquad.ops.padding import cleared_inputs
+from subquad.ops.precision import wide
+from subquad.ops.slots import taken
+from subquad.ops.softmax import merge_partials, visible_logsumexp, visible_softmax
+from subquad.ops.timeline import front_first
+
+Keep = Tensor | Sequence[Any]  # ints (S,) or (B,S), or bools (B,N)
+_FORMS = "token indices, int (S,) or (B, S), or a bool (B, N)"
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The kept tokens of each item as slots. An empty slot, where `there` is False, holds the number of any token."""
+
+    tokens: Int64[Tensor, "B S"]
+    there: Bool[Tensor, "B S"]
+
+    def among(self, N: int) -> Bool[Tensor, "B {N}"]:
+        """Which of the N tokens are kept."""
+        counts = self.tokens.new_zeros(self.tokens.shape[0], N)
+        return counts.scatter_add(1, self.tokens, self.there.long()) > 0
+
+    def left_out_of(self, mask: Mask, N: int) -> Mask:
+        """The mask with the kept tokens as padding: what the method sees."""
+        return mask & Mask.padding(~self.among(N))
+
+    def which_are(self, real: Bool[Tensor, "B N"] | None) -> Bool[Tensor, "B S"]:
+        """Which slots hold a token that is real; None: all tokens are."""
+        return self.there if real is None else self.there & real.gather(1, self.tokens)
+
+
+def kept_tokens(keep: Keep, query: Tensor, key: Tensor, mask: Mask) -> Kept | None:
+    """Check `keep` as a user gave it and list its tokens; None where it names none.
+
+    Padding is never kept: an index that is padding in some items names no token in those, and so does True there.
+
+    Raises:
+        TypeError: it holds neither ints nor bools.
+        ValueError: it does not fit the batch or the length, or query and key are not the same tokens.
+    """
+    B, N, M = query.shape[0], query.shape[2], key.shape[2]
+    if N != M:
+        raise ValueError(
+            f"`keep` is for self-attention, but there are {N} queries and {M} keys; leave it out of cross-attention "
+            "and of steps on a cache"
+        )
+    if not mask.aligned:
+        raise ValueError(
+            f"`keep` needs query i beside key i, but the mask places the first query at key {mask.offset}; leave out "
+            "the mask's offset, or `keep`"
+        )
+    named = _as_tensor(keep, N)
+    if named.numel() == 0 and named.dtype != torch.bool:
+        return None
+    if named.dtype != torch.bool:
+        return _of_indices(named.to(query.device, torch.int64), B, N)
+    if named.shape != (B, N):
+        raise ValueError(_misfit(named, B, N))
+    if named.device != query.device:
+        raise ValueError(f"`keep` is on {named.device} but `query` is on {query.device}; move them together")
+    queries, keys = mask.query_padding(N), mask.key_padding(N)
+    if queries is not None and keys is not None:
+        named = named & (queries | keys)
+    return _of_mask(named)
+
+
+def _as_tensor(keep: Any, N: int) -> Tensor:
+    """The tokens that were named as a tensor of ints or bools; indices are checked where they can be read."""
+    if not isinstance(keep, Tensor):
+        if isinstance(keep, str) or not isinstance(keep, Sequence):
+            raise TypeError(f"`keep` is a {type(keep).__name__}, but it must be {_FORMS}, such as [0, -1]")
+        try:
+            keep = torch.as_tensor(keep) if len(keep) else torch.zeros(0, dtype=torch.int64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"`keep` must be {_FORMS}: {error}") from None
+    if keep.is_floating_point() or keep.is_complex():
+        raise TypeError(f"`keep` is {keep.dtype}, but it must be {_FORMS}")
+    if keep.dtype == torch.bool:
+        return keep
+    if keep.ndim not in (1, 2):
+        raise ValueError(f"`keep` is {tuple(keep.shape)}, but it must be {_FORMS}")
+    # On a GPU a check would wait for the device: an index out of range names no token there.
+    if keep.device.type == "cpu" and keep.numel() and not torch.compiler.is_compiling():
+        least, most = int(keep.min()), int(keep.max())
+        if least < -N or most >= N:
+            wrong = most if most >= N else least
+            raise ValueError(f"`keep` has the index {wrong}, but the query has {N} positions, so {_indices(N)}")
+    return keep
+
+
+def _indices(N: int) -> str:
+    return f"indices run from {-N} to {N - 1}" if N else "there is nothing to keep"
+
+
+def _misfit(named: Tensor, B: int, N: int) -> str:
+    """What is wrong with the shape of a bool."""
+    if named.ndim != 2:
+        return f"`keep` is a bool {tuple(named.shape)}, but a bool must be (B, N) = {(B, N)}"
+    if named.shape[1] != N:
+        return f"`keep` has {named.shape[1]} columns but the query has {N} positions; they must match"
+    return f"`keep` has {named.shape[0]} rows but the batch is {B}; they must match"
+
+
+def _of_indices(named: Int64[Tensor, "... S"], B: int, N: int) -> Kept:
+    if named.ndim == 2 and named.shape[0] != B:
+        raise ValueError(f"`keep` has {named.shape[0]} rows of indices but the batch is {B}; they must match")
+    tokens = torch.where(named < 0, named + N, named)
+    again = (tokens[..., :, None] == tokens[..., None, :]).tril(-1).any(-1)
+    there = (tokens >= 0) & (tokens < N) & ~again
+    return Kept(tokens.clamp(0, N - 1).expand(B, -1), there.expand(B, -1))
+
+
+def _of_mask(named: Bool[Tensor, "B N"]) -> Kept | None:
+    """As many slots as the item with the most kept tokens needs; reading that number waits for the device once."""
+    most = int(named.sum(1).max()) if named.numel() else 0
+    if most == 0:
+        return None
+    tokens = front_first(named)[:, :most]
+    return Kept(tokens, named.gather(1, tokens))
+
+
+def inputs_of_rest(
+    query: Tensor, key: Tensor, value: Tensor, call: Call, *, skips_padding: bool
+) -> tuple[Tensor, Tensor, Tensor, Call]:
+    """What the method itself is run on: the kept tokens are padding there."""
+    rest = replace(call, mask=call.kept.left_out_of(call.mask, query.shape[2]), kept=None, wants_lse=True)
+    if not skips_padding:
+        query, key, value = cleared_inputs(query, key, value, rest.mask)
+    return query, key, value, rest
+
+
+def completed(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    call: Call,
+    rest: Partial,
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """The partial over all keys, in fp32 or better: `rest`, the columns of the kept tokens, and their rows.
+
+    `rest` is the method's partial over the other keys, with out = 0 and lse = −inf for padded queries. What stands in
+    padding must be finite.
+    """
+    kept: Kept = call.kept
+    N, H, mask = query.shape[2], query.shape[1], replace(call.mask, span=None)
+    rest_out, rest_lse = rest
+    assert rest_lse is not None
+    every = torch.arange(N, device=query.device)[None]
+    real_queries, real_keys = mask.query_padding(N), mask.key_padding(N)
+
+    columns = _exact(
+        query,
+        taken(key, kept.tokens),
+        taken(value, kept.tokens),
+        _visible(mask, every, kept.tokens, real_queries, kept.which_are(real_keys)),
+        None if call.bias is None else _pairs(call.bias, every, kept.tokens),
+        call,
+    )
+    out, lse = merge_partials([(wide(rest_out)[0], rest_lse), columns])
+
+    row_real = kept.which_are(real_queries)
+    row_out, row_lse = _exact(
+        taken(query, kept.tokens),
+        key,
+        value,
+        _visible(mask, kept.tokens, every, row_real, real_keys),
+        None if call.bias is None else _pairs(call.bias, kept.tokens, every),
+        call,
+    )
+    # An empty slot adds 0 to the token whose number it holds.
+    place = kept.tokens[:, None].expand(-1, H, -1)
+    among, empty = kept.among(N)[:, None], ~row_real[:, None]
+    row_out, row_lse = row_out.masked_fill(empty[..., None], 0.0), row_lse.masked_fill(empty, 0.0)
+    out = out.masked_fill(among[..., None], 0.0).scatter_add(2, place[..., None].expand_as(row_out), row_out)
+    lse = lse.masked_fill(among, 0.0).scatter_add(2, place, row_lse)
+    return out, lse if real_queries is None else lse.masked_fill(~real_queries[:, None], -torch.inf)
+
+
+def _exact(
+    query: Float[Tensor, "B H n D"],
+    key: Float[Tensor, "B G m D"],
+    value: Float[Tensor, "B G m E"],
+    visible: Bool[Tensor, "#B #H n m"],
+    bias: Float[Tensor, "#B #H n m"] | None,
+    call: Call,
+) -> tuple[Tensor, Tensor]:
+    """Exact attention as a partial; n or m is the number of kept tokens, so that n·m logits are few."""
+    query, key, value = wide(query, key, value)
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+    logits = query @ key.mT * call.scale
+    logits = logits if bias is None else logits + bias
+    weights = visible_softmax(logits, visible)
+    weights = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
+    return weights @ value, visible_logsumexp(logits, visible)
+
+
+def _visible(
+    mask: Mask,
+    queries: Int64[Tensor, "#B n"],
+    keys: Int64[Tensor, "#B m"],
+    real_queries: Bool[Tensor, "B n"] | None,
+    real_keys: Bool[Tensor, "B m"] | None,
+) -> Bool[Tensor, "#B #H n m"]:
+    """Which of these keys each of these queries may see, both given by their numbers."""
+    seen = mask.sees(queries[:, None, :, None], keys[:, None, None, :])
+    for ids in mask.ids:
+        of_query, of_key = (ids.gather(1, tokens.expand(len(ids), -1)) for tokens in (queries, keys))
+        seen = seen & (of_query[:, None, :, None] == of_key[:, None, None, :])
+    for allowed in mask.allowed:
+        seen = seen & _pairs(allowed, queries, keys)
+    if real_queries is not None:
+        seen = seen & real_queries[:, None, :, None]
+    return seen if real_keys is None else seen & real_keys[:, None, None, :]
+
+
+def _pairs(x: Tensor, queries: Int64[Tensor, "#B n"], keys: Int64[Tensor, "#B m"]) -> Tensor:
+    """The entries of an (B|1, H|1, N, M) at these queries and keys."""
+    B, device = max(len(queries), len(keys), len(x)), x.device
+    item, head = torch.arange(B, device=device), torch.arange(x.shape[1], device=device)
+    at = item[:, None, None, None], head[:, None, None], queries[:, None, :, None], keys[:, None, None, :]
+    return x.expand(B, -1, -1, -1)[at]
