@@ -9,8 +9,8 @@
     other i   [   exact     |  the method  ]
                "columns"
 
-The method sees a sequence from which the kept tokens are missing, as if they were padding; so it is no less local,
-clustered or hashed than without them, and no key counts twice. The two parts are merged by their log-sum-exp.
+The method sees a sequence from which the kept tokens are missing, as if they were padding, so that no key counts twice.
+Its output enters the softmax over the kept keys as the value of one more key, whose logit is its log-sum-exp.
 
 Causal masks, segments, padding, dense masks and biases hold for kept tokens too. A window does not restrict them.
 """
@@ -32,7 +32,7 @@ from subquad.ops.heads import repeat_heads
 from subquad.ops.padding import cleared_inputs
 from subquad.ops.precision import wide
 from subquad.ops.slots import taken
-from subquad.ops.softmax import merge_partials, visible_logsumexp, visible_softmax
+from subquad.ops.softmax import visible_logsumexp, visible_softmax
 from subquad.ops.timeline import front_first
 
 Keep = Tensor | Sequence[Any]  # ints (S,) or (B,S), or bools (B,N)
@@ -166,7 +166,7 @@ def completed(
     value: Float[Tensor, "B G M E"],
     call: Call,
     rest: Partial,
-) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+) -> Partial:
     """The partial over all keys, in fp32 or better: `rest`, the columns of the kept tokens, and their rows.
 
     `rest` is the method's partial over the other keys, with out = 0 and lse = −inf for padded queries. What stands in
@@ -174,62 +174,57 @@ def completed(
     """
     kept: Kept = call.kept
     N, H, mask = query.shape[2], query.shape[1], replace(call.mask, span=None)
-    rest_out, rest_lse = rest
+    (query, key, value), (rest_out, rest_lse) = wide(query, key, value), rest
     assert rest_lse is not None
-    every = torch.arange(N, device=query.device)[None]
+    every, among = torch.arange(N, device=query.device)[None], kept.among(N)
     real_queries, real_keys = mask.query_padding(N), mask.key_padding(N)
 
-    columns = _exact(
-        query,
-        taken(key, kept.tokens),
-        taken(value, kept.tokens),
-        _visible(mask, every, kept.tokens, real_queries, kept.which_are(real_keys)),
-        None if call.bias is None else _pairs(call.bias, every, kept.tokens),
-        call,
-    )
-    out, lse = merge_partials([(wide(rest_out)[0], rest_lse), columns])
+    # Columns, of the queries that are not kept. The rest is one more key, with logit `rest_lse` and value `rest_out`.
+    others = ~among if real_queries is None else real_queries & ~among
+    seen = _visible(mask, every, kept.tokens, others, kept.which_are(real_keys)).expand(*rest_lse.shape, -1)
+    logits = torch.cat([_logits(query, taken(key, kept.tokens), call, every, kept.tokens), rest_lse[..., None]], dim=-1)
+    seen = torch.cat([seen, (others[:, None] & ~torch.isneginf(rest_lse))[..., None]], dim=-1)
+    weights, lse = visible_softmax(logits, seen), visible_logsumexp(logits, seen)
+    of_kept, of_rest = _dropped(weights[..., :-1], call), weights[..., -1:]
+    out = torch.addcmul(of_kept @ repeat_heads(taken(value, kept.tokens), H), *wide(rest_out), of_rest)
 
-    row_real = kept.which_are(real_queries)
-    row_out, row_lse = _exact(
-        taken(query, kept.tokens),
-        key,
-        value,
-        _visible(mask, kept.tokens, every, row_real, real_keys),
-        None if call.bias is None else _pairs(call.bias, kept.tokens, every),
-        call,
+    # Rows. Kept queries are 0 until here, and an empty slot adds 0 to the token whose number it holds.
+    there = kept.which_are(real_queries)
+    seen = _visible(mask, kept.tokens, every, there, real_keys)
+    logits = _logits(taken(query, kept.tokens), key, call, kept.tokens, every)
+    rows = (_dropped(visible_softmax(logits, seen), call) @ repeat_heads(value, H)).masked_fill(
+        ~there[:, None, :, None], 0.0
     )
-    # An empty slot adds 0 to the token whose number it holds.
     place = kept.tokens[:, None].expand(-1, H, -1)
-    among, empty = kept.among(N)[:, None], ~row_real[:, None]
-    row_out, row_lse = row_out.masked_fill(empty[..., None], 0.0), row_lse.masked_fill(empty, 0.0)
-    out = out.masked_fill(among[..., None], 0.0).scatter_add(2, place[..., None].expand_as(row_out), row_out)
-    lse = lse.masked_fill(among, 0.0).scatter_add(2, place, row_lse)
+    out = out.scatter_add_(2, place[..., None].expand_as(rows), rows)
+    if not call.wants_lse:
+        return out, None
+    row_lse = visible_logsumexp(logits, seen).masked_fill(~there[:, None], 0.0)
+    lse = lse.masked_fill(among[:, None], 0.0).scatter_add(2, place, row_lse)
     return out, lse if real_queries is None else lse.masked_fill(~real_queries[:, None], -torch.inf)
 
 
-def _exact(
+def _logits(
     query: Float[Tensor, "B H n D"],
     key: Float[Tensor, "B G m D"],
-    value: Float[Tensor, "B G m E"],
-    visible: Bool[Tensor, "#B #H n m"],
-    bias: Float[Tensor, "#B #H n m"] | None,
     call: Call,
-) -> tuple[Tensor, Tensor]:
-    """Exact attention as a partial; n or m is the number of kept tokens, so that n·m logits are few."""
-    query, key, value = wide(query, key, value)
-    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
-    logits = query @ key.mT * call.scale
-    logits = logits if bias is None else logits + bias
-    weights = visible_softmax(logits, visible)
-    weights = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
-    return weights @ value, visible_logsumexp(logits, visible)
+    queries: Int64[Tensor, "#B n"],
+    keys: Int64[Tensor, "#B m"],
+) -> Float[Tensor, "B H n m"]:
+    """Logits of these queries and keys, whose numbers are `queries` and `keys`; n or m is that of kept tokens."""
+    logits = query @ repeat_heads(key, query.shape[1]).mT * call.scale
+    return logits if call.bias is None else logits + _pairs(call.bias, queries, keys)
+
+
+def _dropped(weights: Tensor, call: Call) -> Tensor:
+    return F.dropout(weights, call.dropout_p) if call.dropout_p else weights
 
 
 def _visible(
     mask: Mask,
     queries: Int64[Tensor, "#B n"],
     keys: Int64[Tensor, "#B m"],
-    real_queries: Bool[Tensor, "B n"] | None,
+    real_queries: Bool[Tensor, "B n"],
     real_keys: Bool[Tensor, "B m"] | None,
 ) -> Bool[Tensor, "#B #H n m"]:
     """Which of these keys each of these queries may see, both given by their numbers."""
@@ -239,8 +234,7 @@ def _visible(
         seen = seen & (of_query[:, None, :, None] == of_key[:, None, None, :])
     for allowed in mask.allowed:
         seen = seen & _pairs(allowed, queries, keys)
-    if real_queries is not None:
-        seen = seen & real_queries[:, None, :, None]
+    seen = seen & real_queries[:, None, :, None]
     return seen if real_keys is None else seen & real_keys[:, None, None, :]
 
 
