@@ -186,15 +186,14 @@ def completed(
     seen = torch.cat([seen, (others[:, None] & ~torch.isneginf(rest_lse))[..., None]], dim=-1)
     weights, lse = visible_softmax(logits, seen), visible_logsumexp(logits, seen)
     of_kept, of_rest = _dropped(weights[..., :-1], call), weights[..., -1:]
-    out = torch.addcmul(of_kept @ repeat_heads(taken(value, kept.tokens), H), *wide(rest_out), of_rest)
+    out = torch.addcmul(of_kept @ repeat_heads(taken(value, kept.tokens), H), wide(rest_out)[0], of_rest)
 
     # Rows. Kept queries are 0 until here, and an empty slot adds 0 to the token whose number it holds.
     there = kept.which_are(real_queries)
     seen = _visible(mask, kept.tokens, every, there, real_keys)
     logits = _logits(taken(query, kept.tokens), key, call, kept.tokens, every)
-    rows = (_dropped(visible_softmax(logits, seen), call) @ repeat_heads(value, H)).masked_fill(
-        ~there[:, None, :, None], 0.0
-    )
+    rows = _dropped(visible_softmax(logits, seen), call) @ repeat_heads(value, H)
+    rows = rows.masked_fill(~there[:, None, :, None], 0.0)
     place = kept.tokens[:, None].expand(-1, H, -1)
     out = out.scatter_add_(2, place[..., None].expand_as(rows), rows)
     if not call.wants_lse:
