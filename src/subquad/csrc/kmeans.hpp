@@ -21,6 +21,44 @@ static inline int popcount(uint64_t x) {
 #endif
 }
 
+#if defined(__AVX2__) && !(defined(__AVX512VPOPCNTDQ__) && defined(__AVX512IFMA__))
+// How many bits are set in each of four words: a table has the counts of four bits, and a word's sixteen are summed.
+static inline __m256i popcounts(__m256i x) {
+  const __m256i counts = _mm256_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4,  //
+                                          0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4);
+  const __m256i four = _mm256_set1_epi8(15);
+  const __m256i low = _mm256_shuffle_epi8(counts, _mm256_and_si256(x, four));
+  const __m256i high = _mm256_shuffle_epi8(counts, _mm256_and_si256(_mm256_srli_epi64(x, 4), four));
+  return _mm256_sad_epu8(_mm256_add_epi8(low, high), _mm256_setzero_si256());
+}
+
+// As `nearest`, for at most 2¹⁶ − 1 centroids. Two vectors of distances share one of 32-bit lanes, as distance·2¹⁶ + number:
+// the smallest is the nearest centroid, and of equally near ones the first.
+static int64_t nearest_by_bytes(const uint64_t *codes, int64_t count, const uint64_t *centroids, int64_t C,
+                                int32_t *labels) {
+  const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7), number = _mm256_set1_epi32(0xffff);
+  for (int64_t i = 0; i < count; i += 16) {  // the last round passes the end
+    __m256i x[4], best[2];
+    for (int j = 0; j < 4; j++) x[j] = _mm256_loadu_si256((const __m256i *)(codes + i + 4 * j));
+    best[0] = best[1] = _mm256_set1_epi32(-1);
+    for (int64_t c = 0; c < C; c++) {
+      const __m256i centroid = _mm256_set1_epi64x((int64_t)centroids[c]), own = _mm256_set1_epi32((int32_t)c);
+      for (int j = 0; j < 2; j++) {
+        const __m256i even = popcounts(_mm256_xor_si256(x[2 * j], centroid));
+        const __m256i odd = popcounts(_mm256_xor_si256(x[2 * j + 1], centroid));
+        const __m256i both = _mm256_or_si256(_mm256_slli_epi64(even, 16), _mm256_slli_epi64(odd, 48));
+        best[j] = _mm256_min_epu32(best[j], _mm256_or_si256(both, own));
+      }
+    }
+    for (int j = 0; j < 2; j++) {
+      const __m256i found = _mm256_permutevar8x32_epi32(_mm256_and_si256(best[j], number), order);
+      _mm256_storeu_si256((__m256i *)(labels + i + 8 * j), found);
+    }
+  }
+  return count;
+}
+#endif
+
 // The nearest centroid of each code; the lowest number wins a tie.
 static void nearest(const uint64_t *codes, int64_t count, const uint64_t *centroids, int64_t C, int32_t *labels) {
   int64_t i = 0;
@@ -45,6 +83,9 @@ static void nearest(const uint64_t *codes, int64_t count, const uint64_t *centro
       _mm256_storeu_si256((__m256i *)(labels + i + 8 * j), _mm512_cvtepi64_epi32(best[j]));
   }
 #else
+#if defined(__AVX2__)
+  if (C <= 0xffff) i = nearest_by_bytes(codes, count, centroids, C, labels);
+#endif
   for (; i < count; i++) {
     uint64_t best = ~0ull;
     for (int64_t c = 0; c < C; c++) {

@@ -89,7 +89,7 @@ static void tail_softmax_gradient(const float *weights, float *products, float *
 
 // What the members of cluster c give.
 template <class T>
-static void tail_members_backward(const TailBackward &a, const SortedKeys &sorted, int64_t bh, int64_t c,
+static void tail_members_backward(const TailBackward &a, const SortedKeys &sorted, int64_t at, int64_t bh, int64_t c,
                                   const TailHeadGradients &to, const TailGradScratch &own) {
   const TailInputs &in = a.inputs;
   const int64_t b = bh / in.H, h = bh % in.H, bg = b * in.G + h / (in.H / in.G), row = bh * in.clusters + c;
@@ -108,7 +108,7 @@ static void tail_members_backward(const TailBackward &a, const SortedKeys &sorte
   }
   if (bounds[0] == bounds[1]) return;
   if (no_keys) return zero(to.queries + bounds[0] * D, (bounds[1] - bounds[0]) * D);
-  const int64_t K = pack_met(in, a.saved, sorted.keys[bg], sorted.values[bg], row, own.met), L = K + X;
+  const int64_t K = pack_met(in, a.saved, sorted.keys[at], sorted.values[at], row, own.met), L = K + X;
   const int64_t lanes = round_up(L, W);
   pack_transposed(own.met.values, lanes, in.E, E, own.values, lanes);
   zero(own.bias, lanes);
@@ -171,12 +171,10 @@ static void prepare_means(const TailBackward &a, int64_t bh, const TailHeadGradi
 }
 
 // One head's part in a tile of a cell's keys, places [at, at + count): adds to the tile's gradients and to the means'.
-static void cell_tile_backward(const TailBackward &a, const SortedKeys &sorted, int64_t bh, int64_t x, int64_t at,
-                               int64_t count, const TailHeadGradients &of, int64_t *cursor, const TailGradScratch &own) {
+static void cell_tile_backward(const TailBackward &a, const float *keys, const float *values, int64_t bh, int64_t x,
+                               int64_t at, int64_t count, const TailHeadGradients &of, int64_t *cursor, const TailGradScratch &own) {
   const TailInputs &in = a.inputs;
   const int64_t C = round_up(in.clusters, W), D = round_up(in.D, W), E = round_up(in.E, W);
-  const int64_t bg = bh / in.H * in.G + bh % in.H / (in.H / in.G);
-  const float *keys = sorted.keys[bg] + at * D, *values = sorted.values[bg] + at * E;
   const int32_t *top = a.saved.top + bh * in.clusters * in.topk;
   gemm(count, C, in.D, keys, D, 1, of.centroids_scaled, C, own.weights_t, C, false);
   gemm(count, C, in.D, keys, D, 1, own.cell_keys_t, C, own.products_t, C, false);
@@ -205,7 +203,7 @@ static void cell_tile_backward(const TailBackward &a, const SortedKeys &sorted, 
 
 // All keys of one cell: their gradients, and the cell's part of those of the means of all heads that read them.
 template <class T>
-static void cell_backward(const TailBackward &a, const SortedKeys &sorted, int64_t bg, int64_t x,
+static void cell_backward(const TailBackward &a, const float *keys, const float *values, int64_t bg, int64_t x,
                           const TailHeadGradients *heads, const TailGradScratch &own) {
   const TailInputs &in = a.inputs;
   const int64_t group = in.H / in.G, b = bg / in.G, g = bg % in.G;
@@ -229,7 +227,8 @@ static void cell_backward(const TailBackward &a, const SortedKeys &sorted, int64
         pack_transposed(heads[i].cell_keys + x * C * D, C, in.D, D, own.cell_keys_t, C);
         pack_transposed(heads[i].cell_values + x * C * E, C, in.E, E, own.cell_values_t, C);
       }
-      cell_tile_backward(a, sorted, b * in.H + g * group + i, x, at, count, heads[i], own.cursor + i * in.clusters, own);
+      cell_tile_backward(a, keys + at * D, values + at * E, b * in.H + g * group + i, x, at, count, heads[i],
+                         own.cursor + i * in.clusters, own);
     }
     for (int64_t i = 0; i < count; i++) {
       store_row(own.grad_keys + i * D, in.D, row_of<T>(a.grad_key, b, g, order[at + i]));
@@ -294,9 +293,9 @@ static void zero_unlabelled(const Rows &grad, const int64_t *labels, int64_t non
 template <class T>
 static int64_t tail_backward_of(const TailBackward &a, void *workspace) {
   const TailInputs &in = a.inputs;
-  const int64_t group = in.H / in.G, all = in.B * in.G, wave = all < 2 * in.threads ? all : 2 * in.threads;
+  const int64_t group = in.H / in.G, all = in.B * in.G, wave = wave_of(in);
   Arena arena{(char *)workspace};
-  const SortedKeys sorted(arena, in);
+  const SortedKeys sorted(arena, in, wave);
   TailHeadGradients *heads = arena.take<TailHeadGradients>(wave * group);
   for (int64_t i = 0; i < wave * group; i++) {
     const TailHeadGradients head(arena, in);
@@ -312,29 +311,31 @@ static int64_t tail_backward_of(const TailBackward &a, void *workspace) {
     auto head_of = [&](int64_t i) { return first * group + i; };  // heads of a wave adjoin
     auto over_clusters = [&](int64_t task, auto &&run) {
       const int64_t from = task % steps * step;
-      for (int64_t c = from; c < from + step && c < in.clusters; c++) run(head_of(task / steps), c, heads[task / steps]);
+      const int64_t head = task / steps;
+      for (int64_t c = from; c < from + step && c < in.clusters; c++) run(head, head_of(head), c);
     };
     const Stage packed = {now, [&](int64_t i, int) {
       const int64_t bg = first + i, b = bg / in.G, g = bg % in.G;
-      pack_keys<T>(in, a.saved.key_order + bg * in.M, a.saved.cell_offsets[bg * (in.cells + 1) + in.cells], bg, sorted);
+      pack_keys<T>(in, a.saved.key_order + bg * in.M, a.saved.cell_offsets[bg * (in.cells + 1) + in.cells], bg, i, sorted);
       zero_unlabelled<T>(a.grad_key, in.cell + bg * in.M, in.cells, b, g, in.M, in.D);
       zero_unlabelled<T>(a.grad_value, in.cell + bg * in.M, in.cells, b, g, in.M, in.E);
     }};
     const Stage members = {now * group * steps, [&](int64_t task, int thread) {
-      over_clusters(task, [&](int64_t bh, int64_t c, const TailHeadGradients &head) {
-        tail_members_backward<T>(a, sorted, bh, c, head, scratch.of[thread]);
+      over_clusters(task, [&](int64_t head, int64_t bh, int64_t c) {
+        tail_members_backward<T>(a, sorted, head / group, bh, c, heads[head], scratch.of[thread]);
       });
     }};
     const Stage means = {now * group, [&](int64_t i, int) { prepare_means(a, head_of(i), heads[i]); }};
     const Stage cells = {now * in.cells, [&](int64_t task, int thread) {
       const int64_t i = task / in.cells;
-      cell_backward<T>(a, sorted, first + i, task % in.cells, heads + i * group, scratch.of[thread]);
+      cell_backward<T>(a, sorted.keys[i], sorted.values[i], first + i, task % in.cells, heads + i * group,
+                       scratch.of[thread]);
     }};
     const Stage queries = {now * group * steps, [&](int64_t task, int thread) {
-      over_clusters(task, [&](int64_t bh, int64_t c, const TailHeadGradients &head) {
+      over_clusters(task, [&](int64_t head, int64_t bh, int64_t c) {
         const int64_t b = bh / in.H, h = bh % in.H;
         if (c == 0) zero_unlabelled<T>(a.grad_query, in.labels + bh * in.N, in.clusters, b, h, in.N, in.D);
-        tail_queries_backward<T>(a, bh, c, head, scratch.of[thread].queries);
+        tail_queries_backward<T>(a, bh, c, heads[head], scratch.of[thread].queries);
       });
     }};
     parallel_stages(in.threads, packed, members, means, cells, queries);

@@ -18,15 +18,16 @@
 
 constexpr int64_t LOGITS = 1 << 18;  // of a block of means, which should stay in the cache
 
-// Keys and values of one key head in fp32, in the order of the cells: (M,D'), (M,E').
+// Keys and values of the key heads of a wave in fp32, in the order of the cells: (M,D'), (M,E'). Waves of key heads go one
+// after the other, so that what is packed is still in the cache when it is read.
 struct SortedKeys {
   Pieces<float> keys, values;
   Pieces<int32_t> place;  // (M) where each key stands in that order; −1 for one in no cell
 
-  SortedKeys(Arena &arena, const TailInputs &in) {
-    keys = arena.take_each<float>(in.B * in.G, in.M * round_up(in.D, W));
-    values = arena.take_each<float>(in.B * in.G, in.M * round_up(in.E, W));
-    place = arena.take_each<int32_t>(in.B * in.G, in.M);
+  SortedKeys(Arena &arena, const TailInputs &in, int64_t heads) {
+    keys = arena.take_each<float>(heads, in.M * round_up(in.D, W));
+    values = arena.take_each<float>(heads, in.M * round_up(in.E, W));
+    place = arena.take_each<int32_t>(heads, in.M);
   }
 };
 
@@ -97,10 +98,11 @@ static bool labels_hold(const TailInputs &in) {
 }
 
 template <class T>
-static void pack_keys(const TailInputs &in, const int32_t *order, int64_t count, int64_t bg, const SortedKeys &to) {
+static void pack_keys(const TailInputs &in, const int32_t *order, int64_t count, int64_t bg, int64_t at,
+                      const SortedKeys &to) {
   const int64_t D = round_up(in.D, W), E = round_up(in.E, W), b = bg / in.G, g = bg % in.G;
-  pack_rows<T>(in.key, b, g, order, 0, count, in.D, to.keys[bg], D);
-  pack_rows<T>(in.value, b, g, order, 0, count, in.E, to.values[bg], E);
+  pack_rows<T>(in.key, b, g, order, 0, count, in.D, to.keys[at], D);
+  pack_rows<T>(in.value, b, g, order, 0, count, in.E, to.values[at], E);
 }
 
 // A head's queries by cluster, the means of the clusters, and nothing for queries in none.
@@ -128,11 +130,13 @@ static int64_t wanted_of(const TailForward &a, int64_t b) {
 }
 
 // The `K` rows with the largest logits in each of `C` lanes, as candidates in ascending order. A bound from evenly spaced
-// rows lets some twice as many pass; a lane in which too few pass it starts again without one.
+// rows lets somewhat more pass; a lane in which too few pass it starts again without one.
 static void choose_top(const BlockScratch &own, int64_t C, int64_t lanes, int64_t count, int64_t K) {
   const LaneCandidates &best = own.best;
   const int64_t sample = count < best.room ? count : best.room, step = count / sample;
-  const int64_t among = 2 * K * sample / count + 8, wanted = step == 1 || among > K ? K : among;
+  const float expected = (float)(K * sample) / (float)count;  // top keys among the sample, give or take its root
+  const int64_t among = (int64_t)(expected + 2.5f * __builtin_sqrtf(expected)) + 2;
+  const int64_t wanted = step == 1 || among > K ? K : among;
   for (int64_t v = 0; v < lanes; v += W) {
     const vf bound = wanted < sample ? bound_of_columns(own.logits + v, step * lanes, sample, wanted, best.numbers)
                                      : splat(-__builtin_inff());
@@ -211,8 +215,8 @@ static void sum_cell(const TailForward &a, const float *keys, const float *value
 }
 
 // Clusters [first, last) of one head: their top keys, and all cells.
-static void attend_block(const TailForward &a, const SortedKeys &sorted, int64_t bh, int64_t first, int64_t last,
-                         int64_t lanes, const BlockScratch &own) {
+static void attend_block(const TailForward &a, const SortedKeys &sorted, int64_t at, int64_t bh, int64_t first,
+                         int64_t last, int64_t lanes, const BlockScratch &own) {
   const TailInputs &in = a.inputs;
   const int64_t b = bh / in.H, bg = b * in.G + bh % in.H / (in.H / in.G), C = last - first, D = round_up(in.D, W);
   const int64_t row = bh * in.clusters + first;
@@ -221,16 +225,16 @@ static void attend_block(const TailForward &a, const SortedKeys &sorted, int64_t
   zero(own.rows, lanes * D);
   pack_centroids(a.saved.centroids + row * in.D, C, in.D, in.scale, own.rows, own.queries);
   const int64_t columns = round_up(C, W);
-  gemm(count, columns, in.D, sorted.keys[bg], D, 1, own.queries, columns, own.logits, columns, false);
+  gemm(count, columns, in.D, sorted.keys[at], D, 1, own.queries, columns, own.logits, columns, false);
   const int64_t K = wanted_of(a, b);
   if (!a.keys && 0 < K && K < count) choose_top(own, C, columns, count, K);
   for (int64_t c = 0; c < C; c++) {
-    save_top(a, row + c, K, count, sorted.place[bg], own.best.ranks[c], own.marks);
+    save_top(a, row + c, K, count, sorted.place[at], own.best.ranks[c], own.marks);
     const int32_t *top = a.saved.top + (row + c) * in.topk;
     for (int64_t k = 0; k < in.topk && top[k] >= 0; k++) own.logits[top[k] * columns + c] = -__builtin_inff();
   }
   for (int64_t x = 0; x < in.cells; x++)
-    sum_cell(a, sorted.keys[bg], sorted.values[bg], cells[x], cells[x + 1], x, row, C, columns, own);
+    sum_cell(a, sorted.keys[at], sorted.values[at], cells[x], cells[x + 1], x, row, C, columns, own);
 }
 
 // What a cluster's members meet, packed for their products: top keys, then cells, filled up to whole vectors.
@@ -314,14 +318,14 @@ struct TailMemberScratch {
 };
 
 template <class T>
-static void attend_tail_members(const TailForward &a, const SortedKeys &sorted, int64_t bh, int64_t c,
+static void attend_tail_members(const TailForward &a, const SortedKeys &sorted, int64_t at, int64_t bh, int64_t c,
                                 const TailMemberScratch &own) {
   const TailInputs &in = a.inputs;
   const int64_t b = bh / in.H, h = bh % in.H, bg = b * in.G + h / (in.H / in.G), width = round_up(in.E, W);
   const int32_t *order = a.saved.order + bh * in.N, *bounds = a.saved.offsets + bh * (in.clusters + 1) + c;
   if (bounds[0] == bounds[1]) return;
   const bool no_keys = a.saved.cell_offsets[bg * (in.cells + 1) + in.cells] == 0;
-  const int64_t K = no_keys ? 0 : pack_met(in, a.saved, sorted.keys[bg], sorted.values[bg], bh * in.clusters + c, own.met);
+  const int64_t K = no_keys ? 0 : pack_met(in, a.saved, sorted.keys[at], sorted.values[at], bh * in.clusters + c, own.met);
   const int64_t lanes = round_up(K + in.cells, W);
   for (int64_t first = bounds[0]; first < bounds[1]; first += MEMBER_TILE) {
     const int64_t count = bounds[1] - first < MEMBER_TILE ? bounds[1] - first : MEMBER_TILE;
@@ -341,37 +345,47 @@ static void attend_tail_members(const TailForward &a, const SortedKeys &sorted, 
   }
 }
 
+// Key heads of a wave.
+static int64_t wave_of(const TailInputs &in) {
+  return in.B * in.G < 2 * in.threads ? in.B * in.G : 2 * in.threads;
+}
+
 template <class T>
 static int64_t tail_forward_of(const TailForward &a, void *workspace) {
   const TailInputs &in = a.inputs;
   Arena arena{(char *)workspace};
-  const int64_t heads = in.B * in.H, lanes = lanes_of(in), blocks = (in.clusters + lanes - 1) / lanes;
-  const SortedKeys sorted(arena, in);
+  const int64_t lanes = lanes_of(in), blocks = (in.clusters + lanes - 1) / lanes, wave = wave_of(in);
+  const SortedKeys sorted(arena, in, wave);
   const PerThread<BlockScratch> centroids(arena, in.threads, in, lanes);
   const PerThread<TailMemberScratch> members(arena, in.threads, in);
   if (!arena.base) return arena.used;
   if (!labels_hold(in)) return BAD_LIST;
 
-  const Stage lists = {in.B * in.G + heads, [&](int64_t task, int) {
-    const int64_t bg = task, bh = task - in.B * in.G;
-    if (bh >= 0) return sort_queries<T>(a, bh / in.H, bh % in.H);
-    int32_t *order = a.saved.key_order + bg * in.M, *offsets = a.saved.cell_offsets + bg * (in.cells + 1);
-    sort_tokens(in.cell + bg * in.M, in.M, in.cells, order, offsets);
-    for (int64_t i = 0; i < in.M; i++) sorted.place[bg][i] = -1;
-    for (int64_t i = 0; i < offsets[in.cells]; i++) sorted.place[bg][order[i]] = (int32_t)i;
-    pack_keys<T>(in, order, offsets[in.cells], bg, sorted);
-  }};
-  const Stage over_blocks = {heads * blocks, [&](int64_t task, int thread) {
-    const int64_t first = task % blocks * lanes, last = first + lanes < in.clusters ? first + lanes : in.clusters;
-    attend_block(a, sorted, task / blocks, first, last, lanes, centroids.of[thread]);
-  }};
-  const int64_t group = in.clusters / 16 + 1, groups = (in.clusters + group - 1) / group;
-  const Stage members_of = {heads * groups, [&](int64_t task, int thread) {
-    const int64_t first = task % groups * group;
-    for (int64_t c = first; c < first + group && c < in.clusters; c++)
-      attend_tail_members<T>(a, sorted, task / groups, c, members.of[thread]);
-  }};
-  parallel_stages(in.threads, lists, over_blocks, members_of);
+  const int64_t all = in.B * in.G, group = in.H / in.G, step = in.clusters / 16 + 1;
+  const int64_t steps = (in.clusters + step - 1) / step;
+  for (int64_t start = 0; start < all; start += wave) {
+    const int64_t now = all - start < wave ? all - start : wave, heads = now * group;
+    const Stage lists = {now + heads, [&](int64_t task, int) {
+      const int64_t bg = start + task, bh = start * group + task - now;  // heads of a wave adjoin
+      if (task >= now) return sort_queries<T>(a, bh / in.H, bh % in.H);
+      int32_t *order = a.saved.key_order + bg * in.M, *offsets = a.saved.cell_offsets + bg * (in.cells + 1);
+      sort_tokens(in.cell + bg * in.M, in.M, in.cells, order, offsets);
+      for (int64_t i = 0; i < in.M; i++) sorted.place[task][i] = -1;
+      for (int64_t i = 0; i < offsets[in.cells]; i++) sorted.place[task][order[i]] = (int32_t)i;
+      pack_keys<T>(in, order, offsets[in.cells], bg, task, sorted);
+    }};
+    const Stage over_blocks = {heads * blocks, [&](int64_t task, int thread) {
+      const int64_t first = task % blocks * lanes, last = first + lanes < in.clusters ? first + lanes : in.clusters;
+      const int64_t head = task / blocks;
+      attend_block(a, sorted, head / group, start * group + head, first, last, lanes, centroids.of[thread]);
+    }};
+    const Stage members_of = {heads * steps, [&](int64_t task, int thread) {
+      const int64_t first = task % steps * step, head = task / steps;
+      for (int64_t c = first; c < first + step && c < in.clusters; c++)
+        attend_tail_members<T>(a, sorted, head / group, start * group + head, c, members.of[thread]);
+    }};
+    parallel_stages(in.threads, lists, over_blocks, members_of);
+  }
   return arena.used;
 }
 
