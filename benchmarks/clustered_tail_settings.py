@@ -1,0 +1,207 @@
+"""Which clusters, top keys and cells "clustered-tail" needs for a given fidelity, from 512 to 8,192 tokens.
+
+    python benchmarks/clustered_tail_settings.py [--data FOLDER] [--lengths 512 …] [--out FILE.md]
+
+FOLDER holds state_union/state_union.zip; the default is the environment variable SUBQUAD_DATA. The encoder of the demo
+extra reads speeches with every setting of the grid; fidelity is the cosine of its embeddings to the exact ones.
+"""
+
+import itertools
+import json
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import sheet
+import speeches
+import torch
+from torch import Tensor
+
+import subquad as sq
+from subquad.measure.capture import LayerInputs
+from subquad.measure.fidelity import cosine, relative_error
+from subquad.methods import ClusteredTail
+from subquad.methods.base import Call, Partial
+from subquad.ops.choose.blocks.op import by_bucket
+from subquad.ops.choose.cells.op import BITS as CELL_BITS
+from subquad.ops.choose.cells.op import key_cells
+from subquad.ops.choose.clusters.op import query_clusters
+from subquad.ops.groups import group_mean
+from subquad.workflows.pretrained import running
+
+LENGTHS = {512: 6, 1024: 4, 2048: 3, 4096: 2, 8192: 1}  # and how many speeches are read
+CLUSTERS = (32, 64, 96, 128, 192, 256, 362)
+TOPK = (16, 32, 64, 96, 128)
+CELLS = (8, 16, 32)
+LONG = 4096  # from here on every other top-k, and no clusters that are too few
+LEAST = (0.99, 0.995, 0.998)
+LAYERS = [0, 2, 4]  # whose error is measured
+ERRORS = (0.02, 0.25)  # between these lie the cosines that are of interest
+BLOCK = 16  # queries of one cluster that meet its keys together
+
+
+class Setting(NamedTuple):
+    """Of "clustered-tail", in the order of its fields."""
+
+    clusters: int
+    topk: int
+    cells: int
+
+
+RULE = Setting(128, 64, 16)
+
+
+@dataclass(frozen=True)
+class Dense(ClusteredTail):
+    """The same computation on dense matrices of clusters by keys, head by head: much faster than the reference.
+
+    For real items without padding, in fp32.
+    """
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        labels = clustered(query, key, self.clusters)
+        cell = key_cells(key, value, None, cells=self.cells, seed=0)
+        return attention(query, key, value, labels, cell, self, call.scale), None
+
+
+def clustered(query: Tensor, key: Tensor, clusters: int) -> Tensor:
+    """The clusters of queries of the default settings."""
+    how = {name: ClusteredTail.defaults()[name] for name in ("bits", "iterations", "refine", "seed")}
+    return query_clusters(query, key, None, None, space="logits", clusters=min(clusters, query.shape[2]), **how)
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, labels: Tensor, cell: Tensor, method: ClusteredTail, scale: float
+) -> Tensor:
+    """Attention with these labels of queries and cells of keys."""
+    clusters = min(method.clusters, query.shape[2])
+    means = group_mean(query, labels, clusters)
+    blocks, of = by_bucket(labels, clusters, BLOCK)
+    out = value.new_empty(*query.shape[:3], value.shape[3])
+    for b, h in itertools.product(range(query.shape[0]), range(query.shape[1])):
+        both = torch.cat([key[b, h], value[b, h]], -1)
+        met = tops_and_tail(means[b, h], both, cell[b, h], key.shape[3], method.topk, method.cells, scale)
+        out[b, h] = members(query[b, h], *met, blocks[b, h], of[b, h], scale)
+    return out
+
+
+def tops_and_tail(
+    means: Tensor, both: Tensor, cell: Tensor, width: int, topk: int, cells: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """What the members of each cluster meet: rows [k, v] of top keys and cells, and what is added to their logits."""
+    logits = scale * means @ both[:, :width].T
+    top = logits.topk(min(topk, both.shape[0]), sorted=False).indices
+    largest = logits.amax(1, keepdim=True)
+    weights = (logits - largest).exp_().scatter_(1, top, 0.0)
+    order = cell.argsort()
+    starts = [0, *torch.bincount(cell, minlength=cells).cumsum(0).tolist()]
+    rows, bias = [both[top]], [logits.new_zeros(top.shape)]
+    weights, ordered = weights[:, order], both[order]
+    for start, end in itertools.pairwise(starts):
+        mass = weights[:, start:end].sum(1, keepdim=True)
+        centroid = weights[:, start:end] @ ordered[start:end] / mass.clamp(min=1e-37)
+        own = scale * (means * centroid[:, :width]).sum(1, keepdim=True)
+        rows.append(centroid[:, None])
+        bias.append(mass.log() + largest - own)  # −inf where all keys of the cell are among the top keys
+    return torch.cat(rows, 1), torch.cat(bias, 1)
+
+
+def members(query: Tensor, rows: Tensor, bias: Tensor, blocks: Tensor, of: Tensor, scale: float) -> Tensor:
+    """Attention of each query to the rows of its cluster. `blocks` lists queries, `of` the cluster of each block."""
+    N, width = query.shape
+    padded = torch.cat([query, query.new_zeros(1, width)])
+    met = rows[of]
+    weights = (scale * padded[blocks] @ met[..., :width].mT + bias[of][:, None]).softmax(-1)
+    out = query.new_empty(N + 1, rows.shape[2] - width)
+    out[blocks.flatten()] = (weights @ met[..., width:]).flatten(0, 1)
+    return out[:N]
+
+
+def products(width: int, clusters: int, topk: int, cells: int, refine: int = 2, bits: int = 63) -> float:
+    """Multiply-adds a query and head of "clustered-tail", for as many keys as queries and values as wide as keys.
+
+    Covariance and factor of the logits' space, hashes of queries and of [k, v], rounds of k-means on vectors, logits
+    and cells of the mean queries, top keys and cells of the members. Comparisons, exponentials and the k-means on
+    hashes, which counts bits, are not in it.
+    """
+    choose = 2 * width**2 + bits * width + CELL_BITS * 2 * width + refine * clusters * width
+    return choose + clusters * 3 * width + (topk + cells) * 2 * width
+
+
+def exact_products(length: int, width: int) -> float:
+    """Multiply-adds a query and head of exact attention."""
+    return 2 * length * width
+
+
+def errors(inputs: list[LayerInputs], grid: list[Setting]) -> dict[Setting, float]:
+    """Relative error of attention's output with every setting, mean of inputs."""
+    sums = dict.fromkeys(grid, 0.0)
+    for call in inputs:
+        query, key, value = call.query, call.key, call.value
+        exact = call.run(sq.Full())
+        cell = {cells: key_cells(key, value, None, cells=cells, seed=0) for cells in {each.cells for each in grid}}
+        for clusters, settings in itertools.groupby(grid, key=lambda each: each.clusters):
+            labels = clustered(query, key, clusters)
+            for each in settings:
+                out = attention(query, key, value, labels, cell[each.cells], Dense(*each), query.shape[3] ** -0.5)
+                sums[each] += relative_error(out, exact) / len(inputs)
+    return sums
+
+
+def worth(found: dict[Setting, float], cost: Callable[[Setting], float]) -> list[Setting]:
+    """The settings whose cosines are measured: the Pareto front of cost and error, and those of `RULE`'s family."""
+    front: list[Setting] = []
+    for each in sorted(found, key=cost):
+        if not front or found[each] < found[front[-1]]:
+            front.append(each)
+    family = [each for each in found if (each.topk, each.cells) == (RULE.topk, RULE.cells)]
+    return [each for each in found if each in {*front, *family} and ERRORS[0] <= found[each] <= ERRORS[1]]
+
+
+@torch.inference_mode()
+def measured(data: Path, length: int, count: int, grid: list[Setting]) -> Iterator[dict]:
+    """Cost and error of every setting, cosine of those that are worth it."""
+    read = speeches.passages(data, length, count)
+    inputs = read.inputs(LAYERS)[: len(LAYERS)]
+    width = inputs[0].query.shape[3]
+    found = errors(inputs, grid)
+    exact = [read.model.embed([item]) for item in read.items]
+
+    def cost(each: Setting) -> float:
+        return products(width, min(each.clusters, length), each.topk, each.cells)
+
+    chosen = worth(found, cost)
+    for each in grid:
+        figures = {"length": length, **each._asdict(), "error": found[each]}
+        figures["share"] = cost(each) / exact_products(length, width)
+        if each in chosen:
+            with running(read.model.model, Dense(*each)):
+                near = [
+                    float(cosine(read.model.embed([item]), own)) for item, own in zip(read.items, exact, strict=True)
+                ]
+            figures |= {"passages": count, "cosine": statistics.fmean(near), "least": min(near)}
+        yield figures
+
+
+def grid_at(length: int) -> list[Setting]:
+    """The settings that are tried."""
+    grid = itertools.starmap(Setting, itertools.product(CLUSTERS, TOPK, CELLS))
+    return [each for each in grid if length < LONG or (each.clusters not in (32, 96) and each.topk in (32, 64, 128))]
+
+
+def main() -> None:
+    parser = sheet.arguments(__doc__, tuple(LENGTHS), data=os.environ.get("SUBQUAD_DATA", "data"), figures="")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    with open(given.figures, "a", encoding="utf-8") as file:
+        for length in given.lengths:
+            for figures in measured(Path(given.data), length, LENGTHS.get(length, 1), grid_at(length)):
+                file.write(json.dumps(figures) + "\n")
+                file.flush()
+
+
+if __name__ == "__main__":
+    main()
