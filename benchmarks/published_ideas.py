@@ -40,14 +40,19 @@ CLAIM = 0.6  # of the best other idea's error
 
 
 ABOUT = """\
-The error ‖out − exact‖ / ‖exact‖ of the attention output of layers 0, 2 and 4 of the demo encoder (12 heads of 32), mean
-of layers, on speeches of the State of the Union; in brackets the multiply-adds in percent of exact attention's.
-At 2,048 tokens every second head is measured, at 4,096 every third. Beyond 512 tokens the encoder's positions are interpolated.
+The error ‖out − exact‖ / ‖exact‖ of the attention output of layers 0, 2 and 4 of the demo encoder (12 heads of 32), \
+mean of layers, on speeches of the State of the Union.
+In brackets are the multiply-adds in percent of exact attention's.
+At 2,048 tokens every second head is measured, at 4,096 every third.
+Beyond 512 tokens the encoder's positions are interpolated.
 
-The ideas are plain versions of what the papers propose, not the systems themselves: each docstring of
-`benchmarks/published_ideas.py` has the formula. Where whole groups of keys are exact, as many groups are taken as come
-nearest to the number of keys; beside the exact keys a query meets the means of blocks (PISA-like), 128 centroids
-(SVG-EAR-like) or X cells (clustered-tail). Queries form 100 clusters where nothing else is said.
+The ideas are plain versions of what the papers propose, not the systems themselves: each docstring of \
+`benchmarks/published_ideas.py` has the formula.
+Where whole groups of keys are exact, the groups taken are those that come nearest to the number of keys asked for.
+Beside its exact keys a query meets the means of all other blocks (PISA-like) or clusters of keys (SVG-EAR-like, 128 \
+in all), or X cells (clustered-tail).
+SVG2-like and SVG-EAR-like have 100 clusters of queries.
+`lha-tail` is left out: it must be fitted first.
 
 Multiply-adds count products of matrices: hashes and k-means on vectors, choices, the query's own keys and centroids.
 They do not count comparisons, exponentials, sums, and k-means on hashes, which counts bits."""

@@ -1,0 +1,90 @@
+"""The ideas of published systems, and the fast form of clustered-tail, agree with exact attention where they must."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+import subquad as sq
+from subquad.masks import Mask
+from subquad.measure.capture import LayerInputs
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SCALE = 0.3
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch):
+    """One of the scripts, as a module."""
+    monkeypatch.syspath_prepend(BENCHMARKS)  # as for a script
+    return importlib.import_module
+
+
+@pytest.fixture
+def ideas(script) -> ModuleType:
+    return script("published_ideas")
+
+
+@pytest.fixture
+def head() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return list(torch.randn(3, 24, 8, generator=generator))
+
+
+def exact(head: list[torch.Tensor]) -> torch.Tensor:
+    query, key, value = head
+    return (SCALE * query @ key.T).softmax(1) @ value
+
+
+def test_every_idea_is_exact_attention_when_all_keys_are_exact(ideas, head):
+    for name, idea in ideas.IDEAS.items():
+        answer = idea(*head, SCALE, 24)
+        torch.testing.assert_close(answer.out, exact(head), rtol=0, atol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
+        assert answer.keys == 24
+
+
+def test_groups_of_one_key_are_exact_with_centroids_for_the_rest_and_not_without(ideas, head):
+    for route in ("mass", "error"):
+        answer = ideas.key_clusters(*head, SCALE, 3, rest="centroids", route=route, clusters=24)
+        torch.testing.assert_close(answer.out, exact(head), rtol=0, atol=1e-5)
+    assert answer.keys == 3
+    torch.testing.assert_close(ideas.position_blocks(*head, SCALE, 3, block=1).out, exact(head), rtol=0, atol=1e-5)
+    dropped = ideas.key_clusters(*head, SCALE, 3, rest="nothing", clusters=24)
+    assert (dropped.out - exact(head)).norm() > 0.1 * exact(head).norm()
+
+
+def test_blocks_meet_as_many_keys_as_asked_for(ideas, head):
+    answer = ideas.position_blocks(*head, SCALE, 8, block=4)
+    assert answer.keys == 8
+    assert answer.products == 6 * 6 * 8 / 24 + (8 + 4) * 16  # scores of blocks, then 8 keys and 4 means
+
+
+def test_the_dense_form_is_clustered_tail(script):
+    settings = {"clusters": 7, "topk": 5, "cells": 3}
+    q, k, v = torch.randn(3, 1, 2, 60, 8)
+    expected = sq.ClusteredTail(**settings)(q, k, v)
+    torch.testing.assert_close(script("clustered_tail_settings").Dense(**settings)(q, k, v), expected)
+
+
+def test_the_sheet_compares_at_equal_keys_and_at_equal_products(script, monkeypatch, tmp_path):
+    made = script("published_ideas")
+    q, k, v = torch.randn(3, 1, 2, 40, 8)
+    options = {"mask": Mask(), "scale": SCALE, "bias": None, "dropout_p": 0.0}
+    read = SimpleNamespace(inputs=lambda layers: [LayerInputs(0, "layer", q, k, v, options)])
+    monkeypatch.setattr(script("speeches"), "passages", lambda data, length, count: read)
+    words = ["--lengths", "40", "--keys", "4", "40", "--threads", str(torch.get_num_threads())]
+    monkeypatch.setattr(sys, "argv", ["benchmarks/published_ideas.py", *words, "--out", str(tmp_path / "out.md")])
+    made.main()
+    lines = (tmp_path / "out.md").read_text("utf-8").splitlines()
+    tables = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    assert {line[0] for line in tables} >= set(made.IDEAS)
+    assert all(line[2].startswith("0.000 (") for line in tables if line[0] in made.IDEAS)  # all keys are exact
+    assert {path.suffix for path in tmp_path.iterdir()} == {".md", ".json", ".png"}
+
+
+def test_ratios_say_where_the_claim_is_not_met(ideas):
+    assert ideas.ratio(0.05, 0.1) == "0.50"
+    assert ideas.ratio(0.07, 0.1) == "0.70 (not met)"
