@@ -72,20 +72,33 @@ Idea = Callable[[Tensor, Tensor, Tensor, float, int], Answer]  # query, key, val
 # ---------------------------------------------------------------------- shared parts
 
 
+class Grouped:
+    """Keys and values in groups: column[j] is the group of key j."""
+
+    def __init__(self, key: Tensor, value: Tensor, column: Tensor, groups: int):
+        self.key, self.value, self.column = key, value, column
+        self.counts = sizes(column, groups)
+        self.k_mean, self.v_mean = mean(key, column, groups), mean(value, column, groups)
+
+
 def joined(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float,
-    seen: Tensor,
-    centroids: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> Tensor:
-    """One softmax over the keys that a query has `seen` (N, M), and over centroids: keys, values, bias (N, X)."""
-    logits = (scale * query @ key.T).masked_fill(~seen, -torch.inf)
-    if centroids is not None:
-        keys, values, bias = centroids
-        logits, value = torch.cat([logits, scale * query @ keys.T + bias], 1), torch.cat([value, values])
-    return logits.softmax(1) @ value
+    query: Tensor, keys: Grouped, scale: float, row: Tensor, exact: Tensor, *, rest: bool = True
+) -> tuple[Tensor, float, float]:
+    """One softmax over the keys of the groups that are `exact` (C, X), and over the means of the others.
+
+    Query i is in group row[i] of queries. Returns the output, and how many keys and how many means a query meets, mean
+    of queries.
+    """
+    out, met, means = keys.value.new_empty(len(query), keys.value.shape[1]), 0.0, 0.0
+    for group in row.unique():
+        own, whole, thin = row == group, exact[group][keys.column], ~exact[group] & (keys.counts > 0) & rest
+        key = torch.cat([keys.key[whole], keys.k_mean[thin]])
+        value = torch.cat([keys.value[whole], keys.v_mean[thin]])
+        bias = torch.cat([key.new_zeros(int(whole.sum())), keys.counts[thin].to(key.dtype).log()])
+        out[own] = (scale * query[own] @ key.T + bias).softmax(1) @ value
+        met += float(own.sum() * whole.sum()) / len(query)
+        means += float(own.sum() * thin.sum()) / len(query)
+    return out, met, means
 
 
 def lloyd(x: Tensor, clusters: int, rounds: int = ROUNDS) -> Tensor:
@@ -116,11 +129,6 @@ def best_until(scores: Tensor, counts: Tensor, keys: int) -> Tensor:
     return torch.zeros_like(taken).scatter(1, order, taken)
 
 
-def log_sizes(counts: Tensor) -> Tensor:
-    """ln n, −inf for an empty group."""
-    return counts.double().log().float()
-
-
 # ---------------------------------------------------------------------- the ideas
 
 
@@ -133,18 +141,10 @@ def position_blocks(query: Tensor, key: Tensor, value: Tensor, scale: float, key
     (N, D), M = query.shape, len(key)
     row, column = torch.arange(N) // block, torch.arange(M) // block
     C, X = int(row[-1]) + 1, int(column[-1]) + 1
-    k_mean, v_mean, counts = mean(key, column, X), mean(value, column, X), sizes(column, X)
-    exact = best_until(mean(query, row, C) @ k_mean.T, counts, keys)[row]
-    bias = log_sizes(counts).masked_fill(exact, -torch.inf)
-    out = joined(query, key, value, scale, exact[:, column], (k_mean, v_mean, bias))
-    met = per_query(exact, counts)
-    rest = X - float(exact.sum(1).float().mean())
-    return Answer(out, met, C * X * D / N + (met + rest) * (D + value.shape[1]))
-
-
-def per_query(exact: Tensor, counts: Tensor) -> float:
-    """Keys in the groups that a query (a row of `exact`) meets exactly, mean of queries."""
-    return float((exact * counts).sum(1).float().mean())
+    keyed = Grouped(key, value, column, X)
+    exact = best_until(mean(query, row, C) @ keyed.k_mean.T, keyed.counts, keys)
+    out, met, means = joined(query, keyed, scale, row, exact)
+    return Answer(out, met, C * X * D / N + (met + means) * (D + value.shape[1]))
 
 
 def key_clusters(
@@ -166,27 +166,25 @@ def key_clusters(
     `route` "error" takes the clusters whose centroid errs most for each key that it saves,
     ‖Σ_{j in x} e^{scale·q̄_c·k_j} (v_j, 1) − n_x e^{scale·q̄_c·k̄_x} (v̄_x, 1)‖ / n_x.
     """
-    (N, D), E = query.shape, value.shape[1]
-    C, X = min(query_clusters, N), min(clusters, len(key))
-    row, column = lloyd(query, C), lloyd(key, X)
-    q_mean, k_mean, v_mean, counts = mean(query, row, C), mean(key, column, X), mean(value, column, X), sizes(column, X)
-    scores = scale * q_mean @ k_mean.T + log_sizes(counts)
-    cost = ROUNDS * (C + X * len(key) / N) * D + C * X * D / N
+    (N, D), (M, E) = query.shape, value.shape
+    C, X = min(query_clusters, N), min(clusters, M)
+    row, keyed = lloyd(query, C), Grouped(key, value, lloyd(key, X), X)
+    q_mean = mean(query, row, C)
+    scores = scale * q_mean @ keyed.k_mean.T + keyed.counts.log()  # −inf for an empty cluster
+    cost = ROUNDS * (C + X * M / N) * D + C * X * D / N
     if route == "error":
         logits = scale * q_mean @ key.T
         largest = logits.amax(1, keepdim=True)
-        ones = torch.cat([value, torch.ones_like(value[:, :1])], 1)
-        weights, thin = (logits - largest).exp(), (scores - largest).exp()
-        sums = torch.stack([weights[:, column == x] @ ones[column == x] for x in range(X)], 1)
-        near = thin[..., None] * torch.cat([v_mean, torch.ones_like(v_mean[:, :1])], 1)
-        scores = (sums - near).norm(dim=2) / counts.clamp(min=1)
-        cost += C * len(key) * (D + E) / N
-    exact = best_until(scores.masked_fill(counts == 0, -torch.inf), counts, keys)[row]
-    bias = log_sizes(counts).masked_fill(exact, -torch.inf)
-    centroids = (k_mean, v_mean, bias) if rest == "centroids" else None
-    out = joined(query, key, value, scale, exact[:, column], centroids)
-    met, others = per_query(exact, counts), float(((counts > 0) & ~exact).sum(1).float().mean())
-    return Answer(out, met, cost + (met + (others if centroids else 0)) * (D + E))
+        v_one, mean_one = (torch.cat([x, torch.ones_like(x[:, :1])], 1) for x in (value, keyed.v_mean))
+        weights = (logits - largest).exp()
+        members = [keyed.column == x for x in range(X)]
+        sums = torch.stack([weights[:, own] @ v_one[own] for own in members], 1)
+        errors = (sums - (scores - largest).exp()[..., None] * mean_one).norm(dim=2) / keyed.counts
+        scores = errors.masked_fill(keyed.counts == 0, -torch.inf)
+        cost += C * M * (D + E) / N
+    exact = best_until(scores, keyed.counts, keys)
+    out, met, means = joined(query, keyed, scale, row, exact, rest=rest == "centroids")
+    return Answer(out, met, cost + (met + means) * (D + E))
 
 
 def coreset(query: Tensor, key: Tensor, value: Tensor, scale: float, keys: int, *, temperature: float) -> Answer:
