@@ -133,17 +133,24 @@ def clustered(draw: Draw) -> list[Tensor]:
     inputs = tracked(*(draw.normal(*shape, dtype=dtype) for shape in ((B, H, N, D), (B, G, M, D), (B, G, M, E))))
     masks = draw.real(B, N), draw.real(B, M)
     bits, iterations, seed = draw.rng.randint(1, 63), draw.rng.randint(0, 4), draw.rng.randrange(9)
-    given = (*inputs, *masks, C, topk, bits, iterations, 0.3, seed)
-    out, *saved = OPS.clustered_forward("cpu", *given)
+    labels, wants_lse = draw.whole(0, C - 1, B, H, N) if draw.maybe(0.3) else None, draw.maybe(0.3)
+    settings = C, topk, bits, iterations, 0.3, seed, wants_lse
+    if labels is not None:
+        with suppress(ValueError):
+            OPS.clustered_forward("cpu", *inputs, *masks, labels, *settings)
+        labels = labels.clamp(0, C - 1)
+    given = (*inputs, *masks, labels, *settings)
+    out, *saved, lse = OPS.clustered_forward("cpu", *given)
     of_lists, at = draw.maybe(0.1), draw.rng.randrange(3)
-    of_outputs = draw.normal(*out.shape, dtype=dtype), *[None] * 7
+    of_lse = draw.normal(B, H, N, 1)[..., 0] if wants_lse and draw.maybe() else None
+    of_outputs = draw.normal(*out.shape, dtype=dtype), *[None] * 7, of_lse
     lists = [x.clone() for x in saved[:3]]
     if of_lists and draw.poisoned and lists[at].numel() > 0:
         lists[at].flatten()[draw.rng.randrange(lists[at].numel())] = draw.rng.choice((-(2**31), -1, N, M, 2**31 - 1))
         with suppress(ValueError):
-            OPS.clustered_backward("cpu", *of_outputs, out, *lists, *saved[3:], *given)
-    grads = OPS.clustered_backward("cpu", *of_outputs, out, *saved, *given)
-    return [out, *saved[1:], *grads]  # what `order` holds behind an item's real queries is not read
+            OPS.clustered_backward("cpu", *of_outputs, out, *lists, *saved[3:], lse, *given)
+    grads = OPS.clustered_backward("cpu", *of_outputs, out, *saved, lse, *given)
+    return [out, lse, *saved[1:], *grads]  # what `order` holds behind an item's real queries is not read
 
 
 def hashing(draw: Draw) -> list[Tensor]:

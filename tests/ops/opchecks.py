@@ -33,9 +33,11 @@ def main() -> None:
     real = torch.arange(20).expand(2, -1) < 15, torch.arange(30).expand(2, -1) < 25
     for query_real, key_real in ((None, None), real):
         for topk in (0, 6):
-            arguments = ("cpu", *tracked(*qkv(20, 30)), query_real, key_real, 4, topk, 31, 3, 0.3, 5)
-            torch.library.opcheck(ops.clustered_forward.default, arguments)
-            checked += 1
+            for labels in (None, torch.arange(20).expand(2, 2, -1) % 4):
+                settings = 4, topk, 31, 3, 0.3, 5, labels is not None
+                arguments = "cpu", *tracked(*qkv(20, 30)), query_real, key_real, labels, *settings
+                torch.library.opcheck(ops.clustered_forward.default, arguments)
+                checked += 1
         q, k, v = qkv(20, 30)
         torch.library.opcheck(
             ops.cluster_labels.default, ("cpu", q, k, query_real, key_real, None, "logits", 4, 31, 3, 2, 5)

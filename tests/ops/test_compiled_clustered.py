@@ -3,6 +3,8 @@
 import subprocess
 import sys
 import threading
+from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,8 +12,11 @@ from torch import Tensor
 
 import subquad as sq
 from subquad import Clustered, ImprovedClustered, Mask
+from subquad.methods import clustered
 from subquad.ops import native
+from subquad.ops.choose.clusters.op import query_clusters
 from subquad.ops.native import interface
+from subquad.ops.parts.clustered.op import clustered_attention
 from subquad.workflows.bench_calls import threads
 from tests.oracle import gradients, normal, qkv, tracked
 
@@ -38,6 +43,16 @@ def run(method, inputs, backend: str = "cpu", **options) -> list[Tensor]:
         return [out, *gradients(out, *inputs)]
 
 
+def run_with_lse(method, inputs, backend: str = "cpu", read: str = "both", **options) -> list[Tensor]:
+    """Output, log-sum-exp, and the gradients of a loss that reads both of them or one."""
+    inputs = tracked(*inputs)
+    with sq.use_backend(backend):
+        out, lse = method(*inputs, enable_gqa=inputs[0].shape[1] != inputs[1].shape[1], return_lse=True, **options)
+    seen = torch.where(lse.isneginf(), 0.0, lse)
+    loss = {"both": torch.cat([out.float(), seen[..., None]], -1), "lse": seen, "out": out}[read]
+    return [out, lse, *gradients(loss, *inputs)]
+
+
 def holes(mask_of: int, N: int, M: int) -> Mask:
     """Padding anywhere on both sides; the last item has no key."""
     real = [normal(mask_of, n, seed=n) > -0.5 for n in (N, M)]
@@ -57,6 +72,78 @@ def test_equals_the_reference(variant, poisoned, method, shape, padded):
     inputs = qkv(**shape)
     mask = holes(len(inputs[0]), inputs[0].shape[2], inputs[1].shape[2]) if padded else None
     assert_equal(run(method, inputs, mask=mask), run(method, inputs, "reference", mask=mask), 5e-6)
+
+
+@pytest.mark.parametrize("method", [*METHODS, replace(METHODS[1], topk=500)], ids=str)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("read", ["both", "lse"])
+def test_the_log_sum_exp_equals_the_reference(variant, poisoned, method, shape, padded, read):
+    inputs = qkv(**shape)
+    mask = holes(len(inputs[0]), inputs[0].shape[2], inputs[1].shape[2]) if padded else None
+    have, want = (run_with_lse(method, inputs, backend, read, mask=mask) for backend in ("cpu", "reference"))
+    assert_equal(have, want, 1e-5)
+    assert have[1].dtype == torch.float32
+    if padded:
+        assert have[1][-1].isneginf().all()
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_the_log_sum_exp_changes_nothing_else(variant, poisoned, method):
+    """Bit for bit, both ways, where nobody differentiates it."""
+    plain, beside = run(method, qkv(70, 90)), run_with_lse(method, qkv(70, 90), read="out")
+    assert all(torch.equal(a, b) for a, b in zip(plain, [beside[0], *beside[2:]], strict=True))
+
+
+@pytest.mark.parametrize("topk", [0, 9])
+@pytest.mark.parametrize("read", ["both", "lse"])
+def test_gradients_through_the_log_sum_exp_equal_those_of_fp64(variant, poisoned, topk, read):
+    """With labels that are given, as rounding may turn a bit of a hash."""
+    labels = normal(2, 4, 61, seed=3).mul(9).long().abs() % 7
+    settings = {"clusters": 7, "topk": topk, "bits": 31, "iterations": 3, "scale": 0.3, "seed": 0, "labels": labels}
+    results = []
+    for backend, dtype in (("cpu", torch.float32), ("reference", torch.float64)):
+        inputs = tracked(*(x.to(dtype) for x in qkv(61, 131, H=4, G=2, D=24, E=40)))
+        with sq.use_backend(backend):
+            out, lse = clustered_attention(*inputs, None, None, **settings, wants_lse=True)
+        loss = torch.cat([out, lse[..., None]], -1) if read == "both" else lse
+        results.append([x.double() for x in (out, lse, *gradients(loss, *inputs))])
+    assert_equal(*results, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_the_log_sum_exp_of_half_precision_is_wide(variant, poisoned, method, dtype):
+    inputs = qkv(70, 90, D=20, E=12, dtype=dtype)
+    have, want = run_with_lse(method, inputs), run_with_lse(method, inputs, "reference")
+    assert have[1].dtype == torch.float32
+    torch.testing.assert_close(have[1], want[1], atol=1e-5, rtol=1e-5)
+    assert_equal([have[0], *have[2:]], [want[0], *want[2:]], CLOSE[dtype])
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_the_log_sum_exp_crosses_every_block_on_any_number_of_threads(method, monkeypatch):
+    monkeypatch.setattr(interface, "SMALL", 0)
+    inputs = qkv(8500, 4200, B=1, H=1, D=4, E=3)
+    with threads(1):
+        have = run_with_lse(method, inputs)
+    assert_equal(have, run_with_lse(method, inputs, "reference"), 5e-5)
+    with threads(3):
+        assert all(torch.equal(a, b) for a, b in zip(run_with_lse(method, inputs), have, strict=True))
+
+
+@pytest.mark.parametrize("settings", [{"space": "logits"}, {"refine": 2}, {"space": "logits", "refine": 1}], ids=str)
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_clusters_that_are_handed_over_equal_the_reference(variant, poisoned, method, settings, padded):
+    """Both backends get the same labels, of plain PyTorch, or they might differ by rounding."""
+    inputs = qkv(61, 90, H=4, G=2)
+    mask = holes(2, 61, 90) if padded else None
+    method = replace(method, **settings)
+    with patch.object(clustered, "query_clusters", query_clusters.reference):
+        assert_equal(
+            run_with_lse(method, inputs, mask=mask), run_with_lse(method, inputs, "reference", mask=mask), 1e-5
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -193,7 +280,7 @@ def test_the_ops_keep_torchs_rules():
     """`torch.library.opcheck`, in a process of its own: the run-time type checks here know no symbolic sizes."""
     done = subprocess.run([sys.executable, "-m", "tests.ops.opchecks"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["checked", "29"]
+    assert done.stdout.split() == ["checked", "33"]
 
 
 def test_double_backward_is_refused_not_wrong():

@@ -266,11 +266,17 @@ def misfits():
         "top, scores": lambda: ops.top_by_score("cpu", x.double(), sizes, 3, None, False),
         "products, keys": lambda: ops.directed_product("cpu", x, x[:, :, :8], x, False),
         "products, dtype": lambda: ops.directed_product("cpu", x, x, x.double(), False),
-        "clustered, keys": lambda: ops.clustered_forward("cpu", x, x[:1], x, None, None, 3, 2, 7, 2, 1.0, 0),
-        "clustered, values": lambda: ops.clustered_forward("cpu", x, x, x.double(), None, None, 3, 2, 7, 2, 1.0, 0),
-        "clustered, mask": lambda: ops.clustered_forward("cpu", x, x, x, None, real, 3, 2, 7, 2, 1.0, 0),
-        "clustered, clusters": lambda: ops.clustered_forward("cpu", x, x, x, None, None, 0, 2, 7, 2, 1.0, 0),
-        "clustered, topk": lambda: ops.clustered_forward("cpu", x, x, x, None, None, 3, -1, 7, 2, 1.0, 0),
+        "clustered, keys": lambda: ops.clustered_forward(
+            "cpu", x, x[:1], x, None, None, None, 3, 2, 7, 2, 1.0, 0, False
+        ),
+        "clustered, values": lambda: ops.clustered_forward(
+            "cpu", x, x, x.double(), None, None, None, 3, 2, 7, 2, 1.0, 0, False
+        ),
+        "clustered, mask": lambda: ops.clustered_forward("cpu", x, x, x, None, real, None, 3, 2, 7, 2, 1.0, 0, False),
+        "clustered, clusters": lambda: ops.clustered_forward(
+            "cpu", x, x, x, None, None, None, 0, 2, 7, 2, 1.0, 0, False
+        ),
+        "clustered, topk": lambda: ops.clustered_forward("cpu", x, x, x, None, None, None, 3, -1, 7, 2, 1.0, 0, False),
     }
 
 

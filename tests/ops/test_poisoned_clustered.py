@@ -57,7 +57,9 @@ def test_saved_top_keys_are_ascending_and_distinct(variant, topk, finite):
         q, k, v = qkv(50, M, B=1, H=2)
         q, k, chosen = q.abs(), k.clone(), normal(M).argsort()
         k[:, :, chosen[finite:], 0] = poison
-        _, _, _, top, *_ = torch.ops.subquad.clustered_forward("cpu", q, k, v, None, None, 7, topk, 31, 3, 0.3, 5)
+        _, _, _, top, *_ = torch.ops.subquad.clustered_forward(
+            "cpu", q, k, v, None, None, None, 7, topk, 31, 3, 0.3, 5, False
+        )
         assert (top >= 0).all()
         assert (top < M).all()
         assert (top.diff(dim=-1) > 0).all()
@@ -66,15 +68,15 @@ def test_saved_top_keys_are_ascending_and_distinct(variant, topk, finite):
                 assert torch.isin(chosen[:finite], of_cluster).sum() == min(finite, topk)
 
 
-REST = (None, None, 7, 5, 31, 3, 0.3, 5)  # of the arguments of the forward pass
+REST = (None, None, None, 7, 5, 31, 3, 0.3, 5, True)  # of the arguments of the forward pass
 
 
 @pytest.mark.parametrize("spoil", ["order", "offsets", "top"])
 @pytest.mark.parametrize("number", [-1, -(2**31), 2**31 - 1, 30])
 def test_lists_that_the_forward_pass_did_not_make_are_refused(variant, spoil, number):
     q, k, v = qkv(30, 30, B=1)
-    out, *saved = torch.ops.subquad.clustered_forward("cpu", q, k, v, None, None, 7, 5, 31, 3, 0.3, 5)
-    grads = (out, *[None] * 7)
+    out, *saved = torch.ops.subquad.clustered_forward("cpu", q, k, v, *REST)
+    grads = (out, *[None] * 8)
     torch.ops.subquad.clustered_backward("cpu", *grads, out, *saved, q, k, v, *REST)
     broken = saved[["order", "offsets", "top"].index(spoil)]
     broken[0, 1].flatten()[-1 if spoil == "offsets" else 3] = number - (spoil == "offsets" and number == 30)
@@ -85,11 +87,11 @@ def test_lists_that_the_forward_pass_did_not_make_are_refused(variant, spoil, nu
 @pytest.mark.parametrize("at", range(7), ids=["order", "offsets", "top", "centroids", "rest", "lse", "mass"])
 def test_saved_tensors_of_other_shapes_and_types_are_refused(at):
     q, k, v = qkv(30, 30, B=1)
-    out, *saved = torch.ops.subquad.clustered_forward("cpu", q, k, v, None, None, 7, 5, 31, 3, 0.3, 5)
+    out, *saved = torch.ops.subquad.clustered_forward("cpu", q, k, v, *REST)
     for broken in (saved[at][:, :1], saved[at].to(torch.int64 if at < 3 else torch.float64)):
         lists = (*saved[:at], broken, *saved[at + 1 :])
         with pytest.raises(ValueError, match=r"clustered_backward: `\w+` is \(.*, but the other tensors go with \("):
-            torch.ops.subquad.clustered_backward("cpu", out, *[None] * 7, out, *lists, q, k, v, *REST)
+            torch.ops.subquad.clustered_backward("cpu", out, *[None] * 8, out, *lists, q, k, v, *REST)
 
 
 # ---------------------------------------------------------------------- the reference's NaNs
@@ -109,6 +111,14 @@ def run(method, inputs, backend: str, mask: Mask | None = None) -> list[Tensor]:
     with sq.use_backend(backend):
         out = method(*inputs, mask=mask)
         return [out, *gradients(out, *inputs)]
+
+
+def run_with_lse(method, inputs, backend: str, mask: Mask | None = None) -> list[Tensor]:
+    """Output and log-sum-exp, and the gradients of a loss that reads the latter where it is finite."""
+    inputs = tracked(*inputs)
+    with sq.use_backend(backend):
+        out, lse = method(*inputs, mask=mask, return_lse=True)
+    return [out, lse, *gradients(torch.where(lse.isneginf(), 0.0, lse), *inputs)]
 
 
 def assert_same_nans(have: list[Tensor], want: list[Tensor]):
@@ -174,6 +184,66 @@ def test_a_query_all_of_whose_logits_are_minus_infinity_is_nan(variant):
     ):
         for mask in (None, Mask.padding(keys=torch.arange(40)[None] < 30)):
             assert run(method, (q, k, v), "cpu", mask)[0].isnan().all()
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("side", ["query", "key"])
+@pytest.mark.parametrize("method", [Clustered(clusters=12), ImprovedClustered(clusters=12, topk=30)], ids=str)
+def test_log_sum_exps_are_finite_where_those_of_the_reference_are(variant, method, side, poison, place):
+    """Which number stands where one is not finite may differ. Values, which log-sum-exps do not read, get gradients of
+    0, and infinite logits may spoil more of their head's other gradients than in the reference, but nothing else.
+    """
+    for N, M in ((40, 90), (9, 20)):
+        inputs = [x.clone() for x in qkv(N, M)]
+        inputs[side == "key"][0, 0][place] = poison
+        have, want = (run_with_lse(method, inputs, backend) for backend in ("cpu", "reference"))
+        for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), have, want, strict=True):
+            there = b.isfinite()
+            if name in ("dq", "dk") and poison == poison:
+                there = there & a.isfinite()
+                assert there[1].all(), name
+                assert there[0, 1].all(), name
+            else:
+                assert torch.equal(a.isfinite(), there), name
+            torch.testing.assert_close(a[there], b[there], atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("topk", [0, 20])
+def test_the_log_sum_exp_of_logits_of_minus_infinity_hides_nothing(variant, topk):
+    """With the same logits −∞ for every query and key, out is NaN and lse is not finite: −∞ where no mass is named."""
+    q, k, v = qkv(30, 40, B=1, H=1, D=4)
+    q, k = q.abs(), k.clone()
+    k[..., 1] = -torch.inf
+    method = ImprovedClustered(clusters=5, topk=topk) if topk else Clustered(clusters=5)
+    out, lse = run_with_lse(method, (q, k, v), "cpu")[:2]
+    assert out.isnan().all()
+    assert (lse.isnan() if topk else lse.isneginf()).all()
+
+
+@pytest.mark.parametrize("number", [-1, 7, 2**31, -(2**31), 2**32 + 3, -(2**63), 2**63 - 1])
+def test_labels_that_name_no_cluster_are_refused(variant, number):
+    q, k, v = qkv(30, 30)
+    labels = torch.arange(30).expand(2, 2, -1) % 7
+    given = "cpu", q, k, v, torch.arange(30).expand(2, -1) < 25, None
+    broken = labels.clone()
+    broken[1, 1, 24] = number
+    with pytest.raises(ValueError, match="lists that do not fit its tensors"):
+        torch.ops.subquad.clustered_forward(*given, broken, 7, 5, 31, 3, 0.3, 5, True)
+    of_padding = labels.clone()
+    of_padding[:, :, 25:] = number  # nobody reads them
+    want, have = (
+        torch.ops.subquad.clustered_forward(*given, given_labels, 7, 5, 31, 3, 0.3, 5, True)
+        for given_labels in (labels, of_padding)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(have, want, strict=True))
+
+
+@pytest.mark.parametrize("spoilt", [lambda x: x.int(), lambda x: x[:, :1], lambda x: x[..., :-1]])
+def test_labels_of_another_shape_or_type_are_refused(spoilt):
+    labels = spoilt(torch.zeros(2, 2, 30, dtype=torch.int64))
+    with pytest.raises(ValueError, match="clustered_forward: `labels` is"):
+        torch.ops.subquad.clustered_forward("cpu", *qkv(30, 30), None, None, labels, 7, 5, 31, 3, 0.3, 5, False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

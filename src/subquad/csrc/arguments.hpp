@@ -52,19 +52,22 @@ DESCRIBE(Saved, order, offsets, top, centroids, rest, lse, mass)
 struct ClusteredForward {
   ClusteredInputs inputs;
   int64_t bits, iterations;
-  const float *planes;  // (bits,D)
+  const float *planes;    // (bits,D), or null where there are labels
+  const int64_t *labels;  // (B,H,N) the clusters of real queries, or null: they are found here
   RowsOut out;
   Saved saved;
+  float *query_lse;  // (B,H,N), or null where nobody wants it
 };
-DESCRIBE(ClusteredForward, inputs, bits, iterations, planes, out, saved)
+DESCRIBE(ClusteredForward, inputs, bits, iterations, planes, labels, out, saved, query_lse)
 
 struct ClusteredBackward {
   ClusteredInputs inputs;
   Saved saved;
-  Rows grad_out;
+  Rows grad_out;          // null where nobody reads `out`
+  const float *grad_lse;  // (B,H,N), or null where nobody reads `query_lse`
   RowsOut grad_query, grad_key, grad_value;
 };
-DESCRIBE(ClusteredBackward, inputs, saved, grad_out, grad_query, grad_key, grad_value)
+DESCRIBE(ClusteredBackward, inputs, saved, grad_out, grad_lse, grad_query, grad_key, grad_value)
 
 // Blocks of queries and the buckets of keys that they meet. A slot holds a token's number, or any other number: empty.
 struct BucketSet {

@@ -6,12 +6,20 @@
 //     members    ds_il = m w_il (dO_i·V_l − δ_i)               dV_l += Σ_i m w_il dO_i
 //     centroids  dP_l = dR·V_l outside T, dm inside            dS_l = P_l (dP_l − dR·r − dm m)
 //
+// With log-sum-exps and their gradients g_i, where lse_i = ln Σ_T e^{s_il} − ln m:
+//
+//     members    ds_il += w_il g_i                             dm −= Σ_i g_i / m
+//     without T  lse_i is the centroid's:                      dS_l += P_l Σ_i g_i
+//
+// Where nobody reads `out`, values are not read either: what they hold cannot reach a gradient.
+//
 // Memory stays O(N): groups of heads go one after the other, each with buffers for its own products only.
 
 constexpr int64_t GRAD_CHUNK = 2048;  // keys per task, fixed so that results do not depend on the threads
 
 struct HeadGradients {
   float *rest, *mass;          // (C,E'), (C): dR, dm
+  float *of_lse;               // (C): Σ g of a cluster's members where there are no top keys
   float *keys, *values;        // (C,K,D'), (C,K,E'): from the members
   float *queries;              // (N,D') in the order of the clusters: from the members
   float *of_centroids;         // (chunks,C,D')
@@ -24,6 +32,7 @@ struct HeadGradients {
     const int64_t C = round_up(in.clusters, W), D = round_up(in.D, W), E = round_up(in.E, W);
     rest = arena.take<float>(C * E);
     mass = arena.take<float>(C);
+    of_lse = arena.take<float>(C);
     keys = arena.take<float>(in.clusters * in.topk * D);
     values = arena.take<float>(in.clusters * in.topk * E);
     queries = arena.take<float>(in.topk ? in.N * D : 0);
@@ -38,7 +47,7 @@ struct HeadGradients {
 
 struct GradScratch {
   float *key_rows, *value_rows, *keys, *values, *hidden;  // a cluster's top keys: rows and transposed
-  float *queries, *grads, *weights, *products;  // a tile of members
+  float *queries, *grads, *of_lse, *weights, *products;  // a tile of members
   float *tile_keys, *tile_values, *grad_keys, *grad_values, *weights_t, *products_t;  // a tile of keys
   int64_t *cursor;  // (heads of a group, C) how far each list of top keys has been walked
 
@@ -51,6 +60,7 @@ struct GradScratch {
     hidden = arena.take<float>(K);
     queries = arena.take<float>(MEMBER_TILE * D);
     grads = arena.take<float>(MEMBER_TILE * E);
+    of_lse = arena.take<float>(MEMBER_TILE);
     weights = arena.take<float>(MEMBER_TILE * K);
     products = arena.take<float>(MEMBER_TILE * K);
     tile_keys = arena.take<float>(KEY_TILE * D);
@@ -69,8 +79,16 @@ static inline float dot(const float *a, const float *b, int64_t n) {
   return total;
 }
 
-// A tile's weights and products dO·V become m·w and ds; returns Σ δ.
-static float softmax_gradient(const GradScratch &own, int64_t count, int64_t lanes, float mass, float scale) {
+// A tile's weights w become ds in the place of the products, where g alone is differentiated.
+static void lse_gradient(const GradScratch &own, int64_t count, int64_t lanes, float scale) {
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t j = 0; j < lanes; j += W)
+      store(own.products + i * lanes + j, load(own.weights + i * lanes + j) * own.of_lse[i] * scale);
+}
+
+// A tile's weights and products dO·V become m·w and ds; returns Σ δ. `of_lse` has g of each row, or is null.
+static float softmax_gradient(const GradScratch &own, const float *of_lse, int64_t count, int64_t lanes, float mass,
+                              float scale) {
   float total = 0;
   for (int64_t i = 0; i < count; i++) {
     float *w = own.weights + i * lanes, *p = own.products + i * lanes;
@@ -79,9 +97,11 @@ static float softmax_gradient(const GradScratch &own, int64_t count, int64_t lan
     const float delta = sum(weighted);
     total += delta;
     for (int64_t j = 0; j < lanes; j += W) {
-      vf mw = load(w + j) * mass;
+      const vf weight = load(w + j), mw = weight * mass;
       store(w + j, mw);
-      store(p + j, mw * (load(p + j) - delta) * scale);
+      vf ds = mw * (load(p + j) - delta);
+      if (of_lse) ds += weight * of_lse[i];
+      store(p + j, ds * scale);
     }
   }
   return total;
@@ -102,29 +122,49 @@ static void members_backward(const ClusteredBackward &a, const Positions &keys, 
   zero(grad_rest, E);
   zero(grad_keys, in.topk * D);
   zero(grad_values, in.topk * E);
-  to.mass[c] = 0;
+  to.mass[c] = to.of_lse[c] = 0;
   if (bounds[0] == bounds[1]) return;
   if (K) {
     gather<T>(in.key, b, g, keys, a.saved.top + row * in.topk, K, in.D, own.key_rows, D);
     pack_transposed(own.key_rows, lanes, in.D, D, own.keys, lanes);
-    gather<T>(in.value, b, g, keys, a.saved.top + row * in.topk, K, in.E, own.value_rows, E);
-    pack_transposed(own.value_rows, lanes, in.E, E, own.values, lanes);
+    if (a.grad_out.data) {
+      gather<T>(in.value, b, g, keys, a.saved.top + row * in.topk, K, in.E, own.value_rows, E);
+      pack_transposed(own.value_rows, lanes, in.E, E, own.values, lanes);
+    }
     for (int64_t j = 0; j < lanes; j++) own.hidden[j] = j < K ? 0 : -__builtin_inff();
   }
   for (int64_t first = bounds[0]; first < bounds[1]; first += MEMBER_TILE) {
     const int64_t count = bounds[1] - first < MEMBER_TILE ? bounds[1] - first : MEMBER_TILE;
-    pack_rows<T>(a.grad_out, b, h, order, first, count, in.E, own.grads, E);
-    for (int64_t i = 0; i < count; i++)
-      for (int64_t e = 0; e < E; e++) grad_rest[e] += own.grads[i * E + e];
+    if (a.grad_out.data) {
+      pack_rows<T>(a.grad_out, b, h, order, first, count, in.E, own.grads, E);
+      for (int64_t i = 0; i < count; i++)
+        for (int64_t e = 0; e < E; e++) grad_rest[e] += own.grads[i * E + e];
+    }
+    const float *of_lse = nullptr;
+    if (a.grad_lse) {
+      of_lse = own.of_lse;
+      for (int64_t i = 0; i < count; i++) {
+        own.of_lse[i] = a.grad_lse[(b * in.H + h) * in.N + order[first + i]];
+        to.of_lse[c] += own.of_lse[i];
+      }
+    }
     if (!K) continue;
     pack_rows<T>(in.query, b, h, order, first, count, in.D, own.queries, D);
     gemm(count, lanes, in.D, own.queries, D, 1, own.keys, lanes, own.weights, lanes, false);
     softmax_rows(own.weights, count, lanes, in.scale, own.hidden);
-    gemm(count, lanes, in.E, own.grads, E, 1, own.values, lanes, own.products, lanes, false);
-    to.mass[c] += softmax_gradient(own, count, lanes, a.saved.mass[row], in.scale);
+    if (a.grad_out.data) {
+      gemm(count, lanes, in.E, own.grads, E, 1, own.values, lanes, own.products, lanes, false);
+      to.mass[c] += softmax_gradient(own, of_lse, count, lanes, a.saved.mass[row], in.scale);
+      gemm(K, E, count, own.weights, 1, lanes, own.grads, E, grad_values, E, true);
+    } else {
+      lse_gradient(own, count, lanes, in.scale);
+    }
     gemm(count, D, K, own.products, lanes, 1, own.key_rows, D, to.queries + first * D, D, false);
     gemm(K, D, count, own.products, 1, lanes, own.queries, D, grad_keys, D, true);
-    gemm(K, E, count, own.weights, 1, lanes, own.grads, E, grad_values, E, true);
+  }
+  if (K && a.grad_lse) {  // it reaches the centroid through the mass alone
+    to.mass[c] -= to.of_lse[c] / a.saved.mass[row];
+    to.of_lse[c] = 0;
   }
 }
 
@@ -139,7 +179,13 @@ static void prepare_centroids(const ClusteredBackward &a, int64_t bh, const Head
     for (int64_t d = 0; d < D; d++)
       to.centroids[c * D + d] = real && d < in.D ? a.saved.centroids[row * in.D + d] * in.scale : 0;
     to.lse[c] = real ? a.saved.lse[row] : __builtin_inff();
-    to.shift[c] = real ? dot(to.rest + c * E, a.saved.rest + row * in.E, in.E) + to.mass[c] * a.saved.mass[row] : 0;
+    to.shift[c] = 0;
+    if (!real) continue;
+    if (a.grad_out.data)
+      to.shift[c] = dot(to.rest + c * E, a.saved.rest + row * in.E, in.E) + to.mass[c] * a.saved.mass[row];
+    else
+      to.shift[c] = to.mass[c] * a.saved.mass[row];
+    if (a.grad_lse) to.shift[c] -= to.of_lse[c];
   }
   pack_transposed(to.centroids, C, in.D, D, to.centroids_scaled, C);
   pack_transposed(to.rest, C, in.E, E, to.rest_transposed, C);
@@ -175,7 +221,10 @@ static void tile_backward(const ClusteredBackward &a, int64_t bh, int64_t K, int
   const int64_t C = round_up(in.clusters, W), D = round_up(in.D, W), E = round_up(in.E, W);
   const int32_t *top = a.saved.top + bh * in.clusters * in.topk;
   gemm(count, C, in.D, own.tile_keys, D, 1, of.centroids_scaled, C, own.weights_t, C, false);
-  gemm(count, C, in.E, own.tile_values, E, 1, of.rest_transposed, C, own.products_t, C, false);
+  if (a.grad_out.data)
+    gemm(count, C, in.E, own.tile_values, E, 1, of.rest_transposed, C, own.products_t, C, false);
+  else
+    zero(own.products_t, count * C);
   for_top_keys(top, in.clusters, in.topk, K, cursor, rank, count,
                [&](int64_t c, int64_t, int64_t i) { own.products_t[i * C + c] = of.mass[c]; });  // dP inside T
   centroid_gradient(own, of, count, C);
@@ -187,7 +236,7 @@ static void tile_backward(const ClusteredBackward &a, int64_t bh, int64_t K, int
     cursor[c]++;
   });
   gemm(count, D, in.clusters, own.products_t, C, 1, of.centroids, D, own.grad_keys, D, true);
-  gemm(count, E, in.clusters, own.weights_t, C, 1, of.rest, E, own.grad_values, E, true);
+  if (a.grad_out.data) gemm(count, E, in.clusters, own.weights_t, C, 1, of.rest, E, own.grad_values, E, true);
   float *of_centroids = of.of_centroids + chunk * in.clusters * D;
   gemm(in.clusters, D, count, own.products_t, 1, C, own.tile_keys, D, of_centroids, D, true);
 }

@@ -11,9 +11,13 @@ static void cluster_head(const ClusteredForward &a, const Positions &queries, in
   const ClusteredInputs &in = a.inputs;
   const int64_t bh = b * in.H + h;
   int32_t *order = a.saved.order + bh * in.N, *offsets = a.saved.offsets + bh * (in.clusters + 1);
-  if (queries.count > in.clusters)
-    hash_head<T>(in.query, b, h, in.H, in.D, queries, hash, true, threads, thread, codes);
-  kmeans_head(codes, queries.count, in.clusters, a.iterations, kmeans, threads, thread, labels);
+  if (a.labels) {
+    for (int64_t i = 0; i < queries.count; i++) labels[i] = (int32_t)a.labels[bh * in.N + queries[i]];
+  } else {
+    if (queries.count > in.clusters)
+      hash_head<T>(in.query, b, h, in.H, in.D, queries, hash, true, threads, thread, codes);
+    kmeans_head(codes, queries.count, in.clusters, a.iterations, kmeans, threads, thread, labels);
+  }
   sort_by_label(labels, queries, in.clusters, order, offsets);
   for (int64_t i = queries.count; i < in.N; i++) order[i] = 0;
   parallel_for(threads, in.clusters, [&](int64_t c, int) {
@@ -32,6 +36,24 @@ static void zero_padding(const Rows &out, const uint8_t *real, int64_t b, int64_
   }
 }
 
+// Labels come from outside: none of them is an index before it was found to be one.
+static bool labels_hold(const ClusteredForward &a, const Masks &queries) {
+  const ClusteredInputs &in = a.inputs;
+  bool hold = true;
+  for (int64_t bh = 0; a.labels && bh < in.B * in.H; bh++) {
+    const Positions real = queries.of(bh / in.H);
+    const int64_t *labels = a.labels + bh * in.N;
+    for (int64_t i = 0; i < real.count; i++) hold &= (uint64_t)labels[real[i]] < (uint64_t)in.clusters;
+  }
+  return hold;
+}
+
+// Log-sum-exps of padded queries, which see no key.
+static void hide_padding(float *lse, const uint8_t *real, int64_t positions) {
+  for (int64_t i = 0; real && i < positions; i++)
+    if (!real[i]) lse[i] = -__builtin_inff();
+}
+
 template <class T>
 static int64_t clustered_forward_of(const ClusteredForward &a, void *workspace) {
   const ClusteredInputs &in = a.inputs;
@@ -48,7 +70,8 @@ static int64_t clustered_forward_of(const ClusteredForward &a, void *workspace) 
   if (!arena.base) return arena.used;
 
   const int64_t heads = in.B * in.H;
-  hash.set_planes(a.planes, a.bits, in.D);
+  if (!labels_hold(a, queries)) return BAD_LIST;
+  if (a.planes) hash.set_planes(a.planes, a.bits, in.D);
   auto cluster = [&](int64_t bh, int threads, int thread) {
     const int64_t b = bh / in.H;
     cluster_head<T>(a, queries.of(b), b, bh % in.H, hash, kmeans, codes[bh], labels[bh], threads, thread);
@@ -74,6 +97,7 @@ static int64_t clustered_forward_of(const ClusteredForward &a, void *workspace) 
   const Stage members_of = {heads * groups, [&](int64_t task, int thread) {
     const int64_t bh = task / groups, b = bh / in.H, h = bh % in.H, first = task % groups * group;
     if (first == 0) zero_padding<T>(a.out, in.query_real, b, h, in.N, in.E);
+    if (first == 0 && a.query_lse && in.query_real) hide_padding(a.query_lse + bh * in.N, in.query_real + b * in.N, in.N);
     for (int64_t c = first; c < first + group && c < in.clusters; c++)
       finish_cluster<T>(a, keys.of(b), b, h, c, results, merging.of[thread], members.of[thread]);
   }};

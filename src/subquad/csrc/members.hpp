@@ -54,6 +54,15 @@ static void softmax_rows(float *rows, int64_t count, int64_t width, float scale,
   }
 }
 
+// ln Σ e^(logit·scale + hidden) of a row: −∞ where all of them are −∞, and NaN where one of them is NaN.
+static float row_lse(const float *row, int64_t width, float scale, const float *hidden) {
+  vf high = splat(-__builtin_inff()), total = {};
+  for (int64_t j = 0; j < width; j += W) high = maximum(load(row + j) * scale + load(hidden + j), high);
+  const float top = highest(high), shift = top == -__builtin_inff() ? 0 : top;
+  for (int64_t j = 0; j < width; j += W) total += exp_nonpositive(load(row + j) * scale + load(hidden + j) - shift);
+  return shift + __builtin_logf(sum(total));
+}
+
 // The top keys of one cluster, packed for the products of all its members.
 template <class T>
 static void pack_top(const ClusteredForward &a, const Positions &keys, int64_t b, int64_t g, const int32_t *top, int64_t K,
@@ -66,7 +75,8 @@ static void pack_top(const ClusteredForward &a, const Positions &keys, int64_t b
   for (int64_t j = 0; j < lanes; j++) own.hidden[j] = j < K ? 0 : -__builtin_inff();
 }
 
-// out_i = rest_c + mass_c · softmax(Q_i·K_topᵀ) V_top for the members of a cluster, whose top keys are packed.
+// out_i = rest_c + mass_c · softmax(Q_i·K_topᵀ) V_top for the members of a cluster, whose top keys are packed. The top keys
+// have mass_c of the whole weight, so that lse_i = ln Σ_top e^logit − ln mass_c.
 template <class T>
 static void attend_members(const ClusteredForward &a, int64_t b, int64_t h, const int32_t *members, int64_t size,
                            int64_t row, int64_t K, const MemberScratch &own) {
@@ -81,6 +91,9 @@ static void attend_members(const ClusteredForward &a, int64_t b, int64_t h, cons
     const int64_t count = size - first < MEMBER_TILE ? size - first : MEMBER_TILE;
     pack_rows<T>(in.query, b, h, members, first, count, in.D, own.queries, in.D);
     gemm(count, lanes, in.D, own.queries, in.D, 1, own.keys, lanes, own.weights, lanes, false);
+    for (int64_t i = 0; a.query_lse && i < count; i++)
+      a.query_lse[(b * in.H + h) * in.N + members[first + i]] =
+          row_lse(own.weights + i * lanes, lanes, in.scale, own.hidden) - __builtin_logf(mass);
     softmax_rows(own.weights, count, lanes, in.scale, own.hidden);
     gemm(count, width, K, own.weights, lanes, 1, own.values, width, own.out, width, false);
     for (int64_t i = 0; i < count; i++) {
@@ -139,5 +152,9 @@ static void finish_cluster(const ClusteredForward &a, const Positions &keys, int
     split_off_top(a, row, merged, own.values, results.width, merging);
     rest_by_weights<T>(a, keys, b, g, row, K, merged, merging, own);
   }
-  attend_members<T>(a, b, h, members, bounds[1] - bounds[0], row, K, own);
+  const int64_t size = bounds[1] - bounds[0];
+  if (a.query_lse && K == 0)  // the centroid's, or without keys none
+    for (int64_t i = 0; i < size; i++)
+      a.query_lse[bh * in.N + members[i]] = keys.count > 0 ? a.saved.lse[row] : -__builtin_inff();
+  attend_members<T>(a, b, h, members, size, row, K, own);
 }

@@ -20,7 +20,8 @@ Q^c         centroids
 Deviations from the paper, each on purpose. The queries are centred before they are hashed, and the hash's directions
 are orthogonal. Distances between queries, which proposition 1 is about, do not change with their mean, but the angles
 that a sign hash sees do: a large common mean makes all codes alike. In a pretrained encoder this brings "i-clustered"
-closer to exact attention at no cost (`benchmarks/hash_quality.py`).
+closer to exact attention at no cost (`benchmarks/hash_quality.py`). Not the paper's either are `space="logits"` and
+`refine`, which the defaults leave out: what must be alike in a cluster is q Kᵀ (proposition 1), and a hash is coarse.
 
 Deviations from the published code: planes and starts come from a seed, the same for every item, head
 and call; the start knows padding; an item with no more queries than clusters is exact. Non-causal: a centroid averages
@@ -33,28 +34,40 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole
+from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, choice, whole
+from subquad.ops.choose.clusters.op import query_clusters
 from subquad.ops.choose.hashing.op import MAX_BITS
 from subquad.ops.parts.clustered.op import clustered_attention
 
+SPACES = ("queries", "logits")  # of `query_clusters`; the first is the paper's
 TOO_MANY_BITS = f"a hash is one 64-bit word: at most {MAX_BITS}"
 
 
 def attend_clustered(query: Tensor, key: Tensor, value: Tensor, call: Call, method: Any, topk: int) -> Partial:
     """The op with a method's settings."""
     N, mask = query.shape[2], call.mask
+    real_queries, real_keys = mask.query_padding(N), mask.key_padding(key.shape[2])
+    clustering = {
+        "clusters": torch.sym_min(method.clusters, N),
+        "bits": method.bits,
+        "iterations": method.iterations,
+        "seed": call.seed,
+    }
+    labels = None  # the op itself finds the paper's clusters
+    if method.space != "queries" or method.refine > 0:
+        with torch.no_grad():
+            how = {"space": method.space, "refine": method.refine, **clustering}
+            labels = query_clusters(query, key, real_queries, real_keys, **how)
     return clustered_attention(
         query,
         key,
         value,
-        mask.query_padding(N),
-        mask.key_padding(key.shape[2]),
-        clusters=torch.sym_min(method.clusters, N),
+        real_queries,
+        real_keys,
+        **clustering,
         topk=topk,
-        bits=method.bits,
-        iterations=method.iterations,
         scale=call.scale,
-        seed=call.seed,
+        labels=labels,
         dropout_p=call.dropout_p,
         wants_lse=call.wants_lse,
     )
@@ -69,6 +82,8 @@ class Clustered(Method):
         bits: length of the hash, 1 to 63.
         iterations: Lloyd iterations of k-means.
         seed: of the hash planes. The same seed gives "i-clustered" the same clusters.
+        space: what is clustered: "queries", the paper's, or "logits", so that queries with alike q·Kᵀ are together.
+        refine: rounds of k-means on the vectors themselves, after that on their hashes.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 2, 4, 300, 64)
@@ -80,6 +95,8 @@ class Clustered(Method):
     bits: int = whole(63, least=1, most=MAX_BITS, beyond=TOO_MANY_BITS)
     iterations: int = whole(10, most=MOST_REPEATS)
     seed: int = whole(0)
+    space: str = choice(*SPACES)
+    refine: int = whole(0, most=MOST_REPEATS)
 
     name: ClassVar[str] = "clustered"
     zeroes_padding: ClassVar[bool] = True  # they are in no cluster

@@ -29,8 +29,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole
-from subquad.methods.clustered import TOO_MANY_BITS, Clustered, attend_clustered
+from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, choice, whole
+from subquad.methods.clustered import SPACES, TOO_MANY_BITS, Clustered, attend_clustered
 from subquad.ops.choose.hashing.op import MAX_BITS
 
 
@@ -44,6 +44,8 @@ class ImprovedClustered(Method):
         iterations: Lloyd iterations of k-means.
         topk: k, the keys of each cluster that its members attend to exactly; more than there are uses all: exact.
         seed: of the hash planes. The same seed gives "clustered" the same clusters.
+        space: what is clustered: "queries", the paper's, or "logits", so that queries with alike q·Kᵀ are together.
+        refine: rounds of k-means on the vectors themselves, after that on their hashes.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 2, 4, 300, 64)
@@ -56,6 +58,8 @@ class ImprovedClustered(Method):
     iterations: int = whole(10, most=MOST_REPEATS)
     topk: int = whole(32, least=1)
     seed: int = whole(0)
+    space: str = choice(*SPACES)
+    refine: int = whole(0, most=MOST_REPEATS)
 
     name: ClassVar[str] = "i-clustered"
     zeroes_padding: ClassVar[bool] = True  # they are in no cluster

@@ -9,32 +9,37 @@ from subquad.ops.native import interface
 from subquad.ops.parts.clustered.op import clustered_attention, clustered_backward, clustered_forward
 from subquad.randomness import orthogonal
 
-# What the forward pass gives beside `out`, in its order.
+# What the forward pass gives between `out` and the queries' log-sum-exp, in its order.
 SAVED = ("order", "offsets", "top", "centroids", "rest", "lse", "mass")
 
 
 @clustered_attention.refusal("cpu")
-def refusal(query: Tensor, *_: object, dropout_p: float = 0.0, wants_lse: bool = False, **__: object) -> str | None:
+def refusal(query: Tensor, *_: object, dropout_p: float = 0.0, **__: object) -> str | None:
     """Why the compiled kernels cannot take this call; None where they can."""
     if dropout_p > 0:
         return f"dropout_p={dropout_p}, and the kernels have no dropout"
-    if wants_lse:
-        return "the kernels give no log-sum-exp of a query"
     return interface.refusal(query)
 
 
 @clustered_forward.on("cpu")
 def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
-    """The output, and all that the backward pass needs."""
-    out, *saved = outputs
+    """The output, all that the backward pass needs, and the log-sum-exp.
+
+    Raises:
+        ValueError: a label of a query that is not padding is not the number of a cluster.
+    """
+    out, *saved, lse = outputs
+    planes = orthogonal(x.seed, x.bits, x.query.shape[3], like=interface.FLOAT32) if x.labels is None else None
     interface.run(
         "clustered_forward",
         inputs=_inputs("clustered_forward", x),
         bits=x.bits,
         iterations=x.iterations,
-        planes=orthogonal(x.seed, x.bits, x.query.shape[3], like=interface.FLOAT32),
+        planes=planes,
+        labels=x.labels,
         out=out,
         saved=dict(zip(SAVED, saved, strict=True)),
+        query_lse=lse if x.wants_lse else None,
     )
 
 
@@ -45,19 +50,25 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     Raises:
         ValueError: order, offsets and top hold numbers that the forward pass cannot have made.
     """
-    inputs, (out, *_), (grad_out, *_) = _inputs("clustered_backward", x), x.outputs, x.grads
-    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+    inputs, (_, *lists, _), (grad_out, *_, grad_lse) = _inputs("clustered_backward", x), x.outputs, x.grads
+    grad_lse = grad_lse if x.wants_lse else None  # compilers hand on the gradient of the empty one
     (B, H, N, D), E, C = x.query.shape, x.value.shape[3], x.clusters
-    saved = dict(zip(SAVED, x.outputs[1:], strict=True))
+    saved = dict(zip(SAVED, lists, strict=True))
     shapes = (B, H, N), (B, H, C + 1), (B, H, C, x.topk), (B, H, C, D), (B, H, C, E), (B, H, C), (B, H, C)
     dtypes = [torch.int32] * 3 + [torch.float32] * 4
     fitting = {name: (saved[name], *of) for name, *of in zip(SAVED, dtypes, shapes, strict=True)}
-    interface.check("clustered_backward", grad_out=(grad_out, x.query.dtype, (B, H, N, E)), **fitting)
+    interface.check(
+        "clustered_backward",
+        grad_out=(grad_out, x.query.dtype, (B, H, N, E)),
+        grad_lse=(grad_lse, torch.float32, (B, H, N)),
+        **fitting,
+    )
     interface.run(
         "clustered_backward",
         inputs=inputs,
         saved={name: each.contiguous() for name, each in saved.items()},
         grad_out=grad_out,
+        grad_lse=grad_lse,
         **dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=True)),
     )
 
@@ -71,6 +82,7 @@ def _inputs(op: str, x: Any) -> dict[str, Any]:
         value=(x.value, dtype, (B, G, M, E)),
         query_real=(x.query_real, torch.bool, (B, N)),
         key_real=(x.key_real, torch.bool, (B, M)),
+        labels=(x.labels, torch.int64, (B, H, N)),
     )
     work = B * H * (x.clusters * M + N * x.topk) * (D + E)
     return (

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.ops.backends import Gradient, Op, Operator
@@ -25,6 +25,7 @@ def clustered_attention(
     iterations: int,
     scale: float,
     seed: int,
+    labels: Int64[Tensor, "B H N"] | None = None,
     dropout_p: float = 0.0,
     wants_lse: bool = False,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"] | None]:
@@ -33,10 +34,11 @@ def clustered_attention(
         Q^c_j = Σ_{i ∈ S_j} Q_i / |S_j|,   A^c = softmax(scale·Q^c Kᵀ),   V̂_i = (A^c V)_j for i ∈ S_j
         topk: A^c on the topk largest keys of j is replaced by its mass there times each member's own softmax on them
 
-    S are at most `clusters` clusters of the queries by their sign hashes (`hash_codes`, `hamming_kmeans`). Padded
-    queries are in none and get 0. lse_i = ln Σ_l e^{scale·Q^c_j·K_l}, or ln of the sum over its own top keys divided by
-    their mass; None unless it is wanted. The gradient flows through the means and A^c; the labels are constants.
-    Compiled kernels never store the C×M weights of the centroids.
+    S are at most `clusters` clusters of the queries by their sign hashes (`hash_codes`, `hamming_kmeans`), or what
+    `labels` say: numbers in [0, clusters), read for queries that are not padding. Padded queries are in no cluster and
+    get 0. lse_i = ln Σ_l e^{scale·Q^c_j·K_l}, or ln of the sum over its own top keys divided by their mass; None unless
+    it is wanted. The gradient flows through the means, A^c and lse; the labels are constants. Compiled kernels never
+    store the C×M weights of the centroids.
     """
     out, lse = reference.clustered_attention(
         query,
@@ -50,6 +52,7 @@ def clustered_attention(
         iterations=iterations,
         scale=scale,
         seed=seed,
+        labels=labels,
         dropout_p=dropout_p,
     )
     return out, lse if wants_lse else None
@@ -70,11 +73,13 @@ def _(
     iterations: int,
     scale: float,
     seed: int,
+    labels: Tensor | None = None,
     dropout_p: float = 0.0,
     wants_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    given = query, key, value, real_queries, real_keys, clusters, torch.sym_min(topk, key.shape[2])
-    return clustered_forward(backend, *given, bits, iterations, scale, seed)[0], None
+    given = query, key, value, real_queries, real_keys, labels, clusters, torch.sym_min(topk, key.shape[2])
+    out, *_, lse = clustered_forward(backend, *given, bits, iterations, scale, seed, wants_lse)
+    return out, lse if wants_lse else None
 
 
 @Operator
@@ -84,14 +89,18 @@ def clustered_forward(
     value: Tensor,
     query_real: Tensor | None,
     key_real: Tensor | None,
+    labels: Tensor | None,
     clusters: int,
     topk: int,
     bits: int,
     iterations: int,
     scale: float,
     seed: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Allocate the output, and what the backward pass needs: order, offsets, top, centroids, rest, lse, mass."""
+    wants_lse: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Allocate the output, what the backward pass needs (order, offsets, top, centroids, rest, lse, mass), and the
+    queries' own log-sum-exp, empty unless it is wanted.
+    """
     B, H, N, D = query.shape
     E, C = value.shape[3], clusters
     if topk < 0 or clusters < 1:
@@ -102,7 +111,8 @@ def clustered_forward(
     centroids, rest, lse, mass = (
         query.new_empty(B, H, C, *width, dtype=torch.float32) for width in ((D,), (E,), (), ())
     )
-    return token_major(query, E), order, offsets, top, centroids, rest, lse, mass
+    of_queries = query.new_empty(B, H, N if wants_lse else 0, dtype=torch.float32)
+    return token_major(query, E), order, offsets, top, centroids, rest, lse, mass, of_queries
 
 
 clustered_backward = Gradient(clustered_forward, "query", "key", "value", named="clustered attention")
@@ -112,7 +122,8 @@ clustered_backward = Gradient(clustered_forward, "query", "key", "value", named=
 def _(x: Any) -> int:
     """Operations of the products: hash, logits, weighted values."""
     B, H, N, D = x.query
-    return 2 * B * H * N * D * x.bits + 2 * _pairs(x) * (D + x.value[3])
+    hashes = 2 * B * H * N * D * x.bits if x.labels is None else 0
+    return hashes + 2 * _pairs(x) * (D + x.value[3])
 
 
 @clustered_backward.flops

@@ -26,7 +26,11 @@ def cluster_queries(
     iterations: int,
     seed: int,
 ) -> Int64[Tensor, "B H N"]:
-    """Cluster each head's queries: labels in [0, clusters), `clusters` for padded queries."""
+    """Cluster each head's queries: labels in [0, clusters), `clusters` for padded queries.
+
+    As `query_clusters` with `space="queries"` and `refine=0`, which divides the queries by their largest number first:
+    rounding may turn a bit of the hash there, and the compiled kernels hash the queries as they are.
+    """
     codes = hash_codes(query, bits, seed, centre=True, real=real)
     return hamming_kmeans(codes, real, clusters, bits, iterations)
 
@@ -40,12 +44,13 @@ def clustered_attention(
     *,
     topk: int,
     scale: float,
+    labels: Int64[Tensor, "B H N"] | None,
     dropout_p: float,
     **clustering: int,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """Cluster the queries, attend with the centroids, broadcast; with `topk`, redo the top keys for each member."""
     query, key, value = cleared(query, real_queries), cleared(key, real_keys), cleared(value, real_keys)
-    labels = cluster_queries(query, real_queries, **clustering)
+    labels = cluster_queries(query, real_queries, **clustering) if labels is None else labels
     clusters, heads = clustering["clusters"], query.shape[1]
     query, key, value = wide(query)[0], *(repeat_heads(x, heads) for x in wide(key, value))
     visible = None if real_keys is None else real_keys[:, None, None, :]
