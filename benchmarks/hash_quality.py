@@ -7,7 +7,7 @@ Prints the mean cosine of final embeddings to the exact model's, for k-means on
     paper       signs of independent Gaussian projections of the queries as they are (Vyas et al. 2020)
     centred     the same, of queries less their mean
     subquad     centred, with orthogonal directions: what the library does
-    Euclidean   Lloyd's algorithm on the queries themselves: what hashing gives up
+    Euclidean   the library's, then Lloyd's algorithm on the queries themselves (`refine`): what hashing gives up
 """
 
 import argparse
@@ -18,17 +18,17 @@ import torch
 
 from subquad.data.texts import read_documents, standard_library
 from subquad.measure.fidelity import cosine
-from subquad.methods import clustered, i_clustered
 from subquad.ops.backends import use_backend
+from subquad.ops.choose.clusters.op import query_clusters
 from subquad.ops.choose.hashing import reference
 from subquad.ops.choose.hashing.op import hash_codes
 from subquad.ops.choose.kmeans.op import hamming_kmeans
-from subquad.ops.groups import group_mean
+from subquad.ops.parts.clustered import reference as clustered
 from subquad.workflows import machine
 from subquad.workflows.passages import read
 from subquad.workflows.pretrained import load, running
 
-OURS = clustered.cluster_queries
+OURS = clustered.cluster_queries  # of the plain PyTorch, which looks it up in its module
 METHODS = ("clustered:clusters=25", "i-clustered:clusters=25", "i-clustered:clusters=50")
 
 
@@ -38,8 +38,7 @@ def independent(seed, rows, columns, like):
 
 
 def hamming(centre, directions):
-    def labels(query, mask, clusters, bits, iterations, seed):
-        real = mask.query_padding(query.shape[2])
+    def labels(query, real, *, clusters, bits, iterations, seed):
         with patch.object(reference, "orthogonal", directions):
             codes = hash_codes(query, bits, seed, centre=centre, real=real)
         return hamming_kmeans(codes, real, clusters, bits, iterations)
@@ -47,13 +46,10 @@ def hamming(centre, directions):
     return labels
 
 
-def euclidean(query, mask, clusters, bits, iterations, seed):
-    labels = OURS(query, mask, clusters, bits, iterations, seed)
-    for _ in range(iterations):
-        means = group_mean(query, labels, clusters)
-        nearest = torch.cdist(query, means).argmin(-1)
-        labels = torch.where(labels == clusters, labels, nearest)
-    return labels
+def euclidean(query, real, *, iterations, **settings):
+    return query_clusters(
+        query, query, real, real, space="queries", iterations=iterations, refine=iterations, **settings
+    )
 
 
 HASHES = {
@@ -82,7 +78,6 @@ def main():
             with (
                 use_backend("reference"),  # compiled code clusters by itself
                 patch.object(clustered, "cluster_queries", labels),
-                patch.object(i_clustered, "cluster_queries", labels),
                 running(pretrained.model, method),
             ):
                 row.append(float(cosine(torch.cat([pretrained.embed([item]) for item in items]), exact).mean()))

@@ -1,0 +1,98 @@
+"""What each cure of clustered attention brings: clusters, tail and cells in a pretrained encoder, without training.
+
+    python benchmarks/cluster_quality.py [--text PATH …] [--length 512] [--items 24] [--methods METHOD …]
+                                         [--adapter ADAPTER]
+
+Prints for each method the mean cosine of final embeddings to those of exact attention, over all items, and the relative
+error of the attention layers' outputs on the longest one, as the mean of the layers. Rows called "keys alone" make the
+cells from keys alone; all others see keys and values. With the adapter of an `lha-tail`, which `subquad calibrate`
+makes, it is measured both ways, too: its fit does not depend on the cells.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+from subquad import Full, hf
+from subquad.data.texts import read_documents, standard_library
+from subquad.measure.capture import LayerInputs, recorded
+from subquad.measure.fidelity import cosine, relative_error
+from subquad.methods import parse_method
+from subquad.ops.backends import use_backend
+from subquad.ops.choose.cells import reference
+from subquad.workflows import machine
+from subquad.workflows.passages import read
+from subquad.workflows.pretrained import Pretrained, load, running
+
+ROWS = [
+    *("i-clustered", "i-clustered:refine=1", "i-clustered:refine=2", "i-clustered:refine=8"),
+    *(f"i-clustered:space=logits,refine={rounds}" for rounds in (0, 1, 2, 8)),
+    *(f"i-clustered:clusters=128,topk=64{more}" for more in ("", ",space=logits,refine=2")),
+    *(f"clustered-tail:cells={cells}" for cells in (1, 8, 16)),
+    "clustered-tail:cells=16 (keys alone)",
+]
+FITTED, ALONE = "adapter", " (keys alone)"
+
+
+@contextmanager
+def cells_of_keys_alone() -> Iterator[None]:
+    """Values are zeros where cells are made; in plain PyTorch, because compiled code makes them by itself."""
+    made = reference.key_cells
+
+    def of_keys(key, value, real, **settings):
+        return made(key, torch.zeros_like(value), real, **settings)
+
+    with use_backend("reference"), patch.object(reference, "key_cells", of_keys):
+        yield
+
+
+def measured(
+    row: str,
+    pretrained: Pretrained,
+    items: Sequence[list[int]],
+    exact: torch.Tensor,
+    calls: Sequence[LayerInputs],
+    adapter: Path | None,
+) -> tuple[float, float]:
+    """Mean cosine of embeddings, and mean relative error of the layers' outputs."""
+    name = row.removesuffix(ALONE)
+    if name == FITTED:
+        methods = hf.read_adapter(adapter).bounds(pretrained.model)
+    else:
+        methods = {call.number: parse_method(name) for call in calls}
+    with cells_of_keys_alone() if row.endswith(ALONE) else nullcontext():
+        errors = [float(relative_error(call.run(methods[call.number]), call.run(Full()))) for call in calls]
+        with running(pretrained.model, methods):
+            embedded = torch.cat([pretrained.embed([item]) for item in items])
+    return float(cosine(embedded, exact).mean()), sum(errors) / len(errors)
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, nargs="*", default=[])
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--items", type=int, default=24)
+    parser.add_argument("--methods", nargs="*", default=ROWS)
+    parser.add_argument("--adapter", type=Path)
+    given = parser.parse_args()
+    pretrained = load(None)
+    documents = read_documents(given.text) if given.text else standard_library()
+    items = read(pretrained, documents, given.length, given.items, seed=0).passages
+    exact = torch.cat([pretrained.embed([item]) for item in items])
+    longest = max(items, key=len)
+    with recorded(pretrained.model) as calls:
+        pretrained.forward([longest])
+    print(f"{len(items)} passages, {sum(map(len, items)) / len(items):.0f} tokens each; {machine.versions()}")
+    print(f"{'':<58}{'cosine':>10}{'error':>10}")
+    for row in [*given.methods, *([FITTED, FITTED + ALONE] if given.adapter else [])]:
+        near, error = measured(row, pretrained, items, exact, calls, given.adapter)
+        print(f"{row:<58}{near:>10.4f}{error:>10.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
