@@ -32,8 +32,8 @@ ROWS = [
     *("i-clustered", "i-clustered:refine=1", "i-clustered:refine=2", "i-clustered:refine=8"),
     *(f"i-clustered:space=logits,refine={rounds}" for rounds in (0, 1, 2, 8)),
     *(f"i-clustered:clusters=128,topk=64{more}" for more in ("", ",space=logits,refine=2")),
-    *(f"clustered-tail:cells={cells}" for cells in (1, 8, 16)),
-    "clustered-tail:cells=16 (keys alone)",
+    *(f"clustered-tail:clusters=128,topk=64,cells={cells}" for cells in (1, 8, 16)),
+    "clustered-tail:clusters=128,topk=64,cells=16 (keys alone)",
 ]
 FITTED, ALONE = "adapter", " (keys alone)"
 
