@@ -120,7 +120,7 @@ def renamed_text(written):
 
 
 # Settings that have come since, with the defaults that mean what there was before.
-SINCE = dict.fromkeys(("clustered", "i-clustered"), {"space": "queries", "refine": 0})
+SINCE = {name: {"space": "queries", "refine": 0} for name in ("clustered", "i-clustered")}
 
 
 @pytest.mark.parametrize("text", METHODS)
