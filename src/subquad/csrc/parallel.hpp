@@ -56,6 +56,32 @@ static void parallel_stages(int threads, const Stage<Run> &...stages) {
   (all(stages), ...);
 }
 
+// The same several times over, in one parallel region: stages call run(round, task, thread), round after round.
+// `progress` is scratch for rounds·stages.
+template <class... Run>
+static void parallel_rounds(int threads, int64_t rounds, Progress *progress, const Stage<Run> &...stages) {
+  const int64_t all = rounds * (int64_t)sizeof...(stages);
+  for (int64_t i = 0; i < all; i++) progress[i] = Progress();
+#if defined(_OPENMP)
+  if (threads > 1) {
+#pragma omp parallel num_threads(threads)
+    {
+      const int thread = omp_get_thread_num();
+      Progress *of = progress;
+      for (int64_t round = 0; round < rounds; round++)
+        (work_on(Stage{stages.tasks, [&](int64_t task, int own) { stages.run(round, task, own); }}, *of++, thread), ...);
+    }
+    return;
+  }
+#endif
+  for (int64_t round = 0; round < rounds; round++) {
+    auto every = [&](const auto &stage) {
+      for (int64_t task = 0; task < stage.tasks; task++) stage.run(round, task, 0);
+    };
+    (every(stages), ...);
+  }
+}
+
 // Calls run(task, thread) for every task.
 template <class Run>
 static void parallel_for(int threads, int64_t tasks, Run &&run) {

@@ -1,8 +1,8 @@
 // Attention in one softmax over the exact keys of a query's cluster and a tail of cells, in three stages:
 //
 //     lists       per head: queries sorted by cluster, with the means; per key head: keys sorted by cell, packed
-//     centroids   per head and block of means: logits with all keys, the top keys among them, and for each cell, of the
-//                 keys that are left, one key, one value and the log-sum-exp
+//     centroids   per head and block of means: logits with all keys, the top keys by weight times distance to the mean of
+//                 their cell, and for each cell, of the keys that are left, one key, one value and the log-sum-exp
 //     members     per head and few clusters: each query's attention to its cluster's top keys and cells
 //
 // A block of means is as many lanes; keys are rows, sorted by cell, so that a cell is a run of rows:
@@ -16,6 +16,7 @@
 //
 // The block's logits are stored: top keys are taken out before the sums, not from the sums, which could cancel.
 
+constexpr float NEAREST = 1e-37f, FARTHEST = 3e38f;  // of squared distances to the mean of a cell: their ln is finite
 constexpr int64_t LOGITS = 1 << 18;  // of a block of means, which should stay in the cache
 
 // Keys and values of the key heads of a wave in fp32, in the order of the cells: (M,D'), (M,E'). Waves of key heads go one
@@ -23,11 +24,13 @@ constexpr int64_t LOGITS = 1 << 18;  // of a block of means, which should stay i
 struct SortedKeys {
   Pieces<float> keys, values;
   Pieces<int32_t> place;  // (M) where each key stands in that order; −1 for one in no cell
+  Pieces<float> spread;   // (M) ln of each key's distance to the mean of its cell
 
   SortedKeys(Arena &arena, const TailInputs &in, int64_t heads) {
     keys = arena.take_each<float>(heads, in.M * round_up(in.D, W));
     values = arena.take_each<float>(heads, in.M * round_up(in.E, W));
     place = arena.take_each<int32_t>(heads, in.M);
+    spread = arena.take_each<float>(heads, in.M);
   }
 };
 
@@ -124,6 +127,26 @@ static void sort_queries(const TailForward &a, int64_t b, int64_t h) {
   }
 }
 
+// ln ‖k − mean of its cell‖ of each key, in their order. `mean` is scratch of D'.
+static void spread_of_cells(const TailInputs &in, const float *keys, const int32_t *cells, float *mean, float *spread) {
+  const int64_t D = round_up(in.D, W);
+  for (int64_t x = 0; x < in.cells; x++) {
+    const float norm = 1 / (float)(cells[x + 1] - cells[x]);
+    zero(mean, D);
+    for (int64_t i = cells[x]; i < cells[x + 1]; i++)
+      for (int64_t d = 0; d < D; d += W) store(mean + d, load(mean + d) + load(keys + i * D + d));
+    for (int64_t i = cells[x]; i < cells[x + 1]; i++) {
+      vf squares = {};
+      for (int64_t d = 0; d < D; d += W) {
+        const vf apart = load(keys + i * D + d) - load(mean + d) * norm;
+        squares += apart * apart;
+      }
+      const float square = sum(squares);
+      spread[i] = 0.5f * __builtin_logf(square < NEAREST ? NEAREST : square > FARTHEST ? FARTHEST : square);
+    }
+  }
+}
+
 static int64_t wanted_of(const TailForward &a, int64_t b) {
   const int64_t topk = a.inputs.topk, wanted = a.wanted ? a.wanted[b] : topk;
   return wanted < 0 ? 0 : wanted < topk ? wanted : topk;
@@ -181,14 +204,18 @@ static void save_top(const TailForward &a, int64_t row, int64_t K, int64_t count
 }
 
 // One cell, keys [from, to) in the order of the cells, as the means of the block's clusters see it.
-static void sum_cell(const TailForward &a, const float *keys, const float *values, int64_t from, int64_t to, int64_t x,
-                     int64_t first_row, int64_t C, int64_t lanes, const BlockScratch &own) {
+static void sum_cell(const TailForward &a, const float *keys, const float *values, const float *spread, int64_t from,
+                     int64_t to, int64_t x, int64_t first_row, int64_t C, int64_t lanes, const BlockScratch &own) {
   const TailInputs &in = a.inputs;
   const int64_t D = round_up(in.D, W), E = round_up(in.E, W), count = to - from;
   float *logits = own.logits + from * lanes;
   for (int64_t v = 0; v < lanes; v += W) {
     vf high = splat(LOWEST), total = {};
-    for (int64_t i = 0; i < count; i++) high = maximum(load(logits + i * lanes + v), high);
+    for (int64_t i = 0; i < count; i++) {
+      const vf logit = load(logits + i * lanes + v) - (spread ? spread[from + i] : 0);
+      high = maximum(logit, high);
+      store(logits + i * lanes + v, logit);
+    }
     for (int64_t i = 0; i < count; i++) {
       const vf p = exp_nonpositive(load(logits + i * lanes + v) - high);
       total += p;
@@ -227,14 +254,22 @@ static void attend_block(const TailForward &a, const SortedKeys &sorted, int64_t
   const int64_t columns = round_up(C, W);
   gemm(count, columns, in.D, sorted.keys[at], D, 1, own.queries, columns, own.logits, columns, false);
   const int64_t K = wanted_of(a, b);
-  if (!a.keys && 0 < K && K < count) choose_top(own, C, columns, count, K);
+  const float *spread = !a.keys && 0 < K && K < count ? sorted.spread[at] : nullptr;
+  if (spread) {  // the choice reads logits + spread; the cells take it off again
+    for (int64_t i = 0; i < count; i++)
+      for (int64_t v = 0; v < columns; v += W) {
+        float *logits = own.logits + i * columns + v;
+        store(logits, load(logits) + spread[i]);
+      }
+    choose_top(own, C, columns, count, K);
+  }
   for (int64_t c = 0; c < C; c++) {
     save_top(a, row + c, K, count, sorted.place[at], own.best.ranks[c], own.marks);
     const int32_t *top = a.saved.top + (row + c) * in.topk;
     for (int64_t k = 0; k < in.topk && top[k] >= 0; k++) own.logits[top[k] * columns + c] = -__builtin_inff();
   }
   for (int64_t x = 0; x < in.cells; x++)
-    sum_cell(a, sorted.keys[at], sorted.values[at], cells[x], cells[x + 1], x, row, C, columns, own);
+    sum_cell(a, sorted.keys[at], sorted.values[at], spread, cells[x], cells[x + 1], x, row, C, columns, own);
 }
 
 // What a cluster's members meet, packed for their products: top keys, then cells, filled up to whole vectors.
@@ -358,34 +393,36 @@ static int64_t tail_forward_of(const TailForward &a, void *workspace) {
   const SortedKeys sorted(arena, in, wave);
   const PerThread<BlockScratch> centroids(arena, in.threads, in, lanes);
   const PerThread<TailMemberScratch> members(arena, in.threads, in);
+  const int64_t all = in.B * in.G, waves = (all + wave - 1) / wave;
+  Progress *progress = arena.take<Progress>(3 * waves);
   if (!arena.base) return arena.used;
   if (!labels_hold(in)) return BAD_LIST;
 
-  const int64_t all = in.B * in.G, group = in.H / in.G, step = in.clusters / 16 + 1;
+  const int64_t group = in.H / in.G, heads = wave * group, step = in.clusters / 16 + 1;
   const int64_t steps = (in.clusters + step - 1) / step;
-  for (int64_t start = 0; start < all; start += wave) {
-    const int64_t now = all - start < wave ? all - start : wave, heads = now * group;
-    const Stage lists = {now + heads, [&](int64_t task, int) {
-      const int64_t bg = start + task, bh = start * group + task - now;  // heads of a wave adjoin
-      if (task >= now) return sort_queries<T>(a, bh / in.H, bh % in.H);
-      int32_t *order = a.saved.key_order + bg * in.M, *offsets = a.saved.cell_offsets + bg * (in.cells + 1);
-      sort_tokens(in.cell + bg * in.M, in.M, in.cells, order, offsets);
-      for (int64_t i = 0; i < in.M; i++) sorted.place[task][i] = -1;
-      for (int64_t i = 0; i < offsets[in.cells]; i++) sorted.place[task][order[i]] = (int32_t)i;
-      pack_keys<T>(in, order, offsets[in.cells], bg, task, sorted);
-    }};
-    const Stage over_blocks = {heads * blocks, [&](int64_t task, int thread) {
-      const int64_t first = task % blocks * lanes, last = first + lanes < in.clusters ? first + lanes : in.clusters;
-      const int64_t head = task / blocks;
-      attend_block(a, sorted, head / group, start * group + head, first, last, lanes, centroids.of[thread]);
-    }};
-    const Stage members_of = {heads * steps, [&](int64_t task, int thread) {
-      const int64_t first = task % steps * step, head = task / steps;
-      for (int64_t c = first; c < first + step && c < in.clusters; c++)
-        attend_tail_members<T>(a, sorted, head / group, start * group + head, c, members.of[thread]);
-    }};
-    parallel_stages(in.threads, lists, over_blocks, members_of);
-  }
+  // Heads of a wave adjoin, and the last wave may have fewer.
+  const Stage lists = {wave + heads, [&](int64_t round, int64_t task, int thread) {
+    const int64_t bg = round * wave + task, bh = round * heads + task - wave;
+    if (task >= wave && bh < all * group) sort_queries<T>(a, bh / in.H, bh % in.H);
+    if (task >= wave || bg >= all) return;
+    int32_t *order = a.saved.key_order + bg * in.M, *offsets = a.saved.cell_offsets + bg * (in.cells + 1);
+    sort_tokens(in.cell + bg * in.M, in.M, in.cells, order, offsets);
+    for (int64_t i = 0; i < in.M; i++) sorted.place[task][i] = -1;
+    for (int64_t i = 0; i < offsets[in.cells]; i++) sorted.place[task][order[i]] = (int32_t)i;
+    pack_keys<T>(in, order, offsets[in.cells], bg, task, sorted);
+    spread_of_cells(in, sorted.keys[task], offsets, centroids.of[thread].rows, sorted.spread[task]);
+  }};
+  const Stage over_blocks = {heads * blocks, [&](int64_t round, int64_t task, int thread) {
+    const int64_t first = task % blocks * lanes, last = first + lanes < in.clusters ? first + lanes : in.clusters;
+    const int64_t head = task / blocks, bh = round * heads + head;
+    if (bh < all * group) attend_block(a, sorted, head / group, bh, first, last, lanes, centroids.of[thread]);
+  }};
+  const Stage members_of = {heads * steps, [&](int64_t round, int64_t task, int thread) {
+    const int64_t first = task % steps * step, head = task / steps, bh = round * heads + head;
+    for (int64_t c = first; bh < all * group && c < first + step && c < in.clusters; c++)
+      attend_tail_members<T>(a, sorted, head / group, bh, c, members.of[thread]);
+  }};
+  parallel_rounds(in.threads, waves, progress, lists, over_blocks, members_of);
   return arena.used;
 }
 

@@ -5,8 +5,8 @@ What "i-clustered" (Vyas et al. 2020) loses is three things, each with a cure th
     S      = clusters of the queries by (q − mean q) L,  L Lᵀ = covariance of the keys       `ops.choose.clusters`
              instead of by q: what must be alike within a cluster is q Kᵀ (their proposition 1)
     q̄_j    = Σ_{i in S_j} q_i / |S_j|                                                        their equation 3
-    T_j    = the k keys with the largest q̄_j·k_l
     X      = cells of keys that are alike, with values that are alike                         `ops.choose.cells`
+    T_j    = the k keys with the largest e^{q̄_j·k_l/√D}·‖k_l − mean of its cell‖: weight that a cell would misplace
     k̄, v̄   = one key and one value for the keys of cell x outside T_j, as q̄_j sees them       `ops.parts.tail`
     out_i  = softmax over T_j with logits q_i·k_l/√D and over the cells with (q_i − q̄_j)·k̄_x/√D + ln Σ e^{q̄_j·k_l/√D}
              instead of one rest that all members share, and a mass on the top keys that is fixed for the cluster

@@ -40,7 +40,9 @@ def attend_with_tail(
     Args:
         labels: the cluster of each query; `clusters` for none: out 0, lse −inf.
         cell: the cell of each key; `cells` for none: no query meets such a key, whatever it holds.
-        keys: T of each cluster; M where a slot is empty. None: the `topk` keys with the largest logits scale·q̄·k_j.
+        keys: T of each cluster; M where a slot is empty. None: the `topk` keys with the largest
+            e^{scale·q̄·k_j}·‖k_j − m_j‖, where m_j is the mean key of their cell: those which their cell would misplace
+            the most weight of.
         wanted: how many of those each item takes, at most `topk`; None: all.
 
     The gradient flows through the means q̄, the cells and the exact keys; labels, cells and T are constants.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.ops.choose.blocks.op import by_bucket
-from subquad.ops.groups import group_mean
+from subquad.ops.groups import broadcast, group_mean
 from subquad.ops.heads import repeat_heads
 from subquad.ops.parts.pairs.op import attend_pairs
 from subquad.ops.precision import wide
@@ -16,6 +16,7 @@ from subquad.ops.slots import Buckets, members
 from subquad.ops.softmax import hide
 
 KEYS = 64  # of a block of one cell
+NEAREST, FARTHEST = 1e-37, 3e38  # of squared distances to the mean of a cell: their logarithms are finite in fp32
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,12 @@ def top_keys(
     cells: int,
     scale: float,
 ) -> Int64[Tensor, "B H C K"]:
-    """The keys with the largest logits of each cluster's mean query, ascending; M where a slot is empty."""
+    """The keys with the largest weight times distance to the mean of their cell, ascending; M where a slot is empty."""
     H, M = means.shape[1], key.shape[2]
     real = repeat_heads((cell < cells)[:, :, None], H)
-    logits = hide(means @ repeat_heads(key, H).mT * scale, real)
+    apart = key - broadcast(group_mean(key, cell, cells), cell)
+    spread = apart.square().sum(-1).clamp(NEAREST, FARTHEST).log() / 2
+    logits = hide(means @ repeat_heads(key, H).mT * scale + repeat_heads(spread[:, :, None], H), real)
     top = logits.topk(torch.sym_min(topk, M), dim=-1).indices
     there = real.expand_as(logits).gather(3, top)
     if wanted is not None:  # the largest come first
