@@ -193,9 +193,10 @@ def test_an_interrupted_comparison_goes_on(files):
     report = report_of(done)
     before = json.loads(Path("compare/report.json").read_text())
     for now, then in zip(report["methods"], before["methods"], strict=True):
-        assert {key: now[key] for key in ("method", "settings", "status", "layers")} == {
-            key: then[key] for key in ("method", "settings", "status", "layers")
+        assert {key: now[key] for key in ("method", "status", "layers")} == {
+            key: then[key] for key in ("method", "status", "layers")
         }
+        assert then["settings"].items() <= now["settings"].items()  # some methods have settings more by now
         same_figures(now["quality"], then["quality"])
         same_figures(now["fidelity"], then["fidelity"])
     assert report.keys() == before.keys()

@@ -5,7 +5,7 @@ import torch
 
 import subquad as sq
 from subquad import LearnedHashTail, Mask
-from subquad.ops.choose.cells.op import key_cells
+from subquad.ops.choose.cells.op import cells_of_keys
 from tests.methods.dense import with_tail
 from tests.methods.hashing import (
     SCALE,
@@ -133,7 +133,7 @@ def hand_made(method: sq.Method, call, q, k, v, mask: Mask, cells: int, keys) ->
         ranked = of_key[item].masked_fill(~here[None, :, None], -torch.inf).mT
         best = ranked.sort(dim=-1, descending=True, stable=True).indices[..., : keys(int(here.sum()))]
         chosen[item].scatter_(2, best, 1.0)
-    cell = key_cells(k, v, mask.key_padding(k.shape[2]), cells=cells, seed=call.seed)
+    cell = cells_of_keys(k, mask.key_padding(k.shape[2]), cells=cells, seed=call.seed)
     cell = torch.where(real_keys[:, None], cell, -1)
     return with_tail(q, k, v, label, chosen, cell, call.scale)
 

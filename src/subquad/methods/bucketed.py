@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Partial, Traits
 from subquad.ops.choose.balanced import balanced_buckets, same_label_buckets
-from subquad.ops.choose.cells.op import key_cells
+from subquad.ops.choose.cells.op import cells_of_keys
 from subquad.ops.hash_functions import Hashed, HashFunctions, hashed
 from subquad.ops.parts.pairs.op import attend_pairs
 from subquad.ops.parts.tail.op import attend_with_tail
@@ -31,7 +31,7 @@ def attend_with_cells(
 ) -> tuple[Tensor, Tensor]:
     """Attention of each query to the keys of its one bucket, and to the others as so many centroids."""
     with torch.no_grad():
-        cell = key_cells(key, value, call.mask.key_padding(key.shape[2]), cells=cells, seed=call.seed)
+        cell = cells_of_keys(key, call.mask.key_padding(key.shape[2]), cells=cells, seed=call.seed)
     return attend_with_tail(
         query,
         key,

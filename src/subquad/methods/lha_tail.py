@@ -5,7 +5,7 @@ An extension of Sun et al. 2022 (see "lha"): what their buckets miss is the mass
     β(i)   = argmax_b H_Q(q_i)_b                          every query is in exactly one bucket
     K_b    = the `keys` keys with the largest H_K(k_j)_b   raw logits; the buckets of keys overlap
     k̄, v̄   = one key and one value for those keys of a cell that are not in K_b, as the bucket's mean query sees them
-             (`ops.tail` has the formula; with a mean query of 0 they would be plain means, and their bias ln n)
+             (`ops.parts.tail` has the formula; with a mean query of 0 they would be plain means, and their bias ln n)
     out_i  = softmax over K_β(i) with logits q·k/√D, and over the cells with logits q·k̄/√D + bias
 
     L_Q    = KL(t ‖ softmax_b H_Q(q_i)),  t_b = softmax_b(4 ln Σ_{j in K_b} A_ij)
@@ -73,7 +73,6 @@ class LearnedHashTail(LearnsHashes):
         dropout="attention weights of a bucket's keys and of the centroids",
         stochastic=True,
         positional=True,  # the cells' k-means starts from evenly spaced keys
-        by_values=True,
         learned=True,
         fit=Fit(metric="error"),
         exact_limit={"keys": "M"},

@@ -96,7 +96,7 @@ class RandomHash(HashedBuckets):
         traits = super().describe()
         if self.hash == "random":
             traits = replace(traits, order_free=False, positional=True)
-        return replace(traits, causal="no", positional=True, by_values=True) if self.tail > 0 else traits
+        return replace(traits, causal="no", positional=True) if self.tail > 0 else traits
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend inside the buckets, and merge; with a tail, to the one bucket and the centroids together."""

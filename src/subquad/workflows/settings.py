@@ -8,19 +8,16 @@ from subquad.errors import InputError
 from subquad.workflows.options import option
 
 COMPARED = (
-    "shared-full",
-    "oracle-top:topk=32",
     "clustered:clusters=25",
-    "clustered:clusters=100",
     "i-clustered:clusters=25,topk=32",
-    "i-clustered:clusters=25,topk=64",
     "i-clustered:clusters=100,topk=32",
+    "clustered-tail:clusters=32,topk=32,cells=8",
+    "clustered-tail",
+    "clustered-tail:clusters=128,topk=128,cells=32",
     "local:window=64",
     "smyrf:cluster_size=64",
-    "lsh:buckets=16,bucket_size=80,tail=16",
     "performer",
     "nystrom",
-    "linformer:projection=mean-pool",  # what any other pooling of keys must beat
 )
 COMPARED_LEARNED = (  # beside those, where there is text to calibrate them on
     "lha:buckets=4",

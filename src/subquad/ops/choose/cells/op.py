@@ -6,6 +6,8 @@ from torch import Tensor
 
 from subquad.ops.backends import Op, Operator
 from subquad.ops.choose.cells import reference
+from subquad.ops.choose.hashing.op import hash_codes
+from subquad.ops.choose.kmeans.op import hamming_kmeans
 
 BITS, ITERATIONS = 63, 5  # of the k-means that makes the cells
 
@@ -31,6 +33,14 @@ def key_cells(
     cell. Nothing is differentiated. Backends agree up to rounding.
     """
     return reference.key_cells(key, value, real, cells=cells, bits=bits, iterations=iterations, seed=seed)
+
+
+def cells_of_keys(
+    key: Float[Tensor, "B G M D"], real: Bool[Tensor, "B M"] | None, *, cells: int, seed: int
+) -> Int64[Tensor, "B G M"]:
+    """Like `key_cells`, by the keys alone."""
+    codes = hash_codes(key, BITS, seed, centre=True, real=real)
+    return hamming_kmeans(codes, real, cells, BITS, ITERATIONS)
 
 
 @key_cells.compiled
