@@ -8,7 +8,7 @@
 //     ½ ‖xL − cL‖² − ½ ‖xL‖²  =  ½ cᵀ(Σ + ε)c − xᵀ(Σ + ε)c
 
 constexpr int64_t REFINE_BLOCK = 512;  // queries of a task
-constexpr int64_t REFINE_TILE = 64;    // queries of a product
+constexpr int64_t REFINE_TILE = 64;    // queries of a product, a multiple of four
 constexpr double JITTER = 1e-4;        // as in the reference
 
 // The space of one key head: Σ + ε (D,D') with rows of whole vectors, and the planes (D,64) that hash in it.
@@ -127,27 +127,39 @@ struct RefineScratch {
   }
 };
 
-// For each row of scores the lane with the smallest half − score, the lowest of equal ones.
+// For each row of scores the lane with the smallest half − score, the lowest of equal ones. Four rows at once, because each
+// step of a row waits for the one before it; what is behind the last row is read and not used.
 static void nearest_means(const float *scores, const float *halves, int64_t count, int64_t lanes, int32_t *labels) {
+  constexpr int ROWS = 4;
   vi ramp;
   for (int lane = 0; lane < W; lane++) ramp[lane] = lane;
-  for (int64_t i = 0; i < count; i++) {
-    vf best = splat(__builtin_inff());
-    vi at = ramp;
-    for (int64_t v = 0; v < lanes; v += W) {
-      const vf distance = load(halves + v) - load(scores + i * lanes + v);
-      const vi nearer = distance < best;
-      best = select(nearer, distance, best);
-      at = (nearer & (ramp + (int32_t)v)) | (~nearer & at);
+  for (int64_t first = 0; first < count; first += ROWS) {
+    vf best[ROWS];
+    vi at[ROWS];
+    UNROLL for (int r = 0; r < ROWS; r++) {
+      best[r] = splat(__builtin_inff());
+      at[r] = ramp;
     }
-    int32_t label = 0;
-    float least = __builtin_inff();
-    for (int lane = 0; lane < W; lane++)
-      if (best[lane] < least || (best[lane] == least && at[lane] < label)) {
-        least = best[lane];
-        label = at[lane];
+    for (int64_t v = 0; v < lanes; v += W) {
+      const vf half = load(halves + v);
+      const vi numbers = ramp + (int32_t)v;
+      UNROLL for (int r = 0; r < ROWS; r++) {
+        const vf distance = half - load(scores + (first + r) * lanes + v);
+        const vi nearer = distance < best[r];
+        best[r] = select(nearer, distance, best[r]);
+        at[r] = (nearer & numbers) | (~nearer & at[r]);
       }
-    labels[i] = label;
+    }
+    for (int r = 0; r < ROWS && first + r < count; r++) {
+      int32_t label = 0;
+      float least = __builtin_inff();
+      for (int lane = 0; lane < W; lane++)
+        if (best[r][lane] < least || (best[r][lane] == least && at[r][lane] < label)) {
+          least = best[r][lane];
+          label = at[r][lane];
+        }
+      labels[first + r] = label;
+    }
   }
 }
 

@@ -63,7 +63,7 @@ class ClusteredTail(Method):
     topk: int = whole(0)
     cells: int = whole(16, least=1, clamped=True)
     bits: int = whole(63, least=1, most=MAX_BITS, beyond=TOO_MANY_BITS)
-    iterations: int = whole(2, most=MOST_REPEATS)
+    iterations: int = whole(1, most=MOST_REPEATS)
     refine: int = whole(2, most=MOST_REPEATS)
     seed: int = whole(0)
 

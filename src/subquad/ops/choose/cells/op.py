@@ -21,7 +21,7 @@ def key_cells(
     cells: int,
     seed: int,
     bits: int = BITS,
-    iterations: int = ITERATIONS,
+    iterations: int = 3,
 ) -> Int64[Tensor, "B G M"]:
     """Cells of tokens whose keys and values are alike: k-means of the sign hashes of [k/σ_k, v/σ_v], head by head.
 
@@ -53,7 +53,7 @@ def _(
     cells: int,
     seed: int,
     bits: int = BITS,
-    iterations: int = ITERATIONS,
+    iterations: int = 3,
 ) -> Tensor:
     return cell_labels(backend, key.detach(), value.detach(), real, cells, bits, iterations, seed)
 
