@@ -1,8 +1,8 @@
 """README's table of compare, and the whole report behind it, from one run of `subquad compare`.
 
-    python benchmarks/compare_default.py NOVEL.txt …
+    python benchmarks/compare_default.py [NOVEL.txt …]
 
-fits `lha:buckets=4` and `lha-tail` on the given text, compares them and the default rows on the default text, and
+compares the default rows on the default text, and with texts also `lha:buckets=4` and `lha-tail` fitted on them. It
 writes `benchmarks/results/compare-default.md` and README's table, between its marks. Run it alone on the machine: where
 the report says that the machine was busy, nothing is written unless `--busy` is given. An interrupted run resumes.
 """
@@ -28,9 +28,10 @@ ROWS = {  # of README's table, which has some of the report's: the method as the
     "full": "`full` (exact, SDPA)",
     "clustered:clusters=25": "`clustered:clusters=25`",
     "i-clustered:clusters=25": "`i-clustered:clusters=25`",
-    "i-clustered:clusters=25,topk=64": "`i-clustered:clusters=25,topk=64`",
     "i-clustered": "`i-clustered` (100 clusters)",
-    "lha-tail": "`lha-tail`, fitted on two novels",
+    "clustered-tail:clusters=32,topk=32,cells=8": "`clustered-tail:clusters=32,topk=32,cells=8`",
+    "clustered-tail": "`clustered-tail` (sizes by length)",
+    "clustered-tail:clusters=64,topk=96": "`clustered-tail:clusters=64,topk=96`",
     "local": "`local:window=64`",
     "smyrf:cluster_size=64": "`smyrf:cluster_size=64`",
 }
@@ -62,7 +63,7 @@ def measured(texts: Sequence[Path], work: Path) -> dict[str, Any]:
         link = work / text.name
         link.unlink(missing_ok=True)
         link.symlink_to(text.resolve())
-    words = ["compare", "--methods", " ".join([*COMPARED, *FITTED]), "--out", "subquad-compare"]
+    words = ["compare", "--methods", " ".join([*COMPARED, *(FITTED if texts else ())]), "--out", "subquad-compare"]
     words += [word for text in texts for word in ("--calibrate", text.name)]
     path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-c", "from subquad.cli import main; main()", *words]
@@ -80,7 +81,7 @@ def publish(report: Any, readme: Path = README, result: Path = RESULT) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("texts", nargs="+", type=Path, help="to fit learned parameters on")
+    parser.add_argument("texts", nargs="*", type=Path, help="to fit learned parameters on")
     parser.add_argument("--work", type=Path, default=Path("subquad-compare"), help="folder of the run")
     parser.add_argument("--busy", action="store_true", help="write the files even where the machine was busy")
     given = parser.parse_args()

@@ -86,12 +86,12 @@ def test_a_process_of_its_own_counts_the_matrix_of_a_naive_softmax(script):
 
 
 def a_comparison(script) -> dict:
-    """A report with the rows that README's table has, the learned ones from an adapter."""
+    """A report with the rows that README's table has."""
     report: dict = sample.encoder()
     names = list(script("compare_default").ROWS)
     exact, *others = report["methods"][: len(names)]
     named = zip([exact, *others], names, strict=True)
-    report["methods"] = [method | {"method": f"{name}@mine" if "lha" in name else name} for method, name in named]
+    report["methods"] = [method | {"method": name} for method, name in named]
     return report
 
 

@@ -20,7 +20,9 @@ STEPS = 10_000
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=pytest.mark.long if i else []) for i, name in enumerate(METHODS)]
+)
 def test_ten_thousand_steps_equal_the_causal_call(method: str):
     command = [sys.executable, "-m", "tests.methods.decoded", method]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)

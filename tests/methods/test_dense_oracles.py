@@ -11,7 +11,7 @@ from subquad import Mask
 from tests.methods.dense import Bucketed, added, once_a_set, oracle, others_first, shared_keys, shared_unit_keys
 from tests.oracle import gradients, normal, tracked
 
-SHAPES = 200
+SHAPES = 80
 METHODS = [
     Bucketed("lha:buckets=4,hidden=8"),
     Bucketed("lha:buckets=3,hash=linear,merge=union", once_a_set),

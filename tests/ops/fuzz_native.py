@@ -240,6 +240,44 @@ def products(draw: Draw) -> list[Tensor]:
     return [out.detach(), *backward(draw, [out], inputs)]
 
 
+def clusters(draw: Draw) -> list[Tensor]:
+    B, (H, G), N, M, D = draw.rng.randint(1, 3), draw.heads(), draw.size(700), draw.size(300), draw.size(40)
+    dtype = draw.rng.choice(tuple(interface.DTYPES))
+    q, k, v = (draw.normal(B, h, n, d, dtype=dtype) for h, n, d in ((H, N, D), (G, M, D), (G, M, draw.size(40))))
+    real, C = (draw.real(B, N), draw.real(B, M)), draw.size(min(N, 60))
+    counts = draw.whole(-1, C + 2, B) if draw.maybe(0.3) else None
+    rounds = draw.rng.randint(1, 63), draw.rng.randint(0, 3), draw.rng.randint(0, 3), draw.rng.randrange(9)
+    space = draw.rng.choice(("logits", "queries"))
+    labels = OPS.cluster_labels("cpu", q, k, *real, counts, space, C, *rounds)
+    return [labels, OPS.cell_labels("cpu", k, v, real[1], draw.size(M + 2), *rounds[:2], rounds[3])]
+
+
+def tails(draw: Draw) -> list[Tensor]:
+    B, (H, G), long = draw.rng.randint(1, 3), draw.heads(), draw.maybe(0.02)
+    N, M = draw.size(150), 9000 if long else draw.size(200)
+    D, E, C, X = draw.size(3 if long else 40), draw.size(3 if long else 40), draw.size(90), draw.size(20)
+    topk = min(M, draw.rng.choice((0, 1, draw.size(40), draw.size(M), M)))
+    dtype = draw.rng.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16))
+    inputs = tracked(*(draw.normal(*shape, dtype=dtype) for shape in ((B, H, N, D), (B, G, M, D), (B, G, M, E))))
+    labels, cell = draw.whole(0, C, B, H, N), draw.whole(0, X, B, G, M)
+    keys = draw.whole(-1, M, B, H, C, topk) if draw.maybe(0.3) else None
+    wanted = draw.whole(-1, topk + 1, B) if draw.maybe(0.3) else None
+    settings = keys, wanted, C, topk, X, 0.3
+    with suppress(ValueError):
+        OPS.tail_forward("cpu", *inputs, labels, cell, *settings)
+    given = (*inputs, labels.clamp(0, C), cell.clamp(0, X), *settings)
+    out, lse, *saved = OPS.tail_forward("cpu", *given)
+    of_lse = draw.normal(B, H, N, 1)[..., 0] if draw.maybe() else None
+    of_outputs = draw.normal(*out.shape, dtype=dtype) if draw.maybe(0.9) else None, of_lse, *[None] * 9
+    spoil, at = draw.maybe(0.1), draw.rng.randrange(5)
+    lists = [x.clone() for x in saved[:5]]
+    if spoil and draw.poisoned and lists[at].numel() > 0:
+        lists[at].flatten()[draw.rng.randrange(lists[at].numel())] = draw.rng.choice((-(2**31), -2, N, M, 2**31 - 1))
+        with suppress(ValueError):
+            OPS.tail_backward("cpu", *of_outputs, out, lse, *lists, *saved[5:], *given)
+    return [out, lse, *saved[5:], *OPS.tail_backward("cpu", *of_outputs, out, lse, *saved, *given)]
+
+
 CASES: dict[str, Callable[[Draw], list[Tensor]]] = {
     "clustered": clustered,
     "hashing": hashing,
@@ -249,6 +287,8 @@ CASES: dict[str, Callable[[Draw], list[Tensor]]] = {
     "blocks": blocks,
     "features": features,
     "products": products,
+    "clusters": clusters,
+    "tails": tails,
 }
 
 

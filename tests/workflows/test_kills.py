@@ -18,7 +18,9 @@ def at(tmp_path_factory):
         yield folder
 
 
-@pytest.mark.parametrize("name", kills.COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if i else []) for i, name in enumerate(kills.COMMANDS)]
+)
 def test_a_killed_run_ends_as_an_uninterrupted_one(name, at):
     tally = kills.Tally()
     kills.campaign(name, 2, 7, at, tally)

@@ -61,7 +61,7 @@ class ClusteredTail(Method):
 
     clusters: int = whole(0)
     topk: int = whole(0)
-    cells: int = whole(16, least=1, clamped=True)
+    cells: int = whole(32, least=1, clamped=True)
     bits: int = whole(63, least=1, most=MAX_BITS, beyond=TOO_MANY_BITS)
     iterations: int = whole(1, most=MOST_REPEATS)
     refine: int = whole(2, most=MOST_REPEATS)

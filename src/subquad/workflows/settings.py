@@ -13,7 +13,7 @@ COMPARED = (
     "i-clustered:clusters=100,topk=32",
     "clustered-tail:clusters=32,topk=32,cells=8",
     "clustered-tail",
-    "clustered-tail:clusters=128,topk=128,cells=32",
+    "clustered-tail:clusters=64,topk=96",
     "local:window=64",
     "smyrf:cluster_size=64",
     "performer",
