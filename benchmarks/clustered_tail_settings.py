@@ -31,7 +31,8 @@ from subquad.ops.choose.blocks.op import by_bucket
 from subquad.ops.choose.cells.op import BITS as CELL_BITS
 from subquad.ops.choose.cells.op import key_cells
 from subquad.ops.choose.clusters.op import query_clusters
-from subquad.ops.groups import group_mean
+from subquad.ops.groups import broadcast, group_mean
+from subquad.ops.parts.tail.reference import FARTHEST, NEAREST
 from subquad.workflows.pretrained import running
 
 FIGURES = Path(__file__).parent / "results" / "clustered-tail-settings.jsonl"
@@ -130,7 +131,10 @@ def tops_and_tail(
 ) -> tuple[Tensor, Tensor]:
     """What the members of each cluster meet: rows [k, v] of top keys and cells, and what is added to their logits."""
     logits = scale * means @ both[:, :width].T
-    top = logits.topk(min(topk, both.shape[0]), sorted=False).indices
+    keys, cell_of = both[None, None, :, :width], cell[None, None]
+    apart = (keys - broadcast(group_mean(keys, cell_of, cells), cell_of))[0, 0]
+    spread = apart.square().sum(-1).clamp(NEAREST, FARTHEST).log() / 2
+    top = (logits + spread).topk(min(topk, both.shape[0]), sorted=False).indices
     largest = logits.amax(1, keepdim=True)
     weights = (logits - largest).exp_().scatter_(1, top, 0.0)
     order = cell.argsort()

@@ -142,7 +142,8 @@ static void spread_of_cells(const TailInputs &in, const float *keys, const int32
         squares += apart * apart;
       }
       const float square = sum(squares);
-      spread[i] = 0.5f * __builtin_logf(square < NEAREST ? NEAREST : square > FARTHEST ? FARTHEST : square);
+      const float held = square < NEAREST ? NEAREST : square > FARTHEST ? FARTHEST : square;
+      spread[i] = held == held ? 0.5f * __builtin_logf(held) : 0;  // what is not finite decides no choice
     }
   }
 }
@@ -203,6 +204,18 @@ static void save_top(const TailForward &a, int64_t row, int64_t K, int64_t count
   for (; kept < in.topk; kept++) top[kept] = -1;
 }
 
+// The sum of one mean's cell again, key by key: a key that is exact has no part in it, but 0·∞ is NaN.
+static void sum_met(const TailForward &a, const float *rows, int64_t from, int64_t to, int64_t row, const float *weights,
+                    int64_t lanes, int64_t wide, float *out) {
+  const int32_t *top = a.saved.top + row * a.inputs.topk;
+  zero(out, wide);
+  for (int64_t i = from, k = 0; i < to; i++) {
+    while (k < a.inputs.topk && top[k] >= 0 && top[k] < i) k++;
+    if (k < a.inputs.topk && top[k] == i) continue;
+    for (int64_t d = 0; d < wide; d++) out[d] += weights[(i - from) * lanes] * rows[(i - from) * wide + d];
+  }
+}
+
 // One cell, keys [from, to) in the order of the cells, as the means of the block's clusters see it.
 static void sum_cell(const TailForward &a, const float *keys, const float *values, const float *spread, int64_t from,
                      int64_t to, int64_t x, int64_t first_row, int64_t C, int64_t lanes, const BlockScratch &own) {
@@ -228,9 +241,13 @@ static void sum_cell(const TailForward &a, const float *keys, const float *value
   }
   auto save = [&](const float *rows, int64_t width, int64_t wide, float *saved) {
     gemm(C, wide, count, logits, 1, lanes, rows, wide, own.out, wide, false);
-    for (int64_t c = 0; c < C; c++)
-      for (int64_t d = 0; d < width; d++)
-        saved[((first_row + c) * in.cells + x) * width + d] = own.out[c * wide + d];
+    for (int64_t c = 0; c < C; c++) {
+      float *out = own.out + c * wide;
+      bool finite = true;
+      for (int64_t d = 0; d < width; d++) finite &= __builtin_isfinite(out[d]);
+      if (!finite) sum_met(a, rows, from, to, first_row + c, logits + c, lanes, wide, out);
+      for (int64_t d = 0; d < width; d++) saved[((first_row + c) * in.cells + x) * width + d] = out[d];
+    }
   };
   save(keys + from * D, in.D, D, a.saved.cell_keys);
   save(values + from * E, in.E, E, a.saved.cell_values);

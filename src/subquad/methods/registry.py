@@ -11,9 +11,9 @@ def list_methods() -> list[str]:
     """The names of all methods, by families.
 
     >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
-    ['full', 'oracle-top', 'shared-full', 'clustered', 'i-clustered', 'cluster-former', 'lha', 'lha-tail', 'lsh',
-     'reformer', 'routing', 'sinkhorn', 'smyrf', 'local', 'learned-feature-map', 'linear', 'performer', 'rfa',
-     'linformer', 'nystrom', 'tilted-pool', 'mixed-heads']
+    ['full', 'oracle-top', 'shared-full', 'clustered', 'clustered-tail', 'i-clustered', 'cluster-former', 'lha',
+     'lha-tail', 'lsh', 'reformer', 'routing', 'sinkhorn', 'smyrf', 'local', 'learned-feature-map', 'linear',
+     'performer', 'rfa', 'linformer', 'nystrom', 'tilted-pool', 'mixed-heads']
     """
     return list(METHODS)
 
@@ -31,7 +31,7 @@ def parse_method(text: str) -> Method:
     """Read a method as the command line writes it: a name, or `name:setting=value,…`.
 
     >>> parse_method("i-clustered:clusters=25,topk=16")
-    ImprovedClustered(clusters=25, bits=63, iterations=10, topk=16, seed=0)
+    ImprovedClustered(clusters=25, bits=63, iterations=10, topk=16, seed=0, space='queries', refine=0)
     """
     name, _, rest = text.partition(":")
     settings: dict[str, Any] = {}
@@ -47,7 +47,7 @@ def from_dict(data: Mapping[str, Any]) -> Method:
     """The inverse of `Method.to_dict`.
 
     >>> from_dict({"name": "clustered", "clusters": 25})
-    Clustered(clusters=25, bits=63, iterations=10, seed=0)
+    Clustered(clusters=25, bits=63, iterations=10, seed=0, space='queries', refine=0)
     """
     settings = dict(data)
     if "name" not in settings:

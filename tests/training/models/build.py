@@ -25,6 +25,7 @@ SMALL = {
     "oracle-top": "topk=4",
     "clustered": "clusters=3,iterations=2",
     "i-clustered": "clusters=3,iterations=2,topk=4",
+    "clustered-tail": "clusters=3,topk=4,cells=3",
     "lsh": "buckets=3",
     "lha": "buckets=3,hidden=8",
     "lha-tail": "buckets=3,keys=6,cells=3,hidden=8",

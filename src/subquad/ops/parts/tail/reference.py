@@ -87,7 +87,7 @@ def top_keys(
     H, M = means.shape[1], key.shape[2]
     real = repeat_heads((cell < cells)[:, :, None], H)
     apart = key - broadcast(group_mean(key, cell, cells), cell)
-    spread = apart.square().sum(-1).clamp(NEAREST, FARTHEST).log() / 2
+    spread = (apart.square().sum(-1).clamp(NEAREST, FARTHEST).log() / 2).nan_to_num(0.0)
     logits = hide(means @ repeat_heads(key, H).mT * scale + repeat_heads(spread[:, :, None], H), real)
     top = logits.topk(torch.sym_min(topk, M), dim=-1).indices
     there = real.expand_as(logits).gather(3, top)
