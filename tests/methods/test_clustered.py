@@ -85,8 +85,8 @@ def test_the_labels_are_constants():
     """With the clusters of another space the gradient is still that of means, weights and mass alone."""
     q, k, v = tracked(*qkv(20, 16, B=1, H=1, dtype=torch.float64))
     method = ImprovedClustered(clusters=4, topk=5, space="logits", refine=2)
-    assert torch.autograd.gradcheck(lambda *x: method(*x), (q, k, v))
-    assert torch.autograd.gradcheck(lambda *x: method(*x, return_lse=True)[1], (q, k, v))
+    assert torch.autograd.gradcheck(lambda *x: method(*x), (q, k, v), fast_mode=True)
+    assert torch.autograd.gradcheck(lambda *x: method(*x, return_lse=True)[1], (q, k, v), fast_mode=True)
 
 
 def test_refining_brings_queries_nearer_to_the_means_that_stand_for_them():
