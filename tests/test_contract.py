@@ -18,6 +18,8 @@ VARIANTS = [  # settings that change what a method does, beside each method's ex
     "mixed-heads:methods=local:window=3+clustered:clusters=5;bits=15;iterations=3",
     "mixed-heads:methods=local:window=3;positions=relative+oracle-top:topk=4",
     "mixed-heads:methods=lha:buckets=0;bucket_size=8;hidden=8+local:window=5",
+    "by-length:steps=0:full+9:linear+17:local:window=3",
+    "by-length:steps=0:linear+10:lha:buckets=3;hidden=8",
     "smyrf:cluster_size=7,rounds=1",
     "reformer:rounds=1,chunk=3,buckets=6",
     "routing:clusters=5,cluster_size=4",

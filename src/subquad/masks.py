@@ -258,14 +258,14 @@ def _check_padding(tensor: Tensor, side: str, batch: int, positions: int, device
         raise ValueError(f"the mask's {what} has {tensor.shape[1]} positions, but there are {positions}")
     _check_device(f"the mask's {what}", tensor, device)
     # Lengths on a CPU can be read without a stall; on a GPU a length past the end acts as the full length.
-    if tensor.ndim == 1 and tensor.device.type == "cpu" and _can_be_read(tensor):
+    if tensor.ndim == 1 and tensor.device.type == "cpu" and can_be_read(tensor):
         longest, shortest = int(tensor.max()), int(tensor.min())
         if longest > positions or shortest < 0:
             wrong = longest if longest > positions else shortest
             raise ValueError(f"the mask's {what} has a length of {wrong}, but there are {positions} positions")
 
 
-def _can_be_read(tensor: Tensor) -> bool:
+def can_be_read(tensor: Tensor) -> bool:
     """Whether its numbers are there: not while compiling, and not in a batch of vmap."""
     return not torch.compiler.is_compiling() and not torch._C._functorch.is_batchedtensor(tensor)
 

@@ -10,7 +10,7 @@ import torch
 
 import subquad as sq
 from subquad import Mask, MixedHeads, Traits
-from subquad.methods.mixed_heads import ALL, ANY
+from subquad.methods.mixture import ALL, ANY
 from tests.contract import compile_failures
 from tests.hf.models import build
 from tests.oracle import normal, qkv, tracked

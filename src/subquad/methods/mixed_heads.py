@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,45 +23,19 @@ from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Part, Partial, Traits
 from subquad.methods.lha import LearnedHash
 from subquad.methods.local import Local
+from subquad.methods.mixture import combined, common_seed, refusal, said
 from subquad.methods.registry import parse_method
 
 BETWEEN = re.compile(r"\+(?=\s*(?:\d+\s*\*\s*)?[A-Za-z])")  # and not the plus of a number, as in 1e+20
-WEAKEST_FIRST: tuple[Literal["no", "values-only", "strict"], ...] = ("no", "values-only", "strict")
-# How traits that are yes or no combine: what all parts must be able to do or be, and what one part makes of the whole.
-ALL = (
-    "cross",
-    "window",
-    "dense_mask",
-    "bias",
-    "lse",
-    "order_free",
-    "normalised",
-    "subquadratic",
-    "yardstick",
-)
-ANY = ("stochastic", "positional", "by_values", "relative", "learned")
 
 
-def combined(methods: Sequence[Method]) -> Traits:
+def of_heads(methods: Sequence[Method]) -> Traits:
     """What methods on different heads can do together."""
-    traits = [method.traits for method in methods]
-
-    def said(trait: str) -> str:
-        return "; ".join(dict.fromkeys(f"{method.name}: {getattr(method.traits, trait)}" for method in methods))
-
-    return Traits(
-        family="mixture",
-        causal=next(t.causal for kind in WEAKEST_FIRST for t in traits if t.causal == kind),
-        **{trait: all(getattr(t, trait) for t in traits) for trait in ALL},
-        **{trait: any(getattr(t, trait) for t in traits) for trait in ANY},
-        cached=all(t.cross or t.cached for t in traits),
-        fit=next((t.fit for t in traits if t.fit is not None), None),
-        unit=traits[0].unit if len({t.unit for t in traits}) == 1 else "none",
+    return combined(
+        methods,
         exact_limit="each group of heads is exact where its own method is: see there",
         example={"methods": "local:window=4+lha:buckets=4;hidden=8"},
-        dropout=said("dropout"),
-        complexity=said("complexity"),
-        source=f"Sun et al. 2022, section 5.1 (half of the heads local, half hashed). {said('source')}",
+        source="Sun et al. 2022, section 5.1 (half of the heads local, half hashed). " + said(methods, "source"),
     )
 
 
@@ -79,15 +53,13 @@ def read(text: str) -> list[Part]:
     for method, _ in parts:
         if isinstance(method, MixedHeads):
             raise ValueError(f"{method.name!r} inside itself: write its parts beside the others")
+        if method.traits.family == "mixture":
+            raise ValueError(f"{method.name!r} is a mixture itself")
         if method.traits.one_for_all_layers:
             raise ValueError(f"{str(method)!r} has one module for all layers, which some of the heads cannot share")
     if len({part.method for part in parts}) == 1:
         raise ValueError(f"only {str(parts[0].method)!r} is named, which needs no mixing")
-    seeds = sorted({part.method.default_seed for part in parts if hasattr(part.method, "seed")})
-    if len(seeds) > 1:
-        raise ValueError(
-            f"the parts have the seeds {' and '.join(map(str, seeds))}, but a call has one for all of them"
-        )
+    common_seed(part.method for part in parts)
     return parts
 
 
@@ -125,7 +97,7 @@ class MixedHeads(Method):
     )
 
     name: ClassVar[str] = "mixed-heads"
-    traits: ClassVar[Traits] = combined((Local(), LearnedHash()))
+    traits: ClassVar[Traits] = of_heads((Local(), LearnedHash()))
 
     def __post_init__(self) -> None:
         try:
@@ -142,7 +114,7 @@ class MixedHeads(Method):
 
     def describe(self) -> Traits:
         """What all parts can do."""
-        return combined([part.method for part in self.parts])
+        return of_heads([part.method for part in self.parts])
 
     @classmethod
     def of(cls, *parts: tuple[str | Method, int]) -> "MixedHeads":
@@ -157,7 +129,7 @@ class MixedHeads(Method):
     @property
     def default_seed(self) -> int:
         """The seed of the parts."""
-        return max(part.method.default_seed for part in self.parts)
+        return common_seed(part.method for part in self.parts)
 
     def deal(self, heads: int, kv_heads: int) -> list[tuple[slice, slice]]:
         """The query heads and the key heads of each part. ValueError names what does not divide."""
@@ -178,15 +150,7 @@ class MixedHeads(Method):
 
     def refuses(self, mask: Mask, **asked: Any) -> str | None:
         """As every method's; names the parts that refuse."""
-        reasons = {str(part.method): part.method.refuses(mask, **asked) for part in self.parts}
-        refusing = {part: reason for part, reason in reasons.items() if reason}
-        if not refusing:
-            return None
-        part, reason = next(iter(refusing.items()))
-        general = super().refuses(mask, **asked)
-        if general is None:
-            return f"{self.name!r} does not support what its part {part!r} refuses: {reason}"
-        return f"{general} (or another method for {' and '.join(map(repr, refusing))}, which cannot do it)"
+        return refusal(self, mask, super().refuses(mask, **asked), **asked)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """The learned parameters of each part that has some, under the part's number."""

@@ -1,0 +1,268 @@
+"""By length: short inputs run one method and longer ones another.
+
+    out_i = attention of query i by the method of the last step whose length is ≤ n_i
+    n_i   = number of real keys that query i may see: all of its item, or under a causal mask those up to itself
+
+Exact attention is the fastest up to some hundred tokens, and which settings pay beyond depends on the length.
+`subquad plan` finds the steps.
+
+A batch is not cut off at its longest item: each item runs what it would run alone. Under a causal mask each query does,
+so that later tokens change nothing: the first queries run the method of a short input, whatever follows them.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from subquad.masks import Mask, can_be_read
+from subquad.methods.base import Call, Method, Part, Partial, Traits
+from subquad.methods.full import Full
+from subquad.methods.i_clustered import ImprovedClustered
+from subquad.methods.mixture import combined, common_seed, refusal, said
+from subquad.methods.registry import parse_method, resolve
+
+BETWEEN = re.compile(r"\+(?=\s*\d+\s*:)")  # and not the plus of a number, as in 1e+20
+
+
+class Step(NamedTuple):
+    """A method, and the number of keys from which on it runs."""
+
+    start: int
+    method: Method
+
+
+def of_lengths(methods: list[Method]) -> Traits:
+    """What methods for different lengths can do together."""
+    return combined(
+        methods,
+        subquadratic=methods[-1].traits.subquadratic,
+        exact_limit="each length is exact where its own method is: see there",
+        example={"steps": "0:full+10:i-clustered:clusters=5;topk=4"},
+        source="the methods' own: " + said(methods, "source"),
+    )
+
+
+def written(steps: list[Step]) -> str:
+    """The one spelling of some steps: in order, without those that change nothing, no settings at their defaults."""
+    kept = steps[:1] + [step for before, step in pairwise(steps) if step.method != before.method]
+    return "+".join(f"{start}:{str(method).replace(',', ';')}" for start, method in kept)
+
+
+def read(text: str) -> list[Step]:
+    """The steps of a text like `0:full+700:i-clustered:clusters=25;topk=16`. ValueError says what is wrong with it."""
+    steps = [_read_step(part) for part in BETWEEN.split(text)]
+    starts = [step.start for step in steps]
+    if starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
+        listed = ", ".join(map(str, starts))
+        raise ValueError(f"the steps start at {listed} keys, but they must start at 0 and grow")
+    common_seed(step.method for step in steps)
+    return steps
+
+
+def _read_step(text: str) -> Step:
+    start, colon, name = text.strip().partition(":")
+    if not colon or not start.strip().isdecimal():
+        raise ValueError(f"{text.strip()!r} is not a number of keys, a ':' and a method")
+    method = parse_method(name.strip().replace(";", ","))
+    if method.traits.family == "mixture":
+        raise ValueError(f"{method.name!r} is a mixture itself")
+    return Step(int(start), method)
+
+
+@dataclass(frozen=True)
+class ByLength(Method):
+    """A method for each range of lengths.
+
+    Args:
+        steps: the methods with `+` between them, their settings divided by `;`, each after the number of keys from
+            which on it runs and a `:`. The first number is 0. In Python also a mapping:
+            `ByLength({0: "full", 700: "i-clustered:clusters=25"})`.
+
+    The length is that of each item, counted in real keys; of each query, under a causal mask. Windows and dense masks
+    do not count. Where a mask cannot be read without waiting for the device, or while compiling, every method that may
+    be needed runs on the whole batch, and each query takes its own.
+
+    Raises:
+        ValueError: a text that names no methods, steps that do not start at 0 or do not grow, a mixture inside, or
+            methods of different seeds.
+
+    >>> import torch, subquad as sq
+    >>> q, k, v = torch.randn(3, 1, 4, 50, 8)
+    >>> method = sq.ByLength({0: "full", 700: "i-clustered:clusters=25"})
+    >>> torch.equal(sq.attention(q, k, v, method=method), sq.attention(q, k, v, method="full"))
+    True
+    >>> method
+    ByLength(steps='0:full+700:i-clustered:clusters=25')
+    """
+
+    steps: str | Mapping[int, Any] = field(  # a text, once it is made
+        default="0:full+1024:i-clustered", metadata={"examples": ("0:full+8:local:window=2", "0:local+9:full")}
+    )
+
+    name: ClassVar[str] = "by-length"
+    traits: ClassVar[Traits] = of_lengths([Full(), ImprovedClustered()])
+
+    def __post_init__(self) -> None:
+        given: Any = self.steps
+        try:
+            if isinstance(given, Mapping):
+                given = written([_step_of(start, method) for start, method in given.items()])
+            text = written(read(given))
+            steps = read(text)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self.name!r}: steps={self.steps!r}, but it must be methods with '+' between them, each after the "
+                f"number of keys from which on it runs, as in '0:full+700:i-clustered:clusters=25;topk=16': {error}"
+            ) from None
+        object.__setattr__(self, "steps", text)
+        object.__setattr__(self, "_steps", tuple(steps))
+        super().__post_init__()
+
+    def describe(self) -> Traits:
+        """What the methods of all lengths can do."""
+        return of_lengths([step.method for step in self.at])
+
+    @property
+    def at(self) -> tuple[Step, ...]:
+        """The steps in order."""
+        return self.__dict__["_steps"]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The methods, each on all heads."""
+        return tuple(Part(step.method, 1) for step in self.at)
+
+    def deal(self, heads: int, kv_heads: int) -> list[tuple[slice, slice]]:
+        """All heads for each part."""
+        return [(slice(0, heads), slice(0, kv_heads))] * len(self.at)
+
+    @property
+    def default_seed(self) -> int:
+        """The seed of the methods."""
+        return common_seed(step.method for step in self.at)
+
+    def number_at(self, keys: int) -> int:
+        """The number of the step that runs for so many keys."""
+        return sum(bool(step.start <= keys) for step in self.at[1:])
+
+    def method_at(self, keys: int) -> Method:
+        """The method that runs for so many keys."""
+        return self.at[self.number_at(keys)].method
+
+    def refuses(self, mask: Mask, **asked: Any) -> str | None:
+        """As every method's; names the parts that refuse."""
+        return refusal(self, mask, super().refuses(mask, **asked), **asked)
+
+    def check_counts(self, N: int, M: int) -> None:
+        """As every method's, of the method for as many keys."""
+        self.method_at(M).check_counts(N, M)
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
+        """The learned parameters of each method that has some, under its step's number."""
+        made = [step.method.make_learned(heads, kv_heads, head_dim, max_length) for step in self.at]
+        learned = {str(number): module for number, module in enumerate(made) if module is not None}
+        return nn.ModuleDict(learned) if learned else None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """Each query by the method for the keys that it sees."""
+        N, M = query.shape[2], key.shape[2]
+        if call.mask.key_padding(M) is None and not call.mask.is_causal:
+            return self._run(self.number_at(M), query, key, value, call)
+        seen = visible_keys(call.mask, N, M, query.device)  # (B or 1, N)
+        number = torch.zeros_like(seen)
+        for step in self.at[1:]:
+            number = number + (seen >= step.start)
+        if not can_be_read(query) or query.device.type != "cpu":
+            return self._selected(range(self.number_at(M) + 1), number, query, key, value, call)
+        needed = sorted(set(number.flatten().tolist()))
+        if len(needed) == 1:
+            return self._run(needed[0], query, key, value, call)
+        if call.mask.is_causal or number.shape[0] == 1:
+            return self._selected(needed, number, query, key, value, call)
+        return self._each_item(number[:, 0], query, key, value, call)
+
+    def _run(self, number: int, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """One step's method on everything."""
+        method = self.at[number].method.clamped_to(query.shape[2], key.shape[2])
+        return method.attend(query, key, value, _own(call, number))
+
+    def _selected(
+        self, numbers: Iterable[int], chosen: Tensor, query: Tensor, key: Tensor, value: Tensor, call: Call
+    ) -> Partial:
+        """Several methods on everything; each query, or each item, takes what its own step gave."""
+        first, *others = numbers
+        out, lse = self._run(first, query, key, value, call)
+        for number in others:
+            mine = (chosen == number)[:, None]
+            more, more_lse = self._run(number, query, key, value, call)
+            out = torch.where(mine[..., None], more, out)
+            lse = torch.where(mine, more_lse, lse) if more_lse is not None and lse is not None else None
+        return out, lse
+
+    def _each_item(self, chosen: Tensor, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """Each method on the batch items that are of its lengths."""
+        outs, lses, places = [], [], []
+        for number in chosen.unique().tolist():
+            items = (chosen == number).nonzero()[:, 0]
+            own = replace(call, mask=_mask_of_items(call.mask, items), bias=_of_items(call.bias, items))
+            out, lse = self._run(number, query[items], key[items], value[items], own)
+            outs.append(out)
+            lses.append(lse)
+            places.append(items)
+        back = torch.cat(places).argsort()
+        given = [lse for lse in lses if lse is not None]
+        return torch.cat(outs)[back], torch.cat(given)[back] if len(given) == len(lses) else None
+
+    def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
+        """That of the method for as many keys as the batch is long."""
+        number = self.number_at(key.shape[2])
+        return self.at[number].method.auxiliary_loss(query, key, value, _own(call, number))
+
+    def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
+        """The same of what the method is fitted by."""
+        number = self.number_at(key.shape[2])
+        return self.at[number].method.fit_loss(query, key, value, _own(call, number))
+
+
+def visible_keys(mask: Mask, N: int, M: int, device: torch.device) -> Tensor:
+    """How many real keys each query may see, int (B or 1, N), windows and dense masks left aside."""
+    real = mask.key_padding(M)
+    real = torch.ones(1, M, dtype=torch.bool, device=device) if real is None else real
+    if not mask.is_causal:
+        return real.sum(1, keepdim=True).expand(-1, N)
+    last = mask.positions(torch.arange(N, device=device)[None])  # the last key that each query may see
+    counts = real.cumsum(1)
+    rows = max(counts.shape[0], last.shape[0])
+    return counts.expand(rows, -1).gather(1, last.expand(rows, -1).clamp(0, M - 1))
+
+
+def _own(call: Call, number: int) -> Call:
+    """The call with the learned parameters of one step."""
+    learned = dict(call.learned.items()) if isinstance(call.learned, nn.ModuleDict) else {}
+    return replace(call, learned=learned.get(str(number)))
+
+
+def _step_of(start: Any, method: Any) -> Step:
+    if isinstance(start, bool) or not isinstance(start, int) or start < 0:
+        raise ValueError(f"{start!r} is not a whole number of keys")
+    return Step(start, resolve(method))
+
+
+def _of_items(x: Tensor | None, items: Tensor) -> Tensor | None:
+    """These items of what has one for each, or one for all."""
+    return x if x is None or x.shape[0] == 1 else x[items]
+
+
+def _mask_of_items(mask: Mask, items: Tensor) -> Mask:
+    """The mask of some items of a batch, without segments."""
+    sides: dict[str, Any] = {side: tuple(x[items] for x in getattr(mask, side)) for side in ("both", "keys", "queries")}
+    allowed = tuple(dense if dense.shape[0] == 1 else dense[items] for dense in mask.allowed)
+    offset = mask.offset
+    if isinstance(offset, Tensor) and offset.numel() > 1:
+        offset = offset[items]
+    return replace(mask, **sides, allowed=allowed, offset=offset)
