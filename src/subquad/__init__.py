@@ -11,13 +11,19 @@ from subquad.ops.backends import backends, use_backend
 
 if TYPE_CHECKING:
     from subquad import hf, nn
+    from subquad.hf.plans import Plan, load_plan
+    from subquad.workflows.planning.run import plan
 
 __version__ = "0.1.0"
-__all__ = ["Mask", "attention", "backends", "hf", "nn", "use_backend", *_methods]
+__all__ = ["Mask", "Plan", "attention", "backends", "hf", "load_plan", "nn", "plan", "use_backend", *_methods]
+
+_ELSEWHERE = {"Plan": "hf.plans", "load_plan": "hf.plans", "plan": "workflows.planning.run"}  # what needs transformers
 
 
 def __getattr__(name: str) -> Any:
-    """Load `sq.nn` and `sq.hf` on first use."""
+    """Load `sq.nn`, `sq.hf` and what needs transformers on first use."""
     if name in ("nn", "hf"):
         return importlib.import_module(f"subquad.{name}")
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(f"subquad.{_ELSEWHERE[name]}"), name)
     raise AttributeError(f"module 'subquad' has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 import typer
 
-from subquad.cli import about, bench, calibrate, compare, inspect, reproduce, train
+from subquad.cli import about, bench, calibrate, compare, inspect, plan, reproduce, train
 from subquad.cli.common import with_plain_words
 
 app = typer.Typer(
@@ -13,6 +13,7 @@ app = typer.Typer(
 )
 for command in (
     compare.compare,
+    plan.plan,
     calibrate.calibrate,
     bench.bench,
     inspect.inspect,

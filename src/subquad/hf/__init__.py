@@ -11,6 +11,7 @@ sq.hf.extend_positions(model, 4096)                    # past the learned positi
 
 from subquad.hf.adapters import Adapter, load_adapter, read_adapter, save_adapter, weights_mark
 from subquad.hf.boundary import register
+from subquad.hf.doors import transformers_model
 from subquad.hf.layers import NAME, Layer, head_counts
 from subquad.hf.positions import extend_positions, position_limit
 from subquad.hf.probe import find_layers
@@ -44,5 +45,6 @@ __all__ = [
     "restore",
     "save_adapter",
     "swap",
+    "transformers_model",
     "weights_mark",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from rich.console import Console
@@ -22,6 +22,14 @@ from subquad.hf.trial import ORIGINAL, originals
 from subquad.methods import Bound, Full, Method, from_dict, resolve
 
 AnyMethod = str | Method | Bound
+
+
+@runtime_checkable
+class HasMethods(Protocol):
+    """What says by itself which methods run in a model: a `Plan`."""
+
+    def for_model(self, model: AnyModel) -> Mapping[int, Method | Bound]:
+        """The method of each layer. ValueError where the model is another one."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class Swapped:
 
 def swap(
     model: AnyModel,
-    method: AnyMethod | Mapping[Any, AnyMethod],
+    method: AnyMethod | Mapping[Any, AnyMethod] | HasMethods,
     *,
     max_length: int | None = None,
     inputs: Mapping[str, Any] | None = None,
@@ -63,7 +71,8 @@ def swap(
         method: one method for every layer, or a mapping from layer numbers (as `describe` counts them) or name
             patterns ("encoder.*", as fnmatch reads them; later entries win) to methods. Layers that a mapping leaves
             out run "full": exact attention. A method that is bound already, with its learned parameters, is for one
-            layer; others with learned parameters are bound here, with those that they start with.
+            layer; others with learned parameters are bound here, with those that they start with. Or a plan, as
+            `sq.load_plan` reads it.
         max_length: the longest input, for methods that are bound here and whose parameters depend on it; by default
             what the model's learned positions reach (`position_limit`), where they set a limit.
         inputs: a small batch for the trial, for a model that subquad cannot make inputs for.
@@ -82,6 +91,8 @@ def swap(
         TypeError: no transformers model, and not what holds one.
     """
     given, model = model, transformers_model(model)
+    if isinstance(method, HasMethods):
+        method = method.for_model(model)
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length={max_length}, but it must be at least 1")
     if keep is not None and keep not in list(KEEPS):

@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
 
 from subquad.report import content, reading
 from subquad.report.content import Table
@@ -20,7 +21,8 @@ def html(report: Report, plots: Mapping[str, bytes]) -> str:
     `plots` maps the names in `content.FIGURES` to PNGs, as `plots.plots` returns them. They are held in the page, which
     loads nothing from anywhere.
     """
-    return _template().render(
+    return template("page.html.j2").render(
+        style=style(),
         report=report,
         prose=partial(_prose, [method["method"] for method in report["methods"]]),
         name=content.short_name(report),
@@ -31,16 +33,23 @@ def html(report: Report, plots: Mapping[str, bytes]) -> str:
         remarks=reading.remarks(report),
         legend=content.legend(report),
         noise=reading.noise(report),
-        figures=_figures(plots),
+        figures=shown(content.FIGURES, plots),
         tables=_tables(report),
         facts=content.facts(report),
     )
 
 
 @cache
-def _template() -> Template:
+def template(name: str) -> Template:
+    """A page of this folder."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string((files("subquad.report") / "page.html.j2").read_text("utf-8"))
+    return environment.from_string((files("subquad.report") / name).read_text("utf-8"))
+
+
+@cache
+def style() -> Markup:
+    """How all pages look."""
+    return Markup((files("subquad.report") / "page.css").read_text("utf-8"))
 
 
 def _prose(names: list[str], text: str) -> list[tuple[str, bool]]:
@@ -50,10 +59,11 @@ def _prose(names: list[str], text: str) -> list[tuple[str, bool]]:
     return [(piece, i % 2 == 1) for i, piece in enumerate(pieces) if piece]
 
 
-def _figures(plots: Mapping[str, bytes]) -> list[dict[str, Any]]:
+def shown(figures: Mapping[str, tuple[str, str]], plots: Mapping[str, bytes]) -> list[dict[str, Any]]:
+    """The plots that there are, of those with a title and a text, as a page shows them."""
     return [
         {"title": title, "about": about, "data": b64encode(plots[name]).decode(), "width": _width(plots[name])}
-        for name, (title, about) in content.FIGURES.items()
+        for name, (title, about) in figures.items()
         if name in plots
     ]
 

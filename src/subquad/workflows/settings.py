@@ -89,6 +89,26 @@ class CompareSettings:
 
 
 @dataclass(frozen=True)
+class PlanSettings:
+    """What to plan for, on what text, and how much error is accepted."""
+
+    model: str | None = option(None, **MODEL)
+    text: tuple[Path, ...] = option((), TEXT)
+    column: str = option("text", COLUMN)
+    min_fidelity: float = option(0.99, "The mean cosine (or ratio of perplexities) to exact that the plan must keep.")
+    lengths: tuple[int, ...] = option(
+        (512, 2048, 4096), "Lengths to plan for, in tokens, separated by commas.", read=_lengths, shown="512,2048,4096"
+    )
+    methods: tuple[str, ...] = option((), f"{METHODS} Default: a grid that grows with the length.")
+    adapters: tuple[Path, ...] = option(
+        (), **(ADAPTERS | {"help": "An adapter that subquad calibrate wrote, as a candidate; repeatable."})
+    )
+    minutes: float = option(10.0, "How long it may take.")
+    device: str = option("cpu", DEVICE)
+    seed: int = option(0, "Random seed for the passages.")
+
+
+@dataclass(frozen=True)
 class BenchSettings:
     """What to measure. The defaults are the clustered paper's: batch 1, 6 heads, D = 64."""
 

@@ -118,6 +118,10 @@ class Units:
             raise seals.Damaged(path, f"it is of the {self.what} {whose!r}, not of {unit.key!r}", self.remedy)
         return Kept(from_plain(unit.record, found["result"]), found.get("seconds"))
 
+    def has(self, unit: Unit[Any]) -> bool:
+        """Whether the unit is finished."""
+        return (self.folder / f"{self.named(unit.key)}.json").exists()
+
     def get(self, unit: Unit[R], make: Callable[[], R]) -> R:
         """The record of `kept`."""
         return self.kept(unit, make).result

@@ -1,0 +1,160 @@
+"""Plans: which method runs in which layer at which length, in a folder that `subquad plan` wrote.
+
+plan.json              methods by length and layer, the model that they are for, what was verified, a digest of all this
+adapter.safetensors    beside adapter.json: learned parameters, where a method has some (see `adapters`)
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from subquad import files, seals
+from subquad.hf.adapters import SETTINGS as ADAPTER
+from subquad.hf.adapters import describe_model, read_adapter, save_adapter
+from subquad.hf.doors import AnyModel
+from subquad.hf.layers import Layer, head_counts
+from subquad.methods import Bound, ByLength, Method, from_dict
+
+FORMAT = 1
+FILE = "plan.json"
+_REMEDY = "make it again (subquad plan)"
+_MEMBERS = {"model": dict, "lengths": list, "layers": dict, "verified": dict, "made_on": dict}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which method runs in which layer, by length: `sq.hf.swap(model, plan)` puts it into the model.
+
+    `layers` has a method for each layer, `by-length` where lengths differ. `lengths` are those that were planned.
+    `verified` says for each of them, as text, what was measured on held-out passages: "fidelity" (mean), "bound" (its
+    lower bound at "confidence"), "floor", "passages", and "speedup" of the whole model.
+    """
+
+    model: dict[str, Any]  # as `describe_model` has it
+    lengths: tuple[int, ...]
+    layers: dict[int, Method]
+    verified: dict[str, dict[str, Any]]
+    made_on: dict[str, Any] = field(default_factory=dict)  # versions, hardware, the text's fingerprint, the command
+    bounds: dict[int, Bound] = field(default_factory=dict, compare=False)  # with learned parameters
+    folder: Path | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        listed = [f"layer {number}: {method}" for number, method in sorted(self.layers.items())]
+        said = [
+            f"{length} tokens: fidelity {found['fidelity']:.4f}, at least {found['bound']:.4f} at confidence "
+            f"{found['confidence']:g}; {found['speedup']:.2f}× the speed of exact attention"
+            for length, found in self.verified.items()
+        ]
+        return "\n".join([*listed, *said])
+
+    def for_model(self, model: AnyModel) -> dict[int, Method | Bound]:
+        """What `swap` is given for this model.
+
+        Raises:
+            ValueError: the plan is for another class of model, or for layers of other numbers or shapes.
+        """
+        mine = describe_model(model)
+        for what in ("class", "layers"):
+            if self.model[what] != mine[what]:
+                raise ValueError(
+                    f"this plan was made for a {self.model['class']} with {_shape(self.model)}, but this is a "
+                    f"{mine['class']} with {_shape(mine)}"
+                )
+        learned = read_adapter(self.folder).bounds(model) if self.folder and (self.folder / ADAPTER).exists() else {}
+        return {**self.layers, **learned, **self.bounds}
+
+    def save(self, path: str | Path, model: AnyModel | None = None) -> Path:
+        """Write the plan into a folder, with an adapter beside it where methods have learned parameters."""
+        folder = Path(path)
+        learned = {n: bound for n, bound in self.bounds.items() if bound.learned is not None}
+        if learned:
+            save_adapter(model, folder, bounds=learned)
+        content = {
+            "format": FORMAT,
+            "model": self.model,
+            "lengths": list(self.lengths),
+            "layers": {str(number): method.to_dict() for number, method in sorted(self.layers.items())},
+            "verified": self.verified,
+            "made_on": self.made_on,
+        }
+        files.write_all({FILE: seals.sealed_json(content)}, folder)
+        return folder
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan that `subquad plan` wrote: a folder, or its plan.json.
+
+    Raises:
+        ValueError: there is none, it is damaged or of another version, or a method in it is unknown; names the file.
+
+    Warns:
+        UserWarning: it was edited by hand since it was verified: what `verified` says is of another plan.
+    """
+    folder = Path(path)
+    folder = folder.parent if folder.name == FILE else folder
+    file = folder / FILE
+    if not file.is_file():
+        raise ValueError(
+            f"no plan at {folder}: {'it has no ' + FILE if folder.is_dir() else 'there is no such folder'}"
+        )
+    content = seals.parsed(file, _REMEDY)
+    if content.get("format") != FORMAT:
+        raise ValueError(f"{file} has format {content.get('format')!r}, but this version reads {FORMAT}; {_REMEDY}")
+    for name, kind in _MEMBERS.items():
+        if not isinstance(content.get(name), kind):
+            raise seals.Damaged(file, f"its {name!r} is {str(content.get(name))[:50]!r}", _REMEDY)
+    if content.get(seals.DIGEST) != seals.digest_of({k: v for k, v in content.items() if k != seals.DIGEST}):
+        warnings.warn(
+            f"{file} was edited since it was written: what it says was verified is of another plan", stacklevel=2
+        )
+    model = content["model"]
+    if not {"class", "layers"} <= model.keys() or not isinstance(model["layers"], list):
+        raise seals.Damaged(file, "it does not say what model it is for", _REMEDY)
+    layers = {}
+    for number, settings in content["layers"].items():
+        if not number.isdecimal() or int(number) >= len(model["layers"]):
+            raise ValueError(f"{file} has a method for layer {number[:20]!r}, but the model has {len(model['layers'])}")
+        try:
+            layers[int(number)] = from_dict(settings)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{file}, layer {number}: {error}") from None
+    if not all(type(length) is int and length > 0 for length in content["lengths"]):
+        raise seals.Damaged(file, f"its lengths are {str(content['lengths'])[:50]}", _REMEDY)
+    return Plan(model, tuple(content["lengths"]), layers, content["verified"], content["made_on"], folder=folder)
+
+
+def joined(layer: Layer, steps: Mapping[int, Method | Bound]) -> tuple[Method, Bound | None]:
+    """One method for a layer from those of several lengths, and the same bound where some have learned parameters.
+
+    `by-length`, or the method itself where all lengths have the same.
+    """
+    methods = {start: given.method if isinstance(given, Bound) else given for start, given in steps.items()}
+    together = ByLength(methods)
+    learned = {given.method: given for given in steps.values() if isinstance(given, Bound)}
+    if len(together.at) == 1:
+        method = together.at[0].method
+        return method, learned.get(method)
+    if not learned:
+        return together, None
+    heads, kv_heads, width = head_counts(layer)
+    modules = {str(n): learned[step.method].learned for n, step in enumerate(together.at) if step.method in learned}
+    lengths = [bound.max_length for bound in learned.values()]
+    return together, Bound(
+        together,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=width,
+        learned=nn.ModuleDict({number: module for number, module in modules.items() if module is not None}),
+        max_length=next((length for length in lengths if length is not None), None),
+    )
+
+
+def _shape(model: Mapping[str, Any]) -> str:
+    shapes = sorted({tuple(layer) for layer in model["layers"]})
+    heads, kv, width = shapes[0]
+    more = "" if len(shapes) == 1 else f" and {len(shapes) - 1} other shapes"
+    return f"{len(model['layers'])} attention layers of {heads} heads ({kv} for keys) of width {width}{more}"

@@ -1,0 +1,75 @@
+"""What a report of `subquad plan` holds, as plain data."""
+
+from typing import Any, NotRequired, TypedDict
+
+
+class PlannedLayer(TypedDict):
+    """What runs in a layer at a length."""
+
+    method: str
+    start: int  # the length from which on it runs
+    loss: float  # with it in this layer alone, mean over the passages
+    time: float  # of a call, as a share of exact attention's
+    error: float | None  # relative error of the layer's output; None for exact attention
+
+
+class Verification(TypedDict):
+    """One choice on the held-out passages."""
+
+    predicted: float  # the sum of the single losses
+    loss: float  # the mean
+    bound: float  # on the mean loss
+    speedup: float  # of the whole model, the median
+    passages: int
+
+
+class Uniform(TypedDict):
+    """The fastest single method whose predicted loss is accepted."""
+
+    method: str
+    predicted: float
+    loss: NotRequired[float]
+    speedup: NotRequired[float]
+
+
+class Floor(TypedDict):
+    """What another floor would give, as predicted."""
+
+    floor: float
+    chosen: dict[str, str]
+    loss: float
+    speedup: float
+    uniform: str | None
+    uniform_speedup: float
+
+
+class PlannedLength(TypedDict):
+    """One length."""
+
+    length: int
+    layers: dict[str, PlannedLayer]
+    rounds: list[Verification]
+    verified: NotRequired[Verification]  # missing where the plan is exact attention
+    exact_because: NotRequired[str]
+    uniform: NotRequired[Uniform]
+    floors: list[Floor]
+    passages: int  # on which single losses were measured
+    model_ms: float  # of an exact pass
+    tried: int  # candidates
+
+
+class PlanReport(TypedDict):
+    """All of a plan."""
+
+    kind: str
+    schema: int
+    created: str
+    command: str
+    versions: dict[str, str]
+    hardware: dict[str, str]
+    settings: dict[str, Any]
+    model: dict[str, Any]
+    text: dict[str, Any]
+    lengths: list[PlannedLength]
+    headline: str
+    notes: list[str]

@@ -1,0 +1,10 @@
+"""`subquad plan`: which method runs in which layer at which length, for an error of the final output that is accepted.
+
+loads.py     what is run: inputs of one length, and how far an output is from the exact one
+grid.py      which methods are tried at a length
+measure.py   times and errors of layers, losses of single layers, and of all layers at once
+choice.py    the cheapest choice under a loss, and the bound that a verification gives
+plan.py      the whole: measure, choose, verify, length by length
+report.py    the record of it, for the report
+api.py       `sq.plan`
+"""

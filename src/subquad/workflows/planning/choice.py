@@ -1,0 +1,90 @@
+"""Choose a method for each layer: the least time whose losses add up to no more than what is accepted.
+
+    minimise Σ_l t(l, c_l)   subject to   Σ_l loss(l, c_l) ≤ budget            one candidate c_l in each layer l
+
+Losses of single layers add up almost exactly (single-layer losses against all layers at once, within 20 % over ten
+mixes in the demo encoder), so that this multiple-choice knapsack chooses well; a verification corrects the rest.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+Figures = Mapping[int, Mapping[str, float]]  # by layer and candidate
+ROUNDS = 4  # verifications of a plan, at most
+CONFIDENCE = 0.95  # that a verified fidelity is at least its bound, over all rounds
+
+
+def cheapest(seconds: Figures, losses: Figures, budget: float) -> dict[int, str]:
+    """The candidate of each layer: the least sum of seconds with a sum of losses of at most `budget`.
+
+    Every layer needs a candidate without loss, exact attention, so that there is always a choice.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    pairs = [(layer, name) for layer in losses for name in losses[layer]]
+    time = np.array([seconds[layer][name] for layer, name in pairs])
+    loss = np.array([max(losses[layer][name], 0.0) for layer, name in pairs])
+    one_each = np.array([[float(layer == other) for other, _ in pairs] for layer in losses])
+    # Losses in units of the budget: the solver's tolerance is absolute.
+    unit = max(budget, 1e-12)
+    rules = [LinearConstraint(one_each, 1, 1), LinearConstraint((loss / unit)[None], -np.inf, max(budget, 0.0) / unit)]
+    scale = time.max() or 1.0
+    found = milp(time / scale, integrality=np.ones(len(pairs)), bounds=Bounds(0, 1), constraints=rules)
+    if found.x is None:
+        raise ValueError(f"no choice has a loss of at most {budget:g}: a layer has no candidate without loss")
+    return {layer: name for (layer, name), taken in zip(pairs, found.x, strict=True) if taken > 0.5}
+
+
+def total(figures: Figures, chosen: Mapping[int, str]) -> float:
+    """The sum over the layers of what was chosen."""
+    return sum(max(figures[layer][name], 0.0) for layer, name in chosen.items())
+
+
+def best_uniform(seconds: Figures, losses: Figures, budget: float) -> str | None:
+    """The fastest single candidate in all layers that have it, exact attention in the others; None where none fits."""
+    names = {name for layer in losses.values() for name in layer} - {"full"}
+    mixes = {name: uniform(losses, name) for name in names}
+    able = [name for name, mix in mixes.items() if total(losses, mix) <= budget]
+    return min(able, key=lambda name: total(seconds, mixes[name]), default=None)
+
+
+def uniform(losses: Figures, name: str) -> dict[int, str]:
+    """One candidate in every layer that has it."""
+    return {layer: name if name in found else "full" for layer, found in losses.items()}
+
+
+def upper_bound(losses: Sequence[float], confidence: float) -> float:
+    """A bound on the mean loss at a confidence, by Student's t: (mean + t·s/√n).
+
+    It assumes that passages are independent and their losses are about normally distributed.
+    """
+    from scipy.stats import t
+
+    n = len(losses)
+    if n < 2:
+        return math.inf
+    mean = sum(losses) / n
+    spread = math.sqrt(sum((loss - mean) ** 2 for loss in losses) / (n - 1))
+    return mean + float(t.ppf(confidence, n - 1)) * spread / math.sqrt(n)
+
+
+def of_round(confidence: float = CONFIDENCE, rounds: int = ROUNDS) -> float:
+    """The confidence of a single round, so that all rounds together have the one that is wanted (Bonferroni)."""
+    return 1 - (1 - confidence) / rounds
+
+
+def next_budget(budget: float, accepted: float, bound: float) -> float:
+    """The budget for the next round, after one in which the bound came out as `bound` and `accepted` was asked for."""
+    return budget * max(min(0.95 * accepted / bound, 0.9), 0.2) if bound > 0 else budget
+
+
+def crossover(lengths: Sequence[int], faster: Sequence[bool], end: int) -> int:
+    """The shortest of some lengths, in order, from which on it is faster at every length; `end` where there is none."""
+    found = end
+    for length, wins in reversed(list(zip(lengths, faster, strict=True))):
+        if not wins:
+            break
+        found = length
+    return found

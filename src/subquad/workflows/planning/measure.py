@@ -1,0 +1,191 @@
+"""Times and errors of a plan's candidates on one load."""
+
+import random
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from subquad import hf
+from subquad.measure.capture import LayerInputs, recorded
+from subquad.measure.fidelity import relative_error
+from subquad.measure.prefix import Chain, chain, kept, skipping
+from subquad.measure.timing import Effort, one_round, shuffled, stopwatch, until_steady
+from subquad.methods import Bound, Full, Method
+from subquad.workflows.planning.loads import Load
+from subquad.workflows.pretrained import running
+
+EXACT = "full"
+ROUNDS = Effort(seconds=0.8, least=3, enough=7, most=25)  # of the calls of one layer
+SAME = 1e-6  # a loss below this is rounding: passes whose first blocks were skipped give the same output
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method as a plan's choice: what runs in each layer that can run it."""
+
+    name: str
+    by_layer: dict[int, Method | Bound]
+
+
+@dataclass
+class Screen:
+    """Every candidate on the layers' own inputs."""
+
+    seconds: dict[str, dict[str, float]]  # by layer and candidate: a call; exact attention's too
+    errors: dict[str, dict[str, float]]  # by layer and candidate: relative error of the layer's output
+    model_seconds: float  # a whole exact pass
+    head_spread: dict[str, float] = field(default_factory=dict)  # by layer: largest head's error / the median head's
+
+
+@dataclass
+class Turn:
+    """One held-out input through several choices."""
+
+    losses: dict[str, float]
+    seconds: dict[str, float]
+
+
+def _shape(inputs: LayerInputs) -> tuple[Any, ...]:
+    """What the time of a call depends on."""
+    mask = inputs.options["mask"]
+    return tuple(inputs.query.shape), tuple(inputs.key.shape), mask.is_causal, mask.span
+
+
+@torch.inference_mode()
+def screen(load: Load, candidates: Sequence[Candidate]) -> Screen:
+    """Errors and times of all candidates on what the layers are given for the first input."""
+    with recorded(load.model) as calls:
+        load.run(load.items[0])
+    first = {inputs.number: inputs for inputs in reversed(calls)}  # of layers that run twice, the first call
+    model_seconds = statistics.median(stopwatch(lambda: load.run(load.items[0]))[0] for _ in range(3))
+    errors: dict[str, dict[str, float]] = {}
+    spreads: dict[str, float] = {}
+    for number, inputs in sorted(first.items()):
+        exact = inputs.run(Full())
+        outs = {c.name: inputs.run(c.by_layer[number]) for c in candidates if number in c.by_layer}
+        errors[str(number)] = {name: relative_error(out, exact) for name, out in outs.items()}
+        heads = [_of_heads(out, exact) for out in outs.values()]
+        spreads[str(number)] = statistics.median(max(each) / max(statistics.median(each), 1e-9) for each in heads)
+    alike: dict[Any, list[int]] = {}
+    for number, inputs in first.items():
+        alike.setdefault(_shape(inputs), []).append(number)
+    seconds: dict[str, dict[str, float]] = {}
+    for numbers in alike.values():
+        numbers.sort()
+        middle = numbers[len(numbers) // 2]
+        timed = _times(first[middle], {c.name: c.by_layer[middle] for c in candidates if middle in c.by_layer})
+        for number in numbers:
+            seconds[str(number)] = {name: s for name, s in timed.items() if name in {EXACT, *errors[str(number)]}}
+    return Screen(seconds, errors, model_seconds, spreads)
+
+
+def _of_heads(out: torch.Tensor, exact: torch.Tensor) -> list[float]:
+    wrong, size = (x.double().square().sum((0, 2, 3)).sqrt() for x in (out - exact, exact))
+    return (wrong / size.clamp(min=1e-30)).tolist()
+
+
+def _times(inputs: LayerInputs, methods: Mapping[str, Method | Bound]) -> dict[str, float]:
+    """Seconds of each method on these inputs, from its ratio to exact attention in the same rounds."""
+    calls: dict[str, Any] = {EXACT: lambda: inputs.run(Full())}
+    calls |= {name: lambda m=method: inputs.run(m) for name, method in methods.items()}
+    rounds = until_steady(calls, ROUNDS, inputs.query.device)
+    exact = statistics.median(rounds[EXACT])
+    ratios = {
+        name: statistics.median(own / its for own, its in zip(seconds, rounds[EXACT], strict=True))
+        for name, seconds in rounds.items()
+    }
+    return {name: exact * ratio for name, ratio in ratios.items()}
+
+
+@torch.inference_mode()
+def single_losses(load: Load, item: Any, candidates: Mapping[int, Sequence[Candidate]]) -> dict[str, dict[str, float]]:
+    """The loss of the output with one candidate in one layer, and exact attention in all others; by layer and name.
+
+    The blocks in front of that layer are computed once, where they are a chain.
+    """
+    found: dict[str, dict[str, float]] = {}
+    layers = hf.find_layers(load.model)
+    blocks = chain(load.model, layers)
+    with running(load.model, EXACT), kept(blocks.blocks if blocks else ()) as outputs:
+        exact = load.run(item)
+    blocks = blocks if blocks and _same(load, item, exact, blocks, outputs) else None
+    for number, tried in candidates.items():
+        found[str(number)] = {}
+        for candidate in tried:
+            with _one_layer(load.model, number, candidate, blocks, outputs):
+                found[str(number)][candidate.name] = float(load.loss(load.run(item), exact))
+    return found
+
+
+@contextmanager
+def _one_layer(
+    model: Any, number: int, candidate: Candidate, blocks: Chain | None, outputs: Sequence[Any]
+) -> Iterator[None]:
+    with (
+        running(model, {number: candidate.by_layer[number]}),
+        skipping(blocks.before(number) if blocks else (), outputs),
+    ):
+        yield
+
+
+def _same(load: Load, item: Any, exact: Any, blocks: Chain, outputs: Sequence[Any]) -> bool:
+    """Whether skipping all blocks but the last one gives the exact output: they are a chain, run once each."""
+    if any(output is None for output in outputs):
+        return False
+    with running(load.model, EXACT), skipping(blocks.blocks[:-1], outputs):
+        try:
+            return abs(load.loss(load.run(item), exact)) < SAME
+        except (RuntimeError, TypeError, ValueError, IndexError):  # blocks that hand on what is not their output
+            return False
+
+
+@torch.inference_mode()
+def turn(load: Load, item: Any, exact: Any, choices: Mapping[str, Any], seed: int) -> Turn:
+    """One held-out input through every choice, in an order of its own: losses, and seconds of whole passes."""
+    losses, seconds = {}, {}
+    for name, methods in shuffled(choices, random.Random(seed)).items():
+        with running(load.model, methods):
+            seconds[name], output = stopwatch(lambda: load.run(item))
+        losses[name] = float(load.loss(output, exact))
+    return Turn(losses, seconds)
+
+
+@torch.inference_mode()
+def faster_at(
+    inputs: LayerInputs, methods: Mapping[str, Method | Bound], lengths: Sequence[int], rounds: int = 7
+) -> dict[str, list[bool]]:
+    """Whether each method is faster than exact attention on the first tokens of a layer's inputs; by method."""
+    won: dict[str, list[bool]] = {name: [] for name in methods}
+    for length in lengths:
+        cut = _first_tokens(inputs, length)
+        calls: dict[str, Any] = {EXACT: lambda cut=cut: cut.run(Full())}
+        calls |= {name: lambda m=method, cut=cut: cut.run(m) for name, method in methods.items()}
+        draw = random.Random(length)
+        one_round(calls)
+        taken = [one_round(shuffled(calls, draw)) for _ in range(rounds)]
+        for name in methods:
+            won[name].append(statistics.median(each[EXACT] / each[name] for each in taken) > 1.0)
+    return won
+
+
+def _first_tokens(inputs: LayerInputs, length: int) -> LayerInputs:
+    """The same layer for the first tokens only, without padding."""
+    from subquad.masks import Mask
+
+    mask = inputs.options["mask"]
+    options = inputs.options | {
+        "mask": Mask(is_causal=mask.is_causal, offset=0 if mask.is_causal else None, span=mask.span),
+        "bias": None,
+    }
+    query, key, value = (x[:, :, :length].contiguous() for x in (inputs.query, inputs.key, inputs.value))
+    return LayerInputs(inputs.number, inputs.name, query, key, value, options)
+
+
+def clock() -> float:
+    """Seconds, for allowances of time."""
+    return time.perf_counter()

@@ -1,0 +1,118 @@
+"""From a run of planning to its report."""
+
+import statistics
+from datetime import UTC, datetime
+
+from subquad.report.plan_schema import PlannedLayer, PlannedLength, PlanReport, Verification
+from subquad.workflows.planning import choice
+from subquad.workflows.planning.measure import EXACT
+from subquad.workflows.planning.plan import Planned, Verified
+from subquad.workflows.planning.run import Made
+
+SCHEMA = 1
+
+
+def report_of(made: Made) -> PlanReport:
+    """All figures of a plan."""
+    planning, made_on = made.planning, made.plan.made_on
+    lengths = [_length(planned) for planned in planning.lengths]
+    return {
+        "kind": "plan",
+        "schema": SCHEMA,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": made_on["command"],
+        "versions": made_on["versions"],
+        "hardware": made_on["hardware"],
+        "settings": {
+            "floor": planning.floor,
+            "minutes": planning.minutes,
+            "confidence": choice.CONFIDENCE,
+            "lengths": [planned.length for planned in planning.lengths],
+        },
+        "model": made.facts,
+        "text": made_on["text"],
+        "lengths": lengths,
+        "headline": headline(lengths, planning.floor),
+        "notes": _notes(made),
+    }
+
+
+def headline(lengths: list[PlannedLength], floor: float) -> str:
+    """What the plan does, in a sentence."""
+    gains = [
+        f"{planned['verified']['speedup']:.2f}× the speed of exact attention at {planned['length']:,} tokens (fidelity "
+        f"{1 - planned['verified']['loss']:.4f})"
+        for planned in lengths
+        if "verified" in planned
+    ]
+    exact = [f"{planned['length']:,}" for planned in lengths if "verified" not in planned]
+    if not gains:
+        return f"Stay with exact attention: at no length does a verified plan with a fidelity ≥ {floor:g} pay."
+    rest = f"; exact attention at {' and '.join(exact)} tokens" if exact else ""
+    return f"With a fidelity ≥ {floor:g}: {', '.join(gains)}{rest}."
+
+
+def _length(planned: Planned) -> PlannedLength:
+    found: PlannedLength = {
+        "length": planned.length,
+        "layers": {str(number): _layer(planned, number, name) for number, name in sorted(planned.chosen.items())},
+        "rounds": [_verification(each) for each in planned.rounds],
+        "floors": planned.floors,  # type: ignore[typeddict-item]
+        "passages": max((len(each) for of in planned.losses.values() for each in of.values()), default=0),
+        "model_ms": 1e3 * planned.screen.model_seconds,
+        "tried": len({name for errors in planned.screen.errors.values() for name in errors}),
+    }
+    if planned.verified is not None:
+        found["verified"] = _verification(planned.verified)
+    if planned.why_exact is not None:
+        found["exact_because"] = planned.why_exact
+    if planned.uniform is not None:
+        mix = choice.uniform(planned.mean_losses, planned.uniform)
+        found["uniform"] = {"method": planned.uniform, "predicted": choice.total(planned.mean_losses, mix)}
+        if planned.rounds and planned.rounds[0].uniform:
+            found["uniform"]["loss"] = statistics.mean(planned.rounds[0].uniform)
+            found["uniform"]["speedup"] = statistics.median(planned.rounds[0].uniform_speedups)
+    return found
+
+
+def _layer(planned: Planned, number: int, name: str) -> PlannedLayer:
+    seconds = planned.screen.seconds[str(number)]
+    return {
+        "method": name,
+        "start": 0 if name == EXACT else planned.starts.get(name, planned.length),
+        "loss": planned.mean_losses[number][name],
+        "time": seconds[name] / seconds[EXACT],
+        "error": planned.screen.errors[str(number)].get(name),
+    }
+
+
+def _verification(found: Verified) -> Verification:
+    return {
+        "predicted": found.predicted,
+        "loss": found.loss,
+        "bound": found.bound,
+        "speedup": found.speedup,
+        "passages": len(found.losses),
+    }
+
+
+def _notes(made: Made) -> list[str]:
+    notes = [
+        f"{planned.length:,} tokens: exact attention, because {planned.why_exact}."
+        for planned in made.planning.lengths
+        if planned.why_exact
+    ]
+    notes.append(
+        "A bound holds for text like the one that was planned on: it assumes that passages are independent and their "
+        "losses about normally distributed. Other text may lose more; `sq.audit` watches that while the model serves."
+    )
+    notes.append("Lengths between those that were planned run the plan of the next longer one, and were not verified.")
+    spreads = [spread for planned in made.planning.lengths for spread in planned.screen.head_spread.values()]
+    if spreads:
+        notes.append(
+            f"Inside of a layer the head with the largest error has {statistics.median(spreads):.1f} times that of the "
+            "median head (median over layers)."
+        )
+    if made.plan.made_on.get("resumed"):
+        notes.append(f"{made.plan.made_on['resumed']} units come from an earlier, interrupted run.")
+    return notes
