@@ -120,9 +120,7 @@ static void tail_members_backward(const TailBackward &a, const SortedKeys &sorte
     pack_rows<T>(in.query, b, h, order, first, count, in.D, own.queries, D);
     gemm(count, lanes, in.D, own.queries, D, 1, own.met.keys, lanes, own.weights, lanes, false);
     exp_rows(own.weights, count, lanes, in.scale, own.met.bias, own.lse, own.norms);
-    for (int64_t i = 0; i < count; i++)
-      for (int64_t j = 0; j < lanes; j += W)
-        store(own.weights + i * lanes + j, load(own.weights + i * lanes + j) * own.norms[i]);
+    for (int64_t i = 0; i < count; i++) scale_row(own.weights + i * lanes, lanes, own.norms[i]);
     if (a.grad_out.data) pack_rows<T>(a.grad_out, b, h, order, first, count, in.E, own.grads, E);
     else zero(own.grads, count * E);
     gemm(count, lanes, in.E, own.grads, E, 1, own.values, lanes, own.products, lanes, false);

@@ -257,6 +257,17 @@ static void sum_met(const TailForward &a, const float *rows, int64_t from, int64
   }
 }
 
+// Multiplies whole vectors; whether what they held was finite.
+static bool scale_row(float *row, int64_t wide, float by) {
+  vf zeros = {};
+  for (int64_t d = 0; d < wide; d += W) {
+    const vf x = load(row + d);
+    zeros += x * 0.0f;  // 0·∞ is NaN
+    store(row + d, x * by);
+  }
+  return all_set(zeros == vf{});
+}
+
 // One cell, keys [from, to) in the order of the cells, as the means of the block's clusters see it.
 static void sum_cell(const TailForward &a, const float *keys, const float *values, int64_t from, int64_t to, int64_t x,
                      int64_t first_row, int64_t C, int64_t lanes, const BlockScratch &own) {
@@ -281,8 +292,10 @@ static void sum_cell(const TailForward &a, const float *keys, const float *value
     for (int64_t c = 0; c < C; c++) {
       float *out = own.out + c * wide;
       const float norm = own.total[c] == 0 ? 0 : 1 / own.total[c];
-      if (!all_finite(out, wide)) sum_met(a, rows, from, to, first_row + c, logits + c, lanes, wide, out);
-      for (int64_t d = 0; d < wide; d += W) store(out + d, load(out + d) * norm);
+      if (!scale_row(out, wide, norm)) {
+        sum_met(a, rows, from, to, first_row + c, logits + c, lanes, wide, out);
+        scale_row(out, wide, norm);
+      }
       store_row(out, width, saved + ((first_row + c) * in.cells + x) * width);
     }
   };
@@ -443,7 +456,7 @@ static void attend_tail_members(const TailForward &a, const SortedKeys &sorted, 
     }
     for (int64_t i = 0; i < count; i++) {
       float *row = own.out + i * width;
-      for (int64_t e = 0; e < width; e += W) store(row + e, load(row + e) * own.norms[i]);
+      scale_row(row, width, own.norms[i]);
       store_row(row, in.E, row_of<T>(a.out, b, h, order[first + i]));
       a.lse[bh * in.N + order[first + i]] = own.lse[i];
     }
