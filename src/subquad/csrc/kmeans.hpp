@@ -103,6 +103,14 @@ static inline void vote(int16_t *votes, uint64_t code, bool add) {
   __m512i one = _mm512_set1_epi16(add ? 1 : -1), low = _mm512_loadu_si512(votes), high = _mm512_loadu_si512(votes + 32);
   _mm512_storeu_si512(votes, _mm512_mask_add_epi16(low, (__mmask32)code, low, one));
   _mm512_storeu_si512(votes + 32, _mm512_mask_add_epi16(high, (__mmask32)(code >> 32), high, one));
+#elif defined(__AVX2__)
+  const __m256i bits = _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, -32768);
+  for (int part = 0; part < 64; part += 16) {
+    const __m256i own = _mm256_and_si256(_mm256_set1_epi16((int16_t)(code >> part)), bits);
+    const __m256i set = _mm256_cmpeq_epi16(own, bits);  // −1 where the bit is set
+    const __m256i old = _mm256_loadu_si256((const __m256i *)(votes + part));
+    _mm256_storeu_si256((__m256i *)(votes + part), add ? _mm256_sub_epi16(old, set) : _mm256_add_epi16(old, set));
+  }
 #else
   for (int bit = 0; bit < 64; bit++) votes[bit] += add ? (code >> bit) & 1 : -(int)((code >> bit) & 1);
 #endif

@@ -128,38 +128,47 @@ struct RefineScratch {
 };
 
 // For each row of scores the lane with the smallest half − score, the lowest of equal ones. Four rows at once, because each
-// step of a row waits for the one before it; what is behind the last row is read and not used.
+// step of a row waits for the one before it. The lanes of W rows are then compared in one go, transposed. What is behind
+// the last row is read and not used.
 static void nearest_means(const float *scores, const float *halves, int64_t count, int64_t lanes, int32_t *labels) {
   constexpr int ROWS = 4;
   vi ramp;
   for (int lane = 0; lane < W; lane++) ramp[lane] = lane;
-  for (int64_t first = 0; first < count; first += ROWS) {
-    vf best[ROWS];
-    vi at[ROWS];
-    UNROLL for (int r = 0; r < ROWS; r++) {
-      best[r] = splat(__builtin_inff());
-      at[r] = ramp;
-    }
-    for (int64_t v = 0; v < lanes; v += W) {
-      const vf half = load(halves + v);
-      const vi numbers = ramp + (int32_t)v;
+  for (int64_t first = 0; first < count; first += W) {
+    vf least[W], numbers[W];
+    for (int64_t four = 0; four < W; four += ROWS) {
+      const float *rows = scores + (first + four) * lanes;
+      vf best[ROWS];
+      vi at[ROWS];
       UNROLL for (int r = 0; r < ROWS; r++) {
-        const vf distance = half - load(scores + (first + r) * lanes + v);
-        const vi nearer = distance < best[r];
-        best[r] = select(nearer, distance, best[r]);
-        at[r] = (nearer & numbers) | (~nearer & at[r]);
+        best[r] = splat(__builtin_inff());
+        at[r] = ramp;
+      }
+      for (int64_t v = 0; v < lanes; v += W) {
+        const vf half = load(halves + v);
+        const vi lane = ramp + (int32_t)v;
+        UNROLL for (int r = 0; r < ROWS; r++) {
+          const vf distance = half - load(rows + r * lanes + v);
+          const vi nearer = distance < best[r];
+          best[r] = select(nearer, distance, best[r]);
+          at[r] = select(nearer, lane, at[r]);
+        }
+      }
+      UNROLL for (int r = 0; r < ROWS; r++) {
+        least[four + r] = best[r];
+        numbers[four + r] = (vf)at[r];
       }
     }
-    for (int r = 0; r < ROWS && first + r < count; r++) {
-      int32_t label = 0;
-      float least = __builtin_inff();
-      for (int lane = 0; lane < W; lane++)
-        if (best[r][lane] < least || (best[r][lane] == least && at[r][lane] < label)) {
-          least = best[r][lane];
-          label = at[r][lane];
-        }
-      labels[first + r] = label;
+    transpose(least);
+    transpose(numbers);
+    vf nearest = least[0];
+    vi label = (vi)numbers[0];
+    for (int i = 1; i < W; i++) {
+      const vi number = (vi)numbers[i], nearer = (least[i] < nearest) | ((least[i] == nearest) & (number < label));
+      nearest = select(nearer, least[i], nearest);
+      label = select(nearer, number, label);
     }
+    for (int64_t i = 0; i < W && first + i < count; i++) labels[first + i] = label[i];
   }
 }
 

@@ -67,6 +67,8 @@ static inline void store_row(const float *from, int64_t width, T *to) {
   if constexpr (__is_same(T, f16))
     for (; d + 8 <= width; d += 8) _mm_storeu_si128((__m128i *)(to + d), _mm256_cvtps_ph(_mm256_loadu_ps(from + d), 0));
 #endif
+  if constexpr (__is_same(T, float))
+    for (; d + W <= width; d += W) store(to + d, load(from + d));
   for (; d < width; d++) narrow(from[d], to + d);
 }
 
@@ -75,12 +77,21 @@ static inline T *row_of(const Rows &rows, int64_t b, int64_t h, int64_t position
   return (T *)rows.data + b * rows.batch + h * rows.head + position * rows.token;
 }
 
+constexpr int64_t AHEAD = 8;         // rows that are asked for in advance, where no hardware can guess them
+constexpr int64_t CACHE_LINE = 64;  // bytes
+
+static inline void ask_for(const void *row, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += CACHE_LINE) __builtin_prefetch((const char *)row + at);
+}
+
 // Rows at the given positions (null: first, first + 1, …) packed one below the other, `padded` floats each.
 template <class T>
 static void pack_rows(const Rows &rows, int64_t b, int64_t h, const int32_t *positions, int64_t first, int64_t count,
                       int64_t width, float *to, int64_t padded) {
   for (int64_t i = 0; i < count; i++) {
     int64_t position = positions ? positions[first + i] : first + i;
+    if (positions && i + AHEAD < count)
+      ask_for(row_of<T>(rows, b, h, positions[first + i + AHEAD]), width * (int64_t)sizeof(T));
     load_row(row_of<T>(rows, b, h, position), width, to + i * padded, padded);
   }
 }

@@ -22,13 +22,18 @@ static inline vf load(const float *p) { return *(const vf_anywhere *)p; }
 static inline void store(float *p, vf v) { *(vf_anywhere *)p = v; }
 static inline vf splat(float x) { return x - vf{}; }  // x − 0 is x, for −0 and NaN too
 // A comparison's lanes are −1 (all bits set) where it holds, else 0.
-static inline vf select(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+static inline vf select(vi mask, vf yes, vf no) { return mask ? yes : no; }
+static inline vi select(vi mask, vi yes, vi no) { return mask ? yes : no; }
 // b where either is NaN: maximum(x, running) passes over NaN, and maximum(vf{}, x) keeps it.
 static inline vf maximum(vf a, vf b) { return select(a > b, a, b); }
 
 static inline float sum(vf v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)v);
+#elif defined(__AVX2__)
+  __m128 x = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
 #else
   float total = 0;
   for (int i = 0; i < W; i++) total += v[i];
@@ -57,6 +62,10 @@ static inline vf unordered(vi x) { return (vf)(x ^ ((x >> 31) & 0x7fffffff)); }
 static inline float highest(vf v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)v);
+#elif defined(__AVX2__)
+  __m128 x = _mm_max_ps(_mm256_extractf128_ps((__m256)v, 1), _mm256_castps256_ps128((__m256)v));
+  x = _mm_max_ps(_mm_movehl_ps(x, x), x);
+  return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(x), x));
 #else
   float best = v[0];
   for (int i = 1; i < W; i++) best = v[i] > best ? v[i] : best;

@@ -41,7 +41,7 @@ struct TailGradScratch {
   float *values;                // (E',L') the values transposed
   float *queries, *grads;       // (MEMBER_TILE,D'), (MEMBER_TILE,E')
   float *weights, *products;    // (MEMBER_TILE,L')
-  float *lse, *bias;            // (MEMBER_TILE), (L') db
+  float *lse, *norms, *bias;    // (MEMBER_TILE), (MEMBER_TILE), (L') db
   float *of_keys, *of_values;   // (L',D'), (L',E')
   float *grad_keys, *grad_values;    // a tile of keys: (KEY_TILE,D'), (KEY_TILE,E')
   float *weights_t, *products_t;     // (KEY_TILE,C')
@@ -57,6 +57,7 @@ struct TailGradScratch {
     weights = arena.take<float>(MEMBER_TILE * L);
     products = arena.take<float>(MEMBER_TILE * L);
     lse = arena.take<float>(MEMBER_TILE);
+    norms = arena.take<float>(MEMBER_TILE);
     bias = arena.take<float>(L);
     of_keys = arena.take<float>(L * D);
     of_values = arena.take<float>(L * E);
@@ -118,7 +119,8 @@ static void tail_members_backward(const TailBackward &a, const SortedKeys &sorte
     const int64_t count = bounds[1] - first < MEMBER_TILE ? bounds[1] - first : MEMBER_TILE;
     pack_rows<T>(in.query, b, h, order, first, count, in.D, own.queries, D);
     gemm(count, lanes, in.D, own.queries, D, 1, own.met.keys, lanes, own.weights, lanes, false);
-    softmax_with_lse(own.weights, count, lanes, in.scale, own.met.bias, own.lse);
+    exp_rows(own.weights, count, lanes, in.scale, own.met.bias, own.lse, own.norms);
+    for (int64_t i = 0; i < count; i++) scale_row(own.weights + i * lanes, lanes, own.norms[i]);
     if (a.grad_out.data) pack_rows<T>(a.grad_out, b, h, order, first, count, in.E, own.grads, E);
     else zero(own.grads, count * E);
     gemm(count, lanes, in.E, own.grads, E, 1, own.values, lanes, own.products, lanes, false);

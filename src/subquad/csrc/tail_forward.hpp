@@ -46,6 +46,7 @@ struct LaneCandidates {
   Pieces<float> logits;   // a lane: (room)
   Pieces<int32_t> ranks;  // a lane: (room)
   float *bound;           // (lanes)
+  float *sample;          // (room,W)
   int32_t *found, *numbers;
   int64_t room;
 
@@ -54,6 +55,7 @@ struct LaneCandidates {
     logits = arena.take_each<float>(lanes, room);
     ranks = arena.take_each<int32_t>(lanes, room);
     bound = arena.take<float>(lanes);
+    sample = arena.take<float>(room * W);
     found = arena.take<int32_t>(lanes);
     numbers = arena.take<int32_t>(room * W);
   }
@@ -153,23 +155,62 @@ static int64_t wanted_of(const TailForward &a, int64_t b) {
   return wanted < 0 ? 0 : wanted < topk ? wanted : topk;
 }
 
-// The `K` rows with the largest logits in each of `C` lanes, as candidates in ascending order. A bound from evenly spaced
-// rows lets somewhat more pass; a lane in which too few pass it starts again without one.
-static void choose_top(const BlockScratch &own, int64_t C, int64_t lanes, int64_t count, int64_t K) {
+// Rows whose logit plus spread exceeds a lane's bound join its candidates. A word for each lane collects which of 32 rows
+// do, so that the branches that nobody can predict come once a candidate and lane, not once a row:
+//
+//              lanes →
+//             ┌───────┐
+//     32 rows │ 1 0 0 │   the word of the first lane has bits 0 and 2
+//        ↓    │ 0 0 1 │
+//             │ 1 0 0 │
+//             └───────┘
+static void take_rows(const LaneCandidates &best, const float *logits, const float *spread, int64_t lanes, int64_t count,
+                      int64_t K) {
+  constexpr int64_t BITS = 32;
+  for (int64_t first = 0; first < count; first += BITS) {
+    const int64_t rows = count - first < BITS ? count - first : BITS;
+    const float *tile = logits + first * lanes;
+    for (int64_t v = 0; v < lanes; v += W) {
+      const vf bound = load(best.bound + v);
+      vi words = {};
+      for (int64_t i = 0; i < rows; i++)
+        words |= (load(tile + i * lanes + v) + spread[first + i] > bound) & (int32_t)(1u << i);
+      for (int lane = 0; lane < W; lane++) {
+        const int64_t c = v + lane;
+        if (best.found[c] + BITS > best.room) prune(best, c, K);
+        int64_t found = best.found[c];
+        for (uint32_t word = (uint32_t)words[lane]; word; word &= word - 1, found++) {
+          const int i = __builtin_ctz(word);
+          best.logits[c][found] = tile[i * lanes + c] + spread[first + i];
+          best.ranks[c][found] = (int32_t)(first + i);
+        }
+        best.found[c] = (int32_t)found;
+      }
+    }
+  }
+}
+
+// The `K` rows with the largest logit plus spread in each of `C` lanes, as candidates in ascending order. A bound from
+// evenly spaced rows lets somewhat more pass; a lane in which too few pass it starts again without one.
+static void choose_top(const BlockScratch &own, const float *spread, int64_t C, int64_t lanes, int64_t count, int64_t K) {
   const LaneCandidates &best = own.best;
   const int64_t sample = count < best.room ? count : best.room, step = count / sample;
   const float expected = (float)(K * sample) / (float)count;  // top keys among the sample, give or take its root
   const int64_t among = (int64_t)(expected + 2.5f * __builtin_sqrtf(expected)) + 2;
   const int64_t wanted = step == 1 || among > K ? K : among;
   for (int64_t v = 0; v < lanes; v += W) {
-    const vf bound = wanted < sample ? bound_of_columns(own.logits + v, step * lanes, sample, wanted, best.numbers)
-                                     : splat(-__builtin_inff());
+    vf bound = splat(-__builtin_inff());
+    if (wanted < sample) {
+      for (int64_t i = 0; i < sample; i++)
+        store(best.sample + i * W, load(own.logits + i * step * lanes + v) + spread[i * step]);
+      bound = bound_of_columns(best.sample, W, sample, wanted, best.numbers);
+    }
     for (int lane = 0; lane < W; lane++) {
       best.bound[v + lane] = v + lane < C ? bound[lane] : __builtin_inff();
       best.found[v + lane] = 0;
     }
   }
-  take_best(best, own.logits, lanes, count, 0, K);
+  take_rows(best, own.logits, spread, lanes, count, K);
   bool again = false;
   for (int64_t c = 0; c < C; c++) {
     const bool few = best.found[c] < K;
@@ -177,7 +218,7 @@ static void choose_top(const BlockScratch &own, int64_t C, int64_t lanes, int64_
     best.bound[c] = few ? -__builtin_inff() : __builtin_inff();
     if (few) best.found[c] = 0;
   }
-  if (again) take_best(best, own.logits, lanes, count, 0, K);
+  if (again) take_rows(best, own.logits, spread, lanes, count, K);
   for (int64_t c = 0; c < C; c++) {
     if (best.found[c] > K) prune(best, c, K);
     if (best.found[c] < K) make_up(best.logits[c], best.ranks[c], best.found[c], K);
@@ -216,43 +257,52 @@ static void sum_met(const TailForward &a, const float *rows, int64_t from, int64
   }
 }
 
+// Multiplies whole vectors; whether what they held was finite.
+static bool scale_row(float *row, int64_t wide, float by) {
+  vf zeros = {};
+  for (int64_t d = 0; d < wide; d += W) {
+    const vf x = load(row + d);
+    zeros += x * 0.0f;  // 0·∞ is NaN
+    store(row + d, x * by);
+  }
+  return all_set(zeros == vf{});
+}
+
 // One cell, keys [from, to) in the order of the cells, as the means of the block's clusters see it.
-static void sum_cell(const TailForward &a, const float *keys, const float *values, const float *spread, int64_t from,
-                     int64_t to, int64_t x, int64_t first_row, int64_t C, int64_t lanes, const BlockScratch &own) {
+static void sum_cell(const TailForward &a, const float *keys, const float *values, int64_t from, int64_t to, int64_t x,
+                     int64_t first_row, int64_t C, int64_t lanes, const BlockScratch &own) {
   const TailInputs &in = a.inputs;
   const int64_t D = round_up(in.D, W), E = round_up(in.E, W), count = to - from;
   float *logits = own.logits + from * lanes;
   for (int64_t v = 0; v < lanes; v += W) {
     vf high = splat(LOWEST), total = {};
+    for (int64_t i = 0; i < count; i++) high = maximum(load(logits + i * lanes + v), high);
     for (int64_t i = 0; i < count; i++) {
-      const vf logit = load(logits + i * lanes + v) - (spread ? spread[from + i] : 0);
-      high = maximum(logit, high);
-      store(logits + i * lanes + v, logit);
-    }
-    for (int64_t i = 0; i < count; i++) {
-      const vf p = exp_nonpositive(load(logits + i * lanes + v) - high);
+      const vf p = exp_nonpositive<SHRUNK>(load(logits + i * lanes + v) - high);
       total += p;
       store(logits + i * lanes + v, p);
     }
-    const vf none = vf{}, norm = select(total == none, none, splat(1.0f) / total);
-    for (int64_t i = 0; i < count; i++) store(logits + i * lanes + v, load(logits + i * lanes + v) * norm);
     store(own.highest + v, high);
     store(own.total + v, total);
   }
+  // The sums are divided by the total, not the weights: there are fewer of them. SHRUNK keeps them finite.
   auto save = [&](const float *rows, int64_t width, int64_t wide, float *saved) {
+    for (int64_t c = 0; c < C; c++) ask_for(saved + ((first_row + c) * in.cells + x) * width, width * 4);
     gemm(C, wide, count, logits, 1, lanes, rows, wide, own.out, wide, false);
     for (int64_t c = 0; c < C; c++) {
       float *out = own.out + c * wide;
-      bool finite = true;
-      for (int64_t d = 0; d < width; d++) finite &= __builtin_isfinite(out[d]);
-      if (!finite) sum_met(a, rows, from, to, first_row + c, logits + c, lanes, wide, out);
-      for (int64_t d = 0; d < width; d++) saved[((first_row + c) * in.cells + x) * width + d] = out[d];
+      const float norm = own.total[c] == 0 ? 0 : 1 / own.total[c];
+      if (!scale_row(out, wide, norm)) {
+        sum_met(a, rows, from, to, first_row + c, logits + c, lanes, wide, out);
+        scale_row(out, wide, norm);
+      }
+      store_row(out, width, saved + ((first_row + c) * in.cells + x) * width);
     }
   };
   save(keys + from * D, in.D, D, a.saved.cell_keys);
   save(values + from * E, in.E, E, a.saved.cell_values);
   for (int64_t c = 0; c < C; c++) {
-    const float total = own.total[c];
+    const float total = own.total[c] * GROWN;
     a.saved.cell_lse[(first_row + c) * in.cells + x] =
         total == 0 ? -__builtin_inff() : own.highest[c] + __builtin_logf(total);
   }
@@ -272,21 +322,14 @@ static void attend_block(const TailForward &a, const SortedKeys &sorted, int64_t
   gemm(count, columns, in.D, sorted.keys[at], D, 1, own.queries, columns, own.logits, columns, false);
   const int64_t K = wanted_of(a, b);
   const float *spread = !a.keys && 0 < K && K < count ? sorted.spread[at] : nullptr;
-  if (spread) {  // the choice reads logits + spread; the cells take it off again
-    for (int64_t i = 0; i < count; i++)
-      for (int64_t v = 0; v < columns; v += W) {
-        float *logits = own.logits + i * columns + v;
-        store(logits, load(logits) + spread[i]);
-      }
-    choose_top(own, C, columns, count, K);
-  }
+  if (spread) choose_top(own, spread, C, columns, count, K);
   for (int64_t c = 0; c < C; c++) {
     save_top(a, row + c, K, count, sorted.place[at], own.best.ranks[c], own.marks);
     const int32_t *top = a.saved.top + (row + c) * in.topk;
     for (int64_t k = 0; k < in.topk && top[k] >= 0; k++) own.logits[top[k] * columns + c] = -__builtin_inff();
   }
   for (int64_t x = 0; x < in.cells; x++)
-    sum_cell(a, sorted.keys[at], sorted.values[at], spread, cells[x], cells[x + 1], x, row, C, columns, own);
+    sum_cell(a, sorted.keys[at], sorted.values[at], cells[x], cells[x + 1], x, row, C, columns, own);
 }
 
 // What a cluster's members meet, packed for their products: top keys, then cells, filled up to whole vectors.
@@ -307,6 +350,15 @@ struct MetScratch {
   }
 };
 
+static float inner(const float *a, const float *b, int64_t width) {
+  vf sums = {};
+  int64_t d = 0;
+  for (; d + W <= width; d += W) sums += load(a + d) * load(b + d);
+  float total = sum(sums);
+  for (; d < width; d++) total += a[d] * b[d];
+  return total;
+}
+
 // Packs them for cluster `row`; returns how many top keys there are.
 static int64_t pack_met(const TailInputs &in, const TailSaved &saved, const float *keys, const float *values, int64_t row,
                         const MetScratch &to) {
@@ -314,6 +366,10 @@ static int64_t pack_met(const TailInputs &in, const TailSaved &saved, const floa
   const int32_t *top = saved.top + row * in.topk;
   int64_t K = 0;
   for (; K < in.topk && top[K] >= 0; K++) {
+    if (K + AHEAD < in.topk && top[K + AHEAD] >= 0) {
+      ask_for(keys + top[K + AHEAD] * D, D * 4);
+      ask_for(values + top[K + AHEAD] * E, E * 4);
+    }
     load_row(keys + top[K] * D, D, to.rows + K * D, D);
     load_row(values + top[K] * E, E, to.values + K * E, E);
     to.bias[K] = 0;
@@ -322,9 +378,7 @@ static int64_t pack_met(const TailInputs &in, const TailSaved &saved, const floa
     const float *key = saved.cell_keys + (row * X + x) * in.D, *mean = saved.centroids + row * in.D;
     load_row(key, in.D, to.rows + (K + x) * D, D);
     load_row(saved.cell_values + (row * X + x) * in.E, in.E, to.values + (K + x) * E, E);
-    float own = 0;
-    for (int64_t d = 0; d < in.D; d++) own += key[d] * mean[d];
-    to.bias[K + x] = saved.cell_lse[row * X + x] - own * in.scale;
+    to.bias[K + x] = saved.cell_lse[row * X + x] - inner(key, mean, in.D) * in.scale;
   }
   const int64_t lanes = round_up(K + X, W);
   zero(to.rows + (K + X) * D, (lanes - K - X) * D);
@@ -334,8 +388,10 @@ static int64_t pack_met(const TailInputs &in, const TailSaved &saved, const floa
   return K;
 }
 
-// Rows of logits·scale + bias to their softmax; `lse` gets each row's log-sum-exp.
-static void softmax_with_lse(float *rows, int64_t count, int64_t lanes, float scale, const float *bias, float *lse) {
+// Rows of products to 2^−SHRUNK e^{logit − highest}, with logits scale·product + bias. `lse` gets each row's
+// log-sum-exp, `norms` what makes a softmax of it.
+static void exp_rows(float *rows, int64_t count, int64_t lanes, float scale, const float *bias, float *lse,
+                     float *norms) {
   for (int64_t i = 0; i < count; i++) {
     float *row = rows + i * lanes;
     vf high = splat(-__builtin_inff()), total = {};
@@ -346,26 +402,29 @@ static void softmax_with_lse(float *rows, int64_t count, int64_t lanes, float sc
     }
     const float top = highest(high);
     for (int64_t j = 0; j < lanes; j += W) {
-      const vf p = exp_nonpositive(load(row + j) - top);
+      const vf p = exp_nonpositive<SHRUNK>(load(row + j) - top);
       total += p;
       store(row + j, p);
     }
     const float all = sum(total);
-    const vf norm = splat(1 / all);
-    for (int64_t j = 0; j < lanes; j += W) store(row + j, load(row + j) * norm);
-    lse[i] = top + __builtin_logf(all);
+    norms[i] = 1 / all;
+    lse[i] = top + __builtin_logf(all * GROWN);
   }
 }
 
+constexpr int64_t TAIL_TILE = 30;  // queries of a product, whole blocks of it: their weights stay in the first cache
+
 struct TailMemberScratch {
   MetScratch met;
-  float *queries, *weights, *out, *lse;  // (MEMBER_TILE,D), (MEMBER_TILE,L'), (MEMBER_TILE,E'), (MEMBER_TILE)
+  float *queries, *weights, *out;  // (TAIL_TILE,D), (TAIL_TILE,L'), (TAIL_TILE,E')
+  float *lse, *norms;              // (TAIL_TILE)
 
   TailMemberScratch(Arena &arena, const TailInputs &in) : met(arena, in) {
-    queries = arena.take<float>(MEMBER_TILE * in.D);
-    weights = arena.take<float>(MEMBER_TILE * MetScratch::lanes_of(in));
-    out = arena.take<float>(MEMBER_TILE * round_up(in.E, W));
-    lse = arena.take<float>(MEMBER_TILE);
+    queries = arena.take<float>(TAIL_TILE * in.D);
+    weights = arena.take<float>(TAIL_TILE * MetScratch::lanes_of(in));
+    out = arena.take<float>(TAIL_TILE * round_up(in.E, W));
+    lse = arena.take<float>(TAIL_TILE);
+    norms = arena.take<float>(TAIL_TILE);
   }
 };
 
@@ -379,19 +438,26 @@ static void attend_tail_members(const TailForward &a, const SortedKeys &sorted, 
   const bool no_keys = a.saved.cell_offsets[bg * (in.cells + 1) + in.cells] == 0;
   const int64_t K = no_keys ? 0 : pack_met(in, a.saved, sorted.keys[at], sorted.values[at], bh * in.clusters + c, own.met);
   const int64_t lanes = round_up(K + in.cells, W);
-  for (int64_t first = bounds[0]; first < bounds[1]; first += MEMBER_TILE) {
-    const int64_t count = bounds[1] - first < MEMBER_TILE ? bounds[1] - first : MEMBER_TILE;
+  for (int64_t first = bounds[0]; first < bounds[1]; first += TAIL_TILE) {
+    const int64_t count = bounds[1] - first < TAIL_TILE ? bounds[1] - first : TAIL_TILE;
+    for (int64_t i = 0; i < count; i++)  // the products give them time to come
+      ask_for(row_of<T>(a.out, b, h, order[first + i]), in.E * (int64_t)sizeof(T));
     if (no_keys) {
       zero(own.out, count * width);
-      for (int64_t i = 0; i < count; i++) own.lse[i] = -__builtin_inff();
+      for (int64_t i = 0; i < count; i++) {
+        own.lse[i] = -__builtin_inff();
+        own.norms[i] = 0;
+      }
     } else {
       pack_rows<T>(in.query, b, h, order, first, count, in.D, own.queries, in.D);
       gemm(count, lanes, in.D, own.queries, in.D, 1, own.met.keys, lanes, own.weights, lanes, false);
-      softmax_with_lse(own.weights, count, lanes, in.scale, own.met.bias, own.lse);
+      exp_rows(own.weights, count, lanes, in.scale, own.met.bias, own.lse, own.norms);
       gemm(count, width, K + in.cells, own.weights, lanes, 1, own.met.values, width, own.out, width, false);
     }
     for (int64_t i = 0; i < count; i++) {
-      store_row(own.out + i * width, in.E, row_of<T>(a.out, b, h, order[first + i]));
+      float *row = own.out + i * width;
+      scale_row(row, width, own.norms[i]);
+      store_row(row, in.E, row_of<T>(a.out, b, h, order[first + i]));
       a.lse[bh * in.N + order[first + i]] = own.lse[i];
     }
   }
