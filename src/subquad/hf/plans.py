@@ -118,9 +118,11 @@ def load_plan(path: str | Path) -> Plan:
     for number, settings in content["layers"].items():
         if not number.isdecimal() or int(number) >= len(model["layers"]):
             raise ValueError(f"{file} has a method for layer {number[:20]!r}, but the model has {len(model['layers'])}")
+        if not isinstance(settings, dict):
+            raise seals.Damaged(file, f"the method of layer {number} is {str(settings)[:50]!r}", _REMEDY)
         try:
             layers[int(number)] = from_dict(settings)
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{file}, layer {number}: {error}") from None
     if not all(type(length) is int and length > 0 for length in content["lengths"]):
         raise seals.Damaged(file, f"its lengths are {str(content['lengths'])[:50]}", _REMEDY)

@@ -90,7 +90,7 @@ LOSSES: dict[str, Loss] = {
 
 
 def input_loads(
-    model: Any, inputs: Sequence[Mapping[str, Any]], loss: Loss | None, metric: Callable[[Any, Any], float] | None
+    model: Any, inputs: Sequence[Any], loss: Loss | None, metric: Callable[[Any, Any], float] | None
 ) -> list[Load]:
     """Loads of inputs that a module takes as keywords, grouped by the number of tokens that attention sees.
 
