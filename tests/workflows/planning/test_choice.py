@@ -81,7 +81,8 @@ def test_the_crossover_is_where_it_stays_faster(wins, start):
 
 
 def test_the_front_is_what_nothing_beats_in_both():
-    errors, seconds = {"a": 3, "b": 2, "c": 2.5, "d": 1, "e": 0.5}, {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}
+    errors = dict(zip("abcde", (3.0, 2.0, 2.5, 1.0, 0.5), strict=True))
+    seconds = dict(zip("abcde", (1.0, 2.0, 3.0, 4.0, 5.0), strict=True))
     assert pareto(errors, seconds, 9) == ["a", "b", "d", "e"]
     assert pareto(errors, seconds, 3) == ["a", "d", "e"]
     assert pareto({}, {}, 3) == []

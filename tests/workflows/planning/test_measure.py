@@ -152,7 +152,7 @@ def test_too_few_inputs_are_refused(given, message):
 def test_inputs_of_another_kind_are_refused():
     with pytest.raises(TypeError, match="an input is a mapping of the model's keywords to tensors, got Tensor"):
         sq.plan(sharp("bert"), [torch.ones(3)])
-    with pytest.raises(TypeError, match="texts as inputs need a SentenceTransformer.* BertModel has none"):
+    with pytest.raises(TypeError, match=r"texts as inputs need a SentenceTransformer.* BertModel has none"):
         sq.plan(sharp("bert"), ["a text"])
     with pytest.raises(ValueError, match="a loss or a metric, not both"):
         input_loads(sharp("bert"), inputs(), lambda a, b: 0.0, lambda a, b: 0.0)
