@@ -29,3 +29,9 @@ def test_the_first_case_and_some_of_the_others_check_shapes():
 
 def test_one_of_one_is_every_case():
     assert list(sampled(CASES, one_of=1)) == CASES
+
+
+def test_whole_runs_are_sampled_with_and_without_parameters():
+    runs = [f"tests/training/test_a.py::test_{number}" for number in range(60)]
+    assert 0 < len(list(sampled(runs))) < 25
+    assert "tests/training/test_a.py::test_a[0]" in sampled([f"tests/training/test_a.py::{case}" for case in CASES])
