@@ -1,8 +1,40 @@
+import beartype  # noqa: F401  (before subquad: what it imports under the shape checks is compiled again)
 import pytest
 import torch
+from jaxtyping import config as jaxtyping_config
+
+from tests.shape_checks import ONE_OF, sampled
 
 pytest.register_assert_rewrite("tests.contract", "tests.oracle")
 
 torch.set_num_threads(1)  # tests are tiny and run side by side: more threads would only wait for each other
 
 collect_ignore = ["before/make.py"]  # it runs on the code that it was made with
+
+CHECKED = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("shapes_in_one_of", "check shapes in one of this many cases of a test (1: in all)", default=ONE_OF)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = set(sampled([item.nodeid for item in items], int(config.getini("shapes_in_one_of"))))
+    for item in items:
+        item.stash[CHECKED] = item.nodeid in chosen
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    jaxtyping_config.update("jaxtyping_disable", not item.stash[CHECKED])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    jaxtyping_config.update("jaxtyping_disable", False)  # modules that are imported meanwhile, doctests
+
+
+@pytest.fixture
+def shapes_are_checked(request: pytest.FixtureRequest) -> bool:
+    """Whether the annotations of shapes are checked in this test."""
+    return request.node.stash[CHECKED]

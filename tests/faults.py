@@ -26,6 +26,7 @@ import pytest
 import transformers  # noqa: F401
 
 import subquad as sq
+from subquad import torch_ops
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("masks.py", "functional.py", "randomness.py", "ops", "methods", "nn")
@@ -171,6 +172,7 @@ def _run(source: Path, folder: Path, words: list[str], log: Path) -> None:
         os.dup2(output, 2)
         os.chdir(folder)
         os.environ |= {"PYTHONPATH": str(source), "HF_HUB_OFFLINE": "1"}
+        torch_ops.LIBRARY._destroy()  # else the operators of the copy are registered twice
         for name in [name for name in sys.modules if name.split(".")[0] in ("subquad", "tests")]:
             del sys.modules[name]
         sys.path[:0] = [str(source), str(folder)]
@@ -194,6 +196,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="subquad-faults-") as at:
         source = Path(at) / "src"
         shutil.copytree(ROOT / "src", source)
+        for folder in filter(None, (ROOT, given.before)):
+            if error := found_by(None, source, folder, [*given.files, "--collect-only"]):
+                raise SystemExit(f"The tests of {folder} cannot be collected without a fault: {error}")
         faults = chosen(given.count, given.seed, given.rooms)[given.first :]
         for number, fault in enumerate(faults, given.first):
             begun = time.perf_counter()

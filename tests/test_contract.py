@@ -52,8 +52,25 @@ VARIANTS = [  # settings that change what a method does, beside each method's ex
 ]
 
 
+OF_OTHER_CODE = (  # than their method's example
+    "lsh:buckets=4,hash=random,tail=2",
+    "lsh:buckets=3,selection=argmax",
+    "lha:buckets=3,hidden=8,selection=argmax",
+    "local:window=3,positions=relative",
+    "mixed-heads:methods=local:window=3+clustered:clusters=5;bits=15;iterations=3",
+    "performer:features=9,kind=relu",
+    "performer:features=16,kind=favor++,norm=30.0",
+    "linformer:k=5,sharing=key-value,start=random,ends=pooled",
+    "linformer:k=5,projection=convolution",
+    "nystrom:landmarks=5,convolution=4",
+    "tilted-pool:pools=0,window=5",
+    "learned-feature-map:features=12,window=0,sinks=2",
+)
+
+
 class TestEveryMethod(MethodContract, DecodingContract):
     methods = [  # noqa: RUF012
         *(sq.from_dict({"name": name, **sq.METHODS[name].traits.example}) for name in sq.list_methods()),
         *map(sq.parse_method, VARIANTS),
     ]
+    sampled = tuple(sq.parse_method(text) for text in VARIANTS if text not in OF_OTHER_CODE)

@@ -47,8 +47,10 @@ IN_CI = ("i-clustered", "local", "lha-tail", "linear", "nystrom")
 
 
 def each(names: Iterable[str]) -> list:
-    """The methods as parameters, those that CI leaves out marked."""
-    return [name if name in IN_CI else pytest.param(name, marks=pytest.mark.long) for name in names]
+    """The methods as parameters: those of CI in one process, which starts once, and each other in one of its own."""
+    names = list(names)
+    alone = [pytest.param([name], marks=pytest.mark.long, id=name) for name in names if name not in IN_CI]
+    return [pytest.param([name for name in names if name in IN_CI], id="in CI"), *alone]
 
 
 def asked(module: str, methods: list[str]) -> list:
@@ -61,23 +63,24 @@ def asked(module: str, methods: list[str]) -> list:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", each(name for name in METHODS if name not in NOT_COMPILED_ONCE))
-def test_compiled_for_three_lengths_equals_eager(name):
-    ((failure,),) = asked("tests.compiled_lengths", [METHODS[name]])
-    assert failure is None, failure
+@pytest.mark.parametrize("names", each(name for name in METHODS if name not in NOT_COMPILED_ONCE))
+def test_compiled_for_three_lengths_equals_eager(names):
+    (failures,) = asked("tests.compiled_lengths", [METHODS[name] for name in names])
+    assert dict(zip(names, failures, strict=True)) == dict.fromkeys(names)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", each(METHODS))
-def test_exported_with_a_dynamic_length_equals_eager(name):
-    ((_, outcomes),) = asked("tests.exported", [METHODS[name]])
-    refused, _ = NOT_EVERY_LENGTH.get(name, ([], ""))
-    if refused is None:
-        assert isinstance(outcomes, str), f"{name} is exported now: {outcomes}"
-        assert outcomes.startswith(f"ValueError: {name!r}"), outcomes
-        return
-    wanted = {length: "refused" if int(length) in refused else "equal" for length in outcomes}
-    assert outcomes == wanted
+@pytest.mark.parametrize("names", each(METHODS))
+def test_exported_with_a_dynamic_length_equals_eager(names):
+    said = asked("tests.exported", [METHODS[name] for name in names])
+    for name, (_, outcomes) in zip(names, said, strict=True):
+        refused, _ = NOT_EVERY_LENGTH.get(name, ([], ""))
+        if refused is None:
+            assert isinstance(outcomes, str), f"{name} is exported now: {outcomes}"
+            assert outcomes.startswith(f"ValueError: {name!r}"), outcomes
+        else:
+            wanted = {length: "refused" if int(length) in refused else "equal" for length in outcomes}
+            assert outcomes == wanted, name
 
 
 def test_the_page_on_exports_says_which_lengths():

@@ -315,9 +315,11 @@ def test_a_swapped_model_that_was_set_to_another_attention_is_saved_with_that(fo
 
 
 @pytest.mark.slow
-def test_every_configuration_of_transformers_keeps_the_name_and_lets_it_be_overruled(tmp_path):
+@pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.long)])
+def test_every_configuration_of_transformers_keeps_the_name_and_lets_it_be_overruled(tmp_path, every):
     kept = 0
-    for kind, cls in hf.CONFIG_MAPPING.items():
+    for kind in [*hf.CONFIG_MAPPING][::every]:
+        cls = hf.CONFIG_MAPPING[kind]
         try:
             config = cls()
         except Exception:  # not every one has defaults for all
@@ -329,7 +331,7 @@ def test_every_configuration_of_transformers_keeps_the_name_and_lets_it_be_overr
         own = hf.AutoConfig.from_pretrained(tmp_path / kind, attn_implementation="sdpa")
         assert {part._attn_implementation for part in parts_of(own)} == {"sdpa"}, kind
         kept += 1
-    assert kept > 600
+    assert kept > 600 // every
 
 
 def parts_of(config: hf.PreTrainedConfig) -> list[hf.PreTrainedConfig]:

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+import tests.libraries  # noqa: F401
 from subquad.report import drawing
 from subquad.workflows import compare
 from tests.workflows import tiny

@@ -1,0 +1,1 @@
+import tests.libraries  # noqa: F401
