@@ -171,8 +171,12 @@ def of_speech(scale: Scale, place: Place) -> Iterator[Setting]:
     model = read_saved(CTCEncoder, place.models / slug(speech.model_key("full", 0)) / "model").eval()
     settings = scale.recipe.settings("full", 0)
     test = settings.task.splits(place.data).test
-    batches = [settings.task.collate([test[i]]) for i in range(scale.items)]
-    about = f"Connected spoken digits (fsdd), {len(test)} utterances; digit errors of known speakers and of another."
+    longest = sorted((test[i] for i in range(len(test))), key=lambda item: -len(item["features"]))
+    batches = [settings.task.collate([item]) for item in longest[: scale.items]]
+    about = (
+        f"Connected spoken digits (fsdd), {len(test)} utterances; digit errors of known speakers and of another, "
+        "layers of the longest."
+    )
     score = partial(test_figures, settings, model, place)
     yield Setting("Speech", about, model, inputs(model, batches), score)
 
