@@ -60,7 +60,10 @@ METHODS = (
     "clustered-tail",
     *(
         f"clustered-tail:clusters={clusters},topk={topk},cells={cells}"
-        for clusters, topk, cells in ((16, 32, 16), (32, 32, 16), (32, 64, 32), (64, 64, 32), (100, 64, 32))
+        for clusters, topk, cells in (
+            *((16, 32, 16), (32, 32, 16), (32, 64, 32), (64, 64, 32)),
+            *((32, 128, 16), (64, 128, 16), (100, 64, 32)),
+        )
     ),
 )
 SCORED = (  # methods whose task is measured too, which takes most of the time
