@@ -35,7 +35,7 @@ from subquad.methods import parse_method
 from subquad.methods.clustered import SPACES
 from subquad.methods.clustered_tail import by_length
 from subquad.ops.choose.clusters.op import query_clusters
-from subquad.ops.groups import broadcast, group_mean
+from subquad.ops.groups import group_mean
 from subquad.papers import speech
 from subquad.papers.base import Context, slug
 from subquad.spelling import nearest
@@ -354,7 +354,8 @@ def reached(call: LayerInputs, weights: Tensor, space: str) -> float:
     how = {name: kind.defaults()[name] for name in ("bits", "iterations", "refine", "seed")}
     labels = query_clusters(call.query, call.key, None, None, space=space, clusters=clusters, **how)
     top = (group_mean(call.query, labels, clusters) @ call.key.mT).topk(topk).indices
-    return float(weights.gather(-1, broadcast(top, labels)).sum(-1).mean())
+    own = top.gather(2, labels[..., None].expand(*labels.shape, top.shape[-1]))  # of each query's cluster
+    return float(weights.gather(-1, own).sum(-1).mean())
 
 
 def percent(share: float) -> str:
