@@ -68,7 +68,23 @@ def test_all_rounds_together_have_the_confidence():
     assert 1 - choice.ROUNDS * (1 - choice.of_round()) == pytest.approx(choice.CONFIDENCE)
 
 
-@pytest.mark.parametrize(("bound", "share"), [(0.02, 0.475), (0.0101, 0.9), (1.0, 0.2)])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_first_budget_leaves_room_for_the_bound(seed):
+    draw = random.Random(seed)
+    seconds, means = instance(seed)
+    losses = {
+        n: {x: [loss * draw.uniform(0.5, 1.5) for _ in range(6)] for x, loss in of.items() if x != "full"}
+        for n, of in means.items()
+    }
+    budget = choice.with_room(seconds, losses, 0.02, 0.95, 12)
+    mean = {n: {"full": 0.0} | {x: statistics.mean(each) for x, each in of.items()} for n, of in losses.items()}
+    chosen = {n: x for n, x in choice.cheapest(seconds, mean, budget).items() if x != "full"}
+    sums = [sum(losses[n][x][i] for n, x in chosen.items()) for i in range(6)]
+    assert not chosen or choice.upper_bound(sums, 0.95, of=12) <= 0.02
+    assert 0 < budget <= 0.02
+
+
+@pytest.mark.parametrize(("bound", "share"), [(0.02, 0.45), (0.0101, 0.8), (1.0, 0.2)])
 def test_the_budget_shrinks_by_what_was_too_much(bound, share):
     assert choice.next_budget(1.0, 0.01, bound) == pytest.approx(share)
 

@@ -55,10 +55,11 @@ def uniform(losses: Figures, name: str) -> dict[int, str]:
     return {layer: name if name in found else "full" for layer, found in losses.items()}
 
 
-def upper_bound(losses: Sequence[float], confidence: float) -> float:
-    """A bound on the mean loss at a confidence, by Student's t: (mean + t·s/√n).
+def upper_bound(losses: Sequence[float], confidence: float, of: int | None = None) -> float:
+    """A bound on the mean loss at a confidence, by Student's t: mean + t·s/√n.
 
-    It assumes that passages are independent and their losses are about normally distributed.
+    It assumes that passages are independent and their losses are about normally distributed. With `of`, what the bound
+    of so many losses with the same mean and spread would be.
     """
     from scipy.stats import t
 
@@ -67,6 +68,7 @@ def upper_bound(losses: Sequence[float], confidence: float) -> float:
         return math.inf
     mean = sum(losses) / n
     spread = math.sqrt(sum((loss - mean) ** 2 for loss in losses) / (n - 1))
+    n = of or n
     return mean + float(t.ppf(confidence, n - 1)) * spread / math.sqrt(n)
 
 
@@ -75,9 +77,34 @@ def of_round(confidence: float = CONFIDENCE, rounds: int = ROUNDS) -> float:
     return 1 - (1 - confidence) / rounds
 
 
+def with_room(
+    seconds: Figures,
+    losses: Mapping[int, Mapping[str, Sequence[float]]],
+    accepted: float,
+    confidence: float,
+    held_out: int,
+) -> float:
+    """The largest budget whose choice is expected to be verified: its bound on so many passages is at most `accepted`.
+
+    The spread over passages is that of the sums of single losses on the passages that were measured.
+    """
+    means = {n: {"full": 0.0} | {x: sum(each) / len(each) for x, each in of.items()} for n, of in losses.items()}
+    budget = accepted
+    for _ in range(12):
+        chosen = {n: name for n, name in cheapest(seconds, means, budget).items() if name != "full"}
+        if not chosen:
+            return budget
+        sums = [sum(each) for each in zip(*(losses[n][name] for n, name in chosen.items()), strict=True)]
+        expected = upper_bound(sums, confidence, of=held_out)
+        if expected <= accepted:
+            return budget
+        budget *= max(0.98 * accepted / expected, 0.5)
+    return budget
+
+
 def next_budget(budget: float, accepted: float, bound: float) -> float:
     """The budget for the next round, after one in which the bound came out as `bound` and `accepted` was asked for."""
-    return budget * max(min(0.95 * accepted / bound, 0.9), 0.2) if bound > 0 else budget
+    return budget * max(min(0.9 * accepted / bound, 0.8), 0.2) if bound > 0 else budget
 
 
 def crossover(lengths: Sequence[int], faster: Sequence[bool], end: int) -> int:

@@ -17,7 +17,7 @@ from subquad.workflows.passages import Reading
 from subquad.workflows.pretrained import Pretrained
 
 Loss = Callable[[Any, Any], float]  # of an output, and of the exact model's; 0 where they say the same
-TOKENS = 16_384  # of the passages on which losses are measured
+TOKENS = 12_288  # of the passages on which losses are measured
 FEWEST, MOST = 4, 16  # passages for losses
 HELD_OUT = 2  # times as many passages to verify on
 

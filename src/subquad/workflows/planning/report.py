@@ -69,9 +69,9 @@ def _length(planned: Planned) -> PlannedLength:
     if planned.uniform is not None:
         mix = choice.uniform(planned.mean_losses, planned.uniform)
         found["uniform"] = {"method": planned.uniform, "predicted": choice.total(planned.mean_losses, mix)}
-        if planned.rounds and planned.rounds[0].uniform:
-            found["uniform"]["loss"] = statistics.mean(planned.rounds[0].uniform)
-            found["uniform"]["speedup"] = statistics.median(planned.rounds[0].uniform_speedups)
+        if planned.uniform_verified is not None:
+            found["uniform"]["loss"] = planned.uniform_verified.loss
+            found["uniform"]["speedup"] = planned.uniform_verified.speedup
     return found
 
 
