@@ -11,13 +11,16 @@ from subquad.ops.backends import backends, use_backend
 
 if TYPE_CHECKING:
     from subquad import hf, nn
+    from subquad.audits import Controlled, audit
 
 __version__ = "0.1.0"
-__all__ = ["Mask", "attention", "backends", "hf", "nn", "use_backend", *_methods]
+__all__ = ["Controlled", "Mask", "attention", "audit", "backends", "hf", "nn", "use_backend", *_methods]
 
 
 def __getattr__(name: str) -> Any:
-    """Load `sq.nn` and `sq.hf` on first use."""
+    """Load `sq.nn`, `sq.hf`, `sq.audit` and `sq.Controlled` on first use."""
     if name in ("nn", "hf"):
         return importlib.import_module(f"subquad.{name}")
+    if name in ("audit", "Controlled"):
+        return getattr(importlib.import_module("subquad.audits"), name)
     raise AttributeError(f"module 'subquad' has no attribute {name!r}")
