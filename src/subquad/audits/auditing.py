@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from subquad.audits.report import AuditReport, summary
-from subquad.audits.statistics import Betting
+from subquad.audits.statistics import Betting, usual
 from subquad.audits.watch import AuditedCall, Plan, Watch
 from subquad.methods import BoundMethod
 from subquad.spelling import nearest
@@ -53,7 +53,8 @@ class Audit:
         self._alarm_at = len(layers) / false_alarm  # each layer has its share of the false alarms
         if baseline is not None:
             for name, watch in self._watches.items():
-                watch.drift = Betting(*baseline["shares"][name])
+                usual = baseline["layers"][name]
+                watch.drift, watch.usual_error = Betting(usual["low"], usual["high"]), usual["error"]
         self._alarmed: set[str] = set()
 
     def start(self) -> Audit:
@@ -69,7 +70,7 @@ class Audit:
         """Leave the model as it was before the audit; the report stays."""
         for name, bound in self._bound.items():
             if bound.watch is self._watches[name]:
-                bound.watch = None
+                del bound.watch
 
     def __enter__(self) -> Audit:
         return self.start()
@@ -94,10 +95,27 @@ class Audit:
             max(peaks) if peaks else None,
             any(layer.drifted for layer in layers) if peaks else None,
         )
-        shares = {name: dict(sorted(watch.tally.above.items())) for name, watch in self._watches.items()}
-        return AuditReport(
-            tuple(layers), overall, self._plan.tolerance, self._confidence, self._plan.rows, shares
-        )
+        return AuditReport(tuple(layers), overall, self._plan.tolerance, self._confidence)
+
+    def baseline(self) -> dict[str, Any]:
+        """What later audits of this model test for drift against, as plain data that JSON can hold.
+
+        For each layer a usual error, which about half of the rows exceed, and an interval for the expected share of an
+        audited call's rows that do. All intervals hold together at the audit's confidence, for calls that are
+        independent and have one distribution; widen them to accept more drift.
+
+        Raises:
+            ValueError: a layer has no audited call.
+        """
+        delta, layers = (1 - self._confidence) / len(self._watches), {}
+        for name, watch in self._watches.items():
+            if not watch.tally.audited:
+                raise ValueError(
+                    f"layer {name} has no audited call among {watch.tally.calls}, so it has no baseline; run more "
+                    f"calls, or audit with a smaller `every` than {self._plan.every}"
+                )
+            layers[name] = usual(watch.tally.beyond, self._plan.rows, delta)
+        return {"confidence": self._confidence, "layers": layers}
 
     def _tell(self, found: AuditedCall) -> None:
         """Log what matters in an audited call, and hand it to the callback."""
@@ -112,9 +130,9 @@ class Audit:
         if found.evidence is not None and found.evidence >= self._alarm_at and found.name not in self._alarmed:
             self._alarmed.add(found.name)
             logger.warning(
-                "layer %s has drifted: its share of rows above tolerance=%g is not that of the baseline (evidence "
-                "%.3g, alarm at %.3g); calibrate or plan again on current inputs",
-                *(found.name, self._plan.tolerance, found.evidence, self._alarm_at),
+                "layer %s has drifted: its errors are not those of the baseline (evidence %.3g, alarm at %.3g); look "
+                "at what the model reads now",
+                *(found.name, found.evidence, self._alarm_at),
             )
         if self._callback is not None:
             self._callback(found)
@@ -163,9 +181,9 @@ def audit(
         on_exceed: what happens to an audited call with more: "warn" logs it, "raise" raises `Exceeded`, "exact" logs it
             and returns exact attention in its place.
         confidence: 1 − δ, of each bound in the report.
-        baseline: what `AuditReport.baseline` returned of an earlier audit with the same tolerance; the share of rows
-            above the tolerance is then tested against it.
-        false_alarm: how likely that test may be to raise an alarm, ever, while the shares are in the baseline.
+        baseline: what `Audit.baseline` returned of an earlier audit; drift from it is then tested in each layer.
+        false_alarm: how likely any layer is to report drift, ever, while the expected share of each audited call's rows
+            above the usual error, given all earlier ones, stays in the baseline's interval.
         seed: of the sampling. No global generator is read or moved.
         callback: called with an `AuditedCall` after each audited call.
 
@@ -173,15 +191,15 @@ def audit(
         An `Audit`: a context manager, or `start()` and `stop()` it; `report()` at any time.
 
     Raises:
-        ValueError: nothing in the model is swapped; an argument is out of its range; a baseline of another model or
-            tolerance; on `start`, a layer that another audit watches.
+        ValueError: nothing in the model is swapped; an argument is out of its range; a baseline of another
+            model; on `start`, a layer that another audit watches.
         TypeError: `model` is not a module and holds none.
 
     Not audited, and counted as skipped: calls with dropout, without a real query, and inside transforms of torch.func.
     Steps on a state of fixed size (`step`, `StateCache`) have no keys to compare with, and are not counted. Exact rows
     that are not finite have no error: they are counted, logged, and taken as above the tolerance. Under `torch.compile`
-    audited layers run uncompiled (a graph break, so `fullgraph=True` raises); after `stop` the compiled code is used
-    again.
+    audited layers run uncompiled (a graph break, so `fullgraph=True` raises); the first calls after `start` and `stop`
+    compile the rest again.
 
     Source: for the bounds Clopper and Pearson 1934, Maurer and Pontil 2009, Waudby-Smith and Ramdas 2024.
 
@@ -205,10 +223,16 @@ def audit(
             raise ValueError(f"{name}={share}, but it must be between 0 and 1")
     layers = layers_of(model)
     if baseline is not None:
-        _check_baseline(baseline, layers, tolerance)
-    plan = {"rows": rows, "every": every, "tolerance": tolerance, "allowed": allowed, "on_exceed": on_exceed}
-    rest = {"confidence": confidence, "baseline": baseline, "false_alarm": false_alarm, "seed": seed}
-    return Audit(layers, plan, **rest, callback=callback)
+        _check_baseline(baseline, layers)
+    return Audit(
+        layers,
+        {"rows": rows, "every": every, "tolerance": tolerance, "allowed": allowed, "on_exceed": on_exceed},
+        confidence=confidence,
+        baseline=baseline,
+        false_alarm=false_alarm,
+        seed=seed,
+        callback=callback,
+    )
 
 
 def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:
@@ -225,7 +249,9 @@ def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:
     for name, part in module.named_modules():
         if isinstance(part, BoundMethod):
             above = module.get_submodule(name.rpartition(".")[0])
-            swapped = hasattr(above, "label") and hasattr(above, "cross")  # `hf.layers.Attached`, which needs transformers
+            swapped = hasattr(above, "label") and hasattr(
+                above, "cross"
+            )  # `hf.layers.Attached`, which needs transformers
             name = name.removesuffix(".bound").removesuffix(".subquad") if swapped else name.removesuffix("attention")
             found[name.rstrip(".") or type(module).__name__] = (part, swapped and not above.cross)
     if not found:
@@ -242,23 +268,25 @@ def _check_whole(**given: int) -> None:
             raise ValueError(f"{name}={value!r}, but it must be a whole number of at least 1")
 
 
-def _check_baseline(baseline: Mapping[str, Any], layers: Mapping[str, Any], tolerance: float) -> None:
-    """Raise ValueError where a baseline is damaged, or is one of another model or tolerance."""
+def _check_baseline(baseline: Mapping[str, Any], layers: Mapping[str, Any]) -> None:
+    """Raise ValueError where a baseline is damaged, or is one of another model."""
     try:
-        shares, of = dict(baseline["shares"]), float(baseline["tolerance"])
-        intervals = {name: (float(low), float(high)) for name, (low, high) in shares.items()}
+        usual = {
+            name: tuple(float(of[key]) for key in ("error", "low", "high")) for name, of in baseline["layers"].items()
+        }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"the baseline is damaged ({type(error).__name__}: {error}); give what report().baseline() returned"
+            f"the baseline is damaged ({type(error).__name__}: {error}); give what `baseline()` of an audit returned"
         ) from None
-    if of != tolerance:
-        raise ValueError(f"the baseline counts rows above tolerance={of:g}, but tolerance={tolerance:g} is asked for")
     for name in layers:
-        if name not in intervals:
+        if name not in usual:
             raise ValueError(
-                f"the baseline has no layer {name!r}{nearest(name, list(intervals))}; it has {len(intervals)} layers "
-                f"and the model {len(layers)}"
+                f"the baseline has no layer {name!r}{nearest(name, list(usual))}; it has {len(usual)} layers and the "
+                f"model has {len(layers)}"
             )
-        low, high = intervals[name]
-        if not 0 <= low <= high <= 1:
-            raise ValueError(f"the baseline of layer {name!r} is {low:g} to {high:g}, but it must lie in [0, 1]")
+        size, low, high = usual[name]
+        if not (0 <= low <= high <= 1 and size > 0):
+            raise ValueError(
+                f"the baseline of layer {name!r} is {low:g} to {high:g} above {size:g}, but shares lie in [0, 1] and "
+                "errors above 0"
+            )

@@ -41,8 +41,10 @@ class Spent:
 class Controlled:
     """Attention with an error-controlled choice of method for each head, in one call.
 
-        tried in turn:   the method · where it is "clustered-tail", with twice the clusters and cells, four times the keys · "full"
-        a head stays at the first stage where none of its sampled rows has ‖out_i − exact_i‖/‖exact_i‖ > tolerance
+        stage(head) = the first at which no sampled row i of the head has ‖out_i − exact_i‖ > tolerance·‖exact_i‖
+
+    The stages are the method; where it is "clustered-tail", the same with twice the clusters and cells and four times
+    the top keys; and "full", for the heads that are left.
 
     With r rows and S stages before "full", more than the share 1 − (δ/S)^{1/r} of a head's rows pass unseen with
     probability at most δ (Clopper-Pearson for none of r, and a union bound over the stages). Rows are drawn with
@@ -166,12 +168,15 @@ class _Heads:
         mask = replace(
             mask,
             offset=mask.offset[item] if isinstance(mask.offset, Tensor) and mask.offset.numel() > 1 else mask.offset,
-            **{side: tuple(x[item] for x in getattr(mask, side)) for side in ("both", "keys", "queries", "ids")},
+            both=tuple(x[item] for x in mask.both),
+            keys=tuple(x[item] for x in mask.keys),
+            queries=tuple(x[item] for x in mask.queries),
+            ids=tuple(x[item] for x in mask.ids),
             allowed=tuple(_of_heads(x, item, head) for x in mask.allowed),
         )
         call = replace(self._call, mask=mask, bias=None if bias is None else _of_heads(bias, item, head))
-        own = query[item, head][:, None], *(x[item, head // group][:, None] for x in (key, value))
-        return *own, call
+        key, value = (x[item, head // group][:, None] for x in (key, value))
+        return query[item, head][:, None], key, value, call
 
 
 def stages_of(method: Method, N: int, M: int) -> list[Method]:

@@ -1,7 +1,5 @@
 """Exact attention of a few sampled queries: O(rows·M·D), whatever N is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from subquad.audits.statistics import Moments, mean_interval, mean_upper, share_upper
+from subquad.audits.statistics import Moments, mean_upper, share_upper
 
 LARGEST = 1.0  # e² that the bound of its mean assumes: an output of 0 has e = 1
 
@@ -54,26 +54,6 @@ class AuditReport:
     overall: LayerReport
     tolerance: float
     confidence: float
-    rows: int
-    shares: dict[str, dict[int, int]]  # of each layer: how many audited calls had so many rows above the tolerance
-
-    def baseline(self) -> dict[str, Any]:
-        """What a later audit compares with, as plain data: for each layer an interval of its share above the tolerance.
-
-        All intervals hold together at the report's confidence, for calls that are independent and alike.
-
-        Raises:
-            ValueError: a layer has no audited call.
-        """
-        without = [layer.name for layer in self.layers if not layer.audited]
-        if without:
-            raise ValueError(
-                f"layer {without[0]} has no audited call among {self.layer(without[0]).calls}, so it has no baseline; "
-                "run more calls, or audit with a smaller `every`"
-            )
-        delta = (1 - self.confidence) / len(self.layers)
-        shares = {name: list(mean_interval(counts, self.rows, delta)) for name, counts in self.shares.items()}
-        return {"tolerance": self.tolerance, "confidence": self.confidence, "shares": shares}
 
     def layer(self, name: str) -> LayerReport:
         """The record of the layer of this name."""
@@ -123,7 +103,7 @@ def summary(
         squares.join(tally.squares)
     undefined = sum(tally.undefined for tally in tallies)
     rows = squares.count + undefined
-    above = sum(k * n for tally in tallies for k, n in tally.above.items())
+    above = sum(tally.above for tally in tallies)
     calls, audited = sum(tally.calls for tally in tallies), sum(tally.audited for tally in tallies)
     seconds, layer = sum(tally.audit_seconds for tally in tallies), sum(tally.layer_seconds for tally in tallies)
     bound = None

@@ -122,6 +122,19 @@ def mean_interval(counts: Mapping[int, int], rows: int, delta: float) -> tuple[f
     return low, high
 
 
+def usual(beyond: Mapping[float, Mapping[int, int]], rows: int, delta: float) -> dict[str, float]:
+    """The level that about half of all rows exceed, and the `mean_interval` of the share of a call's rows that do.
+
+    `beyond[level][k]` counts the calls of which k rows exceed a level. The interval is one of all levels together, so
+    that it holds at confidence 1 − δ for the level that was chosen by the same calls (Bonferroni).
+    """
+    calls = sum(next(iter(beyond.values())).values())
+    off = {level: abs(sum(k * n for k, n in counts.items()) - rows * calls / 2) for level, counts in beyond.items()}
+    level = min(off, key=lambda each: off[each])
+    low, high = mean_interval(beyond[level], rows, delta / len(beyond))
+    return {"error": level, "low": low, "high": high}
+
+
 def _last_rejected(end: float, mean: float, rejected: Callable[[float, int], bool], side: int) -> float:
     """Between an end of [0, 1] and the mean: the number closest to the mean that is rejected, or the end."""
     outer, inner = end, mean

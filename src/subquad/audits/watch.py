@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,8 @@ from subquad.methods import Full
 from subquad.methods.call import Call
 from subquad.ops.padding import cleared_inputs
 from subquad.ops.transforms import transform
+
+LEVELS = tuple(2.0 ** (half / 2) for half in range(-20, 5))  # errors of which one may be a baseline's: 0.001 to 4
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,10 @@ class Tally:
     exceeded: int = 0
     replaced: int = 0
     undefined: int = 0  # rows whose exact result is not finite
-    squares: Moments = field(default_factory=Moments)  # of e², of all other rows
-    above: Counter[int] = field(default_factory=Counter)  # how many audited calls had so many rows above the tolerance
+    above: int = 0  # rows that are not within the tolerance
+    squares: Moments = field(default_factory=Moments)  # of e², of all rows that have one
+    # For each of `LEVELS`, how many audited calls had so many rows with a larger error.
+    beyond: dict[float, Counter[int]] = field(default_factory=lambda: {level: Counter() for level in LEVELS})
     layer_seconds: float = 0.0
     audit_seconds: float = 0.0
 
@@ -78,12 +83,13 @@ class Watch:
         self.number, self.name, self.method, self.plan = number, name, method, plan
         self.tally = Tally()
         self.drift: Betting | None = None
+        self.usual_error = math.nan  # the baseline's
         self._hides_padded_queries = hides_padded_queries
         self._generator = torch.Generator("cpu").manual_seed(seed)
         self._place = 0
         self._lock = threading.Lock()  # services call one model from several threads
 
-    @torch.compiler.disable(reason="an audited layer is not compiled: it counts calls, and times some of them")
+    @torch.compiler.disable(reason="an audited layer is not compiled: it counts calls, and times some")  # type: ignore[untyped-decorator]
     def __call__(self, method: Any, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Any:
         """What `method.run` returns, or exact attention where this call was audited, exceeded and is to be replaced."""
         number = self._next()
@@ -105,7 +111,7 @@ class Watch:
             chosen = tuple(index.to(out.device) for index in rows)
             item, head, row = chosen
             errors = relative_errors(out[item, head, row], exact_rows(*cleared, call, rows)).tolist()
-        above = sum(not e <= self.plan.tolerance for e in errors)
+        above = beyond(errors, self.plan.tolerance)
         exceeded = above > self.plan.allowed * len(errors)
         replaced = exceeded and self.plan.on_exceed == "exact"
         if replaced:
@@ -113,9 +119,7 @@ class Watch:
         seconds = _now(query) - between + sampling
         self._count(errors, above, exceeded, replaced, between - start, seconds)
         evidence = None if self.drift is None else self.drift.evidence
-        found = AuditedCall(
-            self.number, self.name, number, tuple(errors), above, exceeded, replaced, evidence, seconds
-        )
+        found = AuditedCall(self.number, self.name, number, tuple(errors), above, exceeded, replaced, evidence, seconds)
         self.plan.report(found)
         if exceeded and self.plan.on_exceed == "raise":
             raise self.plan.exceeded(found)
@@ -148,7 +152,9 @@ class Watch:
             tally.audited += 1
             tally.exceeded += exceeded
             tally.replaced += replaced
-            tally.above[above] += 1
+            tally.above += above
+            for level, counts in tally.beyond.items():
+                counts[beyond(errors, level)] += 1
             for error in errors:
                 if error != error:
                     tally.undefined += 1
@@ -157,7 +163,12 @@ class Watch:
             tally.layer_seconds += layer
             tally.audit_seconds += audit
             if self.drift is not None:
-                self.drift.add(above / len(errors))
+                self.drift.add(beyond(errors, self.usual_error) / len(errors))
+
+
+def beyond(errors: Sequence[float], level: float) -> int:
+    """How many errors are not within a level; NaN is not."""
+    return sum(not error <= level for error in errors)
 
 
 def _now(x: Tensor) -> float:

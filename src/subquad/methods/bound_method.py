@@ -129,7 +129,7 @@ class BoundMethod(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy is a layer that has not run: a loss belongs to a graph, which can be neither copied nor pickled. It is
         # not audited either.
-        return {**self.__dict__, "_loss": None, "watch": None}
+        return {name: each for name, each in self.__dict__.items() if name != "watch"} | {"_loss": None}
 
     def extra_repr(self) -> str:
         """What `print(module)` shows."""
