@@ -4,6 +4,7 @@ A process of its own, because Dynamo cannot trace the run-time type checks that 
 """
 
 import json
+import random
 
 import torch
 
@@ -16,7 +17,10 @@ def main() -> dict[str, object]:
     x, seen = torch.randn(2, 40, 32), {}
     compiled = torch.compile(layer, backend="aot_eager")
     with torch.inference_mode():
-        plain = layer(x)
+        plain, generator = layer(x), random.getstate()
+        with sq.audit(layer, tolerance=2.0, every=1):
+            layer(x)
+        seen["random"] = random.getstate() == generator
         seen["compiled first"] = torch.allclose(compiled(x), plain, atol=1e-5)
         frames = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         with sq.audit(compiled, tolerance=2.0, every=2) as audit:

@@ -5,7 +5,6 @@ import json
 import logging
 import math
 import pickle
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -53,7 +52,7 @@ def test_one_call_of_every_so_many_is_audited_at_a_place_that_varies(every):
     report = audit.report().overall
     assert (report.calls, report.audited, report.rows) == (40, 40 // every, 32 * 40 // every)
     assert [(call.call - 1) // every for call in found] == list(range(40 // every))
-    assert len({call.call % every for call in found}) == (1 if every == 1 else every)
+    assert (len({call.call % every for call in found}) == 1) == (every == 1)
 
 
 @pytest.mark.parametrize("rows", [1, 50])
@@ -164,24 +163,18 @@ def test_a_call_that_is_not_audited_runs_no_operation_more_and_reads_nothing_bac
     plain = operations(one, x)
     with sq.audit(one, tolerance=9.0, every=2) as audit:
         seen = [(operations(one, x), audit.report().overall.audited) for _ in range(2)]
-    first_is_audited = seen[0][1] == 1
-    audited, other = (seen[0][0], seen[1][0]) if first_is_audited else (seen[1][0], seen[0][0])
-    start = [name for name in other if "randint" not in name and "aten.empty" not in name]
-    of_draw = len(other) - len(plain)
-    assert start[: len(plain)] == plain or other == plain
-    assert of_draw <= 4  # where a block of calls starts, its place is drawn on the CPU
+    audited, other = (seen[0][0], seen[1][0]) if seen[0][1] else (seen[1][0], seen[0][0])
+    assert other == plain
     assert len(audited) > len(plain) + 10
 
 
 def test_the_global_generators_do_not_move():
     one = layer()
     torch.manual_seed(3)
-    random.seed(3)
-    before, other = torch.get_rng_state(), random.getstate()
+    before = torch.get_rng_state()  # Python's own: see compiled.py, because the run-time type checks here read it
     with sq.audit(one, tolerance=0.01, every=1, on_exceed="exact"), torch.inference_mode():
         one(tokens())
     assert torch.equal(torch.get_rng_state(), before)
-    assert random.getstate() == other
 
 
 def test_outputs_are_those_without_an_audit_and_stop_leaves_nothing():
@@ -267,7 +260,7 @@ def test_exact_gives_the_log_sum_exp_too():
 def test_a_share_of_rows_may_be_allowed_above():
     for allowed, exceeded in ((0.0, 1), (0.99, 0)):
         one = layer()
-        with sq.audit(one, tolerance=0.2, allowed=allowed, every=1) as audit, torch.inference_mode():
+        with sq.audit(one, tolerance=0.6, allowed=allowed, every=1) as audit, torch.inference_mode():
             one(tokens())
         assert 0 < audit.report().overall.share < 0.99
         assert audit.report().overall.exceeded == exceeded
@@ -342,7 +335,9 @@ def test_a_compiled_model_is_audited_outside_the_graph_and_fullgraph_says_why():
     )
     seen = json.loads(done.stdout)
     assert "an audited layer is not compiled" in seen.pop("fullgraph")
-    assert {seen.pop(name) for name in ("compiled first", "while", "broken", "after", "no more calls")} == {True}
+    assert {seen.pop(name) for name in ("compiled first", "while", "broken", "after", "no more calls", "random")} == {
+        True
+    }
     assert seen == {"calls": 4, "audited": 2, "rows": 64}
 
 
@@ -371,9 +366,10 @@ def test_drift_is_found_where_errors_change_and_not_where_they_do_not(caplog):
 
 def test_a_lower_rate_of_false_alarms_needs_more_evidence():
     baseline = audited("local:window=4", 60).baseline()
-    evidence = audited("local:window=2", 12, baseline).report().overall.evidence
+    evidence = audited("local:window=1", 15, baseline).report().overall.evidence
+    assert evidence > 4
     for false_alarm, drifted in ((2 / evidence, True), (0.5 / evidence, False)):
-        report = audited("local:window=2", 12, baseline, false_alarm=false_alarm).report()
+        report = audited("local:window=1", 15, baseline, false_alarm=false_alarm).report()
         assert report.overall.drifted is drifted
 
 
@@ -394,8 +390,7 @@ def test_every_layer_of_a_swapped_model_is_audited_on_real_queries():
         names = [layer.name for layer in sq.hf.describe(model).layers]
         assert [layer.name for layer in report.layers] == names
         assert all(layer.rows == 400 for layer in report.layers)
-        watches = [bound for bound in sq.hf.bounds(model).values()]
-        assert all(bound.watch is None for bound in watches)
+        assert all(bound.watch is None for bound in sq.hf.bounds(model).values())
 
 
 def test_padded_queries_that_a_layer_computes_are_not_sampled():
@@ -421,7 +416,6 @@ GOOD = {"tolerance": 0.1}
 BASELINE = {"layers": {"MultiheadAttention": {"error": 0.1, "low": 0.2, "high": 0.4}}}
 BAD = {
     "rows": ({"rows": 0}, "rows=0, but it must be a whole number of at least 1"),
-    "half a row": ({"rows": 1.5}, "rows=1.5, but"),
     "every": ({"every": 0}, "every=0, but it must be a whole number of at least 1"),
     "no tolerance": ({"tolerance": 0.0}, "tolerance=0.0, but it must be a finite number above 0"),
     "negative": ({"tolerance": -1.0}, "tolerance=-1.0, but"),

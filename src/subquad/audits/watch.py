@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 import time
 from collections import Counter
@@ -86,7 +87,8 @@ class Watch:
         self.usual_error = math.nan  # the baseline's
         self._hides_padded_queries = hides_padded_queries
         self._generator = torch.Generator("cpu").manual_seed(seed)
-        self._place = 0
+        # Not torch's: a draw would be an operation, in calls that are not audited and in transforms of torch.func.
+        self._chance, self._place = random.Random(seed), 0
         self._lock = threading.Lock()  # services call one model from several threads
 
     @torch.compiler.disable(reason="an audited layer is not compiled: it counts calls, and times some")  # type: ignore[untyped-decorator]
@@ -130,7 +132,7 @@ class Watch:
         with self._lock:
             at = self.tally.calls % self.plan.every
             if at == 0:
-                self._place = int(torch.randint(self.plan.every, (), generator=self._generator))
+                self._place = self._chance.randrange(self.plan.every)
             self.tally.calls += 1
             return self.tally.calls if at == self._place else None
 
