@@ -80,7 +80,8 @@ def opentelemetry(meter: Any = None) -> Callable[[AuditedCall], None]:
 def numbers_of(call: AuditedCall) -> dict[str, float]:
     """What one audited call adds to each count."""
     rows = len(call.errors)
-    return dict(zip(COUNTS, (1, rows, call.above, rows - len(defined(call)), call.seconds), strict=True))
+    numbers = 1, rows, call.above, rows - len(defined(call)), call.seconds
+    return dict(zip(COUNTS, map(float, numbers), strict=True))
 
 
 def defined(call: AuditedCall) -> list[float]:

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from subquad.audits.statistics import Moments, mean_upper, share_upper
 
 LARGEST = 1.0  # e² that the bound of its mean assumes: an output of 0 has e = 1
@@ -66,16 +63,16 @@ class AuditReport:
     def __str__(self) -> str:
         sure = f"{100 * self.confidence:g} %"
         head = ["layer", "method", "calls", "audited", "rows", "mean e²", f"≤ at {sure}"]
-        table = Table(*head, f"e > {self.tolerance:g}", f"≤ at {sure}", "drift", "overhead", box=None)
+        lines = [[*head, f"e > {self.tolerance:g}", f"≤ at {sure}", "drift", "overhead"]]
         for layer in (*self.layers, self.overall):
             counts = [f"{layer.calls:,}", f"{layer.audited:,}", f"{layer.rows:,}"]
             squares = [_number(layer.mean_square), _number(layer.mean_square_bound)]
             shares = [_percent(layer.share), _percent(layer.share_bound)]
             drift = "–" if layer.drifted is None else f"{'yes' if layer.drifted else 'no'} ({layer.evidence:.3g})"
-            table.add_row(layer.name, layer.method, *counts, *squares, *shares, drift, _percent(layer.overhead))
-        console = Console(width=200, no_color=True)
-        with console.capture() as capture:
-            console.print(table)
+            lines.append([layer.name, layer.method, *counts, *squares, *shares, drift, _percent(layer.overhead)])
+        # Not a table of rich, which draws from Python's global generator.
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
         notes = [
             f"{count:,} {what}"
             for count, what in (
@@ -86,7 +83,7 @@ class AuditReport:
             )
             if count
         ]
-        return "\n".join([*(line.rstrip() for line in capture.get().splitlines()), *notes])
+        return "\n".join([*(line.rstrip() for line in padded), *notes])
 
 
 def summary(
