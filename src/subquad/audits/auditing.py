@@ -12,7 +12,7 @@ from torch import nn
 
 from subquad.audits.report import AuditReport, summary
 from subquad.audits.statistics import Betting, usual
-from subquad.audits.watch import AuditedCall, Plan, Watch
+from subquad.audits.watch import AuditedCall, Rules, Watch
 from subquad.methods import BoundMethod
 from subquad.spelling import nearest
 
@@ -35,7 +35,7 @@ class Audit:
     def __init__(
         self,
         layers: Mapping[str, tuple[BoundMethod, bool]],
-        plan: dict[str, Any],
+        rules: dict[str, Any],
         *,
         confidence: float,
         baseline: Mapping[str, Any] | None,
@@ -45,9 +45,9 @@ class Audit:
     ):
         self._bound = {name: bound for name, (bound, _) in layers.items()}
         self._confidence, self._callback = confidence, callback
-        self._plan = Plan(**plan, report=self._tell, exceeded=self._error)
+        self._rules = Rules(**rules, report=self._tell, exceeded=self._error)
         self._watches = {
-            name: Watch(number, name, str(bound.method), self._plan, seed + number, of_same_tokens)
+            name: Watch(number, name, str(bound.method), self._rules, seed + number, of_same_tokens)
             for number, (name, (bound, of_same_tokens)) in enumerate(layers.items())
         }
         self._alarm_at = len(layers) / false_alarm  # each layer has its share of the false alarms
@@ -95,7 +95,7 @@ class Audit:
             max(peaks) if peaks else None,
             any(layer.drifted for layer in layers) if peaks else None,
         )
-        return AuditReport(tuple(layers), overall, self._plan.tolerance, self._confidence)
+        return AuditReport(tuple(layers), overall, self._rules.tolerance, self._confidence)
 
     def baseline(self) -> dict[str, Any]:
         """What later audits of this model test for drift against, as plain data that JSON can hold.
@@ -112,9 +112,9 @@ class Audit:
             if not watch.tally.audited:
                 raise ValueError(
                     f"layer {name} has no audited call among {watch.tally.calls}, so it has no baseline; run more "
-                    f"calls, or audit with a smaller `every` than {self._plan.every}"
+                    f"calls, or audit with a smaller `every` than {self._rules.every}"
                 )
-            layers[name] = usual(watch.tally.beyond, self._plan.rows, delta)
+            layers[name] = usual(watch.tally.beyond, self._rules.rows, delta)
         return {"confidence": self._confidence, "layers": layers}
 
     def _tell(self, found: AuditedCall) -> None:
@@ -125,7 +125,7 @@ class Audit:
                 "layer %s: %d of %d audited rows have an exact result that is not finite",
                 *(found.name, undefined, len(found.errors)),
             )
-        if found.exceeded and self._plan.on_exceed != "raise":
+        if found.exceeded and self._rules.on_exceed != "raise":
             logger.warning("%s%s", self._why(found), "; computed again exactly" if found.replaced else "")
         if found.evidence is not None and found.evidence >= self._alarm_at and found.name not in self._alarmed:
             self._alarmed.add(found.name)
@@ -141,8 +141,8 @@ class Audit:
         finite = [error for error in found.errors if error == error]
         return (
             f"layer {found.name}: {found.above} of {len(found.errors)} audited rows have a relative error above "
-            f"tolerance={self._plan.tolerance:g} (largest {max(finite, default=math.nan):.3g}), more than "
-            f"allowed={self._plan.allowed:g} of them"
+            f"tolerance={self._rules.tolerance:g} (largest {max(finite, default=math.nan):.3g}), more than "
+            f"allowed={self._rules.allowed:g} of them"
         )
 
     def _error(self, found: AuditedCall) -> Exception:

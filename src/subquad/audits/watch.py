@@ -44,7 +44,7 @@ class AuditedCall:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Rules:
     """How every layer of a model is audited: the arguments of `subquad.audit`."""
 
     rows: int
@@ -80,8 +80,8 @@ class Watch:
     `hides_padded_queries`: the layer's mask has the padding of keys alone, but its queries are the same tokens.
     """
 
-    def __init__(self, number: int, name: str, method: str, plan: Plan, seed: int, hides_padded_queries: bool):
-        self.number, self.name, self.method, self.plan = number, name, method, plan
+    def __init__(self, number: int, name: str, method: str, rules: Rules, seed: int, hides_padded_queries: bool):
+        self.number, self.name, self.method, self.rules = number, name, method, rules
         self.tally = Tally()
         self.drift: Betting | None = None
         self.usual_error = math.nan  # the baseline's
@@ -113,26 +113,26 @@ class Watch:
             chosen = tuple(index.to(out.device) for index in rows)
             item, head, row = chosen
             errors = relative_errors(out[item, head, row], exact_rows(*cleared, call, rows)).tolist()
-        above = beyond(errors, self.plan.tolerance)
-        exceeded = above > self.plan.allowed * len(errors)
-        replaced = exceeded and self.plan.on_exceed == "exact"
+        above = beyond(errors, self.rules.tolerance)
+        exceeded = above > self.rules.allowed * len(errors)
+        replaced = exceeded and self.rules.on_exceed == "exact"
         if replaced:
             result = Full().run(*cleared_inputs(query, key, value, call.mask), call)
         seconds = _now(query) - between + sampling
         self._count(errors, above, exceeded, replaced, between - start, seconds)
         evidence = None if self.drift is None else self.drift.evidence
         found = AuditedCall(self.number, self.name, number, tuple(errors), above, exceeded, replaced, evidence, seconds)
-        self.plan.report(found)
-        if exceeded and self.plan.on_exceed == "raise":
-            raise self.plan.exceeded(found)
+        self.rules.report(found)
+        if exceeded and self.rules.on_exceed == "raise":
+            raise self.rules.exceeded(found)
         return result
 
     def _next(self) -> int | None:
         """Count one call; its number where it is to be audited."""
         with self._lock:
-            at = self.tally.calls % self.plan.every
+            at = self.tally.calls % self.rules.every
             if at == 0:
-                self._place = self._chance.randrange(self.plan.every)
+                self._place = self._chance.randrange(self.rules.every)
             self.tally.calls += 1
             return self.tally.calls if at == self._place else None
 
@@ -144,7 +144,7 @@ class Watch:
         if self._hides_padded_queries and query.shape[2] == key.shape[2]:
             real = call.mask.key_padding(key.shape[2])
         with self._lock:
-            return sampled(query, call.mask, real, self.plan.rows, self._generator)
+            return sampled(query, call.mask, real, self.rules.rows, self._generator)
 
     def _count(
         self, errors: list[float], above: int, exceeded: bool, replaced: bool, layer: float, audit: float
