@@ -118,7 +118,7 @@ def overhead(data: Path, length: int = 4096, passes: int = 3) -> str:
         f"At {length:,} tokens an audit of {ROWS} rows takes {100 * mean:.2f} % of the time of the call that it "
         f"audits ({100 * worst:.2f} % in the layer where it is most; {report.overall.audited} calls of "
         f"{1e3 * seconds:.0f} ms).\n"
-        f"With every=100 that is {mean:.3%} of the layers' time, and counting the other calls "
+        f"With every=100 that is {mean / 100:.3%} of the layers' time, and counting the other calls "
         f"({1e6 * counting:.1f} µs each) {counting / seconds:.4%} more."
     )
 

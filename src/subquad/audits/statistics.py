@@ -103,7 +103,7 @@ def mean_interval(counts: Mapping[int, int], rows: int, delta: float) -> tuple[f
     above the tolerance together does not matter. Without any number it is (0, 1).
 
     >>> low, high = mean_interval({1: 50, 2: 50}, 32, 0.05)
-    >>> low < 1.5 / 32 < high < 0.1
+    >>> low < 1.5 / 32 < high < 0.2
     True
     """
 
