@@ -7,6 +7,7 @@ import math
 import pickle
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -310,6 +311,24 @@ def test_nan_in_padding_is_no_error():
 
 
 # ---------------------------------------------------------------------- calls that cannot be audited
+
+
+def test_calls_from_several_threads_are_all_counted():
+    one, x = layer("full"), tokens(length=8)
+
+    def calls() -> None:
+        with torch.inference_mode():
+            for _ in range(50):
+                one(x)
+
+    with sq.audit(one, tolerance=9.0, every=5) as audit:
+        threads = [threading.Thread(target=calls) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    report = audit.report().overall
+    assert (report.calls, report.audited, report.rows) == (200, 40, 40 * 32)
 
 
 def test_dropout_no_real_query_and_transforms_are_skipped_and_counted():
