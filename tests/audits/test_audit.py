@@ -240,12 +240,15 @@ def test_raise_raises_with_the_record_and_the_audit_can_be_stopped():
         one(tokens())
 
 
-@pytest.mark.parametrize("mask", [None, sq.Mask.padding([40, 11]) & sq.Mask.window(9)])
-def test_exact_returns_exact_attention_for_the_audited_call_alone(mask):
+PADDED = sq.Mask.padding([40, 11]) & sq.Mask.window(9)
+
+
+@pytest.mark.parametrize("how", [{}, {"mask": PADDED}, {"keep": [0, 7]}, {"mask": PADDED, "keep": [0, 7]}])
+def test_exact_returns_exact_attention_for_the_audited_call_alone(how):
     one, exact, x = layer("local:window=2"), layer("full"), tokens(2)
     with torch.inference_mode(), sq.audit(one, tolerance=0.01, every=2, on_exceed="exact") as audit:
-        outs = [one(x, mask=mask) for _ in range(2)]
-        want, audited = exact(x, mask=mask), audit.report().overall
+        outs = [one(x, **how) for _ in range(2)]
+        want, audited = exact(x, **how), audit.report().overall
     assert (audited.audited, audited.exceeded, audited.replaced) == (1, 1, 1)
     assert sorted(torch.allclose(out, want, atol=1e-5) for out in outs) == [False, True]
 
