@@ -24,7 +24,7 @@ LEVELS = [
     {"functional"},
     {"nn"},
     {"hf"},
-    {"training", "measure"},
+    {"training", "measure", "audits"},
     {"report"},
     {"workflows"},
     {"papers"},

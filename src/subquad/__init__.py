@@ -11,17 +11,37 @@ from subquad.ops.backends import backends, use_backend
 
 if TYPE_CHECKING:
     from subquad import hf, nn
+    from subquad.audits import Controlled, audit
     from subquad.hf.plans import Plan, load_plan
     from subquad.workflows.planning.run import plan
 
 __version__ = "0.1.0"
-__all__ = ["Mask", "Plan", "attention", "backends", "hf", "load_plan", "nn", "plan", "use_backend", *_methods]
+__all__ = [
+    "Controlled",
+    "Mask",
+    "Plan",
+    "attention",
+    "audit",
+    "backends",
+    "hf",
+    "load_plan",
+    "nn",
+    "plan",
+    "use_backend",
+    *_methods,
+]
 
-_ELSEWHERE = {"Plan": "hf.plans", "load_plan": "hf.plans", "plan": "workflows.planning.run"}  # what needs transformers
+_ELSEWHERE = {
+    "Controlled": "audits",
+    "audit": "audits",
+    "Plan": "hf.plans",
+    "load_plan": "hf.plans",
+    "plan": "workflows.planning.run",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Load `sq.nn`, `sq.hf` and what needs transformers on first use."""
+    """Load `sq.nn`, `sq.hf`, and what needs SciPy or transformers, on first use."""
     if name in ("nn", "hf"):
         return importlib.import_module(f"subquad.{name}")
     if name in _ELSEWHERE:

@@ -17,6 +17,8 @@ from subquad.shapes import Sizes
 class BoundMethod(nn.Module):
     """A method attached to one layer. Calls like the method; remembers the head counts it was made for."""
 
+    watch: Any = None  # an audit of this layer, `audits.watch.Watch`, which then runs the method
+
     def __init__(
         self,
         method: Any,  # a Method, whose module imports this one
@@ -39,6 +41,8 @@ class BoundMethod(nn.Module):
         query, key, value, call = self.prepare(query, key, value, **how)
         if self.learned is not None and self.training and torch.is_grad_enabled():
             self._loss = self.method.run_auxiliary_loss(query, key, value, call)
+        if self.watch is not None:
+            return self.watch(self.method, query, key, value, call)
         return self.method.run(query, key, value, call)
 
     def prepare(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> tuple[Tensor, Tensor, Tensor, Call]:
@@ -123,8 +127,9 @@ class BoundMethod(nn.Module):
         return loss
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy is a layer that has not run: a loss belongs to a graph, which can be neither copied nor pickled.
-        return {**self.__dict__, "_loss": None}
+        # A copy is a layer that has not run: a loss belongs to a graph, which can be neither copied nor pickled. It is
+        # not audited either.
+        return {name: each for name, each in self.__dict__.items() if name != "watch"} | {"_loss": None}
 
     def extra_repr(self) -> str:
         """What `print(module)` shows."""

@@ -1,0 +1,24 @@
+"""How far a method is from exact attention while the model runs: audits, and attention whose error is controlled.
+
+Three words are kept apart, in names and in text:
+
+    estimate      a mean over sampled rows; it says nothing about how far off it is
+    bound         a number that the true one exceeds with probability at most δ: "at confidence 1 − δ"
+    certificate   a number that the true one never exceeds; nothing here is a certificate
+"""
+
+from subquad.audits.auditing import Audit, Exceeded, audit
+from subquad.audits.controlled import Controlled, Spent
+from subquad.audits.report import AuditReport, LayerReport
+from subquad.audits.watch import AuditedCall
+
+__all__ = [
+    "Audit",
+    "AuditReport",
+    "AuditedCall",
+    "Controlled",
+    "Exceeded",
+    "LayerReport",
+    "Spent",
+    "audit",
+]

@@ -1,0 +1,292 @@
+"""`audit`: exact rows for a few sampled queries while a model serves."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+
+from subquad.audits.report import AuditReport, summary
+from subquad.audits.statistics import Betting, usual
+from subquad.audits.watch import AuditedCall, Rules, Watch
+from subquad.methods import BoundMethod
+from subquad.spelling import nearest
+
+logger = logging.getLogger("subquad.audit")
+
+ON_EXCEED = ("warn", "raise", "exact")
+
+
+class Exceeded(RuntimeError):
+    """An audited call has more rows above the tolerance than are allowed; `call` is its record."""
+
+    def __init__(self, message: str, call: AuditedCall):
+        super().__init__(message)
+        self.call = call
+
+
+class Audit:
+    """An audit of one model: `start` and `stop` it, or use it as a context manager; `report` at any time."""
+
+    def __init__(
+        self,
+        layers: Mapping[str, tuple[BoundMethod, bool]],
+        rules: dict[str, Any],
+        *,
+        confidence: float,
+        baseline: Mapping[str, Any] | None,
+        false_alarm: float,
+        seed: int,
+        callback: Callable[[AuditedCall], None] | None,
+    ):
+        self._bound = {name: bound for name, (bound, _) in layers.items()}
+        self._confidence, self._callback = confidence, callback
+        self._rules = Rules(**rules, report=self._tell, exceeded=self._error)
+        self._watches = {
+            name: Watch(number, name, str(bound.method), self._rules, seed + number, of_same_tokens)
+            for number, (name, (bound, of_same_tokens)) in enumerate(layers.items())
+        }
+        self._alarm_at = len(layers) / false_alarm  # each layer has its share of the false alarms
+        if baseline is not None:
+            for name, watch in self._watches.items():
+                usual = baseline["layers"][name]
+                watch.drift, watch.usual_error = Betting(usual["low"], usual["high"]), usual["error"]
+        self._alarmed: set[str] = set()
+
+    def start(self) -> Audit:
+        """Audit from now on. ValueError where a layer of the model is audited already; then nothing has started."""
+        for name, bound in self._bound.items():
+            if bound.watch is not None:
+                raise ValueError(f"layer {name} is audited already; stop that audit first: one model has one audit")
+        for name, bound in self._bound.items():
+            bound.watch = self._watches[name]
+        return self
+
+    def stop(self) -> None:
+        """Leave the model as it was before the audit; the report stays."""
+        for name, bound in self._bound.items():
+            if bound.watch is self._watches[name]:
+                del bound.watch
+
+    def __enter__(self) -> Audit:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def report(self) -> AuditReport:
+        """What was found so far. Each bound holds for one look; the test of drift may be looked at at any time."""
+        delta, layers = 1 - self._confidence, []
+        for name, watch in self._watches.items():
+            evidence = None if watch.drift is None else watch.drift.peak
+            drifted = None if evidence is None else evidence >= self._alarm_at
+            layers.append(summary(name, watch.method, [watch.tally], delta, evidence, drifted))
+        peaks = [layer.evidence for layer in layers if layer.evidence is not None]
+        methods = {layer.method for layer in layers}
+        overall = summary(
+            "all",
+            methods.pop() if len(methods) == 1 else f"{len(methods)} methods",
+            [watch.tally for watch in self._watches.values()],
+            delta,
+            max(peaks) if peaks else None,
+            any(layer.drifted for layer in layers) if peaks else None,
+        )
+        return AuditReport(tuple(layers), overall, self._rules.tolerance, self._confidence)
+
+    def baseline(self) -> dict[str, Any]:
+        """What later audits of this model test for drift against, as plain data that JSON can hold.
+
+        For each layer a usual error, which about half of the rows exceed, and an interval for the expected share of an
+        audited call's rows that do. All intervals hold together at the audit's confidence, for calls that are
+        independent and have one distribution; widen them to accept more drift.
+
+        Raises:
+            ValueError: a layer has no audited call.
+        """
+        delta, layers = (1 - self._confidence) / len(self._watches), {}
+        for name, watch in self._watches.items():
+            if not watch.tally.audited:
+                raise ValueError(
+                    f"layer {name} has no audited call among {watch.tally.calls}, so it has no baseline; run more "
+                    f"calls, or audit with a smaller `every` than {self._rules.every}"
+                )
+            layers[name] = usual(watch.tally.beyond, self._rules.rows, delta)
+        return {"confidence": self._confidence, "layers": layers}
+
+    def _tell(self, found: AuditedCall) -> None:
+        """Log what matters in an audited call, and hand it to the callback."""
+        undefined = sum(error != error for error in found.errors)
+        if undefined:
+            logger.warning(
+                "layer %s: %d of %d audited rows have an exact result that is not finite",
+                *(found.name, undefined, len(found.errors)),
+            )
+        if found.exceeded and self._rules.on_exceed != "raise":
+            logger.warning("%s%s", self._why(found), "; computed again exactly" if found.replaced else "")
+        if found.evidence is not None and found.evidence >= self._alarm_at and found.name not in self._alarmed:
+            self._alarmed.add(found.name)
+            logger.warning(
+                "layer %s has drifted: its errors are not those of the baseline (evidence %.3g, alarm at %.3g); look "
+                "at what the model reads now",
+                *(found.name, found.evidence, self._alarm_at),
+            )
+        if self._callback is not None:
+            self._callback(found)
+
+    def _why(self, found: AuditedCall) -> str:
+        finite = [error for error in found.errors if error == error]
+        return (
+            f"layer {found.name}: {found.above} of {len(found.errors)} audited rows have a relative error above "
+            f"tolerance={self._rules.tolerance:g} (largest {max(finite, default=math.nan):.3g}), more than "
+            f"allowed={self._rules.allowed:g} of them"
+        )
+
+    def _error(self, found: AuditedCall) -> Exception:
+        return Exceeded(f"{self._why(found)}; use a closer method there, or on_exceed='exact'", found)
+
+
+def audit(
+    model: Any,
+    *,
+    tolerance: float,
+    rows: int = 32,
+    every: int = 100,
+    allowed: float = 0.0,
+    on_exceed: str = "warn",
+    confidence: float = 0.95,
+    baseline: Mapping[str, Any] | None = None,
+    false_alarm: float = 0.05,
+    seed: int = 0,
+    callback: Callable[[AuditedCall], None] | None = None,
+) -> Audit:
+    """Compare a few sampled rows of attention with exact ones while a model runs.
+
+        e_i = ‖out_i − exact_i‖ / ‖exact_i‖          exact_i = softmax(scale · q_i Kᵀ + bias_i) V
+
+    In each layer one call of every `every` is audited, at a random place among them. Its rows are drawn uniformly from
+    all heads and real queries, with replacement; exact rows see all keys that the call's mask lets them see, and cost
+    O(rows·M·D). Other calls are only counted: nothing is computed on the device, and nothing waits for it.
+
+    Args:
+        model: a swapped transformers model, what holds one, or any module with `sq.nn.MultiheadAttention` or bound
+            methods in it.
+        tolerance: the e_i that is accepted.
+        rows: how many rows of an audited call are compared.
+        every: calls of a layer of which one is audited.
+        allowed: the share of an audited call's rows that may be above the tolerance.
+        on_exceed: what happens to an audited call with more: "warn" logs it, "raise" raises `Exceeded`, "exact" logs it
+            and returns exact attention in its place.
+        confidence: 1 − δ, of each bound in the report.
+        baseline: what `Audit.baseline` returned of an earlier audit; drift from it is then tested in each layer.
+        false_alarm: how likely any layer is to report drift, ever, while the expected share of each audited call's rows
+            above the usual error, given all earlier ones, stays in the baseline's interval.
+        seed: of the sampling. No global generator is read or moved.
+        callback: called with an `AuditedCall` after each audited call.
+
+    Returns:
+        An `Audit`: a context manager, or `start()` and `stop()` it; `report()` at any time.
+
+    Raises:
+        ValueError: nothing in the model is swapped; an argument is out of its range; a baseline of another
+            model; on `start`, a layer that another audit watches.
+        TypeError: `model` is not a module and holds none.
+
+    Not audited, and counted as skipped: calls with dropout, without a real query, and inside transforms of torch.func.
+    Steps on a state of fixed size (`step`, `StateCache`) have no keys to compare with, and are not counted. Exact rows
+    that are not finite have no error: they are counted, logged, and taken as above the tolerance. Under `torch.compile`
+    audited layers run uncompiled (a graph break, so `fullgraph=True` raises); the first calls after `start` and `stop`
+    compile the rest again.
+
+    Source: for the bounds Clopper and Pearson 1934, Maurer and Pontil 2009, Waudby-Smith and Ramdas 2024.
+
+    >>> import torch, subquad as sq
+    >>> layer = sq.nn.MultiheadAttention(64, 4, method="clustered-tail:clusters=8,topk=8").eval()
+    >>> with sq.audit(layer, tolerance=0.5, every=2) as audit, torch.inference_mode():
+    ...     for _ in range(4):
+    ...         out = layer(torch.randn(1, 200, 64))
+    >>> audit.report().overall.audited
+    2
+    """
+    _check_whole(rows=rows, every=every)
+    if not (tolerance > 0 and math.isfinite(tolerance)):
+        raise ValueError(f"tolerance={tolerance}, but it must be a finite number above 0")
+    if not 0 <= allowed < 1:
+        raise ValueError(f"allowed={allowed}, but it must be in [0, 1)")
+    if on_exceed not in ON_EXCEED:
+        raise ValueError(f"on_exceed={on_exceed!r}, but it must be {', '.join(map(repr, ON_EXCEED))}")
+    for name, share in (("confidence", confidence), ("false_alarm", false_alarm)):
+        if not 0 < share < 1:
+            raise ValueError(f"{name}={share}, but it must be between 0 and 1")
+    layers = layers_of(model)
+    if baseline is not None:
+        _check_baseline(baseline, layers)
+    return Audit(
+        layers,
+        {"rows": rows, "every": every, "tolerance": tolerance, "allowed": allowed, "on_exceed": on_exceed},
+        confidence=confidence,
+        baseline=baseline,
+        false_alarm=false_alarm,
+        seed=seed,
+        callback=callback,
+    )
+
+
+def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:
+    """The bound methods in a model by the names of their layers, and whether padded keys are padded queries there.
+
+    Raises:
+        TypeError: no module, and not what holds one as its `model`.
+        ValueError: there is no bound method in it.
+    """
+    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)  # a pipeline
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"expected a swapped model or a module with subquad layers, got {type(model).__name__}")
+    found = {}
+    for name, part in module.named_modules():
+        if isinstance(part, BoundMethod):
+            above = module.get_submodule(name.rpartition(".")[0])
+            swapped = hasattr(above, "label") and hasattr(
+                above, "cross"
+            )  # `hf.layers.Attached`, which needs transformers
+            name = name.removesuffix(".bound").removesuffix(".subquad") if swapped else name.removesuffix("attention")
+            found[name.rstrip(".") or type(module).__name__] = (part, swapped and not above.cross)
+    if not found:
+        raise ValueError(
+            f"nothing in this {type(module).__name__} runs a subquad method, so there is nothing to audit; "
+            "swap a method in first: sq.hf.swap(model, method)"
+        )
+    return found
+
+
+def _check_whole(**given: int) -> None:
+    for name, value in given.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name}={value!r}, but it must be a whole number of at least 1")
+
+
+def _check_baseline(baseline: Mapping[str, Any], layers: Mapping[str, Any]) -> None:
+    """Raise ValueError where a baseline is damaged, or is one of another model."""
+    try:
+        usual = {
+            name: tuple(float(of[key]) for key in ("error", "low", "high")) for name, of in baseline["layers"].items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"the baseline is damaged ({type(error).__name__}: {error}); give what `baseline()` of an audit returned"
+        ) from None
+    for name in layers:
+        if name not in usual:
+            raise ValueError(
+                f"the baseline has no layer {name!r}{nearest(name, list(usual))}; it has {len(usual)} layers and the "
+                f"model has {len(layers)}"
+            )
+        size, low, high = usual[name]
+        if not (0 <= low <= high <= 1 and size > 0):
+            raise ValueError(
+                f"the baseline of layer {name!r} is {low:g} to {high:g} above {size:g}, but shares lie in [0, 1] and "
+                "errors above 0"
+            )

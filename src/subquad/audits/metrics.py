@@ -1,0 +1,89 @@
+"""Callbacks for `subquad.audit` that hand its numbers to Prometheus or OpenTelemetry, by their own libraries."""
+
+from collections.abc import Callable
+from typing import Any
+
+from subquad.audits.watch import AuditedCall
+
+BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # relative errors
+
+COUNTS = {
+    "subquad_audit_calls": "Audited calls.",
+    "subquad_audit_rows": "Audited rows of attention.",
+    "subquad_audit_rows_above": "Audited rows that are not within the tolerance.",
+    "subquad_audit_rows_undefined": "Audited rows whose exact result is not finite.",
+    "subquad_audit_seconds": "Time spent auditing.",
+}
+ERROR = "subquad_audit_error", "Relative error of audited rows."
+EVIDENCE = "subquad_audit_drift_evidence", "Evidence of drift from the baseline."
+
+
+def prometheus(registry: Any = None) -> Callable[[AuditedCall], None]:
+    """Return a callback that keeps Prometheus metrics, one series for each layer.
+
+    Args:
+        registry: a `prometheus_client.CollectorRegistry`; by default the library's own.
+
+    Raises:
+        ImportError: prometheus_client is not installed.
+    """
+    try:
+        from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+    except ImportError:
+        raise ImportError("prometheus_client is not installed: pip install 'subquad[metrics]'") from None
+    registry = REGISTRY if registry is None else registry
+    counts = {name: Counter(name, text, ["layer"], registry=registry) for name, text in COUNTS.items()}
+    error = Histogram(*ERROR, ["layer"], registry=registry, buckets=BUCKETS)
+    evidence = Gauge(*EVIDENCE, ["layer"], registry=registry)
+
+    def callback(call: AuditedCall) -> None:
+        for name, number in numbers_of(call).items():
+            counts[name].labels(call.name).inc(number)
+        for each in defined(call):
+            error.labels(call.name).observe(each)
+        if call.evidence is not None:
+            evidence.labels(call.name).set(call.evidence)
+
+    return callback
+
+
+def opentelemetry(meter: Any = None) -> Callable[[AuditedCall], None]:
+    """Return a callback that records OpenTelemetry metrics, with the layer as an attribute.
+
+    Args:
+        meter: an `opentelemetry.metrics.Meter`; by default that of the global provider.
+
+    Raises:
+        ImportError: opentelemetry-api is not installed.
+    """
+    try:
+        from opentelemetry import metrics
+    except ImportError:
+        raise ImportError("opentelemetry-api is not installed: pip install 'subquad[metrics]'") from None
+    meter = metrics.get_meter("subquad") if meter is None else meter
+    counts = {name: meter.create_counter(name, description=text) for name, text in COUNTS.items()}
+    error = meter.create_histogram(ERROR[0], description=ERROR[1], explicit_bucket_boundaries_advisory=BUCKETS)
+    evidence = meter.create_gauge(EVIDENCE[0], description=EVIDENCE[1])
+
+    def callback(call: AuditedCall) -> None:
+        layer = {"layer": call.name}
+        for name, number in numbers_of(call).items():
+            counts[name].add(number, layer)
+        for each in defined(call):
+            error.record(each, layer)
+        if call.evidence is not None:
+            evidence.set(call.evidence, layer)
+
+    return callback
+
+
+def numbers_of(call: AuditedCall) -> dict[str, float]:
+    """What one audited call adds to each count."""
+    rows = len(call.errors)
+    numbers = 1, rows, call.above, rows - len(defined(call)), call.seconds
+    return dict(zip(COUNTS, map(float, numbers), strict=True))
+
+
+def defined(call: AuditedCall) -> list[float]:
+    """The errors of rows that have one."""
+    return [error for error in call.errors if error == error]

@@ -1,0 +1,135 @@
+"""What an audit found so far, as numbers and as a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from subquad.audits.statistics import Moments, mean_upper, share_upper
+
+LARGEST = 1.0  # e² that the bound of its mean assumes: an output of 0 has e = 1
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """The audit of one layer, or of all together (`name` is "all").
+
+    `mean_square` is an unbiased estimate of the mean of e² over the real rows of the layer's calls. `mean_square_bound`
+    is its empirical Bernstein bound at confidence 1 − δ for the audited calls; it assumes e² ≤ 1, and is None where an
+    audited row had more, or fewer than 2 rows were audited. `share` estimates how many rows are above the tolerance,
+    rows without a finite exact result included, and `share_bound` is its Clopper-Pearson bound at confidence 1 − δ for
+    the audited calls. `evidence` is the largest capital that the test of drift had so far. `overhead` is the time of
+    auditing divided by that of the layer, from the audited calls; None before the first.
+    """
+
+    name: str
+    method: str
+    calls: int
+    audited: int
+    skipped: int
+    rows: int
+    undefined: int
+    exceeded: int
+    replaced: int
+    mean_square: float | None
+    mean_square_bound: float | None
+    largest: float
+    share: float | None
+    share_bound: float | None
+    evidence: float | None
+    drifted: bool | None
+    overhead: float | None
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What an audit found: one record for each layer, in the model's order, and one of all rows together."""
+
+    layers: tuple[LayerReport, ...]
+    overall: LayerReport
+    tolerance: float
+    confidence: float
+
+    def layer(self, name: str) -> LayerReport:
+        """The record of the layer of this name."""
+        return next(layer for layer in self.layers if layer.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures as plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        sure = f"{100 * self.confidence:g} %"
+        head = ["layer", "method", "calls", "audited", "rows", "mean e²", f"≤ at {sure}"]
+        lines = [[*head, f"e > {self.tolerance:g}", f"≤ at {sure}", "drift", "overhead"]]
+        for layer in (*self.layers, self.overall):
+            counts = [f"{layer.calls:,}", f"{layer.audited:,}", f"{layer.rows:,}"]
+            squares = [_number(layer.mean_square), _number(layer.mean_square_bound)]
+            shares = [_percent(layer.share), _percent(layer.share_bound)]
+            drift = "–" if layer.drifted is None else f"{'yes' if layer.drifted else 'no'} ({layer.evidence:.3g})"
+            lines.append([layer.name, layer.method, *counts, *squares, *shares, drift, _percent(layer.overhead)])
+        # Not a table of rich, which draws from Python's global generator.
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+        notes = [
+            f"{count:,} {what}"
+            for count, what in (
+                (self.overall.undefined, "audited rows have an exact result that is not finite; they count as above"),
+                (self.overall.exceeded, "audited calls exceeded the tolerance"),
+                (self.overall.replaced, "calls were computed again by exact attention"),
+                (self.overall.skipped, "sampled calls could not be audited (dropout, no real query, a transform)"),
+            )
+            if count
+        ]
+        return "\n".join([*(line.rstrip() for line in padded), *notes])
+
+
+def summary(
+    name: str,
+    method: str,
+    tallies: Sequence[Any],  # of `watch.Tally`
+    delta: float,
+    evidence: float | None,
+    drifted: bool | None,
+) -> LayerReport:
+    """One record of these tallies together."""
+    squares = Moments()
+    for tally in tallies:
+        squares.join(tally.squares)
+    undefined = sum(tally.undefined for tally in tallies)
+    rows = squares.count + undefined
+    above = sum(tally.above for tally in tallies)
+    calls, audited = sum(tally.calls for tally in tallies), sum(tally.audited for tally in tallies)
+    seconds, layer = sum(tally.audit_seconds for tally in tallies), sum(tally.layer_seconds for tally in tallies)
+    bound = None
+    if squares.largest <= LARGEST and not undefined:
+        bound = mean_upper(squares.mean, squares.variance, squares.count, delta, LARGEST)
+    return LayerReport(
+        name=name,
+        method=method,
+        calls=calls,
+        audited=audited,
+        skipped=sum(tally.skipped for tally in tallies),
+        rows=rows,
+        undefined=undefined,
+        exceeded=sum(tally.exceeded for tally in tallies),
+        replaced=sum(tally.replaced for tally in tallies),
+        mean_square=squares.mean if squares.count else None,
+        mean_square_bound=bound,
+        largest=math.sqrt(squares.largest),
+        share=above / rows if rows else None,
+        share_bound=share_upper(above, rows, delta) if rows else None,
+        evidence=evidence,
+        drifted=drifted,
+        overhead=seconds / (layer / audited * calls) if layer > 0 else None,
+    )
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"
