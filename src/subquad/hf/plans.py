@@ -31,7 +31,7 @@ class Plan:
 
     `layers` has a method for each layer, `by-length` where lengths differ. `lengths` are those that were planned.
     `verified` says for each of them, as text, what was measured on held-out passages: "fidelity" (mean), "bound" (its
-    lower bound at "confidence"), "floor", "passages", and "speedup" of the whole model.
+    lower bound at "confidence"), "floor", "passages", "speedup" of the whole model, and "baseline" for `sq.audit`.
     """
 
     model: dict[str, Any]  # as `describe_model` has it
@@ -50,6 +50,21 @@ class Plan:
             for length, found in self.verified.items()
         ]
         return "\n".join([*listed, *said])
+
+    def baseline(self, length: int) -> dict[str, Any]:
+        """The usual errors of the layers at a planned length: `sq.audit(model, baseline=plan.baseline(2048), …)`.
+
+        Raises:
+            ValueError: the length was not planned, or exact attention runs there.
+        """
+        found = self.verified.get(str(length), {}).get("baseline")
+        if found is None:
+            have = [n for n, of in self.verified.items() if of.get("baseline")]
+            raise ValueError(
+                f"the plan has no baseline for {length} tokens; it has {' and '.join(have) or 'none'}, the lengths at "
+                "which a verified plan is not exact attention"
+            )
+        return dict(found)
 
     def for_model(self, model: AnyModel) -> dict[int, Method | Bound]:
         """What `swap` is given for this model.

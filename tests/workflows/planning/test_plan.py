@@ -135,6 +135,23 @@ def test_several_lengths_are_one_method_by_length():
 
 
 @pytest.mark.usefixtures("timed")
+def test_audits_start_from_what_the_plan_had_when_it_was_made():
+    model = sharp("bert")
+    plan = sq.plan(model, inputs(18), min_fidelity=0.3, methods=["local:window=2"])
+    sq.hf.swap(model, plan)
+    with sq.audit(model, tolerance=5.0, every=1, baseline=plan.baseline(20)) as audit, torch.no_grad():
+        for item in inputs(18):
+            model(**item)
+    assert not any(layer.drifted for layer in audit.report().layers)
+    with sq.audit(model, tolerance=5.0, every=1, baseline=plan.baseline(20)) as audit, torch.no_grad():
+        for item in inputs(120):
+            model(input_ids=0 * item["input_ids"] + 7)  # one token again and again: hardly an error
+    assert any(layer.drifted for layer in audit.report().layers)
+    with pytest.raises(ValueError, match="no baseline for 99 tokens; it has 20"):
+        plan.baseline(99)
+
+
+@pytest.mark.usefixtures("timed")
 def test_a_metric_and_a_loss_of_the_users():
     model, items = sharp("bert"), inputs(18)
 

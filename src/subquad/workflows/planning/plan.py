@@ -4,6 +4,7 @@
     losses/<length>/<i>          the final loss with one candidate in one layer, on the i-th passage
     verify/<length>/<round>/<i>  the plan of a round on the i-th held-out passage, beside exact attention
     crossover/<length>           from which length on the chosen methods are faster than exact attention
+    baseline/<length>            usual errors of the plan's layers on the held-out passages, for audits to compare with
 
 Losses of single layers are added up; the plan is the cheapest choice whose sum is under the budget. The first budget is
 the accepted loss. A verification on held-out passages gives a bound on the mean loss of the plan; where it is above the
@@ -17,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from subquad import hf
+from subquad.audits import audit
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan, joined
 from subquad.measure.capture import recorded
@@ -35,11 +37,13 @@ from subquad.workflows.planning.measure import (
     single_losses,
     turn,
 )
+from subquad.workflows.pretrained import running
 from subquad.workflows.store import Kind, Progress, Records, Store
 
 SCREEN: Kind[Screen] = Kind("screen", Screen)
 LOSSES: Kind[dict[str, dict[str, float]]] = Kind("losses", dict[str, dict[str, float]])
 VERIFY: Kind[Turn] = Kind("verify", Turn)
+BASELINE: Kind[dict[str, Any]] = Kind("baseline", dict[str, Any])
 CROSSOVER: Kind[dict[str, list[bool]]] = Kind("crossover", dict[str, list[bool]])
 
 KEPT = 6  # candidates of a length whose losses are measured
@@ -86,6 +90,7 @@ class Planned:
     why_exact: str | None = None
     starts: dict[str, int] = field(default_factory=dict)  # by candidate: the length from which on it runs
     floors: list[dict[str, Any]] = field(default_factory=list)
+    baseline: dict[str, Any] | None = None
 
     @property
     def seconds(self) -> dict[int, dict[str, float]]:
@@ -186,6 +191,8 @@ class _Length:
         self.verify(planned, {c.name: c for c in candidates})
         if planned.verified is not None:
             planned.starts = self.starts(planned, {c.name: c for c in candidates})
+            chosen = swap_of(planned.chosen, {c.name: c for c in candidates})
+            planned.baseline = self.store.get(BASELINE(self.length), partial(self.usual_errors, chosen))
         planned.floors = self.floors(planned)
         return planned
 
@@ -322,6 +329,13 @@ class _Length:
         won = self.store.get(CROSSOVER(self.length), tried)
         return {name: choice.crossover(lengths, wins, self.length) for name, wins in won.items()}
 
+    def usual_errors(self, methods: Mapping[int, Any]) -> dict[str, Any]:
+        """The baseline of an audit of every call on the held-out passages."""
+        with running(self.load.model, methods), audit(self.load.model, tolerance=1e9, every=1) as audited:
+            for item in self.load.held_out:
+                self.load.run(item)
+            return audited.baseline()
+
     def floors(self, planned: Planned) -> list[dict[str, Any]]:
         """What other floors would give, as predicted from the same figures."""
         found = []
@@ -400,4 +414,5 @@ def _verified(planned: Planned, floor: float) -> dict[str, Any]:
         "speedup": found.speedup,
         "predicted_loss": found.predicted,
         "loss": found.loss,
+        "baseline": planned.baseline,
     }
