@@ -96,6 +96,9 @@ class PlanSettings:
     text: tuple[Path, ...] = option((), TEXT)
     column: str = option("text", COLUMN)
     min_fidelity: float = option(0.99, "The mean cosine (or ratio of perplexities) to exact that the plan must keep.")
+    shift: float = option(
+        1.6, "How many times larger than on the given text the loss may be on other text; 1: plan for this text."
+    )
     lengths: tuple[int, ...] = option(
         (512, 2048, 4096), "Lengths to plan for, in tokens, separated by commas.", read=_lengths, shown="512,2048,4096"
     )

@@ -76,13 +76,25 @@ def test_a_lower_floor_takes_less_time():
 
 
 @pytest.mark.usefixtures("timed")
+def test_a_shift_leaves_room_for_other_inputs():
+    model, items = sharp("bert"), inputs(18)
+    losses = []
+    for shift in (1.0, 1.6, 50.0):
+        found = sq.plan(model, items, min_fidelity=0.7, shift=shift, methods=METHODS).verified["20"]
+        losses.append(1 - found["bound"])
+        assert losses[-1] <= 0.3 / shift
+        assert found["shift"] == shift
+    assert losses[0] > losses[2]
+
+
+@pytest.mark.usefixtures("timed")
 def test_what_fails_its_verification_becomes_more_exact_and_never_stays(monkeypatch):
     model, items = sharp("bert"), inputs(18)
     seen = []
     turn = planning.turn
 
-    def worse(load, item, exact, choices, seed):
-        found = turn(load, item, exact, choices, seed=seed)
+    def worse(load, item, choices, seed):
+        found = turn(load, item, choices, seed=seed)
         seen.append(choices["plan"])
         found.losses |= {name: 10.0 + 0.1 * seed for name in found.losses if name != "full"}
         return found
@@ -282,6 +294,7 @@ def test_a_plan_for_another_model_is_refused_and_the_model_is_as_it_was():
 @pytest.mark.parametrize(("options", "message"), [
     (["--min-fidelity", "0"], "min-fidelity 0 must be above 0 and at most 1"),
     (["--min-fidelity", "1.5"], "min-fidelity 1.5 must be above 0 and at most 1"),
+    (["--shift", "0.5"], "shift 0.5 must be at least 1"),
     (["--minutes", "0"], "minutes 0 must be at least 0.1"),
     (["--lengths", "8"], "a length of 8 is too short to plan for"),
     (["--lengths", "many"], "length 'many' is no whole number"),

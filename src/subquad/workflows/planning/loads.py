@@ -18,8 +18,8 @@ from subquad.workflows.pretrained import Pretrained
 
 Loss = Callable[[Any, Any], float]  # of an output, and of the exact model's; 0 where they say the same
 TOKENS = 12_288  # of the passages on which losses are measured
-FEWEST, MOST = 4, 16  # passages for losses
-HELD_OUT = 2  # times as many passages to verify on
+FEWEST, MOST = 3, 16  # passages for losses
+HELD_OUT = 8  # passages to verify on, at least; and at least twice as many as for losses
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Load:
 
 
 def text_load(pretrained: Pretrained, reading: Reading, length: int) -> Load:
-    """Passages of exactly `length` tokens of a text; every third is for losses, the others are held out.
+    """Passages of exactly `length` tokens of a text: a third of them or fewer for losses, the others held out.
 
     Raises:
         InputError: the text has fewer than five passages of that length.
@@ -44,22 +44,29 @@ def text_load(pretrained: Pretrained, reading: Reading, length: int) -> Load:
     if content < 1:
         raise InputError(f"a length of {length} leaves no token beside the special ones")
     few = min(max(TOKENS // length, FEWEST), MOST)
-    count = min(few * (1 + HELD_OUT), len(reading.tokens) // content)
+    count = min(few + max(2 * few, HELD_OUT), len(reading.tokens) // content)
     if count < 5:
         raise InputError(
             f"the text has {len(reading.tokens):,} tokens, which is less than five passages of {length:,}; a plan for "
             "that length needs two to measure and three to verify on: give more text, or shorter --lengths"
         )
-    passages = reading.stretches(pretrained, length, count)
+    items, held_out = divided(reading.stretches(pretrained, length, count), few)
     model = _reaching(pretrained, length)
     return Load(
         length=length,
         model=model.model,
         run=lambda item: model.forward([item]),
         loss=LOSSES[pretrained.kind],
-        items=passages[::3] if count >= 6 else passages[::2][:2],
-        held_out=[p for i, p in enumerate(passages) if i % 3] if count >= 6 else [*passages[1::2], passages[4]],
+        items=items,
+        held_out=held_out,
     )
+
+
+def divided(items: Sequence[Any], most: int) -> tuple[list[Any], list[Any]]:
+    """Two to `most` of five or more items, at most a third of them and evenly spread; and all others."""
+    few = max(min(most, len(items) // 3), 2)
+    chosen = [i * len(items) // few for i in range(few)]
+    return [items[i] for i in chosen], [item for i, item in enumerate(items) if i not in chosen]
 
 
 def _reaching(pretrained: Pretrained, length: int) -> Pretrained:
@@ -116,17 +123,11 @@ def input_loads(
                 "and three to verify on"
             )
     measure = metric_loss if metric is not None else loss or output_loss
-    return [
-        Load(
-            length=length,
-            model=model,
-            run=run,
-            loss=measure,
-            items=items[::3][:MOST] if len(items) >= 6 else items[:2],
-            held_out=[x for i, x in enumerate(items) if i % 3][: HELD_OUT * MOST] if len(items) >= 6 else items[2:],
-        )
-        for length, items in sorted(groups.items())
-    ]
+    loads = []
+    for length, items in sorted(groups.items()):
+        few, held_out = divided(items, MOST)
+        loads.append(Load(length, model, run, measure, few, held_out))
+    return loads
 
 
 @torch.inference_mode()

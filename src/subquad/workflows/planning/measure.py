@@ -145,14 +145,16 @@ def _same(load: Load, item: Any, exact: Any, blocks: Chain, outputs: Sequence[An
 
 
 @torch.inference_mode()
-def turn(load: Load, item: Any, exact: Any, choices: Mapping[str, Any], seed: int) -> Turn:
-    """One held-out input through every choice, in an order of its own: losses, and seconds of whole passes."""
-    losses, seconds = {}, {}
+def turn(load: Load, item: Any, choices: Mapping[str, Any], seed: int) -> Turn:
+    """One held-out input through every choice, exact attention among them: losses, and seconds of whole passes.
+
+    The order is drawn from the seed.
+    """
+    outputs, seconds = {}, {}
     for name, methods in shuffled(choices, random.Random(seed)).items():
         with running(load.model, methods):
-            seconds[name], output = stopwatch(lambda: load.run(item))
-        losses[name] = float(load.loss(output, exact))
-    return Turn(losses, seconds)
+            seconds[name], outputs[name] = stopwatch(lambda: load.run(item))
+    return Turn({name: float(load.loss(output, outputs[EXACT])) for name, output in outputs.items()}, seconds)
 
 
 @torch.inference_mode()

@@ -7,8 +7,8 @@
     baseline/<length>            usual errors of the plan's layers on the held-out passages, for audits to compare with
 
 Losses of single layers are added up; the plan is the cheapest choice whose sum is under the budget. The first budget is
-the accepted loss. A verification on held-out passages gives a bound on the mean loss of the plan; where it is above the
-accepted loss the budget shrinks, up to four times, and then exact attention is what is left.
+the accepted loss less room for the spread over passages. A verification on held-out passages gives a bound on the mean
+loss of the plan; where it is above the accepted loss the budget shrinks, and at last exact attention is what is left.
 """
 
 import statistics
@@ -38,7 +38,7 @@ from subquad.workflows.planning.measure import (
     turn,
 )
 from subquad.workflows.pretrained import running
-from subquad.workflows.store import Kind, Progress, Records, Store
+from subquad.workflows.store import Kind, Progress, Store
 
 SCREEN: Kind[Screen] = Kind("screen", Screen)
 LOSSES: Kind[dict[str, dict[str, float]]] = Kind("losses", dict[str, dict[str, float]])
@@ -120,13 +120,13 @@ class Planning:
     candidates: Callable[[int], list[Candidate]]  # for a length
     floor: float
     minutes: float
-    results: Records = field(default_factory=Records)
+    shift: float = 1.0  # how many times the losses of other text may be those of this one
     lengths: list[Planned] = field(default_factory=list)
 
     @property
     def accepted(self) -> float:
-        """The loss that is accepted."""
-        return 1.0 - self.floor
+        """The loss that is accepted on the text that is planned on."""
+        return (1.0 - self.floor) / self.shift
 
     def run(self, store: Store, progress: Progress) -> None:
         """Plan every length, the shortest first; finished units come from the store."""
@@ -172,7 +172,6 @@ class _Length:
 
     def __post_init__(self) -> None:
         self.begun = clock()
-        self._exact: dict[int, Any] = {}
 
     @property
     def length(self) -> int:
@@ -287,7 +286,7 @@ class _Length:
         for i, item in enumerate(self.load.held_out):
             self.progress(f"{self.length:,} tokens: verifying", i, len(self.load.held_out))
             unit = VERIFY(self.length, number, i)
-            turns.append(self.store.get(unit, partial(self.turn, i, item, choices)))
+            turns.append(self.store.get(unit, partial(turn, self.load, item, choices, seed=i)))
         found = {
             name: Verified(
                 chosen=mix,
@@ -300,16 +299,6 @@ class _Length:
         }
         planned.uniform_verified = found.get("uniform", planned.uniform_verified)
         return found["plan"]
-
-    def turn(self, number: int, item: Any, choices: Mapping[str, Any]) -> Turn:
-        """One held-out passage through every choice."""
-        return turn(self.load, item, self.exact(number), choices, seed=number)
-
-    def exact(self, number: int) -> Any:
-        """The exact output for a held-out passage."""
-        if number not in self._exact:
-            self._exact[number] = self.load.run(self.load.held_out[number])
-        return self._exact[number]
 
     def starts(self, planned: Planned, by_name: Mapping[str, Candidate]) -> dict[str, int]:
         """The length from which on each chosen method is faster than exact attention, at most this one."""
@@ -340,8 +329,9 @@ class _Length:
         """What other floors would give, as predicted from the same figures."""
         found = []
         for floor in sorted({*FLOORS, self.of.floor}):
-            chosen = choice.cheapest(planned.seconds, planned.mean_losses, 1.0 - floor)
-            best = choice.best_uniform(planned.seconds, planned.mean_losses, 1.0 - floor)
+            accepted = (1.0 - floor) / self.of.shift
+            chosen = choice.cheapest(planned.seconds, planned.mean_losses, accepted)
+            best = choice.best_uniform(planned.seconds, planned.mean_losses, accepted)
             mix = choice.uniform(planned.mean_losses, best) if best else {}
             found.append(
                 {
@@ -389,15 +379,16 @@ def plan_of(planning: Planning, made_on: dict[str, Any]) -> Plan:
         layers[number], bound = joined(hf.find_layers(model)[number], steps)
         bounds |= {} if bound is None else {number: bound}
     lengths = tuple(planned.length for planned in planning.lengths)
-    verified = {str(planned.length): _verified(planned, planning.floor) for planned in planning.lengths}
+    verified = {str(planned.length): _verified(planned, planning) for planned in planning.lengths}
     return Plan(describe_model(model), lengths, layers, verified, made_on, bounds)
 
 
-def _verified(planned: Planned, floor: float) -> dict[str, Any]:
+def _verified(planned: Planned, planning: Planning) -> dict[str, Any]:
     found = planned.verified
     if found is None:
         return {
-            "floor": floor,
+            "floor": planning.floor,
+            "shift": planning.shift,
             "fidelity": 1.0,
             "bound": 1.0,
             "confidence": 1.0,
@@ -406,7 +397,8 @@ def _verified(planned: Planned, floor: float) -> dict[str, Any]:
             "exact_because": planned.why_exact or "",
         }
     return {
-        "floor": floor,
+        "floor": planning.floor,
+        "shift": planning.shift,
         "fidelity": 1 - found.loss,
         "bound": 1 - found.bound,
         "confidence": choice.CONFIDENCE,

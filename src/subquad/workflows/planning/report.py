@@ -26,6 +26,7 @@ def report_of(made: Made) -> PlanReport:
         "settings": {
             "floor": planning.floor,
             "minutes": planning.minutes,
+            "shift": planning.shift,
             "confidence": choice.CONFIDENCE,
             "lengths": [planned.length for planned in planning.lengths],
         },
@@ -102,9 +103,15 @@ def _notes(made: Made) -> list[str]:
         for planned in made.planning.lengths
         if planned.why_exact
     ]
+    accepted = made.planning.accepted
     notes.append(
-        "A bound holds for text like the one that was planned on: it assumes that passages are independent and their "
-        "losses about normally distributed. Other text may lose more; `sq.audit` watches that while the model serves."
+        f"On this text a loss of {accepted:.4f} is accepted: that of the floor, {1 - made.planning.floor:.4f}, "
+        f"divided by the shift of {made.planning.shift:g}, because other text can lose more. "
+        "`sq.audit` watches that while the model serves."
+    )
+    notes.append(
+        "A bound assumes that passages are independent and their losses about normally distributed, and is about text "
+        "like the one that was planned on."
     )
     notes.append("Lengths between those that were planned run the plan of the next longer one, and were not verified.")
     spreads = [spread for planned in made.planning.lengths for spread in planned.screen.head_spread.values()]

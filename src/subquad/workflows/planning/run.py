@@ -1,5 +1,6 @@
 """`subquad plan` on a text model, and `sq.plan` on any module: from what the user gives to a plan with its record."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -41,7 +42,7 @@ def make(settings: PlanSettings, out: Path, progress: Progress) -> Made:
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
-    _check(settings.min_fidelity, settings.minutes, settings.lengths)
+    _check(settings)
     with as_input_error():
         methods = [parse_method(text) for text in settings.methods] or None
     documents = read_documents(settings.text, settings.column) if settings.text else None
@@ -87,6 +88,7 @@ def plan(
     inputs: Sequence[Any],
     *,
     min_fidelity: float = 0.99,
+    shift: float = 1.6,
     lengths: Sequence[int] = (512, 2048, 4096),
     loss: Loss | None = None,
     metric: Callable[[Any, Any], float] | None = None,
@@ -104,6 +106,8 @@ def plan(
             also texts, which are cut into passages of `lengths` tokens.
         min_fidelity: the mean fidelity (1 − loss) that the plan must have on inputs that it was not made from, above
             0 and at most 1.
+        shift: how many times larger the loss may be on other inputs than on these. The plan keeps 1 − fidelity under
+            (1 − `min_fidelity`) / `shift` here. 1 plans for inputs like these.
         lengths: of passages, in tokens, where inputs are texts.
         loss: from the model's output and its exact output for one input, 0 where they are the same; by default 1 −
             cosine of the mean last hidden state, or the divergence of the logits in nats.
@@ -123,9 +127,9 @@ def plan(
         ValueError: too few inputs of a length, a floor outside (0, 1], a method that is unknown.
         TypeError: no model that `swap` takes, or inputs that are neither mappings nor texts.
     """
-    _check(min_fidelity, minutes, lengths)
+    settings = PlanSettings(min_fidelity=min_fidelity, shift=shift, lengths=tuple(lengths), minutes=minutes, seed=seed)
+    _check(settings)
     tried = None if methods is None else [resolve(method) for method in methods]
-    settings = PlanSettings(min_fidelity=min_fidelity, lengths=tuple(lengths), minutes=minutes, seed=seed)
     with TemporaryDirectory() as temporary:
         folder = Path(out) if out is not None else Path(temporary)
         if inputs and all(isinstance(item, str) for item in inputs):
@@ -175,7 +179,7 @@ def _made(
     with as_input_error():
         candidates = candidates_for(loads[0].model, methods, adapters)
         store = Store(out, fingerprint(loads, candidates, settings, facts))
-        planning = Planning(loads, candidates, settings.min_fidelity, settings.minutes)
+        planning = Planning(loads, candidates, settings.min_fidelity, settings.minutes, settings.shift)
         planning.run(store, progress)
     made_on = {
         "command": command,
@@ -194,21 +198,23 @@ def fingerprint(loads: Sequence[Load], candidates: Any, settings: PlanSettings, 
         "text": facts["text"],
         "loads": [[load.length, len(load.items), len(load.held_out)] for load in loads],
         "candidates": {str(load.length): [c.name for c in candidates(load.length)] for load in loads},
-        "floor": settings.min_fidelity,
+        "floor": [settings.min_fidelity, settings.shift],
         "seed": settings.seed,
         "machine": [machine.versions(), machine.hardware(settings.device)],
         "units": UNITS,
     }
 
 
-def _check(floor: float, minutes: float, lengths: Sequence[int]) -> None:
-    if not 0.0 < floor <= 1.0:
-        raise InputError(f"min-fidelity {floor:g} must be above 0 and at most 1")
-    if not minutes >= LEAST_MINUTES:
-        raise InputError(f"minutes {minutes:g} must be at least {LEAST_MINUTES:g}")
-    if not lengths:
+def _check(settings: PlanSettings) -> None:
+    if not 0.0 < settings.min_fidelity <= 1.0:
+        raise InputError(f"min-fidelity {settings.min_fidelity:g} must be above 0 and at most 1")
+    if not 1.0 <= settings.shift < math.inf:
+        raise InputError(f"shift {settings.shift:g} must be at least 1")
+    if not settings.minutes >= LEAST_MINUTES:
+        raise InputError(f"minutes {settings.minutes:g} must be at least {LEAST_MINUTES:g}")
+    if not settings.lengths:
         raise InputError("no lengths to plan for: --lengths names none")
-    wrong = [length for length in lengths if length < 16]
+    wrong = [length for length in settings.lengths if length < 16]
     if wrong:
         raise InputError(f"a length of {wrong[0]} is too short to plan for; the shortest is 16 tokens")
 
