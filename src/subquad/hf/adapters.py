@@ -51,13 +51,7 @@ class Adapter:
             ValueError: the adapter belongs to another model: to other layers, or (unless `any_weights`) other weights.
         """
         layers = find_layers(model)
-        mine = describe_model(model)
-        for what in ("class", "layers"):
-            if self.model[what] != mine[what]:
-                raise ValueError(
-                    f"the adapter {self.path} was made for a {self.model['class']} with {_shape(self.model)}, but this "
-                    f"is a {mine['class']} with {_shape(mine)}"
-                )
+        mine = same_kind(self.model, model, f"the adapter {self.path}")
         comparable = self.model["dtype"] == mine["dtype"]  # a mark of rounded weights is another one
         if comparable and self.model["weights"] != mine["weights"] and not any_weights:
             raise ValueError(
@@ -179,6 +173,18 @@ def describe_model(model: AnyModel) -> dict[str, Any]:
     model = transformers_model(model)
     shapes = [list(head_counts(layer)) for layer in find_layers(model)]
     return {"class": type(model).__name__, "layers": shapes, "dtype": str(model.dtype), "weights": weights_mark(model)}
+
+
+def same_kind(made_for: Mapping[str, Any], model: AnyModel, what: str) -> dict[str, Any]:
+    """`describe_model` of a model. ValueError where its class or its layers are not those that `what` was made for."""
+    mine = describe_model(model)
+    for part in ("class", "layers"):
+        if made_for[part] != mine[part]:
+            raise ValueError(
+                f"{what} was made for a {made_for['class']} with {_shape(made_for)}, but this is a {mine['class']} with "
+                f"{_shape(mine)}"
+            )
+    return mine
 
 
 def weights_mark(model: AnyModel) -> str:

@@ -14,7 +14,7 @@ from torch import nn
 
 from subquad import files, seals
 from subquad.hf.adapters import SETTINGS as ADAPTER
-from subquad.hf.adapters import describe_model, read_adapter, save_adapter
+from subquad.hf.adapters import read_adapter, same_kind, save_adapter
 from subquad.hf.doors import AnyModel
 from subquad.hf.layers import Layer, head_counts
 from subquad.methods import Bound, ByLength, Method, from_dict
@@ -72,13 +72,7 @@ class Plan:
         Raises:
             ValueError: the plan is for another class of model, or for layers of other numbers or shapes.
         """
-        mine = describe_model(model)
-        for what in ("class", "layers"):
-            if self.model[what] != mine[what]:
-                raise ValueError(
-                    f"this plan was made for a {self.model['class']} with {_shape(self.model)}, but this is a "
-                    f"{mine['class']} with {_shape(mine)}"
-                )
+        same_kind(self.model, model, "this plan")
         learned = read_adapter(self.folder).bounds(model) if self.folder and (self.folder / ADAPTER).exists() else {}
         return {**self.layers, **learned, **self.bounds}
 
@@ -168,10 +162,3 @@ def joined(layer: Layer, steps: Mapping[int, Method | Bound]) -> tuple[Method, B
         learned=nn.ModuleDict({number: module for number, module in modules.items() if module is not None}),
         max_length=next((length for length in lengths if length is not None), None),
     )
-
-
-def _shape(model: Mapping[str, Any]) -> str:
-    shapes = sorted({tuple(layer) for layer in model["layers"]})
-    heads, kv, width = shapes[0]
-    more = "" if len(shapes) == 1 else f" and {len(shapes) - 1} other shapes"
-    return f"{len(model['layers'])} attention layers of {heads} heads ({kv} for keys) of width {width}{more}"

@@ -30,6 +30,7 @@ SMALL = {
     "lha": "buckets=3,hidden=8",
     "lha-tail": "buckets=3,keys=6,cells=3,hidden=8",
     "local": "window=3,positions=relative",
+    "by-length": "steps=0:full+5:local:window=3",
     "mixed-heads": "methods=local:window=3;positions=relative+lha:buckets=3;hidden=8",
     "smyrf": "clusters=3",
     "reformer": "rounds=2,chunk=4,buckets=4",

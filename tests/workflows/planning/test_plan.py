@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import subquad as sq
 from subquad.cli import app
 from subquad.hf.plans import joined
-from subquad.workflows.planning import measure
+from subquad.workflows.planning import loads, measure
 from subquad.workflows.planning import plan as planning
 from subquad.workflows.planning import run as running
 from tests.workflows.planning.test_measure import inputs, sharp
@@ -39,6 +39,7 @@ def timed(monkeypatch):
 
     monkeypatch.setattr(planning, "faster_at", from_eight_tokens)
     monkeypatch.setattr(planning, "FASTER", 1.0)
+    monkeypatch.setattr(loads, "MOST", 3)  # passages of texts
 
 
 def losses_of(plan, model, items):

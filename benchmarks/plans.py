@@ -1,0 +1,117 @@
+"""Do plans keep their floor on text that they were not made from, and how fast are they?
+
+    python benchmarks/plans.py NOVELS SPEECHES [--lengths 512,1024,2048,4096] [--seeds 0,1] [--out PLANS.jsonl]
+
+NOVELS and SPEECHES are folders of .txt files. For each length and seed a plan is made on one text and run on the other,
+and the other way round. Rows that the file of `--out` has already are not made again; a table of all rows is printed.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from subquad.data.texts import read_documents
+from subquad.workflows.passages import read
+from subquad.workflows.planning.loads import text_load
+from subquad.workflows.planning.plan import swap_of
+from subquad.workflows.planning.run import from_text
+from subquad.workflows.pretrained import Pretrained, load, running
+from subquad.workflows.settings import PlanSettings
+
+HEAD = (
+    "| planned on | run on | tokens | seed | seconds | predicted / measured loss | fidelity there | speed-up | "
+    "best single method | other text: fidelity | lowest |"
+)
+
+
+def row(
+    pretrained: Pretrained, texts: dict[str, list[str]], on: str, other: str, length: int, seed: int, given
+) -> dict:
+    """Plan on one text and run on the other."""
+    settings = PlanSettings(
+        lengths=(length,), seed=seed, minutes=given.minutes, min_fidelity=given.floor, shift=given.shift
+    )
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        made = from_text(
+            pretrained, texts[on], settings, None, {}, Path(folder), lambda *_: None, command="benchmarks/plans.py"
+        )
+    seconds = time.perf_counter() - begun
+    planned = made.planning.lengths[0]
+    by_name = {c.name: c for c in made.planning.candidates(length)}
+    elsewhere = text_load(pretrained, read(pretrained, texts[other], length, 1, seed), length)
+    losses = []
+    with torch.inference_mode():
+        for item in elsewhere.held_out:
+            exact = elsewhere.run(item)
+            with running(elsewhere.model, swap_of(planned.chosen, by_name)):
+                losses.append(elsewhere.loss(elsewhere.run(item), exact))
+    found = planned.verified
+    uniform = planned.uniform_verified
+    return {
+        "on": on, "other": other, "length": length, "seed": seed, "seconds": round(seconds),
+        "floor": given.floor, "shift": given.shift,
+        "predicted": found.predicted if found else 0.0, "loss": found.loss if found else 0.0,
+        "speedup": found.speedup if found else 1.0, "exact_because": planned.why_exact,
+        "uniform": planned.uniform, "uniform_speedup": uniform.speedup if uniform else None,
+        "other_loss": statistics.mean(losses), "other_worst": max(losses),
+        "chosen": {str(n): name for n, name in planned.chosen.items()},
+    }  # fmt: skip
+
+
+def table(rows: Sequence[dict]) -> str:
+    """All rows as Markdown, and how many keep their floor on the other text."""
+    lines = [HEAD, "|" + " --- |" * (HEAD.count("|") - 1)]
+    for r in rows:
+        ratio = f"{r['predicted'] / r['loss']:.2f}" if r["loss"] else "exact"
+        best = f"{r['uniform_speedup']:.2f}×" if r["uniform_speedup"] else "–"
+        lines.append(
+            f"| {r['on']} | {r['other']} | {r['length']:,} | {r['seed']} | {r['seconds']} | {ratio} | "
+            f"{1 - r['loss']:.4f} | {r['speedup']:.2f}× | {best} | {1 - r['other_loss']:.4f} | "
+            f"{1 - r['other_worst']:.4f} |"
+        )
+    kept = sum(1 - r["other_loss"] >= r["floor"] for r in rows)
+    off = [abs(r["predicted"] / r["loss"] - 1) for r in rows if r["loss"]]
+    lines += ["", f"{kept} of {len(rows)} plans keep their floor on the other text."]
+    if off:
+        lines.append(f"Predicted and measured loss differ by {100 * statistics.median(off):.0f} % in the median.")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the rows that are missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("novels", type=Path)
+    parser.add_argument("speeches", type=Path)
+    parser.add_argument("--lengths", default="512,1024,2048,4096")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--floor", type=float, default=0.99)
+    parser.add_argument("--shift", type=float, default=1.6)
+    parser.add_argument("--out", type=Path, default=Path("plans.jsonl"))
+    given = parser.parse_args(arguments)
+    texts = {name: read_documents((getattr(given, name),), "text") for name in ("novels", "speeches")}
+    pretrained = load(None)
+    rows = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    keys = ("on", "length", "seed", "floor", "shift")
+    have = {tuple(r[key] for key in keys) for r in rows}
+    for seed in map(int, given.seeds.split(",")):
+        for length in map(int, given.lengths.split(",")):
+            for on, other in (("novels", "speeches"), ("speeches", "novels")):
+                if (on, length, seed, given.floor, given.shift) in have:
+                    continue
+                rows.append(row(pretrained, texts, on, other, length, seed, given))
+                with given.out.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
+                print(rows[-1], flush=True)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
