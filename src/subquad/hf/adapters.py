@@ -181,8 +181,8 @@ def same_kind(made_for: Mapping[str, Any], model: AnyModel, what: str) -> dict[s
     for part in ("class", "layers"):
         if made_for[part] != mine[part]:
             raise ValueError(
-                f"{what} was made for a {made_for['class']} with {_shape(made_for)}, but this is a {mine['class']} with "
-                f"{_shape(mine)}"
+                f"{what} was made for a {made_for['class']} with {_shape(made_for)}, but this is a "
+                f"{mine['class']} with {_shape(mine)}"
             )
     return mine
 

@@ -39,7 +39,6 @@ def timed(monkeypatch):
 
     monkeypatch.setattr(planning, "faster_at", from_eight_tokens)
     monkeypatch.setattr(planning, "FASTER", 1.0)
-    monkeypatch.setattr(loads, "MOST", 3)  # passages of texts
 
 
 def losses_of(plan, model, items):
@@ -313,7 +312,8 @@ def test_bad_input_is_one_line(options, message, model, text, tmp_path):
 
 @pytest.mark.usefixtures("timed")
 @pytest.mark.parametrize(("name", "floor"), [("bert", "0.2"), ("gpt2", "0.999"), ("masked", "0.9")])
-def test_the_command_writes_a_plan_and_its_report(name, floor, model, text, tmp_path):
+def test_the_command_writes_a_plan_and_its_report(name, floor, model, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(loads, "MOST", 3)
     words = ["plan", model(name), "--text", str(text), "--lengths", "32,64", "--min-fidelity", floor]
     done = run(app, [*words, "--methods", "local:window=2 clustered:clusters=8", "--out", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.output
