@@ -238,6 +238,8 @@ def audit(
 def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:
     """The bound methods in a model by the names of their layers, and whether padded keys are padded queries there.
 
+    A swapped layer has the name that it has in its transformers model, whatever holds that.
+
     Raises:
         TypeError: no module, and not what holds one as its `model`.
         ValueError: there is no bound method in it.
@@ -249,10 +251,10 @@ def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:
     for name, part in module.named_modules():
         if isinstance(part, BoundMethod):
             above = module.get_submodule(name.rpartition(".")[0])
-            swapped = hasattr(above, "label") and hasattr(
-                above, "cross"
-            )  # `hf.layers.Attached`, which needs transformers
+            swapped = all(hasattr(above, mark) for mark in ("label", "cross"))  # `hf.layers.Attached`, not imported
             name = name.removesuffix(".bound").removesuffix(".subquad") if swapped else name.removesuffix("attention")
+            inner = above.label.partition(" (")[2].removesuffix(")") if swapped else name
+            name = name if inner in found else inner
             found[name.rstrip(".") or type(module).__name__] = (part, swapped and not above.cross)
     if not found:
         raise ValueError(

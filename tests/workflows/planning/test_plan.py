@@ -159,6 +159,9 @@ def test_audits_start_from_what_the_plan_had_when_it_was_made():
         for item in inputs(120):
             model(input_ids=0 * item["input_ids"] + 7)  # one token again and again: hardly an error
     assert any(layer.drifted for layer in audit.report().layers)
+    held = torch.nn.ModuleDict({"inside": model})
+    with sq.audit(held, tolerance=5.0, baseline=plan.baseline(20)) as audit:
+        assert [layer.name for layer in audit.report().layers] == list(plan.baseline(20)["layers"])
     with pytest.raises(ValueError, match="no baseline for 99 tokens; it has 20"):
         plan.baseline(99)
 
