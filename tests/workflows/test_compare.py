@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import subquad as sq
+from subquad.errors import InputError
 from subquad.measure.noise import AGAIN
 from subquad.report.content import legend, op_table
 from subquad.report.page import html
@@ -277,3 +278,39 @@ def test_a_task_adds_its_score(settings, tmp_path):
     assert 0 < rows["clustered:clusters=4"]["task"]["cosine"] < 1.0
     assert report["task"]["baselines"]["majority class"] == 0.5
     assert report["task"]["examples"] == 32
+
+
+@pytest.fixture
+def plan(model, tmp_path):
+    """A plan for the tiny encoder: another method in each layer."""
+    from transformers import AutoModel
+
+    kind = sq.hf.adapters.describe_model(AutoModel.from_pretrained(model("bert")))
+    layers = {0: sq.ByLength({0: "full", 60: "clustered:clusters=4"}), 1: sq.Local(window=2)}
+    return sq.Plan(kind, (96,), layers, {}).save(tmp_path / "mine")
+
+
+def test_a_plan_is_a_row_of_its_own(settings, plan, tmp_path):
+    given = settings("bert", methods=("local:window=2",), plans=(plan,))
+    report = report_of(measure(given, tmp_path / "out"))
+    rows = by_method(report)
+    assert set(rows) == {"full", "local:window=2", "plan:mine"}
+    mine = rows["plan:mine"]
+    assert mine["status"] == "measured"
+    assert mine["op"] == {}
+    assert set(mine["model"]) == {"48", "96"}
+    assert mine["quality"]["48"]["layer_error"]["0"] < 1e-5  # exact below 60 tokens
+    alone = rows["local:window=2"]["quality"]["48"]["layer_error"]
+    assert mine["quality"]["48"]["layer_error"]["1"] == pytest.approx(alone["1"])
+    assert mine["fidelity"]["48"] > rows["local:window=2"]["fidelity"]["48"]
+    by_layer = "by layer (0: by-length:steps=0:full+60:clustered:clusters=4, 1: local:window=2)"
+    assert any(by_layer in note for note in report["notes"])
+    assert not any("plan:mine was left out" in note for note in report["notes"])
+    write_report(report, tmp_path / "out")
+
+
+def test_plans_of_other_models_and_folders_without_one_are_refused(settings, plan, tmp_path):
+    with pytest.raises(InputError, match="this plan was made for a BertModel"):
+        Comparison.prepare(settings("modernbert", plans=(plan,)))
+    with pytest.raises(InputError, match=r"no plan at .*: there is no such folder"):
+        Comparison.prepare(settings("bert", plans=(tmp_path / "nowhere",)))

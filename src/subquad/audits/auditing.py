@@ -253,7 +253,7 @@ def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:
             above = module.get_submodule(name.rpartition(".")[0])
             swapped = all(hasattr(above, mark) for mark in ("label", "cross"))  # `hf.layers.Attached`, not imported
             name = name.removesuffix(".bound").removesuffix(".subquad") if swapped else name.removesuffix("attention")
-            inner = above.label.partition(" (")[2].removesuffix(")") if swapped else name
+            inner = str(above.label).partition(" (")[2].removesuffix(")") if swapped else name
             name = name if inner in found else inner
             found[name.rstrip(".") or type(module).__name__] = (part, swapped and not above.cross)
     if not found:

@@ -36,7 +36,7 @@ from subquad.workflows import machine
 from subquad.workflows.calibrated import calibrated
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import BATCH, Pretrained, load, running
-from subquad.workflows.rows import CompareRow, mark_of, row_of, row_of_adapter
+from subquad.workflows.rows import CompareRow, mark_of, row_of, row_of_adapter, row_of_plan
 from subquad.workflows.settings import COMPARED, COMPARED_LEARNED, CompareSettings
 from subquad.workflows.store import Job, Kind, Progress, Run
 from subquad.workflows.tasks import LabelledTask, load_task
@@ -149,7 +149,7 @@ class Comparison(Run):
         """Check all that the user gave, cheapest first, load the model, and calibrate where that is asked for."""
         if not 0.0 < settings.min_fidelity <= 1.0:
             raise InputError(f"min-fidelity {settings.min_fidelity:g} must be above 0 and at most 1")
-        if not settings.methods and not settings.adapters:
+        if not settings.methods and not settings.adapters and not settings.plans:
             raise InputError("no methods to compare: --methods names none")
         names = settings.methods
         if settings.calibrate and names == COMPARED:
@@ -164,6 +164,7 @@ class Comparison(Run):
         more = f"; give at most {pretrained.limit} (longer inputs are measured anyway, with extended positions)"
         length = pretrained.length(settings.max_length, "max-length", more)
         given = [row_of_adapter(pretrained, folder) for folder in settings.adapters]
+        given += [row_of_plan(pretrained, folder) for folder in settings.plans]
         made = calibrated(settings.calibrate, settings.text, methods, pretrained, length, out, progress)
         rows = [made.get(method) or row_of(pretrained, method) for method in methods] + given
         reading = read(pretrained, documents or standard_library(), length, settings.passages, settings.seed)
@@ -186,7 +187,7 @@ class Comparison(Run):
         """All that the results depend on."""
         return {
             "model": self.pretrained.identity(),
-            "methods": [[row.name, mark_of(row.bounds)] for row in self.rows],
+            "methods": [[row.name, mark_of(row.bounds), *map(str, row.planned.values())] for row in self.rows],
             "text": [self.reading.passages, self.reading.queries, len(self.reading.tokens)],
             "task": None if self.task is None else [self.task.name, self.task.texts],
             "lengths": [self.lengths, self.settings.op_lengths],
@@ -310,9 +311,10 @@ class Comparison(Run):
     def op(self, length: int) -> Calls:
         """One layer's attention alone, on N(0,1) inputs of its shape, batch 1: seconds of each round, and memory.
 
-        A row whose parameters are for shorter inputs is left out: the model could not run it at this length.
+        A row whose parameters are for shorter inputs is left out: the model could not run it at this length. So are
+        plans, which have several methods.
         """
-        model, rows = self.pretrained.model, self.rows
+        model, rows = self.pretrained.model, [row for row in self.rows if row.plan is None]
         layer = hf.find_layers(model)[0]
         heads, kv_heads, width = hf.head_counts(layer)
         generator = torch.Generator().manual_seed(self.settings.seed)

@@ -246,7 +246,8 @@ def _remarks(row: CompareRow, length: int) -> list[str]:
 
 def _left_out(c: Comparison, row: CompareRow, method: MethodReport) -> str | None:
     """From where on it was too slow."""
-    wanted = ((c.lengths, method["model"]), (c.settings.op_lengths, method["op"]))
+    op_lengths = c.settings.op_lengths if row.plan is None else ()
+    wanted = ((c.lengths, method["model"]), (op_lengths, method["op"]))
     skipped = [n for lengths, have in wanted for n in lengths if str(n) not in have and row.takes(n)]
     if not skipped:
         return None

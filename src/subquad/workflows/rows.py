@@ -1,6 +1,7 @@
 """The rows of a comparison: a method in a model, where it runs or why it cannot, and where its parameters come from."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from subquad import hf
 from subquad.errors import InputError, as_input_error
+from subquad.hf.plans import load_plan
 from subquad.methods import Bound, Full, Method
 from subquad.workflows.pretrained import Pretrained
 
@@ -25,16 +27,23 @@ class CompareRow:
     reason: str | None = None
     adapter: str | None = None  # the folder that its learned parameters come from
     bounds: dict[int, Bound] = field(default_factory=dict)  # with learned parameters, by layer
+    plan: str | None = None  # the folder of a plan, whose layers run what `planned` says
+    planned: dict[int, Method | Bound] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """The method as the command line writes it; `@` and the adapter's name where parameters come from one."""
+        """The method as the command line writes it; `@` and the adapter's name where parameters come from one.
+
+        Of a plan, `plan:` and the name of its folder.
+        """
+        if self.plan is not None:
+            return f"plan:{Path(self.plan).resolve().name}"
         return str(self.method) if self.adapter is None else f"{self.method}@{Path(self.adapter).name}"
 
     @property
     def is_exact(self) -> bool:
         """Whether this is the yardstick."""
-        return isinstance(self.method, Full)
+        return isinstance(self.method, Full) and self.plan is None
 
     @property
     def swap(self) -> dict[int, Method | Bound] | None:
@@ -43,7 +52,10 @@ class CompareRow:
 
     @property
     def note(self) -> str | None:
-        """What a reader must know of its learned parameters."""
+        """What a reader must know of its learned parameters, or of its layers."""
+        if self.plan is not None:
+            methods = ", ".join(f"{number}: {self.at(number)}" for number in sorted(self.planned))
+            return f"the plan of {self.plan}, by layer ({methods})"
         if not self.method.traits.learned:
             return None
         return NOT_CALIBRATED if self.adapter is None else f"with the learned parameters of {self.adapter}"
@@ -59,7 +71,7 @@ class CompareRow:
 
     def at(self, layer: int) -> Method | Bound:
         """What runs in a layer."""
-        return self.bounds.get(layer, self.method)
+        return self.planned.get(layer, self.bounds.get(layer, self.method))
 
     def alone(self, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> Callable[[], Tensor]:
         """A call of the method on these inputs; learned parameters are those of the start, which cost as much."""
@@ -104,6 +116,21 @@ def row_of_adapter(pretrained: Pretrained, folder: Path) -> CompareRow:
     everywhere = len(hf.find_layers(pretrained.model)) == len(bounds)
     reason = None if everywhere else f"only in layers {', '.join(map(str, sorted(bounds)))}; the others stay exact"
     return CompareRow(methods.pop(), sorted(bounds), reason, str(folder), bounds)
+
+
+def row_of_plan(pretrained: Pretrained, folder: Path) -> CompareRow:
+    """The row of a plan. Its `method` is the one that most layers run, exact attention aside.
+
+    Raises:
+        InputError: the folder holds no plan, a damaged one, or one for another model.
+    """
+    with as_input_error():
+        planned = load_plan(folder).for_model(pretrained.model)
+    methods = [given.method if isinstance(given, Bound) else given for given in planned.values()]
+    most = Counter(method for method in methods if not method.is_exact).most_common(1)
+    bounds = {number: given for number, given in planned.items() if isinstance(given, Bound)}
+    method = most[0][0] if most else Full()
+    return CompareRow(method, sorted(planned), None, bounds=bounds, plan=str(folder), planned=planned)
 
 
 def _partly(refusals: dict[int, str]) -> str:

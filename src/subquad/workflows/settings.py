@@ -76,6 +76,9 @@ class CompareSettings:
     examples: int | None = option(None, "Use so many of the task's examples, at random; default: all.")
     methods: tuple[str, ...] = option(COMPARED, METHODS)
     adapters: tuple[Path, ...] = option((), **ADAPTERS)
+    plans: tuple[Path, ...] = option(
+        (), "A plan that subquad plan wrote, as a row of its own; repeatable.", name="plan"
+    )
     calibrate: tuple[Path, ...] = option(
         (), "Fit learned parameters on this text first; it must not be the text compared on. Repeatable."
     )
