@@ -18,8 +18,8 @@ import torch
 
 from subquad.data.texts import read_documents
 from subquad.workflows.passages import read
+from subquad.workflows.planning.length import swap_of
 from subquad.workflows.planning.loads import text_load
-from subquad.workflows.planning.plan import swap_of
 from subquad.workflows.planning.run import from_text
 from subquad.workflows.pretrained import Pretrained, load, running
 from subquad.workflows.settings import PlanSettings

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 import subquad as sq
 from subquad.cli import app
 from subquad.hf.plans import joined
+from subquad.workflows.planning import length as planning
 from subquad.workflows.planning import loads, measure
-from subquad.workflows.planning import plan as planning
 from subquad.workflows.planning import run as running
 from tests.workflows.planning.test_measure import inputs, sharp
 

@@ -4,7 +4,9 @@ loads.py     what is run: inputs of one length, and how far an output is from th
 grid.py      which methods are tried at a length
 measure.py   times and errors of layers, losses of single layers, and of all layers at once
 choice.py    the cheapest choice under a loss, and the bound that a verification gives
-plan.py      the whole: measure, choose, verify, length by length
+figures.py   what is found at a length
+length.py    one length: measure, choose, verify
+plan.py      all lengths, and the plan that comes of them
+run.py       from what the user gives to a plan: the command, and `sq.plan`
 report.py    the record of it, for the report
-api.py       `sq.plan`
 """

@@ -2,7 +2,6 @@
 
 import random
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -186,8 +185,3 @@ def _first_tokens(inputs: LayerInputs, length: int) -> LayerInputs:
     }
     query, key, value = (x[:, :, :length].contiguous() for x in (inputs.query, inputs.key, inputs.value))
     return LayerInputs(inputs.number, inputs.name, query, key, value, options)
-
-
-def clock() -> float:
-    """Seconds, for allowances of time."""
-    return time.perf_counter()

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 from subquad.report.plan_schema import PlannedLayer, PlannedLength, PlanReport, Verification
 from subquad.workflows.planning import choice
+from subquad.workflows.planning.figures import Planned, Verified
 from subquad.workflows.planning.measure import EXACT
-from subquad.workflows.planning.plan import Planned, Verified
 from subquad.workflows.planning.run import Made
 
 SCHEMA = 1
@@ -103,7 +103,7 @@ def _notes(made: Made) -> list[str]:
         for planned in made.planning.lengths
         if planned.why_exact
     ]
-    accepted = made.planning.accepted
+    accepted = (1 - made.planning.floor) / made.planning.shift
     notes.append(
         f"On this text a loss of {accepted:.4f} is accepted: that of the floor, {1 - made.planning.floor:.4f}, "
         f"divided by the shift of {made.planning.shift:g}, because other text can lose more. "
