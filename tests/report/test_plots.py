@@ -86,6 +86,16 @@ def test_a_logarithmic_axis_has_two_to_seven_ticks(low, high):
     assert (2 if high / low > 1.05 else 1) <= len(inside) <= 7
 
 
+def test_values_that_hardly_differ_have_ticks_too():
+    axes = Figure().add_subplot()
+    axes.set_yscale("log")
+    for low, high in ((1.0312, 1.0387), (0.021301, 0.021302)):
+        axes.set_ylim(low, high)
+        drawing.ticks(axes.yaxis, (low, high), "{:g}".format)
+        assert 1 <= len(axes.get_yticks()) <= 2
+        assert axes.get_yticks() == pytest.approx([low, high][: len(axes.get_yticks())], rel=1e-3)
+
+
 def drawn(make, report):
     with drawing.look():
         figure = make(report)

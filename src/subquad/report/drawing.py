@@ -117,7 +117,7 @@ def _apart(places: Sequence[float]) -> list[float]:
 
 
 def ticks(axis: Any, limits: tuple[float, float], text: Callable[[float], str]) -> None:
-    """Ticks at round numbers, as many as there is room for, written out."""
+    """Ticks at round numbers, as many as there is room for, written out; at the limits where no round one is between."""
     low, high = limits
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     tenths, halves = [i / 10 for i in range(10, 100)], [i / 2 for i in range(2, 20)]
@@ -125,6 +125,9 @@ def ticks(axis: Any, limits: tuple[float, float], text: Callable[[float], str]) 
         places = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
         if len(places) <= 7:
             break
+    if not places:  # values that hardly differ: no number of two digits lies between the limits
+        low, high = sorted((float(f"{low:.4g}"), float(f"{high:.4g}")))
+        places = sorted({low, high})
     axis.set_major_locator(FixedLocator(places[:: math.ceil(len(places) / 7)]))  # of many decades, some
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(float(f"{value:.6g}"))))
