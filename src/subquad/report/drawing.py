@@ -117,7 +117,7 @@ def _apart(places: Sequence[float]) -> list[float]:
 
 
 def ticks(axis: Any, limits: tuple[float, float], text: Callable[[float], str]) -> None:
-    """Ticks at round numbers, as many as there is room for, written out; at the limits where no round one is between."""
+    """Ticks at round numbers, as many as there is room for, written out; at the limits where there is none between."""
     low, high = limits
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     tenths, halves = [i / 10 for i in range(10, 100)], [i / 2 for i in range(2, 20)]
