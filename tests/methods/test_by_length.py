@@ -38,8 +38,7 @@ def test_a_step_starts_at_its_number_of_keys(keys, method):
 def test_each_item_of_a_batch_runs_what_it_would_run_alone():
     lengths = (24, 3, 12, 17)
     q, k, v = qkv(24, B=4)
-    bias = None
-    out, lse = ByLength(THREE)(q, k, v, mask=Mask.padding(lengths), bias=bias, return_lse=True)
+    out, lse = ByLength(THREE)(q, k, v, mask=Mask.padding(lengths), return_lse=True)
     for item, n in enumerate(lengths):
         own = [x[item : item + 1, :, :n] for x in (q, k, v)]
         method = ByLength(THREE).method_at(n)

@@ -6,8 +6,9 @@
 Exact attention is the fastest up to some hundred tokens, and which settings pay beyond depends on the length.
 `subquad plan` finds the steps.
 
-A batch is not cut off at its longest item: each item runs what it would run alone. Under a causal mask each query does,
-so that later tokens change nothing: the first queries run the method of a short input, whatever follows them.
+The longest item of a batch does not decide for the others: each item runs what it would run alone. Under a causal mask
+each query does, so that later tokens change nothing: the first queries run the method of a short input, whatever
+follows them.
 """
 
 import re

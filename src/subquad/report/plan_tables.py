@@ -8,7 +8,7 @@ from rich.text import Text
 from subquad.report import cells
 from subquad.report.cells import MISSING, Cell
 from subquad.report.content import Column, Line, Table, told
-from subquad.report.markup import bullets, escaped, facts, fenced, sections, table_of
+from subquad.report.markup import bullets, escaped, fenced, sections, table_of
 from subquad.report.plan_schema import PlannedLength, PlanReport
 from subquad.report.tables import rich_of
 
@@ -172,6 +172,3 @@ def rounds(report: PlanReport) -> Table:
         for i, r in enumerate(p["rounds"])
     ]
     return Table(columns, lines, first="length, round")
-
-
-__all__ = ["FIGURES", "facts", "facts_of", "markdown", "rich_table", "tables", "title"]

@@ -12,7 +12,6 @@ Wherever rows are timed in turn, exact attention is timed twice, and the order i
 two times differ is the noise. The units say also what other processes used of the processors meanwhile.
 """
 
-import copy
 import random
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -291,13 +290,9 @@ class Comparison(Run):
         return {name: [turn[name].seconds or 0.0 for turn in turns] for name in turns[0]}
 
     def _model_for(self, length: int) -> Pretrained:
-        """The model, with its positions extended where this length needs it."""
-        limit = self.pretrained.limit
-        if limit is None or length <= limit:
-            return self.pretrained
+        """The model that reaches this length; of those with extended positions the last one is kept."""
         if length not in self.models:
-            longer = hf.extend_positions(copy.deepcopy(self.pretrained.model), length)
-            self.models = {length: self.pretrained.with_model(longer)}
+            self.models = {length: self.pretrained.reaching(length)}
         return self.models[length]
 
     def _fast_enough(self, length: int) -> list[CompareRow]:

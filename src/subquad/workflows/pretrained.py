@@ -1,5 +1,6 @@
 """Load a pretrained text model and read text with it."""
 
+import copy
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -54,6 +55,12 @@ class Pretrained:
     def with_model(self, model: Any) -> "Pretrained":
         """The same reading of another model."""
         return replace(self, model=model)
+
+    def reaching(self, length: int) -> "Pretrained":
+        """The same model where its positions reach this length, else a copy whose positions are extended."""
+        if self.limit is None or length <= self.limit:
+            return self
+        return self.with_model(hf.extend_positions(copy.deepcopy(self.model), length))
 
     def content_ids(self, text: str) -> list[int]:
         """Token ids without special tokens."""

@@ -2,8 +2,8 @@
 
     minimise Σ_l t(l, c_l)   subject to   Σ_l loss(l, c_l) ≤ budget            one candidate c_l in each layer l
 
-Losses of single layers add up almost exactly (single-layer losses against all layers at once, within 20 % over ten
-mixes in the demo encoder), so that this multiple-choice knapsack chooses well; a verification corrects the rest.
+Losses of single layers add up almost exactly (`benchmarks/plans.py` sets the sum beside what is measured), so that this
+multiple-choice knapsack chooses well; a verification corrects the rest.
 """
 
 import math

@@ -1,6 +1,5 @@
 """What a plan is measured on: inputs of one length, the model that takes them, and how far outputs are from exact."""
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from subquad import hf
 from subquad.errors import InputError
+from subquad.measure.capture import recorded
 from subquad.measure.fidelity import cosine
 from subquad.workflows.passages import Reading
 from subquad.workflows.pretrained import Pretrained
@@ -51,7 +51,7 @@ def text_load(pretrained: Pretrained, reading: Reading, length: int) -> Load:
             "that length needs two to measure and three to verify on: give more text, or shorter --lengths"
         )
     items, held_out = divided(reading.stretches(pretrained, length, count), few)
-    model = _reaching(pretrained, length)
+    model = pretrained.reaching(length)
     return Load(
         length=length,
         model=model.model,
@@ -67,13 +67,6 @@ def divided(items: Sequence[Any], most: int) -> tuple[list[Any], list[Any]]:
     few = max(min(most, len(items) // 3), 2)
     chosen = [i * len(items) // few for i in range(few)]
     return [items[i] for i in chosen], [item for i, item in enumerate(items) if i not in chosen]
-
-
-def _reaching(pretrained: Pretrained, length: int) -> Pretrained:
-    """The model, with its positions extended where this length needs it."""
-    if pretrained.limit is None or length <= pretrained.limit:
-        return pretrained
-    return pretrained.with_model(hf.extend_positions(copy.deepcopy(pretrained.model), length))
 
 
 def cosine_loss(output: Tensor, exact: Tensor) -> float:
@@ -166,8 +159,6 @@ def metric_loss(value: float, exact: float) -> float:
 
 def _tokens(model: Any, item: Mapping[str, Any]) -> int:
     """How many queries the first attention layer has for an input."""
-    from subquad.measure.capture import recorded
-
     inner = hf.transformers_model(model)
     with torch.inference_mode(), recorded(inner) as calls:
         inner(**item)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from subquad import hf
+from subquad.masks import Mask
 from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.fidelity import relative_error
 from subquad.measure.prefix import Chain, chain, kept, skipping
@@ -176,8 +177,6 @@ def faster_at(
 
 def _first_tokens(inputs: LayerInputs, length: int) -> LayerInputs:
     """The same layer for the first tokens only, without padding."""
-    from subquad.masks import Mask
-
     mask = inputs.options["mask"]
     options = inputs.options | {
         "mask": Mask(is_causal=mask.is_causal, offset=0 if mask.is_causal else None, span=mask.span),

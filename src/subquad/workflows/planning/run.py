@@ -49,17 +49,8 @@ def make(settings: PlanSettings, out: Path, progress: Progress) -> Made:
     pretrained = load(settings.model, settings.device)
     with as_input_error():
         adapters = {f"adapter:{Path(a).name}": hf.read_adapter(a).bounds(pretrained.model) for a in settings.adapters}
-    made = from_text(
-        pretrained,
-        documents or standard_library(),
-        settings,
-        methods,
-        adapters,
-        out,
-        progress,
-        command=as_command("plan", settings),
-    )
-    return made
+    texts, command = documents or standard_library(), as_command("plan", settings)
+    return from_text(pretrained, texts, settings, methods, adapters, out, progress, command)
 
 
 def from_text(
