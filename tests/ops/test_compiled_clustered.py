@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -21,6 +22,7 @@ from subquad.workflows.bench_calls import threads
 from tests.oracle import gradients, normal, qkv, tracked
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason=f"no compiled kernels: {native.refusal()}")
+ROOT = Path(__file__).parents[2]  # where `python -m tests.…` finds itself
 METHODS = [Clustered(clusters=7), ImprovedClustered(clusters=7, topk=9)]
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}  # one rounding of outputs near 1
 
@@ -278,7 +280,7 @@ def test_heads_merge_without_a_copy():
 
 def test_the_ops_keep_torchs_rules():
     """`torch.library.opcheck`, in a process of its own: the run-time type checks here know no symbolic sizes."""
-    done = subprocess.run([sys.executable, "-m", "tests.ops.opchecks"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "tests.ops.opchecks"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == ["checked", "33"]
 

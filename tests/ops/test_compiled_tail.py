@@ -53,6 +53,26 @@ def test_long_sequences_cross_every_block():
     assert_equal(run(method, inputs), run(method, inputs, "reference"), 2e-5)
 
 
+@pytest.mark.parametrize("keys", range(2048, 2304, 32))
+def test_a_list_that_is_full_takes_no_key_twice(variant, keys):
+    """The first cluster's top keys are sought again, from the first key on, while the second one's list is nearly full.
+
+    A bound is guessed from every eighth key. These are the first cluster's largest, so that its bound is too high, and
+    the second one's smallest; its logits rise from key to key, so that each of the others joins its list.
+    """
+    at = torch.arange(keys) / keys
+    guessed = torch.arange(keys) % 8 == 0
+    first, second = torch.where(guessed, 3 + at, -at), torch.where(guessed, at - 3, at)
+    far = 100.0 * (-1) ** torch.arange(keys)  # nearly the same distance from the cell's mean for all
+    key = torch.stack([5 * first, 5 * second, far], 1)[None, None]
+    query = torch.eye(3)[None, None, :2]
+    value = normal(1, 1, keys, 3, seed=1)
+    labels, cell = torch.arange(2)[None, None], torch.zeros(1, 1, keys, dtype=torch.long)
+    sizes = {"clusters": 2, "topk": 32, "cells": 1}
+    have, want = (with_lse(b, query, key, value, labels, cell, None, **sizes) for b in ("cpu", "reference"))
+    assert_equal(have, want, 1e-5)
+
+
 def with_lse(backend: str, q: Tensor, k: Tensor, v: Tensor, labels: Tensor, cell: Tensor, keys: Tensor | None, **sizes):
     """Out, lse and the gradients of both."""
     q, k, v = inputs = tracked(q, k, v)

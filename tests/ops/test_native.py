@@ -15,6 +15,7 @@ import subquad as sq
 from subquad.ops import native
 from subquad.ops.native import interface, structures
 
+ROOT = Path(__file__).parents[2]  # where `python -m tests.…` finds itself
 here = pytest.mark.skipif(native.refusal() is not None, reason=f"backend cpu: {native.refusal()}")
 
 
@@ -198,7 +199,7 @@ def test_the_library_has_openmp():
 def test_no_kernel_leaves_its_memory_or_lets_poison_out_of_its_head():
     """A slice of the fuzz program, in a process of its own, which a write to a wrong place would end."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.ops.fuzz_native", "--calls", "400"], capture_output=True, text=True
+        [sys.executable, "-m", "tests.ops.fuzz_native", "--calls", "400"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
     counts = json.loads(done.stdout)

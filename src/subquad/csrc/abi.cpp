@@ -9,7 +9,11 @@
 
 #include "kernels.hpp"
 
+#if defined(_WIN32)
+#define EXPORT extern "C" __declspec(dllexport)
+#else
 #define EXPORT extern "C" __attribute__((visibility("default")))
+#endif
 
 // SUBQUAD_VARIANTS is a definition of the build: VARIANT(fastest) … VARIANT(baseline)
 #define VARIANT(name) extern const Kernels kernels_##name;

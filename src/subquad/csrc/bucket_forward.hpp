@@ -158,7 +158,7 @@ static bool sees_any(const BucketInputs &in, int64_t b, int64_t h, int64_t query
   return false;
 }
 
-// One query's slots together; one that saw no key has total 0 and counts for nothing.
+// One query's slots together; one that saw no key has total 0 and is skipped.
 static void merge_query(const BucketForward &a, int64_t b, int64_t h, int64_t query, const BucketHead &head) {
   const BucketInputs &in = a.inputs;
   const int32_t *place = head.queries.places + head.queries.firsts[query];

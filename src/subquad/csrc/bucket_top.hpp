@@ -117,7 +117,7 @@ static void sample_bounds(const TopOf &of, const TopScratch &own, float *bounds)
       for (int64_t c = 0; c < columns; c += W)
         store(own.sample + (first + i) * columns + c, rank_of(load(own.scores.tile + i * columns + c), own.by[i]));
   }
-  // So many of the sample are expected among the wanted. With four deviations (√mean each) more, the bound lets enough
+  // The expected number of the sample among the wanted. With four deviations (√mean each) more, the bound lets enough
   // tokens through but for rare bad luck.
   const float mean = (float)of.wanted * (float)count / (float)n;
   const int64_t k = (int64_t)(mean + 4 * __builtin_sqrtf(mean)) + 4;

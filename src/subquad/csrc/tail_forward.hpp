@@ -177,9 +177,11 @@ static void take_rows(const LaneCandidates &best, const float *logits, const flo
         words |= (load(tile + i * lanes + v) + spread[first + i] > bound) & (int32_t)(1u << i);
       for (int lane = 0; lane < W; lane++) {
         const int64_t c = v + lane;
+        uint32_t word = (uint32_t)words[lane];
+        if (!word) continue;  // a list that takes nothing keeps its bound, which pruning would lower
         if (best.found[c] + BITS > best.room) prune(best, c, K);
         int64_t found = best.found[c];
-        for (uint32_t word = (uint32_t)words[lane]; word; word &= word - 1, found++) {
+        for (; word; word &= word - 1, found++) {
           const int i = __builtin_ctz(word);
           best.logits[c][found] = tile[i * lanes + c] + spread[first + i];
           best.ranks[c][found] = (int32_t)(first + i);

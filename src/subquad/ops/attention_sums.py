@@ -67,7 +67,7 @@ def approximate_attention_sums(
     features: int,
     seed: int,
 ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
-    """As `attention_sums`, from positive random features (Sun et al. 2022, equations 15 to 17): O(N·features·(D + C)).
+    """Estimate `attention_sums` by random features (Sun et al. 2022, equations 15 to 17): O(N·features·(D + C)).
 
         Σ_j A_ij w_jc ≈ φ(q_i)·Σ_j φ(k_j) w_jc / φ(q_i)·Σ_j φ(k_j)
         Σ_i u_ic A_ij ≈ φ(k_j)·Σ_i u_ic φ(q_i) / (φ(q_i)·Σ_l φ(k_l))

@@ -61,7 +61,7 @@ def _runs(ids: Int[Tensor, "B N"]) -> int:
 
 
 def _rank_within(segment: Int[Tensor, "T"], lengths: Int[Tensor, "S"]) -> Int[Tensor, "T"]:
-    """Of each token its number within its segment."""
+    """The number of each token within its segment."""
     order = segment.argsort(stable=True)
     first = lengths.cumsum(0) - lengths
     ranks = torch.arange(len(segment), device=segment.device) - first[segment[order]]

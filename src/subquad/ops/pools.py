@@ -8,7 +8,7 @@ from subquad.ops.groups import group_mean, group_sizes
 
 
 def pool_of(rank: Int64[Tensor, "..."], tokens: Int64[Tensor, "..."] | int, pools: int) -> Int64[Tensor, "..."]:
-    """Which of the pools of so many tokens holds the token of this rank; their sizes differ by 1 at most.
+    """The pool that holds the token of a rank, of `pools` pools of `tokens` tokens whose sizes differ by at most 1.
 
     Where there are no more tokens than pools, each has its own.
 

@@ -14,14 +14,14 @@ from subquad.randomness import normal
 
 @dataclass(frozen=True)
 class Shares:
-    """What is known of each κ without its key: for a whole item (N = 1), or for the past of each query."""
+    """The shares of each κ for a whole item (N = 1), or for the past of each query."""
 
     visible: Bool[Tensor, "#B #N k"]
     factor: Float[Tensor, "#B #N k"] | None  # n_κ/c_κ
     bias: Float[Tensor, "#B #H #N k"] | None
 
     def of_heads(self, heads: int, like: Tensor) -> Float[Tensor, "#B {heads} #N k"]:
-        """What is added to the logits of so many query heads."""
+        """What is added to the logits of `heads` query heads."""
         if self.bias is None:
             return like.new_zeros(1, heads, 1, 1)
         return repeat_heads(self.bias.expand(-1, self.bias.shape[1], -1, -1), heads)
@@ -53,7 +53,7 @@ class Projections(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads, k)) if start == "pool" else None
 
     def derive(self) -> None:
-        """Make the buffers that no file holds: what `k` and `max_length` say of the segments at the start."""
+        """Make the buffers that files do not hold, from `k` and `max_length`."""
         segment = pool_of(torch.arange(self.max_length), self.max_length, self.k)
         size = segment.bincount(minlength=self.k)
         for name, buffer in {
@@ -65,7 +65,7 @@ class Projections(nn.Module):
             self.register_buffer(name, buffer, persistent=False)
 
     def matrices(self, dtype: torch.dtype) -> tuple[Float[Tensor, "_h k n"], Float[Tensor, "_h k n"]]:
-        """E and F."""
+        """Return E and F."""
         key = self._matrix(self.key.to(dtype))
         return key, key if self.value is None else self._matrix(self.value.to(dtype))
 
@@ -84,7 +84,7 @@ class Projections(nn.Module):
         return [m.masked_fill(~inside, 0.0).expand(*like.shape[:2], -1, -1) for m in picked]
 
     def shares(self, begin: int, end: Int64[Tensor, "#B N"], dtype: torch.dtype) -> Shares:
-        """Of the tokens with ranks from `begin` to before `end`."""
+        """The shares of the tokens with ranks from `begin` up to, but not including, `end`."""
         counts = (self.last.minimum(end[..., None]) - self.first.clamp(min=begin)).clamp(min=0)
         if self.bias is None:
             return Shares(counts > 0 if self.kernel else (end > begin)[..., None].expand_as(counts), None, None)

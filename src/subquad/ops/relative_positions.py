@@ -18,7 +18,7 @@ def sinusoids(distances: Int64[Tensor, "P"], width: int, dtype: torch.dtype) -> 
 
 
 class RelativePositions(nn.Module):
-    """u, v and W_R of one layer. Their start is always the same."""
+    """u, v and W_R of one layer, whose initial values are always the same."""
 
     def __init__(self, heads: int, head_dim: int):
         super().__init__()

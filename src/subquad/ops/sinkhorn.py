@@ -10,7 +10,7 @@ def sinkhorn(
 ) -> Float[Tensor, "B H T T"]:
     """Columns and rows of exp(logits) brought to sum 1 in turn, rows last, in log space (Sinkhorn 1964).
 
-    Rows and columns that do not exist are 0 and count for nothing. Every row that exists sums to 1, every column the
+    Rows and columns that do not exist are 0 and are skipped. Every row that exists sums to 1, every column the
     more nearly the more iterations there were.
     """
     inside = exists[:, None, :, None] & exists[:, None, None, :]

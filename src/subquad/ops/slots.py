@@ -12,10 +12,10 @@ from subquad.masks import Mask
 
 @dataclass(frozen=True)
 class Slots:
-    """Lists of token numbers along the last axis; an empty slot holds `none`, which is no token's number.
+    """Lists of token numbers along the last axis; an empty slot holds `none`, which is not the number of any token.
 
     `a | b` lists the tokens of both, each once where a and b list each once; `a - b` empties the slots of a whose token
-    is in the same list of b. So the parts of an attention can be kept apart: no key counts twice.
+    is in the same list of b. So the parts of an attention can be kept disjoint: no key counts twice.
 
     >>> a, b = (Slots(torch.tensor(tokens), 9) for tokens in ([1, 2, 9], [2, 3]))
     >>> (a | b).tokens, (a - b).tokens
@@ -54,11 +54,11 @@ class Buckets:
     span: int | None = None
 
     def narrowed(self, mask: Mask) -> Mask:
-        """The mask, and the span of these buckets."""
+        """The mask with the span of these buckets."""
         return mask if self.span is None else mask & Mask(span=self.span)  # which may be symbolic
 
     def of_real(self, queries: Bool[Tensor, "B N"] | None, keys: Bool[Tensor, "B M"] | None) -> "Buckets":
-        """These buckets without padding; None: all tokens are real."""
+        """The buckets without padding; None for `real` means that all tokens are real."""
         return replace(self, queries=real_slots(self.queries, queries), keys=real_slots(self.keys, keys))
 
     def keys_of_block(self) -> Int64[Tensor, "B H T K"]:
@@ -85,7 +85,7 @@ class Buckets:
 
 
 def members(slots: Int64[Tensor, "B H C S"], tokens: int) -> Float[Tensor, "B H {tokens} C"]:
-    """1 where a token is in a bucket, else 0."""
+    """A mask that is 1 where a token is in a bucket."""
     B, H, C, _ = slots.shape
     inside = torch.zeros(B, H, C, tokens + 1, device=slots.device).scatter(3, slots, 1.0)
     return inside[..., :tokens].transpose(-1, -2)
@@ -99,7 +99,7 @@ def vectors_at(x: Float[Tensor, "B H N D"], slots: Int64[Tensor, "B H T S"]) -> 
 
 
 def taken(x: Float[Tensor, "B H M D"], tokens: Int64[Tensor, "B N"]) -> Float[Tensor, "B H N D"]:
-    """The vectors of these tokens, the same for all heads."""
+    """The vectors of tokens that are the same for all heads."""
     B, H, _, D = x.shape
     return x.gather(2, tokens[:, None, :, None].expand(B, H, tokens.shape[1], D))
 
@@ -113,7 +113,7 @@ def real_slots(slots: Int64[Tensor, "B H T S"], real: Bool[Tensor, "B N"] | None
 
 
 def with_itself(alone: Bool[Tensor, "B H N"]) -> Buckets:
-    """A bucket of its own for each of these tokens."""
+    """Buckets of one token each."""
     N = alone.shape[2]
     slots = torch.where(alone, torch.arange(N, device=alone.device), N)[..., None]
     return Buckets(slots, slots)

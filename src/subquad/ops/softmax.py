@@ -28,7 +28,7 @@ def merge_partials(
 ) -> tuple[Float[Tensor, "*row E"], Float[Tensor, "*row"]]:
     """Attention over the union of disjoint sets of keys: out = Σ_p e^{lse_p} out_p / Σ_p e^{lse_p}.
 
-    A part that saw no key has out = 0 and lse = −inf and counts for nothing; so does one whose keys' logits are all
+    A part that saw no key has out = 0 and lse = −inf and is skipped; so is one whose keys' logits are all
     −inf, with out = NaN, unless all parts are such.
     """
     outs = torch.stack([out for out, _ in partials])

@@ -1,4 +1,4 @@
-"""Centroids of spherical k-means that follow what passes by."""
+"""Centroids of spherical k-means that follow the vectors they are given."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ DECAY = 0.999  # of the moving average, Roy et al.'s
 
 
 class Centroids(nn.Module):
-    """Unit vectors μ for each head: state that `follow` moves, and no gradient.
+    """Unit vectors μ for each head, a state that `follow` updates, without gradient.
 
         score_c(x) = x̂·μ_c,  x̂ = x/‖x‖
         μ_c ← unit(0.999 μ_c + 0.001 unit(Σ x̂)),  the sum over the vectors that are nearest to c; none: μ_c stays
@@ -27,12 +27,12 @@ class Centroids(nn.Module):
         self.register_buffer("centroids", F.normalize(drawn, dim=-1))
 
     def forward(self, x: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H N C"]:
-        """Scores, in x's dtype."""
+        """Return the scores of x, in its dtype."""
         return F.normalize(x, dim=-1) @ self.centroids.to(x.dtype).transpose(-1, -2)
 
     @torch.no_grad()
     def follow(self, x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> None:
-        """Move towards these vectors, of all items together, in all processes; padded ones count for nothing."""
+        """Move towards these vectors, of all items together, in all processes; padded vectors are skipped."""
         nearest = F.one_hot(self(x).argmax(-1), self.centroids.shape[1]).to(x.dtype)
         nearest = nearest if real is None else nearest * real[:, None, :, None]
         # Not a product with 0: what padding holds may be infinite.

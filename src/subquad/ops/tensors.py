@@ -1,4 +1,4 @@
-"""How tensors lie in memory."""
+"""The memory layout of tensors."""
 
 import torch
 from torch import Tensor

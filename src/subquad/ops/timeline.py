@@ -1,4 +1,4 @@
-"""Where tokens stand: positions and ranks, as they follow from the mask of a call."""
+"""Positions and ranks of tokens, derived from the mask of a call."""
 
 from dataclasses import dataclass
 
@@ -39,12 +39,12 @@ class Timeline:
 
     @property
     def positions(self) -> Int64[Tensor, "#B N"]:
-        """Where each query stands among the keys. May be beyond the last, or negative, where the offset says so."""
+        """The position of each query among the keys, which the offset may put beyond the last key or below 0."""
         return self.mask.positions(torch.arange(self.N, device=self.device)[None])
 
     @property
     def places(self) -> Int64[Tensor, "B N"]:
-        """Where each query stands on a line that goes on behind the last key: queries beyond it follow each other."""
+        """The position of each query on the line of keys; queries beyond the last key follow each other."""
         start = self.mask.positions(torch.zeros(1, 1, dtype=torch.int64, device=self.device)).clamp(max=self.M)
         return (start + torch.arange(self.N, device=self.device)).expand(self.B, self.N)
 
@@ -94,14 +94,14 @@ def front_first(real: Bool[Tensor, "B M"]) -> Int64[Tensor, "B M"]:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The real keys of each item in order; `order` holds others behind the last one."""
+    """The real keys of each item in order; in `order`, other keys follow the last one."""
 
     order: Int64[Tensor, "B M"]
     lengths: Int64[Tensor, "B"]
 
     @staticmethod
     def of(real: Bool[Tensor, "B M"] | None, batch: int, tokens: int, device: torch.device) -> "Ranks":
-        """The ranks of real keys; None: all are."""
+        """The ranks of real keys; None for `real` means that all keys are real."""
         lengths = real_lengths(real, batch, tokens, device)
         if real is None:
             return Ranks(torch.arange(tokens, device=device).expand(batch, tokens), lengths)
@@ -109,22 +109,22 @@ class Ranks:
 
     @property
     def tokens(self) -> int:
-        """M, which an empty slot holds."""
+        """M, the number in an empty slot."""
         return self.order.shape[1]
 
     def at(self, ranks: Int64[Tensor, "B T S"]) -> Slots:
-        """The tokens of these ranks; empty where an item has none of that rank."""
+        """The tokens of these ranks; slots are empty where an item has no such rank."""
         there = (ranks >= 0) & (ranks < self.lengths[:, None, None])
         found = self.order.gather(1, ranks.clamp(0, self.tokens - 1).flatten(1)).view_as(ranks)
         return Slots(torch.where(there, found, self.tokens), self.tokens)
 
     def between(self, first: Int64[Tensor, "B T"], end: Int64[Tensor, "B T"], most: int) -> Slots:
-        """The tokens of the ranks from `first` up to `end`, at most so many."""
+        """The tokens of the ranks from `first` up to `end`, at most `most` of them."""
         asked = first[..., None] + torch.arange(most, device=first.device)
         return self.at(torch.where(asked < end[..., None], asked, -1))
 
     def ends(self, front: int, back: int, blocks: int) -> Slots:
-        """For each of so many blocks, the first `front` and the last `back` real tokens of its item, each once."""
+        """For each of `blocks` blocks, the first `front` and the last `back` real tokens of its item, each once."""
         B, device = len(self.lengths), self.order.device
         begin = torch.arange(front, device=device).expand(B, front)
         last = self.lengths[:, None] - 1 - torch.arange(back, device=device)
@@ -166,19 +166,19 @@ class Line:
         return Line(order, at, rank if at is None else rank.gather(1, at), real.gather(1, order), there.sum(1))
 
     def keys(self, x: Float[Tensor, "B G M D"]) -> Float[Tensor, "B G M D"]:
-        """Keys, or what goes with them, in the line."""
+        """Put keys, or data of keys, into the line."""
         return x if self.order is None else taken(x, self.order)
 
     def queries(self, x: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H M D"]:
-        """Queries in the line; 0 where a token is none."""
+        """Put queries into the line; 0 for tokens that are not queries."""
         return self.keys(x if self.at is None else placed(x, self.at, self.real.shape[1]))
 
     def back(self, x: Float[Tensor, "B H M E"]) -> Float[Tensor, "B H N E"]:
-        """What the line's queries got, handed back to them."""
+        """Take the results of queries out of the line."""
         return x if self.places is None else taken(x, self.places)
 
 
 def placed(x: Float[Tensor, "B H N D"], at: Int64[Tensor, "B N"], length: int) -> Float[Tensor, "B H {length} D"]:
-    """Queries at these places of a line of so many tokens, with 0 at all others; `taken` fetches them back."""
+    """Put queries at the positions `at` of a line of `length` tokens, with 0 elsewhere; `taken` is the inverse."""
     B, H, N, D = x.shape
     return x.new_zeros(B, H, length, D).scatter(2, at[:, None, :, None].expand(B, H, N, D), x)

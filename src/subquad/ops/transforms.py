@@ -1,4 +1,4 @@
-"""Transforms in which fused kernels have no part: forward-mode AD, and those of torch.func."""
+"""Transforms that fused kernels do not support: forward-mode AD, and those of torch.func."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def transform() -> str | None:
-    """Which transform runs now, in words; None where none does."""
+    """The transform that is active, in words; None if there is none."""
     if forward_ad._current_level >= 0:
         return "inside forward-mode AD, whose tangents custom ops would drop"
     if torch._C._are_functorch_transforms_active():
@@ -28,6 +28,10 @@ def shapes_may_follow_data(x: Tensor) -> bool:
 
 def exact_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """SDPA; inside a transform by its plain kernel, because the fused ones have no forward-mode AD."""
+    if torch.compiler.is_compiling():
+        # `sq.intercept` leaves our own calls alone, and has no stack here to see that this is one.
+        with torch._C.DisableTorchFunction():
+            return F.scaled_dot_product_attention(query, key, value, **options)
     if transform() is None:
         return F.scaled_dot_product_attention(query, key, value, **options)
     with sdpa_kernel(SDPBackend.MATH):

@@ -65,7 +65,7 @@ def enlarged(lengths: Int64[Tensor, "B"], buckets: int, enlarge: float) -> Int64
 
 
 def most_of(tokens: int, buckets: int, enlarge: float, size: int) -> int:
-    """At least the largest of `bucket_sizes` for items of at most so many tokens."""
+    """At least the largest of `bucket_sizes` for items of at most `tokens` tokens."""
     return torch.sym_min(tokens, max(1, int(size * enlarge)) if size else math.ceil(tokens / buckets * enlarge))
 
 

@@ -37,7 +37,7 @@ def even_chunks(
 def even_shared_chunks(
     order: Int64[Tensor, "B H N"], lengths: Int64[Tensor, "B"], counts: Int64[Tensor, "B"], *, most: int, size: int
 ) -> Int64[Tensor, "B H C S"]:
-    """As `even_chunks`, but none of an item's chunks is empty: where tokens are few, neighbours share one."""
+    """Cut each item into even chunks of which none is empty: where tokens are few, neighbouring chunks share one."""
     starts, ends = _edges(lengths, counts, most)
     starts = starts.minimum((lengths[:, None] - 1).clamp(min=0))
     used = (torch.arange(most, device=order.device) < counts[:, None]) & (lengths[:, None] > 0)

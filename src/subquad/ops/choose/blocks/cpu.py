@@ -17,7 +17,7 @@ def refusal(labels: Tensor, *_: object) -> str | None:
 
 @label_blocks.on("cpu")
 def compute(outputs: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
-    """As `sorted_blocks`."""
+    """The CPU backend of `sorted_blocks`."""
     interface.check("by_bucket", labels=(x.labels, torch.int64, tuple(x.labels.shape)))
     sizes = dict(zip("BHN", x.labels.shape, strict=True)) | {"buckets": x.buckets, "slots": x.size}
     lists = dict(zip(("tokens", "bucket", "used"), outputs, strict=True))

@@ -12,7 +12,7 @@ from subquad.ops.groups import broadcast, group_sizes
 def sorted_blocks(
     labels: Int64[Tensor, "B H N"], buckets: int, size: int
 ) -> tuple[Int64[Tensor, "B H T S"], Int64[Tensor, "B H T"], Int64[Tensor, "B H"]]:
-    """As `subquad.ops.choose.blocks.op.sorted_blocks`."""
+    """The reference of `sorted_blocks`."""
     N = labels.shape[2]
     blocks = sort_into_blocks(labels, buckets, size)
     numbers = torch.arange(1, N + 1, device=labels.device).expand_as(labels)[..., None]

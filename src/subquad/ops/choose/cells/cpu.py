@@ -18,7 +18,7 @@ def refusal(key: Tensor, *_: object, **__: object) -> str | None:
 
 @cell_labels.on("cpu")
 def compute(labels: Tensor, x: Any) -> None:
-    """As `key_cells`."""
+    """The CPU backend of `key_cells`."""
     (B, G, M, D), E, dtype = x.key.shape, x.value.shape[3], x.key.dtype
     interface.check("key_cells", value=(x.value, dtype, (B, G, M, E)), real=(x.real, torch.bool, (B, M)))
     work = B * G * M * (x.cells * (x.iterations + 1) + x.bits * (D + E))

@@ -18,7 +18,7 @@ def key_cells(
     iterations: int,
     seed: int,
 ) -> Int64[Tensor, "B G M"]:
-    """As `subquad.ops.choose.cells.op.key_cells`."""
+    """The reference of `key_cells`."""
     both = torch.cat([standardised(key, real), standardised(value, real)], dim=-1)
     return hamming_kmeans(hash_codes(both, bits, seed), real, cells, bits, iterations)
 

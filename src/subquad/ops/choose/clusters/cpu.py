@@ -18,7 +18,7 @@ def refusal(query: Tensor, *_: object, **__: object) -> str | None:
 
 @cluster_labels.on("cpu")
 def compute(labels: Tensor, x: Any) -> None:
-    """As `query_clusters`."""
+    """The CPU backend of `query_clusters`."""
     (B, H, N, D), (_, G, M, _), dtype = x.query.shape, x.key.shape, x.query.dtype
     interface.check(
         "query_clusters",

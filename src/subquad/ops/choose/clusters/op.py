@@ -36,7 +36,7 @@ def query_clusters(
 
     ε is 10⁻⁴ of the mean variance. An item with no more real queries than clusters: each is its own cluster. The labels
     are constants: nothing is differentiated. Backends agree up to rounding. With `counts`, from 1 to `clusters`, each
-    item has so many clusters, and `clusters` is the label of padding alone.
+    item has that number of clusters, and `clusters` is the label of padding alone.
     """
     return reference.query_clusters(
         query,

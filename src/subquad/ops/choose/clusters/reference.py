@@ -28,7 +28,7 @@ def query_clusters(
     seed: int,
     counts: Int64[Tensor, "B"] | None,
 ) -> Int64[Tensor, "B H N"]:
-    """As `subquad.ops.choose.clusters.op.query_clusters`."""
+    """The reference of `query_clusters`."""
     mapped = scaled(query, real_queries)
     if space == "logits":
         mapped = mapped @ repeat_heads(logit_factor(key, real_keys), query.shape[1])

@@ -18,7 +18,7 @@ def refusal(x: Tensor, *_: object, **__: object) -> str | None:
 
 @hash_words.on("cpu")
 def compute(codes: Tensor, given: Any) -> None:
-    """As `hash_codes`."""
+    """The CPU backend of `hash_codes`."""
     x, bits = given.x, given.bits
     B, H, N, D = x.shape
     interface.check("hash_codes", real=(given.real, torch.bool, (B, N)))

@@ -10,7 +10,7 @@ from subquad.randomness import orthogonal
 def hash_codes(
     x: Float[Tensor, "B H N D"], bits: int, seed: int, *, centre: bool, real: Bool[Tensor, "B N"] | None
 ) -> Int64[Tensor, "B H N"]:
-    """As `subquad.ops.choose.hashing.hash_codes`."""
+    """The reference of `hash_codes`."""
     x = centred(x, real) if centre else x
     x = x if x.dtype == torch.float64 else x.float()
     planes = orthogonal(seed, bits, x.shape[-1], like=x)

@@ -17,7 +17,7 @@ def refusal(codes: Tensor, *_: object) -> str | None:
 
 @kmeans_labels.on("cpu")
 def compute(labels: Tensor, x: Any) -> None:
-    """As `hamming_kmeans`."""
+    """The CPU backend of `hamming_kmeans`."""
     B, H, N = x.codes.shape
     interface.check("hamming_kmeans", codes=(x.codes, torch.int64, (B, H, N)), real=(x.real, torch.bool, (B, N)))
     if x.clusters < 1:

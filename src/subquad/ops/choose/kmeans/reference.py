@@ -15,7 +15,7 @@ def hamming_kmeans(
     iterations: int,
     counts: Int64[Tensor, "B"] | None = None,
 ) -> Int64[Tensor, "B H N"]:
-    """As `subquad.ops.choose.kmeans.hamming_kmeans`; with `counts`, each item has so many of the clusters."""
+    """The reference of `hamming_kmeans`; with `counts`, item b has `counts[b]` of the clusters."""
     B, H, N = codes.shape
     rank, count = _ranks(real, B, N, codes.device)
     wanted = torch.full_like(count, clusters) if counts is None else counts
@@ -55,7 +55,7 @@ def _majority(
 
 
 def _ranks(real: Tensor | None, B: int, N: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of each position its number among the item's real ones, (B,N); and how many there are, (B,)."""
+    """The number of each position among the item's real ones, (B,N), and their counts, (B,)."""
     if real is None:
         return torch.arange(N, device=device).expand(B, N), torch.full((B,), N, device=device)
     return real.cumsum(1) - 1, real.sum(1)

@@ -21,7 +21,7 @@ def refusal(scores: Tensor | Hashed, *_: object, **__: object) -> str | None:
 
 @top_by_score.on("cpu")
 def by_score(outputs: tuple[Tensor, Tensor], x: Any) -> None:
-    """As `top_and_best`."""
+    """The CPU backend of `top_and_best`."""
     (scores,) = wide(x.scores)
     interface.check("top_by_score", scores=(scores, torch.float32, tuple(scores.shape)))
     _select(scores.shape, 32 * scores.numel(), x, outputs, scores=scores, terms=(), root=1.0)
@@ -29,7 +29,7 @@ def by_score(outputs: tuple[Tensor, Tensor], x: Any) -> None:
 
 @top_by_hash.on("cpu")
 def by_hash(outputs: tuple[Tensor, Tensor], x: Any) -> None:
-    """As `top_by_hash` says."""
+    """The CPU backend of `top_by_hash`."""
     vectors = wide(*x.vectors)
     B, _, N, _ = vectors[0].shape
     for each in vectors:

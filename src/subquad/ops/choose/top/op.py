@@ -65,7 +65,7 @@ def top_by_hash(
     real: Tensor | None,
     odds: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The same of scores Σ_t H_t(root·x_t), which are computed as they are needed and never stored.
+    """The top tokens by scores Σ_t H_t(root·x_t), which are computed when needed and never stored.
 
     H_t are perceptrons of `layers[t]` layers each, one for each head of x_t or for several; weights (G,in,out) and
     biases (G,1,out) of all of them follow each other.

@@ -21,7 +21,7 @@ def refusal(query: Tensor, *_: object, **__: object) -> str | None:
 
 @features_forward.on("cpu")
 def forward(outputs: tuple[Tensor, Tensor], x: Any) -> None:
-    """As `feature_attention`: (out, lse)."""
+    """The CPU backend of `feature_attention`: (out, lse)."""
     out, lse = outputs
     interface.run("feature_forward", inputs=_inputs(x, passes=1), out=out, lse=lse)
 

@@ -31,7 +31,7 @@ def refusal(
 
 @pairs_forward.on("cpu")
 def forward(outputs: tuple[Tensor, Tensor], x: Any) -> None:
-    """As `attend_pairs`: (out, lse)."""
+    """The CPU backend of `attend_pairs`: (out, lse)."""
     out, lse = outputs
     interface.run("bucket_forward", inputs=_inputs("pairs_forward", x), out=out, lse=lse)
 

@@ -24,7 +24,7 @@ def attend_pairs(
     of_distance: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """As `subquad.ops.parts.pairs.op.attend_pairs`."""
+    """The reference of `attend_pairs`."""
     query, key, value = wide(query, key, value)
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     narrowed = [each.narrowed(mask) for each in buckets]
@@ -124,7 +124,7 @@ def merge_blocks(
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """Merge what each query got in its blocks: out = Σ_b e^{lse_b} out_b / Σ_b e^{lse_b}.
 
-    A block with lse = −inf counts for nothing. Where all are such, out is 0, or NaN where it is NaN in one of them:
+    A block with lse = −inf is skipped. Where all have −inf, out is 0, or NaN where it is NaN in one of them:
     there the query saw keys, but with logits of −inf alone.
     """
     B, H, _, _, E = outs.shape

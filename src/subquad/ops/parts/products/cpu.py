@@ -20,7 +20,7 @@ def refusal(query: Tensor, *_: object) -> str | None:
 
 @directed_product.on("cpu")
 def compute(out: Tensor, x: Any) -> None:
-    """As `causal_product`, forwards or backwards."""
+    """The CPU backend of `causal_product`, in either direction."""
     (B, H, N, D), (_, G, _, E) = x.query.shape, x.value.shape
     if H % G and G % H:
         raise ValueError(f"causal_product: {H} query heads and {G} key heads, but one must divide the other")

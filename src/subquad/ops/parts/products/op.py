@@ -69,7 +69,7 @@ directed_product.gradient(_differentiate, _save)
 
 
 def multiplications(x: Any) -> int:
-    """By shapes: reads and states, and pairs inside a tile."""
+    """Multiplications from the shapes: reads and states, and pairs inside a tile."""
     (B, H, N, R), (_, G, _, _), (*_, E) = x.query, x.key, x.value
     return B * N * ((H + G) * R * E + max(H, G) * TILE * (R + E))
 

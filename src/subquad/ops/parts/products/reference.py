@@ -10,7 +10,7 @@ CHUNK = 64
 def causal_product(
     query: Float[Tensor, "B H N R"], key: Float[Tensor, "B G N R"], value: Float[Tensor, "B G N E"]
 ) -> Float[Tensor, "B H N E"]:
-    """As `subquad.ops.parts.products.op.causal_product`."""
+    """The reference of `causal_product`."""
     G, N = key.shape[1:3]
     q, k, v = (_chunks(x, min(CHUNK, N)) for x in (query, key, value))
     q, k, v = q.unflatten(1, (G, -1)), k[:, :, None], v[:, :, None]  # (B,G,H/G,chunks,CHUNK,·)

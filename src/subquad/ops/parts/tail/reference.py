@@ -46,7 +46,7 @@ def attend_with_tail(
     wanted: Int64[Tensor, "B"] | None,
     dropout_p: float,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
-    """As `subquad.ops.parts.tail.op.attend_with_tail`."""
+    """The reference of `attend_with_tail`."""
     query, key, value = wide(query, key, value)
     H, M = query.shape[1], key.shape[2]
     means = group_mean(query, labels, clusters)
