@@ -8,7 +8,7 @@ README.md              the same for readers
 
 import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ def load_adapter(model: AnyModel, path: str | Path, *, any_weights: bool = False
 
 
 def describe_model(model: AnyModel) -> dict[str, Any]:
-    """What an adapter remembers of its model: class, (heads, key heads, width) of each layer, dtype, weights' mark."""
+    """The description of a model in an adapter: class, (heads, key heads, width) per layer, dtype, fingerprint."""
     model = transformers_model(model)
     shapes = [list(head_counts(layer)) for layer in find_layers(model)]
     return {"class": type(model).__name__, "layers": shapes, "dtype": str(model.dtype), "weights": weights_mark(model)}
@@ -181,14 +181,14 @@ def same_kind(made_for: Mapping[str, Any], model: AnyModel, what: str) -> dict[s
     for part in ("class", "layers"):
         if made_for[part] != mine[part]:
             raise ValueError(
-                f"{what} was made for a {made_for['class']} with {_shape(made_for)}, but this is a "
-                f"{mine['class']} with {_shape(mine)}"
+                f"{what} was made for a {made_for['class']} with {shape_of(made_for['layers'])}, but this is a "
+                f"{mine['class']} with {shape_of(mine['layers'])}"
             )
     return mine
 
 
 def weights_mark(model: AnyModel) -> str:
-    """A mark of a model's own weights in 16 hexadecimal digits, from the first numbers of each tensor.
+    """A fingerprint of a model's weights, 16 hexadecimal digits from the first numbers of each tensor.
 
     Learned positions are left out, which `extend_positions` stretches, and so are swapped methods' parameters. PEFT
     adapters count where they change the model: under a LoRA that is not trained yet the mark is the base model's.
@@ -224,10 +224,11 @@ def _load(bound: Bound, tensors: dict[str, Tensor], where: str) -> None:
     learned.load_state_dict(tensors)
 
 
-def _shape(model: Mapping[str, Any]) -> str:
-    shapes = {tuple(layer) for layer in model["layers"]}
-    listed = " or ".join(f"{heads} heads ({kv} for keys) of width {width}" for heads, kv, width in sorted(shapes))
-    return f"{len(model['layers'])} attention layers of {listed}"
+def shape_of(layers: Sequence[Sequence[int]]) -> str:
+    """Layers' (heads, key heads, width) in words."""
+    shapes = sorted({tuple(layer) for layer in layers})
+    listed = " or ".join(f"{heads} heads ({kv} for keys) of width {width}" for heads, kv, width in shapes)
+    return f"{len(layers)} attention layer{'' if len(layers) == 1 else 's'} of {listed}"
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The two functions that transformers calls: one makes the mask of a forward pass, one runs a layer's attention.
 
-Both are registered under one name. The mask function hands on what `handed.encode` makes, at most (B,M) numbers. Who
+Both are registered under one name. The mask function passes on what `handed.encode` makes, at most (B,M) numbers. Who
 may attend to whom is what the model's own mask function says: causality travels with the mask, and windows, which do
 not change between calls, were read from the mask function when the method was swapped in (`probe`).
 """

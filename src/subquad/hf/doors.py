@@ -1,4 +1,4 @@
-"""What users hold is often not a transformers model but something around one; every function of `sq.hf` takes both.
+"""Find the transformers model inside objects that hold one, which every function of `sq.hf` takes.
 
 Nothing is imported for this: what is around a model is recognised by its attributes and its class's name.
 """
@@ -62,7 +62,7 @@ def transformers_model(given: AnyModel) -> PreTrainedModel:
 
 
 def refuse_late_parameters(given: AnyModel, bounds: Mapping[int, Bound]) -> None:
-    """Raise ValueError where parameters to be learned come into a model that DistributedDataParallel already wraps.
+    """Raise ValueError if parameters would be added to a model that DistributedDataParallel already wraps.
 
     It synchronises the gradients of the parameters that it found when it was made; each process would train its own
     values of others.
@@ -79,7 +79,7 @@ def refuse_late_parameters(given: AnyModel, bounds: Mapping[int, Bound]) -> None
 
 
 def own_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield `model.named_parameters()` with the names that they have without PEFT.
+    """Yield `model.named_parameters()` with their names without PEFT.
 
     What PEFT put around a layer comes too, under PEFT's names, where it is active and changes the layer: a LoRA that
     was just made (its B is 0), is switched off or is merged does not. Of `modules_to_save` the active copy comes.

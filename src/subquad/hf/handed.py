@@ -31,7 +31,7 @@ class Handed:
     offset: int | Tensor = 0
 
     def queries(self, N: int) -> Tensor | None:
-        """Which of the N queries, which are the last of the keys or those before the unfilled slots, are real."""
+        """The real ones of the N queries, which are the last keys, or the keys before unfilled slots."""
         if self.real is None:
             return None
         if isinstance(self.offset, Tensor):
@@ -40,7 +40,7 @@ class Handed:
 
 
 def encode(*, causal: bool, real: Tensor | None, filled: Tensor | None, segments: Tensor | None, batch: int) -> Tensor:
-    """The tensor to hand on: `real` and `segments` are (B,M), `filled` is (M), None where there is nothing to say."""
+    """The tensor to pass on: `real` and `segments` are (B,M), `filled` is (M), None where there is nothing to say."""
     device = next((x.device for x in (real, filled, segments) if x is not None), None)
     if filled is not None:
         marks = torch.ones(1, len(filled), dtype=torch.int16, device=device) if real is None else real.to(torch.int16)
@@ -55,7 +55,7 @@ def encode(*, causal: bool, real: Tensor | None, filled: Tensor | None, segments
 
 
 def decode(given: Tensor | None, N: int, M: int, *, causal: bool, label: str) -> Handed:
-    """What a layer's attention was handed; `causal` counts where it was handed no mask at all.
+    """Decode the mask that a layer's attention was given; `causal` applies if it was given no mask.
 
     Raises:
         ValueError: the mask says more than padding, or is of another length than the keys.

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from subquad.hf.exact import attend_exactly
-from subquad.hf.padded_queries import attend_padded, padded_queries
 from subquad.masks import Mask
 from subquad.methods import Bound, Full, Method
 from subquad.methods.keep import Keep
+from subquad.nn.padded_queries import attend_all
 
 KEEPS = {"first": "each item's first token", "ends": "each item's first and last token"}  # what `swap` can keep
 NAME = "subquad"  # of our attention among transformers' own, and of the submodule that runs it
@@ -47,18 +47,18 @@ class Layer:
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """The name of the layer in messages."""
         return f"{self.number} ({self.name})"
 
     @property
     def kind(self) -> str:
-        """Its kind in words, "causal self-attention" and the like."""
+        """The kind of the layer in words, such as "causal self-attention"."""
         words = ["causal" if self.causal else "", "" if self.window is None else "windowed"]
         words += ["biased" if self.biased else "", "cross-attention" if self.cross else "self-attention"]
         return " ".join(filter(None, words))
 
     def refusal(self, method: Method, *, keep: bool = False) -> str | None:
-        """Why this method cannot run in this layer, or cannot with kept tokens, or None."""
+        """The reason why a method cannot run in this layer, or not with kept tokens; None if it can."""
         traits, name = method.traits, method.name
         if self.reason is not None:
             return self.reason
@@ -129,24 +129,16 @@ class Attached(nn.Module):
         sinks: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Run the method. `mask` holds no padding: `real` (B,M) says which keys are real, `own` (B,N) which queries.
-
-        transformers hides padded keys, and computes padded queries like all others.
-        """
-        seen = mask if real is None else mask & Mask.padding(keys=real)
+        """Run the method for all queries: `mask`, `real` and `own` as in `attend_all`."""
         keep = self._keep(mask, real, query.shape[2], key.shape[2])
         if softcap is not None or sinks is not None:
             if not isinstance(self.bound.method, Full):
                 raise ValueError(
                     f"layer {self.label} has capped logits or sinks, which {self.bound.method} does not know"
                 )
+            seen = mask if real is None else mask & Mask.padding(keys=real)
             return attend_exactly(query, key, value, seen, softcap=softcap, sinks=sinks, **options)
-        one_by_one = self.bound.method.traits.yardstick or mask.span is not None
-        if real is None or own is None or one_by_one:  # what a query gets does not depend on the other queries
-            return self.bound(query, key, value, mask=seen, bias=bias, keep=keep, **options)
-        out = self.bound(query, key, value, mask=seen & Mask.padding(queries=own), bias=bias, keep=keep, **options)
-        padded = padded_queries(own, mask.is_causal) if query.shape[2] == key.shape[2] else None
-        return out if padded is None else out + attend_padded(query, key, value, real, padded, **options)
+        return attend_all(self.bound, query, key, value, mask=mask, real=real, own=own, bias=bias, keep=keep, **options)
 
     def _keep(self, mask: Mask, real: Tensor | None, N: int, M: int) -> Keep | None:
         """Which tokens' attention is exact in this call, as methods take it."""
@@ -180,7 +172,7 @@ def ends_of(keep: str, mask: Mask, real: Tensor | None) -> Keep:
 
 
 def attached_to(module: nn.Module) -> Attached | None:
-    """What runs in an attention module in place of its own; None where its own does."""
+    """The bound method that runs in an attention module; None if its own attention runs."""
     chosen = getattr(getattr(module, "config", None), "_attn_implementation", None)
     attached = getattr(module, NAME, None)
     return attached if chosen == NAME and isinstance(attached, Attached) else None

@@ -37,7 +37,7 @@ class Pattern:
 
     @property
     def window(self) -> int | None:
-        """How far a query sees, as `Mask.window` counts; None where distance does not matter."""
+        """The window of the pattern, as in `Mask.window`; None if distance does not matter."""
         return None if self.first == -math.inf else int(-self.first)
 
     @property
@@ -49,7 +49,7 @@ class Pattern:
         return Pattern(max(self.first, other.first), min(self.last, other.last))
 
     def __or__(self, other: "Pattern") -> "Pattern | None":
-        """The union, where it is an interval."""
+        """The union of two patterns, if it is an interval."""
         if max(self.first, other.first) > min(self.last, other.last) + 1:
             return None
         return Pattern(min(self.first, other.first), max(self.last, other.last))

@@ -6,22 +6,24 @@ adapter.safetensors    beside adapter.json: learned parameters, where a method h
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from subquad import files, seals
-from subquad.hf.adapters import SETTINGS as ADAPTER
-from subquad.hf.adapters import read_adapter, same_kind, save_adapter
+from subquad.environment import differences
+from subquad.hf.adapters import Adapter, read_adapter, same_kind, save_adapter
 from subquad.hf.doors import AnyModel
 from subquad.hf.layers import Layer, head_counts
 from subquad.methods import Bound, ByLength, Method, from_dict
+from subquad.methods.by_length import Step
 
 FORMAT = 1
 FILE = "plan.json"
 _REMEDY = "make it again (subquad plan)"
+_FIGURES = ("fidelity", "bound", "confidence", "speedup")  # of each length
 _MEMBERS = {"model": dict, "lengths": list, "layers": dict, "verified": dict, "made_on": dict}
 
 
@@ -40,7 +42,7 @@ class Plan:
     verified: dict[str, dict[str, Any]]
     made_on: dict[str, Any] = field(default_factory=dict)  # versions, hardware, the text's fingerprint, the command
     bounds: dict[int, Bound] = field(default_factory=dict, compare=False)  # with learned parameters
-    folder: Path | None = field(default=None, compare=False)
+    adapter: Adapter | None = field(default=None, compare=False)  # those of a plan that was read
 
     def __str__(self) -> str:
         listed = [f"layer {number}: {method}" for number, method in sorted(self.layers.items())]
@@ -67,21 +69,43 @@ class Plan:
         return dict(found)
 
     def for_model(self, model: AnyModel) -> dict[int, Method | Bound]:
-        """What `swap` is given for this model.
+        """The mapping for `swap` that puts the plan into this model.
 
         Raises:
-            ValueError: the plan is for another class of model, or for layers of other numbers or shapes.
+            ValueError: the plan is for another class of model, for layers of other numbers or shapes, or, where methods
+                have learned parameters, for other weights.
         """
         same_kind(self.model, model, "this plan")
-        learned = read_adapter(self.folder).bounds(model) if self.folder and (self.folder / ADAPTER).exists() else {}
+        read = {} if self.adapter is None else self.adapter.bounds(model)
+        learned = {number: read[number] for number in self.learned if number in read}
         return {**self.layers, **learned, **self.bounds}
 
+    @property
+    def distinct(self) -> list[Method]:
+        """The methods of all layers and lengths, each once, exact attention aside."""
+        steps = [
+            method.at if isinstance(method, ByLength) else [Step(0, method)]
+            for _, method in sorted(self.layers.items())
+        ]
+        return [method for method in dict.fromkeys(step.method for of in steps for step in of) if not method.is_exact]
+
+    @property
+    def learned(self) -> dict[int, Method]:
+        """The methods with learned parameters."""
+        return {number: method for number, method in self.layers.items() if method.traits.learned}
+
     def save(self, path: str | Path, model: AnyModel | None = None) -> Path:
-        """Write the plan into a folder, with an adapter beside it where methods have learned parameters."""
+        """Write the plan into a folder, with an adapter beside it where methods have learned parameters.
+
+        Raises:
+            ValueError: it has learned parameters, and `model`, whose layers they are, is not given or is another one.
+        """
         folder = Path(path)
-        learned = {n: bound for n, bound in self.bounds.items() if bound.learned is not None}
-        if learned:
-            save_adapter(model, folder, bounds=learned)
+        if self.learned:
+            if model is None:
+                raise ValueError("the plan has learned parameters, which are saved for a model: plan.save(path, model)")
+            bounds = {n: bound for n, bound in self.for_model(model).items() if isinstance(bound, Bound)}
+            save_adapter(model, folder, bounds=bounds)
         content = {
             "format": FORMAT,
             "model": self.model,
@@ -98,10 +122,12 @@ def load_plan(path: str | Path) -> Plan:
     """Read a plan that `subquad plan` wrote: a folder, or its plan.json.
 
     Raises:
-        ValueError: there is none, it is damaged or of another version, or a method in it is unknown; names the file.
+        ValueError: there is none, it is damaged or of another version, a method in it is unknown, or the learned
+            parameters of one are not in the adapter beside it; names the file.
 
     Warns:
-        UserWarning: it was edited by hand since it was verified: what `verified` says is of another plan.
+        UserWarning: it was edited by hand since it was verified: what `verified` says is of another plan. Or it was
+            made on other hardware or versions: what it says of speed is of there.
     """
     folder = Path(path)
     folder = folder.parent if folder.name == FILE else folder
@@ -121,8 +147,13 @@ def load_plan(path: str | Path) -> Plan:
             f"{file} was edited since it was written: what it says was verified is of another plan", stacklevel=2
         )
     model = content["model"]
-    if not {"class", "layers"} <= model.keys() or not isinstance(model["layers"], list):
+    if not isinstance(model.get("class"), str) or not isinstance(model.get("layers"), list):
         raise seals.Damaged(file, "it does not say what model it is for", _REMEDY)
+    for number, shape in enumerate(model["layers"]):
+        if not isinstance(shape, list) or [type(n) for n in shape] != [int] * 3 or min(shape) < 1:
+            raise seals.Damaged(
+                file, f"the heads, key heads and width of layer {number} are {str(shape)[:50]}", _REMEDY
+            )
     layers = {}
     for number, settings in content["layers"].items():
         if not number.isdecimal() or int(number) >= len(model["layers"]):
@@ -135,7 +166,47 @@ def load_plan(path: str | Path) -> Plan:
             raise ValueError(f"{file}, layer {number}: {error}") from None
     if not all(type(length) is int and length > 0 for length in content["lengths"]):
         raise seals.Damaged(file, f"its lengths are {str(content['lengths'])[:50]}", _REMEDY)
-    return Plan(model, tuple(content["lengths"]), layers, content["verified"], content["made_on"], folder=folder)
+    for length, found in content["verified"].items():
+        if not _is_verification(found):
+            raise seals.Damaged(file, f"what it verified at {length[:20]} tokens is {str(found)[:50]}", _REMEDY)
+    _say_where_it_was_made(file, content["made_on"])
+    plan = Plan(model, tuple(content["lengths"]), layers, content["verified"], content["made_on"])
+    return replace(plan, adapter=_adapter_of(plan, folder)) if plan.learned else plan
+
+
+def _is_verification(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and all(type(found.get(name)) in (int, float) for name in _FIGURES)
+        and isinstance(found.get("baseline"), dict | None)
+    )
+
+
+def _say_where_it_was_made(file: Path, made_on: Mapping[str, Any]) -> None:
+    differs = differences(made_on)
+    if differs:
+        there, here = (", ".join(f"{what} {pair[side]}" for what, pair in differs.items()) for side in (0, 1))
+        warnings.warn(
+            f"{file} was made with {there}, but this is {here}: its times are of there, and another plan may be faster "
+            "here",
+            stacklevel=3,
+        )
+
+
+def _adapter_of(plan: Plan, folder: Path) -> Adapter:
+    """The adapter beside a plan, which has the learned parameters of all its methods."""
+    try:
+        adapter = read_adapter(folder)
+    except ValueError as error:
+        number, method = next(iter(plan.learned.items()))
+        raise ValueError(f"{folder / FILE}: the learned parameters of layer {number}, {method}: {error}") from None
+    for number, method in plan.learned.items():
+        if adapter.methods.get(number) != method:
+            raise ValueError(
+                f"{folder / FILE}: layer {number} runs {method}, but the adapter beside it has "
+                f"{adapter.methods.get(number, 'nothing')} for it; {_REMEDY}"
+            )
+    return adapter
 
 
 def joined(layer: Layer, steps: Mapping[int, Method | Bound]) -> tuple[Method, Bound | None]:

@@ -1,4 +1,4 @@
-"""Models that were saved while swapped: nothing loads them with another attention without a word.
+"""Models that were saved while swapped, so that they never load with another attention silently.
 
 A swap writes `attn_implementation: SAVED_AS` into the model's config, which `save_pretrained` keeps beside the record
 of the methods where a method runs in the model or in a part of it, and not where a swapped model was since set to
@@ -42,13 +42,13 @@ def configs_of(model: nn.Module) -> list[tuple[PreTrainedConfig, nn.Module]]:
 
 
 def mark(model: nn.Module) -> None:
-    """Let what is saved of this model, or of a part of it, name our attention."""
+    """Write subquad's attention name into the configs of this model and its parts."""
     for config, _ in configs_of(model):
         setattr(config, KEY, SAVED_AS)
 
 
 def unmark(model: nn.Module) -> None:
-    """Take everything that a swap wrote out of the model's configs."""
+    """Remove everything that a swap wrote from the model's configs."""
     for config, _ in configs_of(model):
         for key in (KEY, NAME):
             vars(config).pop(key, None)
@@ -64,7 +64,7 @@ def without_marks(settings: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def asks_for_ours(config: PreTrainedConfig) -> bool:
-    """Whether this config names our attention, as a swap or a loaded file does."""
+    """Whether this config names subquad's attention."""
     return config._attn_implementation in (NAME, SAVED_AS)
 
 
@@ -78,7 +78,7 @@ def default_implementation(owner: nn.Module, model: nn.Module) -> str:
 
 
 def keep_swaps_in_files(reattach: Reattach) -> None:
-    """Let every transformers model say what runs in it when it is saved, and attach that when it is loaded."""
+    """Make transformers models save their swapped methods, and attach them when loaded."""
     load, save = PreTrainedModel.from_pretrained.__func__, PreTrainedModel.save_pretrained
 
     @functools.wraps(load)

@@ -37,7 +37,7 @@ class StateLayer(CacheLayerMixin):
         self.reset()
 
     def reset(self) -> None:
-        """No token yet."""
+        """Clear the state."""
         self.state: dict[str, Tensor] | None = None
         self.seen = 0
         self._on_its_way = False  # keys were handed out that no attention has taken yet
@@ -45,7 +45,7 @@ class StateLayer(CacheLayerMixin):
         self._filled_by: tuple[Method, ref[nn.Module] | None] | None = None  # the method and its learned parameters
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """The new keys, marked, and the new values."""
+        """Return the new keys, marked, and the new values."""
         self.check()
         self._on_its_way = True
         self.seen += key_states.shape[-2]
@@ -55,7 +55,7 @@ class StateLayer(CacheLayerMixin):
     def attend(
         self, bound: Bound, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None
     ) -> Tensor:
-        """The outputs of the tokens that `update` was given, which are in the state from now on."""
+        """The outputs of the tokens of `update`, which are added to the state."""
         self._check_method(bound)
         before = self.state or bound.init_state(len(query), like=query, value_dim=value.shape[3])
         out, self.state = bound.step(query, key, value, before, mask=mask, scale=scale)
@@ -65,11 +65,11 @@ class StateLayer(CacheLayerMixin):
 
     @property
     def items(self) -> int:
-        """The batch that the state is of; 0 before the first token."""
+        """The batch size of the state; 0 before the first token."""
         return 0 if self.state is None else len(next(iter(self.state.values())))
 
     def check(self) -> None:
-        """ValueError where new tokens would be lost, or would meet a state of something else."""
+        """Raise ValueError if new tokens would be lost, or do not fit the state."""
         if is_compiling():
             _refuse(
                 "used inside torch.compile",
@@ -95,7 +95,7 @@ class StateLayer(CacheLayerMixin):
 
     @contextmanager
     def keeping_errors(self) -> Iterator[None]:
-        """Remember the error that keeps the new tokens out of the state."""
+        """Remember an error that occurred before the new tokens were in the state."""
         try:
             yield
         except Exception as error:
@@ -116,43 +116,43 @@ class StateLayer(CacheLayerMixin):
     # ------------------------------------------------------------------ what transformers asks of a layer
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to make: the state is made by the method, at the first tokens."""
+        """Do nothing: the method makes the state at the first tokens."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """As if all keys were there: other layers of the cache, which keep theirs, are given the same mask."""
+        """Sizes for all keys, because other layers of the cache keep theirs and get the same mask."""
         return self.seen + query_length, 0
 
     def get_seq_length(self) -> int:
-        """How many tokens the state has seen, padding among them."""
+        """The number of tokens that the state has seen, including padding."""
         return self.seen
 
     def get_max_length(self) -> int:
-        """There is no limit."""
+        """Return that there is no limit."""
         return -1
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Item i becomes what item beam_idx[i] was."""
+        """Replace item i by item beam_idx[i]."""
         self._each(lambda x: x.index_select(0, beam_idx.to(x.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each item so many times."""
+        """Repeat each item `repeats` times."""
         self._each(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """These items only."""
+        """Keep only these items."""
         self._each(lambda x: x[indices])
 
     def crop(self, tokens_to_remove: int) -> None:
-        """ValueError: what has gone into a sum cannot be taken out of it."""
+        """Raise ValueError: tokens cannot be removed from a sum."""
         if tokens_to_remove:
             _refuse("cropped", "tokens that are in a state cannot be taken out of it; use an ordinary cache")
 
     def offload(self) -> None:
-        """ValueError: there is nothing worth moving."""
+        """Raise ValueError: a state is too small to be moved."""
         _refuse("offloaded", "it is small; move the model")
 
     def prefetch(self) -> None:
-        """ValueError, as `offload`."""
+        """Raise ValueError: a state is too small to be moved."""
         self.offload()
 
     def _each(self, change: Any) -> None:
@@ -169,7 +169,7 @@ class StateCache(Cache):
     Memory and work of a token do not depend on how many were before. Layers that run another method ("full" in some
     layers, say) keep their keys and values in the same cache. Outputs are those of an ordinary cache, to rounding.
 
-    A cache is for one batch, like any other. Give `generate` the same one again to go on where it stopped.
+    A cache is for one batch, like any other. Give `generate` the same one again to continue where it stopped.
 
     Raises:
         ValueError: the model is an encoder-decoder, no layer of it runs a recurrent method, or one that does caches
@@ -197,7 +197,7 @@ class StateCache(Cache):
         super().__init__(layers=held)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """As every cache's; transformers asks before the first layer, so that what is wrong is said before any runs."""
+        """Check the call, and return the sizes: transformers asks before the first layer runs."""
         states = [layer for layer in self.layers if isinstance(layer, StateLayer)]
         for layer in states:
             layer.check()
@@ -210,7 +210,7 @@ class StateCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """As every cache's. Another batch is refused before layers without a state have kept its keys."""
+        """Pass keys and values to a layer; another batch is refused before any layer keeps its keys."""
         items = {layer.items for layer in self.layers if isinstance(layer, StateLayer)} - {0}
         if items and items != {len(key_states)}:
             raise ValueError(
@@ -220,7 +220,7 @@ class StateCache(Cache):
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def activate_past_recording(self) -> None:
-        """ValueError: assisted decoding takes tokens back."""
+        """Raise ValueError: assisted decoding removes tokens."""
         _refuse(
             "used for assisted decoding", "tokens that are in a state cannot be taken out of it; use an ordinary cache"
         )

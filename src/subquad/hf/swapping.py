@@ -1,4 +1,4 @@
-"""Put methods into a model, take them out, say what runs where."""
+"""Swap methods into a model, restore its own attention, and describe which layer runs which method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -20,13 +19,14 @@ from subquad.hf.probe import find_layers
 from subquad.hf.saved import asks_for_ours, mark, unmark
 from subquad.hf.trial import ORIGINAL, originals
 from subquad.methods import Bound, Full, Method, from_dict, resolve
+from subquad.plain_tables import as_text
 
 AnyMethod = str | Method | Bound
 
 
 @runtime_checkable
 class HasMethods(Protocol):
-    """What says by itself which methods run in a model: a `Plan`."""
+    """An object that determines the methods of a model, such as a `Plan`."""
 
     def for_model(self, model: AnyModel) -> Mapping[int, Method | Bound]:
         """The method of each layer. ValueError where the model is another one."""
@@ -48,11 +48,8 @@ class Swapped:
         for layer in self.layers:
             own = "(the model's own)"
             table.add_row(str(layer.number), layer.name, layer.kind, str(self.methods.get(layer.number, own)))
-        console = Console(width=120, no_color=True)
-        with console.capture() as capture:
-            console.print(table)
-        lines = [line.rstrip() for line in capture.get().splitlines()]
-        return "\n".join(lines if self.keep is None else [*lines, f"exact in every layer: {KEEPS[self.keep]}"])
+        text = as_text(table)
+        return text if self.keep is None else f"{text}\nexact in every layer: {KEEPS[self.keep]}"
 
 
 def swap(
@@ -132,7 +129,7 @@ def swap(
 
 @contextmanager
 def keeping(model: AnyModel, tokens: Tensor) -> Iterator[None]:
-    """Keep these tokens in every swapped self-attention layer for a while, in place of what `swap` was told to keep.
+    """Keep these tokens in every swapped self-attention layer inside a block, in place of the `keep` of `swap`.
 
         with sq.hf.keeping(model, inputs["input_ids"] == tokenizer.sep_token_id):
             model(**inputs)
@@ -246,7 +243,7 @@ def bounds(model: AnyModel) -> dict[int, Bound]:
 
 
 def attached_layers(model: AnyModel) -> dict[int, Attached]:
-    """What is attached to the layers of a model: {layer number: attached}."""
+    """The bound methods attached to the layers of a model: {layer number: attached}."""
     found = {layer.number: attached_to(layer.module) for layer in find_layers(model)}
     return {number: attached for number, attached in found.items() if attached is not None}
 

@@ -1,4 +1,4 @@
-"""Runs of a model on small inputs with every call of its attention written down, or held against what was."""
+"""Runs of a model on small inputs, in which every attention call is recorded or compared with a record."""
 
 import inspect
 import sys
@@ -29,7 +29,7 @@ ORIGINAL = "_subquad_before"  # on a swapped model: (config, its attention imple
 
 @dataclass(frozen=True)
 class Seen:
-    """What a layer was seen to do."""
+    """The recorded behaviour of a layer."""
 
     sizes: tuple[int, int, int]
     cross: bool
@@ -40,7 +40,7 @@ class Seen:
     reason: str | None  # why the mask function is not understood
 
     def after(self, before: "Seen | None", *, on_cache: bool) -> "Seen":
-        """This and what was seen before. A step on a cache says only what it does not know."""
+        """Combine two records; a step on a cache adds only what is not known yet."""
         if before is None:
             return self
         if on_cache:
@@ -208,7 +208,7 @@ class _Compared(Attached):
     """Exact attention in one layer, each call held against the recorded one that comes next."""
 
     expected: Iterator[CallRecord]
-    comparable: bool  # whether every query sees a key: what others get is anybody's choice, and goes on from there
+    comparable: bool  # whether every query sees a key: else outputs are undefined, here and in later layers
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, mask: Mask, real: Tensor | None = None, **options: Any

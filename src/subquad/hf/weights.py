@@ -20,7 +20,7 @@ SHOWN = 3  # names in a message
 def check_weights(
     where: str, model: nn.Module, info: dict[str, Any], output: Callable[[], Tensor] | None = None
 ) -> list[str]:
-    """See whether a file gave a model all of its weights.
+    """Check that a file gave a model all of its weights.
 
     Args:
         info: what `from_pretrained(…, output_loading_info=True)` says of the file.

@@ -49,7 +49,7 @@ def free_frames(form: Form) -> int:
 
 
 def time_by_mel(form: Form, stacked: int = 1) -> Tensor:
-    """(B, frames, bins), or so many frames stacked as one."""
+    """Spectra (B, frames, bins), with `stacked` frames joined into one."""
     return form.floats(form.batch, free_frames(form), stacked * bins(form))
 
 

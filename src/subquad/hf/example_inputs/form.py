@@ -88,7 +88,7 @@ class Form:
         return mask
 
     def full_mask(self, length: int) -> Tensor:
-        """As `mask`, but ones where no padding is asked for."""
+        """The padding mask, or ones where the form asks for no padding."""
         mask = self.mask(length)
         return self.ones(length) if mask is None else mask
 

@@ -17,12 +17,12 @@ def future_length(form: Form) -> int:
 
 
 def values(form: Form, steps: int) -> Tensor:
-    """The values of so many steps, on an axis of channels where there are several."""
+    """The values of `steps` time steps, with an axis of channels where there are several."""
     size = form.number("input_size", default=1)
     return form.floats(form.batch, steps, size) if size > 1 else form.floats(form.batch, steps)
 
 
 def times(form: Form, steps: int) -> Tensor:
-    """Features of so many steps."""
+    """Time features of `steps` time steps."""
     names = ("num_time_features", "num_dynamic_real_features")
     return form.floats(form.batch, steps, sum(form.number(name, default=0) for name in names))
