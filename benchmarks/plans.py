@@ -20,7 +20,7 @@ from subquad.data.texts import read_documents
 from subquad.workflows.passages import read
 from subquad.workflows.planning.length import swap_of
 from subquad.workflows.planning.loads import text_load
-from subquad.workflows.planning.run import from_text
+from subquad.workflows.planning.run import of_text, plan_loads
 from subquad.workflows.pretrained import Pretrained, load, running
 from subquad.workflows.settings import PlanSettings
 
@@ -39,8 +39,9 @@ def row(
     )
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        made = from_text(
-            pretrained, texts[on], settings, None, {}, Path(folder), lambda *_: None, command="benchmarks/plans.py"
+        loads, facts = of_text(pretrained, texts[on], settings)
+        made = plan_loads(
+            loads, settings, None, {}, Path(folder), lambda *_: None, facts, command="benchmarks/plans.py"
         )
     seconds = time.perf_counter() - begun
     planned = made.planning.lengths[0]

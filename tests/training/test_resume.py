@@ -154,7 +154,7 @@ def test_damage_is_named_and_the_remedy_works(file: str, how: str, stopped: Path
     out = tmp_path / "run"
     shutil.copytree(stopped, out)
     damage(out / "checkpoint-16" / file, how)
-    with pytest.raises(InputError, match=f"checkpoint-16 is damaged .{file} {how}.*to go on from checkpoint-8"):
+    with pytest.raises(InputError, match=f"checkpoint-16 is damaged .{file} {how}.*to resume from checkpoint-8"):
         train(small(), out)
     if (file, how) == ("optimizer.pt", "is missing"):
         shutil.rmtree(out / "checkpoint-16")
@@ -197,7 +197,7 @@ def test_a_damaged_memory_of_the_data_is_named_and_the_remedy_works(content: str
     data = tmp_path / "run" / "data.json"
     data.write_text(content)
     splits = small().task.splits(None)
-    with pytest.raises(InputError, match=r"data\.json is damaged: .*; remove this file to go on with the data"):
+    with pytest.raises(InputError, match=r"data\.json is damaged: .*; remove this file to continue on the data"):
         check_same_data(splits, {}, tmp_path / "run")
     data.unlink()
     check_same_data(splits, {}, tmp_path / "run")

@@ -14,6 +14,7 @@ from tests.training.small import small, without_times
 from tests.training.two import COMMON, RUNS, run
 
 ROOT = Path(__file__).parents[2]
+NAMES = [pytest.param(name, marks=pytest.mark.long if i % 3 else []) for i, name in enumerate(RUNS)]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", NAMES)
 def test_curves_and_weights_are_those_of_one_process(name: str, folder: Path, tmp_path: Path):
     two = json.loads((folder / f"{name}.json").read_text())
     assert two["checksums"][0] == two["checksums"][1]  # weights, centroids, counts of passes: bit for bit

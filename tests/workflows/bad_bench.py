@@ -17,15 +17,15 @@ def damaged(tmp_path):
         "is not JSON": "{oops",
         "does not come from `subquad bench`": '{"methods": []}',
         "has schema 2 but this version reads 1": json.dumps(whole | {"schema": 2}),
-        "its 'cells' is no list": json.dumps(whole | {"cells": {}}),
+        "its 'cells' is not of type list": json.dumps(whole | {"cells": {}}),
         "has heads 12 but this run 2; they must match": json.dumps(whole | {"settings": shape | {"heads": 12}}),
         "has head-dim 64 but this run 8": json.dumps(whole | {"settings": shape | {"head_dim": 64}}),
         "has batch None but this run 1": json.dumps(whole | {"settings": {}}),
         "was measured causal but this run is not causal": json.dumps(whole | {"settings": shape | {"causal": True}}),
         "measured on cuda:0 but this run is on cpu": json.dumps(whole | {"settings": shape | {"device": "cuda:0"}}),
-        "'length' of cell 0 is no int": json.dumps(whole | {"cells": [cell | times | {"length": "16"}]}),
-        "'method' of cell 0 is no str": json.dumps(whole | {"cells": [7]}),
-        "'ms_low' of cell 0 is no number": json.dumps(whole | {"cells": [cell | times | {"ms_low": "1"}]}),
+        "'length' of cell 0 is not of type int": json.dumps(whole | {"cells": [cell | times | {"length": "16"}]}),
+        "'method' of cell 0 is not of type str": json.dumps(whole | {"cells": [7]}),
+        "'ms_low' of cell 0 is not a number": json.dumps(whole | {"cells": [cell | times | {"ms_low": "1"}]}),
         "cell 0 is measured, but has no times": json.dumps(whole | {"cells": [cell]}),
         "has a speed-up without its quartiles": json.dumps(whole | {"cells": [cell | times | {"speedup": 2.0}]}),
     }
@@ -49,7 +49,7 @@ def bad_inputs(tmp_path):
     yield "no pass is named", ["--passes", ","]
     yield "no dtype is named", ["--dtypes", ""]
     yield "--lengths names none", ["--lengths", " "]
-    yield "length '12x' is no whole number", ["--lengths", "16,12x"]
+    yield "length '12x' is not a whole number", ["--lengths", "16,12x"]
     yield "length 0 must be at least 1", ["--lengths", "16,0"]
     yield "length -4 must be at least 1", ["--lengths", "-4"]
     yield "heads 0 must be at least 1", ["--heads", "0"]

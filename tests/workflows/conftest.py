@@ -4,7 +4,8 @@ import pytest
 
 import tests.libraries  # noqa: F401
 from subquad.report import drawing
-from subquad.workflows import compare
+from subquad.workflows import calibrate as fitting
+from subquad.workflows import calibrated, compare
 from tests.workflows import tiny
 
 PNG = drawing.png
@@ -41,6 +42,28 @@ def text(tmp_path_factory):
     for i, document in enumerate(tiny.documents()):
         (folder / f"{i}.txt").write_text(document)
     return folder
+
+
+@pytest.fixture
+def other_text(tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for i, document in enumerate(tiny.documents(count=4)):
+        (folder / f"{i}.txt").write_text(document[::-1])
+    return folder
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Three steps of fitting, counted."""
+    begun = []
+
+    def few(settings, *rest):
+        begun.append(settings.method)
+        return fitting.fit(replace(settings, steps=3), *rest)
+
+    monkeypatch.setattr(calibrated, "fit", few)
+    return begun
 
 
 @pytest.fixture

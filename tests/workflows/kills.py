@@ -22,13 +22,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import subquad as sq
 from subquad.cli import app
 from subquad.files import PART  # noqa: F401
 from subquad.papers import run as _imported_before_forking  # noqa: F401
 from subquad.training import run as _this_too  # noqa: F401
 from subquad.workflows import calibrate, compare
+from subquad.workflows.planning import loads
 from tests.training.small import QUICK, SIZES, TRAINING
 from tests.workflows import tiny
+from tests.workflows.planning.steady import make_steady
 
 CHANGES = ("fsync", "replace", "unlink", "rmdir", "mkdir")  # of os: what changes the disk
 TIMES = ("seconds", "runtime", "per_second", "preparation_time")
@@ -49,6 +52,13 @@ def read(path: Path) -> Any:
 def of_compare(out: Path) -> Any:
     kept = ("method", "settings", "status", "layers", "fidelity", "quality")
     return [{name: row.get(name) for name in kept} for row in read(out / "report.json")["methods"]]
+
+
+def of_plan(out: Path) -> Any:
+    plan = sq.load_plan(out)
+    assert plan.adapter is not None
+    tensors = {n: {name: tensor.tolist() for name, tensor in of.items()} for n, of in plan.adapter.tensors.items()}
+    return [plan.layers, plan.verified, tensors, plain(read(out / "report.json")["lengths"])]
 
 
 def of_calibrate(out: Path) -> Any:
@@ -86,6 +96,22 @@ COMMANDS = {
         ],
         of_compare,
     ),
+    "plan": Command(
+        lambda at, out: [
+            *(
+                "plan",
+                str(at / "bert"),
+                "--text",
+                str(at / "text"),
+                "--calibrate",
+                str(at / "other"),
+                "--lengths",
+                "64",
+            ),
+            *("--methods", "local:window=12 lha:buckets=3,hidden=8", "--min-fidelity", "0.1", "--out", str(out)),
+        ],
+        of_plan,
+    ),
     "calibrate": Command(
         lambda at, out: [
             *("calibrate", str(at / "bert"), "--text", str(at / "text"), "--max-length", "48", "--out", str(out)),
@@ -117,6 +143,8 @@ def prepare(at: Path) -> None:
     calibrate.EVERY, calibrate.PATIENCE, calibrate.GAIN = 10, 3, 10.0  # 30 steps
     make, small = compare.Comparison.prepare, {"lengths": (96,), "op_lengths": (32,), "passages": 6}
     compare.Comparison.prepare = lambda settings, *rest: make(replace(settings, **small), *rest)
+    loads.MOST, loads.HELD_OUT = 3, 4
+    make_steady(setattr)
 
 
 def started(words: list[str], log: Path, *, dies_at: int = 0, counts: Path | None = None, room: int = 0) -> int:

@@ -17,6 +17,7 @@ from subquad.measure.timing import Effort
 from subquad.report.bench_tables import markdown
 from subquad.workflows import bench
 from subquad.workflows.bench import TIME, Bench, Timed, measure
+from subquad.workflows.bench_plans import resolved
 from subquad.workflows.bench_report import report_of
 from subquad.workflows.options import from_given
 from subquad.workflows.settings import QUICK, BenchSettings
@@ -147,10 +148,10 @@ def test_what_is_said_goes_before_quick(run, written):
 
 
 def test_defaults_are_the_papers_setting():
-    settings = BenchSettings()
+    settings = resolved(BenchSettings())
     assert (settings.batch, settings.heads, settings.head_dim) == (1, 6, 64)
     assert settings.lengths == (256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384)
-    assert settings == from_given(BenchSettings, {"dtypes": "float32", "quick": False}, {})
+    assert settings == resolved(from_given(BenchSettings, {"dtypes": "float32", "quick": False}, {}))
 
 
 @pytest.mark.parametrize("number", ["1", "2"])
@@ -242,7 +243,7 @@ def test_an_interrupted_run_resumes(run, written, tmp_path, monkeypatch):
     monkeypatch.setattr(Bench, "time", interrupted)
     done = run("--passes", "forward")
     assert done.exit_code == 130
-    assert "goes on from here" in done.stderr
+    assert "resumes from here" in done.stderr
     assert not (tmp_path / "out" / "bench.json").exists()
     assert run("--passes", "forward").exit_code == 0
     assert measured == [16, "interrupted", 32, 16, 32, 16, 32]  # every length once before the next visit
@@ -273,10 +274,10 @@ def test_a_call_that_is_predicted_to_take_too_long_is_not_run(run, written, monk
     done = run("--passes", "forward", "--call-limit", "142")
     assert ("full", 16) in processes
     assert ("full", 32) not in processes
-    assert "full at 32 tokens: not run: predicted 143 s a call" in done.stdout
+    assert "full at 32 tokens: not run: predicted 143 s per call" in done.stdout
     cells = {(cell["method"], cell["length"]): cell for cell in written()["cells"]}
     exact = cells["full", 32]
-    assert (exact["status"], exact["reason"]) == ("not run", "predicted 143 s a call")
+    assert (exact["status"], exact["reason"]) == ("not run", "predicted 143 s per call")
     assert "ms" not in exact
     assert "extra_bytes" not in exact
     assert cells["full", 16]["ms"] > 0
@@ -288,17 +289,17 @@ def test_a_call_that_is_predicted_to_take_too_long_is_not_run(run, written, monk
     assert {cell["status"] for cell in written()["cells"]} == {"measured"}
 
 
-def test_a_long_first_length_is_foretold_from_a_shorter_call(run, written, monkeypatch):
+def test_a_long_first_length_is_predicted_from_a_shorter_call(run, written, monkeypatch):
     monkeypatch.setattr(bench, "PROBE", 16)
     asked = []
     monkeypatch.setattr(bench, "predicted", lambda method, seconds, growth: asked.append((seconds, growth)) or 99.0)
     assert run("--lengths", "64", "--passes", "forward").exit_code == 0
-    assert {cell.get("reason") for cell in written()["cells"]} == {"predicted 99 s a call"}
+    assert {cell.get("reason") for cell in written()["cells"]} == {"predicted 99 s per call"}
     assert [growth for _, growth in asked] == [4.0] * 3
     assert all(seconds > 0 for seconds, _ in asked)
 
 
-def test_a_method_left_out_is_foretold_from_where_it_last_ran(monkeypatch):
+def test_a_method_left_out_is_predicted_from_where_it_last_ran(monkeypatch):
     growths = []
 
     def predicted(method, seconds, growth):

@@ -44,8 +44,8 @@ def parameters(fitted):
     ("method", "metric"),
     [
         (LHA, "utility"),
-        ("lha-tail:buckets=3,keys=12,cells=2", "error"),
-        ("tilted-pool:pools=6,window=2", "error"),
+        pytest.param("lha-tail:buckets=3,keys=12,cells=2", "error", marks=pytest.mark.long),
+        pytest.param("tilted-pool:pools=6,window=2", "error", marks=pytest.mark.long),
         ("learned-feature-map:features=8,window=2", "error"),
     ],
 )
@@ -234,7 +234,7 @@ def test_the_command_writes_an_adapter_and_a_table(command, model, tmp_path):
 def test_positions_that_no_passage_reached_are_named(command, model, tmp_path, method, length, says):
     result = command(model("bert"), "-o", str(tmp_path / "made"), **{"--method": method, "--max-length": length})
     assert result.exit_code == 0, result.output
-    line = "for at most 64 tokens, and no passage was longer than 48: what belongs to later positions alone is as it"
+    line = "for at most 64 tokens, and no passage was longer than 48: parameters of later positions have their"
     for text in (result.output, (tmp_path / "made" / "README.md").read_text()):
         assert (line in text) is says
 

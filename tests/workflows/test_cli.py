@@ -1,12 +1,14 @@
 """The command line: what it prints, and how it ends on bad input."""
 
 import json
+import warnings
 
 import pytest
 from typer.testing import CliRunner
 
 import subquad as sq
 from subquad.cli import app
+from subquad.cli.common import with_lines_for_warnings
 from subquad.workflows.compare import Comparison
 
 run = CliRunner().invoke
@@ -126,7 +128,7 @@ def test_an_interruption_ends_with_130_and_keeps_what_was_done(model, text, shor
     monkeypatch.setattr(Comparison, "quality", interrupted)
     done = run(app, ["compare", model("bert"), "--text", str(text), *METHODS, "--out", str(tmp_path)])
     assert done.exit_code == 130
-    assert "goes on from here" in done.stderr
+    assert "resumes from here" in done.stderr
     assert len(list((tmp_path / ".progress").rglob("*.json"))) == 3
     assert not (tmp_path / "report.json").exists()
 
@@ -153,3 +155,31 @@ def test_doctor_names_versions_and_backends():
     printed = run(app, ["doctor"]).stdout
     for word in ("torch", "subquad", "cores", "backend reference", "backend cpu"):
         assert word in printed
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_has_two_spellings(flag):
+    for command in ([flag], ["compare", flag]):
+        done = run(app, command)
+        assert done.exit_code == 0
+        assert "Usage" in done.stdout
+
+
+def test_version():
+    done = run(app, ["--version"])
+    assert (done.exit_code, done.stdout) == (0, f"subquad {sq.__version__}\n")
+
+
+def test_a_warning_is_one_line(capsys):
+    @with_lines_for_warnings
+    def command(**given):
+        warnings.warn("the plan was made\non other hardware", stacklevel=2)
+        warnings.warn("old", DeprecationWarning, stacklevel=2)
+
+    before = warnings.showwarning
+    with warnings.catch_warnings(record=True) as others:
+        warnings.simplefilter("always")
+        command()
+    assert capsys.readouterr().err == "warning: the plan was made on other hardware\n"
+    assert [str(other.message) for other in others] == ["old"]
+    assert warnings.showwarning is before

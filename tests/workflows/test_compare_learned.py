@@ -14,13 +14,12 @@ from subquad.methods import parse_method
 from subquad.report.content import use
 from subquad.report.reading import marks, remarks
 from subquad.workflows import calibrate as fitting
-from subquad.workflows import calibrated, compare
+from subquad.workflows import compare
 from subquad.workflows.compare import Comparison, measure
 from subquad.workflows.compare_report import report_of
 from subquad.workflows.pretrained import load
 from subquad.workflows.rows import exact_up_to
 from subquad.workflows.settings import CompareSettings
-from tests.workflows import tiny
 
 LHA = "lha:buckets=3,hidden=8"
 
@@ -36,28 +35,6 @@ def settings(model, text):
         op_lengths=(32,),
         passages=4,
     )
-
-
-@pytest.fixture
-def other_text(tmp_path):
-    folder = tmp_path / "other"
-    folder.mkdir()
-    for i, document in enumerate(tiny.documents(count=4)):
-        (folder / f"{i}.txt").write_text(document[::-1])
-    return folder
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Three steps of fitting, counted."""
-    begun = []
-
-    def few(settings, *rest):
-        begun.append(settings.method)
-        return fitting.fit(replace(settings, steps=3), *rest)
-
-    monkeypatch.setattr(calibrated, "fit", few)
-    return begun
 
 
 @pytest.fixture
@@ -145,12 +122,14 @@ def test_settings_tell_where_a_method_is_exact(settings, name, most):
 def test_exact_by_its_settings_is_said_below_the_table_and_never_recommended(settings, tmp_path):
     name = "linformer:k=48,projection=mean-pool"
     report = report_of(measure(replace(settings, methods=(name,), min_fidelity=1e-6), tmp_path))
-    assert remarks(report) == [f"{name}: is exact attention on at most 48 tokens; a speed-up there is chance"]
+    assert remarks(report) == [f"{name}: is exact attention on at most 48 tokens; a speed-up there is due to chance"]
     at_own, longer, _ = report["recommendation"]["reasons"]
     assert name not in at_own
     assert name in longer
     larger = report_of(measure(replace(settings, methods=("lha:buckets=1", "local:window=47")), tmp_path / "more"))
-    assert remarks(larger) == ["lha:buckets=1: is exact attention with these settings; a speed-up there is chance"]
+    assert remarks(larger) == [
+        "lha:buckets=1: is exact attention with these settings; a speed-up there is due to chance"
+    ]
 
 
 def test_an_adapter_alone_is_enough(settings, adapter, tmp_path):
@@ -208,9 +187,18 @@ def test_a_damaged_adapter_of_an_earlier_run_is_fitted_again(settings, other_tex
     assert quick == [LHA, LHA]
 
 
+def test_what_a_causal_model_cannot_run_is_not_fitted(settings, other_text, quick, model, tmp_path):
+    names = ("lha-tail", "learned-feature-map")
+    asked = replace(settings, model=model("gpt2"), methods=names, calibrate=(other_text,))
+    comparison = Comparison.prepare(asked, tmp_path / "out")
+    assert quick == ["learned-feature-map"]
+    assert [row.name for row in comparison.rows] == ["full", "learned-feature-map@learned-feature-map"]
+    assert [row.name for row in comparison.refused] == ["lha-tail"]
+
+
 def test_the_text_compared_on_is_not_calibrated_on(settings, text):
     for given in (text, text.parent, text / "1.txt"):
-        with pytest.raises(InputError, match="the text that is compared on"):
+        with pytest.raises(InputError, match=r"of --text, .*: figures would flatter"):
             Comparison.prepare(replace(settings, calibrate=(given,)))
 
 

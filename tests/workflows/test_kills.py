@@ -3,8 +3,10 @@
 import pytest
 
 from tests.workflows import kills
+from tests.workflows.planning.steady import PATCHED
 
 pytestmark = pytest.mark.slow
+NAMES = [pytest.param(name, marks=pytest.mark.long if i else []) for i, name in enumerate(kills.COMMANDS)]
 
 
 @pytest.fixture(scope="module")
@@ -14,13 +16,13 @@ def at(tmp_path_factory):
         for name in ("EVERY", "PATIENCE", "GAIN"):
             patch.setattr(kills.calibrate, name, getattr(kills.calibrate, name))
         patch.setattr(kills.compare.Comparison, "prepare", kills.compare.Comparison.prepare)
+        for module, name in (*PATCHED, (kills.loads, "MOST"), (kills.loads, "HELD_OUT")):
+            patch.setattr(module, name, getattr(module, name))
         kills.prepare(folder)
         yield folder
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if i else []) for i, name in enumerate(kills.COMMANDS)]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_killed_run_ends_as_an_uninterrupted_one(name, at):
     tally = kills.Tally()
     kills.campaign(name, 2, 7, at, tally)
@@ -28,7 +30,7 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(name, at):
     assert tally.differ == []
 
 
-@pytest.mark.parametrize("name", kills.COMMANDS)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("room", [4_000, pytest.param(12_000, marks=pytest.mark.long)])
 def test_no_room_is_one_line_and_later_it_goes_on(name, room, at):
     command, out, log = kills.COMMANDS[name], at / f"{name}-{room}", at / f"{name}-{room}.log"

@@ -74,13 +74,13 @@ def test_settings_were_not_searched_and_every_claim_says_so(methods):
     advice = recommend([EXACT, *methods], [512, 2048], 0.99)
     assert "of the rows tried" in advice["headline"].lower()
     *lengths, last = advice["reasons"]
-    assert last == "2 rows were tried, with the settings that they have: none were searched for."
+    assert last == "2 rows were tried with the given settings; settings were not searched."
     for reason in lengths:
-        assert "of the rows tried" in reason or "no method but the yardsticks was measured" in reason
+        assert "of the rows tried" in reason or "only reference methods were measured" in reason
     assert not any("no method reaches" in said for said in (advice["headline"], *lengths))
 
 
-def test_quadratic_yardsticks_are_never_recommended():
+def test_quadratic_references_are_never_recommended():
     assert (
         recommend([EXACT, row("shared-full", 1.0, 2.0), row("oracle-top", 1.0, 2.0)], [512], 0.99)["choice"] == "full"
     )
@@ -108,7 +108,7 @@ def test_nothing_measured():
     advice = recommend([EXACT, {"method": "clustered", "settings": {}, "status": "refused"}], [512], 0.99)
     assert advice["choice"] == "full"
     assert len(advice["reasons"]) == 1
-    assert "no method but the yardsticks was measured" in advice["reasons"][0]
+    assert "only reference methods were measured" in advice["reasons"][0]
 
 
 def test_lengths_past_the_text_are_not_judged():

@@ -249,13 +249,13 @@ def stop_at(step: int, how: BaseException, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_interruption_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     args = ("masked-copy", *options(), "--out", tmp_path / "run")
-    for step, says in ((3, "there is no checkpoint yet, so --resume starts again"), (13, "goes on from step 8")):
+    for step, says in ((3, "there is no checkpoint yet, so --resume starts again"), (13, "continues from step 8")):
         with monkeypatch.context() as patch:
             stop_at(step, KeyboardInterrupt(), patch)
             result = command(*args, "--resume")  # the first of them starts
         assert result.exit_code == 130
         assert result.stderr.splitlines()[-1].endswith(says)
-    assert "holds this run, unfinished: --resume goes on" in refusal(*args)
+    assert "holds this run, unfinished: --resume continues it" in refusal(*args)
     assert command(*args, "--resume").exit_code == 0
 
 
@@ -287,7 +287,7 @@ def test_a_damaged_checkpoint_is_named_and_its_remedy_works(tmp_path: Path, monk
     (newest / "model.safetensors").write_bytes(b"nothing")
     said = refusal(*args, "--resume")
     assert f"{newest} is damaged (model.safetensors has 7 bytes instead of" in said
-    assert "remove that folder to go on from checkpoint-8" in said
+    assert "remove that folder to resume from checkpoint-8" in said
     shutil.rmtree(newest)
     assert command(*args, "--resume").exit_code == 0
 

@@ -41,7 +41,7 @@ class Carried(TrainerCallback, ExportableState):
     _begun = 0.0  # when the step under way started; no field, because no checkpoint holds it
 
     def state(self) -> dict[str, Any]:
-        """As Trainer puts it into a checkpoint."""
+        """The state that Trainer writes into a checkpoint."""
         return {"args": {}, "attributes": asdict(self) | {"loss": float(self.loss)}}
 
     def read(self, state: TrainerState) -> None:
@@ -51,7 +51,7 @@ class Carried(TrainerCallback, ExportableState):
             setattr(self, field.name, kept[field.name])
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """As it was."""
+        """Restore the state of the checkpoint."""
         self.read(state)
         state.compute_steps(args, state.max_steps)  # not those of the checkpoint, whose run may have been shorter
 
@@ -65,7 +65,7 @@ class Carried(TrainerCallback, ExportableState):
 
 
 class Patience(TrainerCallback):
-    """End when so many validations in a row were not better than the best before them, or one is good enough."""
+    """End training after `patience` validations without improvement, or when one is good enough."""
 
     def __init__(self, carried: Carried, patience: int, stop_at: float | None):
         self.carried, self.patience, self.stop_at = carried, patience, stop_at
@@ -103,7 +103,7 @@ class Reporting(TrainerCallback):
             self.line = f"loss {float(logs['loss']):.4f}"
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """One more."""
+        """Count the step."""
         if state.is_world_process_zero:
             self.progress(self.line, state.global_step, self.steps)
 

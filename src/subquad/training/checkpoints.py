@@ -1,4 +1,4 @@
-"""Checkpoints that are known to be whole: which one a run goes on from.
+"""Checkpoints that are known to be whole: which one a run resumes from.
 
 A checkpoint gets a seal, the sizes and checksums of its files, once all of them are written. One without a seal was cut
 off while it was written, and is passed over. One whose files are not those that were sealed is damaged, which is said.
@@ -30,7 +30,7 @@ def newest(folder: Path) -> Path | None:
     if not sealed:
         return None
     if damaged := _damage(sealed[-1]):
-        before = f"to go on from {sealed[-2].name}" if len(sealed) > 1 else "to start from the beginning"
+        before = f"to resume from {sealed[-2].name}" if len(sealed) > 1 else "to start from the beginning"
         raise InputError(f"{sealed[-1]} is damaged ({damaged}); remove that folder {before}")
     return sealed[-1]
 
@@ -40,7 +40,7 @@ def check(checkpoint: Path) -> None:
     if damaged := _damage(checkpoint):
         raise InputError(
             f"{checkpoint}, which has the best weights so far, is damaged ({damaged}); remove it and the later ones to "
-            "go on from before it, or start in another folder"
+            "resume from before it, or start in another folder"
         )
 
 

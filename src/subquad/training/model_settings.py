@@ -18,18 +18,18 @@ MOST_LAYERS = 10_000  # more are a slip of the keyboard, which would take hours 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """A model's sizes, positions and attention; what depends on the task (symbols, classes) the task knows.
+    """A model's sizes, positions and attention; the task adds what depends on it (symbols, classes).
 
     Attributes:
-        method: of every attention layer, or a list with one for each.
-        layers: blocks of attention and feed-forward layers.
-        heads: of each attention layer.
-        kv_heads: heads of keys and values; 0: as many as `heads`.
-        width: of the hidden states.
-        feed_forward: width of the feed-forward layers between; 0: four times `width`.
-        dropout: of embeddings and of what each layer adds.
-        attention_dropout: in attention; the method's page says of what.
-        positions: "learned" or "sinusoidal" ones added to the input, "layer-sinusoidal" ones added to queries and keys,
+        method: the method of every attention layer, or a list with one method per layer.
+        layers: number of blocks of an attention and a feed-forward layer.
+        heads: number of heads of each attention layer.
+        kv_heads: number of heads of keys and values; 0 means `heads`.
+        width: width of the hidden states.
+        feed_forward: width inside the feed-forward layers; 0 means four times `width`.
+        dropout: dropout rate of embeddings and of the output of each layer.
+        attention_dropout: dropout rate in attention; the method's page says what is dropped.
+        positions: "learned" or "sinusoidal" (added to the input), "layer-sinusoidal" (added to queries and keys),
             "rotary", or "none".
     """
 

@@ -9,12 +9,12 @@ T = TypeVar("T")
 
 
 def count() -> int:
-    """How many there are."""
+    """The number of processes."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def number() -> int:
-    """Which one this is; process 0 alone prints and writes."""
+    """The number of this process; only process 0 prints and writes."""
     return int(os.environ.get("RANK", "0"))
 
 
@@ -24,7 +24,7 @@ def joined() -> bool:
 
 
 def wait() -> None:
-    """Until all of them are here."""
+    """Wait until all processes are here."""
     if joined():
         torch.distributed.barrier()
 
@@ -37,7 +37,7 @@ def leave() -> None:
 
 
 def agreed(value: T) -> T:
-    """Process 0's value, in all of them."""
+    """Return process 0's value in all processes."""
     if not joined():
         return value
     values = [value]

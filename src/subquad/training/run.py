@@ -28,7 +28,7 @@ Saved = TypeVar("Saved", bound=PreTrainedModel)
 
 @dataclass
 class Outcome:
-    """A trained model, and how it came about.
+    """A trained model and the figures of its run.
 
     `history` is Trainer's log: dicts with `step`, `seconds` of training so far, and `loss` and `learning_rate`, or
     `eval_…` of the validation examples.
@@ -65,7 +65,7 @@ def train(
 
     Raises:
         InputError: data that is missing, or not what the run was started on, a method that the model cannot run, a
-            damaged checkpoint; `Ended`: memory that ran out, or a loss that is no number (`Diverged`). Checkpoints are
+            damaged checkpoint; `Ended`: memory that ran out, or a loss that is not finite (`Diverged`). Checkpoints are
             kept.
     """
     check_device(device)
@@ -144,7 +144,7 @@ def _check_splits(splits: Splits) -> None:
 
 
 def _start(out: Path) -> Path | None:
-    """The checkpoint that all processes go on from, which process 0 says."""
+    """The checkpoint from which all processes resume, as process 0 says."""
     found = None
     if processes.number() == 0:
         found = newest(out)

@@ -1,4 +1,4 @@
-"""What a run remembers of its data, so that it does not go on with other data."""
+"""What a run remembers of its data, so that it does not continue on other data."""
 
 from hashlib import blake2b
 from math import isclose
@@ -48,7 +48,7 @@ def check_same_data(splits: Splits, labels: Any, out: Path) -> None:
 
 def _read(path: Path) -> dict[str, Mark]:
     """The marks of an earlier run."""
-    remedy = "remove this file to go on with the data that is given now"
+    remedy = "remove this file to continue on the data that is given now"
     marks = seals.parsed(path, remedy)
     if seals.DIGEST in marks:  # earlier versions wrote none
         marks = seals.opened(marks, path, remedy)
@@ -72,7 +72,7 @@ def mark_of(split: Any) -> Mark:
 
 
 def _alike(before: Mark, now: Mark) -> bool:
-    """The same but for rounding."""
+    """Whether two marks are equal up to rounding."""
     rest = [{name: value for name, value in mark.items() if name != "mean"} for mark in (before, now)]
     return rest[0] == rest[1] and isclose(before.get("mean", 0.0), now.get("mean", 0.0), rel_tol=TOLERANCE)
 

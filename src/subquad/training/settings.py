@@ -15,6 +15,7 @@ from subquad.data.files import exists, read_bytes
 from subquad.errors import InputError, check_least
 from subquad.spelling import nearest
 from subquad.training.model_settings import STRICT, ModelSettings
+from subquad.training.plans import with_plan
 from subquad.training.tasks import TASKS
 from subquad.training.tasks.base import Task
 
@@ -26,26 +27,26 @@ class TrainingSettings:
     """How a model is trained.
 
     Attributes:
-        steps: updates of the weights.
-        batch: items an update, over all processes and accumulated passes.
-        evaluation_batch: items a process measures at a time; 0: as many as it learns from in one pass.
-        accumulate: forward passes an update.
-        learning_rate: the highest.
+        steps: number of weight updates.
+        batch: items per update, over all processes and accumulated passes.
+        evaluation_batch: items per evaluation pass of a process; 0 means as many as in a training pass.
+        accumulate: forward passes per update.
+        learning_rate: the highest learning rate.
         optimizer: "adamw", "adam" or "radam".
-        schedule: of the learning rate, after `warmup` updates; "halving" halves it each time all examples were seen,
-            "plateau" when the validation's figure has not become better twice in a row.
-        warmup: updates in which the learning rate rises from 0.
-        weight_decay: of the optimizer; biases and norms have none.
-        clip: the largest norm of a gradient; 0: none.
-        auxiliary: λ, the share of the methods' auxiliary losses in the loss; read where a method has one.
-        every: updates between validations, each with a checkpoint. 0: at the end only.
-        patience: validations without a better figure after which it ends. 0: never before `steps`.
-        stop_at: the validation's figure at which it ends, being good enough. None: never before `steps`.
-        keep: the model that is tested and saved: the best of the validations, or the last.
-        checkpoint_minutes: after which there is a checkpoint, beside those of the validations. 0: none.
-        precision: "fp32", or "bf16": autocast.
-        workers: processes that read the data, for each process that trains. 0: it does so itself.
-        seed: of the starting weights, the order of the examples and dropout.
+        schedule: schedule of the learning rate after `warmup` updates; "halving" halves it after each epoch, "plateau"
+            after two validations in a row without improvement.
+        warmup: number of updates in which the learning rate rises from 0.
+        weight_decay: weight decay of the optimizer, without biases and norms.
+        clip: the largest norm of the gradient; 0 means no clipping.
+        auxiliary: λ, the weight of the methods' auxiliary losses, for methods that have one.
+        every: updates between validations, each with a checkpoint; 0 means at the end only.
+        patience: validations without improvement after which training ends; 0 means never before `steps`.
+        stop_at: the validation figure at which training ends; none means never before `steps`.
+        keep: whether the best model of the validations or the last one is tested and saved.
+        checkpoint_minutes: minutes between checkpoints in addition to those of the validations; 0 means none.
+        precision: "fp32", or "bf16" for autocast.
+        workers: data-loading processes per training process; 0 means that it loads the data itself.
+        seed: random seed of the initial weights, the order of the examples and dropout.
     """
 
     __pydantic_config__ = STRICT
@@ -98,7 +99,7 @@ class RunSettings:
     training: TrainingSettings = field(default_factory=TrainingSettings)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, that `settings_of` reads."""
+        """Plain data that `settings_of` reads."""
         return {
             "task": {"name": self.task.name, **asdict(self.task)},
             "model": asdict(self.model),
@@ -109,8 +110,10 @@ class RunSettings:
 def settings_of(task: str, *given: Mapping[str, Mapping[str, Any]]) -> RunSettings:
     """A task's own defaults, and over them what is given: tables "task", "model" and "training", later ones win.
 
+    `model.plan`, the folder of a plan, stands for `model.method` with the plan's method of each layer.
+
     Raises:
-        InputError: an unknown task, table or setting, or a value that does not fit; named.
+        InputError: an unknown task, table or setting, a value that does not fit, or a plan for another model; named.
     """
     if task not in TASKS:
         raise InputError(f"no task {task!r}{nearest(task, TASKS)}; there are {', '.join(TASKS)}")
@@ -120,17 +123,28 @@ def settings_of(task: str, *given: Mapping[str, Mapping[str, Any]]) -> RunSettin
         for name, table in source.items():
             if name not in tables:
                 raise InputError(f"no table [{name}]{nearest(name, tables)}; there are {', '.join(tables)}")
-            tables[name] |= table
+            tables[name] = (_without_other(tables[name], table) if name == "model" else tables[name]) | dict(table)
     name = tables["task"].pop("name", task)
     if name != task:
         raise InputError(f"the settings are of the task {name!r}, but {task!r} is to be trained")
     if not any("warmup" in source.get("training", {}) for source in given):
         _shorten_warmup(tables["training"])
+    plan = tables["model"].pop("plan", None)
+    asked = checked(kind, tables["task"], "task")
+    model = checked(ModelSettings, tables["model"], "model")
     return RunSettings(
-        task=checked(kind, tables["task"], "task"),
-        model=checked(ModelSettings, tables["model"], "model"),
+        task=asked,
+        model=model if plan is None else with_plan(model, str(plan), asked.model),
         training=checked(TrainingSettings, tables["training"], "training"),
     )
+
+
+def _without_other(model: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The table "model" without its plan where a method is given, and without its method where a plan is."""
+    if "method" in given and "plan" in given:
+        raise InputError("model.method and model.plan both say what runs in the layers; give one of them")
+    gone = {other for name, other in (("method", "plan"), ("plan", "method")) if name in given}
+    return {name: value for name, value in model.items() if name not in gone}
 
 
 def _shorten_warmup(training: dict[str, Any]) -> None:
@@ -170,7 +184,7 @@ def read_overrides(given: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _value(text: str, value: str) -> Any:
-    """As TOML writes it, or what is given as it stands."""
+    """Parse a value as TOML; text that is not TOML stays as it is."""
     try:
         (read,) = tomllib.loads(f"value = {value}").values()  # one: text with a line feed may hold others
         return read

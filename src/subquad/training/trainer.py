@@ -201,7 +201,7 @@ class MethodTrainer(Trainer):
         return cast(DataLoader[Item], self.accelerator.prepare(loader))
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """As Trainer's, or half the learning rate each epoch."""
+        """Trainer's scheduler, or one that halves the learning rate each epoch."""
         if self.settings.schedule == "halving":
             examples, batch, warmup = len(cast(Any, self.train_dataset)), self.settings.batch, self.settings.warmup
 
@@ -238,7 +238,7 @@ class MethodTrainer(Trainer):
         return self.task.figures(torch.from_numpy(np.asarray(predicted.predictions)))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As Trainer's, with the seconds that the steps took so far, and without its own closing words.
+        """Log like Trainer, with the seconds that the steps took, and without its closing summary.
 
         The loss is the mean per step since the log's last line with one, even where that was before an interruption.
         """
@@ -258,7 +258,7 @@ class MethodTrainer(Trainer):
     # ------------------------------------------------------------------ checkpoints
 
     def save_model(self, output_dir: str | None = None, **options: Any) -> None:
-        """As Trainer's; it begins each checkpoint, in every process.
+        """Save the model; Trainer calls this first for each checkpoint, in every process.
 
         Raises:
             Diverged: a weight is not finite.

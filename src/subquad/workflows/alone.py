@@ -43,7 +43,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            for name in (HOLDER, LOCK):  # while the lock is held: whoever comes later makes a new one
+            for name in (HOLDER, LOCK):  # while the lock is held: a process that comes later makes a new one
                 (folder / name).unlink(missing_ok=True)
         lock.release()
         with suppress(OSError):  # as soon as one is not empty

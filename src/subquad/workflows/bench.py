@@ -29,6 +29,7 @@ from subquad.spelling import nearest
 from subquad.workflows import machine
 from subquad.workflows.bench_calls import DTYPES, Calls, Load, hindrance, out_of_memory, threads
 from subquad.workflows.bench_memory import extra_memory
+from subquad.workflows.bench_plans import resolved
 from subquad.workflows.settings import PASSES, BenchSettings
 from subquad.workflows.store import Job, Kind, Progress, Run
 
@@ -44,8 +45,10 @@ MOST_THREADS = 4096
 
 
 def check(settings: BenchSettings) -> None:
-    """InputError where something does not work; names both sides."""
+    """Raise InputError if settings do not work together; the message names both sides."""
     s = settings
+    assert s.heads is not None  # `resolved`
+    assert s.head_dim is not None
     for option, given in (("methods", s.methods), ("lengths", s.lengths)):
         if not given:
             raise InputError(f"nothing to measure: --{option} names none")
@@ -85,6 +88,7 @@ def measure(settings: BenchSettings, out: Path, progress: Progress = lambda what
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
+    settings = resolved(settings)
     check(settings)
     average = machine.load_average()
     with as_input_error(), threads(settings.threads):
@@ -129,6 +133,8 @@ class Bench(Run):
     def loads(self) -> list[Load]:
         """What is measured, panel by panel, the shortest first: the longer ones are predicted from them."""
         s = self.settings
+        assert s.heads is not None
+        assert s.head_dim is not None
         return [
             Load(length, dtype, passes, s.batch, s.heads, s.head_dim, s.device, s.seed, s.causal)
             for dtype in dict.fromkeys(s.dtypes)
@@ -206,7 +212,7 @@ class Bench(Run):
         if length is None:
             return None
         expected = predicted(method, seconds, load.length / length)
-        return f"predicted {expected:,.0f} s a call" if expected > self.settings.call_limit else None
+        return f"predicted {expected:,.0f} s per call" if expected > self.settings.call_limit else None
 
     def _shorter(self, load: Load, method: Method) -> tuple[int | None, float]:
         """The longest shorter length at which the method was run, and its seconds there; else one call, untold."""

@@ -17,7 +17,7 @@ from subquad.report.bench_schema import EXACT
 from subquad.workflows.settings import BACKWARD
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-NAIVE = "naive"  # the name of `naive`, which is no method of ours
+NAIVE = "naive"  # the name of `naive`, which is not a method of the library
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Load:
 
     @property
     def key(self) -> str:
-        """In the names of units."""
+        """The key of a load in the names of units."""
         return f"{self.dtype}/{self.passes}/{self.length}"
 
 
@@ -73,7 +73,7 @@ class Calls:
         return self._call(bound)
 
     def clear(self) -> None:
-        """Forget the gradients of the call before."""
+        """Clear the gradients of the previous call."""
         for tensor in (*self.inputs, *self.learned):
             tensor.grad = None
 
@@ -99,7 +99,7 @@ def naive(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def hindrance(call: Callable[[], Any]) -> str | None:
-    """Why this call cannot run, from running it once."""
+    """The reason why this call cannot run, found by running it once."""
     try:
         call()
     except (ValueError, TypeError) as refusal:
@@ -118,7 +118,7 @@ def out_of_memory(error: RuntimeError | MemoryError) -> str:
 
 @contextmanager
 def threads(number: int | None) -> Iterator[None]:
-    """torch runs on so many threads inside the block; None = as it is."""
+    """Run torch on `number` threads inside the block; None leaves the number as it is."""
     before = torch.get_num_threads()
     if number is not None:
         torch.set_num_threads(number)

@@ -30,7 +30,7 @@ def read_old(path: Path, settings: BenchSettings) -> BenchReport:
         raise InputError(f"{path} has schema {report.get('schema')!r} but this version reads {SCHEMA}; measure again")
     for part, kind in PARTS.items():
         if not isinstance(report.get(part), kind):
-            raise InputError(f"{path} is damaged: its {part!r} is no {kind.__name__}")
+            raise InputError(f"{path} is damaged: its {part!r} is not of type {kind.__name__}")
     for number, cell in enumerate(report["cells"]):
         _check(path, number, cell)
     _check_alike(path, report["settings"], settings)
@@ -54,10 +54,10 @@ def _check_alike(path: Path, then: Mapping[str, Any], now: BenchSettings) -> Non
 def _check(path: Path, number: int, cell: Any) -> None:
     for name, kind in IDENTITY.items():
         if not isinstance(cell, dict) or not isinstance(cell.get(name), kind):
-            raise InputError(f"{path} is damaged: {name!r} of cell {number} is no {kind.__name__}")
+            raise InputError(f"{path} is damaged: {name!r} of cell {number} is not of type {kind.__name__}")
     for name in FIGURES:
         if not isinstance(cell.get(name), int | float | None):
-            raise InputError(f"{path} is damaged: {name!r} of cell {number} is no number")
+            raise InputError(f"{path} is damaged: {name!r} of cell {number} is not a number")
     if cell["status"] == "measured" and not all(cell.get(name) for name in FIGURES[:3]):
         raise InputError(f"{path} is damaged: cell {number} is measured, but has no times")
     if cell.get("speedup") and not all(cell.get(name) for name in FIGURES[4:6]):

@@ -33,7 +33,7 @@ def report_of(bench: Bench) -> BenchReport:
         "hardware": bench.hardware,
         "backend": bench.backend,
         "backends": sq.backends(),
-        "settings": {name: value for name, value in asdict(s).items() if name != "methods"}
+        "settings": {name: value for name, value in asdict(s).items() if name not in ("methods", "plans")}
         | {
             "lengths": sorted(set(s.lengths)),
             "passes": list(dict.fromkeys(s.passes)),
@@ -52,7 +52,7 @@ def report_of(bench: Bench) -> BenchReport:
 
 
 def _noise(bench: Bench) -> dict[Load, float]:
-    """How far SDPA comes from itself at each length, and at least as far as at most lengths of the panel.
+    """How far SDPA differs from itself at each length, and at least as far as at most lengths of the panel.
 
     By the medians of visits or the quartiles of all rounds, whichever are farther from 1: where the system takes the
     processor away in about half of the calls, medians jump between two values, and those of three visits may agree.
@@ -124,18 +124,18 @@ def _cell(bench: Bench, load: Load, method: Method, noise: Mapping[Load, float])
 def _notes(bench: Bench) -> list[str]:
     s = bench.settings
     notes = [
-        f"{EXACT} is torch's scaled_dot_product_attention, called itself. The methods take their turn with it, round "
-        "by round and in another order each time, on standard normal inputs; rounds of warm-up are excluded.",
+        f"{EXACT} is torch's scaled_dot_product_attention, called directly. In every round, it and the methods run "
+        "in a random order, on standard normal inputs; warm-up rounds are excluded.",
         "A speed-up is the median over rounds of SDPA's time divided by the method's in the same round; a time is "
-        "SDPA's median divided by that.",
-        "A speed-up counts as faster or slower where it is farther from 1 than SDPA, timed twice in each round, "
-        f"comes from itself (and than {TIE:g}×), and the medians of all visits lie on one side of 1.",
+        "SDPA's median time divided by the speed-up.",
+        "A method counts as faster or slower if its speed-up differs from 1 by more than SDPA, timed twice in each "
+        f"round, differs from itself (and by more than {TIE:g}×), and the medians of all visits lie on one side of 1.",
     ]
     if s.quick:
         notes.append("A quick run: few rounds, memory not measured.")
     else:
         notes.append(
-            "Extra memory is the peak of one call in a process of its own above what the inputs take. The output "
-            "counts, and the gradients do. Differences below about 1 MiB are not told apart."
+            "Extra memory is the peak of one call in a separate process, in addition to the inputs. The output and "
+            "the gradients count. Differences below about 1 MiB are not resolved."
         )
     return notes + bench.resumed_note

@@ -2,15 +2,16 @@
 
 Each step reads a passage with the model as it is; every attention layer's queries, keys and values come out of that one
 pass, and every layer takes a step on its own `fit_loss`. Layers do not see each other, so each keeps the parameters
-with which it did best on the passages kept apart. What has been done is on disk after every measurement, so that a run
+with which it did best on the held-out passages. What has been done is on disk after every measurement, so that a run
 that was cut off goes on and ends with the same parameters.
 """
 
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +33,7 @@ from subquad.workflows.rows import longest
 from subquad.workflows.settings import CalibrateSettings
 from subquad.workflows.store import Progress, Store
 
-EVERY = 50  # steps between measurements on the passages kept apart
+EVERY = 50  # steps between measurements on the held-out passages
 PATIENCE = 4  # measurements without a better mean, after which it ends
 GAIN = 1e-3  # the least relative change that counts as better
 
@@ -109,7 +110,11 @@ def fit(
         "method": method.to_dict(),
         "model": pretrained.name,
         "notes": list(pretrained.notes),
-        "text": {"source": [str(path) for path in settings.text], "documents": len(documents)},
+        "text": {
+            "source": [str(path) for path in settings.text],
+            "documents": len(documents),
+            "fingerprint": mark_of_documents(documents),
+        },
         "passages": {"train": len(pieces.train), "held_out": len(pieces.held_out), "tokens": length},
         "settings": {"steps": steps, "batch": settings.batch, "seed": settings.seed, **asdict(recipe)},
         "metric": trainer.metric,
@@ -122,6 +127,14 @@ def fit(
     if (most := longest(bounds)) is not None:
         record["longest"] = most
     return Fitted(pretrained, bounds, record, refused)
+
+
+def mark_of_documents(documents: Sequence[str]) -> str:
+    """A mark of a text in 16 hexadecimal digits."""
+    digest = sha256()
+    for document in documents:
+        digest.update(sha256(document.encode()).digest())
+    return digest.hexdigest()[:16]
 
 
 class Trainer:
@@ -205,7 +218,7 @@ class Trainer:
         return [replace(c, query=c.query.clone(), key=c.key.clone(), value=c.value.clone()) for c in chosen]
 
     def _measure(self, checkpoint: Path, losses: dict[int, float]) -> None:
-        """Measure every layer on the passages kept apart, remember its best parameters, save, and see if it is time."""
+        """Measure every layer on the held-out passages, remember its best parameters, save, and see if it is time."""
         begun = time.perf_counter()
         sums: dict[int, dict[str, float]] = {}
         for span in self.pieces.held_out:
@@ -243,7 +256,7 @@ class Trainer:
             self.bounds[number].eval().requires_grad_(False)
 
     def _line(self) -> str:
-        """The best so far on the passages kept apart: the mean, and every layer's."""
+        """The best so far on the held-out passages: the mean, and every layer's."""
         metric = self.metric
         layers = " ".join(f"{best['figures'][metric]:.2f}" for _, best in sorted(self.best.items()))
         now, before = self._mean_of_best(), mean_at(self.history[0], metric)

@@ -1,4 +1,4 @@
-"""Calibrate on the way: what `compare --calibrate TEXT` fits before it compares."""
+"""Calibrate on the way: what `compare --calibrate TEXT` and `plan --calibrate TEXT` fit first."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from subquad.data.files import is_folder
 from subquad.data.texts import read_documents
 from subquad.errors import InputError, NothingToLearn
 from subquad.methods import METHODS, Method
-from subquad.workflows.calibrate import fit, save
+from subquad.workflows.calibrate import fit, mark_of_documents, save
 from subquad.workflows.pretrained import Pretrained
 from subquad.workflows.rows import CompareRow, row_of_adapter
 from subquad.workflows.settings import CalibrateSettings
@@ -24,8 +24,12 @@ def calibrated(
     length: int,
     out: Path,
     progress: Progress,
-) -> dict[Method, CompareRow]:
-    """Fit every method that has a fit on this text and return their rows; nothing where there is no text.
+) -> tuple[dict[Method, CompareRow], dict[Method, str]]:
+    """Fit every method that has a fit on this text; nothing where there is no text.
+
+    Returns:
+        The rows of those that were fitted, and the reason of each that was not: no layer of the model can run it, or it
+        is exact on passages of `length` tokens.
 
     The adapters are kept under `out/adapters`, and those of an earlier run are used again where they are for the same
     method, model and text.
@@ -34,34 +38,39 @@ def calibrated(
         InputError: none of the methods has something to fit, or the text is, or shares files with, `apart_from`.
     """
     if not text:
-        return {}
+        return {}, {}
     for path in (*text, *apart_from):
         is_folder(path)  # refuses what cannot be read
     for mine in text:
         for its in apart_from:
             if mine.resolve() == its.resolve() or mine.resolve() in its.resolve().parents:
-                raise InputError(f"--calibrate {mine} holds the text that is compared on, {its}: figures would flatter")
+                raise InputError(f"--calibrate {mine} holds the text of --text, {its}: figures would flatter")
             if its.resolve() in mine.resolve().parents:
-                raise InputError(f"--calibrate {mine} is part of the text that is compared on, {its}")
+                raise InputError(f"--calibrate {mine} is part of the text of --text, {its}: figures would flatter")
     wanted = [method for method in methods if method.traits.fit is not None]
     if not wanted:
         have = ", ".join(name for name, method in METHODS.items() if method.traits.fit is not None)
         raise InputError(f"--calibrate: none of the methods has learned parameters to fit; those of {have} can be")
     documents = read_documents(text)
-    rows = {}
+    rows, reasons = {}, {}
     for method in wanted:
+        refused = hf.refusals(pretrained.model, method)
+        if len(refused) == len(hf.find_layers(pretrained.model)):
+            reasons[method] = refused[min(refused)]
+            continue
         folder = out / "adapters" / re.sub(r"[^a-z0-9.]+", "-", str(method))
         settings = CalibrateSettings(method=str(method), text=tuple(text), max_length=length)
         try:
-            if not _is_for(folder, method, pretrained, text, length):
+            if not _is_for(folder, method, pretrained, documents, length):
                 save(fit(settings, method, pretrained, documents, folder, progress), folder)
-        except NothingToLearn:
-            continue  # the row says that it is not calibrated, and is exact
+        except NothingToLearn as error:
+            reasons[method] = str(error)
+            continue
         rows[method] = row_of_adapter(pretrained, folder)
-    return rows
+    return rows, reasons
 
 
-def _is_for(folder: Path, method: Method, pretrained: Pretrained, text: Sequence[Path], length: int) -> bool:
+def _is_for(folder: Path, method: Method, pretrained: Pretrained, documents: Sequence[str], length: int) -> bool:
     """Whether this adapter is what calibrating would make."""
     if not folder.exists():
         return False
@@ -69,7 +78,7 @@ def _is_for(folder: Path, method: Method, pretrained: Pretrained, text: Sequence
         adapter = hf.read_adapter(folder)
     except ValueError:  # a run that was cut off: its checkpoint is there, the adapter is not
         return False
-    same_text = adapter.record["text"]["source"] == [str(path) for path in text]
+    same_text = adapter.record["text"].get("fingerprint") == mark_of_documents(documents)
     same_model = adapter.model["weights"] == hf.weights_mark(pretrained.model)
     same_method = set(adapter.methods.values()) == {method} and adapter.record["passages"]["tokens"] == length
     return same_text and same_model and same_method

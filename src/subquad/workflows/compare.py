@@ -8,7 +8,7 @@ The work is cut into units whose results are kept until the report is written, s
     op/<length>              one layer's attention alone, all rows in turn
     task/<method>            the labelled task
 
-Wherever rows are timed in turn, exact attention is timed twice, and the order is drawn anew for each turn: how far its
+Wherever rows are timed in turn, exact attention is timed twice, and the order is new in each turn: how far its
 two times differ is the noise. The units say also what other processes used of the processors meanwhile.
 """
 
@@ -42,7 +42,7 @@ from subquad.workflows.tasks import LabelledTask, load_task
 
 EXACT = "full"
 UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
-TOO_SLOW = 2.0  # seconds a call: a method that is predicted to exceed it is left out, and the report says so
+TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is left out, and the report says so
 
 
 def measure(settings: CompareSettings, out: Path, progress: Progress = lambda what, done, total: None) -> "Comparison":
@@ -164,7 +164,7 @@ class Comparison(Run):
         length = pretrained.length(settings.max_length, "max-length", more)
         given = [row_of_adapter(pretrained, folder) for folder in settings.adapters]
         given += [row_of_plan(pretrained, folder) for folder in settings.plans]
-        made = calibrated(settings.calibrate, settings.text, methods, pretrained, length, out, progress)
+        made, _ = calibrated(settings.calibrate, settings.text, methods, pretrained, length, out, progress)
         rows = [made.get(method) or row_of(pretrained, method) for method in methods] + given
         reading = read(pretrained, documents or standard_library(), length, settings.passages, settings.seed)
         return cls(
@@ -285,7 +285,7 @@ class Comparison(Run):
         return [self.results[STRETCH(length, i)].rows for i in range(stretches(length))]
 
     def seconds(self, length: int) -> dict[str, list[float]]:
-        """Of each row, sequence by sequence."""
+        """Seconds of each row, sequence by sequence."""
         turns = self.turns(length)[1:]
         return {name: [turn[name].seconds or 0.0 for turn in turns] for name in turns[0]}
 

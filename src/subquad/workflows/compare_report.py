@@ -72,7 +72,7 @@ def report_of(comparison: Comparison) -> Report:
 
 
 def _noise(c: Comparison) -> RunNoise:
-    """How far exact attention comes from itself, length by length, and what else the machine did."""
+    """How far exact attention differs from itself at each length, and the load of the machine."""
     itself = {
         "model": {str(n): _itself(c.seconds(n)) for n in c.lengths},
         "op": {str(n): _itself(_op_seconds(c, n)) for n in c.settings.op_lengths},
@@ -186,7 +186,7 @@ def _cost(
 
 
 def _itself(seconds: Mapping[str, list[float]]) -> float:
-    """How far exact attention comes from itself."""
+    """How far exact attention differs from itself, as a factor."""
     return against_itself(ratios(seconds[AGAIN], seconds[EXACT]))
 
 
@@ -203,21 +203,22 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
         f"{len(tried)} of the library's {len(METHODS)} methods are in this comparison, with these settings only; "
         "`subquad methods` lists all of them.",
         "A speed-up is the median of the ratios to exact attention (SDPA) within a turn, on batches of one; a time is "
-        "exact attention's median divided by that.",
-        "A speed-up counts as faster or slower where it is farther from 1 than exact attention, timed twice in each "
-        f"turn, comes from itself (and than {TIE:g}×), and the {_INTERVAL} lies on one side of 1.",
-        "Layer errors and distances of weights are taken on the exact model's own queries, keys and values.",
-        "One attention call is timed on N(0,1) inputs of one layer's shape; those times have no fidelity beside them.",
+        "exact attention's median time divided by the speed-up.",
+        "A method counts as faster or slower if its speed-up differs from 1 by more than exact attention, timed "
+        f"twice in each turn, differs from itself (and by more than {TIE:g}×), and the {_INTERVAL} "
+        "is on one side of 1.",
+        "Layer errors and distances of weights are measured on the exact model's own queries, keys and values.",
+        "One attention call is timed on N(0,1) inputs of one layer's shape; these times have no fidelity.",
         *c.pretrained.notes,
     ]
     limit = c.pretrained.limit
     if limit is not None and c.lengths[-1] > limit:
         notes.append(
-            f"The model's positions reach {limit} tokens; beyond, they are interpolated without training. Fidelity "
-            "there compares with exact attention in the same extended model."
+            f"The model's positions reach {limit:,} tokens; beyond that, they are interpolated without training. "
+            "Fidelity there compares with exact attention in the same extended model."
         )
     if len(c.reading.tokens) < c.lengths[-1]:
-        notes.append(f"The text has {len(c.reading.tokens)} tokens in all; longer sequences repeat it.")
+        notes.append(f"The text has {len(c.reading.tokens):,} tokens; longer sequences repeat it.")
     if c.pretrained.kind == "masked-lm":
         notes.append("Pseudo-perplexity: 15 % of the tokens masked at once, the same ones for every method.")
     measured = zip(c.rows, methods, strict=False)  # those that were refused come last
@@ -228,24 +229,24 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
 
 
 def _defaults(row: CompareRow) -> str | None:
-    """What a bare name stands for."""
+    """The settings of a method that is named without settings."""
     settings = ", ".join(f"{name}={value}" for name, value in row.method.to_dict().items() if name != "name")
     return f"{row.name} alone means {settings}." if settings and ":" not in row.name else None
 
 
 def _remarks(row: CompareRow, length: int) -> list[str]:
-    """What the figures of this row alone do not tell."""
+    """Remarks that the figures of a row do not show."""
     remarks, most = [], exact_up_to(row.method)
     if not row.is_exact and most >= length:
         where = f"on at most {most:,.0f} tokens" if math.isfinite(most) else "with these settings"
-        remarks.append(f"is exact attention {where}; a speed-up there is chance")
+        remarks.append(f"is exact attention {where}; a speed-up there is due to chance")
     if row.longest is not None:
         remarks.append(f"its parameters are for at most {row.longest:,} tokens, and it was not run on more")
     return remarks
 
 
 def _left_out(c: Comparison, row: CompareRow, method: MethodReport) -> str | None:
-    """From where on it was too slow."""
+    """The length from which on a method was too slow, as a note."""
     op_lengths = c.settings.op_lengths if row.plan is None else ()
     wanted = ((c.lengths, method["model"]), (op_lengths, method["op"]))
     skipped = [n for lengths, have in wanted for n in lengths if str(n) not in have and row.takes(n)]

@@ -8,6 +8,7 @@ work is cut into units whose results are kept until the report is written, so th
     maps                    attention weights of one head on the first sequence
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,10 +20,11 @@ import torch
 from subquad import hf
 from subquad.data.texts import read_documents, standard_library
 from subquad.errors import InputError, as_input_error
+from subquad.hf.plans import load_plan
 from subquad.measure.balance import bucket_sizes
 from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.fidelity import attention_weights
-from subquad.measure.hooks import ChoosesKeys, Hashes, at_n_b, inner
+from subquad.measure.hooks import ChoosesKeys, Hashes, at_length, at_n_b, inner
 from subquad.measure.spectrum import cumulative, heat_map_index, needed, singular_values
 from subquad.measure.utility import utilities
 from subquad.methods import Bound, Full, Method, parse_method
@@ -46,17 +48,24 @@ class InspectRow:
     by_layer: Mapping[int, Method | Bound]
     calibrated: bool | None = None  # None: no learned parameters
     history: list[dict[str, Any]] = field(default_factory=list)  # of its fit
+    missing: str = "the adapter has no such layer"  # why a layer is not in `by_layer`
+    note: str | None = None  # of a plan: what runs where
 
     @property
     def bounds(self) -> dict[int, Bound]:
         """Those with learned parameters."""
         return {number: method for number, method in self.by_layer.items() if isinstance(method, Bound)}
 
+    @property
+    def chooses_keys(self) -> bool:
+        """Whether in some layer it is known which keys a query meets."""
+        return any(isinstance(inner(method), ChoosesKeys) for method in self.by_layer.values())
+
     def refusal(self, inputs: LayerInputs) -> str | None:
         """Why it cannot run on these inputs."""
         method = self.by_layer.get(inputs.number)
         if method is None:
-            return "the adapter has no such layer"
+            return self.missing
         query, key, options = inputs.query, inputs.key, inputs.options
         return inner(method).refuses(
             options["mask"],
@@ -132,6 +141,7 @@ class Inspection(Run):
         with as_input_error():
             rows = [_row(method, pretrained, settings.length) for method in methods if method != Full()]
             rows += [_adapted(folder, pretrained) for folder in settings.adapters]
+            rows += [_planned(folder, pretrained, settings.length) for folder in settings.plans]
         return cls(
             settings=settings,
             pretrained=pretrained,
@@ -155,7 +165,7 @@ class Inspection(Run):
         """All that the results depend on."""
         return {
             "model": self.pretrained.identity(),
-            "methods": [[row.label, mark_of(row.bounds)] for row in self.rows],
+            "methods": [[row.label, mark_of(row.bounds), *([row.note] if row.note else [])] for row in self.rows],
             "items": self.items,
             "settings": [self.settings.buckets, self.settings.layer, self.settings.head, self.settings.tokens],
             "machine": [machine.versions(), machine.hardware(self.settings.device)],
@@ -301,3 +311,25 @@ def _adapted(folder: Path, pretrained: Pretrained) -> InspectRow:
     various = "" if len(set(methods)) == 1 else " and others"
     label = f"{methods[0]}{various}@{folder.name}"
     return InspectRow(label, methods[0], by_layer, calibrated=True, history=adapter.record.get("history", []))
+
+
+def _planned(folder: Path, pretrained: Pretrained, length: int) -> InspectRow:
+    """What a plan runs for inputs of this length; layers in which that is exact attention have nothing to look at."""
+    planned = load_plan(folder).for_model(pretrained.model)
+    at = {number: at_length(method, length) for number, method in planned.items()}
+    by_layer = {
+        number: method.to(pretrained.device).eval() if isinstance(method, Bound) else method
+        for number, method in at.items()
+        if not inner(method).is_exact
+    }
+    methods = Counter(map(inner, by_layer.values())).most_common(1)
+    label = f"plan:{folder.resolve().name}"
+    listed = ", ".join(f"{number}: {inner(method)}" for number, method in sorted(at.items()))
+    return InspectRow(
+        label,
+        methods[0][0] if methods else Full(),
+        by_layer,
+        calibrated=True if any(isinstance(method, Bound) for method in by_layer.values()) else None,
+        missing=f"the plan runs exact attention there at {length:,} tokens",
+        note=f"{label} is the plan of {folder}, by layer ({listed}).",
+    )

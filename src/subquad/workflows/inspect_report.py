@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 import torch
 
 from subquad.measure.balance import BucketSizes
-from subquad.measure.hooks import ChoosesKeys
 from subquad.measure.spectrum import heat_map_index
 from subquad.methods import LearnedHash
 from subquad.report.inspect_schema import (
@@ -147,7 +146,7 @@ def _notes(x: Inspection) -> list[str]:
     s = x.settings
     notes = [
         "All figures are taken on the queries and keys of the model with exact attention, on the same sequences.",
-        f"The upper bound is that of {x.keys} keys a query, N/B with B = {s.buckets}. A method that chooses more may "
+        f"The upper bound is that of {x.keys} keys per query, N/B with B = {s.buckets}. A method that chooses more may "
         "be above it, and is never above the bound at its own number of keys.",
     ]
     if any("causal" in layer["kind"] for layer in x.pretrained.facts()["layers"]):
@@ -156,7 +155,8 @@ def _notes(x: Inspection) -> list[str]:
         notes.append(SHARP)
     if any(row.calibrated is False for row in x.rows):
         notes.append('"Not calibrated": learned parameters as they start, before anything was fitted to this model.')
-    if blind := [row.label for row in x.rows if not isinstance(row.method, ChoosesKeys)]:
+    notes += [row.note for row in x.rows if row.note]
+    if blind := [row.label for row in x.rows if row.by_layer and not row.chooses_keys]:
         notes.append(f"In the attention maps alone, because no query has chosen keys there: {', '.join(blind)}.")
     notes += [*x.pretrained.notes, *(note for row in x.rows for note in _refused(x, row))]
     if len(x.reading.tokens) < (s.length or 0):

@@ -1,20 +1,19 @@
 """What ran where: versions and hardware, and what else the machine did meanwhile."""
 
 import os
-import platform
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypedDict
 
-import torch
-
+from subquad.environment import hardware, versions
 from subquad.measure.noise import Load
 from subquad.ops import native
 from subquad.ops.backends import backends as states
 from subquad.ops.backends import chosen_backend
+
+__all__ = ["Use", "backends", "hardware", "load", "load_average", "versions", "watched"]
 
 # i-clustered, fp32, 512 to 4,096 tokens, 12 heads of 32, one thread of an AMD EPYC, beside `use_backend("reference")`:
 # 13 to 25 times with AVX-512 and VPOPCNTDQ, 8 with AVX2, 4 with the baseline.
@@ -47,7 +46,7 @@ def watched() -> Iterator[Use]:
 
 
 def load_average() -> float | None:
-    """Of the last minute; None where the system has none."""
+    """The load average of the last minute; None if the system has none."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
@@ -74,31 +73,6 @@ def _busy_seconds() -> float | None:
     return total / os.sysconf("SC_CLK_TCK") if name == "cpu" and total else None
 
 
-def versions() -> dict[str, str]:
-    """Versions of everything that results depend on; packages that are not installed are left out."""
-    found = {"python": platform.python_version()}
-    for package in ("subquad", "torch", "transformers", "scikit-learn", "matplotlib"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def hardware(device: str = "cpu") -> dict[str, str]:
-    """Processor, cores, torch's threads and CPU capability; the GPU where one is used."""
-    described = {
-        "processor": _processor(),
-        "cores": str(os.cpu_count()),
-        "threads": str(torch.get_num_threads()),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-    if torch.device(device).type == "cuda":
-        described["gpu"] = torch.cuda.get_device_name(device)
-    return described
-
-
 def backends() -> dict[str, str]:
     """For each backend, as "backend NAME": what runs, or what is missing, what that costs and the remedy."""
     described = states() | {"reference": "plain PyTorch", "cpu": _cpu_backend()}
@@ -113,12 +87,3 @@ def _cpu_backend() -> str:
     others = [name for name in native.variants() if name != native.variant()]
     threads = "OpenMP" if native.has_openmp() else "built without OpenMP: on one thread"
     return f"variant {native.variant()} ({', '.join(others) or 'no other'} could run here too), {threads}"
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -51,6 +51,11 @@ def read_config(where: str) -> Any:
     if not isinstance(given, dict):
         raise InputError(f"{where}: its config.json must be an object with named fields, not a {type(given).__name__}")
     _refuse_own_code(where, "config.json", given)
+    if str(given.get("model_type")).startswith("subquad-"):
+        raise InputError(
+            f"{where} is a model of subquad train, which has no tokenizer to read text with; in Python, sq.plan, "
+            "sq.hf.swap and sq.audit take it"
+        )
     named = given.get("architectures")
     if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
         raise InputError(f"{where}: 'architectures' in its config.json must be a list of names, not {named!r}")

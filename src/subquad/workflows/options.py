@@ -24,7 +24,7 @@ class Option:
 
     @property
     def is_list(self) -> bool:
-        """Whether it can be repeated: paths, or texts divided by spaces."""
+        """Whether it can be repeated: paths, or texts separated by spaces."""
         return get_origin(self.kind) is tuple and self.read is None
 
     @property

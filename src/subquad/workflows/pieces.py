@@ -1,4 +1,4 @@
-"""A stream of passages out of documents of any size, tokenised one by one; some are kept apart."""
+"""A stream of passages out of documents of any size, tokenised one by one; some are held out."""
 
 import random
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Pieces:
 def cut(documents: Sequence[str], length: int, held_out: int, seed: int) -> Pieces:
     """Cut documents into spans of some `length` tokens each, and keep `held_out` of them apart, drawn by the seed.
 
-    At most a quarter is kept apart.
+    At most a quarter is held out.
 
     Raises:
         InputError: there are fewer than four spans that are long enough.

@@ -53,11 +53,11 @@ class Pretrained:
         return min(self.limit or 512, 512) if asked is None else asked
 
     def with_model(self, model: Any) -> "Pretrained":
-        """The same reading of another model."""
+        """A copy with another model and the same tokenizer and pooling."""
         return replace(self, model=model)
 
     def reaching(self, length: int) -> "Pretrained":
-        """The same model where its positions reach this length, else a copy whose positions are extended."""
+        """The model if its positions reach this length, otherwise a copy whose positions are extended."""
         if self.limit is None or length <= self.limit:
             return self
         return self.with_model(hf.extend_positions(copy.deepcopy(self.model), length))

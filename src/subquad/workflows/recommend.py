@@ -1,4 +1,4 @@
-"""From figures to advice."""
+"""Choose a method from the figures of a comparison, and say why."""
 
 from collections.abc import Sequence
 
@@ -6,30 +6,26 @@ from subquad.methods import from_dict
 from subquad.report.schema import MethodReport, Recommendation
 from subquad.workflows.rows import exact_up_to
 
-MARGIN = 1.1  # faster by less than this is no gain worth a change
+MARGIN = 1.1  # a smaller speed-up is not worth a change
 
 
 def recommend(
     methods: Sequence[MethodReport], lengths: Sequence[int], min_fidelity: float, tokens: int
 ) -> Recommendation:
-    """The fastest row that keeps the asked fidelity, length by length; exact attention where none is clearly faster.
+    """The headline and the reason for each length, from the choices of `fastest`.
 
-    It speaks of the rows that were tried: settings are not searched. A length past the text's `tokens` is not judged:
-    text that repeats makes queries alike, which flatters clustering. Nor is a method where its settings make it exact
-    attention: where it comes out faster there, it is by chance.
-    `methods` and the result are as in `report.schema`.
+    The recommendation is about the rows that were tried; settings are not searched. Lengths above the text's `tokens`
+    are not judged. `methods` and the result have the types of `report.schema`.
     """
     measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
-    judged = [length for length in lengths if length <= tokens]
-    able = {length: [m for m in measured if exact_up_to(from_dict(m["settings"])) < length] for length in judged}
-    best = {length: _best(able[length], str(length), min_fidelity) for length in judged}
-    own = lengths[0]
-    reasons = [_reason(able[length], best[length], length, min_fidelity) for length in judged]
+    best = fastest(methods, lengths, min_fidelity, tokens)
+    judged, own = list(best), lengths[0]
+    reasons = [_reason(_approximate_at(measured, length), best[length], length, min_fidelity) for length in judged]
     reasons += [
         f"{n:,} tokens: not judged, because the text has only {tokens:,} tokens." for n in lengths if n > tokens
     ]
     if measured:
-        reasons.append(f"{_count(len(measured))} tried, with the settings that they have: none were searched for.")
+        reasons.append(f"{_count(len(measured))} tried with the given settings; settings were not searched.")
     chosen = best.get(own)
     if chosen is not None:
         headline = f"Of the rows tried, use {chosen['method']}: {_figures(chosen, str(own))} at {own:,} tokens."
@@ -45,12 +41,30 @@ def recommend(
     return {"choice": "full", "headline": headline, "reasons": reasons}
 
 
+def fastest(
+    methods: Sequence[MethodReport], lengths: Sequence[int], min_fidelity: float, tokens: int
+) -> dict[int, MethodReport | None]:
+    """For each length of at most `tokens`, the fastest row that keeps `min_fidelity`; None if none is clearly faster.
+
+    A length above the text's `tokens` is not judged, because repeated text makes queries similar, which favours
+    clustering. A method is not a candidate at a length where its settings make it exact attention, because it is
+    faster there only by chance.
+    """
+    measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
+    judged = [length for length in lengths if length <= tokens]
+    return {length: _best(_approximate_at(measured, length), str(length), min_fidelity) for length in judged}
+
+
+def _approximate_at(methods: Sequence[MethodReport], length: int) -> list[MethodReport]:
+    return [m for m in methods if exact_up_to(from_dict(m["settings"])) < length]
+
+
 def _count(rows: int) -> str:
     return "1 row was" if rows == 1 else f"{rows} rows were"
 
 
 def _is_candidate(method: MethodReport) -> bool:
-    """Methods that compute every logit are yardsticks: where they come out faster, it is by chance."""
+    """Reference methods compute every logit, so they are faster than exact attention only by chance."""
     return not from_dict(method["settings"]).traits.yardstick
 
 
@@ -73,7 +87,7 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
         )
     timed = [m for m in methods if at in m.get("model", {}) and at in m.get("fidelity", {})]
     if not timed:
-        return f"{length:,} tokens: no method but the yardsticks was measured; see what is exact, refused or left out."
+        return f"{length:,} tokens: only reference methods were measured; the others are exact, refused or left out."
     close = [m for m in timed if m["fidelity"][at] >= min_fidelity]
     if close:
         fastest = max(close, key=lambda m: _speedup(m, at))

@@ -42,7 +42,7 @@ class CompareRow:
 
     @property
     def is_exact(self) -> bool:
-        """Whether this is the yardstick."""
+        """Whether this is the baseline, exact attention."""
         return isinstance(self.method, Full) and self.plan is None
 
     @property
@@ -62,11 +62,11 @@ class CompareRow:
 
     @property
     def longest(self) -> int | None:
-        """The most tokens that its learned parameters are for; None: any number."""
-        return longest(self.bounds)
+        """The most tokens that its learned parameters are for; None: any number, as of a plan, which knows of each."""
+        return None if self.plan is not None else longest(self.bounds)
 
     def takes(self, length: int) -> bool:
-        """Whether its learned parameters are for inputs of so many tokens."""
+        """Whether its learned parameters fit inputs of `length` tokens."""
         return self.longest is None or length <= self.longest
 
     def at(self, layer: int) -> Method | Bound:

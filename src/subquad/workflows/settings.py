@@ -34,6 +34,7 @@ INSPECTED = (  # "{buckets}" is what --buckets says
     "smyrf:clusters={buckets}",
     "lha:buckets={buckets}",
 )
+BENCHED = ("clustered", "i-clustered")
 BACKWARD = "forward+backward"
 PASSES = ("forward", BACKWARD)
 QUICK = {"lengths": (256, 1024, 4096), "passes": PASSES[:1]}  # of a quick benchmark where nothing else is said
@@ -43,10 +44,14 @@ QUICK = {"lengths": (256, 1024, 4096), "passes": PASSES[:1]}  # of a quick bench
 MODEL: dict[str, Any] = {"help": "Hub id or folder; default: the encoder of the demo extra.", "argument": True}
 TEXT = "Text to read: file, folder, .jsonl, .csv; repeatable. Default: Python's own documentation."
 COLUMN = "The column of .jsonl, .csv and .tsv files that holds the text."
-METHODS = 'Methods as "name:setting=value,…"; repeatable, or several divided by spaces.'
-ADAPTERS = {"help": "An adapter that subquad calibrate wrote, as a row of its own; repeatable.", "name": "adapter"}
-DEVICE = "Where to run: cpu, cuda, cuda:1."
-DATA = {"help": "The folder of real data; each task's is a folder in it.", "envvar": "SUBQUAD_DATA"}
+METHODS = 'Methods as "name:setting=value,…"; repeatable, or several separated by spaces.'
+ADAPTERS = {
+    "help": "Folder of an adapter from subquad calibrate, compared as its own row; repeatable.",
+    "name": "adapter",
+}
+PLANS = {"help": "Folder of a plan from subquad plan, as its own row; repeatable.", "name": "plan"}
+DEVICE = "Device: cpu, cuda, cuda:1."
+DATA = {"help": "Folder of real data, with one folder per task.", "envvar": "SUBQUAD_DATA"}
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -61,7 +66,7 @@ def _whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"length {text!r} is no whole number; lengths are written as 512,1024") from None
+        raise InputError(f"length {text!r} is not a whole number; lengths are written as 512,1024") from None
 
 
 @dataclass(frozen=True)
@@ -71,19 +76,17 @@ class CompareSettings:
     model: str | None = option(None, **MODEL)
     text: tuple[Path, ...] = option((), TEXT)
     column: str = option("text", COLUMN)
-    task: str | None = option(None, "A labelled task too: banking77, movie-reviews, sts or retrieval.")
+    task: str | None = option(None, "Also score a labelled task: banking77, movie-reviews, sts, labelled or retrieval.")
     data_dir: Path | None = option(None, **DATA)
-    examples: int | None = option(None, "Use so many of the task's examples, at random; default: all.")
-    methods: tuple[str, ...] = option(COMPARED, METHODS)
+    examples: int | None = option(None, "Number of the task's examples, chosen at random; default: all.")
+    methods: tuple[str, ...] = option(COMPARED, f"{METHODS} Default: ten settings of seven methods.")
     adapters: tuple[Path, ...] = option((), **ADAPTERS)
-    plans: tuple[Path, ...] = option(
-        (), "A plan that subquad plan wrote, as a row of its own; repeatable.", name="plan"
-    )
+    plans: tuple[Path, ...] = option((), **PLANS)
     calibrate: tuple[Path, ...] = option(
         (), "Fit learned parameters on this text first; it must not be the text compared on. Repeatable."
     )
-    max_length: int | None = option(None, "The model's own length in tokens; default: its positions, at most 512.")
-    min_fidelity: float = option(0.99, "Recommend nothing below this mean cosine (or ratio of perplexities) to exact.")
+    max_length: int | None = option(None, "Main length in tokens; default: the model's positions, at most 512.")
+    min_fidelity: float = option(0.99, "Minimum mean cosine (or perplexity ratio) to exact for a recommendation.")
     device: str = option("cpu", DEVICE)
     lengths: tuple[int, ...] = (2048, 4096)  # beyond the model's own
     op_lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
@@ -98,7 +101,7 @@ class PlanSettings:
     model: str | None = option(None, **MODEL)
     text: tuple[Path, ...] = option((), TEXT)
     column: str = option("text", COLUMN)
-    min_fidelity: float = option(0.99, "The mean cosine (or ratio of perplexities) to exact that the plan must keep.")
+    min_fidelity: float = option(0.99, "Minimum mean cosine (or perplexity ratio) to exact that the plan must keep.")
     shift: float = option(
         1.6, "How many times larger than on the given text the loss may be on other text; 1: plan for this text."
     )
@@ -107,9 +110,12 @@ class PlanSettings:
     )
     methods: tuple[str, ...] = option((), f"{METHODS} Default: a grid that grows with the length.")
     adapters: tuple[Path, ...] = option(
-        (), **(ADAPTERS | {"help": "An adapter that subquad calibrate wrote, as a candidate; repeatable."})
+        (), **(ADAPTERS | {"help": "Folder of an adapter from subquad calibrate, as a candidate; repeatable."})
     )
-    minutes: float = option(10.0, "How long it may take.")
+    calibrate: tuple[Path, ...] = option(
+        (), "Fit methods with learned parameters on this text first, as candidates; it must not be --text. Repeatable."
+    )
+    minutes: float = option(10.0, "Time limit in minutes, --calibrate aside.")
     device: str = option("cpu", DEVICE)
     seed: int = option(0, "Random seed for the passages.")
 
@@ -118,25 +124,28 @@ class PlanSettings:
 class BenchSettings:
     """What to measure. The defaults are the clustered paper's: batch 1, 6 heads, D = 64."""
 
-    methods: tuple[str, ...] = option(("clustered", "i-clustered"), METHODS)
+    methods: tuple[str, ...] = option(BENCHED, METHODS)
+    plans: tuple[Path, ...] = option(
+        (), "Folder of a plan from subquad plan: its methods, in place of the default ones; repeatable.", name="plan"
+    )
     lengths: tuple[int, ...] = option(
-        (256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384), "Lengths in tokens, divided by commas.", read=_lengths
+        (256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384), "Lengths in tokens, separated by commas.", read=_lengths
     )
     passes: tuple[str, ...] = option(
-        PASSES, "forward, forward+backward, or both divided by a comma; default: both.", read=_listed
+        PASSES, "forward, forward+backward, or both separated by a comma; default: both.", read=_listed
     )
     dtypes: tuple[str, ...] = option(
-        ("float32",), "float32, bfloat16, float16, float64; divided by commas.", read=_listed, shown="float32"
+        ("float32",), "float32, bfloat16, float16, float64; separated by commas.", read=_listed, shown="float32"
     )
     device: str = option("cpu", DEVICE)
-    batch: int = option(1, "Sequences in a call.")
-    heads: int = option(6, "Heads.")
-    head_dim: int = option(64, "Width of a head.")
-    threads: int | None = option(None, "torch's threads; default: as many as it takes itself.")
-    seed: int = option(0, "Of the inputs.")
-    causal: bool = option(False, "Causal attention, beside causal SDPA; what cannot is named.")
-    call_limit: float = option(10.0, "Seconds; a call that is predicted to take longer is not run.")
-    quick: bool = option(False, "Three lengths, forward, few rounds, no memory.")
+    batch: int = option(1, "Sequences per call.")
+    heads: int | None = option(None, "Number of heads; default: those of the plan's model, or 6.")
+    head_dim: int | None = option(None, "Width of each head; default: that of the plan's model, or 64.")
+    threads: int | None = option(None, "Number of threads for torch; default: torch's own choice.")
+    seed: int = option(0, "Random seed of the inputs.")
+    causal: bool = option(False, "Causal attention, relative to causal SDPA; methods that cannot be causal are named.")
+    call_limit: float = option(10.0, "Time limit in seconds; a call that is predicted to take longer is not run.")
+    quick: bool = option(False, "Three lengths, forward passes only, few rounds, no memory.")
 
 
 @dataclass(frozen=True)
@@ -148,13 +157,14 @@ class InspectSettings:
     column: str = option("text", COLUMN)
     methods: tuple[str, ...] = option(INSPECTED, METHODS)
     adapters: tuple[Path, ...] = option((), **ADAPTERS)
-    buckets: int = option(4, "B: of the upper bound at N/B keys, and of the default methods.")
-    length: int | None = option(None, "N, tokens of a sequence; default: the model's positions, at most 512.")
-    sequences: int = option(4, "How many sequences, spread over the text.")
-    layer: int | None = option(None, "Of the attention maps and of the plot of bucket sizes; default: in the middle.")
-    head: int = option(0, "Of the attention maps.")
-    tokens: int = option(40, "How many tokens the attention maps show, from the first on.")
-    spectrum: bool = option(False, "Also the singular values of exact attention's weights: their low rank.")
+    plans: tuple[Path, ...] = option((), **PLANS)
+    buckets: int = option(4, "Number of buckets B, for the upper bound at N/B keys and for the default methods.")
+    length: int | None = option(None, "Tokens per sequence; default: the model's positions, at most 512.")
+    sequences: int = option(4, "Number of sequences, spread over the text.")
+    layer: int | None = option(None, "Layer of the attention maps and bucket sizes; default: the middle layer.")
+    head: int = option(0, "Head of the attention maps.")
+    tokens: int = option(40, "Number of tokens that the attention maps show, from the first on.")
+    spectrum: bool = option(False, "Also show the singular values of exact attention's weights.")
     device: str = option("cpu", DEVICE)
     seed: int = 0
 
@@ -167,9 +177,9 @@ class CalibrateSettings:
     text: tuple[Path, ...] = option((), "Plain text to fit on: file, folder, .jsonl, .csv; repeatable.")
     model: str | None = option(None, **MODEL)
     column: str = option("text", COLUMN)
-    steps: int | None = option(None, "At most so many steps; default: the method's own recipe.")
-    max_length: int | None = option(None, "Tokens of a passage; default: the model's positions, at most 512.")
-    batch: int = option(1, "Passages a step.")
+    steps: int | None = option(None, "Maximum number of steps; default: the method's own recipe.")
+    max_length: int | None = option(None, "Tokens per passage; default: the model's positions, at most 512.")
+    batch: int = option(1, "Passages per step.")
     held_out: int = 4  # passages
-    seed: int = option(0, "Of the order of the passages, and which are kept apart.")
+    seed: int = option(0, "Random seed for passage order and the held-out split.")
     device: str = option("cpu", DEVICE)

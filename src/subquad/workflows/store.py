@@ -25,7 +25,7 @@ from subquad.workflows.records import from_plain, to_plain
 
 PROGRESS = ".progress"
 MARK = "subquad.txt"  # in the folder PROGRESS, so that nobody else's is taken for ours
-_SAYS = "Units of a run of subquad that has not ended yet: the same command goes on from them.\n"
+_SAYS = "Units of a run of subquad that has not ended yet: the same command resumes from them.\n"
 _RUN = re.compile(r"[0-9a-f]{16}")
 
 R = TypeVar("R")

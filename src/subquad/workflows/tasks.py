@@ -65,7 +65,7 @@ def share_right(predicted: Sequence[str], labels: Sequence[str]) -> float:
 
 
 def load_task(name: str, data: Path | None, examples: int | None = None) -> LabelledTask:
-    """A task by name, with its data from a folder (or a file); of more than `examples` rows, so many at random.
+    """A task by name, with its data from a folder (or a file); of more than `examples` rows, a random sample.
 
     Raises:
         InputError: an unknown task, no data folder, or data that is missing or malformed.

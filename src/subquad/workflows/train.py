@@ -105,12 +105,12 @@ def claim(settings: RunSettings, out: Path, resume: bool) -> None:
         if _finished(out, given):
             raise InputError(f"{out} holds this run, finished: see {out / CARD}; --out FOLDER starts another")
         if not resume:
-            raise InputError(f"{out} holds this run, unfinished: --resume goes on with it, --out FOLDER starts another")
+            raise InputError(f"{out} holds this run, unfinished: --resume continues it, --out FOLDER starts another")
     write_files({SETTINGS: tomli_w.dumps(given).encode()}, out)
 
 
 def _check_same(given: Tables, there: Tables, out: Path) -> None:
-    """InputError where a run cannot go on with these settings: all but FREE and higher training.steps are as before."""
+    """InputError if a run cannot be resumed with these settings: only FREE and a higher training.steps may change."""
     differs = [
         f"{table}.{name}"
         for table in given
@@ -157,7 +157,7 @@ def _release(out: Path) -> None:
 
 
 def plain(tables: Tables) -> Tables:
-    """As TOML can hold it: without None, tuples as lists."""
+    """Tables that TOML can hold: without None, and with lists in place of tuples."""
     return {
         name: {k: v for k, v in json.loads(json.dumps(table)).items() if v is not None}
         for name, table in tables.items()

@@ -205,7 +205,7 @@ def test_bfloat16(method):
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_models_have_the_same_loss_and_gradients():
     done = subprocess.run([sys.executable, "-m", "tests.training.models.compiled"], cwd=ROOT, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()

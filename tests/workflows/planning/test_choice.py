@@ -4,6 +4,7 @@ import itertools
 import random
 import statistics
 
+import numpy as np
 import pytest
 
 from subquad.workflows.planning import choice
@@ -62,6 +63,18 @@ def test_the_bound_is_above_the_mean_as_often_as_it_says():
     assert 0.88 <= held / 2000 <= 0.92
     assert choice.upper_bound([0.5], 0.9) == float("inf")
     assert choice.upper_bound([0.5, 0.5, 0.5], 0.9) == 0.5
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
+def test_the_bound_of_what_is_right_or_wrong_holds_where_no_loss_was_seen(share):
+    draw, held = np.random.default_rng(0), 0
+    for _ in range(500):
+        losses = (draw.random(20) < share).astype(float).tolist()
+        held += choice.upper_bound(losses, 0.9) >= share
+    assert held >= 0.88 * 500
+    assert choice.upper_bound([0.0] * 20, 0.9) == pytest.approx(1 - 0.1 ** (1 / 20))
+    assert choice.upper_bound([0.0] * 5, 0.9, of=20) == pytest.approx(1 - 0.1 ** (1 / 20))
+    assert choice.upper_bound([1.0, -1.0, 0.0, 0.0], 0.9) == choice.upper_bound([1.0, 0.0, 0.0, 0.0], 0.9)
 
 
 def test_all_rounds_together_have_the_confidence():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 
 import subquad as sq
 from subquad.measure import prefix
@@ -10,6 +11,7 @@ from subquad.workflows.planning import measure
 from subquad.workflows.planning.loads import input_loads, metric_loss, output_loss
 from subquad.workflows.planning.measure import Candidate, screen, single_losses
 from tests.hf.models import build
+from tests.workflows.tiny import tokenizer
 
 
 def inputs(count=6, length=20):
@@ -67,6 +69,34 @@ def test_single_losses_are_those_of_whole_passes(name, monkeypatch):
     monkeypatch.setattr(measure, "chain", lambda *_: None)
     whole = single_losses(load, load.items[0], tried)
     assert whole["1"]["window"] == pytest.approx(short["1"]["window"], rel=1e-4)
+
+
+def held(model, how):
+    if how == "module":
+        return torch.nn.ModuleDict({"inside": model})
+    if how == "peft":
+        peft = pytest.importorskip("peft")
+        return peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"])).eval()
+    return transformers.pipeline("feature-extraction", model=model, tokenizer=tokenizer(special=True))
+
+
+@pytest.mark.parametrize("how", ["module", "peft", "pipeline"])
+def test_blocks_are_skipped_in_what_holds_a_model(how):
+    model = sharp("bert")
+    holder, ran = held(model, how), []
+    load = input_loads(holder, inputs(), None, None)[0]
+    for number, block in enumerate(model.encoder.layer):
+        block.attention.register_forward_hook(lambda *_, number=number: ran.append(number))
+    found = single_losses(load, load.items[0], {1: [Candidate("window", {1: sq.Local(window=3)})]})
+    assert found["1"]["window"] > 1e-4
+    assert ran == [0, 1, 1, 1]  # a whole pass, the trial of the chain, and the candidate
+
+
+def test_a_candidate_that_is_not_in_the_middle_layer_has_its_times():
+    load = input_loads(sharp("bert"), inputs(), None, None)[0]
+    found = screen(load, [Candidate("first", {0: sq.Local(window=3)})])
+    assert found.seconds["0"].keys() == {"full", "first"}
+    assert found.seconds["1"].keys() == {"full"}
 
 
 def test_a_list_of_blocks_that_is_no_chain_is_noticed(monkeypatch):

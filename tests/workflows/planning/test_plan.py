@@ -2,43 +2,31 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from typer.testing import CliRunner
 
 import subquad as sq
 from subquad.cli import app
+from subquad.environment import hardware, versions
 from subquad.hf.plans import joined
 from subquad.workflows.planning import length as planning
-from subquad.workflows.planning import loads, measure
+from subquad.workflows.planning import loads
 from subquad.workflows.planning import run as running
+from tests.workflows.planning.steady import SPEED, make_steady
 from tests.workflows.planning.test_measure import inputs, sharp
 
 run = CliRunner().invoke
 METHODS = ["local:window=12", "local:window=2", "clustered:clusters=8"]
-SPEED = {"full": 1.0, "local:window=12": 0.6, "local:window=2": 0.2, "clustered:clusters=8": 0.4}
 
 
 @pytest.fixture
 def timed(monkeypatch):
     """Times that do not depend on the machine: of layers by the method, of passes always the same gain."""
-    monkeypatch.setattr(measure, "_times", lambda at, methods: {"full": 1.0} | {n: SPEED.get(n, 0.5) for n in methods})
-    monkeypatch.setattr(measure, "stopwatch", lambda call: (1.0, call()))
-    turn = measure.turn
-
-    def faster(*args, **options):
-        found = turn(*args, **options)
-        found.seconds |= {"full": 1.0} | {n: 0.5 for n in found.seconds if n != "full"}
-        return found
-
-    monkeypatch.setattr(planning, "turn", faster)
-
-    def from_eight_tokens(at, methods, lengths):
-        return {name: [n >= 8 for n in lengths] for name in methods}
-
-    monkeypatch.setattr(planning, "faster_at", from_eight_tokens)
-    monkeypatch.setattr(planning, "FASTER", 1.0)
+    make_steady(monkeypatch.setattr)
 
 
 def losses_of(plan, model, items):
@@ -53,7 +41,7 @@ def losses_of(plan, model, items):
 
 
 @pytest.mark.usefixtures("timed")
-@pytest.mark.parametrize("floor", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("floor", [0.9, *(pytest.param(f, marks=pytest.mark.long) for f in (0.5, 0.99))])
 def test_a_plan_keeps_its_floor_on_inputs_that_it_was_not_made_from(floor):
     model, items = sharp("bert"), inputs(18)
     plan = sq.plan(model, items, min_fidelity=floor, methods=METHODS)
@@ -102,7 +90,7 @@ def test_what_fails_its_verification_becomes_more_exact_and_never_stays(monkeypa
     monkeypatch.setattr(planning, "turn", worse)
     plan = sq.plan(model, items, min_fidelity=0.5, methods=METHODS)
     assert plan.layers == {0: sq.Full(), 1: sq.Full()}
-    assert "on held-out passages" in plan.verified["20"]["exact_because"]
+    assert "on 12 held-out passages" in plan.verified["20"]["exact_because"]
     rounds = seen[:: len(items) * 2 // 3]
     assert 1 < len(rounds) <= 4
     times = [sum(SPEED[str(m)] for m in each.values()) for each in rounds]
@@ -131,6 +119,50 @@ def test_an_interrupted_run_goes_on_and_ends_alike(tmp_path, monkeypatch):
     assert again.made_on["resumed"] >= 3
     assert sq.load_plan(tmp_path) == again
     assert not (tmp_path / ".progress").exists()
+
+
+def first_loss(output, exact):
+    return 0.001 * float((output.last_hidden_state - exact.last_hidden_state).abs().mean())
+
+
+@pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize(("changed", "resumes"), [
+    ({}, True),
+    ({"inputs": [{"input_ids": item["input_ids"].roll(1)} for item in inputs(12)]}, False),
+    ({"loss": lambda output, exact: 0.002 * first_loss(output, exact)}, False),
+    ({"loss": None, "metric": lambda output, item: 1.0}, False),
+    ({"min_fidelity": 0.5}, False),
+])  # fmt: skip
+def test_a_run_resumes_only_with_the_same_inputs_and_the_same_loss(changed, resumes, tmp_path, monkeypatch):
+    model, asked = sharp("bert"), {"inputs": inputs(12), "loss": first_loss, "min_fidelity": 0.3, "methods": METHODS}
+    turn = planning.turn
+
+    def cut(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planning, "turn", cut)
+    with pytest.raises(KeyboardInterrupt):
+        sq.plan(model, **asked, out=tmp_path)
+    monkeypatch.setattr(planning, "turn", turn)
+    again = sq.plan(model, **asked | changed, out=tmp_path)
+    assert (again.made_on["resumed"] > 0) == resumes
+    whole = sq.plan(model, **asked | changed)
+    assert (again.layers, again.verified) == (whole.layers, whole.verified)
+
+
+@pytest.mark.usefixtures("timed")
+def test_inputs_may_be_made_one_by_one():
+    model = sharp("bert")
+    wanted = sq.plan(model, inputs(12), min_fidelity=0.3, methods=METHODS)
+    assert sq.plan(model, iter(inputs(12)), min_fidelity=0.3, methods=METHODS) == wanted
+
+
+@pytest.mark.usefixtures("timed")
+def test_methods_of_several_seeds_are_taken_for_one_length_and_refused_for_two():
+    model, methods = sharp("bert"), ["clustered:clusters=8,seed=1", "clustered:clusters=4,seed=2"]
+    assert sq.plan(model, inputs(12), min_fidelity=0.1, methods=methods).distinct
+    with pytest.raises(ValueError, match="several lengths run in one layer, where the parts have the seeds 1 and 2"):
+        sq.plan(model, inputs(6) + inputs(6, length=30), min_fidelity=0.1, methods=methods)
 
 
 @pytest.mark.usefixtures("timed")
@@ -181,6 +213,154 @@ def test_a_metric_and_a_loss_of_the_users():
 
 
 @pytest.mark.usefixtures("timed")
+def test_an_accuracy_needs_inputs_enough_for_its_bound():
+    model = sharp("bert")
+    found = {}
+    for count in (12, 60):  # 8 and 44 held out
+        plan = sq.plan(
+            model, inputs(count), min_fidelity=0.8, shift=1, metric=lambda *_: 1.0, methods=["local:window=2"]
+        )
+        found[count] = plan.verified["20"]
+    assert found[12]["speedup"] == 1.0
+    assert "has a loss of 0.0000 (at most 0.4" in found[12]["exact_because"]
+    assert found[60]["bound"] == pytest.approx(0.0125 ** (1 / 44))
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_loss_is_given_what_the_model_gives():
+    seen = []
+
+    def loss(output, exact):
+        seen.append((type(output).__name__, type(exact).__name__))
+        return float((output.last_hidden_state - exact.last_hidden_state).abs().mean())
+
+    plan = sq.plan(sharp("bert"), inputs(12), min_fidelity=0.01, shift=1, loss=loss, methods=["local:window=12"])
+    assert set(seen) == {("BaseModelOutputWithPoolingAndCrossAttentions",) * 2}
+    assert 0 < plan.verified["20"]["loss"] < 1
+
+
+@pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize("what", ["loss", "metric"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_figures_that_are_not_finite_are_named(what, value):
+    model = sharp("bert")
+    with pytest.raises(ValueError, match=r"compared with itself has a loss of (nan|inf), but it must be"):
+        sq.plan(model, inputs(12), methods=METHODS, **{what: lambda output, other: value})
+    assert not sq.hf.bounds(model)
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_method_whose_loss_or_error_is_not_finite_is_never_taken(monkeypatch):
+    model, items = sharp("bert"), inputs(18)
+    assert "local:window=2" in str(sq.plan(model, items, min_fidelity=0.3, methods=METHODS))
+    single = planning.single_losses
+
+    def broken(*given):
+        found = single(*given)
+        return {n: of | ({"local:window=2": float("nan")} if "local:window=2" in of else {}) for n, of in found.items()}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(planning, "single_losses", broken)
+        assert "local:window=2" not in str(sq.plan(model, items, min_fidelity=0.3, methods=METHODS))
+    screened = planning.screen
+
+    def strange(*given):
+        found = screened(*given)
+        for errors in found.errors.values():
+            errors["local:window=2"] = float("nan")
+        return found
+
+    monkeypatch.setattr(planning, "screen", strange)
+    near = sq.plan(model, items, min_fidelity=0.3, methods=METHODS)
+    assert "clustered" in str(near)
+    assert "local:window=2" not in str(near)
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"methods": []}, "the methods name none but exact attention"),
+    ({"methods": "full"}, "the methods name none but exact attention"),
+    ({"methods": ["lha"]}, "lha has learned parameters, and a plan takes only those that are fitted"),
+    ({"inputs": inputs(1)[0]}, "inputs are a list of mappings or of texts, got one dict"),
+    ({"inputs": "a text"}, "inputs are a list of mappings or of texts, got one str"),
+    ({"methods": ["local", "by-length"]}, "by-length is a mixture, but a plan joins its methods by length"),
+    ({"min_fidelity": float("nan")}, "min-fidelity nan must be above 0 and at most 1"),
+    ({"shift": float("inf")}, "shift inf must be at least 1 and finite"),
+    ({"loss": lambda output, exact: None}, "the loss must give a number, but it gave NoneType"),
+    ({"metric": lambda output, item: output[0]}, r"the metric must give a number, .* of shape \(1, 20, 32\)"),
+    ({"inputs": ["a text"] * 9, "metric": lambda output, item: 1.0}, "texts are planned by the cosine of their embedd"),
+])  # fmt: skip
+@pytest.mark.usefixtures("timed")
+def test_what_cannot_be_planned_is_said_in_one_line_and_the_model_is_as_it_was(given, message):
+    model = sharp("bert")
+    sq.hf.swap(model, "local:window=3")
+    asked = {"inputs": inputs(12), "methods": METHODS} | given
+    with pytest.raises((TypeError, ValueError), match=message) as error:
+        sq.plan(model, **asked)
+    assert "\n" not in str(error.value)
+    assert sq.hf.describe(model).methods == {0: sq.Local(window=3), 1: sq.Local(window=3)}
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"inputs": torch.zeros(12, 20)}, "inputs are a list of mappings or of texts, got one Tensor"),
+    ({"inputs": None}, "inputs are a list of mappings or of texts, got one NoneType"),
+    ({"min_fidelity": "0.9"}, "min_fidelity must be a number, got '0.9'"),
+    ({"lengths": 512}, "lengths must be a sequence of whole numbers, .* got 512"),
+    ({"lengths": ["512"]}, "lengths must be whole numbers, got '512'"),
+    ({"loss": "cosine"}, "loss must be a function, got 'cosine'"),
+])  # fmt: skip
+def test_an_argument_of_another_type_is_named(given, message, shapes_are_checked):
+    if shapes_are_checked:
+        pytest.skip("the annotations are checked, which say so first")
+    with pytest.raises(TypeError, match=message):
+        sq.plan(sharp("bert"), **{"inputs": inputs(12), "methods": METHODS} | given)
+
+
+@pytest.mark.usefixtures("timed")
+def test_what_was_swapped_in_runs_again_afterwards():
+    model = sharp("bert")
+    wanted = sq.plan(model, inputs(12), min_fidelity=0.3, methods=METHODS)
+    sq.hf.swap(model, "local:window=3", keep="first")
+    assert sq.plan(model, inputs(12), min_fidelity=0.3, methods=METHODS) == wanted
+    assert sq.hf.describe(model).methods == {0: sq.Local(window=3), 1: sq.Local(window=3)}
+    assert sq.hf.describe(model).keep == "first"
+    with pytest.raises(ValueError, match="no method 'lokal'"):
+        sq.plan(model, inputs(12), methods=["lokal"])
+    with pytest.raises(ValueError, match="4 inputs have 20 tokens"):
+        sq.plan(model, inputs(4))
+    assert sq.hf.describe(model).methods[0] == sq.Local(window=3)
+    with pytest.raises(ValueError, match=r"in training mode, .*: call model.eval"):
+        sq.plan(model.train(), inputs(12))
+
+
+@pytest.mark.usefixtures("timed")
+def test_twelve_llama_layers(tmp_path):
+    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 12}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(3.0 if parameter.ndim > 1 else 1.0)
+    items = [item | {"labels": item["input_ids"]} for item in inputs(12, 32)]
+
+    def loss(output, exact):
+        return 1 - float((exact.loss - output.loss).exp())
+
+    def planned(floor):
+        return sq.plan(
+            model, items, min_fidelity=floor, shift=1, loss=loss, methods=["local:window=12", "local:window=2"]
+        )
+
+    near, far = planned(0.9999), planned(0.5)
+    assert sorted(far.layers) == list(range(12))
+    widths = [[str(m).partition("+")[2].partition(":")[2] for m in plan.layers.values()] for plan in (near, far)]
+    assert widths[1].count("local:window=2") > widths[0].count("local:window=2")
+    assert far.verified["32"]["bound"] >= 0.5
+    again = sq.load_plan(far.save(tmp_path))
+    assert sq.hf.swap(model, again).methods == far.layers
+    assert model(**items[0]).logits.isfinite().all()
+
+
+@pytest.mark.usefixtures("timed")
 def test_a_causal_model_is_planned_with_causal_methods():
     model = sharp("llama")
     plan = sq.plan(model, inputs(12), min_fidelity=0.2, methods=["clustered:clusters=8", "local:window=12"])
@@ -191,10 +371,12 @@ def test_a_causal_model_is_planned_with_causal_methods():
 # ---------------------------------------------------------------------- the file
 
 
+FOUND = {"floor": 0.9, "fidelity": 0.95, "bound": 0.93, "confidence": 0.95, "passages": 8, "speedup": 1.4}
+
+
 def made(model):
     layers = {0: sq.ByLength({0: "full", 9: "local:window=2"}), 1: sq.Full()}
-    found = {"floor": 0.9, "fidelity": 0.95, "bound": 0.93, "confidence": 0.95, "passages": 8, "speedup": 1.4}
-    return sq.Plan(sq.hf.adapters.describe_model(model), (20,), layers, {"20": found}, {"command": "here"})
+    return sq.Plan(sq.hf.adapters.describe_model(model), (20,), layers, {"20": FOUND}, {"command": "here"})
 
 
 def test_a_plan_is_saved_read_swapped_in_and_kept_by_the_model(tmp_path):
@@ -264,6 +446,10 @@ def test_a_plan_that_was_edited_says_so_and_works(tmp_path):
     ({"format": 9}, "has format 9, but this version reads 1"),
     ({"lengths": [-3]}, "its lengths are [-3]"),
     ({"model": {}}, "it does not say what model it is for"),
+    ({"model": {"class": "B", "layers": [[4, 4, 8], [4, 8]]}}, "the heads, key heads and width of layer 1 are [4, 8]"),
+    ({"verified": {"20": {"fidelity": "high"}}}, "what it verified at 20 tokens is {'fidelity': 'high'}"),
+    ({"verified": {"20": 3}}, "what it verified at 20 tokens is 3"),
+    ({"verified": {"20": FOUND | {"baseline": [3]}}}, "what it verified at 20 tokens is {'floor'"),
 ])  # fmt: skip
 def test_plans_that_are_none_are_refused_in_one_line(changes, message, tmp_path):
     made(sharp("bert")).save(tmp_path)
@@ -271,6 +457,84 @@ def test_plans_that_are_none_are_refused_in_one_line(changes, message, tmp_path)
         sq.load_plan(edited(tmp_path, **changes))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_plan_from_elsewhere_says_where_it_was_made(tmp_path):
+    plan = replace(made(sharp("bert")), made_on={"versions": versions() | {"torch": "1.0"}, "hardware": hardware()})
+    plan.save(tmp_path)
+    with pytest.warns(UserWarning, match="plan.json was made with torch 1.0, but this is torch") as said:
+        assert sq.load_plan(tmp_path) == plan
+    assert len(said) == 1
+    made_on = {
+        "versions": versions() | {"matplotlib": "9"},
+        "hardware": hardware() | {"processor": "Abacus", "gpu": "H"},
+    }
+    replace(plan, made_on=made_on).save(tmp_path)
+    with pytest.warns(UserWarning, match="processor Abacus, gpu H, but this is processor .*, gpu "):
+        sq.load_plan(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        replace(plan, made_on={"versions": versions(), "hardware": hardware()}).save(tmp_path)
+        sq.load_plan(tmp_path)
+        replace(plan, made_on={"hardware": "mine"}).save(tmp_path)
+        sq.load_plan(tmp_path)
+
+
+@pytest.mark.parametrize(("sizes", "message"), [
+    ({"num_hidden_layers": 3}, "2 attention layers of 4 heads .4 for keys. of width 8, but this is a BertModel with 3"),
+    ({"hidden_size": 64}, "but this is a BertModel with 2 attention layers of 4 heads .4 for keys. of width 16"),
+    ({"num_attention_heads": 2}, "but this is a BertModel with 2 attention layers of 2 heads .2 for keys. of width 16"),
+])  # fmt: skip
+def test_a_plan_for_other_layers_is_refused_and_the_model_is_as_it_was(sizes, message):
+    plan = made(sharp("bert"))
+    shape = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = transformers.BertModel(transformers.BertConfig(**shape | {"intermediate_size": 48} | sizes))
+    with pytest.raises(ValueError, match=message):
+        sq.hf.swap(model, plan)
+    assert not sq.hf.bounds(model)
+
+
+@pytest.fixture
+def learned(tmp_path):
+    """A model, and the folder of a plan of which layer 1 has learned parameters."""
+    model = sharp("bert")
+    bound = sq.hf.bind(sq.hf.find_layers(model)[1], "lha:buckets=2,hidden=4")
+    layers = {0: sq.Local(window=3), 1: bound.method}
+    sq.Plan(sq.hf.adapters.describe_model(model), (20,), layers, {}, {}, {1: bound}).save(tmp_path / "plan", model)
+    return model, tmp_path / "plan"
+
+
+def test_a_plan_without_its_learned_parameters_is_refused(learned):
+    _, folder = learned
+    (folder / "adapter.json").unlink()
+    with pytest.raises(
+        ValueError, match=r"plan.json: the learned parameters of layer 1, lha:buckets=2.*no adapter.json"
+    ):
+        sq.load_plan(folder)
+
+
+@pytest.mark.filterwarnings("ignore:.*was edited since")
+def test_what_is_edited_goes_before_the_adapter_and_what_it_lacks_is_refused(learned):
+    model, folder = learned
+    plan = sq.load_plan(edited(folder, layers={"0": {"name": "full"}, "1": {"name": "local", "window": 2}}))
+    assert sq.hf.swap(model, plan).methods == {0: sq.Full(), 1: sq.Local(window=2)}
+    with pytest.raises(
+        ValueError, match="layer 1 runs lha:buckets=5, but the adapter beside it has lha:buckets=2,hidden=4"
+    ):
+        sq.load_plan(edited(folder, layers={"1": {"name": "lha", "buckets": 5}}))
+    with pytest.raises(ValueError, match=r"layer 0 runs lha.*, but the adapter beside it has nothing for it"):
+        sq.load_plan(edited(folder, layers={"0": {"name": "lha"}}))
+
+
+def test_a_plan_that_was_read_is_saved_with_its_learned_parameters(learned, tmp_path):
+    model, folder = learned
+    plan = sq.load_plan(folder)
+    with pytest.raises(ValueError, match="the plan has learned parameters, which are saved for a model"):
+        plan.save(tmp_path / "copy")
+    again = sq.load_plan(plan.save(tmp_path / "copy", model))
+    assert again == plan
+    for name, tensor in plan.adapter.tensors[1].items():
+        assert torch.equal(again.adapter.tensors[1][name], tensor)
 
 
 def test_no_plan_and_no_json(tmp_path):
@@ -300,13 +564,16 @@ def test_a_plan_for_another_model_is_refused_and_the_model_is_as_it_was():
     (["--shift", "0.5"], "shift 0.5 must be at least 1"),
     (["--minutes", "0"], "minutes 0 must be at least 0.1"),
     (["--lengths", "8"], "a length of 8 is too short to plan for"),
-    (["--lengths", "many"], "length 'many' is no whole number"),
+    (["--lengths", "many"], "length 'many' is not a whole number"),
     (["--lengths", "100000"], "less than five passages of 100,000"),
     (["--methods", "lokal"], "no method 'lokal'; did you mean 'local'"),
     (["--adapter", "nowhere"], "no adapter at nowhere"),
+    (["--lengths", "32", "--methods", "full"], "the methods name none but exact attention"),
+    (["--lengths", "32", "nan"], "of attention layer 1 (encoder.layer.1.attention.self) is not finite"),
 ])  # fmt: skip
 def test_bad_input_is_one_line(options, message, model, text, tmp_path):
-    done = run(app, ["plan", model("bert"), "--text", str(text), "--out", str(tmp_path), *options])
+    name, words = ("nan", options[:-1]) if options[-1] == "nan" else ("bert", options)
+    done = run(app, ["plan", model(name), "--text", str(text), "--out", str(tmp_path), *words])
     assert done.exit_code == 2, done.output
     said = " ".join(done.stderr.split())
     assert message in said

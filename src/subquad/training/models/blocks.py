@@ -206,7 +206,7 @@ class AttentionModel(PreTrainedModel):
             hf.swap(self, methods, max_length=config.max_position_embeddings)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """As transformers'. After `hf.restore` exact attention runs in the model, and it comes back with that."""
+        """Save the model; after `hf.restore`, it is saved and loaded with exact attention."""
         if hasattr(self.config, hf.NAME):
             return super().save_pretrained(*args, **kwargs)
         hf.swap(self, "full")

@@ -24,7 +24,7 @@ class AttentionConfig(PreTrainedConfig):
         max_position_embeddings: the longest input, in tokens.
     """
 
-    # transformers makes `__init__` take what is no field, such as the `model_type` of a saved config; jaxtyping's
+    # `__init__` of transformers takes keywords that are not fields, such as `model_type` of a saved config; jaxtyping's
     # checks of dataclasses would refuse it.
     __no_type_check__ = True
 

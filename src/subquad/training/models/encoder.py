@@ -21,7 +21,7 @@ class EncoderConfig(AttentionConfig):
         vocab_size: symbols; 0 is padding.
         num_labels: classes, for the classifier.
         pooling: "mean" over real tokens, or "first" token.
-        pairs: whether the classifier reads two sequences an item and compares what it pools of each.
+        pairs: whether the classifier reads two sequences per item and compares what it pools of each.
     """
 
     model_type = "subquad-encoder"
@@ -150,6 +150,6 @@ def per_item_loss(logits: Float[Tensor, "B N V"], labels: Int[Tensor, "B N"]) ->
 def item_losses(
     logits: Float[Tensor, "B N V"], labels: Int[Tensor, "B N"]
 ) -> tuple[Float[Tensor, " B"], Int[Tensor, " B"]]:
-    """Of each item: the sum of the cross-entropies of its places in nats, and how many places it has."""
+    """For each item, the sum of the cross-entropies of its places in nats, and its number of places."""
     each = nn.functional.cross_entropy(logits.transpose(1, 2).float(), labels, ignore_index=-100, reduction="none")
     return each.sum(1), (labels != -100).sum(1)

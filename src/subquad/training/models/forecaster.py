@@ -55,7 +55,7 @@ class ForecastConfig(AttentionConfig):
                 raise ValueError(f"{name}={getattr(self, name)} is more than {whole}={getattr(self, whole)}, its whole")
 
     def method_of(self, layer: int) -> str:
-        """As any config, but the decoder's cross-attention, every second layer of it, has a method of its own."""
+        """The method of a layer; the decoder's cross-attention, every second layer, has its own."""
         behind = layer - self.num_hidden_layers
         crosses = behind >= 0 and behind % 2 == 1
         return self.cross_method if crosses and isinstance(self.method, str) else super().method_of(layer)
@@ -98,7 +98,7 @@ class Forecaster(AttentionModel):
         rows = config.past + config.horizon
         if past.shape[1] != config.past or times.shape[1] != rows:
             raise ValueError(
-                f"the model reads {config.past} rows and foretells {config.horizon}, but past has {past.shape[1]} rows "
+                f"the model reads {config.past} rows and predicts {config.horizon}, but past has {past.shape[1]} rows "
                 f"and times {times.shape[1]} instead of {rows}"
             )
         level = past[:, -1:] if config.subtract_last else torch.zeros_like(past[:, -1:])

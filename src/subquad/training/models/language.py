@@ -101,7 +101,7 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
 
     def generate(self, *args: Any, **options: Any) -> Any:
-        """As transformers' `generate`; without a cache where a method takes no steps on one, as LHA does not.
+        """Generate tokens, without a cache where a method takes no steps on one, such as LHA.
 
         Tokens are the same with and without. Such a method reads the whole text again for each of them.
         """
@@ -111,7 +111,7 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
 
     @property
     def takes_steps(self) -> bool:
-        """Whether every layer's method goes on from the keys and values of the tokens before."""
+        """Whether every layer's method takes steps on a key-value cache."""
         traits = [bound.method.traits for bound in hf.bounds(self).values()]
         return all(t.cross or t.cached for t in traits)
 

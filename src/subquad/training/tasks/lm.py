@@ -33,8 +33,8 @@ class Lm(NextSymbol):
     of that to choose by and half to report on; so is the end of each of several documents, and from ten documents on
     whole documents, drawn from the seed. Files to choose by and to report on may be given instead.
 
-    Without `files`, the folder `corpus` of the data. With valid.txt and test.txt in it these are the parts; where there
-    is no train.txt, as in wikitext-2 here, nine tenths of valid.txt are learned from and the rest is what to choose by.
+    Without `files`, the folder `corpus` of the data. With valid.txt and test.txt in it these are the parts; without
+    train.txt, as in wikitext-2 here, nine tenths of valid.txt are learned from and the rest is what to choose by.
 
     The first byte of a window is what the last of the window before was, so what is known of a byte is at least one
     byte, and at most `length` − 1. Per-word perplexity is 2^(bits of all bytes / words), where a corpus has words:
@@ -85,7 +85,7 @@ class Lm(NextSymbol):
         return self.windows(*([_symbols(document, self.start_symbol) for document in part] for part in parts))
 
     def encode(self, texts: Sequence[str]) -> Batch:
-        """Texts as `model.generate(**task.encode(texts))` goes on with them: the start symbol, then bytes in UTF-8.
+        """Texts as `model.generate(**task.encode(texts))` continues them: the start symbol, then bytes in UTF-8.
 
         Shorter ones are padded on the left.
 

@@ -20,7 +20,7 @@ class NextSymbol(Task):
 
     greater_is_better: ClassVar[bool] = False
     symbols: ClassVar[int]  # kinds; the number after them says where a sequence starts, the next is padding
-    said: ClassVar[int]  # of which the first so many are to be said
+    said: ClassVar[int]  # the number of symbols to predict, from the first on
 
     length: int = 512
     examples: int = 1_000_000

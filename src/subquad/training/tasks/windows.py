@@ -62,7 +62,7 @@ def with_start(symbols: NDArray[Any], start: int) -> Symbols:
 
 
 def first(sequences: Sequence[Symbols], limit: int) -> list[Symbols]:
-    """Sequences up to so many symbols, all together; 0: all of them."""
+    """The first sequences, up to `limit` symbols in total; 0 means all of them."""
     if not limit:
         return list(sequences)
     kept, left = [], limit

@@ -7,6 +7,7 @@ choice.py    the cheapest choice under a loss, and the bound that a verification
 figures.py   what is found at a length
 length.py    one length: measure, choose, verify
 plan.py      all lengths, and the plan that comes of them
+given.py     checks and marks of what the user gives
 run.py       from what the user gives to a plan: the command, and `sq.plan`
 report.py    the record of it, for the report
 """

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from subquad.audits.statistics import share_upper
+
 Figures = Mapping[int, Mapping[str, float]]  # by layer and candidate
 ROUNDS = 4  # verifications of a plan, at most
 CONFIDENCE = 0.95  # that a verified fidelity is at least its bound, over all rounds
@@ -58,14 +60,18 @@ def uniform(losses: Figures, name: str) -> dict[int, str]:
 def upper_bound(losses: Sequence[float], confidence: float, of: int | None = None) -> float:
     """A bound on the mean loss at a confidence, by Student's t: mean + t·s/√n.
 
-    It assumes that passages are independent and their losses are about normally distributed. With `of`, what the bound
-    of so many losses with the same mean and spread would be.
+    It assumes that passages are independent and their losses are about normally distributed. Losses of a metric that is
+    right or wrong are not: where all are −1, 0 or 1, the bound is that of Clopper and Pearson on the share of 1. With
+    `of`, what the bound of that number of losses with the same mean and spread would be.
     """
     from scipy.stats import t
 
     n = len(losses)
     if n < 2:
         return math.inf
+    if {-1.0, 0.0, 1.0}.issuperset(losses):
+        worse = sum(loss > 0 for loss in losses) / n
+        return share_upper(math.ceil(worse * (of or n)), of or n, 1 - confidence)
     mean = sum(losses) / n
     spread = math.sqrt(sum((loss - mean) ** 2 for loss in losses) / (n - 1))
     n = of or n
@@ -84,7 +90,7 @@ def with_room(
     confidence: float,
     held_out: int,
 ) -> float:
-    """The largest budget whose choice is expected to be verified: its bound on so many passages is at most `accepted`.
+    """The largest budget whose choice is expected to be verified: its bound on `of` passages is at most `accepted`.
 
     The spread over passages is that of the sums of single losses on the passages that were measured.
     """

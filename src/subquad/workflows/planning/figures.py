@@ -48,19 +48,19 @@ class Planned:
 
     @property
     def seconds(self) -> dict[int, dict[str, float]]:
-        """Of a call of each candidate in each layer whose losses were measured, exact attention among them."""
+        """Seconds of a call of each measured candidate in each layer, exact attention among them."""
         known = {int(n): s for n, s in self.screen.seconds.items()}
         return {n: {name: known[n][name] for name in names} for n, names in self.mean_losses.items()}
 
     @property
     def mean_losses(self) -> dict[int, dict[str, float]]:
-        """By layer and candidate, exact attention's being 0."""
+        """Mean losses by layer and candidate; exact attention's is 0."""
         return {
             layer: {EXACT: 0.0} | {name: statistics.mean(each) for name, each in found.items()}
             for layer, found in self.losses.items()
         }
 
     def predicted_speedup(self, chosen: Mapping[int, str]) -> float:
-        """Of the whole model, from the layers' times."""
+        """The speed-up of the whole model, from the layers' times."""
         saved = sum(self.seconds[layer][EXACT] - self.seconds[layer][name] for layer, name in chosen.items())
         return self.screen.model_seconds / max(self.screen.model_seconds - saved, 1e-9)

@@ -45,7 +45,7 @@ def _even(size: float) -> int:
 
 
 def pareto(errors: dict[str, float], seconds: dict[str, float], most: int) -> list[str]:
-    """At most so many names of those that no other beats in both error and time, spread evenly from fast to close."""
+    """At most `most` names of the Pareto front of error and time, spread evenly from fast to close."""
     front: list[str] = []
     for name in sorted(errors, key=lambda name: (seconds[name], errors[name])):
         if not front or errors[name] < errors[front[-1]]:

@@ -11,6 +11,7 @@ the accepted loss less room for the spread over passages. A verification on held
 loss of the plan; where it is above the accepted loss the budget shrinks, and at last exact attention is what is left.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -98,12 +99,12 @@ class Length:
         return planned
 
     def kept(self, found: Screen) -> dict[int, list[Candidate]]:
-        """The candidates of each layer whose losses are measured: those that pay, and no other beats in both."""
+        """The candidates of each layer whose losses are measured: those that pay, on the Pareto front."""
         pays: dict[str, list[tuple[float, float]]] = {}
         for layer, errors in found.errors.items():
             exact = found.seconds[layer][EXACT]
             for name, error in errors.items():
-                if found.seconds[layer][name] < GAIN * exact:
+                if math.isfinite(error) and found.seconds[layer][name] < GAIN * exact:
                     pays.setdefault(name, []).append((error, found.seconds[layer][name] / exact))
         errors = {name: statistics.mean(error for error, _ in each) for name, each in pays.items()}
         seconds = {name: statistics.mean(share for _, share in each) for name, each in pays.items()}
@@ -120,7 +121,10 @@ class Length:
         }
 
     def losses(self, kept: Mapping[int, list[Candidate]]) -> dict[int, dict[str, list[float]]]:
-        """Of single layers on one passage after the other, on two at least and as many as there is time for."""
+        """Losses of single layers, passage by passage, on at least two passages and as many as time allows.
+
+        A candidate with a loss that is not finite is left out.
+        """
         found: dict[int, dict[str, list[float]]] = {n: {c.name: [] for c in tried} for n, tried in kept.items()}
         if not any(kept.values()):
             return found
@@ -135,7 +139,9 @@ class Length:
             for layer, of in record.items():
                 for name, loss in of.items():
                     found[int(layer)][name].append(loss)
-        return found
+        return {
+            n: {name: each for name, each in of.items() if all(map(math.isfinite, each))} for n, of in found.items()
+        }
 
     def verify(self, planned: Planned) -> None:
         """Choose and verify until a verification holds; of all choices that were verified the fastest is taken.
@@ -160,7 +166,7 @@ class Length:
             planned.rounds.append(found)
             planned.why_exact = (
                 f"the last choice has a loss of {found.loss:.4f} (at most {found.bound:.4f} at confidence "
-                f"{confidence:.4f}) on held-out passages, and {accepted:.4f} is accepted"
+                f"{confidence:.4f}) on {held_out} held-out passages, and {accepted:.4f} is accepted"
             )
             if found.bound <= accepted or last:
                 break

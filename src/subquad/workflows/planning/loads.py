@@ -115,7 +115,7 @@ def input_loads(
                 f"{len(items)} inputs have {length:,} tokens, but a plan needs five of each length: two to measure "
                 "and three to verify on"
             )
-    measure = metric_loss if metric is not None else loss or output_loss
+    measure = metric_loss if metric is not None else output_loss if loss is None else partial(_loss_of, loss)
     loads = []
     for length, items in sorted(groups.items()):
         few, held_out = divided(items, MOST)
@@ -127,13 +127,27 @@ def input_loads(
 def _run(model: Any, metric: Callable[[Any, Any], float] | None, item: Mapping[str, Any]) -> Any:
     """What the model makes of an input: its output, with the input's mask beside it, or the metric's value of it."""
     output = hf.transformers_model(model)(**item)
-    return _Read(output, item.get("attention_mask")) if metric is None else float(metric(output, item))
+    return _Read(output, item.get("attention_mask")) if metric is None else _number("metric", metric(output, item))
 
 
 @dataclass(frozen=True)
 class _Read:
     output: Any
     real: Tensor | None
+
+
+def _loss_of(loss: Loss, read: _Read, exact: _Read) -> float:
+    """The user's loss of what the model gave."""
+    return _number("loss", loss(read.output, exact.output))
+
+
+def _number(what: str, value: Any) -> float:
+    """What a function of the user's gave, as a number. TypeError where it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"the {what} must give a number, but it gave {kind}") from None
 
 
 def output_loss(read: Any, exact: Any) -> float:
@@ -153,7 +167,7 @@ def output_loss(read: Any, exact: Any) -> float:
 
 
 def metric_loss(value: float, exact: float) -> float:
-    """What is lost of a metric of which more is better."""
+    """The loss of a metric of which more is better."""
     return exact - value
 
 

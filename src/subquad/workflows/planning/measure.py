@@ -1,5 +1,6 @@
 """Times and errors of a plan's candidates on one load."""
 
+import math
 import random
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,11 @@ class Candidate:
 
     name: str
     by_layer: dict[int, Method | Bound]
+
+    @property
+    def bounds(self) -> dict[int, Bound]:
+        """What is bound already, with learned parameters."""
+        return {number: method for number, method in self.by_layer.items() if isinstance(method, Bound)}
 
 
 @dataclass
@@ -70,7 +76,8 @@ def screen(load: Load, candidates: Sequence[Candidate]) -> Screen:
         outs = {c.name: inputs.run(c.by_layer[number]) for c in candidates if number in c.by_layer}
         errors[str(number)] = {name: relative_error(out, exact) for name, out in outs.items()}
         heads = [_of_heads(out, exact) for out in outs.values()]
-        spreads[str(number)] = statistics.median(max(each) / max(statistics.median(each), 1e-9) for each in heads)
+        if heads:
+            spreads[str(number)] = statistics.median(max(each) / max(statistics.median(each), 1e-9) for each in heads)
     alike: dict[Any, list[int]] = {}
     for number, inputs in first.items():
         alike.setdefault(_shape(inputs), []).append(number)
@@ -78,7 +85,9 @@ def screen(load: Load, candidates: Sequence[Candidate]) -> Screen:
     for numbers in alike.values():
         numbers.sort()
         middle = numbers[len(numbers) // 2]
-        timed = _times(first[middle], {c.name: c.by_layer[middle] for c in candidates if middle in c.by_layer})
+        # Learned parameters of another layer cost as much as the middle one's.
+        methods = {c.name: [c.by_layer[n] for n in (middle, *numbers) if n in c.by_layer] for c in candidates}
+        timed = _times(first[middle], {name: each[0] for name, each in methods.items() if each})
         for number in numbers:
             seconds[str(number)] = {name: s for name, s in timed.items() if name in {EXACT, *errors[str(number)]}}
     return Screen(seconds, errors, model_seconds, spreads)
@@ -113,6 +122,7 @@ def single_losses(load: Load, item: Any, candidates: Mapping[int, Sequence[Candi
     blocks = chain(load.model, layers)
     with running(load.model, EXACT), kept(blocks.blocks if blocks else ()) as outputs:
         exact = load.run(item)
+    _check_finite(load.loss(exact, exact))
     blocks = blocks if blocks and _same(load, item, exact, blocks, outputs) else None
     for number, tried in candidates.items():
         found[str(number)] = {}
@@ -120,6 +130,15 @@ def single_losses(load: Load, item: Any, candidates: Mapping[int, Sequence[Candi
             with _one_layer(load.model, number, candidate, blocks, outputs):
                 found[str(number)][candidate.name] = float(load.loss(load.run(item), exact))
     return found
+
+
+def _check_finite(own_loss: float) -> None:
+    """ValueError where exact attention itself has no loss: the model, the loss or the metric gives NaN or infinity."""
+    if not math.isfinite(own_loss):
+        raise ValueError(
+            f"an output of exact attention compared with itself has a loss of {own_loss}, but it must be a finite "
+            "number: what the model, the loss or the metric gives there is not finite"
+        )
 
 
 @contextmanager
@@ -154,6 +173,7 @@ def turn(load: Load, item: Any, choices: Mapping[str, Any], seed: int) -> Turn:
     for name, methods in shuffled(choices, random.Random(seed)).items():
         with running(load.model, methods):
             seconds[name], outputs[name] = stopwatch(lambda: load.run(item))
+    _check_finite(load.loss(outputs[EXACT], outputs[EXACT]))
     return Turn({name: float(load.loss(output, outputs[EXACT])) for name, output in outputs.items()}, seconds)
 
 
@@ -176,7 +196,7 @@ def faster_at(
 
 
 def _first_tokens(inputs: LayerInputs, length: int) -> LayerInputs:
-    """The same layer for the first tokens only, without padding."""
+    """A layer's inputs for the first tokens only, without padding."""
     mask = inputs.options["mask"]
     options = inputs.options | {
         "mask": Mask(is_causal=mask.is_causal, offset=0 if mask.is_causal else None, span=mask.span),

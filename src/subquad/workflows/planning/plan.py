@@ -15,6 +15,7 @@ from subquad.workflows.planning.grid import grid
 from subquad.workflows.planning.length import Length
 from subquad.workflows.planning.loads import Load
 from subquad.workflows.planning.measure import EXACT, Candidate
+from subquad.workflows.rows import longest
 from subquad.workflows.store import Progress, Store
 
 
@@ -42,7 +43,7 @@ class Planning:
         progress("done", len(self.loads), len(self.loads))
 
     def steps(self) -> dict[int, dict[int, Method | Bound]]:
-        """Of every layer, what runs from which length on: exact below the crossover, then as the next longer length."""
+        """The steps of every layer: exact below the crossover, then the methods of the next longer length."""
         found: dict[int, dict[int, Method | Bound]] = {}
         for layer in hf.find_layers(self.loads[0].model):
             steps: dict[int, Method | Bound] = {0: Full()}
@@ -58,12 +59,20 @@ class Planning:
                         steps[before + 1] = Full()
                     steps[start] = candidate.by_layer[layer.number]
                 before = planned.length
+            last = steps[max(steps)]
+            if isinstance(last, Bound) and (most := longest({layer.number: last})) is not None:
+                steps[most + 1] = Full()
             found[layer.number] = steps
         return found
 
 
-def candidates_for(model: Any, methods: Sequence[Method] | None, adapters: Mapping[str, dict[int, Bound]]) -> Any:
-    """The candidates of a length, as `Planning` wants them: methods in the layers that can run them, and adapters."""
+def candidates_for(
+    model: Any, methods: Sequence[Method] | None, fitted: Mapping[str, dict[int, Bound]]
+) -> Callable[[int], list[Candidate]]:
+    """The candidates of a length, as `Planning` wants them: methods in the layers that can run them, and fitted ones.
+
+    Fitted ones whose parameters are for shorter inputs are left out.
+    """
     refused: dict[Method, dict[int, str]] = {}
     numbers = [layer.number for layer in hf.find_layers(model)]
 
@@ -75,8 +84,9 @@ def candidates_for(model: Any, methods: Sequence[Method] | None, adapters: Mappi
             able = {n: method for n in numbers if n not in refused[method]}
             if able and not method.is_exact:
                 found.append(Candidate(str(method), dict(able)))
-        found += [Candidate(name, dict(bounds)) for name, bounds in adapters.items()]
-        return found
+        return found + [
+            Candidate(name, dict(bounds)) for name, bounds in fitted.items() if (longest(bounds) or length) >= length
+        ]
 
     return of
 

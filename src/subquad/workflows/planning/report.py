@@ -110,8 +110,8 @@ def _notes(made: Made) -> list[str]:
         "`sq.audit` watches that while the model serves."
     )
     notes.append(
-        "A bound assumes that passages are independent and their losses about normally distributed, and is about text "
-        "like the one that was planned on."
+        "A bound assumes that passages are independent and their losses about normally distributed (or each −1, 0 or "
+        "1, as of a metric that is right or wrong), and is about text like the one that was planned on."
     )
     notes.append("Lengths between those that were planned run the plan of the next longer one, and were not verified.")
     spreads = [spread for planned in made.planning.lengths for spread in planned.screen.head_spread.values()]
@@ -120,6 +120,7 @@ def _notes(made: Made) -> list[str]:
             f"Inside of a layer the head with the largest error has {statistics.median(spreads):.1f} times that of the "
             "median head (median over layers)."
         )
+    notes += made.notes
     if made.plan.made_on.get("resumed"):
         notes.append(f"{made.plan.made_on['resumed']} units come from an earlier, interrupted run.")
     return notes

@@ -1,7 +1,7 @@
 """`subquad plan` on a text model, and `sq.plan` on any module: from what the user gives to a plan with its record."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -15,16 +15,27 @@ from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan
 from subquad.methods import Bound, Method, parse_method, resolve
 from subquad.workflows import machine
+from subquad.workflows.calibrated import calibrated
 from subquad.workflows.options import as_command
 from subquad.workflows.passages import read
+from subquad.workflows.planning.given import (
+    as_inputs,
+    check_figures,
+    check_settings,
+    check_together,
+    mark_of_function,
+    mark_of_inputs,
+    settings_from,
+)
 from subquad.workflows.planning.loads import Load, Loss, input_loads, text_load
+from subquad.workflows.planning.measure import Candidate
 from subquad.workflows.planning.plan import Planning, candidates_for, plan_of
 from subquad.workflows.pretrained import Pretrained, load
-from subquad.workflows.settings import PlanSettings
+from subquad.workflows.rows import mark_of
+from subquad.workflows.settings import COMPARED_LEARNED, PlanSettings
 from subquad.workflows.store import Progress, Store
 
 UNITS = 1  # changes with what the units hold, so that a run of another version is not resumed
-LEAST_MINUTES = 0.1
 
 
 @dataclass(frozen=True)
@@ -34,6 +45,7 @@ class Made:
     plan: Plan
     planning: Planning
     facts: dict[str, Any]  # of the model, for the report
+    notes: tuple[str, ...] = ()  # what a reader must know of the weights, and of methods that were not tried
 
 
 def make(settings: PlanSettings, out: Path, progress: Progress) -> Made:
@@ -42,48 +54,59 @@ def make(settings: PlanSettings, out: Path, progress: Progress) -> Made:
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
-    _check(settings)
+    check_settings(settings)
     with as_input_error():
         methods = [parse_method(text) for text in settings.methods] or None
     documents = read_documents(settings.text, settings.column) if settings.text else None
     pretrained = load(settings.model, settings.device)
-    with as_input_error():
-        adapters = {f"adapter:{Path(a).name}": hf.read_adapter(a).bounds(pretrained.model) for a in settings.adapters}
-    texts, command = documents or standard_library(), as_command("plan", settings)
-    return from_text(pretrained, texts, settings, methods, adapters, out, progress, command)
+    adapters = _adapters(settings.adapters, pretrained)
+    loads, facts = of_text(pretrained, documents or standard_library(), settings)
+    # As compare does: those that are named, or its own.
+    able = list(map(parse_method, COMPARED_LEARNED)) if methods is None else methods
+    length = pretrained.length(None, "max-length")
+    rows, reasons = calibrated(settings.calibrate, settings.text, able, pretrained, length, out, progress)
+    fitted = adapters | {str(method): row.bounds for method, row in rows.items()}
+    others = None if methods is None else [method for method in methods if method not in rows | reasons]
+    made = plan_loads(loads, settings, others, fitted, out, progress, facts, as_command("plan", settings))
+    notes = (f"{method} was not tried: {reason}." for method, reason in reasons.items())
+    return replace(made, notes=(*pretrained.notes, *notes))
 
 
-def from_text(
-    pretrained: Pretrained,
-    documents: Sequence[str],
-    settings: PlanSettings,
-    methods: Sequence[Method] | None,
-    adapters: Mapping[str, dict[int, Bound]],
-    out: Path,
-    progress: Progress,
-    command: str,
-) -> Made:
-    """Plan for a text model that is loaded, on documents that are read."""
+def of_text(
+    pretrained: Pretrained, documents: Sequence[str], settings: PlanSettings
+) -> tuple[list[Load], dict[str, Any]]:
+    """What is run of documents, for a text model that is loaded; and the facts of both."""
     lengths = sorted(set(settings.lengths))
     reading = read(pretrained, documents, min(lengths), 1, settings.seed)
     start = settings.seed * 997 % max(len(reading.tokens), 1)
     turned = replace(reading, tokens=reading.tokens[start:] + reading.tokens[:start])  # other passages for other seeds
     loads = [text_load(pretrained, turned, length) for length in lengths]
     text = {"fingerprint": _mark(reading.tokens), "tokens": len(reading.tokens), "documents": reading.documents}
-    facts = {"model": pretrained.facts(), "text": text, "identity": pretrained.identity()}
-    return _made(loads, settings, methods, adapters, out, progress, facts, command)
+    return loads, {"model": pretrained.facts(), "text": text, "identity": pretrained.identity()}
+
+
+def _adapters(folders: Sequence[Path], pretrained: Pretrained) -> dict[str, dict[int, Bound]]:
+    """Adapters as candidates, by name."""
+    found: dict[str, dict[int, Bound]] = {}
+    for folder in folders:
+        name = f"adapter:{folder.resolve().name}"
+        if name in found:
+            raise InputError(f"two of the adapters are called {folder.resolve().name}, the second being {folder}")
+        with as_input_error():
+            found[name] = hf.read_adapter(folder).bounds(pretrained.model)
+    return found
 
 
 def plan(
     model: Any,
-    inputs: Sequence[Any],
+    inputs: Iterable[Any],
     *,
     min_fidelity: float = 0.99,
     shift: float = 1.6,
     lengths: Sequence[int] = (512, 2048, 4096),
     loss: Loss | None = None,
     metric: Callable[[Any, Any], float] | None = None,
-    methods: Sequence[str | Method] | None = None,
+    methods: str | Method | Sequence[str | Method] | None = None,
     minutes: float = 10.0,
     seed: int = 0,
     out: str | Path | None = None,
@@ -92,7 +115,8 @@ def plan(
     """Find which method runs in which layer at which length, for an error of the final output that is accepted.
 
     Args:
-        model: what `sq.hf.swap` takes, with its own attention in it.
+        model: what `sq.hf.swap` takes, in eval mode. Methods that are swapped into it run again afterwards; planning
+            compares with its own attention.
         inputs: mappings of the model's keywords to tensors, five or more of each length; for a SentenceTransformer
             also texts, which are cut into passages of `lengths` tokens.
         min_fidelity: the mean fidelity (1 − loss) that the plan must have on inputs that it was not made from, above
@@ -104,10 +128,11 @@ def plan(
             cosine of the mean last hidden state, or the divergence of the logits in nats.
         metric: in place of a loss, from the model's output and the input, of which more is better: such as 1.0 where
             the class is right. What is accepted is that its mean falls by at most 1 − `min_fidelity`.
-        methods: what to try, by default settings of several methods that grow with the length.
+        methods: what to try, one or several; by default settings of several methods that grow with the length.
         minutes: how long it may take; units that are done when the time is out are used.
         seed: of the passages that are drawn from texts.
-        out: a folder from which an interrupted run resumes, and into which the plan is saved.
+        out: a folder from which an interrupted run with the same arguments resumes, and into which the plan is saved. A
+            loss or metric is the same where its name and its code are; what it reads from elsewhere is not compared.
         progress: called with what is under way, and how much of it is done.
 
     Returns:
@@ -115,26 +140,49 @@ def plan(
         measured on held-out inputs. Where nothing met the floor it is exact attention at that length.
 
     Raises:
-        ValueError: too few inputs of a length, a floor outside (0, 1], a method that is unknown.
-        TypeError: no model that `swap` takes, or inputs that are neither mappings nor texts.
+        ValueError: too few inputs of a length, a floor outside (0, 1], a method that is unknown, or a model in training
+            mode, where dropout makes outputs random; a loss or a metric for texts; methods that cannot be joined by
+            length.
+        TypeError: no model that `swap` takes, inputs that are neither mappings nor texts, or an argument of another
+            type than it must have.
     """
-    settings = PlanSettings(min_fidelity=min_fidelity, shift=shift, lengths=tuple(lengths), minutes=minutes, seed=seed)
-    _check(settings)
+    settings = settings_from(min_fidelity, shift, lengths, minutes, seed)
+    check_settings(settings)
+    methods = [methods] if isinstance(methods, str | Method) else methods
     tried = None if methods is None else [resolve(method) for method in methods]
-    with TemporaryDirectory() as temporary:
+    inputs = as_inputs(inputs)
+    check_figures(inputs, loss=loss, metric=metric)
+    if hf.transformers_model(model).training:
+        raise InputError("the model is in training mode, where dropout makes outputs random: call model.eval() first")
+    with TemporaryDirectory() as temporary, _own_attention(model):
         folder = Path(out) if out is not None else Path(temporary)
         if inputs and all(isinstance(item, str) for item in inputs):
             pretrained = of_sentence_transformer(model)
-            made = from_text(pretrained, list(inputs), settings, tried, {}, folder, progress, command="sq.plan")
+            loads, facts = of_text(pretrained, inputs, settings)
         else:
             loads = input_loads(model, inputs, loss, metric)
             described = describe_model(model)
-            facts = {"model": described, "text": {"inputs": len(inputs)}, "identity": described}
-            made = _made(loads, settings, tried, {}, folder, progress, facts, "sq.plan")
+            text = {"inputs": len(inputs), "fingerprint": mark_of_inputs(inputs)}
+            judged = [mark_of_function(loss), mark_of_function(metric)]
+            facts = {"model": described, "text": text, "identity": described, "judged": judged}
+        made = plan_loads(loads, settings, tried, {}, folder, progress, facts, "sq.plan")
         if out is not None:
             made.plan.save(folder, model)
             Store.clear(folder)
     return made.plan
+
+
+@contextmanager
+def _own_attention(model: Any) -> Iterator[None]:
+    """Run the model's own attention inside; what was swapped into it comes back."""
+    before, keep = hf.bounds(model), hf.describe(model).keep
+    hf.restore(model)
+    try:
+        yield
+    finally:
+        hf.restore(model)
+        if before:
+            hf.swap(model, before, keep=keep)
 
 
 def of_sentence_transformer(model: Any) -> Pretrained:
@@ -157,18 +205,22 @@ def of_sentence_transformer(model: Any) -> Pretrained:
     return Pretrained(type(model).__name__, inner, tokenizer, "embedding", "cls" if first else "mean", limit)
 
 
-def _made(
+def plan_loads(
     loads: Sequence[Load],
     settings: PlanSettings,
     methods: Sequence[Method] | None,
-    adapters: Mapping[str, dict[int, Bound]],
+    fitted: Mapping[str, dict[int, Bound]],
     out: Path,
     progress: Progress,
     facts: dict[str, Any],
     command: str,
 ) -> Made:
+    """Plan for the inputs of some loads. `methods` are tried, and `fitted` parameters by name and layer beside them."""
     with as_input_error():
-        candidates = candidates_for(loads[0].model, methods, adapters)
+        if methods is not None:
+            _check_methods(methods, loads[0].model, also=fitted)
+        candidates = candidates_for(loads[0].model, methods, fitted)
+        check_together({load.length: candidates(load.length) for load in loads})
         store = Store(out, fingerprint(loads, candidates, settings, facts))
         planning = Planning(loads, candidates, settings.min_fidelity, settings.minutes, settings.shift)
         planning.run(store, progress)
@@ -182,32 +234,43 @@ def _made(
     return Made(plan_of(planning, made_on), planning, facts["model"])
 
 
-def fingerprint(loads: Sequence[Load], candidates: Any, settings: PlanSettings, facts: dict[str, Any]) -> Any:
+def _check_methods(methods: Sequence[Method], model: Any, also: Mapping[str, Any]) -> None:
+    """InputError where a method has learned parameters that nothing fits, or no layer can run any of the methods.
+
+    `also` are candidates that are fitted.
+    """
+    if not also and all(method.is_exact for method in methods):
+        raise InputError("the methods name none but exact attention, so there is nothing to plan with")
+    for method in methods:
+        if method.traits.learned:
+            how = "" if method.traits.fit is None else ": --calibrate TEXT fits them, or give an --adapter"
+            raise InputError(f"{method} has learned parameters, and a plan takes only those that are fitted{how}")
+    refused = {method: hf.refusals(model, method) for method in methods if not method.is_exact}
+    if refused and not also and all(len(reasons) == len(hf.find_layers(model)) for reasons in refused.values()):
+        method, reasons = next(iter(refused.items()))
+        raise InputError(f"no layer of the model can run {method}: {reasons[min(reasons)]}")
+
+
+def fingerprint(
+    loads: Sequence[Load],
+    candidates: Callable[[int], list[Candidate]],
+    settings: PlanSettings,
+    facts: dict[str, Any],
+) -> dict[str, Any]:
     """All that the units depend on."""
     return {
         "identity": facts["identity"],
         "text": facts["text"],
+        "judged": facts.get("judged"),
         "loads": [[load.length, len(load.items), len(load.held_out)] for load in loads],
-        "candidates": {str(load.length): [c.name for c in candidates(load.length)] for load in loads},
+        "candidates": {
+            str(load.length): [[c.name, mark_of(c.bounds)] for c in candidates(load.length)] for load in loads
+        },
         "floor": [settings.min_fidelity, settings.shift],
         "seed": settings.seed,
         "machine": [machine.versions(), machine.hardware(settings.device)],
         "units": UNITS,
     }
-
-
-def _check(settings: PlanSettings) -> None:
-    if not 0.0 < settings.min_fidelity <= 1.0:
-        raise InputError(f"min-fidelity {settings.min_fidelity:g} must be above 0 and at most 1")
-    if not 1.0 <= settings.shift < math.inf:
-        raise InputError(f"shift {settings.shift:g} must be at least 1")
-    if not settings.minutes >= LEAST_MINUTES:
-        raise InputError(f"minutes {settings.minutes:g} must be at least {LEAST_MINUTES:g}")
-    if not settings.lengths:
-        raise InputError("no lengths to plan for: --lengths names none")
-    wrong = [length for length in settings.lengths if length < 16]
-    if wrong:
-        raise InputError(f"a length of {wrong[0]} is too short to plan for; the shortest is 16 tokens")
 
 
 def _mark(tokens: Sequence[int]) -> str:

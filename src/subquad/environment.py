@@ -1,0 +1,63 @@
+"""What something was made on, versions and hardware, and how that differs from what is here."""
+
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DECIDES = ("subquad", "torch", "transformers", "processor", "cores", "threads", "cpu_capability", "gpu")  # speed
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that results depend on; packages that are not installed are left out."""
+    found = {"python": platform.python_version()}
+    for package in ("subquad", "torch", "transformers", "scikit-learn", "matplotlib"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware(device: str = "cpu") -> dict[str, str]:
+    """Processor, cores, torch's threads and CPU capability; the GPU where one is used."""
+    described = {
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    if torch.device(device).type == "cuda":
+        described["gpu"] = torch.cuda.get_device_name(device)
+    return described
+
+
+def differences(made_on: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """What decides about speed and is another here: {what: (there, here)}.
+
+    `made_on` has "versions" and "hardware", as the functions above give them. What it does not say does not differ.
+    """
+    there: dict[str, Any] = {}
+    for part in ("versions", "hardware"):
+        said = made_on.get(part)
+        there |= said if isinstance(said, dict) else {}
+    here = versions() | hardware("cuda" if "gpu" in there and torch.cuda.is_available() else "cpu")
+    return {
+        what: (str(there[what]), here.get(what, "none"))
+        for what in DECIDES
+        if what in there and str(there[what]) != here.get(what, "none")
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
