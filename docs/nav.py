@@ -5,16 +5,18 @@ from typing import Any
 
 
 def expanded(nav: list[Any], docs: Path) -> list[Any]:
-    """The navigation with every top entry that ends in "/" as the list of that folder's pages."""
-    return [
-        {title: _pages(docs, part) if isinstance(part, str) and part.endswith("/") else part}
-        for entry in nav
-        for title, part in entry.items()
-    ]
-
-
-def _pages(docs: Path, folder: str) -> list[dict[str, str]]:
-    return [{page.stem: folder + page.name} for page in sorted((docs / folder).glob("*.md"))]
+    """The navigation with every entry that ends in "/" replaced by that folder's pages, in place."""
+    pages: list[Any] = []
+    for entry in nav:
+        if isinstance(entry, str) and entry.endswith("/"):
+            pages += [{page.stem: entry + page.name} for page in sorted((docs / entry).glob("*.md"))]
+        elif isinstance(entry, dict):
+            pages += [
+                {title: expanded(part, docs) if isinstance(part, list) else part} for title, part in entry.items()
+            ]
+        else:
+            pages.append(entry)
+    return pages
 
 
 def on_config(config: Any) -> Any:

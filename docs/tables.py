@@ -1,4 +1,4 @@
-"""Write the tables of methods in README.md and docs/ from their traits, and those of tasks and settings of training.
+"""Write what is generated in README.md and docs/: tables of methods, tasks and settings, and lists of the reference.
 
     python docs/tables.py
 
@@ -8,6 +8,7 @@ of date.
 
 import inspect
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -19,6 +20,11 @@ from subquad.training.settings import ModelSettings, TrainingSettings
 from subquad.training.tasks import TASKS, Task
 
 ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]  # for `python docs/tables.py`, and for pytest
+
+import compatibility  # noqa: E402
+import reference  # noqa: E402
+
 MASKS = {"window": "window", "dense_mask": "dense"}  # beside padding and segments, which all methods take
 CAUSAL = {"strict": "yes", "values-only": "values only", "no": "no"}
 
@@ -29,12 +35,12 @@ def yes(flag: bool) -> str:
 
 
 def masks(traits: sq.Traits) -> str:
-    """The masks that a method takes besides the causal one."""
+    """The masks that a method takes in addition to the causal one."""
     return ", ".join(["padding", "segments"] + [word for trait, word in MASKS.items() if getattr(traits, trait)])
 
 
 def cross(traits: sq.Traits) -> str:
-    """Whether a method takes other keys than the queries' own."""
+    """Whether a method takes keys of tokens other than the queries' own."""
     return "steps on a cache" if traits.cached and not traits.cross else yes(traits.cross)
 
 
@@ -56,13 +62,27 @@ def exact_when(traits: sq.Traits) -> str:
     return "never"
 
 
-def methods_table(folder: str) -> str:
-    """One row a method; `folder` is where its page is, seen from the file that holds the table."""
+def when(page: str) -> str:
+    """The first line below "When to use it" of a method's page, which is one sentence without links."""
+    return page.partition("## When to use it\n\n")[2].partition("\n")[0]
+
+
+def short_methods_table() -> str:
+    """The table of README.md: one row per method with its use and whether it is causal."""
+    rows = [["method", "when to use it", "causal"], ["---"] * 3]
+    for name, method in sq.METHODS.items():
+        use = when((ROOT / "docs" / "methods" / f"{name}.md").read_text("utf-8"))
+        rows.append([f"[`{name}`](docs/methods/{name}.md)", use, causal(method.traits)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def methods_table() -> str:
+    """The table of docs/index.md: one row per method with its settings and traits."""
     header = ["method", "settings", "causal", "cross-attention", "other masks", "bias", "exact when", "cost"]
     rows = [header, ["---"] * len(header)]
     for name, method in sq.METHODS.items():
         t = method.traits
-        link = f"[`{name}`]({folder}{name}.md)"
+        link = f"[`{name}`](methods/{name}.md)"
         options = [causal(t), cross(t), masks(t), yes(t.bias)]
         rows.append([link, settings(method), *options, exact_when(t), t.complexity])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -91,7 +111,7 @@ def traits_table(traits: sq.Traits) -> str:
 
 
 def documented(kind: type) -> dict[str, str]:
-    """What the "Attributes" of a dataclass's docstring, and of those that it is made of, say of each of its fields."""
+    """The description of each field, from the "Attributes" of the docstrings of a dataclass and its bases."""
     said: dict[str, str] = {}
     for part in reversed(kind.__mro__):
         doc = inspect.cleandoc(part.__dict__.get("__doc__") or "").partition("Attributes:\n")[2]
@@ -101,7 +121,7 @@ def documented(kind: type) -> dict[str, str]:
 
 
 def settings_table(kind: type) -> str:
-    """One row a setting of a dataclass: its default, and what it is."""
+    """One row per setting of a dataclass: its default and its meaning."""
     said = documented(kind)
     rows = ["| setting | default | |", "| --- | --- | --- |"]
     for field in fields(kind):
@@ -111,20 +131,20 @@ def settings_table(kind: type) -> str:
 
 
 def toml(value: object) -> str:
-    """A default as a file of settings writes it."""
+    """A default as it is written in a settings file."""
     if value is None:
         return "none"
     return f"`{list(value) if isinstance(value, tuple) else value}`" if value != "" else '`""`'
 
 
 def escaped(text: str) -> str:
-    """Text as a cell of a table."""
+    """Escape text for a table cell."""
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def tasks_table() -> str:
-    """One row a task."""
-    rows = ["| task | | the best is by | data |", "| --- | --- | --- | --- |"]
+    """One row per task."""
+    rows = ["| task | data and metric | best model by | data folder |", "| --- | --- | --- | --- |"]
     for name, task in TASKS.items():
         better = "higher" if task.greater_is_better else "lower"
         data = f"`{task.needs}/`" if task.needs else "generated"
@@ -133,7 +153,7 @@ def tasks_table() -> str:
 
 
 def task_section(name: str, task: type[Task]) -> str:
-    """What a task is, its baselines, its settings and its defaults for the other tables."""
+    """A task's description, baselines, settings, and its defaults for the other tables."""
     about = inspect.cleandoc(task.__doc__ or "").partition("Attributes:\n")[0].strip()
     baselines = inspect.cleandoc(task.baselines.__doc__ or "")
     start = [f"`{table}.{key}={value}`" for table, given in task.start.items() for key, value in given.items()]
@@ -149,7 +169,7 @@ def task_section(name: str, task: type[Task]) -> str:
 
 
 def training_pages() -> dict[Path, str]:
-    """The pages about training with their tables."""
+    """The pages about training, with their tables filled."""
     how_to, tasks = ROOT / "docs/how-to/train.md", ROOT / "docs/training/tasks.md"
     text = fill(how_to.read_text("utf-8"), "model settings", settings_table(ModelSettings))
     sections = "\n\n".join(task_section(name, task) for name, task in TASKS.items())
@@ -158,6 +178,24 @@ def training_pages() -> dict[Path, str]:
         how_to: fill(text, "training settings", settings_table(TrainingSettings)),
         tasks: fill(listed, "tasks", sections),
     }
+
+
+def overviews() -> dict[Path, str]:
+    """The overview of the methods, their compatibility and the reference."""
+    parts = {
+        "methods-overview": {"chooser": compatibility.chooser(), "families": compatibility.families()},
+        "compatibility": {"masks": compatibility.masks(), "programs": compatibility.programs()},
+        **{f"reference/{name}": {"entries": entries} for name, entries in reference.pages().items()},
+    }
+    return {(page := ROOT / f"docs/{name}.md"): filled(page, bodies) for name, bodies in parts.items()}
+
+
+def filled(page: Path, bodies: Mapping[str, str]) -> str:
+    """A page with several generated parts."""
+    text = page.read_text("utf-8")
+    for name, body in bodies.items():
+        text = fill(text, name, body)
+    return text
 
 
 def fill(text: str, name: str, body: str) -> str:
@@ -171,16 +209,14 @@ def fill(text: str, name: str, body: str) -> str:
 
 def generated() -> dict[Path, str]:
     """Every file that holds a generated table, as it should be."""
-    files = {
-        path: fill(path.read_text("utf-8"), "methods", methods_table(folder))
-        for path, folder in ((ROOT / "README.md", "docs/methods/"), (ROOT / "docs/index.md", "methods/"))
-    }
+    tables = {ROOT / "README.md": short_methods_table(), ROOT / "docs/index.md": methods_table()}
+    files = {path: fill(path.read_text("utf-8"), "methods", table) for path, table in tables.items()}
     for name, method in sq.METHODS.items():
         page = ROOT / "docs" / "methods" / f"{name}.md"
         if not page.exists():
             raise SystemExit(f"{page} is missing: write the page of {method.name!r} first")
         files[page] = fill(page.read_text("utf-8"), "traits", traits_table(method.traits))
-    return files | training_pages()
+    return files | training_pages() | overviews()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,52 @@
+"""The lists of docs/reference/: every public class and function, for mkdocstrings to replace by its docstring."""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+import subquad as sq
+import subquad.audits
+import subquad.hf
+import subquad.methods
+import subquad.nn
+
+
+def public(module: ModuleType) -> dict[str, Any]:
+    """The public classes and functions of a module, by name; an alias of another one is left out."""
+    found = {name: getattr(module, name) for name in module.__all__}
+    return {
+        name: what
+        for name, what in found.items()
+        if (inspect.isclass(what) or inspect.isfunction(what)) and what.__name__ == name
+    }
+
+
+def entries(things: Mapping[str, Any], prefix: str, *, members: bool = True) -> str:
+    """One entry per class or function, headed by the name under which a user calls it; functions come first."""
+    lines = []
+    for name, what in sorted(things.items(), key=lambda thing: inspect.isclass(thing[1])):
+        lines += [f"::: {what.__module__}.{what.__qualname__}", "    options:", f"      heading: {prefix}.{name}"]
+        lines += [f"      toc_label: {name}", *([] if members else ["      members: false"]), ""]
+    return "\n".join(lines).rstrip()
+
+
+def without(things: Mapping[str, Any], *others: Iterable[str]) -> dict[str, Any]:
+    """What is not named in the others."""
+    named = {name for names in others for name in names}
+    return {name: what for name, what in things.items() if name not in named}
+
+
+def pages() -> dict[str, str]:
+    """The entries of each page of the reference."""
+    audits, methods = public(subquad.audits), public(subquad.methods)
+    classes = {method.__name__: method for method in sq.METHODS.values()}
+    planning = {name: getattr(sq, name) for name in ("plan", "Plan", "load_plan")}
+    return {
+        "attention": entries(without(public(sq), audits, methods, planning), "sq"),
+        "methods": f"{entries(without(methods, classes), 'sq')}\n\n{entries(classes, 'sq', members=False)}",
+        "nn": entries(public(subquad.nn), "sq.nn"),
+        "hf": entries(public(subquad.hf), "sq.hf"),
+        "planning": entries(planning, "sq"),
+        "audits": entries(audits, "subquad.audits"),
+    }

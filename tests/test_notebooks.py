@@ -1,0 +1,41 @@
+"""The notebooks run from the first cell to the last, each in a process and a folder of its own, offline."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "docs/notebooks").glob("*.ipynb"))
+
+
+def cells(notebook: Path, kind: str) -> list[dict]:
+    return [cell for cell in json.loads(notebook.read_text("utf-8"))["cells"] if cell["cell_type"] == kind]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_starts_with_a_title_and_stores_no_outputs(notebook: Path):
+    assert cells(notebook, "markdown")[0]["source"][0].startswith("# ")
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells(notebook, "code"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(notebook: Path, tmp_path: Path):
+    if notebook.stem == "long-documents":
+        pytest.importorskip("sentence_transformers")
+    program = tmp_path / "program.py"
+    program.write_text("\n".join("".join(cell["source"]) for cell in cells(notebook, "code")), "utf-8")
+    settings = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_page_lists_every_notebook():
+    page = (NOTEBOOKS[0].parents[1] / "notebooks.md").read_text("utf-8")
+    assert len(NOTEBOOKS) == 3
+    assert all(f"(notebooks/{notebook.name})" in page for notebook in NOTEBOOKS)

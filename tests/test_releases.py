@@ -1,0 +1,56 @@
+"""What a release is made of agrees: versions, floors, platforms, and the scripts that workflows run."""
+
+import os
+import re
+import runpy
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import subquad as sq
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def commands(workflow: str) -> list[str]:
+    """The shell commands of a workflow."""
+    jobs = yaml.safe_load((ROOT / ".github/workflows" / workflow).read_text("utf-8"))["jobs"]
+    return [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+
+
+def test_the_version_is_the_same_everywhere():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))["version"]
+    assert PYPROJECT["project"]["version"] == sq.__version__ == str(cited)
+
+
+def test_ci_runs_the_script_that_developers_run():
+    assert "bash .ci/run" in commands("ci.yml")
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+    assert "mkdocs build --strict" in commands("ci.yml")
+    (installs,) = [command for command in commands("ci.yml") if "mkdocstrings" in command]
+    assert re.findall(r"'(.*?)'", installs) == PYPROJECT["project"]["optional-dependencies"]["docs"]
+
+
+def test_a_wheel_is_built_and_tested_on_every_platform():
+    settings = PYPROJECT["tool"]["cibuildwheel"]
+    platforms = {name.partition("-")[2] for name in settings["build"]}
+    assert platforms == {"manylinux_x86_64", "manylinux_aarch64", "macosx_arm64", "win_amd64"}
+    assert {settings["manylinux-x86_64-image"], settings["manylinux-aarch64-image"]} == {"manylinux_2_28"}
+    assert "--exclude libgomp.so.1" in settings["linux"]["repair-wheel-command"]
+    for path in re.findall(r"{project}/(\S+)", settings["test-command"]):
+        assert (ROOT / path).exists()
+    jobs = yaml.safe_load((ROOT / ".github/workflows/wheels.yml").read_text("utf-8"))["jobs"]
+    assert len(jobs["wheel"]["strategy"]["matrix"]["os"]) == len(platforms)
+
+
+def test_nox_installs_the_floors_that_are_declared():
+    pytest.importorskip("nox", reason="the extra dev brings nox")
+    names = runpy.run_path(str(ROOT / "noxfile.py"))
+    declared = [*PYPROJECT["project"]["dependencies"], *PYPROJECT["project"]["optional-dependencies"]["hf"]]
+    floors = names["lowest"]()
+    assert {floor.partition("==")[0] for floor in floors} == set(names["WITH_FLOORS"])
+    assert {floor.replace("==", ">=") for floor in floors} <= set(declared)
+    assert PYPROJECT["project"]["requires-python"] == f">={names['PYTHONS'][0]}"

@@ -1,0 +1,143 @@
+"""The site: it builds, asks no other server for anything, and says what is true of the messages and the extras."""
+
+import ast
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import subquad as sq
+from tests.oracle import qkv
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+def texts(path: Path) -> Iterator[str]:
+    """Every string in a module, with "…" where it is formatted."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            yield re.sub("…+", "…", text)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+TEXTS = [text for path in SOURCES for text in texts(path)]
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_asks_no_other_server_for_anything(tmp_path):
+    for module in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(module, reason=f"the extra docs brings {module}")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    nothing_comes_from_elsewhere(tmp_path)
+    the_reference_shows_every_public_name(tmp_path)
+    formulae_are_where_the_script_looks_for_them(tmp_path)
+
+
+def nothing_comes_from_elsewhere(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 50
+    for page in pages:
+        text = page.read_text("utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe|source)[^>]* src=[\"']?([^\"' >]+)", text)
+        loaded += re.findall(r"<link[^>]* href=[\"']?([^\"' >]+)", text)
+        assert loaded
+        assert not [place for place in loaded if re.match(r"(https?:)?//", place)], page
+        assert 'class="mermaid"' not in text, f"{page}: Material loads Mermaid from another server"
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(url\([\"']?|@import [\"']?)(https?:)?//", sheet.read_text("utf-8")), sheet
+
+
+def the_reference_shows_every_public_name(site: Path) -> None:
+    for name, entries in runpy.run_path(str(DOCS / "tables.py"))["reference"].pages().items():
+        shown = (site / "reference" / name / "index.html").read_text("utf-8")
+        headings = re.findall(r"heading: (\S+)", entries)
+        assert headings
+        for heading in headings:
+            assert re.search(rf"<h2[^>]*>(?:(?!</h2>).)*{re.escape(heading)}\b", shown, re.DOTALL), heading
+        assert "doctest:" not in shown
+    doctests = (site / "reference" / "attention" / "index.html").read_text("utf-8")
+    assert 'class="language-pycon highlight"' in doctests
+    assert "<blockquote>" not in doctests
+
+
+def formulae_are_where_the_script_looks_for_them(site: Path) -> None:
+    assert '<div class="formula">\\mathrm{out}_i' in (site / "methods" / "full" / "index.html").read_text("utf-8")
+    assert 'querySelectorAll(".formula")' in (site / "assets" / "formulae.js").read_text("utf-8")
+
+
+def test_formulae_are_set_by_files_beside_the_pages():
+    config = (ROOT / "mkdocs.yml").read_text("utf-8")
+    for line in re.findall(r"^extra_(?:css|javascript): \[(.*)\]$", config, re.MULTILINE):
+        for file in line.split(", "):
+            assert (DOCS / file).is_file()
+    fonts = set(re.findall(r"url\((fonts/[^)]+\.woff2)\)", (DOCS / "assets/katex/katex.min.css").read_text("utf-8")))
+    assert len(fonts) > 10
+    assert all((DOCS / "assets/katex" / font).is_file() for font in fonts)
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "methods").glob("*.md")), ids=lambda page: page.stem)
+def test_every_method_has_its_formula(page: Path):
+    formulae = re.findall(r"^```math\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    assert formulae
+    for formula in formulae:
+        assert formula.count("{") == formula.count("}")
+        assert re.findall(r"\\begin{(\w+)}", formula) == re.findall(r"\\end{(\w+)}", formula)[::-1]
+
+
+def test_troubleshooting_quotes_messages_of_the_library():
+    page = (DOCS / "troubleshooting.md").read_text("utf-8")
+    quoted = re.findall(r"^```text\n(.*?)\n```$", page, re.DOTALL | re.MULTILINE)
+    assert len(quoted) > 10
+    for message in quoted:
+        assert any(message in text for text in TEXTS), f"no message of the library says {message!r}"
+
+
+def test_extras_that_messages_and_pages_name_exist():
+    pages = [path.read_text("utf-8") for path in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]]
+    named = [extra for text in [*TEXTS, *pages] for extra in re.findall(r"(?:subquad|\'\.)\[([\w,]+)\]", text)]
+    named += [
+        node.args[0].value  # `needs("train")` of the command line
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "needs"
+        if isinstance(node.args[0], ast.Constant)
+    ]
+    assert {"hf", "demo", "train", "metrics"} <= {extra for names in named for extra in names.split(",")}
+    assert {extra for names in named for extra in names.split(",")} <= set(EXTRAS)
+
+
+def test_the_page_on_installation_lists_every_extra():
+    table = (DOCS / "install.md").read_text("utf-8")
+    listed = [
+        name for row in re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    ]
+    assert set(EXTRAS) <= set(listed)
+
+
+@pytest.mark.parametrize("name", sq.list_methods())
+def test_the_table_of_masks_says_which_methods_take_steps_on_a_cache(name: str):
+    rows = re.findall(r"^\| (.*) \|$", (DOCS / "compatibility.md").read_text("utf-8"), re.MULTILINE)
+    header = next(row for row in rows if "cached steps" in row).split(" | ")
+    row = next(row for row in rows if row.startswith(f"[`{name}`]")).split(" | ")
+    method = sq.METHODS[name]
+    layer = method.from_settings(dict(method.traits.example)).bind(heads=2, head_dim=8, max_length=64).eval()
+    query, key, value = qkv(50)
+    try:
+        layer(query[:, :, -3:], key, value, mask=sq.Mask.causal(offset=47))
+    except ValueError:
+        assert row[header.index("cached steps")] == "–"
+    else:
+        assert row[header.index("cached steps")] == "✓"
