@@ -149,7 +149,7 @@ class Scale:
 
 
 SCALES = {
-    "small": Scale(speech.SMALL, IMAGES, METHODS, SCORED, train=100 * 512, test=24 * 512, items=2),
+    "small": Scale(speech.SMALL, IMAGES, METHODS, SCORED, train=300 * 512, test=240 * 512, items=2),
     "smoke": Scale(speech.SMOKE, SMOKE_IMAGES, SMOKE_METHODS, SMOKE_METHODS, train=16 * 512, test=4 * 512, items=1),
 }
 

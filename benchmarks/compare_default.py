@@ -1,10 +1,12 @@
-"""README's table of compare, and the whole report behind it, from one run of `subquad compare`.
+"""The published figures of `subquad compare`, from one run with its default rows.
 
     python benchmarks/compare_default.py [NOVEL.txt …]
 
 compares the default rows on the default text, and with texts also `lha:buckets=4` and `lha-tail` fitted on them. It
-writes `benchmarks/results/compare-default.md` and README's table, between its marks. Run it alone on the machine: where
-the report says that the machine was busy, nothing is written unless `--busy` is given. An interrupted run resumes.
+writes the report to `benchmarks/results/compare-default.md`, the table of all rows and the plot of fidelity against
+speed to `docs/results/`, and the table of the fastest rows to README.md; tables stand between marks. Run it alone on
+the machine: if the report says that the machine was busy, nothing is written unless `--busy` is given. An interrupted
+run resumes.
 """
 
 import argparse
@@ -18,13 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from subquad.report import cells
+from subquad.report.plots import plots
 from subquad.report.tables import markdown
+from subquad.workflows.recommend import fastest
 from subquad.workflows.settings import COMPARED
 
 ROOT = Path(__file__).parents[1]
-README, RESULT = ROOT / "README.md", ROOT / "benchmarks" / "results" / "compare-default.md"
+README, RESULT = "README.md", "benchmarks/results/compare-default.md"
+PAGE, PLOT = "docs/results/speed-and-fidelity.md", "docs/results/quality-vs-speed.png"
 FITTED = ("lha:buckets=4", "lha-tail")
-ROWS = {  # of README's table, which has some of the report's: the method as the report writes it, and what it is called
+ROWS = {  # of the page's table, which has some of the report's: the method in the report, and its name in the table
     "full": "`full` (exact, SDPA)",
     "clustered:clusters=25": "`clustered:clusters=25`",
     "i-clustered:clusters=25": "`i-clustered:clusters=25`",
@@ -38,6 +43,19 @@ ROWS = {  # of README's table, which has some of the report's: the method as the
 TABLE = re.compile(r"(?<=<!-- table:begin -->\n).*?(?=\n<!-- table:end -->)", re.DOTALL)
 
 
+def summary(report: Mapping[str, Any]) -> str:
+    """README's table: the fastest row at each length that keeps the report's minimum fidelity, in Markdown."""
+    settings = report["settings"]
+    found = fastest(report["methods"], settings["lengths"], settings["min_fidelity"], report["text"]["tokens"])
+    lines = [["tokens", "fastest method", "cosine to exact", "speed of the whole model"], ["---"] * 4]
+    for length, method in found.items():
+        if method is None:
+            lines.append([f"{length:,}", "exact attention", "1.000", "1.00×"])
+        else:
+            lines.append([f"{length:,}", f"`{method['method']}`", *_figures(method, [str(length)])])
+    return _markdown(lines)
+
+
 def table(report: Mapping[str, Any]) -> str:
     """Cosine and speed of each of ROWS at each length of the model, in Markdown."""
     found = {method["method"].partition("@")[0]: method for method in report["methods"]}
@@ -45,6 +63,10 @@ def table(report: Mapping[str, Any]) -> str:
     heads = [f"{int(n):,} tokens: {what}" for n in lengths for what in ("cosine", "speed")]
     lines = [["method", *heads], ["---"] * (1 + len(heads))]
     lines += [[called, *_figures(found[name], lengths)] for name, called in ROWS.items()]
+    return _markdown(lines)
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -58,7 +80,7 @@ def _figures(method: Mapping[str, Any], lengths: Sequence[str]) -> list[str]:
 
 
 def measured(texts: Sequence[Path], work: Path) -> dict[str, Any]:
-    """The report of the run, in the folder `work`; the texts are named there without the folders that they lie in."""
+    """The report of the run in the folder `work`, where the texts have names without their folders."""
     for text in texts:
         link = work / text.name
         link.unlink(missing_ok=True)
@@ -72,18 +94,20 @@ def measured(texts: Sequence[Path], work: Path) -> dict[str, Any]:
     return report
 
 
-def publish(report: Any, readme: Path = README, result: Path = RESULT) -> None:
-    """Write both files."""
-    result.write_text(markdown(report), encoding="utf-8")
-    text, made = readme.read_text("utf-8"), table(report)
-    readme.write_text(TABLE.sub(lambda _: made, text), encoding="utf-8")
+def publish(report: Any, root: Path = ROOT) -> None:
+    """Write the report, the plot and both tables under `root`."""
+    (root / RESULT).write_text(markdown(report), encoding="utf-8")
+    (root / PLOT).write_bytes(plots(report)[Path(PLOT).name])
+    for name, made in {README: summary(report), PAGE: table(report)}.items():
+        text = (root / name).read_text("utf-8")
+        (root / name).write_text(TABLE.sub(lambda _, made=made: made, text), encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="*", type=Path, help="to fit learned parameters on")
     parser.add_argument("--work", type=Path, default=Path("subquad-compare"), help="folder of the run")
-    parser.add_argument("--busy", action="store_true", help="write the files even where the machine was busy")
+    parser.add_argument("--busy", action="store_true", help="write the files even if the machine was busy")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     report = measured(given.texts, given.work)

@@ -4,7 +4,7 @@
         --methods "lha-tail:buckets=32,keys=96,cells=32 lha-tail:buckets=64,keys=96,cells=32"
 
 Fits each method to the encoder of the demo extra at each length and prints the relative error of the attention outputs
-on passages kept apart, mean over layers. Positions past the model's own are interpolated, which stretches what a head
+on held-out passages, mean over layers. Positions past the model's own are interpolated, which stretches what a head
 looks at as well: text models made for the length should need less growth.
 """
 

@@ -255,7 +255,7 @@ def lengths_of(text: str) -> list[int]:
     except ValueError:
         lengths = []
     if not lengths or min(lengths) < 1:
-        raise typer.BadParameter(f"{text!r}: give lengths in tokens, divided by commas: 512,1024")
+        raise typer.BadParameter(f"{text!r}: give lengths in tokens, separated by commas: 512,1024")
     return lengths
 
 
@@ -269,9 +269,9 @@ def peers_of(text: str) -> list[str]:
 
 @app.command(help=__doc__.partition("\n")[0])
 def main(
-    lengths: Annotated[str, typer.Option(help="In tokens, divided by commas.")] = "512,1024,2048,4096,16384",
+    lengths: Annotated[str, typer.Option(help="In tokens, separated by commas.")] = "512,1024,2048,4096,16384",
     repeats: Annotated[int, typer.Option(min=1, help="Rounds at each length, in each direction.")] = 15,
-    peers: Annotated[str, typer.Option(help='Packages, divided by commas; "" for none.')] = ",".join(MODULES),
+    peers: Annotated[str, typer.Option(help='Packages, separated by commas; "" for none.')] = ",".join(MODULES),
     threads: Annotated[int | None, typer.Option(min=1, help="torch's threads; default: torch's own choice.")] = None,
     out: Annotated[Path | None, typer.Option(help="Markdown file to write.")] = None,
 ) -> None:

@@ -26,6 +26,7 @@ from subquad.training.settings import read_overrides, settings_of
 from subquad.workflows import bench, calibrate, compare, inspect, machine
 from subquad.workflows import train as train_workflow
 from subquad.workflows.bench_old import read_old
+from subquad.workflows.bench_plans import resolved
 from subquad.workflows.compare_report import report_of
 from subquad.workflows.inspect_report import report_of as inspection_of
 from tests.before.inputs import (
@@ -209,7 +210,7 @@ def test_the_report_of_a_comparison_is_drawn(files):
 
 
 def test_a_bench_is_compared_with_the_one_before(files):
-    old = read_old(Path("bench"), bench.BenchSettings(lengths=(32, 64)))
+    old = read_old(Path("bench"), resolved(bench.BenchSettings(lengths=(32, 64))))
     assert {cell["status"] for cell in old["cells"]} == {"measured"}
     assert changes(old, old, "bench")
     assert rich_table(old)
@@ -228,6 +229,7 @@ def test_an_interrupted_calibration_goes_on(files, monkeypatch):
     assert list(kept(Path("calibrate-cut"))) == [checkpoint]
     assert checkpoint.read_bytes() != before
     then = sq.hf.read_adapter("calibrate")
+    assert len(fitted.record["text"].pop("fingerprint")) == 16  # has come since
     same_figures(fitted.record, then.record)
     for number, bound in fitted.bounds.items():
         for name, tensor in bound.learned.state_dict().items():

@@ -1,5 +1,6 @@
 """The benchmarks that make tables run at small sizes and say what they must."""
 
+import ast
 import importlib
 import sys
 from pathlib import Path
@@ -82,11 +83,11 @@ def test_a_process_of_its_own_counts_the_matrix_of_a_naive_softmax(script):
     assert matrix < sheet.peak_alone(sheet.load_of(2048, heads=2), "naive", 1) < 4 * matrix
 
 
-# ---------------------------------------------------------------------- README's table of compare
+# ---------------------------------------------------------------------- the published figures of compare
 
 
 def a_comparison(script) -> dict:
-    """A report with the rows that README's table has."""
+    """A report with the rows that the published table has."""
     report: dict = sample.encoder()
     names = list(script("compare_default").ROWS)
     exact, *others = report["methods"][: len(names)]
@@ -95,22 +96,49 @@ def a_comparison(script) -> dict:
     return report
 
 
-def test_readmes_table_has_a_cosine_at_every_length_that_has_a_speed(script, tmp_path: Path):
+@pytest.fixture
+def published(script, tmp_path: Path) -> Path:
+    """A folder with what a comparison publishes, in which one row has no figures at 4,096 tokens."""
     made = script("compare_default")
     report = a_comparison(script)
     del report["methods"][2]["model"]["4096"], report["methods"][2]["fidelity"]["4096"]
-    (tmp_path / "README.md").write_text("before\n<!-- table:begin -->\nold\n<!-- table:end -->\nafter\n")
-    made.publish(report, tmp_path / "README.md", tmp_path / "result.md")
-    head, _, *rows = (tmp_path / "README.md").read_text("utf-8").split("-->")[1].strip().splitlines()[:-1]
+    for name in (made.README, made.PAGE, made.RESULT):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("before\n<!-- table:begin -->\nold\n<!-- table:end -->\nafter\n")
+    made.publish(report, tmp_path)
+    return tmp_path
+
+
+def rows_of(path: Path) -> list[str]:
+    """The lines of the table between the marks."""
+    text = path.read_text("utf-8")
+    assert text.startswith("before\n<!-- table:begin -->\n| ")
+    assert text.endswith("|\n<!-- table:end -->\nafter\n")
+    return text.splitlines()[2:-2]
+
+
+def test_the_published_table_has_a_cosine_at_every_length_that_has_a_speed(script, published: Path):
+    made = script("compare_default")
+    head, _, *rows = rows_of(published / made.PAGE)
     assert head.count("cosine") == head.count("speed") == 3
     cells = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in rows}
     assert list(cells) == list(made.ROWS.values())
     assert cells["`full` (exact, SDPA)"] == ["1.000", "1.00×"] * 3
     assert cells["`clustered:clusters=25`"] == ["0.712", "≈0.99×", "0.650", "≈1.00×", "0.601", "≈1.00×"]
     assert cells["`i-clustered:clusters=25`"][4:] == ["–", "–"]
-    assert (tmp_path / "README.md").read_text("utf-8").startswith("before\n<!-- table:begin -->\n| method |")
-    assert (tmp_path / "README.md").read_text("utf-8").endswith("|\n<!-- table:end -->\nafter\n")
-    assert "## Whole forward passes" in (tmp_path / "result.md").read_text("utf-8")
+    assert "## Whole forward passes" in (published / made.RESULT).read_text("utf-8")
+    assert (published / made.PLOT).read_bytes().startswith(b"\x89PNG")
+
+
+def test_readmes_table_has_the_fastest_row_that_keeps_the_fidelity(script, published: Path):
+    made = script("compare_default")
+    head, _, *rows = rows_of(published / made.README)
+    assert head == "| tokens | fastest method | cosine to exact | speed of the whole model |"
+    assert rows == [
+        "| 512 | exact attention | 1.000 | 1.00× |",
+        "| 2,048 | `smyrf:cluster_size=64` | 0.992 | 1.13× |",
+        "| 4,096 | `smyrf:cluster_size=64` | 0.990 | 1.34× |",
+    ]
 
 
 @pytest.mark.parametrize("words", [(), ("--busy",)])
@@ -128,13 +156,37 @@ def test_a_busy_machine_makes_no_table_of_readme(script, monkeypatch: pytest.Mon
     assert published == ([report] if words else [])
 
 
-def test_readmes_table_is_that_of_the_result_file(script):
-    """Every figure of README's table stands in the row of its method in benchmarks/results/compare-default.md."""
-    made = script("compare_default")
-    text = made.RESULT.read_text("utf-8").partition("## Whole forward passes")[2].partition("##")[0]
+def measured_rows(made: ModuleType) -> dict[str, dict[str, str]]:
+    """The rows of "Whole forward passes" in benchmarks/results/compare-default.md, by method."""
+    text = (made.ROOT / made.RESULT).read_text("utf-8").partition("## Whole forward passes")[2].partition("##")[0]
     head, _, *lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.strip().splitlines()]
-    rows = {line[0].partition(" (")[0].partition("@")[0]: dict(zip(head, line, strict=True)) for line in lines}
-    _, _, *shown = made.TABLE.search(made.README.read_text("utf-8"))[0].splitlines()
+    return {line[0].partition(" (")[0].partition("@")[0]: dict(zip(head, line, strict=True)) for line in lines}
+
+
+def test_readmes_table_is_that_of_the_result_file(script):
+    made = script("compare_default")
+    rows = measured_rows(made)
+    _, _, *shown = made.TABLE.search((made.ROOT / made.README).read_text("utf-8"))[0].splitlines()
+    assert [line.split("|")[1].strip() for line in shown] == ["512", "2,048", "4,096"]
+    for line in shown:
+        length, method, cosine, speed = (cell.strip().strip("`") for cell in line.split("|")[1:-1])
+        row = rows["full" if method == "exact attention" else method]
+        assert float(cosine) == pytest.approx(float(row[f"{length} tokens: cosine mean"]), abs=6e-4)
+        assert speed == row[f"{length} tokens: speed-up"]
+        reaching = {name for name, other in rows.items() if float(other[f"{length} tokens: cosine mean"]) >= 0.99}
+        clear = {
+            float(rows[name][f"{length} tokens: speed-up"].strip("≈↓×"))
+            for name in reaching
+            if "≈" not in rows[name][f"{length} tokens: speed-up"]
+        }
+        assert float(speed.strip("×")) == max(clear)
+
+
+def test_the_published_table_is_that_of_the_result_file(script):
+    """Every figure of the page's table is in the row of its method in benchmarks/results/compare-default.md."""
+    made = script("compare_default")
+    rows = measured_rows(made)
+    _, _, *shown = made.TABLE.search((made.ROOT / made.PAGE).read_text("utf-8"))[0].splitlines()
     assert len(shown) == len(made.ROWS)
     for name, line in zip(made.ROWS, shown, strict=True):
         called, *figures = (cell.strip() for cell in line.split("|")[1:-1])
@@ -142,3 +194,10 @@ def test_readmes_table_is_that_of_the_result_file(script):
         for length, cosine, speed in zip(("512", "2,048", "4,096"), figures[::2], figures[1::2], strict=True):
             assert float(cosine) == pytest.approx(float(rows[name][f"{length} tokens: cosine mean"]), abs=6e-4)
             assert speed == rows[name][f"{length} tokens: speed-up"].strip("↓")
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.name)
+def test_what_a_script_imports_from_the_library_exists(path: Path):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "subquad":
+            exec(ast.unparse(node), {})

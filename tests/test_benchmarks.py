@@ -116,7 +116,7 @@ def test_a_peer_that_cannot_be_imported_is_named_with_the_reason(peers: ModuleTy
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--lengths", "512,many"], "divided by commas"),
+        (["--lengths", "512,many"], "separated by commas"),
         (["--peers", "flash"], "no peer flash; there are"),
         (["--out", "nowhere/peers.md"], "there is no folder nowhere"),
     ],

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 WITH_CODE = [
     ROOT / "README.md",
-    DOCS / "index.md",
+    *sorted(DOCS.glob("*.md")),
     *sorted(DOCS.glob("methods/*.md")),
     *sorted(DOCS.glob("how-to/*.md")),
     *sorted(DOCS.glob("training/*.md")),

@@ -15,7 +15,7 @@ METHODS = {name: str(cls(**cls.traits.example)) for name, cls in sq.methods.METH
 
 # Which methods are not exported for every length that `tests.exported` tries, at the settings of their examples: the
 # lengths for which their programs refuse, or None where there is no program for more than one length; and why.
-FEW = "all but those of a single block or of very few tokens, whose shapes the tracer treats apart"
+FEW = "all but lengths of a single block or of very few tokens, whose shapes the tracer treats as special cases"
 NOT_EVERY_LENGTH: dict[str, tuple[list[int] | None, str]] = {
     "local": ([3], FEW),
     "mixed-heads": ([3], FEW),
@@ -26,19 +26,19 @@ NOT_EVERY_LENGTH: dict[str, tuple[list[int] | None, str]] = {
     "sinkhorn": ([3], FEW),
     "learned-feature-map": (
         [3, 17, 33, 49],
-        "multiples of `window` where the traced length is one: others are filled up, which is another program",
+        "multiples of `window` if the traced length is a multiple: other lengths are padded, which is another program",
     ),
     "rfa": (
         [64, 100],
         "causal: those with as many chunks of 64 tokens as the traced length, because each chunk is a traced step",
     ),
-    "tilted-pool": (None, "the traced one alone: the layout of the segments is computed from the length"),
+    "tilted-pool": (None, "only the traced length: the layout of the pools is computed from the length"),
 }
 
 # Which methods are not compiled once for all lengths, and why.
 NOT_COMPILED_ONCE: dict[str, str] = {
     "rfa": "causal: a traced step for each chunk of 64 tokens",
-    "tilted-pool": "the layout of the segments is computed from the length",
+    "tilted-pool": "the layout of the pools is computed from the length",
 }
 
 

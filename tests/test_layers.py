@@ -15,13 +15,14 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # From the ground up. A file may import from a lower level and from its own folder, and from nowhere else.
 LEVELS = [
-    {"shapes", "errors", "spelling", "torch_ops"},
+    {"shapes", "errors", "spelling", "environment", "torch_ops", "sdpa_masks", "plain_tables"},
     {"files"},
     {"seals"},
     {"masks", "randomness", "data"},
     {"ops"},
     {"methods"},
-    {"functional"},
+    {"functional", "sdpa_arguments"},
+    {"intercepts"},
     {"nn"},
     {"hf"},
     {"training", "measure", "audits"},

@@ -16,6 +16,10 @@ PAGE = """# sigmoid
 
 Normalised sigmoid attention. Class: `sq.Sigmoid`.
 
+## When to use it
+
+As an example.
+
 ```python
 out = sq.attention(*torch.randn(3, 2, 4, 10, 8), method="sigmoid")
 ```
@@ -169,10 +173,13 @@ def test_a_method_is_its_file_and_its_page(with_a_method):
     assert before.keys() == after.keys()
     assert {name for name in before if before[name] != after[name]} == {
         "README.md",
+        "docs/compatibility.md",
         "docs/index.md",
+        "docs/methods-overview.md",
         "docs/methods/sigmoid.md",
+        "docs/reference/methods.md",
     }  # of which the tables are generated
-    assert "| [`sigmoid`](docs/methods/sigmoid.md) |" in after["README.md"].decode()
+    assert "| [`sigmoid`](docs/methods/sigmoid.md) | As an example. | yes |" in after["README.md"].decode()
     assert "| causal | yes |" in after["docs/methods/sigmoid.md"].decode()
     pages = json.loads(python(root, "-c", NAVIGATION))
     assert {"sigmoid": "methods/sigmoid.md"} in next(part["Methods"] for part in pages if "Methods" in part)

@@ -1,4 +1,4 @@
-"""subquad: transformer attention for less than N², with an honest account of what it costs in quality."""
+"""subquad: transformer attention in sub-quadratic time, with measurements of what it costs in quality."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from subquad import hf, nn
     from subquad.audits import Controlled, audit
     from subquad.hf.plans import Plan, load_plan
+    from subquad.intercepts import intercept
     from subquad.workflows.planning.run import plan
 
 __version__ = "0.1.0"
@@ -24,6 +25,7 @@ __all__ = [
     "audit",
     "backends",
     "hf",
+    "intercept",
     "load_plan",
     "nn",
     "plan",
@@ -34,6 +36,7 @@ __all__ = [
 _ELSEWHERE = {
     "Controlled": "audits",
     "audit": "audits",
+    "intercept": "intercepts",
     "Plan": "hf.plans",
     "load_plan": "hf.plans",
     "plan": "workflows.planning.run",

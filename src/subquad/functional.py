@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -9,6 +10,8 @@ from subquad.masks import Mask
 from subquad.methods.base import Method
 from subquad.methods.keep import Keep
 from subquad.methods.registry import resolve
+from subquad.ops.nested import pad
+from subquad.sdpa_masks import can_be_read
 
 
 def attention(
@@ -26,13 +29,15 @@ def attention(
     seed: int | None = None,
     return_lse: bool = False,
     keep: Keep | None = None,
+    attn_mask: Tensor | None = None,
 ) -> Any:
     """Attention by any method, exact or not; layout, names and meanings as `scaled_dot_product_attention`.
 
         out_i ≈ Σ_j softmax_j(scale · q_i·k_j + bias_ij) v_j
 
     Args:
-        query: (B,H,N,D), float64, float32, bfloat16 or float16. Normalisers are at least fp32 inside.
+        query: (B,H,N,D), float64, float32, bfloat16 or float16. Normalisers are at least fp32 inside. Nested tensors
+            (B,H,items' length,D) say their padding themselves; `bias`, `keep` and `return_lse` do not go with them.
         key: (B,G,M,D), with G = H, or H a multiple of G under `enable_gqa`.
         value: (B,G,M,E).
         method: a name ("i-clustered"), a name with settings ("i-clustered:clusters=25") or a method object.
@@ -47,10 +52,12 @@ def attention(
         keep: tokens whose row and column are exact, in self-attention by methods whose trait `lse` is true: indices
             for all items ([0, -1]) or for each item, int (B,S), or a bool (B,N). Padding is never kept, and a window
             does not restrict kept tokens; all other masks do.
+        attn_mask: not taken; `mask=sq.Mask.from_sdpa(attn_mask)` reads one, `bias=` is what floats add.
 
     Returns:
-        out, (B,H,N,E) in the dtype of the inputs; with `return_lse`, (out, lse), where lse is (B,H,N) in fp32 or fp64
-        and −inf for queries that see no key. Such partials over disjoint sets of keys merge to the whole.
+        out, (B,H,N,E) in the dtype of the inputs, nested where `query` is; with `return_lse`, (out, lse), where lse is
+        (B,H,N) in fp32 or fp64 and −inf for queries that see no key. Such partials over disjoint sets of keys merge to
+        the whole.
 
     Raises:
         ValueError: shapes, devices, mask or method do not fit, or the method cannot do what is asked; says why.
@@ -61,17 +68,45 @@ def attention(
     >>> sq.attention(q, k, v, method="clustered:clusters=16", mask=sq.Mask.padding([128, 40])).shape
     torch.Size([2, 4, 128, 64])
     """
-    return resolve(method)(
-        query,
-        key,
-        value,
-        mask=mask,
-        is_causal=is_causal,
-        bias=bias,
-        scale=scale,
-        enable_gqa=enable_gqa,
-        dropout_p=dropout_p,
-        seed=seed,
-        return_lse=return_lse,
-        keep=keep,
-    )
+    if attn_mask is not None:
+        raise TypeError(
+            "sq.attention takes no attn_mask: give mask=sq.Mask.from_sdpa(attn_mask) where it is padding, causal or a "
+            "window, mask=sq.Mask.dense(…) for any other bool, or bias= for floats that are added to the logits"
+        )
+    options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "dropout_p": dropout_p, "seed": seed}
+    if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
+        _refuse_beside_nested(query, key, value, bias=bias is not None, keep=keep is not None, return_lse=return_lse)
+        return _nested_attention(query, key, value, resolve(method), mask or Mask(), options)
+    return resolve(method)(query, key, value, mask=mask, bias=bias, return_lse=return_lse, keep=keep, **options)
+
+
+def _nested_attention(
+    query: Tensor, key: Tensor, value: Tensor, method: Method, mask: Mask, options: dict[str, Any]
+) -> Tensor:
+    """Attention on nested tensors: on padded ones, under a mask that says so."""
+    queries, keys, values = (pad(x.transpose(1, 2)) for x in (query, key, value))
+    if can_be_read(keys.lengths) and not torch.equal(keys.lengths, values.lengths):
+        raise ValueError(
+            f"`key` has items of {_first(keys.lengths)} tokens but `value` has items of {_first(values.lengths)}; they "
+            "must match"
+        )
+    mask = mask & Mask.padding(queries=queries.lengths, keys=keys.lengths)
+    out = method(*(x.values.transpose(1, 2) for x in (queries, keys, values)), mask=mask, **options)
+    return queries.nested_like_it(out.transpose(1, 2)).transpose(1, 2)
+
+
+def _first(lengths: Tensor) -> str:
+    """The first lengths of items, for a message."""
+    return ", ".join(map(str, lengths[:5].tolist())) + (", …" if len(lengths) > 5 else "")
+
+
+def _refuse_beside_nested(query: Tensor, key: Tensor, value: Tensor, **given: bool) -> None:
+    """Raise ValueError for what nested tensors do not go with."""
+    flat = [name for name, x in (("query", query), ("key", key), ("value", value)) if not x.is_nested]
+    if flat:
+        raise ValueError(f"`{flat[0]}` is not nested but others are; give all three alike")
+    for name in (name for name, asked in given.items() if asked):
+        raise ValueError(
+            f"`{name}` does not go with nested tensors; pad them, torch.nested.to_padded_tensor(x, 0.0), and give "
+            "mask=sq.Mask.padding(lengths)"
+        )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from subquad.sdpa_masks import can_be_read, read_mask
 from subquad.shapes import Sizes
 
 
@@ -15,8 +17,9 @@ from subquad.shapes import Sizes
 class Mask:
     """Who may attend to whom, as a small immutable value. True = may attend. Combine with ``&``.
 
-    Build one with `Mask.causal`, `Mask.padding`, `Mask.segments`, `Mask.window` or `Mask.dense`; the fields are for
-    methods to read. A query that can see no key at all, and a padded query, has output 0.
+    Build one with `Mask.causal`, `Mask.padding`, `Mask.segments`, `Mask.window` or `Mask.dense`, or from what another
+    library takes with `Mask.from_sdpa` and `Mask.from_cu_seqlens`; the fields are for methods to read. A query that can
+    see no key at all, and a padded query, has output 0.
 
     >>> mask = Mask.causal() & Mask.padding([3, 5])
     >>> mask
@@ -95,6 +98,81 @@ class Mask:
                 f"{tuple(allowed.shape)}"
             )
         return Mask(allowed=(allowed,))
+
+    @staticmethod
+    def from_sdpa(attn_mask: Tensor | None, is_causal: bool = False, *, batch: int | None = None) -> Mask:
+        """What `attn_mask` and `is_causal` mean in `scaled_dot_product_attention`, or an error.
+
+        A mask over keys alone, (B,1,1,M) or expanded from it, is padding of the keys. One over queries and keys is
+        compared with padding, causality (from the first query on, or up to the last) and windows, element by element,
+        and must equal such a pattern.
+
+        Args:
+            attn_mask: broadcasts to (B,H,N,M); bool with True = may attend, or floats that are added to the logits: 0,
+                and −inf (or −10,000 and less, where the query sees another key). None hides nothing.
+            is_causal: the same as `Mask.causal(offset=0)`; not together with `attn_mask`.
+            batch: B, where `attn_mask` is the same for all items. By default its own first axis of four, or 1.
+
+        Raises:
+            TypeError: `attn_mask` is neither bool nor floating.
+            ValueError: it is another pattern, differs between heads, holds a bias, or requires a gradient, as a bias
+                does; `batch` is not its own; it has one column for all keys; or its numbers decide and cannot be read,
+                as under `torch.compile`.
+
+        >>> Mask.from_sdpa(torch.ones(5, 5).tril().bool())
+        Mask.causal()
+        >>> Mask.from_sdpa(torch.tensor([True, True, False]).view(1, 1, 1, 3))
+        Mask.padding(keys=…)
+        """
+        if attn_mask is None:
+            return Mask.causal(offset=0) if is_causal else Mask()
+        if is_causal:
+            raise ValueError("both attn_mask and is_causal=True are given, but SDPA takes one of them")
+        said = read_mask(attn_mask)
+        N, M = attn_mask.shape[-2:]
+        own = attn_mask.shape[0] if attn_mask.ndim == 4 else 1
+        if batch is not None and own not in (1, batch):
+            raise ValueError(f"the attn_mask is for a batch of {own}, but the batch is {batch}")
+        items = own if batch is None else batch
+        mask = Mask() if said.real is None else Mask.padding(keys=said.real.expand(items, M))
+        if said.last == math.inf:
+            return mask
+        if N == M and said.first == -said.last:
+            return mask & Mask.window(int(said.last))
+        mask = mask & Mask.causal(None if N == M else int(said.last))
+        return mask if said.first == -math.inf else mask & Mask.window(int(said.last - said.first))
+
+    @staticmethod
+    def from_cu_seqlens(cu_seqlens: Tensor | Sequence[int], tokens: int | None = None) -> Mask:
+        """Packed self-attention of one row, as flash-attention's variable-length functions are told of it.
+
+        Sequence s is the tokens cu_seqlens[s] to cu_seqlens[s + 1] − 1. Tensors of those functions, (tokens, heads,
+        width), are `x.transpose(0, 1)[None]` here.
+
+        Args:
+            cu_seqlens: int (sequences + 1,), from 0 on, never falling.
+            tokens: how many there are; by default the last number. Those behind it are padding.
+
+        Raises:
+            ValueError: it is not such a list, or ends behind the last token.
+
+        >>> Mask.from_cu_seqlens([0, 2, 5], tokens=6).ids[0]
+        tensor([[ 0,  0,  1,  1,  1, -1]])
+        """
+        ends = torch.as_tensor(cu_seqlens)
+        if ends.ndim != 1 or len(ends) < 2 or ends.is_floating_point() or ends.dtype == torch.bool:
+            raise ValueError(f"cu_seqlens must be int (sequences + 1,), got {ends.dtype} {tuple(ends.shape)}")
+        if tokens is None:
+            tokens = int(ends[-1])
+        ends = ends.long()  # differences of unsigned numbers would never be negative
+        if can_be_read(ends):
+            if int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
+                raise ValueError(f"cu_seqlens must start with 0 and never fall, got {ends[:5].tolist()}, …")
+            if int(ends[-1]) > tokens:
+                raise ValueError(f"cu_seqlens ends at {int(ends[-1])}, but there are {tokens} tokens")
+        position = torch.arange(tokens, device=ends.device)
+        ids = torch.searchsorted(ends, position, right=True) - 1
+        return Mask.segments(torch.where(position < ends[-1], ids, -1)[None])
 
     def __and__(self, other: Mask) -> Mask:
         """Both masks at once: what either forbids is forbidden. A window stands where a causal mask's offset says."""
@@ -263,11 +341,6 @@ def _check_padding(tensor: Tensor, side: str, batch: int, positions: int, device
         if longest > positions or shortest < 0:
             wrong = longest if longest > positions else shortest
             raise ValueError(f"the mask's {what} has a length of {wrong}, but there are {positions} positions")
-
-
-def can_be_read(tensor: Tensor) -> bool:
-    """Whether its numbers are there: not while compiling, and not in a batch of vmap."""
-    return not torch.compiler.is_compiling() and not torch._C._functorch.is_batchedtensor(tensor)
 
 
 def _check_device(what: str, tensor: Tensor, device: torch.device) -> None:

@@ -133,6 +133,18 @@ def test_grouped_heads():
     assert errors(out, *x, enable_gqa=True).max() < 1e-12
 
 
+def test_under_autocast_heads_are_compared_with_exact_rows_in_fp32():
+    x = tuple(part.float() for part in near_and_far())
+    with torch.autocast("cpu", torch.bfloat16):
+        out, spent = sq.Controlled(ROUGH, tolerance=0.05)(*x)
+    rounded, same = sq.Controlled(ROUGH, tolerance=0.05)(*(part.bfloat16() for part in x))
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, rounded)
+    assert torch.equal(spent.stage, same.stage)
+    assert torch.equal(spent.largest.nan_to_num(), same.largest.nan_to_num())
+    assert {int(stage) for stage in spent.stage.unique()} == {0, 1}
+
+
 def test_gradients_are_those_of_each_heads_stage():
     grads = []
     for run in ("controlled", "by hand"):

@@ -75,7 +75,7 @@ def test_a_run_goes_on_with_resume_only(tmp_path):
     before = (tmp_path / "out" / "results.json").read_bytes()
     refused = run(app, command)
     assert refused.exit_code == 2
-    assert "--resume goes on with it" in refused.stderr
+    assert "--resume continues it" in refused.stderr
     assert run(app, [*command, "--resume"]).exit_code == 0
     assert (tmp_path / "out" / "results.json").read_bytes() == before
 
@@ -107,4 +107,4 @@ def test_an_interruption_ends_with_130_and_says_how_to_go_on(monkeypatch):
     monkeypatch.setattr(running.Units, "kept", interrupted)
     done = run(app, ["reproduce", "lha-latency", "--scale", "smoke"])
     assert done.exit_code == 130
-    assert "with --resume goes on from here" in done.stderr
+    assert "with --resume continues from here" in done.stderr

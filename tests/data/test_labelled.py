@@ -22,7 +22,7 @@ def test_columns_by_other_names(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [
-    ("a.txt", "text", "no table of labelled texts: give .jsonl, .csv, .tsv"),
+    ("a.txt", "text", "not a table of labelled texts: give .jsonl, .csv, .tsv"),
     ("a.csv", "text,label\n", "has a header, but no rows"),
     ("a.csv", "text,label\nx,\n", "line 2: no label in it"),
     ("a.csv", "text,label\nx,1\n ,1\n", "line 3: no text in it"),

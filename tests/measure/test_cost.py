@@ -124,7 +124,7 @@ def test_warm_up_does_not_count():
     assert seconds["a"] == [1.0] * 5
 
 
-def test_what_is_foretold_follows_the_growth_of_the_method():
+def test_what_is_predicted_follows_the_growth_of_the_method():
     assert predicted(sq.Clustered(), 2.0, growth=4.0) == 8.0
     assert predicted(sq.Full(), 2.0, growth=4.0) == 32.0
 

@@ -67,6 +67,13 @@ def test_under_a_causal_mask_each_query_counts_its_own_keys():
         torch.testing.assert_close(out[:, :, rows], own[:, :, rows])
 
 
+@pytest.mark.parametrize("mask", [Mask.causal(), Mask.padding([24, 10])])
+def test_a_start_that_no_int64_holds_is_never_reached(mask):
+    inputs, huge = qkv(24, B=2), ByLength({0: "local:window=3", 10**26: "full"})
+    wanted = sq.attention(*inputs, method="local:window=3", mask=mask)
+    assert torch.equal(huge(*inputs, mask=mask), wanted)
+
+
 def test_the_keys_that_queries_see_are_counted_as_the_dense_mask_has_them():
     left = ~items(10)[None].expand(2, -1)
     for mask in (
@@ -93,6 +100,7 @@ def test_what_cannot_be_read_is_computed_for_all_and_selected():
     torch.testing.assert_close(mapped, method(q, k, v, mask=mask))
 
 
+@pytest.mark.long
 def test_compiled_with_every_length_and_with_learned_parts():
     assert not compile_failures([ByLength("0:clustered:clusters=3+10:lha:buckets=3;hidden=8"), ByLength(THREE)])
 
@@ -131,6 +139,8 @@ def test_in_a_model_short_inputs_stay_exact():
     ("0:full+5:full+9:local+30:local", "0:full+9:local"),
     ("0:full", "0:full"),
     ({0: "full", 700: sq.Local(window=5)}, "0:full+700:local:window=5"),
+    ({0: "full", 700: "full", 70: "local:window=5"}, "0:full+70:local:window=5+700:full"),
+    ({70: "local:window=5", 0: "full"}, "0:full+70:local:window=5"),
     ({0: "lha:enlarge=1e+20", 9: "full"}, "0:lha:enlarge=1e+20+9:full"),
 ])  # fmt: skip
 def test_every_spelling_becomes_one(given, wanted):

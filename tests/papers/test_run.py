@@ -140,7 +140,7 @@ def test_a_result_is_the_same_whether_it_was_kept_or_not(tmp_path):
 
 def test_a_folder_that_holds_this_run_asks_for_resume(tmp_path):
     reproduce(Bench().experiment, "small", tmp_path / "out")
-    with pytest.raises(InputError, match=r"holds this run already: --resume goes on with it, --out FOLDER"):
+    with pytest.raises(InputError, match=r"holds this run already: --resume continues it, --out FOLDER"):
         reproduce(Bench().experiment, "small", tmp_path / "out")
 
 

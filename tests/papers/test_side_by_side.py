@@ -42,10 +42,10 @@ def test_each_call_runs_once_a_round_and_one_that_refuses_says_why():
     assert log.count(("naive", 64)) == 1
 
 
-def test_a_long_call_is_foretold_from_a_shorter_one_and_left_out(monkeypatch):
+def test_a_long_call_is_predicted_from_a_shorter_one_and_left_out(monkeypatch):
     monkeypatch.setattr(side_by_side, "stopwatch", lambda call, device: (1.0, call()))
     found, log = run(4 * side_by_side.PROBE, ["full", "linear"], limit=5.0)
-    assert found["full"] == {"reason": "foretold 16 s a call"}
+    assert found["full"] == {"reason": "predicted 16 s per call"}
     assert "seconds" in found["linear"]
     assert ("full", 4 * side_by_side.PROBE) not in log
 

@@ -7,12 +7,12 @@ from subquad.measure.fidelity import crossover
 from subquad.measure.noise import noise_of
 from subquad.report.schema import Report
 
-NOISE = 1.03  # how far exact attention comes from itself
+NOISE = 1.03  # how far exact attention differs from itself
 OWN, LENGTHS, OP_LENGTHS = 512, (512, 2048, 4096), (512, 1024, 2048, 4096, 8192, 16384)
 EXACT_MS = {512: 41.0, 2048: 214.0, 4096: 640.0}
 REFUSAL = "'clustered' looks at the future when it chooses clusters, and this model is causal; use method='full' here"
 
-# method: (cosine at 512, 2048, 4096; ms a token of the op; share of exact's time at which it is quadratic)
+# method: (cosine at 512, 2048, 4096; ms per token of the op; share of exact's time at which it is quadratic)
 ENCODER = {
     "shared-full": ((0.7120, 0.6504, 0.6010), 0.0, 1.0),
     "oracle-top:topk=32": ((0.9987, 0.9921, 0.9876), 0.0, 14.0),

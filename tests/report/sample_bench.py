@@ -7,7 +7,7 @@ from subquad.report.bench_schema import BenchReport
 LENGTHS = (256, 512, 1024, 2048, 4096)
 QUADRATIC_MS = 1e-5  # × N²
 CROSS = {"clustered": 100.0, "i-clustered:clusters=25,topk=64": 1000.0}
-NOISE = 1.02  # how far SDPA comes from itself
+NOISE = 1.02  # how far SDPA differs from itself
 PANELS = [("float32", "forward"), ("float32", "forward+backward"), ("bfloat16", "forward")]
 
 
@@ -44,7 +44,7 @@ def cell(method, dtype, passes, length, left_out=False, without_exact=False):
     """A cell; its quartiles lie 2 % beside the median."""
     found = {"method": method, "dtype": dtype, "passes": passes, "length": length, "status": "measured"}
     if left_out:
-        return found | {"status": "not run", "reason": "predicted 71 s a call"}
+        return found | {"status": "not run", "reason": "predicted 71 s per call"}
     exact = QUADRATIC_MS * length**2
     ms = exact if method == "full" else QUADRATIC_MS * length * CROSS[method]
     found |= {"ms": ms, "ms_low": 0.98 * ms, "ms_high": 1.02 * ms, "repeats": 21}

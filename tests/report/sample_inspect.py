@@ -1,4 +1,4 @@
-"""An inspection as `subquad inspect` makes it, with figures that are easy to foretell."""
+"""An inspection as `subquad inspect` makes it, with figures that are easy to predict."""
 
 import random
 

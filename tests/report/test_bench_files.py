@@ -63,8 +63,8 @@ def test_conclusions():
     for text in (printed(sample_bench.report(not_run=LEFT_OUT), 200), markdown(sample_bench.report(not_run=LEFT_OUT))):
         assert "clustered: faster than SDPA at every length, from 256 tokens on" in text
         assert "topk=64: faster than SDPA from about 1,000 tokens on" in text
-        assert "full at 4,096 tokens: not run: predicted 71 s a call" in text
-        assert "clustered at 512 tokens: not run: predicted 71 s a call" in text
+        assert "full at 4,096 tokens: not run: predicted 71 s per call" in text
+        assert "clustered at 512 tokens: not run: predicted 71 s per call" in text
     short = printed(sample_bench.report(lengths=(256, 512)), 200)
     assert "topk=64: not clearly faster than SDPA up to 512 tokens" in short
     alone = printed(sample_bench.report(lengths=(256,), not_run=[("full", 256)]), 200)
@@ -80,7 +80,7 @@ def test_a_method_that_was_never_run_is_named_once_with_the_reason():
         lines = [line for line in text.partition("Settings")[0].splitlines() if re.search(r"(?<!i-)clustered\b", line)]
         panels = len(sample_bench.PANELS)
         assert [line.strip("•- ") for line in lines] == [
-            "clustered at 256, 512 tokens: not run: predicted 71 s a call"
+            "clustered at 256, 512 tokens: not run: predicted 71 s per call"
         ] * panels
 
 
@@ -108,7 +108,7 @@ def test_a_busy_machine_is_said():
         assert "Repeat the command on an idle machine" in text
     for text in (printed(sample_bench.report(), 1000), markdown(sample_bench.report())):
         assert "Noise: exact attention timed against itself differs by up to 2.0 %" in text
-        assert "The inputs are random: no fidelity goes with these times." in text
+        assert "The inputs are random, so these times have no fidelity." in text
 
 
 def test_no_ring_where_the_noise_hides_the_crossing_and_a_band_shows_it():

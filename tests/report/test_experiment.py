@@ -24,7 +24,14 @@ LONG = "a title that says so much of what is shown that it cannot stand in one l
 
 
 def lines(**others):
-    kinds = {"file": "time", "title": "time per token", "x": "tokens", "y": "µs a token", "log_x": True, "log_y": True}
+    kinds = {
+        "file": "time",
+        "title": "time per token",
+        "x": "tokens",
+        "y": "µs per token",
+        "log_x": True,
+        "log_y": True,
+    }
     series = {name: [(n, (i + 1) * n**0.5) for n in LENGTHS] for i, name in enumerate(METHODS)}
     bands = {"full": [(0.9 * y, 1.2 * y) for _, y in series["full"]]}
     return Lines(**kinds | {"series": series, "bands": bands} | others)

@@ -225,7 +225,7 @@ def test_a_long_title_takes_another_line():
     report["model"]["name"] = "a-model-of-thirty-six-letters-in-all"
     figure = drawn("utility.png", report)
     title = figure._suptitle
-    assert title.get_text().replace("\n", " ").endswith("below each box, keys a query")
+    assert title.get_text().replace("\n", " ").endswith("below each box, keys per query")
     assert title.get_text().count("\n") == 1
     assert "\n" not in drawn("bucket-sizes.png")._suptitle.get_text()
     renderer = FigureCanvasAgg(figure).get_renderer()

@@ -88,7 +88,7 @@ def test_a_busy_machine_is_said_above_the_table_and_no_tie_is_green():
     page = html(noisy(), {})
     assert page.index('class="busy"') < page.index("<table>")
     assert "The machine was busy: exact attention timed against itself differs by up to 40 %" in page
-    methods = page[page.index("<table>") : page.index("What was measured")]
+    methods = page[page.index("<table>") : page.index("Model, text, settings and machine")]
     assert 'class="faster"' not in methods
     assert 'class="slower"' in methods  # "none" seen is the word for no crossover
     assert methods.count('class="tie" title="within the noise: neither faster nor slower"') > 3 * len(sample.ENCODER)

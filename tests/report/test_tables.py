@@ -184,7 +184,7 @@ def test_times_without_fidelity_say_so():
     text = markdown(sample.encoder(), list(content.FIGURES))
     section = text[text.index("## One attention call") :].split("\n\n")
     assert section[1] == content.OP_REMARK
-    assert "no fidelity goes with these times" in content.FIGURES["time-vs-length.png"][1]
+    assert "these times have no fidelity" in content.FIGURES["time-vs-length.png"][1]
     assert not any(column.head == "faster from" for column in content.main_table(sample.encoder()).columns)
 
 

@@ -1,6 +1,6 @@
 """How far a method is from exact attention while the model runs: audits, and attention whose error is controlled.
 
-Three words are kept apart, in names and in text:
+Three words have different meanings, in names and in text:
 
     estimate      a mean over sampled rows; it says nothing about how far off it is
     bound         a number that the true one exceeds with probability at most δ: "at confidence 1 − δ"

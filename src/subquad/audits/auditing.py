@@ -22,7 +22,7 @@ ON_EXCEED = ("warn", "raise", "exact")
 
 
 class Exceeded(RuntimeError):
-    """An audited call has more rows above the tolerance than are allowed; `call` is its record."""
+    """Raised when an audited call has more rows above the tolerance than allowed; `call` is its record."""
 
     def __init__(self, message: str, call: AuditedCall):
         super().__init__(message)
@@ -58,7 +58,7 @@ class Audit:
         self._alarmed: set[str] = set()
 
     def start(self) -> Audit:
-        """Audit from now on. ValueError where a layer of the model is audited already; then nothing has started."""
+        """Start the audit. Raise ValueError, without starting, if a layer of the model is audited already."""
         for name, bound in self._bound.items():
             if bound.watch is not None:
                 raise ValueError(f"layer {name} is audited already; stop that audit first: one model has one audit")
@@ -67,7 +67,7 @@ class Audit:
         return self
 
     def stop(self) -> None:
-        """Leave the model as it was before the audit; the report stays."""
+        """Stop the audit and restore the model; the report stays."""
         for name, bound in self._bound.items():
             if bound.watch is self._watches[name]:
                 del bound.watch
@@ -79,7 +79,7 @@ class Audit:
         self.stop()
 
     def report(self) -> AuditReport:
-        """What was found so far. Each bound holds for one look; the test of drift may be looked at at any time."""
+        """The results so far. Each bound holds for one look; the test of drift is valid at any time."""
         delta, layers = 1 - self._confidence, []
         for name, watch in self._watches.items():
             evidence = None if watch.drift is None else watch.drift.peak
@@ -98,7 +98,7 @@ class Audit:
         return AuditReport(tuple(layers), overall, self._rules.tolerance, self._confidence)
 
     def baseline(self) -> dict[str, Any]:
-        """What later audits of this model test for drift against, as plain data that JSON can hold.
+        """The baseline for drift tests of later audits, as plain data that JSON can hold.
 
         For each layer a usual error, which about half of the rows exceed, and an interval for the expected share of an
         audited call's rows that do. All intervals hold together at the audit's confidence, for calls that are
@@ -236,7 +236,7 @@ def audit(
 
 
 def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:
-    """The bound methods in a model by the names of their layers, and whether padded keys are padded queries there.
+    """The bound methods of a model by layer name, and whether padded keys are also padded queries there.
 
     A swapped layer has the name that it has in its transformers model, whatever holds that.
 
@@ -252,7 +252,8 @@ def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:
         if isinstance(part, BoundMethod):
             above = module.get_submodule(name.rpartition(".")[0])
             swapped = all(hasattr(above, mark) for mark in ("label", "cross"))  # `hf.layers.Attached`, not imported
-            name = name.removesuffix(".bound").removesuffix(".subquad") if swapped else name.removesuffix("attention")
+            name = name.removesuffix(".bound") if swapped else name.removesuffix("attention")
+            name = name.removesuffix(".subquad")
             inner = str(above.label).partition(" (")[2].removesuffix(")") if swapped else name
             name = name if inner in found else inner
             found[name.rstrip(".") or type(module).__name__] = (part, swapped and not above.cross)

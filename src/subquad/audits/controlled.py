@@ -1,4 +1,4 @@
-"""`Controlled`: attention that checks itself on sampled rows, head by head, and computes exactly what fails."""
+"""`Controlled`: attention that checks each head on sampled rows and recomputes the heads that fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from subquad.ops.padding import cleared_inputs
 
 @dataclass(frozen=True)
 class Spent:
-    """What one call of `Controlled` did.
+    """The methods that one call of `Controlled` used, by head.
 
     `stages` are the methods that were tried in order, and `stage` says which computed each head, (B,H). `largest` is
     the largest relative error of each head's sampled rows there, NaN for an exact head. A head that is not exact has at
@@ -95,7 +95,7 @@ class Controlled:
         enable_gqa: bool = False,
         seed: int | None = None,
     ) -> tuple[Float[Tensor, "B H N E"], Spent]:
-        """Attention, and what was done for it; arguments, shapes and errors as in `subquad.attention`.
+        """Return the attention and the methods used for it; arguments, shapes and errors as in `subquad.attention`.
 
         A row whose exact result is not finite fails every stage, so that its head is exact. Reads the device once for
         each stage.
@@ -108,7 +108,8 @@ class Controlled:
         delta = (1 - self.confidence) / max(len(stages) - 1, 1)
         H = query.shape[1]
         rows = self._rows(query, call)
-        exact = exact_rows(query, key, value, call, rows)
+        with torch.autocast(query.device.type, enabled=False):
+            exact = exact_rows(query, key, value, call, rows)
         # Each head as an item of its own: later stages run on some of them.
         heads = _Heads(query, key, value, call)
         out, failed = None, torch.arange(heads.count)
@@ -180,7 +181,7 @@ class _Heads:
 
 
 def stages_of(method: Method, N: int, M: int) -> list[Method]:
-    """The methods that are tried in turn; the last is exact."""
+    """The methods in the order in which they are tried; the last is exact."""
     if isinstance(method, Full):
         return [method]
     if isinstance(method, ClusteredTail):

@@ -1,4 +1,4 @@
-"""Callbacks for `subquad.audit` that hand its numbers to Prometheus or OpenTelemetry, by their own libraries."""
+"""Callbacks for `subquad.audit` that export its figures to Prometheus or OpenTelemetry."""
 
 from collections.abc import Callable
 from typing import Any
@@ -78,7 +78,7 @@ def opentelemetry(meter: Any = None) -> Callable[[AuditedCall], None]:
 
 
 def numbers_of(call: AuditedCall) -> dict[str, float]:
-    """What one audited call adds to each count."""
+    """The increments of one audited call to each counter."""
     rows = len(call.errors)
     numbers = 1, rows, call.above, rows - len(defined(call)), call.seconds
     return dict(zip(COUNTS, map(float, numbers), strict=True))

@@ -1,4 +1,4 @@
-"""What an audit found so far, as numbers and as a table."""
+"""The results of an audit so far, as numbers and as a table."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What an audit found: one record for each layer, in the model's order, and one of all rows together."""
+    """The results of an audit: one record per layer, in the model's order, and one of all rows together."""
 
     layers: tuple[LayerReport, ...]
     overall: LayerReport

@@ -1,4 +1,4 @@
-"""Bounds at a stated confidence, and a test that may be looked at at any time. No normal approximation anywhere."""
+"""Bounds at a stated confidence, and a test that is valid at any time, without normal approximations."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ class Moments:
         self.count, self.mean, self.largest, self._squares = 0, 0.0, 0.0, 0.0
 
     def add(self, number: float) -> None:
-        """Take in one number ≥ 0."""
+        """Add one number ≥ 0."""
         self.count += 1
         self.largest = max(self.largest, number)
         before = number - self.mean
@@ -51,7 +51,7 @@ class Moments:
         self._squares += before * (number - self.mean)
 
     def join(self, other: "Moments") -> None:
-        """Take in the numbers of another stream (Chan, Golub, LeVeque 1979)."""
+        """Add the numbers of another stream (Chan, Golub, LeVeque 1979)."""
         count, apart = self.count + other.count, other.mean - self.mean
         if count:
             self._squares += other._squares + apart**2 * self.count * other.count / count
@@ -82,7 +82,7 @@ class Betting:
         self.peak = 1.0
 
     def add(self, number: float) -> None:
-        """Stake on one number in [0, 1]."""
+        """Bet on one number in [0, 1]."""
         over, under = (number - self.high) / self.high, (self.low - number) / (1 - self.low)
         for at, fraction in enumerate(FRACTIONS):
             self._up[at] += math.log1p(fraction * over)
@@ -91,7 +91,7 @@ class Betting:
 
     @property
     def evidence(self) -> float:
-        """The capital K_t now: large where the numbers contradict the interval."""
+        """The current capital K_t, which is large if the numbers contradict the interval."""
         return (_mean_exp(self._up) + _mean_exp(self._down)) / 2
 
 

@@ -1,4 +1,4 @@
-"""The audit of one layer: which calls are sampled, what is counted, what happens where a call exceeds the tolerance."""
+"""The audit of one layer: sampling of calls, counts, and the reaction to a call above the tolerance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEVELS = tuple(2.0 ** (half / 2) for half in range(-20, 5))  # errors of which o
 
 @dataclass(frozen=True)
 class AuditedCall:
-    """What the audit of one call found; what a callback is given.
+    """The result of the audit of one call, which callbacks receive.
 
     `errors` are the relative errors of its rows, NaN where the exact row is not finite. `above` counts those that are
     not within the tolerance, NaN included. `evidence` is the layer's evidence of drift so far, None without a baseline.
@@ -58,7 +58,7 @@ class Rules:
 
 @dataclass
 class Tally:
-    """What was counted in one layer. Times are those of the audited calls alone."""
+    """The counts of one layer. Times are those of the audited calls alone."""
 
     calls: int = 0
     audited: int = 0
@@ -68,7 +68,7 @@ class Tally:
     undefined: int = 0  # rows whose exact result is not finite
     above: int = 0  # rows that are not within the tolerance
     squares: Moments = field(default_factory=Moments)  # of e², of all rows that have one
-    # For each of `LEVELS`, how many audited calls had so many rows with a larger error.
+    # For each of `LEVELS`, the number of audited calls by their number of rows with a larger error.
     beyond: dict[float, Counter[int]] = field(default_factory=lambda: {level: Counter() for level in LEVELS})
     layer_seconds: float = 0.0
     audit_seconds: float = 0.0
@@ -93,7 +93,7 @@ class Watch:
 
     @torch.compiler.disable(reason="an audited layer is not compiled: it counts calls, and times some")  # type: ignore[untyped-decorator]
     def __call__(self, method: Any, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Any:
-        """What `method.run` returns, or exact attention where this call was audited, exceeded and is to be replaced."""
+        """Return the result of `method.run`, or exact attention if this audited call exceeds and is to be replaced."""
         number = self._next()
         if number is None:
             return method.run(query, key, value, call)
@@ -169,7 +169,7 @@ class Watch:
 
 
 def beyond(errors: Sequence[float], level: float) -> int:
-    """How many errors are not within a level; NaN is not."""
+    """The number of errors that are not within a level; NaN is not within any level."""
     return sum(not error <= level for error in errors)
 
 

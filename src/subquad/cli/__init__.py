@@ -1,16 +1,36 @@
 """The command line: parse, call, print. Mistakes of the user end in one line and exit code 2. One file a command."""
 
+from typing import Annotated
+
 import typer
 
+from subquad import __version__
 from subquad.cli import about, bench, calibrate, compare, inspect, plan, reproduce, train
-from subquad.cli.common import with_plain_words
+from subquad.cli.common import with_lines_for_warnings, with_plain_words
 
 app = typer.Typer(
-    help="Transformer attention for less than N², with an honest account of what it costs in quality.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(asked: bool | None) -> None:
+    if asked:
+        print(f"subquad {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def subquad(
+    version: Annotated[
+        bool | None, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = None,
+) -> None:
+    """Transformer attention in sub-quadratic time, with measurements of what it costs in quality."""
+
+
 for command in (
     compare.compare,
     plan.plan,
@@ -22,7 +42,7 @@ for command in (
     about.methods,
     about.doctor,
 ):
-    app.command()(with_plain_words(command))
+    app.command()(with_plain_words(with_lines_for_warnings(command)))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`subquad methods` and `subquad doctor`: what there is, and what runs here."""
+"""`subquad methods` and `subquad doctor`: the methods, and what can run on this machine."""
 
 import json
 from typing import Annotated, Any
@@ -13,10 +13,10 @@ from subquad.methods import METHODS, Traits, parse_method
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="One method; default: all.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of a method; default: all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """The methods and what each can do."""
+    """List the methods and what each can do."""
     from subquad.errors import as_input_error
 
     with user_errors(), as_input_error():
@@ -38,7 +38,7 @@ def methods(
 
 
 def doctor() -> None:
-    """Versions, backends, what is fast here and why not."""
+    """Show versions, hardware, and which backends can run here, or why not."""
     from subquad.workflows import machine
 
     table = Table(box=None, show_header=False)
@@ -55,7 +55,7 @@ def _traits(name: str) -> dict[str, Any]:
 def _abilities(traits: Traits) -> tuple[list[str], list[str]]:
     """What a method supports and what it refuses, in words."""
     words = {
-        "causal masks" + (" (as to values)" if traits.causal == "values-only" else ""): traits.causal != "no",
+        "causal masks" + (" (of values only)" if traits.causal == "values-only" else ""): traits.causal != "no",
         "cross-attention": traits.cross,
         "steps on a cache": traits.cross or traits.cached,
         "decoding from a state": traits.recurrent,

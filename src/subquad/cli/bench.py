@@ -18,24 +18,25 @@ if TYPE_CHECKING:
 def bench(
     settings: BenchSettings,
     compare: Annotated[
-        Path | None, typer.Option(help="The bench.json of an earlier run: say what changed beyond the noise.")
+        Path | None, typer.Option(help="The bench.json of an earlier run, to report what changed beyond the noise.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results; interrupted runs resume from it.")] = Path(
         "subquad-bench"
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Time and memory of methods against length, beside SDPA in the same run."""
+    """Measure time and memory of methods against length, relative to SDPA in the same run."""
     with user_errors():
         from subquad.report.bench_tables import rich_table
         from subquad.workflows.bench import measure
         from subquad.workflows.bench_old import read_old
+        from subquad.workflows.bench_plans import resolved
         from subquad.workflows.bench_report import report_of
 
         with needs("report"):
             from subquad.report.bench_changes import changes
             from subquad.report.write import write_bench
-        old = None if compare is None else read_old(compare, settings)
+        old = None if compare is None else read_old(compare, resolved(settings))
 
         def report(progress: Callable[[str, int, int], None]) -> "BenchReport":
             found = report_of(measure(settings, out, progress))

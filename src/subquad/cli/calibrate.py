@@ -15,7 +15,7 @@ from subquad.workflows.settings import CalibrateSettings
 def calibrate(
     settings: CalibrateSettings,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for the adapter; an interrupted run goes on from it.")
+        Path, typer.Option("--out", "-o", help="Folder for the adapter; interrupted runs resume from it.")
     ] = Path("subquad-adapter"),
     as_json: AsJson = False,
 ) -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -20,7 +21,7 @@ Report = TypeVar("Report")
 
 
 @contextmanager
-def user_errors(again: str = "the same command goes on from here") -> Iterator[None]:
+def user_errors(again: str = "the same command resumes from here") -> Iterator[None]:
     """One line and exit code 2 for what the user can fix; 130 for an interruption, and what to do `again`."""
     from subquad.errors import InputError
 
@@ -42,7 +43,7 @@ def user_errors(again: str = "the same command goes on from here") -> Iterator[N
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Of Python, NumPy, torch's CPU allocator or a GPU."""
+    """Whether Python, NumPy, torch's CPU allocator or a GPU ran out of memory."""
     marks = ("can't allocate memory", "out of memory", "bad_alloc")
     return isinstance(error, MemoryError) or any(mark in str(error) for mark in marks)
 
@@ -77,6 +78,24 @@ def with_plain_words(command: Callable[..., None]) -> Callable[..., None]:
                     if "\0" in word or word.encode(errors="replace").decode() != word:
                         raise InputError(f"{option} {word!r} is not text in UTF-8 without NUL characters")
         command(**given)
+
+    return run
+
+
+def with_lines_for_warnings(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose warnings are lines on standard error, without the place in the code that they come from."""
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        def shown(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+            if issubclass(category, UserWarning):
+                say(f"warning: {' '.join(str(message).split())}", errors)
+            else:
+                as_python_does(message, category, *place, **options)
+
+        with warnings.catch_warnings():
+            as_python_does, warnings.showwarning = warnings.showwarning, shown
+            command(**given)
 
     return run
 
@@ -136,7 +155,7 @@ def results_console() -> Console:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """What a long run tells of itself, on the standard error: a bar, or lines where it is no terminal."""
+    """Report the progress of a long run on standard error: a bar on a terminal, lines elsewhere."""
     from rich import progress as rich
 
     what = rich.TextColumn("{task.description:<42}", markup=False)

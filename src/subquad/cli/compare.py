@@ -18,7 +18,7 @@ def compare(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Which attention can go into this model, what does that lose, what does it gain?"""
+    """Compare attention methods in a model: quality, speed and memory."""
     with user_errors(), needs("demo"):
         from subquad.report.tables import rich_table
         from subquad.report.write import write_report

@@ -18,7 +18,7 @@ def inspect(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Which keys do methods choose in this model, and how much of exact attention do those hold?"""
+    """Show which keys methods choose in a model, and how much of exact attention's weight is on them."""
     with user_errors(), needs("demo"):
         from subquad.report.inspect_tables import rich_table
         from subquad.report.write import write_inspection

@@ -45,7 +45,7 @@ def with_options(
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """As typer reads it."""
+    """Return an option as a parameter that typer reads."""
     kind, default = option.asked
     flag = [f"--{option.name}"] if kind is bool else []  # else there would be its opposite too
     info: Any = (

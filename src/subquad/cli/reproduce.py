@@ -10,23 +10,23 @@ from subquad.cli.options import DataDir, Device
 
 
 def reproduce(
-    experiment: Annotated[str | None, typer.Argument(help="Its name; none: list all.")] = None,
+    experiment: Annotated[str | None, typer.Argument(help="Name of the experiment; without it, list all.")] = None,
     scale: Annotated[
         str,
         typer.Option(
-            help="smoke: does it run; small: two cores, within the hour; paper: the paper's settings, for a GPU."
+            help="smoke: seconds, to check that it runs; small: an hour per group of cells; paper: for a GPU."
         ),
     ] = "small",
     data_dir: DataDir = None,
     device: Device = "cpu",
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default: subquad-EXPERIMENT-SCALE.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run that the folder holds.")] = False,
     override: Annotated[
-        list[str] | None, typer.Option("--set", help="setting=value in place of the scale's; repeatable.")
+        list[str] | None, typer.Option("--set", help="Replace a setting of the scale, as setting=value; repeatable.")
     ] = None,
 ) -> None:
-    """The papers' tables and figures, ours beside the published ones."""
-    with user_errors("the same command with --resume goes on from here"), needs("train"):
+    """Reproduce the papers' tables and figures, next to the published ones."""
+    with user_errors("the same command with --resume continues from here"), needs("train"):
         from subquad.papers import NAMES, load
         from subquad.papers.overrides import read_changes
         from subquad.papers.run import reproduce as run

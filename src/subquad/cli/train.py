@@ -16,26 +16,27 @@ OUT = Path("subquad-run")
 
 def train(
     task: Annotated[
-        str | None, typer.Argument(help="Its name; none: that of --config, or without one, list all.")
+        str | None, typer.Argument(help="Name of the task; without it and without --config, list all.")
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help='The attention of every layer, as "name:setting=value,…": model.method.')
+        str | None, typer.Option(help='Method of every layer, as "name:setting=value,…"; sets model.method.')
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="A plan that subquad plan wrote, for a model of the same layers: model.plan.")
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help=r"A TOML file with the tables \[task], \[model] and \[training].")
     ] = None,
     override: Annotated[
-        list[str] | None, typer.Option("--set", help="table.setting=value, over the file; repeatable.")
+        list[str] | None, typer.Option("--set", help="Override a setting, as table.setting=value; repeatable.")
     ] = None,
     data_dir: DataDir = None,
     device: Device = "cpu",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the run.")] = OUT,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the folder; start it where there is none.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder, or start one.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model on a task with any attention, alone or with torchrun on several processes."""
+    """Train a model on a task with any attention method, in one process or under torchrun."""
     console = results_console()
     with _ends(out), needs("train"):
         from subquad import papers as _with_their_tasks  # noqa: F401
@@ -48,12 +49,13 @@ def train(
         given = [read_toml(config)] if config else []
         task = task or (given[0].get("task", {}).get("name") if given else None)
         if task is None:
-            if method or config or override or resume or as_json or (device, out) != ("cpu", OUT):
+            if method or plan or config or override or resume or as_json or (device, out) != ("cpu", OUT):
                 _name_a_task(TASKS)
             for name, kind in TASKS.items():
                 say(f"{name:<12} {kind.summary}", console)
             return
-        given += [{"model": {"method": method}}] if method else []
+        said = {"method": method, "plan": plan and str(plan)}
+        given += [{"model": {name: value for name, value in said.items() if value}}]
         settings = settings_of(task, *given, read_overrides(override or ()))
         # Several processes are one run: the first of them holds its folder.
         with nullcontext() if processes.number() else working_in(out), _progress(processes.number()) as progress:
@@ -115,4 +117,4 @@ def _how_to_go_on(out: Path) -> str:
     from subquad.training.checkpoints import newest_step
 
     step = newest_step(out)
-    return f"--resume goes on from step {step:,}" if step else "there is no checkpoint yet, so --resume starts again"
+    return f"--resume continues from step {step:,}" if step else "there is no checkpoint yet, so --resume starts again"

@@ -20,7 +20,7 @@ def read_labelled(paths: Sequence[Path], text: str = "text", label: str = "label
     rows: Labelled = []
     for path in paths:
         if path.suffix.lower() not in TABLES:
-            raise InputError(f"{path} is no table of labelled texts: give {', '.join(TABLES)}")
+            raise InputError(f"{path} is not a table of labelled texts: give {', '.join(TABLES)}")
         found = [(number, field_of(path, number, row, text), row) for number, row in read_rows(path)]
         if not found:
             raise InputError(f"{path} has a header, but no rows")

@@ -1,7 +1,7 @@
 """Rows of tables as plain data: CSV, TSV and lines of JSON.
 
 A line ends at a line feed (in CSV also at a carriage return) and nowhere else: texts hold U+2028, U+0085 and form
-feeds, at which `str.splitlines` would cut them. A line that is no row is an InputError that names file and line.
+feeds, at which `str.splitlines` would cut them. A line that is not a row is an InputError that names file and line.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""How evenly a hash fills its buckets when nothing balances them: each token in the bucket that it scores highest.
+"""How evenly a hash fills its buckets without balancing, with each token in its highest-scoring bucket.
 
 Sun, Yang, Yoo 2022, "Sparse Attention with Learning-to-Hash", section 3.2 and appendix H:
 
@@ -32,12 +32,12 @@ class BucketSizes:
 
     @property
     def total(self) -> Int64[Tensor, "B H C"]:
-        """s_b."""
+        """s_b, the number of queries and keys in each bucket."""
         return self.queries + self.keys
 
     @property
     def expected(self) -> Float[Tensor, "B H 1"]:
-        """E."""
+        """E, the expected number of queries and keys in a bucket."""
         return self.total.sum(-1, keepdim=True).double() / self.exists.sum(-1, keepdim=True)
 
     @property

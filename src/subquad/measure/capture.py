@@ -27,7 +27,7 @@ class LayerInputs:
     options: dict[str, Any]  # mask, bias, scale, dropout_p
 
     def run(self, method: Method | Bound) -> Tensor:
-        """What this method makes of the same inputs."""
+        """Run a method on the same inputs."""
         if isinstance(method, Bound):
             return method(self.query, self.key, self.value, **self.options)
         gqa = self.query.shape[1] != self.key.shape[1]

@@ -1,6 +1,6 @@
-"""What the diagnostics ask a method: which keys it chooses, and by which scores it hashes.
+"""Diagnostic hooks of methods: the keys that a method chooses, and the scores by which it hashes.
 
-Two methods of a method, beside `attend`, answer; a method has them or not:
+A method may define two optional hooks:
 
     meetings(query, key, call) -> tuple[Buckets, ...]      which queries meet which keys
     scores(query, key, call) -> (of_query, of_key)         (B,H,N,C) and (B,H,M,C): each token's score in each bucket
@@ -14,8 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import ModuleDict
 
-from subquad.methods import Bound, Method
+from subquad.methods import Bound, ByLength, Method
 from subquad.methods.base import Call
 from subquad.ops.slots import Buckets
 
@@ -39,7 +40,7 @@ class Hashes(Protocol):
 
 
 def inner(method: Method | Bound) -> Method:
-    """The method itself."""
+    """The method inside a bound method."""
     return method.method if isinstance(method, Bound) else method
 
 
@@ -54,6 +55,20 @@ def at_n_b(method: Method | Bound) -> Method | Bound:
         sizes = {"heads": method.heads, "kv_heads": method.kv_heads, "head_dim": method.head_dim}
         return Bound(lean, **sizes, learned=method.learned)
     return lean
+
+
+def at_length(method: Method | Bound, keys: int) -> Method | Bound:
+    """Returns what runs for an input of `keys` keys: of `by-length` that step's method, with its learned parameters."""
+    own = inner(method)
+    if not isinstance(own, ByLength):
+        return method
+    number = own.number_at(keys)
+    step = own.at[number].method
+    if not isinstance(method, Bound):
+        return step
+    learned = dict(method.learned.items()) if isinstance(method.learned, ModuleDict) else {}
+    sizes = {"heads": method.heads, "kv_heads": method.kv_heads, "head_dim": method.head_dim}
+    return Bound(step, **sizes, learned=learned.get(str(number)))
 
 
 def asked(

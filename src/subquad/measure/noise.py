@@ -1,6 +1,6 @@
-"""What the noise of a run is, and which speed-ups stand clear of it.
+"""Measure the noise of a run, and decide which speed-ups exceed it.
 
-Exact attention is timed twice in each round, whose order is drawn anew each time. The two are the same call, so
+Exact attention is timed twice in each round, whose order is random. The two are the same call, so
 whatever differs between them is noise, and a method that takes just as long would differ from either as they do from
 each other.
 """
@@ -21,14 +21,14 @@ SHARE = 0.1  # of the processors' time that other processes use, from which on a
 
 
 class Interval(NamedTuple):
-    """Between which two numbers something lies."""
+    """A confidence interval."""
 
     low: float
     high: float
 
 
 class Load(TypedDict):
-    """What else the machine did during a run."""
+    """The load of the machine during a run."""
 
     others: float | None  # share of all processors' time that other processes used; None where the system does not say
     average: float | None  # the load average of the minute before the run
@@ -36,7 +36,7 @@ class Load(TypedDict):
 
 
 class Noise(TypedDict):
-    """How noisy a run was, and what to say of it."""
+    """The noise of a run, with a sentence about it."""
 
     load: Load
     busy: bool
@@ -57,7 +57,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def against_itself(ratios: Sequence[float]) -> float:
-    """How far from 1 the ratio of two timings of the same call may come, as a factor ≥ 1.
+    """How far the ratio of two timings of the same call may be from 1, as a factor ≥ 1.
 
     `ratios` are those of exact attention's two times in each round. The result is the farther end of their `interval`:
     1.03 means that a speed-up of 1.03× or 0.97× may be noise.
@@ -75,9 +75,9 @@ def at_least_typical(factors: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def verdict(speedup: float, samples: Sequence[float], noise: float) -> Verdict:
-    """Whether a speed-up is clear of the noise.
+    """Whether a speed-up exceeds the noise.
 
-    It is, where it is farther from 1 than exact attention comes from itself (`noise`, and never less than `TIE`) and
+    It is, where it is farther from 1 than exact attention differs from itself (`noise`, and never less than `TIE`) and
     the `interval` of the samples that it is the median of lies on one side of 1.
     """
     low, high = interval(samples)
@@ -88,7 +88,7 @@ def verdict(speedup: float, samples: Sequence[float], noise: float) -> Verdict:
 
 
 def noise_of(load: Load, factors: Sequence[float]) -> Noise:
-    """Whether the machine was busy, and a sentence or two on what that means and what to do.
+    """Whether the machine was busy, with one or two sentences on what that means and what to do.
 
     `factors` are those of `against_itself`, one for each length.
     """

@@ -1,4 +1,4 @@
-"""Run the end of a model again: what its first blocks gave is kept from an earlier pass, and they are skipped.
+"""Run only the last blocks of a model, with the outputs of its first blocks from an earlier pass.
 
 A model whose attention layers lie in one chain of blocks (an encoder, a decoder) computes the same up to the block in
 which something is changed. With `kept` and `skipping`, only what follows is computed:
@@ -15,7 +15,9 @@ from typing import Any
 
 from torch import nn
 
+from subquad import hf
 from subquad.hf import Layer
+from subquad.hf.doors import AnyModel
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,12 @@ class Chain:
         return self.blocks[: self.of_layer[layer]]
 
 
-def chain(model: nn.Module, layers: Sequence[Layer]) -> Chain | None:
+def chain(model: AnyModel, layers: Sequence[Layer]) -> Chain | None:
     """The outermost list of blocks that holds all attention layers; None where there is none, or they are not in order.
 
     Whether the blocks of such a list do run one after the other, and only once, is for the caller to try.
     """
-    for name, module in model.named_modules():
+    for name, module in hf.transformers_model(model).named_modules():  # layers have their names inside of it
         if not isinstance(module, nn.ModuleList) or not name:
             continue
         places = [_place(layer.name, name) for layer in layers]
@@ -74,7 +76,7 @@ def kept(blocks: Sequence[nn.Module]) -> Iterator[list[Any]]:
 
 @contextmanager
 def skipping(blocks: Sequence[nn.Module], outputs: Sequence[Any]) -> Iterator[None]:
-    """Let these blocks return what is given, and compute nothing."""
+    """Make these blocks return given values instead of computing."""
     for block, output in zip(blocks, outputs, strict=False):
         vars(block)["forward"] = lambda *args, _output=output, **options: _output
     try:

@@ -1,4 +1,4 @@
-"""Time of several things in turn, so that they meet the same noise."""
+"""Time several calls in turn, so that all are exposed to the same noise."""
 
 import random
 import statistics
@@ -16,7 +16,7 @@ Call = TypeVar("Call")
 
 
 class Cost(TypedDict):
-    """Time and memory of one thing at one length, beside exact attention in the same run."""
+    """Time and memory of one method at one length, relative to exact attention in the same run."""
 
     ms: float  # exact attention's median divided by the speed-up, see `beside`; its own: the median
     ms_low: float  # the same with the quartiles
@@ -48,11 +48,11 @@ def one_round(
 
 
 def shuffled(calls: Mapping[str, Call], draw: random.Random) -> dict[str, Call]:
-    """The calls in another order.
+    """The calls in random order.
 
     With one order for all rounds, a call may always come when the system takes the processor away: on a machine with
     many processes, rounds of some milliseconds keep step with its time slices, and one call of 1 ms is seen to take 20.
-    In an order drawn anew for each round, what hits one call hits exact attention's two timings as often.
+    In an order that is random in each round, what hits one call hits exact attention's two timings as often.
     """
     return {name: calls[name] for name in draw.sample(list(calls), len(calls))}
 
@@ -64,7 +64,7 @@ def by_name(rounds: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much time measuring may take, and when it is enough."""
+    """The time budget of a measurement, and its stopping rule."""
 
     seconds: float  # a call's share: the rounds of three calls may take three times as long
     least: int = 3  # rounds, however long they take
@@ -131,7 +131,7 @@ def cost(
         own: of this call.
         exact: of exact attention.
         extra_mib: peak memory.
-        noise: how far exact attention comes from itself, as `noise.against_itself` has it; then there is a verdict.
+        noise: how far exact attention differs from itself, as `noise.against_itself` has it; then there is a verdict.
     """
     times, faster = beside(own, exact)
     found: Cost = {
@@ -148,7 +148,7 @@ def cost(
 
 
 def exact_cost(seconds: Sequence[float], extra_mib: float | None = None) -> Cost:
-    """The same of exact attention itself."""
+    """The cost of exact attention itself, whose speed-up is 1."""
     times = spread([1e3 * each for each in seconds])
     return {
         "ms": times.median,

@@ -32,7 +32,7 @@ CHUNK = 2**22  # weights, of all heads and items, that are in memory at a time
 
 @dataclass(frozen=True)
 class Utility:
-    """Of one method: for each item and head, means over the real queries."""
+    """The utility of one method for each item and head, as means over the real queries."""
 
     utility: Float[Tensor, "B H"]
     keys: Float[Tensor, "B H"]  # distinct ones that a query meets
@@ -55,7 +55,7 @@ def utilities(
     keys: int | Int64[Tensor, "B"],
     **options: Any,
 ) -> tuple[Float[Tensor, "B H"], dict[Name, Utility]]:
-    """The upper bound at `keys` keys a query, and the utility of methods on the same queries and keys.
+    """The upper bound at `keys` keys per query, and the utility of methods on the same queries and keys.
 
     O(H·N·M·(D + ln M)) time; memory for a few queries' weights at a time.
 

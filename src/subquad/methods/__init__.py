@@ -1,4 +1,4 @@
-"""The methods: every module of this folder is read, and a method is registered by being defined."""
+"""The attention methods: every module of this folder is imported, and a method is registered by its definition."""
 
 import pkgutil
 from importlib import import_module
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A method's class by its name."""
+    """Return a method's class by its name."""
     if name in _CLASSES:
         return _CLASSES[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What every method is: settings as plain data, traits beside them, one checked call."""
+"""The base class of methods: settings as plain data, traits, and one checked call."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ class Method:
             object.__setattr__(self, "traits", traits)
 
     def check(self) -> None:
-        """Raise ValueError where settings, each right by itself, do not go together."""
+        """Raise ValueError if settings, each valid by itself, contradict each other."""
 
     def describe(self) -> Traits:
-        """What the method can do with these settings."""
+        """The traits of the method with these settings."""
         return type(self).traits
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
@@ -135,7 +135,7 @@ class Method:
         keep: Keep | None = None,
         learned: nn.Module | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Call]:
-        """Check what is asked for, and return what `run` takes. Errors as in `subquad.attention`."""
+        """Check the arguments of a call, and return the arguments of `run`. Errors as in `subquad.attention`."""
         query, key, value = as_autocast(query), as_autocast(key), as_autocast(value)
         sizes = validate(query, key, value, enable_gqa)
         seed = self.default_seed if seed is None else seed
@@ -158,7 +158,7 @@ class Method:
         return query, key, value, call
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Any:
-        """Attention on what `prepare` has checked: out, or (out, lse) where the call wants both."""
+        """Attention on inputs from `prepare`: out, or (out, lse) if the call wants both."""
         with torch.autocast(query.device.type, enabled=False):
             if call.kept is None:
                 out, lse = self._attended(query, key, value, call)
@@ -187,7 +187,7 @@ class Method:
 
     @property
     def default_seed(self) -> int:
-        """The seed of a call that names none: the field `seed`, where the method has one."""
+        """The seed of a call without a seed: the field `seed`, if the method has one."""
         return getattr(self, "seed", 0)
 
     @property
@@ -197,7 +197,7 @@ class Method:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The methods that share the heads out: this one alone, for all but mixed heads."""
+        """The methods among which the heads are divided: only this one, except for mixed heads."""
         return (Part(self, 1),)
 
     def deal(self, heads: int, kv_heads: int) -> list[tuple[slice, slice]]:
@@ -207,7 +207,7 @@ class Method:
     def refuses(
         self, mask: Mask, *, bias: bool = False, cross: bool = False, lse: bool = False, keep: bool = False
     ) -> str | None:
-        """Why this method cannot take such a call, in one line with the remedy; None where it can."""
+        """The reason why this method cannot take a call, in one line with the remedy; None if it can."""
         t = self.traits
         on_keys = t.cross or (t.cached and mask.offset is not None)
         checks = {
@@ -235,7 +235,7 @@ class Method:
         max_length: int | None = None,
         shared: nn.Module | None = None,
     ) -> BoundMethod:
-        """The module that runs this method for one layer; a method with learned parameters makes them here.
+        """Return the module that runs this method for one layer, with learned parameters if the method has any.
 
         `max_length` and `shared` are for methods whose parameters need a longest length or are shared by layers.
         """
@@ -245,11 +245,11 @@ class Method:
         return BoundMethod(self, **sizes, learned=learned, max_length=max_length)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
-        """The learned parameters of one layer as they start, drawn from the method's seed; None where it has none."""
+        """The initial learned parameters of one layer, from the method's seed; None if it has none."""
         return None
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
-        """A loss for parameters that the output has no gradient to; None where there are none.
+        """A loss for parameters without a gradient from the output; None if there are none.
 
         Inputs are constants in fp32 or fp64, one batch item a segment: see `run_auxiliary_loss`. The output's gradient
         to those parameters is exactly 0.
@@ -258,11 +258,11 @@ class Method:
 
     @property
     def has_auxiliary_loss(self) -> bool:
-        """Whether the method, or one of its parts, has such a loss."""
+        """Whether the method, or one of its parts, has an auxiliary loss."""
         return any(type(part.method).auxiliary_loss is not Method.auxiliary_loss for part in self.parts)
 
     def run_auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
-        """The auxiliary loss on what `prepare` has checked. Its gradient to query, key and value is exactly 0."""
+        """The auxiliary loss on inputs from `prepare`. Its gradient to query, key and value is exactly 0."""
         if not self.has_auxiliary_loss:
             return None
         with torch.autocast(query.device.type, enabled=False):
@@ -274,7 +274,7 @@ class Method:
             return self.auxiliary_loss(query, key, value, call.under(mask))
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
-        """What `subquad calibrate` minimises; its gradient to query, key and value is exactly 0. None: nothing to fit.
+        """The loss that `subquad calibrate` minimises, without gradient to query, key and value; None: nothing to fit.
 
         The auxiliary loss, unless the method's file has its own, such as `methods.fitting.output_error`.
         """
@@ -304,7 +304,7 @@ class Method:
 
     @classmethod
     def from_settings(cls, given: Mapping[str, Any]) -> Method:
-        """Build from settings; those left out keep their defaults. ValueError names an unknown one and the nearest."""
+        """Build a method from some settings. ValueError names an unknown setting and the nearest known one."""
         known, now = list(cls.defaults()), {}
         for setting, value in given.items():
             name = cls.former.get(setting, setting)
@@ -324,12 +324,12 @@ class Method:
         return {name: getattr(cls, name) for name in names}
 
     def __str__(self) -> str:
-        """As the command line writes it, with the settings that differ from the defaults."""
+        """The method as on the command line, with the settings that differ from the defaults."""
         changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
         return f"{self.name}:{','.join(changed)}" if changed else self.name
 
     def check_counts(self, N: int, M: int) -> None:
-        """Raise ValueError where tokens were to go into far more parts than there are tokens, and take for ever."""
+        """Raise ValueError if tokens would be divided into far more parts than there are tokens."""
         for setting in self.counts:
             have = getattr(self, setting)
             # A small setting is not compared with a length, which is symbolic while a compiler traces.
@@ -340,7 +340,7 @@ class Method:
                 )
 
     def clamped_to(self, N: int, M: int) -> Method:
-        """This method for so many tokens: a setting that means the same beyond them is brought down to them."""
+        """Return the method for N queries and M keys, with settings that exceed these numbers reduced to them."""
         beyond = [s for s in self.clamped if getattr(self, s) > FEW and getattr(self, s) > max(N, M)]
         return replace(self, **{setting: int(max(N, M)) for setting in beyond}) if beyond else self
 

@@ -15,7 +15,7 @@ from subquad.shapes import Sizes
 
 
 class BoundMethod(nn.Module):
-    """A method attached to one layer. Calls like the method; remembers the head counts it was made for."""
+    """A method attached to one layer, called like the method; it knows the head counts that it was made for."""
 
     watch: Any = None  # an audit of this layer, `audits.watch.Watch`, which then runs the method
 
@@ -37,7 +37,7 @@ class BoundMethod(nn.Module):
         self._shapes: dict[int, dict[str, torch.Size]] = {}  # of the state of one item, by the values' width
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Any:
-        """As `subquad.attention`, less `method`. In training it keeps the auxiliary loss of this call."""
+        """Attention by this method, with the options of `subquad.attention`; in training, keep the auxiliary loss."""
         query, key, value, call = self.prepare(query, key, value, **how)
         if self.learned is not None and self.training and torch.is_grad_enabled():
             self._loss = self.method.run_auxiliary_loss(query, key, value, call)
@@ -46,7 +46,7 @@ class BoundMethod(nn.Module):
         return self.method.run(query, key, value, call)
 
     def prepare(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> tuple[Tensor, Tensor, Tensor, Call]:
-        """As `Method.prepare`, with the learned parameters in the call."""
+        """Prepare a call (`Method.prepare`) that holds the learned parameters."""
         how["enable_gqa"] = bool(self.heads != self.kv_heads)
         query, key, value, call = self.method.prepare(query, key, value, learned=self.learned, **how)
         if query.shape[1:4:2] != (self.heads, self.head_dim) or key.shape[1] != self.kv_heads:
@@ -93,7 +93,7 @@ class BoundMethod(nn.Module):
         same in all steps: a state does not know with which it was filled.
 
         Raises:
-            TypeError: the state is no dict of tensors.
+            TypeError: the state is not a dict of tensors.
             ValueError: the method is not recurrent, the mask holds more than padding, or the state is not one of this
                 layer, batch, dtype or device; and as `subquad.attention`.
         """
@@ -122,7 +122,7 @@ class BoundMethod(nn.Module):
             )
 
     def auxiliary_loss(self) -> Tensor | None:
-        """The auxiliary loss of the last call in training, and forget it; None where the method has none."""
+        """Return and clear the auxiliary loss of the last call in training; None if the method has none."""
         loss, self._loss = self._loss, None
         return loss
 
@@ -132,5 +132,5 @@ class BoundMethod(nn.Module):
         return {name: each for name, each in self.__dict__.items() if name != "watch"} | {"_loss": None}
 
     def extra_repr(self) -> str:
-        """What `print(module)` shows."""
+        """The text that `print(module)` shows."""
         return str(self.method)

@@ -21,7 +21,7 @@ from subquad.ops.slots import Buckets
 def attend_inside(
     query: Tensor, key: Tensor, value: Tensor, buckets: Buckets | tuple[Buckets, ...], call: Call, **more: Any
 ) -> tuple[Tensor, Tensor]:
-    """Attention inside buckets as the call asks for it; `more` are further arguments of `attend_pairs`."""
+    """Attention inside buckets with the options of a call; `more` are further arguments of `attend_pairs`."""
     how: dict[str, Any] = {"scale": call.scale, "dropout_p": call.dropout_p, **more}
     return attend_pairs(query, key, value, buckets, call.mask, **how)
 
@@ -29,7 +29,7 @@ def attend_inside(
 def attend_with_cells(
     query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call
 ) -> tuple[Tensor, Tensor]:
-    """Attention of each query to the keys of its one bucket, and to the others as so many centroids."""
+    """Attention of each query to the keys of its one bucket, and to the other keys as `cells` centroids."""
     with torch.no_grad():
         cell = cells_of_keys(key, call.mask.key_padding(key.shape[2]), cells=cells, seed=call.seed)
     return attend_with_tail(
@@ -48,7 +48,7 @@ def attend_with_cells(
 
 
 class Bucketed(Method):
-    """A method that gives `meetings` instead of `attend`. A key counts as often as it meets a query."""
+    """A method that defines `meetings` instead of `attend`. A key counts as often as it meets a query."""
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""
@@ -68,7 +68,7 @@ class LearnsHashes(Bucketed):
     seed: int
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
-        """Hash functions as they start."""
+        """The initial hash functions."""
         buckets, size = self.buckets, getattr(self, "bucket_size", 0)
         if buckets == 0:
             if max_length is None:
@@ -80,18 +80,18 @@ class LearnsHashes(Bucketed):
         return HashFunctions(heads, kv_heads, head_dim, buckets, kind=self.hash, hidden=self.hidden, seed=self.seed)
 
     def hashes(self, query: Tensor, key: Tensor, call: Call) -> tuple[Hashed, Hashed]:
-        """What the hash functions say of queries and keys, not computed yet."""
+        """The hash functions of queries and keys, not yet evaluated."""
         return hashed(query, key, call.learned, call.scale)
 
     def scores(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """The same, computed: of each token in each bucket."""
+        """The scores of each token in each bucket, as tensors."""
         of_query, of_key = self.hashes(query, key, call)
         scores = of_query.scores()
         return scores, scores if of_key is of_query else of_key.scores()
 
 
 class HashedBuckets(Bucketed):
-    """A method that gives `scores` instead: of each token in each bucket, by which the buckets are filled."""
+    """A method that defines `scores`, those of each token in each bucket, by which the buckets are filled."""
 
     buckets: int  # 0: as many as `bucket_size` asks for
     bucket_size: int  # queries, and keys, of a bucket before `enlarge`; 0: N/B
@@ -111,12 +111,12 @@ class HashedBuckets(Bucketed):
     )
 
     def check(self) -> None:
-        """Raise ValueError where neither setting says how many buckets there are."""
+        """Raise ValueError if neither setting determines the number of buckets."""
         if self.buckets == self.bucket_size == 0:
             raise ValueError(f"{self.name!r}: buckets=0 takes their number from bucket_size, which is 0 too")
 
     def describe(self) -> Traits:
-        """With buckets of a size that does not grow with the length, or argmax buckets."""
+        """The traits with buckets of a constant size, or with argmax buckets."""
         traits = type(self).traits
         if self.selection == "argmax":
             return replace(traits, subquadratic=False, causal="strict", cross=False, exact_limit={"buckets": 1})
@@ -126,7 +126,7 @@ class HashedBuckets(Bucketed):
         return replace(traits, subquadratic=self.merge == "multiplicity", exact_limit=limit)
 
     def refuses(self, mask: Mask, *, cross: bool = False, **asked: bool) -> str | None:
-        """As every method's; under a causal mask the hashes are tied, so queries and keys must be the same tokens."""
+        """Why the method refuses a call; causal hashes are tied, so queries and keys must be the same tokens."""
         if not (mask.is_causal and cross):
             return super().refuses(mask, cross=cross, **asked)
         return (
@@ -137,7 +137,7 @@ class HashedBuckets(Bucketed):
     def scores(
         self, query: Tensor, key: Tensor, call: Call
     ) -> tuple[Float[Tensor, "B H N C"], Float[Tensor, "B H M C"]]:
-        """What each query, and each key, scores in each bucket; one score for both where `ties`."""
+        """The scores of each query and each key in each bucket; one score for both if `ties`."""
         raise NotImplementedError(f"{type(self).__name__} defines no scores")
 
     def hashes(self, query: Tensor, key: Tensor, call: Call) -> tuple[Hashed | Tensor, Hashed | Tensor]:

@@ -20,25 +20,26 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from subquad.masks import Mask, can_be_read
+from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Part, Partial, Traits
 from subquad.methods.full import Full
 from subquad.methods.i_clustered import ImprovedClustered
 from subquad.methods.mixture import combined, common_seed, refusal, said
 from subquad.methods.registry import parse_method, resolve
+from subquad.sdpa_masks import can_be_read
 
 BETWEEN = re.compile(r"\+(?=\s*\d+\s*:)")  # and not the plus of a number, as in 1e+20
 
 
 class Step(NamedTuple):
-    """A method, and the number of keys from which on it runs."""
+    """A method and the number of keys from which on it runs."""
 
     start: int
     method: Method
 
 
 def of_lengths(methods: list[Method]) -> Traits:
-    """What methods for different lengths can do together."""
+    """The combined traits of methods for different lengths."""
     return combined(
         methods,
         subquadratic=methods[-1].traits.subquadratic,
@@ -49,7 +50,7 @@ def of_lengths(methods: list[Method]) -> Traits:
 
 
 def written(steps: list[Step]) -> str:
-    """The one spelling of some steps: in order, without those that change nothing, no settings at their defaults."""
+    """The canonical text of steps: sorted, without redundant steps and default settings."""
     kept = steps[:1] + [step for before, step in pairwise(steps) if step.method != before.method]
     return "+".join(f"{start}:{str(method).replace(',', ';')}" for start, method in kept)
 
@@ -112,7 +113,8 @@ class ByLength(Method):
         given: Any = self.steps
         try:
             if isinstance(given, Mapping):
-                given = written([_step_of(start, method) for start, method in given.items()])
+                of_mapping = (_step_of(start, method) for start, method in given.items())
+                given = written(sorted(of_mapping, key=lambda step: step.start))
             text = written(read(given))
             steps = read(text)
         except (TypeError, ValueError) as error:
@@ -125,7 +127,7 @@ class ByLength(Method):
         super().__post_init__()
 
     def describe(self) -> Traits:
-        """What the methods of all lengths can do."""
+        """The combined traits of the methods of all lengths."""
         return of_lengths([step.method for step in self.at])
 
     @property
@@ -139,7 +141,7 @@ class ByLength(Method):
         return tuple(Part(step.method, 1) for step in self.at)
 
     def deal(self, heads: int, kv_heads: int) -> list[tuple[slice, slice]]:
-        """All heads for each part."""
+        """Assign all heads to each part."""
         return [(slice(0, heads), slice(0, kv_heads))] * len(self.at)
 
     @property
@@ -148,19 +150,19 @@ class ByLength(Method):
         return common_seed(step.method for step in self.at)
 
     def number_at(self, keys: int) -> int:
-        """The number of the step that runs for so many keys."""
+        """The number of the step that runs for `keys` keys."""
         return sum(bool(step.start <= keys) for step in self.at[1:])
 
     def method_at(self, keys: int) -> Method:
-        """The method that runs for so many keys."""
+        """The method that runs for `keys` keys."""
         return self.at[self.number_at(keys)].method
 
     def refuses(self, mask: Mask, **asked: Any) -> str | None:
-        """As every method's; names the parts that refuse."""
+        """Why the method refuses a call; the reason names the steps that refuse."""
         return refusal(self, mask, super().refuses(mask, **asked), **asked)
 
     def check_counts(self, N: int, M: int) -> None:
-        """As every method's, of the method for as many keys."""
+        """Check the numbers of queries and keys against the method that runs for M keys."""
         self.method_at(M).check_counts(N, M)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
@@ -170,13 +172,13 @@ class ByLength(Method):
         return nn.ModuleDict(learned) if learned else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Each query by the method for the keys that it sees."""
+        """Attend with each query by the method for the number of keys that it sees."""
         N, M = query.shape[2], key.shape[2]
         if call.mask.key_padding(M) is None and not call.mask.is_causal:
             return self._run(self.number_at(M), query, key, value, call)
         seen = visible_keys(call.mask, N, M, query.device)  # (B or 1, N)
         number = torch.zeros_like(seen)
-        for step in self.at[1:]:
+        for step in self.at[1 : self.number_at(M) + 1]:  # a later start may exceed int64
             number = number + (seen >= step.start)
         if not can_be_read(query) or query.device.type != "cpu":
             return self._selected(range(self.number_at(M) + 1), number, query, key, value, call)
@@ -220,12 +222,12 @@ class ByLength(Method):
         return torch.cat(outs)[back], torch.cat(given)[back] if len(given) == len(lses) else None
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
-        """That of the method for as many keys as the batch is long."""
+        """The auxiliary loss of the method for the length of the batch."""
         number = self.number_at(key.shape[2])
         return self.at[number].method.auxiliary_loss(query, key, value, _own(call, number))
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
-        """The same of what the method is fitted by."""
+        """The loss by which each step's method is fitted."""
         number = self.number_at(key.shape[2])
         return self.at[number].method.fit_loss(query, key, value, _own(call, number))
 

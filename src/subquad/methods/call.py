@@ -1,4 +1,4 @@
-"""How attention is asked for, and what comes back: what `Method.__call__` and `attend` hand to each other."""
+"""The arguments and results that `Method.__call__` and `attend` pass to each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Partial = tuple[Tensor, Tensor | None]  # (out, lse); lse is None where it is no
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """How attention is asked for, checked: what `Method.__call__` hands to `attend` beside query, key and value."""
+    """The checked options of a call, which `Method.__call__` passes to `attend` with query, key and value."""
 
     mask: Mask
     bias: Tensor | None
@@ -26,5 +26,5 @@ class Call:
     kept: Any = None  # tokens whose row and column are exact: a `keep.Kept`, whose module imports this one
 
     def under(self, mask: Mask) -> Call:
-        """The same call under another mask."""
+        """A copy of the call with another mask."""
         return replace(self, mask=mask)

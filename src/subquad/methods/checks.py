@@ -1,4 +1,4 @@
-"""Checks of what a method is called with: dtypes under autocast, the options of a call, the state of a step."""
+"""Checks of a method's arguments: dtypes under autocast, the options of a call, the state of a step."""
 
 import math
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def check_options(
     dropout_p: float,
     seed: int,
 ) -> None:
-    """Check what goes with query, key and value in a call. Errors as in `subquad.attention`."""
+    """Check the options of a call. Errors as in `subquad.attention`."""
     if not (mask is None or isinstance(mask, Mask)):
         raise TypeError(
             f"`mask` is a {type(mask).__name__}, but it must be a sq.Mask: Mask.padding(…) for padding, "

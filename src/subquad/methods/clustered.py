@@ -44,7 +44,7 @@ TOO_MANY_BITS = f"a hash is one 64-bit word: at most {MAX_BITS}"
 
 
 def attend_clustered(query: Tensor, key: Tensor, value: Tensor, call: Call, method: Any, topk: int) -> Partial:
-    """The op with a method's settings."""
+    """Call the op with a method's settings."""
     N, mask = query.shape[2], call.mask
     real_queries, real_keys = mask.query_padding(N), mask.key_padding(key.shape[2])
     clustering = {

@@ -1,4 +1,4 @@
-"""Clustered attention with a tail: clusters of queries that attend alike, their top keys exactly, the others as cells.
+"""Clustered attention with a tail: each cluster's top keys exactly, and the other keys as cells.
 
 What "i-clustered" (Vyas et al. 2020) loses is three things, each with a cure that needs no training:
 
@@ -40,7 +40,7 @@ from subquad.ops.timeline import Timeline
 
 @dataclass(frozen=True)
 class ClusteredTail(Method):
-    """Clusters of queries that attend alike; a cluster's top keys exactly, all other keys as a few cells.
+    """Clusters of queries with similar attention; a cluster's top keys exactly, all other keys as a few cells.
 
     Args:
         clusters: C, clusters of queries for each head. An item with no more queries is computed exactly. 0: √(2n),
@@ -120,7 +120,7 @@ class ClusteredTail(Method):
 
 
 def by_length(setting: int, factor: int, tokens: int, lengths: Tensor | None) -> tuple[int, Tensor | None]:
-    """A setting of 0 as √(factor·length), rounded up: the largest, and for padded items, of these `lengths`, their own.
+    """Replace a setting of 0 by √(factor·length), rounded up: the largest one, and for padded items one per item.
 
     Any other setting is what it is, at most one for each token.
     """

@@ -1,4 +1,4 @@
-"""What methods share whose outputs have a gradient to all of their learned parameters."""
+"""The loss of methods whose outputs have a gradient to all of their learned parameters."""
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,7 @@ def output_error(
     *,
     of_mean: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """How far a method's outputs are from those of exact attention under the same mask, to be a `fit_loss`.
+    """A `fit_loss`: the error of a method's outputs relative to exact attention under the same mask.
 
         mean over items of Σ‖o − o*‖² / Σ‖o*‖²          sums over the item's heads and real queries
 

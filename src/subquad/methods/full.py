@@ -2,7 +2,7 @@
 
     out_i = Σ_j softmax_j(q_i·k_j / √D + bias_ij) v_j          Vaswani et al. 2017, equation 1
 
-The yardstick of everything here. SDPA runs its flash kernel where the mask is empty, causal or padding alone; windows,
+The baseline of everything here. SDPA runs its flash kernel where the mask is empty, causal or padding alone; windows,
 segments, dense masks and biases take a mask over queries and keys, as in any exact attention. SDPA does not return the
 log-sum-exp: where it is asked for, the logits are computed once more, for some queries at a time.
 """
@@ -24,7 +24,7 @@ CHUNK = 2**22  # logits of a head that are in memory at a time
 
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-    """Exact attention by the cheapest SDPA call that says the mask. Queries that see no key get 0."""
+    """Exact attention by the cheapest SDPA call that expresses the mask. Queries that see no key get 0."""
     mask, bias, gqa = call.mask, call.bias, bool(query.shape[1] != key.shape[1])
     exact = partial(exact_attention, scale=call.scale, dropout_p=call.dropout_p, enable_gqa=gqa)
     if mask.only_causal and bias is None:
@@ -51,7 +51,7 @@ def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
 
 
 def logits_of(query: Tensor, key: Tensor, call: Call) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """For some queries at a time: their logits in fp32 or better, and which keys they see (None: all)."""
+    """For a few queries at a time, yield their logits in fp32 or better and the keys that they see (None: all)."""
     N, M = query.shape[2], key.shape[2]
     query, key = wide(query, repeat_heads(key, query.shape[1]))
     visible = call.mask.visible(N, M, query.device)

@@ -52,7 +52,7 @@ class Kept:
         return counts.scatter_add(1, self.tokens, self.there.long()) > 0
 
     def left_out_of(self, mask: Mask, N: int) -> Mask:
-        """The mask with the kept tokens as padding: what the method sees."""
+        """The mask for the method, in which the kept tokens are padding."""
         return mask & Mask.padding(~self.among(N))
 
     def which_are(self, real: Bool[Tensor, "B N"] | None) -> Bool[Tensor, "B S"]:
@@ -61,7 +61,7 @@ class Kept:
 
 
 def kept_tokens(keep: Keep, query: Tensor, key: Tensor, mask: Mask) -> Kept | None:
-    """Check `keep` as a user gave it and list its tokens; None where it names none.
+    """Check the argument `keep` and list its tokens; None if it names no token.
 
     Padding is never kept: an index that is padding in some items names no token in those, and so does True there.
 
@@ -142,7 +142,7 @@ def _of_indices(named: Int64[Tensor, "... S"], B: int, N: int) -> Kept:
 
 
 def _of_mask(named: Bool[Tensor, "B N"]) -> Kept | None:
-    """As many slots as the item with the most kept tokens needs; reading that number waits for the device once."""
+    """Slots for the item with the most kept tokens; reading that number waits for the device once."""
     most = int(named.sum(1).max()) if named.numel() else 0
     if most == 0:
         return None
@@ -153,7 +153,7 @@ def _of_mask(named: Bool[Tensor, "B N"]) -> Kept | None:
 def inputs_of_rest(
     query: Tensor, key: Tensor, value: Tensor, call: Call, *, skips_padding: bool
 ) -> tuple[Tensor, Tensor, Tensor, Call]:
-    """What the method itself is run on: the kept tokens are padding there."""
+    """The inputs of the method itself, in which the kept tokens are padding."""
     rest = replace(call, mask=call.kept.left_out_of(call.mask, query.shape[2]), kept=None, wants_lse=True)
     if not skips_padding:
         query, key, value = cleared_inputs(query, key, value, rest.mask)

@@ -103,7 +103,7 @@ def far(
 
 
 def near_keys(ranks: Ranks, blocks: int, window: int, sinks: int, is_causal: bool) -> Int64[Tensor, "B T K"]:
-    """For each block the keys near it, and the sinks that are not."""
+    """For each block, the keys near it and the sinks that are not near it."""
     block = torch.arange(blocks, device=ranks.order.device).expand(len(ranks.lengths), blocks)
     first, end = (block - 1) * window, (block + (1 if is_causal else 2)) * window
     near = ranks.between(first, end, (2 if is_causal else 3) * window)
@@ -151,7 +151,7 @@ class LearnedFeatureMap(Method):
     )
 
     def describe(self) -> Traits:
-        """Without a window, queries may be other tokens than the keys, and no setting makes it exact."""
+        """The traits without a window: queries may be other tokens than the keys, and no setting is exact."""
         if self.window:
             return type(self).traits
         why = "another kernel than softmax's: its weights are sums over the features"
@@ -159,7 +159,7 @@ class LearnedFeatureMap(Method):
         return replace(type(self).traits, exact_limit=why, **free)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
-        """W = I, g = ln R, and 0 else."""
+        """The initial parameters: W = I, g = ln R, and 0 for the others."""
         return FeatureMaps(heads, kv_heads, head_dim, self.features, self.seed)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
@@ -225,7 +225,7 @@ class LearnedFeatureMap(Method):
         return first.expand(len(lengths), -1) if is_causal else first | (rank >= lengths - self.sinks)
 
     def init_state(self, sizes: Sizes, *, like: Tensor, learned: nn.Module | None = None) -> dict[str, Tensor]:
-        """Sums over no keys, and room for the sinks and the keys and values of two blocks."""
+        """The state before the first token: empty sums, and space for the sinks and two blocks of keys and values."""
         past = no_tokens(sizes.B, sizes.G, self.features, sizes.E, like)
         kept = {
             f"{name}_{what}": past.sums.new_zeros(sizes.B, sizes.G, tokens, width)
@@ -237,7 +237,7 @@ class LearnedFeatureMap(Method):
     def advance(
         self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Near keys out of those kept and the new ones, the sums over all blocks before those; both moved on."""
+        """Attend to near keys and to the sums over earlier blocks, and update both."""
         (B, _, N, _), w, device = query.shape, self.window, query.device
         real = call.mask.key_padding(N)
         real = torch.ones(B, N, dtype=torch.bool, device=device) if real is None else real

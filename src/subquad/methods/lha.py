@@ -27,7 +27,7 @@ Deviations from the paper, each on purpose. Membership in ψ is balanced by defa
 argmax and a frozen model the loss falls by sending everything to one bucket. ψ is renormalised over the buckets. Under
 a causal mask the exact ψ is that of causal attention.
 
-Deviations from the published code: no layer norm on queries and keys, separate hashes for them, padding is no key.
+Deviations from the published code: no layer norm on queries and keys, separate hashes for them, padding is not a key.
 Causality of the balanced buckets concerns values only: the top of a whole sequence is taken. `selection=argmax` puts
 each token in the one bucket that it scores highest, of any size, and is strictly causal.
 """
@@ -52,7 +52,7 @@ from subquad.ops.timeline import real_lengths
 
 
 def membership(scores: Float[Tensor, "B H N C"], real: Tensor | None, balanced: bool) -> Float[Tensor, "B H N C"]:
-    """1 where a token is in a bucket: the N/B of it that score highest, or each token in its own best."""
+    """A mask of bucket members: the N/B tokens that score highest in it, or each token in its best bucket."""
     B, _, N, C = scores.shape
     if balanced:
         sizes = enlarged(real_lengths(real, B, N, scores.device), C, 1.0)

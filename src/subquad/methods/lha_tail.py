@@ -43,7 +43,7 @@ FED = 8  # how many they are
 
 @dataclass(frozen=True)
 class LearnedHashTail(LearnsHashes):
-    """Learned buckets of keys, and centroids for the keys outside. Its hash functions are learned: only bound.
+    """Learned buckets of keys, and centroids for the other keys. The learned hashes need a bound method.
 
     Args:
         buckets: B. Every query is in exactly one.

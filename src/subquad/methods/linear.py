@@ -83,7 +83,7 @@ class LinearAttention(Method):
         return log_map(query * factor), log_map(key * (factor if scale >= 0 else -factor))
 
     def init_state(self, sizes: Sizes, *, like: Tensor, learned: nn.Module | None = None) -> dict[str, Tensor]:
-        """Sums over no keys: D·(E + 2) numbers for each key head."""
+        """The state before the first token: D·(E + 2) numbers for each key head."""
         return no_tokens(sizes.B, sizes.G, sizes.D, sizes.E, like)._asdict()
 
     def advance(

@@ -57,7 +57,7 @@ HIDDEN = -1e30  # a logit that is none; −inf rows would be NaN
 
 
 def sums(matrix: Float[Tensor, "_h k n"], x: Float[Tensor, "B G M D"], real: Tensor | None, skip: int) -> Tensor:
-    """Σ_i E_κi x_i over an item's real tokens, less so many at each end: (B,G,k,D)."""
+    """Σ_i E_κi x_i over an item's real tokens, without `skip` at each end: (B,G,k,D)."""
     M = x.shape[2]
     if real is None:
         return matrix[..., skip : max(M - skip, skip)] @ x[:, :, skip : max(M - skip, skip)]
@@ -71,7 +71,7 @@ def sums(matrix: Float[Tensor, "_h k n"], x: Float[Tensor, "B G M D"], real: Ten
 def means(
     key: Tensor, value: Tensor, real: Tensor | None, k: int, skip: int
 ) -> tuple[Float[Tensor, "B G k D"], Float[Tensor, "B G k E"], Shares]:
-    """Mean keys and values of k segments of each item's own tokens, less so many at each end."""
+    """Mean keys and values of k pools of each item's real tokens, without `skip` at each end."""
     M = key.shape[2]
     rank = ranks(real, M, key.device) - skip
     tokens = real_tokens(real, M, key.device) - 2 * skip
@@ -114,7 +114,7 @@ def attend_to_summary(query: Tensor, keys: Tensor, values: Tensor, shares: Share
 
 @dataclass(frozen=True)
 class Past:
-    """What is kept of the tokens so far: a state of fixed size."""
+    """The state of the tokens so far, of fixed size."""
 
     tokens: Int64[Tensor, "B"]
     keys: Float[Tensor, "B G k D"]  # Σ_i E_κi k_i
@@ -176,7 +176,7 @@ def causal_linformer(
 
 @dataclass(frozen=True)
 class Linformer(Method):
-    """Attention to k projected keys. Its projections are learned, and made for a longest length: only bound.
+    """Attention to k projected keys. The learned projections need a bound method with a longest length.
 
     Args:
         k: projected keys and values of each item.
@@ -217,7 +217,7 @@ class Linformer(Method):
     )
 
     def describe(self) -> Traits:
-        """Means are not learned, and not causal; projections of all layers cannot be fitted layer by layer."""
+        """The traits: means are neither learned nor causal; projections shared by layers cannot be fitted by layer."""
         traits = type(self).traits
         if self.projection == "mean-pool":
             can: dict[str, Any] = {
@@ -232,12 +232,12 @@ class Linformer(Method):
         return replace(traits, fit=None, one_for_all_layers=True) if self.sharing == "layerwise" else traits
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
-        """E and F as they start."""
+        """The initial E and F."""
         if self.projection == "mean-pool":
             return None
         if max_length is None:
             raise ValueError(
-                f"{self.name!r} learns a projection of so many tokens, so it must know the longest input: give "
+                f"{self.name!r} learns a projection of the sequence, so it must know the longest input: give "
                 "max_length=… to bind, sq.nn.MultiheadAttention or sq.hf.swap; projection='mean-pool' needs none"
             )
         return Projections(
@@ -258,7 +258,7 @@ class Linformer(Method):
         return (self._causal if call.mask.is_causal else self._whole)(query, key, value, call)
 
     def init_state(self, sizes: Sizes, *, like: Tensor, learned: nn.Module | None = None) -> dict[str, Tensor]:
-        """Sums over no token: (k + 1)·(D + E) numbers for each key head."""
+        """The state before the first token: (k + 1)·(D + E) numbers for each key head."""
         zeros = like.new_zeros(sizes.B, sizes.G, 1, 1, dtype=torch.promote_types(like.dtype, torch.float32))
         rows = [(self.k, sizes.D), (self.k, sizes.E), (1, sizes.D), (1, sizes.E)]
         tokens = torch.zeros(sizes.B, dtype=torch.int64, device=like.device)
@@ -275,7 +275,7 @@ class Linformer(Method):
         return out, vars(past)
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-        """How far the outputs are from exact attention's."""
+        """The relative error of the outputs against exact attention."""
         return output_error(self, query, key, value, call)
 
     def _whole(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
@@ -324,7 +324,7 @@ class Linformer(Method):
 
 
 def with_ends(shares: Shares, tokens: Int64[Tensor, "#B 1"]) -> Shares:
-    """The same behind the item's first and last token, which are one where there is only one."""
+    """Prepend the item's first and last token, which are the same in an item of one token."""
     sees = torch.stack([tokens > 0, tokens > 1], dim=-1)
     rest = shares.visible.expand(max(len(sees), len(shares.visible)), -1, -1)
     bias = None if shares.bias is None else F.pad(shares.bias, (2, 0))

@@ -73,7 +73,7 @@ class Local(Bucketed):
     )
 
     def describe(self) -> Traits:
-        """Relative positions are learned."""
+        """The traits; with relative positions the method has learned parameters."""
         if self.positions == "none":
             return type(self).traits
         why = "its logits hold learned terms of the distance, which exact attention does not have"

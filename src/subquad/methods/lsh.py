@@ -1,4 +1,4 @@
-"""Attention inside buckets that random hash functions fill: what learned ones are measured against.
+"""Attention inside buckets that random hash functions fill: the baseline of learned hash functions.
 
 Sun, Yang, Yoo 2022, section 4.1, equation 9, without Reformer's tie of queries and keys:
 
@@ -84,7 +84,7 @@ class RandomHash(HashedBuckets):
     )
 
     def check(self) -> None:
-        """Raise ValueError where neither setting says how many buckets there are, and for what argmax cannot do."""
+        """Raise ValueError if the number of buckets is undetermined, or for settings that argmax excludes."""
         super().check()
         for setting, fits in {"tail": self.tail == 0, "buckets": self.buckets > 0}.items():
             if self.selection == "argmax" and not fits:
@@ -92,7 +92,7 @@ class RandomHash(HashedBuckets):
                 raise ValueError(f"{self.name!r}: {setting}={have} needs selection='balanced', but it is 'argmax'")
 
     def describe(self) -> Traits:
-        """As those of all hashed buckets; without a look at the vectors, or with a tail, places count."""
+        """The traits of hashed buckets; with random hashes or a tail, the output depends on positions."""
         traits = super().describe()
         if self.hash == "random":
             traits = replace(traits, order_free=False, positional=True)

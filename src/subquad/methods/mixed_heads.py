@@ -30,7 +30,7 @@ BETWEEN = re.compile(r"\+(?=\s*(?:\d+\s*\*\s*)?[A-Za-z])")  # and not the plus o
 
 
 def of_heads(methods: Sequence[Method]) -> Traits:
-    """What methods on different heads can do together."""
+    """The combined traits of methods on different heads."""
     return combined(
         methods,
         exact_limit="each group of heads is exact where its own method is: see there",
@@ -40,7 +40,7 @@ def of_heads(methods: Sequence[Method]) -> Traits:
 
 
 def written(parts: Sequence[Part]) -> str:
-    """The one spelling of some parts: equal neighbours together, the smallest shares, no settings at their defaults."""
+    """The canonical text of parts: equal neighbours joined, smallest shares, no default settings."""
     together = [(text, sum(p.share for p in run)) for text, run in groupby(parts, key=lambda part: str(part.method))]
     common = math.gcd(*(share for _, share in together))
     shares = ((text.replace(",", ";"), share // common) for text, share in together)
@@ -113,7 +113,7 @@ class MixedHeads(Method):
         super().__post_init__()
 
     def describe(self) -> Traits:
-        """What all parts can do."""
+        """The combined traits of all parts."""
         return of_heads([part.method for part in self.parts])
 
     @classmethod
@@ -149,7 +149,7 @@ class MixedHeads(Method):
         return [(slice(a, b), slice(a // per_key, b // per_key)) for a, b in pairwise(ends)]
 
     def refuses(self, mask: Mask, **asked: Any) -> str | None:
-        """As every method's; names the parts that refuse."""
+        """Why the method refuses a call; the reason names the parts that refuse."""
         return refusal(self, mask, super().refuses(mask, **asked), **asked)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
@@ -162,24 +162,24 @@ class MixedHeads(Method):
         return nn.ModuleDict(learned) if learned else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Each part on its own heads."""
+        """Run each part on its own heads."""
         N, M = query.shape[2], key.shape[2]
         dealt = self._dealt(query, key, value, call)
         outs, lses = zip(*(part.clamped_to(N, M).attend(*inputs) for part, inputs in dealt), strict=True)
         return torch.cat(outs, dim=1), torch.cat(lses, dim=1) if call.wants_lse else None
 
     def check_counts(self, N: int, M: int) -> None:
-        """As every method's, of each part."""
+        """Check the numbers of queries and keys against each part."""
         for part in self.parts:
             part.method.check_counts(N, M)
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
-        """The mean over the heads whose method has one; None where no method has."""
+        """The mean auxiliary loss over the heads whose method has one; None if no method has."""
         dealt = self._dealt(query, key, value, call)
         return mean_over_heads([(part.auxiliary_loss(*inputs), inputs[0].shape[1]) for part, inputs in dealt])
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
-        """The same of what each part is fitted by."""
+        """The loss by which each part is fitted."""
         dealt = self._dealt(query, key, value, call)
         return mean_over_heads([(part.fit_loss(*inputs), inputs[0].shape[1]) for part, inputs in dealt])
 
@@ -200,7 +200,7 @@ class MixedHeads(Method):
 
 
 def mean_over_heads(losses: Sequence[tuple[Tensor | None, int]]) -> Tensor | None:
-    """The mean of losses, each of so many heads; None counts for nothing, and is all where there is nothing else."""
+    """The mean of losses, weighted by their numbers of heads. None entries are skipped; None if all are None."""
     there = [(loss, heads) for loss, heads in losses if loss is not None]
     if not there:
         return None

@@ -1,4 +1,4 @@
-"""What methods that share one call can do together: traits and refusals of `mixed-heads` and `by-length`."""
+"""The combined traits and refusals of methods that share a call, in `mixed-heads` and `by-length`."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -23,7 +23,7 @@ ANY = ("stochastic", "positional", "by_values", "relative", "learned")
 
 
 def combined(methods: Sequence[Method], **own: Any) -> Traits:
-    """What these methods can do together; `own` are traits that the mixture has of itself."""
+    """The combined traits of methods; `own` are traits of the mixture itself."""
     traits = [method.traits for method in methods]
     together: dict[str, Any] = {
         "family": "mixture",
@@ -40,7 +40,7 @@ def combined(methods: Sequence[Method], **own: Any) -> Traits:
 
 
 def said(methods: Iterable[Method], trait: str) -> str:
-    """What each method's trait says, once for each."""
+    """The distinct values of a trait of these methods."""
     return "; ".join(dict.fromkeys(f"{method.name}: {getattr(method.traits, trait)}" for method in methods))
 
 
@@ -64,7 +64,7 @@ def refusal(mixture: Method, mask: Mask, general: str | None, **asked: bool) -> 
 
 
 def common_seed(methods: Iterable[Method]) -> int:
-    """The one seed of methods that share a call. ValueError where they have several."""
+    """The common seed of methods that share a call. ValueError if they have several."""
     seeds = sorted({method.default_seed for method in methods if hasattr(method, "seed")})
     if len(seeds) > 1:
         raise ValueError(

@@ -152,14 +152,14 @@ class Nystrom(Method):
     )
 
     def describe(self) -> Traits:
-        """A convolution is learned, and takes the keys for the queries' tokens."""
+        """The traits; with a convolution, the method has learned parameters and needs self-attention."""
         if self.convolution == 0:
             return type(self).traits
         why = "a learned convolution of the values is added to the output"
         return replace(type(self).traits, learned=True, cross=False, exact_limit=why)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
-        """The kernels."""
+        """The initial kernels of the convolution."""
         return Convolution(kv_heads, self.convolution) if self.convolution else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:

@@ -3,7 +3,7 @@
     out_i = Σ_{j ∈ T_i} softmax_{j ∈ T_i}(q_i·k_j / √D) v_j,  T_i = the topk keys with the largest logits
                                                                Vyas et al. 2020, section 4.1 ("oracle-top")
 
-The best that any method can do that keeps k keys a query and forgets the rest. A yardstick: it computes all N·M logits,
+The best that any method can do that keeps k keys per query and drops the rest. A reference: it computes all N·M logits,
 for some queries at a time.
 """
 
@@ -33,7 +33,7 @@ def attend_top(
 
 @dataclass(frozen=True)
 class OracleTopK(Method):
-    """Exact attention on each query's `topk` best keys. More than there are keys uses all.
+    """Exact attention on each query's `topk` best keys, or on all keys if there are fewer.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 1, 2, 5, 4)

@@ -42,7 +42,7 @@ from subquad.shapes import Sizes
 
 
 class Learned(nn.Module):
-    """What a Performer keeps: how its inputs are moved and scaled, and how often the features were redrawn.
+    """The parameters of a Performer: shift and scale of its inputs, and a count of redraws.
 
         q' = e^a (q − d),  k' = e^b (k − c)          for each key head its own a, b, c, d
         e^{q'·k' + e^a d·k'} is e^{e^{a+b} q·k}, up to a factor that the keys of a query share
@@ -79,7 +79,7 @@ class Learned(nn.Module):
         return moved, shift + left_out.sum(-1) * scale
 
     def count(self) -> None:
-        """One more forward pass in training."""
+        """Count a forward pass in training."""
         # Activation checkpointing runs a forward pass again within the backward pass, and must find the same features.
         again = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
         if self.training and torch.is_grad_enabled() and not again:
@@ -131,14 +131,14 @@ class Performer(Method):
     )
 
     def describe(self) -> Traits:
-        """Signed features have sums that may be negative: no state of them is stable, and no logarithm defined."""
+        """The traits of signed features, whose sums may be negative: no stable state and no log-sum-exp."""
         signed, moves = self.kind == "trigonometric", self.inputs == "learned"
         fit = Fit(metric="error", learning_rate=1e-1, steps=200) if moves else None
         learned = moves or self.redraw > 0
         return replace(type(self).traits, recurrent=not signed, lse=not signed, learned=learned, fit=fit)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
-        """Inputs as they are, and a count of 0."""
+        """The initial parameters, which leave the inputs unchanged, and a count of 0."""
         return Learned(kv_heads, head_dim, self.inputs == "learned") if self.traits.learned else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
@@ -193,11 +193,11 @@ class Performer(Method):
         return directions(call.seed, draw, self.features, like.shape[3], self.rows == "iid", like)
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
-        """The error of the outputs."""
+        """The relative error of the outputs."""
         return output_error(self, query, key, value, call)
 
     def init_state(self, sizes: Sizes, *, like: Tensor, learned: nn.Module | None = None) -> dict[str, Tensor]:
-        """Sums over no keys: R·(E + 2) numbers for each key head."""
+        """The state before the first token: R·(E + 2) numbers for each key head."""
         return no_tokens(sizes.B, sizes.G, self._features, sizes.E, like)._asdict()
 
     @property

@@ -94,7 +94,7 @@ class RandomFeature(Method):
     )
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
-        """Spreads and gates as they start."""
+        """The initial spreads and gates."""
         return Learned(kv_heads, head_dim, self.gates == "learned")
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
@@ -137,7 +137,7 @@ class RandomFeature(Method):
     def advance(
         self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Run on from S and z."""
+        """Continue from S and z."""
         of_query, of_key, log_gate = self._mapped(query, key, call)
         real = call.mask.key_padding(value.shape[2])
         of_key, value, log_gate = _without(real, of_key, _with_ones(value, value), log_gate)

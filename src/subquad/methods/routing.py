@@ -74,18 +74,18 @@ class Routing(Bucketed):
         dropout="attention weights in each cluster",
         subquadratic=False,
         learned=True,
-        exact_limit="the queries stand in for the keys: it equals exact attention only where they are equal",
+        exact_limit="the queries replace the keys: it equals exact attention only where they are equal",
         example={"clusters": 4},
         complexity="O(N·(C + N/C)·D) time with C clusters, O(N·(C + W)·D) with a cluster size of W",
         source="Roy et al. 2021, section 4.1",
     )
 
     def describe(self) -> Traits:
-        """Clusters of one size cost time linear in the length."""
+        """The traits; with clusters of constant size, time is linear in the length."""
         return replace(type(self).traits, subquadratic=self.cluster_size > 0)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
-        """Centroids as they start."""
+        """The initial centroids."""
         return Centroids(heads, head_dim, self.clusters, self.seed)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:

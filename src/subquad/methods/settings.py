@@ -1,4 +1,4 @@
-"""Settings of methods: what each may be is said once, where the field is declared, and checked here."""
+"""Settings of methods: the allowed values are declared with the field and checked here."""
 
 import math
 from dataclasses import field, fields
@@ -19,7 +19,7 @@ def whole(
     counts: bool = False,
     former: str | None = None,
 ) -> Any:
-    """A whole number.
+    """Declare a whole number.
 
     Args:
         default: the setting where none is given.
@@ -35,17 +35,17 @@ def whole(
 
 
 def number(default: float, *, least: float) -> Any:
-    """A finite number of at least so much."""
+    """Declare a finite number of at least `least`."""
     return field(default=default, metadata={"least": least})
 
 
 def choice(*words: str, default: str | None = None) -> Any:
-    """One of these words; the first is the default unless another is named."""
+    """Declare a choice of words; the first is the default unless another is named."""
     return field(default=words[0] if default is None else default, metadata={"choices": words})
 
 
 def check(method: Any) -> None:
-    """Raise ValueError for a setting that is not what its field says."""
+    """Raise ValueError for a setting with a value that its field does not allow."""
     for setting in fields(method):
         have, rule = getattr(method, setting.name), setting.metadata
         wanted = _wanted(have, type(setting.default), rule.get("least"), rule.get("choices"))

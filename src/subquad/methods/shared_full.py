@@ -2,7 +2,7 @@
 
     out_i = Σ_j softmax_j(q_i·q_j / √D) v_j                    Vyas et al. 2020, section 4.1 ("shared-full")
 
-What Reformer's shared queries and keys approximate; a yardstick, as quadratic as "full". The keys that are passed in
+What Reformer's shared queries and keys approximate; a reference, as quadratic as "full". The keys that are passed in
 are checked and then not read. With grouped-query heads every query head is its own key head.
 """
 
@@ -31,7 +31,7 @@ class SharedFull(Method):
     traits: ClassVar[Traits] = replace(
         Full.traits,
         cross=False,
-        exact_limit="the queries stand in for the keys: it equals exact attention only where they are equal",
+        exact_limit="the queries replace the keys: it equals exact attention only where they are equal",
         source="Vyas et al. 2020, section 4.1",
     )
 

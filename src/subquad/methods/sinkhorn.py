@@ -19,12 +19,12 @@ n           cut
 ==========  =======================
 
 The paper's sort network maps a pooled block to one logit for each block, which fixes the number of blocks. Here
-the logits are products of pooled queries and keys through a learned D×D matrix a head, the identity at the start: it
+the logits are products of pooled queries and keys through a learned D×D matrix per head, the identity at the start: it
 fits any length. Gumbel noise is added in training only; it follows from the seed and a step that the layer counts.
 
 Blocks are cut from the real tokens of each item, and it has as many as it needs. The last may be short: a slot of K'_i
 then mixes the blocks that have this slot, and its logit is raised by the ln of their share of P_i, so that a missing
-token counts for nothing. Keys and values are sent alike (one published package sends keys as values by mistake).
+token is skipped. Keys and values are sent alike (one published package sends keys as values by mistake).
 Non-causal: means and P look at the whole sequence.
 """
 
@@ -50,7 +50,7 @@ PLACES = 2**20  # more than there are blocks
 
 
 class SortNetwork(nn.Module):
-    """R: where each block of keys is sent. In training with Gumbel noise, another at each step."""
+    """The logits R of where each block of keys is sent, in training with new Gumbel noise at each step."""
 
     steps: Tensor
 
@@ -126,11 +126,11 @@ class Sinkhorn(Method):
     )
 
     def describe(self) -> Traits:
-        """A cut makes the number of keys that a query meets a constant, and leaves the query's own block out."""
+        """The traits; with a cut, a query attends to a constant number of keys, without its own block."""
         return replace(type(self).traits, subquadratic=True, multiplicity=1) if self.cut else type(self).traits
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
-        """The sort network as it starts: products of the pooled queries and keys."""
+        """The initial sort network: products of the pooled queries and keys."""
         return SortNetwork(heads, head_dim)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
@@ -160,14 +160,14 @@ class Sinkhorn(Method):
 
 
 def to_tokens(x: Float[Tensor, "B H T S E"], slots: Tensor, N: int) -> Float[Tensor, "B H {N} E"]:
-    """What stands in the slots, handed to their tokens; 0 for a token in no slot."""
+    """Assign the content of slots to their tokens; 0 for a token in no slot."""
     B, H, *_, E = x.shape
     slot = slots.flatten(2)[..., None].expand(-1, -1, -1, E)
     return x.new_zeros(B, H, N + 1, E).scatter(2, slot, x.flatten(2, 3))[:, :, :N]
 
 
 def sorted_blocks(permutation: Tensor, k: Tensor, v: Tensor, filled: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What is sent to each block: K', V', and each slot's share of P_i."""
+    """The keys and values sent to each block, K' and V', and each slot's share of P_i."""
     share = permutation @ filled
     return send(permutation, k, share), send(permutation, v, share), share
 

@@ -91,7 +91,7 @@ class Smyrf(Bucketed):
     )
 
     def describe(self) -> Traits:
-        """Clusters of one size cost time linear in the length."""
+        """The traits; with clusters of constant size, time is linear in the length."""
         return replace(type(self).traits, subquadratic=self.cluster_size > 0)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:

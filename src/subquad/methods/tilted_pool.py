@@ -68,7 +68,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(pool: int, window: int) -> Sizes:
-    """Cells for pools of so many tokens, or a few more, and blocks of at least `window` tokens."""
+    """Sizes with cells for pools of `pool` tokens or a few more, and blocks of at least `window` tokens."""
     if pool <= window:
         return Sizes(pool, -(-window // pool), 1)
     cells = pool // window if window else 1

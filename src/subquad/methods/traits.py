@@ -18,7 +18,7 @@ class Traits:
     reason why there are none. `example` is settings that put every part of the method to work at some 50 tokens.
     """
 
-    family: Family  # what stands in for the N·M weights
+    family: Family  # what replaces the N·M weights
     causal: Literal["strict", "values-only", "no"] = "no"
     cross: bool = True  # N ≠ M, and queries that are not the keys' tokens
     window: bool = False

@@ -1,15 +1,20 @@
 """`MultiheadAttention`: projections around any method."""
 
+from typing import Any
+
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.masks import Mask
 from subquad.methods import Method, resolve
 from subquad.methods.keep import Keep
+from subquad.nn.torch_calls import as_batches, attend_as_torch, refuse_weights
+from subquad.nn.torch_weights import rename_torch_weights
 
 
 class MultiheadAttention(nn.Module):
-    """Multi-head attention by any method, batch first.
+    """Multi-head attention by any method; takes the place of `torch.nn.MultiheadAttention`.
 
         out = concat_h(attention(x W_Q^h, y W_K^h, y W_V^h)) W_O
 
@@ -24,12 +29,23 @@ class MultiheadAttention(nn.Module):
         dropout: in training, the rate of dropout as the method's trait `dropout` says.
         max_length: the longest input, for methods whose parameters depend on it.
         shared: the method's learned parameters of another layer, `other.attention.learned`, to be this layer's too.
+        batch_first: whether inputs and outputs are (B, tokens, width), or (tokens, B, width).
+        device: where the parameters are.
+        dtype: theirs.
+
+    Unlike torch's layer it is batch first by default, and returns the output alone unless `need_weights=False` is
+    given. `load_state_dict` takes torch's weights too. It can be `self_attn` and `multihead_attn` of torch's
+    `TransformerEncoderLayer` and `TransformerDecoderLayer`, in eval mode too. `sq.nn.swap` puts methods into torch's
+    own layers.
 
     >>> import torch, subquad as sq
     >>> layer = sq.nn.MultiheadAttention(384, 12, method=sq.ImprovedClustered(clusters=25))
     >>> layer(torch.randn(2, 100, 384), mask=sq.Mask.padding([100, 70])).shape
     torch.Size([2, 100, 384])
     """
+
+    # Else torch's encoder layers, in eval mode, would compute exact attention around `forward`.
+    _qkv_same_embed_dim = False
 
     def __init__(
         self,
@@ -44,6 +60,9 @@ class MultiheadAttention(nn.Module):
         dropout: float = 0.0,
         max_length: int | None = None,
         shared: nn.Module | None = None,
+        batch_first: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         kv_heads = num_heads if kv_heads is None else kv_heads
@@ -57,51 +76,93 @@ class MultiheadAttention(nn.Module):
         if num_heads % kv_heads:
             raise ValueError(f"num_heads={num_heads} is not a multiple of kv_heads={kv_heads}")
         head_dim = embed_dim // num_heads
-        kdim = embed_dim if kdim is None else kdim
+        self.embed_dim, self.kdim = embed_dim, embed_dim if kdim is None else kdim
+        self.vdim, self.batch_first = self.kdim if vdim is None else vdim, batch_first
         self.num_heads, self.kv_heads, self.head_dim, self.dropout = num_heads, kv_heads, head_dim, dropout
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.k_proj = nn.Linear(kdim, kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(kdim if vdim is None else vdim, kv_heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(self.kdim, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(self.vdim, kv_heads * head_dim, bias=bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.attention = resolve(method).bind(
             heads=num_heads, kv_heads=kv_heads, head_dim=head_dim, max_length=max_length, shared=shared
         )
+        self.register_load_state_dict_pre_hook(rename_torch_weights)
+        self.to(device=device, dtype=dtype)
+
+    @property
+    def in_proj_weight(self) -> Tensor | None:
+        """The weights of the three projections in one tensor, as torch's layer holds them; None: of other widths."""
+        if self.kdim != self.embed_dim or self.vdim != self.embed_dim:
+            return None
+        return torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight))
+
+    @property
+    def in_proj_bias(self) -> Tensor | None:
+        """The biases of the three projections one behind the other; None where they have none."""
+        biases: list[Any] = [project.bias for project in (self.q_proj, self.k_proj, self.v_proj)]
+        return None if biases[0] is None else torch.cat(biases)
 
     def forward(
         self,
-        query: Float[Tensor, "B N _q"],
-        key: Float[Tensor, "B M _k"] | None = None,
-        value: Float[Tensor, "B M _v"] | None = None,
+        query: Float[Tensor, "... _q"],
+        key: Float[Tensor, "... _k"] | None = None,
+        value: Float[Tensor, "... _v"] | None = None,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool | None = None,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
         *,
         mask: Mask | None = None,
-        is_causal: bool = False,
         bias: Tensor | None = None,
         seed: int | None = None,
         keep: Keep | None = None,
-    ) -> Float[Tensor, "B N _q"]:
+    ) -> Any:
         """Attend from `query` to `key` and `value`; alone, self-attention; `value` defaults to `key`.
 
-        `keep` names tokens whose attention is exact in self-attention, as in `subquad.attention`.
-        A padded query's attention is 0, so that its output is the bias of the last projection.
+        Args:
+            query: (B,N,embed_dim), or (N,B,embed_dim) without `batch_first`, or (N,embed_dim); or nested.
+            key: (B,M,kdim) in the same order of axes.
+            value: (B,M,vdim).
+            key_padding_mask: (B,M) as torch takes it: True, or −inf, hides a key. Padded queries are computed.
+            need_weights: True is refused; False returns (out, None) as torch does; None returns the output alone.
+            attn_mask: (N,M) or (B·H,N,M) as torch takes it: True hides, floats are added; padding, causal or a window,
+                or anything else that the method takes (see `Mask.from_sdpa`).
+            average_attn_weights: of torch's layer; says nothing here.
+            is_causal: no key of the future. Beside `attn_mask`, the hint that it says so.
+            mask: a `Mask`, in place of torch's two. A padded query's attention is 0, so that its output is the bias of
+                the last projection.
+            bias: (B|1,H|1,N,M), added to the logits.
+            seed: as in `subquad.attention`.
+            keep: tokens whose attention is exact in self-attention, as in `subquad.attention`.
+
+        Raises:
+            ValueError: need_weights=True; both kinds of masks; what the method cannot take.
         """
+        refuse_weights(need_weights)
         method = self.attention.method
-        step = method.traits.cached and mask is not None and mask.offset is not None
-        if key is not None and key is not query and not (method.traits.cross or step):
-            raise ValueError(f"{method.name!r} does not support cross-attention: its keys are those of the queries")
         key = query if key is None else key
         value = key if value is None else value
-        out = self.attention(
-            self._split(self.q_proj(query), self.num_heads),
-            self._split(self.k_proj(key), self.kv_heads),
-            self._split(self.v_proj(value), self.kv_heads),
-            mask=mask,
-            is_causal=is_causal,
-            bias=bias,
-            seed=seed,
-            keep=keep,
-            dropout_p=self.dropout if self.training else 0.0,
-        )
-        return self._join(out)
+        same = key is query
+        step = method.traits.cached and mask is not None and mask.offset is not None
+        (query, key, value), lengths, back = as_batches(query, key, value, batch_first=self.batch_first)
+        query = self._split(self.q_proj(query), self.num_heads)
+        key, value = self._split(self.k_proj(key), self.kv_heads), self._split(self.v_proj(value), self.kv_heads)
+        options: dict[str, Any] = {"seed": seed, "keep": keep, "dropout_p": self.dropout if self.training else 0.0}
+        if key_padding_mask is not None or attn_mask is not None:
+            if mask is not None or bias is not None or lengths is not None:
+                other = "nested inputs" if lengths is not None else "`mask` or `bias`"
+                raise ValueError(f"torch's masks are given together with {other}; say all of it in `mask`")
+            options |= {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "self_attention": same}
+            out = attend_as_torch(self.attention, query, key, value, is_causal=is_causal, **options)
+        else:
+            if not (same or method.traits.cross or step):
+                raise ValueError(f"{method.name!r} does not support cross-attention: its keys are those of the queries")
+            if lengths is not None:
+                mask = (mask or Mask()) & Mask.padding(lengths)
+            out = self.attention(query, key, value, mask=mask, is_causal=is_causal, bias=bias, **options)
+        out = back(self._join(out))
+        return out if need_weights is None else (out, None)
 
     def init_state(self, batch: int) -> dict[str, Tensor]:
         """The state before the first token, for `step`; ValueError where the method has none.

@@ -67,7 +67,7 @@ def calibrate(
 ) -> dict[str, Any]:
     """Fit a method's learned parameters to the model and leave the adapter in the cell's folder.
 
-    `steps` 0: the method's own recipe. Gives the means over the layers, on passages kept apart, at the start and with
+    `steps` 0: the method's own recipe. Gives the means over the layers, on held-out passages, at the start and with
     the parameters that are kept: of the share of exact attention on the chosen keys, or of the error of the outputs.
     """
     folder = context.folder / ADAPTER

@@ -35,7 +35,7 @@ class FineTune(Task):
         length: tokens of a text that are read.
         classes: labels that there are.
         head: file with the weights that the head starts from; "": drawn.
-        held_out: one in so many training texts is kept to validate by.
+        held_out: one in this number of training texts is held out for validation.
     """
 
     name: ClassVar[str] = "fine-tune"

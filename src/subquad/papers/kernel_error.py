@@ -52,14 +52,14 @@ def estimates(
 def measured(
     kind: str, x: Float[Tensor, "n D"], y: Float[Tensor, "n D"], features: int, draws: int, independent: bool
 ) -> float:
-    """The relative error over pairs and draws, with so many features."""
+    """The relative error over pairs and draws, with `features` features."""
     rows = features // per_row(kind)
     squares = [(estimates(kind, x, y, rows, seed, independent) - 1).square().mean() for seed in range(draws)]
     return float(torch.stack(squares).mean().sqrt())
 
 
 def expected(kind: str, x: Float[Tensor, "n D"], y: Float[Tensor, "n D"], features: int) -> float:
-    """The same for independent rows, from the variance of one row."""
+    """The expected relative error for independent rows, from the variance of one row."""
     s, rows = (x + y).square().sum(-1), features / per_row(kind)
     positive = s.exp() - 1
     if kind == "positive":

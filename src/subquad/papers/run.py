@@ -130,7 +130,7 @@ def _claim(out: Path, run: dict[str, Any], resume: bool) -> None:
         if there != run:
             raise InputError(f"{out} holds another run ({_difference(there, run)}); give another folder with --out")
         if not resume:
-            raise InputError(f"{out} holds this run already: --resume goes on with it, --out FOLDER starts another")
+            raise InputError(f"{out} holds this run already: --resume continues it, --out FOLDER starts another")
         return
     if not files.empty_but_for(out, [path.name, "cells", *RUNNING]):
         raise InputError(f"{out} is not empty and holds no run of this; give another folder with --out")

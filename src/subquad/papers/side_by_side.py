@@ -58,7 +58,7 @@ def _too_long(make: Callable[[int], Calls], length: int, name: str, limit: float
         return None  # it will say so itself
     calls.clear()
     expected = stopwatch(call, torch.device(device))[0] * (length / PROBE) ** growth(name)
-    return f"foretold {expected:,.0f} s a call" if expected > limit else None
+    return f"predicted {expected:,.0f} s per call" if expected > limit else None
 
 
 def growth(name: str) -> int:

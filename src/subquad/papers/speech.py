@@ -76,7 +76,7 @@ class Recipe:
     def settings(
         self, method: str, seed: int, layers: int = 0, training: Mapping[str, Any] | None = None
     ) -> RunSettings:
-        """Of a run with this method, named as the paper names it.
+        """The settings of a run with this method, which has the paper's name.
 
         Layers 0: as the recipe says. `training`: what differs from the recipe's.
         """
@@ -84,7 +84,7 @@ class Recipe:
         return _settings(self.task, model, {**self.training, **(training or {})}, seed)
 
     def first_settings(self, method: str, seed: int, layers: int = 0) -> RunSettings:
-        """Of the run on short utterances before."""
+        """The settings of the earlier run on short utterances."""
         own = self.settings(method, seed, layers)
         first = {"method": "shared-full" if shares(method) else "full"}
         return _settings(
@@ -272,7 +272,7 @@ def baseline_cell(recipe: Recipe) -> Cell:
 
 @dataclass(frozen=True)
 class Variant:
-    """A method, in a model of so many layers."""
+    """A method in a model with a given number of layers."""
 
     method: str
     layers: int = 0  # 0: as the recipe says
@@ -357,7 +357,7 @@ def times_table(found: Found, models: Mapping[str, Sequence[str]]) -> Table:
         title="Time, with full on SDPA",
         columns=[
             "trained with",
-            "ms an update (quartiles)",
+            "ms per update (quartiles)",
             f"s an epoch of {EPOCH:,} utterances",
             "times as fast as full",
             "updates to convergence",

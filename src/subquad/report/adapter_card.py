@@ -10,7 +10,7 @@ from subquad.report.tables import plain_table
 TITLES = {
     "error": "relative error of the outputs",
     "utility": "attention utility, buckets of N/B",
-    "keys": "distinct keys a query, buckets of N/B",
+    "keys": "distinct keys per query, buckets of N/B",
 }
 
 CARD = """# {method} for {model}
@@ -26,7 +26,7 @@ sq.hf.load_adapter(model, "{folder}")
 
 {facts}
 
-Before and after, on the passages kept apart:
+Before and after, on the held-out passages:
 
 {table}
 """
@@ -38,7 +38,7 @@ def figures(record: dict[str, Any]) -> list[str]:
 
 
 def layer_rows(record: dict[str, Any]) -> list[list[str]]:
-    """One row a layer, "before → after" for each figure, and the means; after is where the layer did best."""
+    """One row per layer, "before → after" for each figure, and the means; after is where the layer did best."""
     names = figures(record)
     at = {entry["step"]: entry["layers"] for entry in record["history"]}
     first = record["history"][0]["step"]
@@ -70,7 +70,7 @@ def adapter_card(record: dict[str, Any], folder: str) -> str:
     facts = [
         f"Settings: {listed}.",
         f"Text: {', '.join(record['text']['source'])} ({record['text']['documents']} documents), passages of at most "
-        f"{passages['tokens']} tokens. {passages['held_out']} of them were kept apart; the figures below are theirs.",
+        f"{passages['tokens']:,} tokens. {passages['held_out']} of them were held out; the figures below are theirs.",
         f"{record['history'][-1]['step']} steps of {settings['batch']}, {record['seconds']:.0f} s ({record['ended']}), "
         f"Adam from {settings['learning_rate']:g} down to a tenth, seed {settings['seed']}. Each layer has the "
         f"parameters with which its {record['metric']} was best.",
@@ -87,13 +87,13 @@ def adapter_card(record: dict[str, Any], folder: str) -> str:
 
 
 def untouched(record: dict[str, Any]) -> str:
-    """Which positions no passage reached, where parameters are for so many tokens; "" where there are none."""
+    """The positions that no passage reached, for parameters that belong to positions; "" where there are none."""
     reached, most = record["passages"]["tokens"], record.get("longest", 0)
     if most <= reached:
         return ""
     return (
-        f"The parameters are for at most {most} tokens, and no passage was longer than {reached}: what belongs to "
-        f"later positions alone is as it started. Fit on passages of {most} tokens to use it there."
+        f"The parameters are for at most {most:,} tokens, and no passage was longer than {reached:,}: parameters of "
+        f"later positions have their initial values. Fit on passages of {most:,} tokens to use the method there."
     )
 
 

@@ -11,7 +11,7 @@ Key = tuple[str, str, str, int]
 
 
 def changes(old: BenchReport, new: BenchReport, name: str) -> Changes:
-    """Every cell that both runs measured, and what else differs between them. `name` is what the old one is called.
+    """Compare the cells that both runs measured, and list other differences; `name` is the earlier run's name.
 
     Speed-ups against SDPA are compared, rather than times: SDPA ran in turn with the method both times, so another
     load of the machine meets both sides. A method is faster when its speed-up grew by more than TOLERANCE, the quartile

@@ -12,8 +12,8 @@ from subquad.report.drawing import Style
 
 # file name -> (figure of a cell, suffix of its quartiles, title, label of the axis)
 PLOTS = {
-    "time-per-token.png": ("us_per_token", "time per token against length", "µs a token"),
-    "memory-per-token.png": ("bytes_per_token", "peak extra memory per token against length", "bytes a token"),
+    "time-per-token.png": ("us_per_token", "time per token against length", "µs per token"),
+    "memory-per-token.png": ("bytes_per_token", "peak extra memory per token against length", "bytes per token"),
     "speedup.png": ("speedup", "speed-up over SDPA against length", "SDPA's time / the method's"),
 }
 
@@ -27,7 +27,7 @@ def plots(report: BenchReport) -> dict[str, bytes]:
 
 def figure(report: BenchReport, name: str) -> Figure | None:
     """One of PLOTS; None where there is nothing to draw. Bands are quartiles; rings on speed-ups are crossovers,
-    and the grey band at 1 is how far SDPA comes from itself.
+    and the grey band at 1 is how far SDPA differs from itself.
     """
     what, heading, label = PLOTS[name]
     shown = [panel for panel in panels(report["cells"]) if _lines(report, panel, what)]
@@ -92,7 +92,7 @@ def _edge(report: BenchReport, panel: Panel, name: str, what: str, side: str) ->
 
 
 def _shade_noise(ax: Any, noise: dict[int, float]) -> None:
-    """A grey band: how far SDPA comes from itself."""
+    """A grey band: how far SDPA differs from itself."""
     if noise:
         low, high = [1 / factor for factor in noise.values()], list(noise.values())
         ax.fill_between(list(noise), low, high, color="#9aa2aa", alpha=0.3, linewidth=0, zorder=1)

@@ -31,7 +31,7 @@ class BenchCell(TypedDict):
     speedup_high: NotRequired[float]
     visits: NotRequired[list[float]]  # the speed-up of each visit: medians of rounds that followed each other
     verdict: NotRequired[Verdict]  # whether the speed-up is clear of the noise
-    noise: NotRequired[float]  # of SDPA: how far it comes from itself, timed again in each round, as a factor
+    noise: NotRequired[float]  # of SDPA: how far it differs from itself, timed again in each round, as a factor
     extra_bytes: NotRequired[int | None]  # peak memory of a call, above what its inputs take
     bytes_per_token: NotRequired[float]
     memory: NotRequired[str]  # how memory was counted, or why it was not
@@ -65,7 +65,7 @@ class Change(TypedDict):
 
 
 class Changes(TypedDict):
-    """What `--compare` found."""
+    """The results of `--compare`."""
 
     old: str
     created: str  # when the earlier run was

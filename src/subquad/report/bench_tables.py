@@ -20,9 +20,7 @@ LEGEND = (
     "the method's, in the same round, and its quartiles; ≈ within the noise of this run, ↓ slower. growth: exponent of "
     "the time from the length above. MiB: peak extra memory of a call."
 )
-NO_FIDELITY = (
-    "The inputs are random: no fidelity goes with these times. `subquad compare` measures what a method loses."
-)
+NO_FIDELITY = "The inputs are random, so these times have no fidelity. `subquad compare` measures what a method loses."
 
 
 def rich_table(report: BenchReport) -> RenderableType:

@@ -12,7 +12,7 @@ MISSING = "–"
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure as text, and how to read it: "low" = below the fidelity asked for, "tie" = within the noise."""
+    """A figure as text, and how to read it: "low" = below the minimum fidelity, "tie" = within the noise."""
 
     text: str
     tone: Tone = ""
@@ -26,7 +26,7 @@ def known(value: Any) -> float | None:
 
 
 def number(value: Any, digits: int = 3) -> Cell:
-    """A figure with so many decimals."""
+    """A figure with `digits` decimals."""
     x = known(value)
     return Cell(MISSING, "missing") if x is None else Cell(f"{x:,.{digits}f}")
 
@@ -38,7 +38,7 @@ def share(value: Any) -> Cell:
 
 
 def size(value: Any) -> Cell:
-    """Milliseconds or MiB with three digits that mean something."""
+    """Milliseconds or MiB with three significant digits."""
     x = known(value)
     if x is None:
         return Cell(MISSING, "missing")
@@ -61,7 +61,7 @@ def speedup(value: Any, verdict: Any = None) -> Cell:
 
 
 def kept(value: Any, least: float | None) -> Cell:
-    """A fidelity with four decimals, and whether it is below what was asked for."""
+    """A fidelity with four decimals, marked if it is below the minimum."""
     x = known(value)
     if x is None or least is None or x >= least:
         return number(x, 4)

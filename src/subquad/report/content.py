@@ -23,9 +23,9 @@ FIGURES = {
     "quality-vs-speed.png": (
         "Fidelity against speed-up",
         "Each method's fidelity to the exact model against the speed-up of a whole forward pass, a panel for each "
-        "length. Exact attention is at 1× and fidelity 1; the line joins the methods that no other beats in both. "
-        "Hollow marks are within the noise, neither faster nor slower; the grey band is how far exact attention comes "
-        "from itself.",
+        "length. Exact attention is at 1× and fidelity 1; the line is the Pareto front. "
+        "Hollow marks are within the noise, neither faster nor slower; the grey band is how far exact attention "
+        "differs from itself.",
     ),
     "error-by-layer.png": (
         "Error of each layer's attention",
@@ -34,11 +34,11 @@ FIGURES = {
     "time-vs-length.png": (
         "Time of one attention call against length",
         "Time of one layer's attention against the number of tokens, both logarithmic. A ring marks the length from "
-        "which on a method is faster than exact attention, beyond the noise. The inputs are random: no fidelity goes "
-        "with these times.",
+        "which on a method is faster than exact attention, beyond the noise. The inputs are random, so these times "
+        "have no fidelity.",
     ),
 }
-OP_REMARK = "One layer's attention alone, on random inputs: no fidelity goes with these times."
+OP_REMARK = "One layer's attention alone, on random inputs; these times have no fidelity."
 
 
 def pieces(name: str) -> list[str]:
@@ -77,7 +77,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns after the first one, and a line for each of what that names: methods, if nothing else is said."""
+    """A table with a first column of names, methods by default, and one line for each."""
 
     columns: list[Column]
     lines: list[Line]
@@ -116,7 +116,7 @@ def _table(report: Report, makers: Sequence[Maker]) -> Table:
 
 
 def quality_table(report: Report) -> Table:
-    """What the methods lose at the model's own length."""
+    """The quality of the methods at the model's own length."""
     own = own_length(report)
     return _table(report, [_nearness(report, own), *_quality_details(own)])
 
@@ -127,7 +127,7 @@ def task_table(report: Report) -> Table:
 
 
 def speed_table(report: Report) -> Table:
-    """What the methods gain: fidelity and speed-up at each length, and memory."""
+    """Fidelity and speed-up of the methods at each length, and memory."""
     makers: list[Maker] = []
     for length in model_lengths(report):
         makers += [_fidelity(length, min_fidelity(report)), _speed(length)]
@@ -135,7 +135,7 @@ def speed_table(report: Report) -> Table:
 
 
 def main_table(report: Report) -> Table:
-    """Gain beside loss at each length, the task, and the rest of the quality at the model's own length."""
+    """Fidelity and speed-up at each length, the task, and the other quality figures at the model's own length."""
     details = _table(report, _quality_details(own_length(report)))
     tables = (speed_table(report), task_table(report), details)
     lines = [
@@ -270,7 +270,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def tokens(length: str) -> str:
-    """A length as text."""
+    """Format a length as text."""
     return f"{int(length):,}"
 
 
@@ -283,7 +283,7 @@ def short_name(report: Report) -> str:
 
 
 def use(report: Report) -> str | None:
-    """The line of Python that does what is recommended; None where that is to change nothing."""
+    """The line of Python for the recommended method; None if exact attention is recommended."""
     choice = report["recommendation"]["choice"]
     if choice == "full":
         return None
@@ -298,8 +298,8 @@ def legend(report: Report) -> str:
         f"≈ within the noise of this run, neither faster nor slower; ↓ slower than exact attention; {MISSING} not "
         "measured; lengths in tokens.",
         _samples(report),
-        f"Fidelity asked for: {least:g}." if least is not None else "",
-        f"Extra memory, and quality without a length, are those at {tokens(own)}." if own else "",
+        f"Minimum fidelity: {least:g}." if least is not None else "",
+        f"Extra memory and quality figures without a length are for {tokens(own)} tokens." if own else "",
         _exact_times(report),
     ]
     return " ".join(filter(None, said))
@@ -335,7 +335,7 @@ def told(parts: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[tuple[s
 
 
 def fact(key: str, value: Any) -> str:
-    """A setting as text."""
+    """Format a setting as text."""
     if value is None:
         return "none"
     if isinstance(value, Mapping):

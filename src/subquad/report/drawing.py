@@ -42,26 +42,26 @@ LOOK = {
     "axes.edgecolor": "#7a828a",
     "legend.frameon": False,
     "legend.fontsize": 9,
-    "text.parse_math": False,  # a "$" in a model's name is no formula
+    "text.parse_math": False,  # a "$" in a model's name is not a formula
 }
 DPI = 160
 
 
 @dataclass(frozen=True)
 class Style:
-    """How a method looks in every plot."""
+    """The look of a method in every plot."""
 
     color: str
     marker: Marker
 
     @property
     def scale(self) -> float:
-        """Of the marker: a star looks small."""
+        """The scale of the marker, larger for a star, which looks small."""
         return 1.8 if self.marker == "*" else 1.0
 
     @property
     def line(self) -> dict[str, Any]:
-        """Keywords of `Axes.plot`."""
+        """The keywords of `Axes.plot` for this style."""
         return {"color": self.color, "marker": self.marker, "markersize": 5.5 * self.scale, "linewidth": 1.7}
 
 
@@ -107,7 +107,7 @@ def ticks_at(axis: Any, places: Sequence[float], text: Callable[[float], str]) -
 
 
 def _apart(places: Sequence[float]) -> list[float]:
-    """Those that lie at least a tenth of the axis apart, from the largest down."""
+    """The places that are at least a tenth of their range apart, chosen from the largest down."""
     least = (places[-1] / places[0]) ** 0.1
     kept = [places[-1]]
     for place in reversed(places[:-1]):
@@ -128,7 +128,7 @@ def ticks(axis: Any, limits: tuple[float, float], text: Callable[[float], str]) 
     if not places:  # values that hardly differ: no number of two digits lies between the limits
         low, high = sorted((float(f"{low:.4g}"), float(f"{high:.4g}")))
         places = sorted({low, high})
-    axis.set_major_locator(FixedLocator(places[:: math.ceil(len(places) / 7)]))  # of many decades, some
+    axis.set_major_locator(FixedLocator(_apart(places[:: math.ceil(len(places) / 7)])))  # of many decades, some
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(float(f"{value:.6g}"))))
 

@@ -63,7 +63,7 @@ def _line(record: Record, layer: int, figure: str) -> tuple[list[int], list[floa
 
 
 def _mean(lines: Sequence[tuple[list[int], list[float]]]) -> dict[int, float]:
-    """By step, over the layers that have it."""
+    """The mean by step over the layers that have the step."""
     values: dict[int, list[float]] = {}
     for steps, figures in lines:
         for step, figure in zip(steps, figures, strict=True):

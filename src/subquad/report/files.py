@@ -30,7 +30,7 @@ def as_json(data: Any) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """The same data with None for NaN and infinity."""
+    """Replace NaN and infinity by None."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -15,13 +15,13 @@ class Choice(NamedTuple):
 
 
 def choice(layer: LayerFigures, variant: Variant) -> Choice | None:
-    """Of one layer; None where the method chooses no keys there."""
+    """The choice of one layer; None if the method chooses no keys there."""
     found: Any = layer.get("utility", {}).get(variant)
     return None if found is None else Choice(*(mean(found[name]) for name in Choice._fields))
 
 
 def choices(method: Inspected, variant: Variant) -> dict[int, Choice]:
-    """By layer."""
+    """The choices by layer."""
     found = {int(number): choice(layer, variant) for number, layer in method["layers"].items()}
     return {number: one for number, one in found.items() if one is not None}
 
@@ -32,7 +32,7 @@ def over_layers(found: Sequence[Choice]) -> Choice | None:
 
 
 def bounds(report: InspectReport) -> dict[int, float]:
-    """By layer the upper bound at N/B keys, the mean over heads."""
+    """The upper bound at N/B keys by layer, as the mean over heads."""
     return {int(number): mean(heads) for number, heads in report["bounds"].items()}
 
 

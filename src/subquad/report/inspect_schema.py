@@ -22,11 +22,11 @@ class Shares(TypedDict):
 
 
 class UtilityFigures(TypedDict):
-    """Of one layer, for each of its heads: means over the sequences."""
+    """Utilities of one layer for each of its heads, as means over the sequences."""
 
     utility: list[float]
     keys: list[float]  # distinct ones that a query meets
-    bound: list[float]  # the most that so many keys can have
+    bound: list[float]  # the most that this number of keys can have
 
 
 class LayerFigures(TypedDict):

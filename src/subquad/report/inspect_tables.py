@@ -19,14 +19,14 @@ GROUPS: dict[Variant, str] = {"n_b": "N/B", "given": "given"}
 SHARES = {
     "size": Column("size", "uneven", "of all buckets, larger than twice or smaller than half the expected size"),
     "size_of_filled": Column("size (filled)", "uneven", "the same of the buckets that are not empty"),
-    "ratio": Column("ratio", "uneven", "of all buckets, more than two queries a key or two keys a query"),
+    "ratio": Column("ratio", "uneven", "of all buckets, more than two queries per key or two keys per query"),
     "ratio_of_both": Column("ratio (both)", "uneven", "the same of the buckets with queries and keys"),
 }
 LEGEND = (
     "utility: share of exact attention's weight on the keys that a query meets. keys: how many distinct ones. bound: "
-    "the most that so many keys can have. N/B: with buckets of N/B tokens, one round; given: with the method's own "
+    "the most that as many keys can have. N/B: with buckets of N/B tokens, one round; given: with the method's own "
     "settings. uneven: shares of buckets with over twice or under half the expected number of tokens (size), or with "
-    "over two queries a key or two keys a query (ratio), when each token goes to the bucket that it scores highest."
+    "over two queries per key or two keys per query (ratio), when each token goes to the bucket that it scores highest."
 )
 SPECTRUM_LEGEND = (
     "Y(j): the share of the j largest singular values of exact attention's weights in the sum of all; over the heads "
@@ -82,7 +82,7 @@ def markdown(report: InspectReport, figures: Sequence[str] = ()) -> str:
 
 
 def title(report: InspectReport) -> str:
-    """What was looked at."""
+    """The title of an inspection."""
     name = report["model"]["name"].rstrip("/").rpartition("/")[2]
     s, layers = report["settings"], len(report["bounds"])
     sequences = f"{s['sequences']} sequence{'' if s['sequences'] == 1 else 's'} of {s['length']:,} tokens"
@@ -100,7 +100,7 @@ def summary(report: InspectReport) -> Table:
 
 
 def of_layer(report: InspectReport, number: str) -> Table:
-    """One layer."""
+    """The table of one layer."""
     return _table(
         report,
         lambda method, variant: choice(method["layers"][number], variant),

@@ -41,14 +41,14 @@ def html(report: Report, plots: Mapping[str, bytes]) -> str:
 
 @cache
 def template(name: str) -> Template:
-    """A page of this folder."""
+    """Load a page template of this folder."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string((files("subquad.report") / name).read_text("utf-8"))
 
 
 @cache
 def style() -> Markup:
-    """How all pages look."""
+    """The style sheet of all pages."""
     return Markup((files("subquad.report") / "page.css").read_text("utf-8"))
 
 

@@ -16,12 +16,12 @@ BLANK = Cell(MISSING, "missing")
 EXACT = "full"
 FIGURES = {
     "plan-layers.png": (
-        "What runs where",
+        "Method of each layer",
         "The method of each layer at each length; white is exact attention. The number is the share of exact "
         "attention's time in that layer.",
     ),
     "plan-front.png": (
-        "What other floors would give",
+        "Plans for other floors",
         "Predicted speed-up of the whole model for several floors of the fidelity, from the same measurements: plans, "
         "and the best single method in all layers.",
     ),
@@ -32,7 +32,7 @@ SECTIONS = {"Settings": "settings", "Model": "model", "Text": "text", "Hardware"
 def title(report: PlanReport) -> str:
     """What the report is of."""
     name = str(report["model"].get("name", report["model"].get("class", "model"))).rstrip("/").rpartition("/")[2]
-    return f"{name}: a plan of its attention"
+    return f"{name}: attention plan"
 
 
 def rich_table(report: PlanReport) -> RenderableType:
@@ -62,7 +62,7 @@ def tables(report: PlanReport) -> list[tuple[str, str, Table]]:
     found = [
         (
             "Lengths",
-            "What was verified on held-out passages. Predicted: the sum of the losses of single layers.",
+            "Figures on held-out passages. The predicted loss is the sum of the losses of single layers.",
             verified(report),
         ),
         (
@@ -70,7 +70,7 @@ def tables(report: PlanReport) -> list[tuple[str, str, Table]]:
             "The method of each layer, with its share of exact attention's time and its loss alone.",
             layers(report),
         ),
-        ("Other floors", "As predicted from the same measurements, not verified.", floors(report)),
+        ("Other floors", "Predictions from the same measurements, not verified.", floors(report)),
         ("Rounds", "Each choice that was verified, in order.", rounds(report)),
     ]
     return [(heading, about, table) for heading, about, table in found if table.lines]
@@ -82,7 +82,7 @@ def described(report: PlanReport) -> dict[str, dict[str, object]]:
 
 
 def facts_of(report: PlanReport) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The same as names and texts."""
+    """The facts behind a plan as (heading, [(name, text)])."""
     return [(heading, list(pairs)) for heading, pairs in told(described(report))]
 
 

@@ -64,7 +64,7 @@ def quality_vs_speed(report: Report) -> Figure | None:
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other one beats in both, slowest first."""
+    """The Pareto front of points, slowest first."""
     front: list[tuple[float, float]] = []
     for x, y in sorted(points, reverse=True):
         if not front or y > front[-1][1]:
@@ -144,8 +144,8 @@ def _gathered(place: Any) -> Any:
 
 def _guides(report: Report) -> list[Line2D]:
     least = reading.min_fidelity(report)
-    front = Line2D([], [], color="#8a929a", linewidth=1.3, label="not beaten in both")
-    asked = Line2D([], [], color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)), label=f"fidelity asked for: {least}")
+    front = Line2D([], [], color="#8a929a", linewidth=1.3, label="Pareto front")
+    asked = Line2D([], [], color="#5b636b", linewidth=1.2, linestyle=(0, (4, 3)), label=f"minimum fidelity: {least}")
     hollow: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": "#5b636b", "markeredgewidth": 1.3}
     tie = Line2D([], [], linestyle="", marker="o", markersize=7.5, label="hollow: within the noise", **hollow)
     return [front, asked, tie] if least is not None else [front, tie]
@@ -196,7 +196,7 @@ def time_vs_length(report: Report) -> Figure | None:
     _mark_crossovers(ax, methods, times, looks)
     log_lengths(ax)
     ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
-    ax.set_ylabel("ms a call, one layer")
+    ax.set_ylabel("ms per call, one layer")
     figure.legend(loc="outside right upper")
     return drawing.titled(figure, content.short_name(report), "time of one attention call against length")
 

@@ -66,24 +66,24 @@ def layer_errors(method: MethodReport) -> dict[int, float]:
 
 
 def min_fidelity(report: Report) -> float | None:
-    """The fidelity that was asked for."""
+    """The minimum fidelity of the comparison."""
     return known(report["settings"].get("min_fidelity"))
 
 
 def noise(report: Mapping[str, Any]) -> tuple[bool, str] | None:
-    """Whether the machine was busy, and what to say of the noise; None where a report does not say."""
+    """Whether the machine was busy, and the sentence about the noise; None in reports without it."""
     found: Mapping[str, Any] = report.get("noise") or {}
     return (bool(found.get("busy")), str(found["says"])) if found.get("says") else None
 
 
 def noise_at(report: Report, part: Literal["model", "op"], length: str) -> float | None:
-    """How far exact attention comes from itself at a length, as a factor."""
+    """How far exact attention differs from itself at a length, as a factor."""
     found: Mapping[str, Any] = report.get("noise") or {}
     return known((found.get(part) or {}).get(length))
 
 
 def marks(report: Report, method: MethodReport) -> list[str]:
-    """What to say beside a method's name."""
+    """The marks next to a method's name."""
     layers = report["model"].get("layers")
     total = len(layers) if isinstance(layers, Sequence) else layers
     some = method.get("layers")

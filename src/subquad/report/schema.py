@@ -13,7 +13,7 @@ __all__ = ["Cost", "MethodReport", "Quality", "Recommendation", "Report", "RunNo
 
 
 class Quality(TypedDict):
-    """How close to the exact model. Embedding models have the first group, language models the perplexities."""
+    """Closeness to the exact model: the first group for embedding models, perplexities for language models."""
 
     cosine_mean: NotRequired[float]
     cosine_p5: NotRequired[float]
@@ -51,7 +51,7 @@ class RunNoise(Noise):
 
 
 class Recommendation(TypedDict):
-    """What to do, and why."""
+    """The recommended method and the reasons."""
 
     choice: str  # a method as the command line writes it; "full" = stay with exact attention
     headline: str

@@ -112,7 +112,7 @@ def rich_of(table: Table, folded: bool) -> RichTable:
 
 
 def _head(column: Column) -> Text:
-    """As narrow as it goes: a word a line."""
+    """A column's head as narrow as possible: one word per line."""
     words = (column.short or column.head).split(" ")
     return Text("\n".join([column.group, *words] if column.group else words))
 

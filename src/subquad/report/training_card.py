@@ -1,4 +1,4 @@
-"""The card beside a trained model's weights: what it does, how well, and how to have it again."""
+"""The card of a trained model: what the model does, its figures, and how to reproduce it."""
 
 import shlex
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from subquad.report.tables import plain_table
 
 
 def training_card(record: Mapping[str, Any], name: str) -> str:
-    """README.md of a run; `name` is its folder's."""
+    """The README.md of a run; `name` is the name of its folder."""
     settings, task = record["settings"], record["task"]
     parts = [
         "---\nlibrary_name: transformers\ntags: [subquad]\n---",
@@ -25,7 +25,7 @@ def training_card(record: Mapping[str, Any], name: str) -> str:
         "## Use",
         f"```python\nfrom subquad.training.models import {record['model']}\n\n"
         f'model = {record["model"]}.from_pretrained("{name}/model")\n```',
-        "## The same again",
+        "## Reproduce it",
         f"```sh\n{_command(record, name)}\n```",
         "`settings.toml`:",
         f"```toml\n{tomli_w.dumps(settings)}```",
@@ -43,7 +43,7 @@ def rich_figures(record: Mapping[str, Any]) -> Table:
 
 
 def _command(record: Mapping[str, Any], name: str) -> str:
-    """The line that trains it, on as many processes."""
+    """The command that trains the model, on the same number of processes."""
     count, needs = record["processes"], record["task"]["needs"]
     start = "subquad" if count == 1 else f"torchrun --nproc-per-node {count} -m subquad"
     folder = shlex.quote(name)

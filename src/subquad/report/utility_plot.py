@@ -47,7 +47,7 @@ def utility(report: InspectReport) -> Figure | None:
     handles = handles if any(map(widens, shown)) else handles[::2]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     layers = f"{len(best)} layer{'' if len(best) == 1 else 's'}"
-    what = f"attention utility, {layers}; below each box, keys a query"
+    what = f"attention utility, {layers}; below each box, keys per query"
     return drawing.titled(figure, report["model"]["name"], what)
 
 

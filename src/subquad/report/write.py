@@ -42,7 +42,7 @@ def write_bench(report: BenchReport, folder: Path) -> list[Path]:
 
 
 def csv_of(report: BenchReport) -> str:
-    """One row a cell, a column for each of its figures; empty where it was not measured."""
+    """One row per cell, a column for each of its figures; empty where it was not measured."""
     text = StringIO(newline="")
     rows = csv.DictWriter(text, list(BenchCell.__annotations__), lineterminator="\n")
     rows.writeheader()

@@ -22,19 +22,22 @@ HEAD = """# Architectures
 
 This page says for every model type that transformers {version} knows whether `full` can be swapped into it.
 It is written by `python -m tests.hf.survey --out results.json --table`.
-For each type, a small model with random weights, three times as large as usual so that mistakes show, runs on its own
-attention and then on `sq.hf.swap(model, "full")`.
+For each type, a small model runs on its own attention and then on `sq.hf.swap(model, "full")`.
+Its weights are random and three times as large as usual, so that errors are visible.
 
-Compared are all outputs, hidden states and poolers included, without padding and with padding on either side;
-the gradients of all parameters and real-valued inputs;
-eight greedily generated tokens with a dynamic and a static cache;
-and packed sequences.
+These are compared:
+
+- all outputs, including hidden states and poolers, without padding and with padding on either side;
+- the gradients of all parameters and real-valued inputs;
+- eight greedily generated tokens with a dynamic and a static cache;
+- packed sequences.
+
 Padded positions are compared too, unless they see no key.
-A comparison is left out where the model's own attention fails at it.
-*Equal* means that nothing differs by more than 0.001 of the largest number in its tensor from the model's eager
-attention, or from its default attention where the two differ from each other.
+A comparison is left out if it fails with the model's own attention.
+*Equal* means that no tensor differs from that of the model's eager attention by more than 0.001 of its largest number.
+Where the model's default attention differs from its eager attention, either may be the reference.
 
-Whether another method than `full` fits a model depends on the method too: `sq.hf.refusals(model, method)` says.
+`sq.hf.refusals(model, method)` says whether a method other than `full` can run in a model.
 
 """
 

@@ -38,7 +38,7 @@ def test_gzipped_files_and_folders(tmp_path):
     ("content", "message"),
     [
         ("ACGT\n", "is not FASTA: line 1 stands before the first line with '>'"),
-        (">a\nACGT\nAC-T\n", "line 3: '-' is no code of a base"),
+        (">a\nACGT\nAC-T\n", "line 3: '-' is not the code of a base"),
         (">a\n>b\nA\n", "the sequence 'a' has no bases"),
         ("\n", "holds no sequence"),
     ],

@@ -35,7 +35,7 @@ GOOD = idx(np.zeros((2, 3), dtype=np.uint8))
 @pytest.mark.parametrize(("name", "content", "message"), [
     ("a", b"", "begins with nothing"),
     ("a", b"PNG!", "begins with 504e4721, not 000008"),
-    ("a", idx(np.zeros(3, dtype=np.uint8), kind=13), "no IDX file of bytes"),
+    ("a", idx(np.zeros(3, dtype=np.uint8), kind=13), "not an IDX file of bytes"),
     ("a", GOOD[:-1], r"5 bytes after its header, which says \(2, 3\)"),
     ("a", GOOD + b"x", "7 bytes after its header"),
     ("a", GOOD[:6], "0 bytes after its header"),

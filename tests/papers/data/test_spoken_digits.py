@@ -28,7 +28,7 @@ def test_recordings_are_read_once(tmp_path: Path) -> None:
     [
         ("seven_theo_0.wav", wav(800), "'seven_theo_0.wav' is not named"),
         ("7_theo.wav", wav(800), "'7_theo.wav' is not named"),
-        ("7_theo_0.wav", wav(800, rate=16000), "16000 samples a second, but 1 channel, 16 bits and 8000 are read"),
+        ("7_theo_0.wav", wav(800, rate=16000), "16000 samples per second, but 1 channel, 16 bits and 8000 are read"),
         ("7_theo_0.wav", wav(800, channels=2), "has 2 channels"),
         ("7_theo_0.wav", b"no sound", "'7_theo_0.wav' is no .wav file"),
         ("7_theo_0.wav", wav(800)[:20], "'7_theo_0.wav' is no .wav file"),

@@ -1,4 +1,4 @@
-"""Linformer's table 3: what is published, what is foretold, what is divided by what."""
+"""Linformer's table 3: what is published, what is predicted, what is divided by what."""
 
 import pytest
 

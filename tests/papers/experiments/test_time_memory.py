@@ -37,8 +37,8 @@ def tables(made):
 
 def test_times_and_memory_are_those_of_a_token():
     shown = tables(found())
-    assert shown["µs a token: median (quartiles)"]["clustered:clusters=100"] == ["1,515 (1,504–1,526)"] * 3
-    assert shown["Bytes a token, peak above the inputs"]["full"] == ["1,000"] * 3
+    assert shown["µs per token: median (quartiles)"]["clustered:clusters=100"] == ["1,515 (1,504–1,526)"] * 3
+    assert shown["Bytes per token, peak above the inputs"]["full"] == ["1,000"] * 3
 
 
 def test_crossings_are_told_against_both_and_beside_the_published():
@@ -56,12 +56,12 @@ def test_what_fits_goes_on_as_memory_grows():
 def test_what_was_not_run_has_no_point_and_a_reason():
     made = found()
     for visit in range(2):
-        made[f"time N=2048 visit={visit}"]["full"] = {"reason": "foretold 71 s a call"}
+        made[f"time N=2048 visit={visit}"]["full"] = {"reason": "predicted 71 s per call"}
         del made[f"time N=2048 visit={visit}"][NAIVE]
     came = results(SCALE, made)
     table = came.tables[1]
     assert table.rows[0][-1] == table.rows[1][-1] == "–"
-    assert "full at 2,048 tokens: foretold 71 s a call" in table.note
+    assert "full at 2,048 tokens: predicted 71 s per call" in table.note
     time = next(plot for plot in came.plots if plot.file == "time-per-token")
     assert [x for x, _ in time.series["full"]] == [512.0, 1024.0]
     assert {name: len(band) for name, band in time.bands.items()} == {"full": 2, NAIVE: 2, "clustered:clusters=100": 3}

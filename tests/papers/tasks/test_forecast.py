@@ -48,7 +48,7 @@ class TestWindows:
         assert len(splits.validation) == len(splits.test) == 480 - horizon + 1
 
     @pytest.mark.parametrize("split", ["train", "validation", "test"])
-    def test_first_and_last_row_foretold(self, split):
+    def test_first_and_last_row_predicted(self, split):
         task = small(features="M")
         windows = getattr(task.splits(None), split)
         rows = standardised(waves(), END["train"]).astype(np.float32)
@@ -57,14 +57,14 @@ class TestWindows:
         np.testing.assert_array_equal(windows[0]["past"], rows[first - 12 : first])
         np.testing.assert_array_equal(windows[len(windows) - 1]["labels"], rows[END[split] - 4 : END[split]])
 
-    @pytest.mark.parametrize(("features", "read", "foretold"), [("S", 1, 1), ("MS", 7, 1), ("M", 7, 7)])
-    def test_columns(self, features, read, foretold):
+    @pytest.mark.parametrize(("features", "read", "predicted"), [("S", 1, 1), ("MS", 7, 1), ("M", 7, 7)])
+    def test_columns(self, features, read, predicted):
         item = small(features=features).splits(None).test[5]
         assert item["past"].shape == (12, read)
-        assert item["labels"].shape == (4, foretold)
+        assert item["labels"].shape == (4, predicted)
         assert item["times"].shape == (16, 5)
         everything = small(features="M").splits(None).test[5]
-        np.testing.assert_array_equal(item["labels"], everything["labels"][:, -foretold:])
+        np.testing.assert_array_equal(item["labels"], everything["labels"][:, -predicted:])
         np.testing.assert_array_equal(item["past"], everything["past"][:, -read:])
 
     def test_scaled_by_the_training_months_alone(self, monkeypatch):
@@ -130,7 +130,7 @@ class TestRefusals:
     def test_windows_of_another_length(self):
         task, forecaster = model()
         given = batch(task)
-        with pytest.raises(ValueError, match="reads 12 rows and foretells 4, but past has 11"):
+        with pytest.raises(ValueError, match="reads 12 rows and predicts 4, but past has 11"):
             forecaster(given["past"][:, 1:], given["times"])
 
 

@@ -183,7 +183,7 @@ def test_digits_that_do_not_fit_are_left_out(data: Path) -> None:
 
 
 def test_missing_speakers_and_data_are_named(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"held_out='nobody' is no speaker beside others in .* anna, bert"):
+    with pytest.raises(InputError, match=r"held_out='nobody' is not a speaker next to others in .* anna, bert"):
         Speech(held_out="nobody").splits(data)
     with pytest.raises(InputError, match="no recording of digit 0 by 'anna'"):
         Speech().splits(tones(tmp_path, takes=8))

@@ -39,7 +39,7 @@ def read_ett(folder: Path, dataset: str) -> Series:
     """ETTh1 (hours) or ETTm1 (quarters of an hour), from `dataset`.csv or .csv.gz in a folder.
 
     Raises:
-        InputError: no such file, other columns, a field that is no number or date, or steps of time that differ.
+        InputError: no such file, other columns, a field that is not a number or a date, or steps of time that differ.
     """
     paths = [folder / f"{dataset}.csv", folder / f"{dataset}.csv.gz"]
     path = next((path for path in paths if path.exists()), None)

@@ -29,7 +29,7 @@ def read_fasta(path: Path) -> list[Genome]:
     """All sequences of a FASTA file, or of a gzipped one. Lower case counts as upper case, U as T.
 
     Raises:
-        InputError: no such file, or one that is no FASTA; names the line.
+        InputError: no such file, or a file that is not in FASTA format; names the line.
     """
     genomes: list[Genome] = []
     name, parts = "", list[NDArray[np.uint8]]()
@@ -44,7 +44,7 @@ def read_fasta(path: Path) -> list[Genome]:
             bases = _CODES[np.frombuffer(text, dtype=np.uint8)]
             if (bases == _UNKNOWN).any():
                 wrong = chr(text[int(np.argmax(bases == _UNKNOWN))])
-                raise InputError(f"{path}, line {number}: {wrong!r} is no code of a base")
+                raise InputError(f"{path}, line {number}: {wrong!r} is not the code of a base")
             parts.append(bases)
     genomes += _genome(path, name, parts)
     if not genomes:

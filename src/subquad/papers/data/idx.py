@@ -25,7 +25,9 @@ def read_idx(path: Path) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != UNSIGNED_BYTE:
-        raise InputError(f"{path} is no IDX file of bytes: it begins with {content[:4].hex() or 'nothing'}, not 000008")
+        raise InputError(
+            f"{path} is not an IDX file of bytes: it begins with {content[:4].hex() or 'nothing'}, not 000008"
+        )
     dimensions = content[3]
     start = 4 + 4 * dimensions
     shape = struct.unpack(f">{dimensions}I", content[4:start]) if len(content) >= start else ()

@@ -60,7 +60,7 @@ class Rules:
                 f"shortest={self.shortest} and longest={self.longest}: an expression has 4 tokens or more, and the "
                 "shortest no more than the longest"
             )
-        # A level has so many nodes a node of the level above, on average; memory ends before trees that grow do.
+        # Nodes of a level for each node of the level above, on average; memory ends before growing trees do.
         growth, most = self.operators * (2 + self.arguments) / 2, 100_000
         if growth > 1 and (self.depth - 1) * math.log(growth) > math.log(most):
             raise ValueError(
@@ -143,7 +143,7 @@ def parse(text: str) -> Symbols:
     """Symbols of a written expression; parentheses are left out.
 
     Raises:
-        ValueError: a word that is no symbol.
+        ValueError: a word that is not a symbol.
     """
     return [SYMBOLS.index(word) for word in text.split() if word not in "()"]
 

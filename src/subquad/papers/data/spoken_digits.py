@@ -17,7 +17,7 @@ from subquad.errors import InputError
 from subquad.papers.data.filter_banks import filter_banks
 
 ARCHIVE = Path("fsdd") / "recordings.zip"
-RATE = 8000  # samples a second
+RATE = 8000  # samples per second
 _NAME = re.compile(r"(\d)_([a-z]+)_(\d+)\.wav", re.IGNORECASE)
 
 
@@ -35,10 +35,10 @@ class Recording:
 def read_spoken_digits(folder: Path) -> tuple[Recording, ...]:
     """All recordings of `fsdd/recordings.zip` in a data folder, by digit, speaker and take; kept in memory.
 
-    The archive holds files `{digit}_{speaker}_{take}.wav`: mono, 16 bits, 8,000 samples a second.
+    The archive holds files `{digit}_{speaker}_{take}.wav`: mono, 16 bits, 8,000 samples per second.
 
     Raises:
-        InputError: the archive is missing, or is no zip, or a file of it has another name or format; named.
+        InputError: the archive is missing, or is not a zip file, or a file of it has another name or format; named.
     """
     path = folder / ARCHIVE
     if not exists(path):
@@ -70,7 +70,7 @@ def _samples(path: Path, name: str, content: bytes) -> Float[ndarray, " samples"
     except (wave.Error, EOFError) as error:
         raise InputError(f"{path}: {name!r} is no .wav file ({error or 'cut short'})") from None
     if found != (1, 16, RATE):
-        said = "{} channels, {} bits, {} samples a second".format(*found)
+        said = "{} channels, {} bits, {} samples per second".format(*found)
         raise InputError(f"{path}: {name!r} has {said}, but 1 channel, 16 bits and {RATE} are read")
     if not samples:
         raise InputError(f"{path}: {name!r} holds no samples")

@@ -163,7 +163,7 @@ def _lost(scale: Scale, found: Found, rows: list[str]) -> Table:
         columns=["evaluated with", "known speakers", "held-out speaker", "published (WSJ)"],
         rows=body,
         note="Target: at most 1 with i-clustered-100, more with clustered-100, and more with oracle-top, which keeps "
-        "as many keys a query (32) and forgets the others, than with i-clustered-100.",
+        "as many keys per query (32) and drops the others, than with i-clustered-100.",
     )
 
 

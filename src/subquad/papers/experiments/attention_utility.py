@@ -217,7 +217,7 @@ def results(scale: Scale, found: Found) -> Results:
     first = found[fit_key(scale.fit_seeds[0])]
     summary = (
         "The share of exact attention that falls on the keys of a query's bucket. LHA was fitted for "
-        f"{first['steps']} steps ({first['seconds']:.0f} s): its utility on passages kept apart was "
+        f"{first['steps']} steps ({first['seconds']:.0f} s): its utility on held-out passages was "
         f"{first['start']:.3f} before and {first['kept']:.3f} after."
     )
     return Results(summary=summary, tables=[table], plots=_plots(scale, heads))

@@ -153,8 +153,8 @@ def results(scale: Scale, found: Found) -> Results:
         rows=rows,
         note="Each token is in the bucket that it scores highest. Size: more than twice or less than half of the "
         f"expected {2 * scale.length // scale.buckets} queries and keys, of all buckets, and of those that are not "
-        "empty. Ratio: more than 2 queries a key or keys a query, of all buckets (an empty one is not unbalanced), and "
-        "of those with both. The paper does not say which buckets its shares are of. ± over seeds.",
+        "empty. Ratio: more than 2 queries per key or keys per query, of all buckets (an empty one is not unbalanced), "
+        "and of those with both. The paper does not say which buckets its shares are of. ± over seeds.",
     )
     everything = {label: together([one[label][seed] for one in read_ for seed in one[label]]) for label in read_[0]}
     gains = [found[fit_key(label, scale.fit_seeds[0])] for label in LEARNED]
@@ -164,7 +164,7 @@ def results(scale: Scale, found: Found) -> Results:
     )
     return Results(
         summary="Queries and keys in the buckets of hash functions when nothing balances them. Attention utility of "
-        f"the fitted ones with balanced buckets, on passages kept apart: {said}.",
+        f"the fitted ones with balanced buckets, on held-out passages: {said}.",
         tables=[table],
         plots=[*_histograms(scale, everything), *_bars(scale, read_[0])],
     )

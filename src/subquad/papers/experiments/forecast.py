@@ -281,7 +281,7 @@ def _by_horizon(scale: Scale, found: Found, dataset: str, features: str, cases: 
     return Lines(
         file=f"mse-{dataset}-{features}",
         title=f"squared error by horizon: {dataset}, {features}",
-        x="rows foretold",
+        x="rows predicted",
         y="MSE of standardised values",
         series=series,
         log_x=True,

@@ -61,7 +61,7 @@ def lha(scale: Scale, size: int) -> str:
 
 
 class Layers:
-    """One item of so many tokens, and attention layers, projections included, that read it."""
+    """One item of `length` tokens and the attention layers, projections included, that read it."""
 
     def __init__(self, scale: Scale, training: bool, device: str, length: int):
         self.scale, self.training, self.device, self.length = scale, training, device, length
@@ -178,7 +178,7 @@ def _latencies(scale: Scale, stage: str, visits: dict[int, list[Timed]]) -> Tabl
         title=f"Latency in {stage}, ms: median (quartiles)",
         columns=["attention", *(f"N={n:,}" for n in scale.lengths)],
         rows=rows,
-        note=f"Not run where foretold to take more than {scale.limit:g} s, or a naive softmax {scale.gib:g} GiB.",
+        note=f"Not run where predicted to take more than {scale.limit:g} s, or a naive softmax {scale.gib:g} GiB.",
     )
 
 

@@ -89,7 +89,7 @@ def _names(scale: Scale, length: int) -> list[str]:
 
 
 def _times(scale: Scale, length: int, context: Context) -> dict[str, Any]:
-    """Milliseconds an item, of the calls that were run."""
+    """Milliseconds per item, of the calls that were run."""
     load = load_of(scale, length, context.device)
     timed = in_turn(
         lambda n: Calls(replace(load, length=n)),
@@ -104,7 +104,7 @@ def _times(scale: Scale, length: int, context: Context) -> dict[str, Any]:
 
 
 def _memory(scale: Scale, length: int, context: Context) -> dict[str, Any]:
-    """MiB an item: the peak of one call above its inputs."""
+    """MiB per item: the peak of one call above its inputs."""
     load, found = load_of(scale, length, context.device), {}
     names = _names(scale, length)
     for done, name in enumerate(names):
@@ -159,7 +159,7 @@ class Grid:
         return cls(scale, grid)
 
     def own(self, figure: str, name: str, length: int) -> float | None:
-        """As measured."""
+        """The measured figure."""
         return self.found[figure].get(name, Series(1)).found.get(length)
 
     def ratio(self, figure: str, against: str, length: int, k: int) -> str | None:
@@ -218,8 +218,8 @@ def _plain(grid: Grid) -> Table:
     ]
     note = (
         "Of one item. Memory is the peak of a call above its inputs, in a process of its own, which tells no less than "
-        "about 1 MiB a call apart; E and F, 8·k·n bytes together and the same for all heads, are parameters and do not "
-        "count."
+        "about 1 MiB per call apart; E and F, 8·k·n bytes together and the same for all heads, are parameters and do "
+        "not count."
     )
     return Table(title="What the ratios are made of", columns=["n", "batch", *columns], rows=rows, note=note)
 

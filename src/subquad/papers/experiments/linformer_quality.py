@@ -110,7 +110,7 @@ def _baselines(scale: Scale, context: Context) -> dict[str, Any]:
 
 
 def settings_of(scale: Scale, at: AtHand, head: Path, method: str, seed: int) -> RunSettings:
-    """Of one run."""
+    """The settings of one run."""
     task = texts_of(scale.task, at.data, scale.examples, scale.learn)
     own = FineTune(
         encoder=at.model or "",

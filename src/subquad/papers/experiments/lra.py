@@ -149,7 +149,7 @@ def cells(scale: Scale) -> list[Cell]:
 
 
 def _baselines(scale: Scale, task: str, context: Context) -> dict[str, Any]:
-    """Of the first seed's examples; `items`: how many are tested."""
+    """Baselines on the first seed's examples; `items` is the number of test examples."""
     chosen = settings_of(task, scale.tasks[task]).task
     splits = chosen.splits(context.data)
     return {"baselines": chosen.baselines(splits, context.data), "items": len(splits.test)}  # type: ignore[arg-type]
@@ -285,7 +285,7 @@ def _speed(scale: Scale, found: Found) -> Table:
         rows.append(line)
     return Table(
         title="Throughput of training steps, relative to full attention (SDPA)",
-        columns=["model", "attention", *(f"{n}{w}" for n in scale.lengths for w in (" tokens, ours", ", published"))],
+        columns=["model", "attention", *(f"{n:,}{w}" for n in scale.lengths for w in (" tokens, ours", ", published"))],
         rows=rows,
         note=f"Forward and backward of the text model {scale.timed}, batch {scale.batch}, random bytes; all methods in "
         "turn, medians over rounds of full attention's time / own. The published ones are against a softmax that forms "

@@ -122,7 +122,7 @@ def _kernel(scale: Scale, rows: str, context: Context) -> dict[str, Any]:
 
 
 def performer(kind: str, rows: str, features: int, norm: float, seed: int = 0) -> Performer:
-    """As many features as asked for, however many a row makes."""
+    """A Performer with `features` features, whatever number a row of its matrix makes."""
     return Performer(features=features // per_row(kind), kind=kind, rows=rows, norm=norm, seed=seed)
 
 
@@ -157,7 +157,7 @@ def _attention(scale: Scale, deviation: float, sample: int, context: Context) ->
 
 
 def _model(scale: Scale, sequence: int, context: Context) -> dict[str, Any]:
-    """Of each layer: how large its logits are, and each head's relative error of the output."""
+    """For each layer, the size of its logits and the relative error of each head's output."""
     at = at_hand(scale.model, context)
     pretrained = load(at.model, context.device)
     item = stretches(at, pretrained, scale.text, scale.tokens, scale.sequences)[sequence]

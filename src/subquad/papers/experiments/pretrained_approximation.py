@@ -114,7 +114,7 @@ class Replacement:
 
     @property
     def label(self) -> str:
-        """As the tables say it."""
+        """The name in the tables."""
         return f"{self.method} calibrated" if self.calibrated else self.method
 
 
@@ -241,7 +241,7 @@ def results(scale: Scale, found: Found) -> Results:
     ]
     columns = ["method", "figure", "at the start", "kept", "steps", "time"]
     note = (
-        'Means over layers, on passages kept apart. "utility": share of exact attention on N/B chosen keys. '
+        'Means over layers, on held-out passages. "utility": share of exact attention on N/B chosen keys. '
         '"error": relative error of the outputs.'
     )
     tables += [Table(title="Calibration", columns=columns, rows=fits, note=note), published()]

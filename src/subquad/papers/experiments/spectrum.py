@@ -86,7 +86,7 @@ def _mean(tables: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
 
 
 def untrained(pretrained: Pretrained) -> Pretrained:
-    """The same model with random weights."""
+    """A copy of the model with random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = type(pretrained.model)(pretrained.model.config)

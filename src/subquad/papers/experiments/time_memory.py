@@ -151,13 +151,13 @@ def results(scale: Scale, found: Found) -> Results:
     times = [[name, *(_time(costs.microseconds(name, n)) for n in scale.lengths)] for name in scale.methods]
     memory = [[name, *(shown(costs.bytes(name, n)) for n in scale.lengths)] for name in scale.methods]
     return Results(
-        summary=f"Forward and backward pass, {scale.heads} heads of {scale.head_dim}, {scale.tokens:,} tokens a batch "
-        "where an item is not longer. `full` is SDPA, which never forms the N×N matrix; `naive` forms it, as the "
+        summary=f"Forward and backward pass, {scale.heads} heads of {scale.head_dim}, {scale.tokens:,} tokens per "
+        "batch where an item is not longer. `full` is SDPA, which never forms the N×N matrix; `naive` forms it, as the "
         "paper's full attention did.",
         tables=[
             _statements(costs),
-            Table(title="µs a token: median (quartiles)", columns=["method", *heads], rows=times, note=_note(costs)),
-            Table(title="Bytes a token, peak above the inputs", columns=["method", *heads], rows=memory),
+            Table(title="µs per token: median (quartiles)", columns=["method", *heads], rows=times, note=_note(costs)),
+            Table(title="Bytes per token, peak above the inputs", columns=["method", *heads], rows=memory),
         ],
         plots=_plots(costs),
     )
@@ -197,7 +197,7 @@ def _statements(costs: Costs) -> Table:
         title="The paper's statements",
         columns=["", "paper", "against a naive softmax", "against SDPA"],
         rows=rows,
-        note="Tokens. The last row goes on from the longest length measured: a naive softmax by N², SDPA by N.",
+        note="Tokens. The last row extrapolates from the longest length measured: a naive softmax by N², SDPA by N.",
     )
 
 
@@ -210,7 +210,7 @@ def _plots(costs: Costs) -> list[Lines]:
             file="time-per-token",
             title="time of a token, forward and backward",
             x="tokens N",
-            y="µs a token",
+            y="µs per token",
             series={name: [(float(n), t.median) for n, t in own.items()] for name, own in times.items()},
             bands={name: [(t.low, t.high) for t in own.values()] for name, own in times.items() if own},
             log_x=True,
@@ -220,7 +220,7 @@ def _plots(costs: Costs) -> list[Lines]:
             file="memory-per-token",
             title="peak memory of a token, forward and backward",
             x="tokens N",
-            y="bytes a token",
+            y="bytes per token",
             series={name: [(float(n), b) for n, b in own.items()] for name, own in memory.items()},
             log_x=True,
             log_y=True,
@@ -234,8 +234,8 @@ EXPERIMENT = Experiment(
     source="Vyas et al. 2020, figure 4, appendix C.1",
     deviations=(
         "Attention alone, without projections and the feed-forward layer, which cost the same with every method.",
-        "A constant number of tokens a batch for all methods, where the paper takes each method's largest batch: on a "
-        "processor there is no memory to fill.",
+        "A constant number of tokens per batch for all methods, where the paper takes each method's largest batch: on "
+        "a processor there is no memory to fill.",
         "Full attention is SDPA, and beside it a naive softmax, which is what the paper's full attention was.",
     ),
     scales=SCALES,

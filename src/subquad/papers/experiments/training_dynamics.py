@@ -80,7 +80,7 @@ SCALES = {
 
 
 class Watch(TrainerCallback):
-    """Figures of a model's hash functions on a fixed batch, every so many steps; kept in a file as they come.
+    """Figures of a model's hash functions on a fixed batch, every few steps, written to a file when measured.
 
     A run that goes on writes those of the steps that it repeats again.
     """
@@ -91,7 +91,7 @@ class Watch(TrainerCallback):
         self.record: Record = {int(step): figures for step, figures in kept.items()}
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        """As it starts."""
+        """Record the figures before the first step."""
         self._look(state.global_step, more["model"])
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **more: Any) -> None:
@@ -220,7 +220,7 @@ def results(scale: Scale, found: Found) -> Results:
 
 
 def _curves(scale: Scale, found: Found, membership: str) -> dict[str, list[tuple[float, float]]]:
-    """By figure: (step, mean over the seeds)."""
+    """Curves by figure: (step, mean over the seeds)."""
     runs = [found[key(membership, seed)] for seed in scale.seeds]
     return {
         name: [

@@ -25,7 +25,7 @@ ENDS = (12 * MONTH, 16 * MONTH, 20 * MONTH)  # days, of training, validation and
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast(Task):
-    """Foretell `horizon` rows from the `seq_len` rows before them, at every row of the split.
+    """Predict `horizon` rows from the `seq_len` rows before them, at every row of the split.
 
     Training is on the first 12 months of 30 days, validation on the next 4, the test on 4 more; the past of a window
     may lie in the split before. Values are less the mean and over the standard deviation of the training months, and
@@ -41,7 +41,7 @@ class Forecast(Task):
         label_len: of these, the last that the decoder reads too.
         architecture: "encoder-decoder", as Informer's, or the "encoder" alone.
         decoder_layers: beside the encoder's `model.layers`.
-        cross_method: of the decoder's cross-attention, where `model.method` is no list.
+        cross_method: of the decoder's cross-attention, where `model.method` is not a list.
         causal_decoder: as `ForecastConfig` says.
         subtract_last: as `ForecastConfig` says.
     """
@@ -99,7 +99,7 @@ class Forecast(Task):
         if self.horizon > room:
             raise InputError(
                 f"task.horizon={self.horizon} after task.seq_len={self.seq_len} rows leaves no window: at most {room} "
-                f"rows can be foretold in {self.dataset}"
+                f"rows can be predicted in {self.dataset}"
             )
         scaled = standardised(series, ends[0])
         starts = (self.seq_len, ends[0], ends[1])
@@ -147,13 +147,13 @@ class Forecast(Task):
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
         """A linear forecast, the last row again, and the last day again, on the same windows."""
         train, validation, test = (cast(Windows, split) for split in (splits.train, splits.validation, splits.test))
-        foretold = {
+        predicted = {
             "ridge": ridge(train, validation, test, self.horizon),
             "last value": last_value(test, self.horizon),
             "last season": last_season(test, self.horizon),
         }
         labels = test.labels()
-        return {name: errors(forecast, labels) for name, forecast in foretold.items()}
+        return {name: errors(forecast, labels) for name, forecast in predicted.items()}
 
 
 def standardised(series: Series, end: int) -> NDArray[np.float64]:

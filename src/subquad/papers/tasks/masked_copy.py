@@ -86,7 +86,7 @@ class MaskedCopy(Task):
         return {"accuracy": right / places}
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
-        """Symbols are drawn evenly, so no guess does better than one in so many."""
+        """Symbols are uniform, so no guess does better than one in the number of symbols."""
         return {"guess": {"accuracy": 1 / self.symbols}}
 
 

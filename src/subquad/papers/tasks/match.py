@@ -147,7 +147,7 @@ def _similar(bag: Any, train: Sequence[tuple[bytes, bytes, int]], test: Sequence
     bag.fit([passage for first, second, _ in train for passage in (first, second)])
     cosines, labels = zip(*(_cosines(bag, pairs) for pairs in (train, test)), strict=True)
     order = np.argsort(cosines[0])
-    below = np.concatenate([[0], np.cumsum(labels[0][order] == 0)])  # right, with the threshold above so many pairs
+    below = np.concatenate([[0], np.cumsum(labels[0][order] == 0)])  # correct, by pairs below the threshold
     above = np.concatenate([np.cumsum((labels[0][order] == 1)[::-1])[::-1], [0]])
     place = int((below + above).argmax())
     threshold = np.concatenate([[-np.inf], cosines[0][order]])[place]

@@ -38,7 +38,7 @@ class Speech(Task):
         fewest_gap, most_gap: frames of silence.
         one_speaker: whether all digits of an utterance are one speaker's.
         held_out: the speaker that nothing is learned of.
-        subsample: frames a token; the paper: 1.
+        subsample: frames per token; the paper: 1.
         examples: in the training set, made as they are read.
         validation_examples, test_examples: in the others; of the test's, half are the held-out speaker's.
         seed: of the examples.
@@ -84,7 +84,8 @@ class Speech(Task):
         speakers = sorted({r.speaker for r in recordings})
         if self.held_out not in speakers or len(speakers) < 2:
             raise InputError(
-                f"task.held_out={self.held_out!r} is no speaker beside others in the recordings: {', '.join(speakers)}"
+                f"task.held_out={self.held_out!r} is not a speaker next to others in the recordings: "
+                f"{', '.join(speakers)}"
             )
         heard = [r for r in recordings if r.speaker != self.held_out]
         held = [r for r in recordings if r.speaker == self.held_out]

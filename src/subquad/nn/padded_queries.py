@@ -1,0 +1,62 @@
+"""Outputs of padded queries for methods whose choices must not depend on padding.
+
+transformers and torch's layers hide padded keys but compute padded queries, and some models read them: convolutions
+carry them into real frames, poolers take the first position under left padding. Methods that group queries must leave
+them out, or the amount of padding would change real outputs. So they run apart, by clustered attention with few
+clusters: padded tokens share one embedding, so their queries are alike, and with no more of them than clusters this is
+exact.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.methods import BoundMethod, Clustered
+from subquad.methods.keep import Keep
+
+PADDED = Clustered(clusters=16)
+
+
+def attend_all(
+    bound: BoundMethod,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask,
+    real: Tensor | None,
+    own: Tensor | None,
+    bias: Tensor | None = None,
+    keep: Keep | None = None,
+    **options: Any,
+) -> Tensor:
+    """Run a method for all queries, padded ones included.
+
+    `mask` holds no padding: `real` (B,M) says which keys are real, `own` (B,N) which queries; None: all, or not known.
+    """
+    seen = mask if real is None else mask & Mask.padding(keys=real)
+    one_by_one = bound.method.traits.yardstick or mask.span is not None
+    if real is None or own is None or one_by_one:  # what a query gets does not depend on the other queries
+        return bound(query, key, value, mask=seen, bias=bias, keep=keep, **options)
+    out = bound(query, key, value, mask=seen & Mask.padding(queries=own), bias=bias, keep=keep, **options)
+    padded = padded_queries(own, mask.is_causal) if query.shape[2] == key.shape[2] else None
+    return out if padded is None else out + attend_padded(query, key, value, real, padded, **options)
+
+
+def padded_queries(own: Tensor, causal: bool) -> Tensor | None:
+    """Which queries (B,N) are computed apart: the padded ones; None where there are none.
+
+    In a causal layer those behind the last real token, which may see all real keys. Those before the first see none.
+    """
+    padded = ~own
+    if causal:
+        padded = padded & (own.flip(1).cumsum(1).flip(1) == 0)
+    return padded if torch.compiler.is_compiling() or bool(padded.any()) else None
+
+
+def attend_padded(query: Tensor, key: Tensor, value: Tensor, real: Tensor, padded: Tensor, **options: Any) -> Tensor:
+    """Clustered attention of the padded queries to the real keys; 0 for all others."""
+    gqa, mask = query.shape[1] != key.shape[1], Mask.padding(keys=real, queries=padded)
+    return PADDED(query, key, value, mask=mask, enable_gqa=gqa, **options)

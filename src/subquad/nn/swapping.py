@@ -1,0 +1,163 @@
+"""Put methods into the attention layers of any module, take them out, say what runs where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from rich.table import Table
+from torch import nn
+
+from subquad.methods import Method, resolve
+from subquad.nn import timm_layers, torch_layers
+from subquad.plain_tables import as_text
+
+KINDS: tuple[ModuleType, ...] = (torch_layers, timm_layers)  # each: is_one, sizes, refusal, forward, CHANGED
+NAME = "subquad"  # of the bound method in a layer
+_BEFORE = "_before_subquad"  # attributes of a module as they were
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """Which layer runs what: {name: method}, None where the layer's own attention does. Prints as a table."""
+
+    layers: Mapping[str, Method | None]
+    kinds: Mapping[str, str]
+
+    def __str__(self) -> str:
+        table = Table("layer", "kind", "method", box=None)
+        for name, method in self.layers.items():
+            table.add_row(name or "(the module itself)", self.kinds[name], str(method or "(the layer's own)"))
+        return as_text(table)
+
+
+def swap(
+    module: nn.Module, method: str | Method | Mapping[str, str | Method], *, max_length: int | None = None
+) -> Swapped:
+    """Put a method into every `torch.nn.MultiheadAttention` and every `Attention` of timm in a module, in place.
+
+    A layer keeps its parameters under their names, so state dicts, optimizers and hooks stay as they are, and its call:
+    arguments, masks and shapes are torch's or timm's. Masks are read as `Mask.from_sdpa` does, at each call. Methods
+    with learned parameters get them here, as `subquad` in the layer.
+
+    Args:
+        module: any module, such as an `nn.TransformerEncoder` or a timm model, or such a layer itself.
+        method: one method for all layers, or a mapping from patterns of their names (as fnmatch reads them; later ones
+            win) to methods. Layers that a mapping leaves out keep their own attention.
+        max_length: the longest input, for methods whose parameters depend on it.
+
+    Swapping again replaces what was there. Nothing changes when an error is raised. Attention weights are not computed:
+    torch's layers must be called with `need_weights=False`, as torch's encoder and decoder layers do.
+
+    Raises:
+        ValueError: there is no such layer; a pattern that names none; a layer that cannot run its method, with the
+            reason: in a `TransformerDecoderLayer`, methods that mix queries would let later positions leak through the
+            cross-attention. In the forward pass, a mask that the method does not take.
+        TypeError: `module` is not a module.
+
+    >>> import torch, subquad as sq
+    >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
+    >>> print(sq.nn.swap(torch.nn.TransformerEncoder(layer, 2), {"layers.1.*": "clustered:clusters=8"}))
+     layer               kind                method
+     layers.0.self_attn  MultiheadAttention  (the layer's own)
+     layers.1.self_attn  MultiheadAttention  clustered:clusters=8
+    """
+    found = _find(module)
+    chosen = _choose(list(found), method)
+    for name, wanted in chosen.items():
+        reason = _refusal(module, name, found[name], wanted)
+        if reason:
+            raise ValueError(f"layer {name or type(module).__name__!r} cannot run {wanted}: {reason}")
+    bound = {name: wanted.bind(**_kind(found[name]).sizes(found[name]), max_length=max_length)
+             for name, wanted in chosen.items()}  # fmt: skip
+    restore(module)
+    for name, attached in bound.items():
+        layer = found[name]
+        weight = next(layer.parameters())
+        layer.add_module(NAME, attached.to(weight.device, weight.dtype).train(layer.training))
+        _change(layer, forward=partial(_kind(layer).forward, layer), **_kind(layer).CHANGED)
+    return describe(module)
+
+
+def restore(module: nn.Module) -> None:
+    """Give every layer of a module its own attention back, in place; nothing happens to those without a method."""
+    for part in module.modules():
+        for name, before in vars(part).pop(_BEFORE, {}).items():
+            if before is _Absent:
+                delattr(part, name)
+            else:
+                setattr(part, name, before)
+        if NAME in part._modules and any(kind.is_one(part) for kind in KINDS):
+            delattr(part, NAME)
+
+
+def describe(module: nn.Module) -> Swapped:
+    """Which layers `swap` finds in a module, and what runs in each. ValueError where there is none."""
+    found = _find(module)
+    methods = {name: layer.subquad.method if hasattr(layer, NAME) else None for name, layer in found.items()}
+    return Swapped(methods, {name: type(layer).__name__ for name, layer in found.items()})
+
+
+class _Absent:
+    """In place of an attribute that a module did not have of its own. The class itself, which copies keep."""
+
+
+def _change(module: nn.Module, **attributes: Any) -> None:
+    """Set attributes of a module, and remember what they were."""
+    vars(module)[_BEFORE] = {name: vars(module).get(name, _Absent) for name in attributes}
+    vars(module).update(attributes)
+
+
+def _find(module: nn.Module) -> dict[str, Any]:
+    """The layers that can run methods, by their names."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(module).__name__}")
+    found = {name: part for name, part in module.named_modules() if any(kind.is_one(part) for kind in KINDS)}
+    if not found:
+        raise ValueError(
+            f"there is no torch.nn.MultiheadAttention and no timm Attention in this {type(module).__name__}; use "
+            "sq.hf.swap(model, method) for a transformers model, and sq.intercept(method) around any other"
+        )
+    return found
+
+
+def _kind(layer: nn.Module) -> ModuleType:
+    return next(kind for kind in KINDS if kind.is_one(layer))
+
+
+def _choose(names: list[str], method: str | Method | Mapping[str, str | Method]) -> dict[str, Method]:
+    """The method of each layer that gets one."""
+    if not isinstance(method, Mapping):
+        return dict.fromkeys(names, resolve(method))
+    chosen: dict[str, Method] = {}
+    for pattern, wanted in method.items():
+        matching = [name for name in names if fnmatchcase(name, pattern)]
+        if not matching:
+            raise ValueError(
+                f"no layer is named by {pattern!r}; there are {len(names)}, from {names[0]!r} to {names[-1]!r}"
+            )
+        chosen.update(dict.fromkeys(matching, resolve(wanted)))
+    if not chosen:
+        raise ValueError("the mapping from layers to methods is empty")
+    return chosen
+
+
+def _refusal(module: nn.Module, name: str, layer: nn.Module, method: Method) -> str | None:
+    """Why a layer cannot run a method, from the layer and from where it is."""
+    above, _, own_name = name.rpartition(".")
+    in_decoder = name != "" and isinstance(module.get_submodule(above), nn.TransformerDecoderLayer)
+    if in_decoder and own_name == "multihead_attn":
+        pick = "; pass a mapping to swap only the layers that can"
+        if not method.traits.cross:
+            return f"{method.name!r} is for self-attention, and this is cross-attention{pick}"
+        if method.traits.causal == "no":
+            return (
+                f"{method.name!r} mixes queries, and those of this cross-attention are a decoder's: the output at one "
+                f"position would depend on later ones{pick}"
+            )
+    reason = _kind(layer).refusal(layer, method)
+    return None if reason is None else str(reason)

@@ -1,0 +1,118 @@
+"""The arguments of `torch.nn.MultiheadAttention.forward`, as methods take them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.methods import BoundMethod
+from subquad.nn.padded_queries import attend_all
+from subquad.ops.nested import pad
+from subquad.sdpa_arguments import mask_and_bias
+from subquad.sdpa_masks import can_be_read
+
+
+def refuse_weights(need_weights: bool | None) -> None:
+    """Raise ValueError where attention weights are asked for."""
+    if need_weights:
+        raise ValueError(
+            "need_weights=True, torch's default, asks for the N×M attention weights, which no method here computes; "
+            "call the layer with need_weights=False"
+        )
+
+
+def as_batches(
+    query: Tensor, key: Tensor, value: Tensor, *, batch_first: bool
+) -> tuple[list[Tensor], Tensor | None, Callable[[Tensor], Tensor]]:
+    """Query, key and value as (B, tokens, width), the items' lengths where they are nested, and the way back.
+
+    Raises:
+        ValueError: one is nested and the others are not the same tensor; their numbers of axes differ, or are others.
+    """
+    given = (query, key, value)
+    if any(x.is_nested for x in given):
+        if not (key is query and value is query):
+            raise ValueError(
+                "nested tensors are for self-attention, layer(x, x, x); pad those of cross-attention, "
+                "torch.nested.to_padded_tensor(x, 0.0), and give key_padding_mask"
+            )
+        padded = pad(query)
+        return [padded.values] * 3, padded.lengths, padded.nested_like_it
+    axes = tuple(x.ndim for x in given)
+    if axes not in ((2, 2, 2), (3, 3, 3)):
+        order = "(B, tokens, width)" if batch_first else "(tokens, B, width)"
+        raise ValueError(
+            f"query, key and value have {axes} axes, but they must all be {order}, or all (tokens, width) without batch"
+        )
+
+    def turn(x: Tensor) -> Tensor:
+        if x.ndim == 2:
+            return x[None]
+        return x if batch_first else x.transpose(0, 1)
+
+    def back(out: Tensor) -> Tensor:
+        if query.ndim == 2:
+            return out[0]
+        return out if batch_first else out.transpose(0, 1)
+
+    queries = turn(query)
+    keys = queries if key is query else turn(key)
+    values = keys if value is key else turn(value)
+    return [queries, keys, values], None, back
+
+
+def attend_as_torch(
+    bound: BoundMethod,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    self_attention: bool,
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    lengths: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """A method on the heads (B,H,N,D) of a layer, under torch's masks: True, or −inf, hides a key.
+
+    Padded queries are computed, as torch does. `attn_mask` is what holds where `is_causal` is given beside it, as the
+    hint that it is; only where its numbers cannot be read does the hint tell. `lengths` is the padding of both sides.
+
+    Raises:
+        ValueError: the method cannot take the mask, or cross-attention; a mask of another shape.
+    """
+    (B, H, N, _), M, method = query.shape, key.shape[2], bound.method
+    if not (self_attention or method.traits.cross):
+        raise ValueError(f"{method.name!r} does not support cross-attention: its keys are those of the queries")
+    allowed = _allowed(attn_mask, B, H, N, M)
+    hint = is_causal and (allowed is None or not can_be_read(allowed))
+    mask, bias = mask_and_bias(method, query, key, None if hint else allowed, hint)
+    if key_padding_mask is not None:
+        mask = mask & Mask.from_sdpa(_real(key_padding_mask, B, M)[:, None, None], batch=B)
+    if lengths is not None:
+        return bound(query, key, value, mask=mask & Mask.padding(lengths), bias=bias, **options)
+    real = mask.key_padding(M)
+    own = real if self_attention else None
+    return attend_all(bound, query, key, value, mask=replace(mask, keys=()), real=real, own=own, bias=bias, **options)
+
+
+def _allowed(attn_mask: Tensor | None, B: int, H: int, N: int, M: int) -> Tensor | None:
+    """torch's mask (N,M) or (B·H,N,M) as SDPA takes it: True = may attend."""
+    if attn_mask is None:
+        return None
+    if attn_mask.shape not in ((N, M), (B * H, N, M)):
+        raise ValueError(f"`attn_mask` is {tuple(attn_mask.shape)}, but it must be {(N, M)} or {(B * H, N, M)}")
+    allowed = attn_mask.logical_not() if attn_mask.dtype == torch.bool else attn_mask
+    return allowed if allowed.ndim == 2 else allowed.unflatten(0, (B, H))
+
+
+def _real(key_padding_mask: Tensor, B: int, M: int) -> Tensor:
+    """torch's padding (B,M), or (M,) of an input without batch, as SDPA takes it: True = real."""
+    padding = key_padding_mask[None] if key_padding_mask.ndim == 1 else key_padding_mask
+    if padding.shape != (B, M):
+        raise ValueError(f"`key_padding_mask` is {tuple(key_padding_mask.shape)}, but it must be {(B, M)}")
+    return padding.logical_not() if padding.dtype == torch.bool else padding

@@ -1,0 +1,32 @@
+"""Compiled layers, in a process without checks of shapes, which Dynamo does not trace: prints whether each is equal."""
+
+import json
+
+import torch
+from torch import nn
+
+import subquad as sq
+from tests.oracle import normal
+
+PADDED = torch.tensor([[False] * 9, [False] * 5 + [True] * 4])
+
+
+def main() -> None:
+    """Compare a swapped layer and one of our own, compiled in one graph, with themselves."""
+    layer = nn.TransformerEncoderLayer(12, 4, 24, batch_first=True).eval()
+    sq.nn.swap(layer, "clustered:clusters=2")
+    ours = sq.nn.MultiheadAttention(12, 4, method="clustered:clusters=2").eval()
+    cases = {
+        "swapped": (layer, {}),
+        "ours": (ours, {}),
+        "ours, padded": (ours, {"key_padding_mask": PADDED}),
+    }
+    x, equal = normal(2, 9, 12), {}
+    for name, (module, masks) in cases.items():
+        compiled = torch.compile(module, backend="eager", fullgraph=True)
+        equal[name] = torch.allclose(compiled(x, **masks), module(x, **masks), atol=1e-5)
+    print(json.dumps(equal))
+
+
+if __name__ == "__main__":
+    main()

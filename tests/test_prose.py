@@ -1,0 +1,181 @@
+"""The prose uses standard terms, docstrings can be read alone, and Markdown has one sentence on each line."""
+
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.prose import (
+    COMPLETE,
+    Line,
+    lines_of,
+    markdown_lines,
+    python_lines,
+    sentences,
+    summaries,
+    with_a_line_for_each_sentence,
+)
+
+ROOT = Path(__file__).parents[1]
+MARKDOWN = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+OTHERS = [*sorted((ROOT / "src").rglob("*.j2")), *sorted((ROOT / "src").rglob("*.[ch]pp"))]
+WORDS = tomllib.loads((ROOT / "tests" / "words.toml").read_text("utf-8"))
+
+
+def found(lines: Iterable[Line], *tables: str) -> list[str]:
+    """What is written in the lines that the tables of words.toml rule out, with the remedy."""
+    rules = [(re.compile(pattern, re.IGNORECASE), say) for table in tables for pattern, say in WORDS[table].items()]
+    return [
+        f"line {line.number}: {hit[0]!r}; write: {say}"
+        for line in lines
+        for pattern, say in rules
+        if (hit := pattern.search(line.text))
+    ]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", [*MARKDOWN, *SOURCES, *OTHERS], ids=name_of)
+def test_prose_uses_standard_terms(path: Path):
+    tables = ("everywhere", "markdown") if path.suffix == ".md" else ("everywhere",)
+    wrong = found(lines_of(path), *tables)
+    if path.suffix == ".py":
+        wrong += found(summaries(path.read_text("utf-8")), "docstrings")
+    assert not wrong, "\n".join(f"{name_of(path)}, {said}" for said in wrong)
+
+
+@pytest.mark.parametrize("path", MARKDOWN, ids=name_of)
+def test_markdown_has_one_sentence_on_each_line(path: Path):
+    wrong = []
+    for line in markdown_lines(path.read_text("utf-8")):
+        if len(sentences(line.text)) > 1:
+            wrong.append(f"line {line.number}: start a new line at {sentences(line.text)[1][:40]!r}")
+        elif line.continues and not COMPLETE.search(line.text):
+            wrong.append(f"line {line.number}: the sentence continues in the next line; join them")
+    remedy = f"python -m tests.prose {name_of(path)} writes the file so"
+    assert not wrong, "\n".join([*(f"{name_of(path)}, {said}" for said in wrong), remedy])
+
+
+# ---------------------------------------------------------------------- the checks themselves
+
+EVERYWHERE = (
+    "what transformer attention costs is less than N² work",
+    "foretold over 2 s a call",
+    "drawn by lot",
+    "methods divided by spaces",
+    "what is to mend",
+    "SDPA loses to it",
+    "the order is drawn anew",
+    "Of the order of the passages, and which are kept apart.",
+    "an interrupted run goes on from it",
+    "interrupted at any moment it goes on exactly",
+    "if a cosine of 0.97 is near enough",
+    "which is as fast there as what meets it",
+    "What to take when.",
+    "where softmax attention is to be resembled",
+    "Which attention can go into this model?",
+    "what does that lose, what does it gain?",
+    "the line joins the methods that no other beats in both",
+    "by updates of 1/1.65 of the time",
+    "more than two of one for one of the other",
+    "What is outside stands in for by one key",
+    "one key and one value a cell",
+    "which are numbered from M on. None twice.",
+    "None counts for nothing",
+    "and is all where there is nothing else",
+    "Two methods of a method, beside `attend`, answer",
+    "those of the class are the defaults'",
+    "Bucketed methods are many and share their parts",
+    "is what decides at 512 tokens",
+    "Methods that you name have what you say.",
+    "The same behind the item's first and last token",
+    "length 'x' is no whole number",
+    "Use so many of them",
+)
+DOCSTRINGS = (
+    "As `refusal`, for what is no floating-point data.",
+    "Like the others.",
+    "Of one layer.",
+    "By layer.",
+    "The same of another model.",
+    "One more.",
+    "None twice.",
+)
+IN_MARKDOWN = (
+    "a cosine of .966",
+    "at 2048 tokens",
+    "1.7 times as fast",
+)
+ALLOWED = (
+    "There is no checkpoint yet.",
+    "It is no longer than that.",
+    "A method is attached to a layer.",
+    "Like SDPA, it takes a scale.",
+    "Assigns each key to a cell.",
+    "The sum is divided by the number of keys.",
+    "0.966 at 2,048 tokens, 1.75×",
+    "Which keys a query sees depends on its bucket.",
+    "Both masks at once.",
+)
+
+
+TABLES = {"everywhere": EVERYWHERE, "docstrings": DOCSTRINGS, "markdown": IN_MARKDOWN}
+
+
+@pytest.mark.parametrize(("table", "text"), [(table, text) for table, texts in TABLES.items() for text in texts])
+def test_phrases_that_are_ruled_out_are_found(table: str, text: str):
+    assert found([Line(1, text)], table)
+
+
+def test_a_finding_names_the_line_and_the_remedy():
+    assert found([Line(7, "the time foretold for it")], "everywhere") == ["line 7: 'foretold'; write: predicted"]
+
+
+@pytest.mark.parametrize("text", ALLOWED)
+def test_plain_sentences_are_allowed(text: str):
+    assert found([Line(1, text)], "everywhere", "docstrings", "markdown") == []
+
+
+def test_sentences_of_a_line():
+    assert sentences("One is 0.5 of it. Two, e.g. `a. B`, follows (all of it). Three.") == [
+        "One is 0.5 of it.",
+        "Two, e.g. `a. B`, follows (all of it).",
+        "Three.",
+    ]
+    assert len(sentences("- **A label.** Its sentence, see [a page](x.Y.md).")) == 1
+    assert len(sentences("2. **A label** and its sentence.")) == 1
+
+
+def test_prose_of_markdown():
+    text = (
+        "# Title. Two\n\nOne line\ngoes on.\n\n- An item.\n  More.\n\n```sh\nno prose. None\n```\n| a table. With |\n"
+    )
+    assert [(line.number, line.continues) for line in markdown_lines(text)] == [
+        (3, True),
+        (4, False),
+        (6, True),
+        (7, False),
+    ]
+
+
+def test_markdown_is_written_with_a_line_for_each_sentence():
+    text = "# Title. Two\n\nOne line\ngoes on. Two.\n\n1. An item. More\n   of it.\n\n```sh\ncode. None\n```\n"
+    written = "# Title. Two\n\nOne line goes on.\nTwo.\n\n1. An item.\n   More of it.\n\n```sh\ncode. None\n```\n"
+    assert with_a_line_for_each_sentence(text) == written
+    assert with_a_line_for_each_sentence(written) == written
+
+
+def test_prose_of_python():
+    source = 'def f(x):\n    """A summary.\n\n    More."""\n    raise ValueError(f"{x} is foretold")  # why\n'
+    assert [(line.number, line.text.strip()) for line in python_lines(source) if line.text.strip()] == [
+        (2, "A summary."),
+        (4, "More."),
+        (5, "{} is foretold"),
+        (5, "# why"),
+    ]
+    assert [line.text for line in summaries(source)] == ["A summary."]
