@@ -439,6 +439,7 @@ BASELINE = {"layers": {"MultiheadAttention": {"error": 0.1, "low": 0.2, "high": 
 BAD = {
     "rows": ({"rows": 0}, "rows=0, but it must be a whole number of at least 1"),
     "every": ({"every": 0}, "every=0, but it must be a whole number of at least 1"),
+    "a word": ({"tolerance": "x"}, "tolerance='x', but it must be a finite number above 0"),
     "no tolerance": ({"tolerance": 0.0}, "tolerance=0.0, but it must be a finite number above 0"),
     "negative": ({"tolerance": -1.0}, "tolerance=-1.0, but"),
     "nan": ({"tolerance": math.nan}, "tolerance=nan, but"),

@@ -82,6 +82,13 @@ def test_a_method_that_is_not_causal_is_refused_on_causal_layers(name):
     assert case.model.config._attn_implementation == "eager"
 
 
+def test_the_folder_of_a_plan_is_no_method(tmp_path):
+    case = build("bert")
+    with pytest.raises(ValueError, match=r"is a folder: give the plan in it, sq\.load_plan\('"):
+        sq.hf.swap(case.model, str(tmp_path))
+    assert case.model.config._attn_implementation == "eager"
+
+
 def test_t5_refuses_methods_without_bias():
     case = build("t5")
     with pytest.raises(ValueError, match=r"takes no additive bias .* position bias"):

@@ -112,6 +112,17 @@ def interrupted_at(step, settings, out):
     return next(out.rglob("checkpoint.pt")), steps
 
 
+def test_a_text_that_was_changed_is_not_gone_on_with(settings, tmp_path):
+    _, steps = interrupted_at(27, settings, tmp_path / "cut")
+    assert steps[-1] == 27
+    (text,) = settings.text
+    first = min(text.glob("*.txt")) if text.is_dir() else text
+    first.write_text(first.read_text()[::-1])
+    calls = []
+    calibrate(settings, tmp_path / "cut", lambda what, done, total: calls.append(done))
+    assert calls[:2] == [0, 0]
+
+
 def turn_a_bit(data):
     return data[:-40] + bytes([data[-40] ^ 4]) + data[-39:]
 

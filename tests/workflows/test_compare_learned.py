@@ -1,6 +1,7 @@
 """compare with learned parameters: adapters, calibration on the way, and rows without either."""
 
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -198,8 +199,17 @@ def test_what_a_causal_model_cannot_run_is_not_fitted(settings, other_text, quic
 
 def test_the_text_compared_on_is_not_calibrated_on(settings, text):
     for given in (text, text.parent, text / "1.txt"):
-        with pytest.raises(InputError, match=r"of --text, .*: figures would flatter"):
+        with pytest.raises(InputError, match=r"of --text, .*: a method would be measured on what it was fitted on"):
             Comparison.prepare(replace(settings, calibrate=(given,)))
+
+
+def test_a_copy_of_the_text_compared_on_is_not_calibrated_on(settings, text, other_text, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(other_text, copy)
+    for file in text.glob("*.txt") if text.is_dir() else [text]:
+        shutil.copy(file, copy / f"again-{file.name}")
+    with pytest.raises(InputError, match=r"copy has the documents of 100% of --text .*: a method would be measured on"):
+        Comparison.prepare(replace(settings, calibrate=(copy,)))
 
 
 def test_nothing_to_calibrate_is_named(settings, other_text):

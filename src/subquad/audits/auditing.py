@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from subquad.audits.arguments import check_allowed, check_share, check_tolerance, check_whole
 from subquad.audits.report import AuditReport, summary
 from subquad.audits.statistics import Betting, usual
 from subquad.audits.watch import AuditedCall, Rules, Watch
@@ -211,16 +212,12 @@ def audit(
     >>> audit.report().overall.audited
     2
     """
-    _check_whole(rows=rows, every=every)
-    if not (tolerance > 0 and math.isfinite(tolerance)):
-        raise ValueError(f"tolerance={tolerance}, but it must be a finite number above 0")
-    if not 0 <= allowed < 1:
-        raise ValueError(f"allowed={allowed}, but it must be in [0, 1)")
+    check_whole(rows=rows, every=every)
+    check_tolerance(tolerance)
+    check_allowed(allowed)
     if on_exceed not in ON_EXCEED:
         raise ValueError(f"on_exceed={on_exceed!r}, but it must be {', '.join(map(repr, ON_EXCEED))}")
-    for name, share in (("confidence", confidence), ("false_alarm", false_alarm)):
-        if not 0 < share < 1:
-            raise ValueError(f"{name}={share}, but it must be between 0 and 1")
+    check_share(confidence=confidence, false_alarm=false_alarm)
     layers = layers_of(model)
     if baseline is not None:
         _check_baseline(baseline, layers)
@@ -263,12 +260,6 @@ def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:
             "swap a method in first: sq.hf.swap(model, method)"
         )
     return found
-
-
-def _check_whole(**given: int) -> None:
-    for name, value in given.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name}={value!r}, but it must be a whole number of at least 1")
 
 
 def _check_baseline(baseline: Mapping[str, Any], layers: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from subquad.audits.arguments import check_share, check_tolerance, check_whole
 from subquad.audits.exact_rows import exact_rows, relative_errors
 from subquad.masks import Mask
 from subquad.methods import ClusteredTail, Full, Method, resolve
@@ -75,12 +76,9 @@ class Controlled:
                 f"{method.name!r} has learned parameters, which exist only in a layer; controlled attention takes "
                 "methods without them, such as 'clustered-tail'"
             )
-        if not isinstance(self.rows, int) or isinstance(self.rows, bool) or self.rows < 1:
-            raise ValueError(f"rows={self.rows!r}, but it must be a whole number of at least 1")
-        if not (self.tolerance > 0 and math.isfinite(self.tolerance)):
-            raise ValueError(f"tolerance={self.tolerance}, but it must be a finite number above 0")
-        if not 0 < self.confidence < 1:
-            raise ValueError(f"confidence={self.confidence}, but it must be between 0 and 1")
+        check_whole(rows=self.rows)
+        check_tolerance(self.tolerance)
+        check_share(confidence=self.confidence)
 
     def __call__(
         self,

@@ -4,6 +4,7 @@ plan.json              methods by length and layer, the model that they are for,
 adapter.safetensors    beside adapter.json: learned parameters, where a method has some (see `adapters`)
 """
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -62,9 +63,10 @@ class Plan:
         found = self.verified.get(str(length), {}).get("baseline")
         if found is None:
             have = [n for n, of in self.verified.items() if of.get("baseline")]
+            those = f"it has one for {' and '.join(have)} tokens" if have else "it has none at any length"
             raise ValueError(
-                f"the plan has no baseline for {length} tokens; it has {' and '.join(have) or 'none'}, the lengths at "
-                "which a verified plan is not exact attention"
+                f"the plan has no baseline for {length} tokens; {those}. Lengths have one where a verified plan runs "
+                "something else than exact attention"
             )
         return dict(found)
 
@@ -154,10 +156,11 @@ def load_plan(path: str | Path) -> Plan:
             raise seals.Damaged(
                 file, f"the heads, key heads and width of layer {number} are {str(shape)[:50]}", _REMEDY
             )
-    layers = {}
+    layers, last = {}, len(model["layers"]) - 1
+    known = {str(number) for number in range(last + 1)}
     for number, settings in content["layers"].items():
-        if not number.isdecimal() or int(number) >= len(model["layers"]):
-            raise ValueError(f"{file} has a method for layer {number[:20]!r}, but the model has {len(model['layers'])}")
+        if number not in known:
+            raise ValueError(f"{file} has a method for layer {number[:20]!r}, but the model has layers 0 to {last}")
         if not isinstance(settings, dict):
             raise seals.Damaged(file, f"the method of layer {number} is {str(settings)[:50]!r}", _REMEDY)
         try:
@@ -177,7 +180,7 @@ def load_plan(path: str | Path) -> Plan:
 def _is_verification(found: Any) -> bool:
     return (
         isinstance(found, dict)
-        and all(type(found.get(name)) in (int, float) for name in _FIGURES)
+        and all(type(found.get(name)) in (int, float) and math.isfinite(found[name]) for name in _FIGURES)
         and isinstance(found.get("baseline"), dict | None)
     )
 

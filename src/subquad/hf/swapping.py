@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -290,6 +291,11 @@ def _method_of(given: AnyMethod) -> Method:
 def _assign(layers: list[Layer], method: AnyMethod | Mapping[Any, AnyMethod]) -> dict[int, AnyMethod]:
     if isinstance(method, Bound):
         raise ValueError(f"{method.method} is bound to one layer; give a mapping from layer numbers to bound methods")
+    if isinstance(method, str) and os.path.isdir(method):
+        raise ValueError(
+            f"{method!r} is a folder: give the plan in it, sq.load_plan({method!r}), or the "
+            f"adapter in it, with sq.hf.load_adapter(model, {method!r})"
+        )
     if not isinstance(method, Mapping):
         return {layer.number: resolve(method) for layer in layers}
     if not method:

@@ -101,7 +101,7 @@ def fit(
         "steps": steps,
         "method": str(method),
         "model": hf.weights_mark(pretrained.model),
-        "text": [len(pieces.train), pieces.held_out, sum(map(len, documents))],
+        "text": mark_of_documents(documents),
     }
     with as_input_error():
         trainer.run(Store(out, fingerprint).folder / "checkpoint.pt", progress)

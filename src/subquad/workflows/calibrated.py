@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from subquad import hf
-from subquad.data.files import is_folder
 from subquad.data.texts import read_documents
 from subquad.errors import InputError, NothingToLearn
 from subquad.methods import METHODS, Method
@@ -15,10 +14,14 @@ from subquad.workflows.rows import CompareRow, row_of_adapter
 from subquad.workflows.settings import CalibrateSettings
 from subquad.workflows.store import Progress
 
+IN_COMMON = 0.1  # the share of a text's letters that may be in documents that are fitted on: rows of tables repeat
+_WHY_APART = "a method would be measured on what it was fitted on"
+
 
 def calibrated(
     text: Sequence[Path],
     apart_from: Sequence[Path],
+    column: str,
     methods: Sequence[Method],
     pretrained: Pretrained,
     length: int,
@@ -35,23 +38,16 @@ def calibrated(
     method, model and text.
 
     Raises:
-        InputError: none of the methods has something to fit, or the text is, or shares files with, `apart_from`.
+        InputError: none of the methods has something to fit, or the text has files, or a tenth of its letters, in
+            common with `apart_from`.
     """
     if not text:
         return {}, {}
-    for path in (*text, *apart_from):
-        is_folder(path)  # refuses what cannot be read
-    for mine in text:
-        for its in apart_from:
-            if mine.resolve() == its.resolve() or mine.resolve() in its.resolve().parents:
-                raise InputError(f"--calibrate {mine} holds the text of --text, {its}: figures would flatter")
-            if its.resolve() in mine.resolve().parents:
-                raise InputError(f"--calibrate {mine} is part of the text of --text, {its}: figures would flatter")
+    documents = _apart(text, apart_from, column)
     wanted = [method for method in methods if method.traits.fit is not None]
     if not wanted:
         have = ", ".join(name for name, method in METHODS.items() if method.traits.fit is not None)
         raise InputError(f"--calibrate: none of the methods has learned parameters to fit; those of {have} can be")
-    documents = read_documents(text)
     rows, reasons = {}, {}
     for method in wanted:
         refused = hf.refusals(pretrained.model, method)
@@ -68,6 +64,26 @@ def calibrated(
             continue
         rows[method] = row_of_adapter(pretrained, folder)
     return rows, reasons
+
+
+def _apart(text: Sequence[Path], apart_from: Sequence[Path], column: str) -> list[str]:
+    """The documents to fit on. InputError where figures are measured on them too."""
+    for mine in text:
+        for its in apart_from:
+            if mine.resolve() == its.resolve() or mine.resolve() in its.resolve().parents:
+                raise InputError(f"--calibrate {mine} holds the text of --text, {its}: {_WHY_APART}")
+            if its.resolve() in mine.resolve().parents:
+                raise InputError(f"--calibrate {mine} is part of the text of --text, {its}: {_WHY_APART}")
+    documents = read_documents(text, column)
+    measured = read_documents(apart_from, column) if apart_from else []
+    known = set(documents)
+    common = sum(len(document) for document in measured if document in known)
+    if common > IN_COMMON * (letters := sum(map(len, measured))):
+        raise InputError(
+            f"--calibrate {', '.join(map(str, text))} has the documents of {common / letters:.0%} of --text "
+            f"{', '.join(map(str, apart_from))}: {_WHY_APART}"
+        )
+    return documents
 
 
 def _is_for(folder: Path, method: Method, pretrained: Pretrained, documents: Sequence[str], length: int) -> bool:

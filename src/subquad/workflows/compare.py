@@ -164,7 +164,9 @@ class Comparison(Run):
         length = pretrained.length(settings.max_length, "max-length", more)
         given = [row_of_adapter(pretrained, folder) for folder in settings.adapters]
         given += [row_of_plan(pretrained, folder) for folder in settings.plans]
-        made, _ = calibrated(settings.calibrate, settings.text, methods, pretrained, length, out, progress)
+        made, _ = calibrated(
+            settings.calibrate, settings.text, settings.column, methods, pretrained, length, out, progress
+        )
         rows = [made.get(method) or row_of(pretrained, method) for method in methods] + given
         reading = read(pretrained, documents or standard_library(), length, settings.passages, settings.seed)
         return cls(

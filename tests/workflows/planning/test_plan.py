@@ -194,7 +194,7 @@ def test_audits_start_from_what_the_plan_had_when_it_was_made():
     held = torch.nn.ModuleDict({"inside": model})
     with sq.audit(held, tolerance=5.0, baseline=plan.baseline(20)) as audit:
         assert [layer.name for layer in audit.report().layers] == list(plan.baseline(20)["layers"])
-    with pytest.raises(ValueError, match="no baseline for 99 tokens; it has 20"):
+    with pytest.raises(ValueError, match="no baseline for 99 tokens; it has one for 20"):
         plan.baseline(99)
 
 
@@ -440,7 +440,9 @@ def test_a_plan_that_was_edited_says_so_and_works(tmp_path):
     ({"layers": {"0": {"name": "lokal"}}}, "layer 0: no method 'lokal'; did you mean 'local'"),
     ({"layers": {"0": {"name": "local", "wide": 3}}}, "layer 0: 'local' has no setting 'wide'"),
     ({"layers": {"0": {"name": "local", "window": -3}}}, "layer 0: 'local': window=-3, but it must be"),
-    ({"layers": {"7": {"name": "full"}}}, "a method for layer '7', but the model has 2"),
+    ({"layers": {"7": {"name": "full"}}}, "a method for layer '7', but the model has layers 0 to 1"),
+    ({"layers": {"00": {"name": "full"}}}, "a method for layer '00', but"),
+    ({"layers": {"9" * 5000: {"name": "full"}}}, "a method for layer '99999999999999999999', but"),
     ({"layers": {"0": 3}}, "the method of layer 0 is '3'"),
     ({"layers": []}, "its 'layers' is '[]'"),
     ({"format": 9}, "has format 9, but this version reads 1"),
@@ -448,6 +450,7 @@ def test_a_plan_that_was_edited_says_so_and_works(tmp_path):
     ({"model": {}}, "it does not say what model it is for"),
     ({"model": {"class": "B", "layers": [[4, 4, 8], [4, 8]]}}, "the heads, key heads and width of layer 1 are [4, 8]"),
     ({"verified": {"20": {"fidelity": "high"}}}, "what it verified at 20 tokens is {'fidelity': 'high'}"),
+    ({"verified": {"20": FOUND | {"fidelity": float("nan")}}}, "what it verified at 20 tokens is {'floor'"),
     ({"verified": {"20": 3}}, "what it verified at 20 tokens is 3"),
     ({"verified": {"20": FOUND | {"baseline": [3]}}}, "what it verified at 20 tokens is {'floor'"),
 ])  # fmt: skip

@@ -115,10 +115,9 @@ def _notes(made: Made) -> list[str]:
     )
     notes.append("Lengths between those that were planned run the plan of the next longer one, and were not verified.")
     spreads = [spread for planned in made.planning.lengths for spread in planned.screen.head_spread.values()]
-    if spreads:
+    if spreads and (spread := statistics.median(spreads)) >= 1:
         notes.append(
-            f"Inside of a layer the head with the largest error has {statistics.median(spreads):.1f} times that of the "
-            "median head (median over layers)."
+            f"Within a layer, the largest error of a head is {spread:.1f} times the median head's (median over layers)."
         )
     notes += made.notes
     if made.plan.made_on.get("resumed"):

@@ -64,7 +64,9 @@ def make(settings: PlanSettings, out: Path, progress: Progress) -> Made:
     # As compare does: those that are named, or its own.
     able = list(map(parse_method, COMPARED_LEARNED)) if methods is None else methods
     length = pretrained.length(None, "max-length")
-    rows, reasons = calibrated(settings.calibrate, settings.text, able, pretrained, length, out, progress)
+    rows, reasons = calibrated(
+        settings.calibrate, settings.text, settings.column, able, pretrained, length, out, progress
+    )
     fitted = adapters | {str(method): row.bounds for method, row in rows.items()}
     others = None if methods is None else [method for method in methods if method not in rows | reasons]
     made = plan_loads(loads, settings, others, fitted, out, progress, facts, as_command("plan", settings))
