@@ -470,6 +470,17 @@ def test_bad_arguments_are_named_and_the_layer_is_left_alone(name):
     assert sq.audit(one, **GOOD, baseline=BASELINE)
 
 
+def test_an_audit_of_methods_that_are_gone_does_not_start():
+    model = bert()
+    audit = sq.audit(model, tolerance=0.1)
+    sq.hf.swap(model, ROUGH)
+    with pytest.raises(ValueError, match="other methods were swapped in since this audit was made"):
+        audit.start()
+    sq.hf.restore(model)
+    with pytest.raises(ValueError, match="nothing in this BertModel runs a subquad method"):
+        audit.start()
+
+
 def test_a_model_that_is_not_swapped_is_refused():
     with pytest.raises(ValueError, match="nothing in this BertModel runs a subquad method"):
         sq.audit(bert(None), tolerance=0.1)

@@ -1,14 +1,14 @@
 """Checks of arguments that audits and controlled attention share: a ValueError says what an argument may be."""
 
 import math
-from numbers import Real
+from numbers import Integral, Real
 from typing import TypeGuard
 
 
 def check_whole(**given: object) -> None:
     """Each is a whole number of at least 1."""
     for name, value in given.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name}={value!r}, but it must be a whole number of at least 1")
 
 

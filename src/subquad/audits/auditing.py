@@ -35,6 +35,7 @@ class Audit:
 
     def __init__(
         self,
+        model: Any,
         layers: Mapping[str, tuple[BoundMethod, bool]],
         rules: dict[str, Any],
         *,
@@ -44,7 +45,7 @@ class Audit:
         seed: int,
         callback: Callable[[AuditedCall], None] | None,
     ):
-        self._bound = {name: bound for name, (bound, _) in layers.items()}
+        self._model, self._bound = model, {name: bound for name, (bound, _) in layers.items()}
         self._confidence, self._callback = confidence, callback
         self._rules = Rules(**rules, report=self._tell, exceeded=self._error)
         self._watches = {
@@ -59,7 +60,15 @@ class Audit:
         self._alarmed: set[str] = set()
 
     def start(self) -> Audit:
-        """Start the audit. Raise ValueError, without starting, if a layer of the model is audited already."""
+        """Start the audit.
+
+        Raises:
+            ValueError: a layer of the model is audited already, or other methods were swapped in since the audit was
+                made; nothing is started then.
+        """
+        now = layers_of(self._model)
+        if any(bound is not now.get(name, (None,))[0] for name, bound in self._bound.items()):
+            raise ValueError("other methods were swapped in since this audit was made; make a new one with sq.audit")
         for name, bound in self._bound.items():
             if bound.watch is not None:
                 raise ValueError(f"layer {name} is audited already; stop that audit first: one model has one audit")
@@ -218,10 +227,13 @@ def audit(
     if on_exceed not in ON_EXCEED:
         raise ValueError(f"on_exceed={on_exceed!r}, but it must be {', '.join(map(repr, ON_EXCEED))}")
     check_share(confidence=confidence, false_alarm=false_alarm)
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback={callback!r}, but it must be a function of an AuditedCall")
     layers = layers_of(model)
     if baseline is not None:
         _check_baseline(baseline, layers)
     return Audit(
+        model,
         layers,
         {"rows": rows, "every": every, "tolerance": tolerance, "allowed": allowed, "on_exceed": on_exceed},
         confidence=confidence,
