@@ -90,8 +90,8 @@ def verified(report: PlanReport) -> Table:
     """A line for each length: fidelity, its bound, speed, and the best single method beside it."""
     columns = [
         Column("fidelity", "the plan"),
-        Column("at least", "the plan", "the lower bound of the mean, at the confidence of the settings"),
-        Column("speed-up", "the plan", "of the whole model"),
+        Column("at least", "the plan"),
+        Column("speed-up", "the plan"),
         Column("predicted loss", "the plan"),
         Column("loss", "the plan"),
         Column("method", "the best single method"),
@@ -121,8 +121,8 @@ def _verified(planned: PlannedLength) -> list[Cell]:
 
 def layers(report: PlanReport) -> Table:
     """A line for each layer; what runs at each length."""
-    heads = (("method", ""), ("time", "share of exact attention's, in this layer"), ("loss", "with this layer alone"))
-    columns = [Column(head, f"{p['length']:,} tokens", about) for p in report["lengths"] for head, about in heads]
+    heads = ("method", "time", "loss")
+    columns = [Column(head, f"{p['length']:,} tokens") for p in report["lengths"] for head in heads]
     numbers = list(dict.fromkeys(number for p in report["lengths"] for number in p["layers"]))
     lines = [Line(number, [cell for p in report["lengths"] for cell in _layer(p, number)]) for number in numbers]
     return Table(columns, lines, first="layer")
