@@ -188,7 +188,9 @@ def layer_table(report: Report) -> Table:
 
 
 def _error_of(layer: int) -> Maker:
-    return Column(str(layer), "layer", TERMS["layer error"].partition(";")[0]), lambda m: number(layer_errors(m).get(layer))
+    return Column(str(layer), "layer", TERMS["layer error"].partition(";")[0]), lambda m: number(
+        layer_errors(m).get(layer)
+    )
 
 
 def _nearness(report: Report, length: str, group: str = "") -> Maker:

@@ -131,11 +131,16 @@
     tip.hidden = true;
   }
 
+  /** A finger that is lifted leaves the text, to be read; the next touch hides it. */
+  function leave(event) {
+    if (event.pointerType !== "touch") hide();
+  }
+
   /** Shows our own text in place of the browser's, which a keyboard or a finger does not reach. */
   function makeTipped(element, text) {
     element.dataset.tip = text;
     element.addEventListener("pointerenter", () => show(element));
-    element.addEventListener("pointerleave", hide);
+    element.addEventListener("pointerleave", leave);
     element.addEventListener("focus", () => show(element));
     element.addEventListener("blur", hide);
   }
@@ -152,7 +157,7 @@
     points.forEach((point, place) => {
       const title = point.querySelector("title");
       makeTipped(point, title.textContent);
-      point.setAttribute("aria-label", title.textContent.replace("\n", ": "));
+      point.setAttribute("aria-label", title.textContent.replaceAll("\n", ": "));
       point.setAttribute("tabindex", place ? "-1" : "0");
       title.remove();
     });
@@ -165,7 +170,7 @@
     };
     drawing.addEventListener("pointermove", near);
     drawing.addEventListener("pointerdown", near);
-    drawing.addEventListener("pointerleave", hide);
+    drawing.addEventListener("pointerleave", leave);
     drawing.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
       const place = points.indexOf(document.activeElement);
@@ -187,6 +192,7 @@
     element.removeAttribute("title");
   });
   document.querySelectorAll(".plot > svg").forEach(makePointed);
+  document.addEventListener("pointerdown", hide, { capture: true });
   document.addEventListener("scroll", hide, { capture: true, passive: true });
   document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
 })();

@@ -106,12 +106,18 @@ def front_figure(report: PlanReport, narrow: bool = False) -> Figure | None:
             ("uniform_speedup", "best single method", "#8C564B", "s"),
         ):
             speedups = [f[key] for f in planned["floors"]]  # type: ignore[literal-required]
-            (line,) = ax.plot(accepted, speedups, color=color, marker=marker, label=f"{what} (predicted)", linewidth=1.7)
-            texts = (f"{what}\nfidelity {1 - x:.4g}: {y:.2f}×, predicted" for x, y in zip(accepted, speedups, strict=True))
+            (line,) = ax.plot(
+                accepted, speedups, color=color, marker=marker, label=f"{what} (predicted)", linewidth=1.7
+            )
+            texts = (
+                f"{what}\nfidelity {1 - x:.4g}: {y:.2f}×, predicted" for x, y in zip(accepted, speedups, strict=True)
+            )
             vector.named(line, texts)
         if "verified" in planned:
             at = planned["verified"]
-            (star,) = ax.plot(at["loss"], at["speedup"], "*", color="#D55E00", markersize=13, label="the plan, verified")
+            (star,) = ax.plot(
+                at["loss"], at["speedup"], "*", color="#D55E00", markersize=13, label="the plan, verified"
+            )
             vector.named(star, [f"the plan, verified\nfidelity {1 - at['loss']:.4f}: {at['speedup']:.2f}×"])
         ax.axhline(1.0, color="#222222", linewidth=0.9)
         ax.set_xscale("log")

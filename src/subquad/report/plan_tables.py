@@ -17,8 +17,8 @@ EXACT = "full"
 FIGURES = {
     "plan-layers.png": (
         "Method of each layer",
-        "The method of each layer at each length; white is exact attention. The number is the share of exact "
-        "attention's time in that layer.",
+        "The method of each layer at each length; squares without a colour are exact attention. The number is the "
+        "share of exact attention's time in that layer.",
     ),
     "plan-front.png": (
         "Plans for other floors",
@@ -48,13 +48,26 @@ def rich_table(report: PlanReport) -> RenderableType:
 
 def markdown(report: PlanReport, figures: Sequence[str] = ()) -> str:
     """All of a plan as Markdown. `figures` are the names of the plots that lie beside it."""
-    parts = [f"# {escaped(title(report))}", f"**{escaped(report['headline'])}**"]
+    parts = [f"# {escaped(title(report))}", f"**{escaped(report['headline'])}**", bullets(tried(report))]
     for heading, about, table in tables(report):
         parts += [f"## {heading}", escaped(about), table_of(table)]
     parts += [f"![{head}]({name})\n\n{about}" for name, (head, about) in FIGURES.items() if name in figures]
     parts += sections(described(report))
     parts += ["## Notes", bullets(report["notes"]), "## Command", fenced(report["command"]), escaped(report["created"])]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def tried(report: PlanReport) -> list[str]:
+    """What the plan was chosen from and verified on, a sentence for each length."""
+    said = []
+    for planned in report["lengths"]:
+        text = (
+            f"{planned['length']:,} tokens: {planned['tried']} candidates were tried on {planned['passages']} passages"
+        )
+        if "verified" in planned:
+            text += f", and the plan was verified on {planned['verified']['passages']} held-out passages"
+        said.append(f"{text}.")
+    return said
 
 
 def tables(report: PlanReport) -> list[tuple[str, str, Table]]:

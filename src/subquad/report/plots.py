@@ -117,8 +117,9 @@ def _panel(
         else:
             look = {"color": color, "markeredgecolor": "white", "markeredgewidth": 0.8}
         (mark,) = ax.plot(x, y, linestyle="", marker=looks[name].marker, markersize=size, zorder=3, **look)
-        text = f"{name}\nfidelity {y:.4f}, speed-up {cells.speedup(x).text} at {int(length):,} tokens"
-        vector.named(mark, [f"{text}, within the noise" if name in ties else text])
+        verdict = "within the noise" if name in ties else ""
+        said = f"fidelity {y:.4f}, speed-up {cells.speedup(x, verdict).text} at {int(length):,} tokens"
+        vector.named(mark, ["\n".join(filter(None, (name, said, verdict)))])
 
 
 def _ties(report: Report, length: str) -> set[str]:

@@ -28,8 +28,8 @@ from subquad.workflows.compare import (
     stretches,
 )
 from subquad.workflows.options import as_command
-from subquad.workflows.recommend import recommend
 from subquad.workflows.planning.loads import FEWEST_PASSAGES
+from subquad.workflows.recommend import recommend
 from subquad.workflows.records import to_plain
 from subquad.workflows.rows import NOT_CALIBRATED, CompareRow, exact_up_to
 from subquad.workflows.settings import PlanSettings
