@@ -1,4 +1,4 @@
-"""Both pages in a headless Chromium: sorting, filters, themes, narrow screens, texts of points; nothing is requested."""
+"""Both pages in a headless Chromium: sorting, filters, themes, narrow screens, texts of points, no requests."""
 
 import shutil
 

@@ -188,9 +188,8 @@ def layer_table(report: Report) -> Table:
 
 
 def _error_of(layer: int) -> Maker:
-    return Column(str(layer), "layer", TERMS["layer error"].partition(";")[0]), lambda m: number(
-        layer_errors(m).get(layer)
-    )
+    about = TERMS["layer error"].partition(";")[0]
+    return Column(str(layer), "layer", about), lambda m: number(layer_errors(m).get(layer))
 
 
 def _nearness(report: Report, length: str, group: str = "") -> Maker:

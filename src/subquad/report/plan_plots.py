@@ -8,7 +8,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch, Rectangle
 
 from subquad.report import cells, drawing, vector
-from subquad.report.plan_schema import PlannedLayer, PlanReport
+from subquad.report.plan_schema import PlannedLayer, PlannedLength, PlanReport
 from subquad.report.plan_tables import EXACT, FIGURES, title
 
 NARROW = 4.0  # inches
@@ -100,25 +100,7 @@ def front_figure(report: PlanReport, narrow: bool = False) -> Figure | None:
     rows, columns = (len(able), 1) if narrow else (1, len(able))
     axes: Any = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
     for ax, planned in zip(axes, able, strict=True):
-        accepted = [1 - f["floor"] for f in planned["floors"]]
-        for key, what, color, marker in (
-            ("speedup", "plan", "#0b6b50", "o"),
-            ("uniform_speedup", "best single method", "#8C564B", "s"),
-        ):
-            speedups = [f[key] for f in planned["floors"]]  # type: ignore[literal-required]
-            (line,) = ax.plot(
-                accepted, speedups, color=color, marker=marker, label=f"{what} (predicted)", linewidth=1.7
-            )
-            texts = (
-                f"{what}\nfidelity {1 - x:.4g}: {y:.2f}×, predicted" for x, y in zip(accepted, speedups, strict=True)
-            )
-            vector.named(line, texts)
-        if "verified" in planned:
-            at = planned["verified"]
-            (star,) = ax.plot(
-                at["loss"], at["speedup"], "*", color="#D55E00", markersize=13, label="the plan, verified"
-            )
-            vector.named(star, [f"the plan, verified\nfidelity {1 - at['loss']:.4f}: {at['speedup']:.2f}×"])
+        accepted = _floors(ax, planned)
         ax.axhline(1.0, color="#222222", linewidth=0.9)
         ax.set_xscale("log")
         drawing.ticks_at(ax.xaxis, sorted(accepted), lambda x: f"{1 - x:.4g}")
@@ -129,3 +111,22 @@ def front_figure(report: PlanReport, narrow: bool = False) -> Figure | None:
         ax.set_ylabel("speed-up of the whole model")
     axes[0].legend(loc="best")
     return figure
+
+
+def _floors(ax: Any, planned: PlannedLength) -> list[float]:
+    """Draw what floors would give, and the plan; return the losses that the floors accept."""
+    accepted = [1 - f["floor"] for f in planned["floors"]]
+    of_plan, of_best = ([f[key] for f in planned["floors"]] for key in ("speedup", "uniform_speedup"))
+    for what, speedups, color, marker in (
+        ("plan", of_plan, "#0b6b50", "o"),
+        ("best single method", of_best, "#8C564B", "s"),
+    ):
+        label = f"{what} (predicted)"
+        (line,) = ax.plot(accepted, speedups, color=color, marker=marker, label=label, linewidth=1.7)
+        points = zip(accepted, speedups, strict=True)
+        vector.named(line, [f"{what}\nfidelity {1 - x:.4g}: {y:.2f}×, predicted" for x, y in points])
+    if "verified" in planned:
+        loss, speedup = planned["verified"]["loss"], planned["verified"]["speedup"]
+        (star,) = ax.plot(loss, speedup, "*", color="#D55E00", markersize=13, label="the plan, verified")
+        vector.named(star, [f"the plan, verified\nfidelity {1 - loss:.4f}: {speedup:.2f}×"])
+    return accepted

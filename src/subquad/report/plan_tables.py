@@ -61,9 +61,8 @@ def tried(report: PlanReport) -> list[str]:
     """What the plan was chosen from and verified on, a sentence for each length."""
     said = []
     for planned in report["lengths"]:
-        text = (
-            f"{planned['length']:,} tokens: {planned['tried']} candidates were tried on {planned['passages']} passages"
-        )
+        count, passages = planned["tried"], planned["passages"]
+        text = f"{planned['length']:,} tokens: {count} candidates were tried on {passages} passages"
         if "verified" in planned:
             text += f", and the plan was verified on {planned['verified']['passages']} held-out passages"
         said.append(f"{text}.")

@@ -17,14 +17,15 @@ TERMS = {
     "faster from": "The number of tokens from which on the method is faster than exact attention, beyond the noise, at "
     "every longer length that was measured. ≤ is a length that was measured: the method is faster there, and may be so "
     "below it.",
-    "fidelity": "How close the model's output is to the exact model's, from 0 to 1. For embedding models it is the mean "
-    "cosine to the exact embeddings, for language models the exact perplexity / this one's.",
+    "fidelity": "How close the model's output is to the exact model's, from 0 to 1. For embedding models it is the "
+    "mean cosine to the exact embeddings, for language models the exact perplexity / this one's.",
     "layer error": "‖out − exact‖ / ‖exact‖ of a layer's attention output, on the exact model's own queries, keys and "
     "values; mean over layers.",
     "method": "One attention mechanism with its settings, written as name:setting=value,setting=value.",
     "minimum fidelity": "The fidelity that a recommended method must reach (--min-fidelity).",
     "ms": "Exact attention's median time in milliseconds / the speed-up; of exact attention itself the median.",
-    "not calibrated": "The learned parameters of this method are those that it starts with. subquad calibrate fits them.",
+    "not calibrated": "The learned parameters of this method are those that it starts with; subquad calibrate fits "
+    "them.",
     "Pareto front": "The methods that no other method exceeds in both fidelity and speed.",
     "perplexity": "exp of the mean negative log-likelihood per token; lower is better.",
     "quartiles": "The time in milliseconds at the quartiles of the speed-up.",
@@ -38,8 +39,8 @@ TERMS = {
     "speed-up": "Exact attention's time / this one's, the median of the ratios within a turn; above 1 is faster.",
     "top-1": "Share of queries whose best passage is the exact model's best passage.",
     "weights L1": "Mean ‖A − exact A‖₁ of rows of the attention weights, from 0 (equal) to 2 (disjoint).",
-    "within the noise": "The speed-up differs from 1 by no more than exact attention, timed twice, differs from itself. "
-    "It is marked with ≈ and is neither faster nor slower.",
+    "within the noise": "The speed-up differs from 1 by no more than exact attention, timed twice, differs from "
+    "itself. It is marked with ≈ and is neither faster nor slower.",
     # Plans
     "at least": "The lower bound of the mean fidelity, at the confidence of the settings.",
     "at most": "The upper bound of the mean loss, at the confidence of the settings.",

@@ -36,11 +36,7 @@ DARK = {  # in the dark theme, of the colours that are not those of methods
     "#5b636b": "#a3adb8",
     "#59636e": "#a3adb8",
 }
-RC = {
-    "svg.fonttype": "none",  # text stays text
-    "font.sans-serif": ["DejaVu Sans"],
-    "axes.facecolor": "none",
-}
+RC = {"font.sans-serif": ["DejaVu Sans"], "axes.facecolor": "none"}
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 COLOR = re.compile(r"#[0-9a-f]{6}\b")
 VARIABLE = re.compile(r"--plot-([0-9a-f]{6})\b")
@@ -73,7 +69,7 @@ def named(artist: Any, texts: Iterable[str]) -> None:
 def svg(figure: Figure, salt: str) -> Markup:
     """A figure as an SVG element for HTML; `salt` makes its ids differ from those of other figures of the page."""
     buffer = StringIO()
-    with warnings.catch_warnings(), rc_context({"svg.hashsalt": salt}):
+    with warnings.catch_warnings(), rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
         warnings.filterwarnings("ignore", "Glyph")
         figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None})
     root = ElementTree.fromstring(NOT_XML.sub("\ufffd", buffer.getvalue()))
@@ -96,7 +92,7 @@ def on_dark(color: str) -> str:
     if color in DARK:
         return DARK[color]
     hue, lightness, saturation = colorsys.rgb_to_hls(*to_rgb(color))
-    return str(to_hex(colorsys.hls_to_rgb(hue, 0.88 - 0.5 * lightness, 0.85 * saturation)))
+    return str(to_hex(colorsys.hls_to_rgb(hue, 0.88 - 0.4 * lightness, 0.85 * saturation)))
 
 
 # ---------------------------------------------------------------------- matplotlib's SVG, made fit for a page

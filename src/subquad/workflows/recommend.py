@@ -62,14 +62,14 @@ def _approximate_at(methods: Sequence[MethodReport], length: int) -> list[Method
 def _tried(measured: Sequence[MethodReport], lengths: Sequence[int]) -> str:
     """What the recommendation is about: how many rows of how many methods, and at which lengths."""
     rows, methods = len(measured), len({m["settings"].get("name") for m in measured})
-    what = (
-        f"{rows} row{'s' * (rows > 1)} of {methods} method{'s' * (methods > 1)} {'were' if rows > 1 else 'was'} tried"
-    )
-    listed = [f"{length:,}" for length in lengths]
-    where = (
-        f" at {' and '.join([', '.join(listed[:-1]), listed[-1]] if listed[1:] else listed)} tokens" if listed else ""
-    )
-    return f"{what}{where}, with the given settings; settings were not searched."
+    counted = f"{_count(rows, 'row')} of {_count(methods, 'method')} {'were' if rows > 1 else 'was'} tried"
+    *others, last = [f"{length:,}" for length in lengths] or [""]
+    where = f" at {' and '.join(filter(None, (', '.join(others), last)))} tokens" if last else ""
+    return f"{counted}{where}, with the given settings; settings were not searched."
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"
 
 
 def _is_candidate(method: MethodReport) -> bool:
