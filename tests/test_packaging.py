@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LIBRARY = "subquad/ops/native/libsubquad.so"
 SOURCES = {"abi.cpp", "kernels.cpp", "kernels.hpp"}
-DATA = {"subquad/py.typed", "subquad/report/page.html.j2"}
+PAGES = ("base.html.j2", "parts.html.j2", "page.html.j2", "plan.html.j2", "page.css", "page.js")
+DATA = {"subquad/py.typed", *(f"subquad/report/{name}" for name in PAGES)}
 
 pytestmark = [
     pytest.mark.slow,

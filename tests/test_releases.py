@@ -34,6 +34,12 @@ def test_ci_runs_the_script_that_developers_run():
     assert re.findall(r"'(.*?)'", installs) == PYPROJECT["project"]["optional-dependencies"]["docs"]
 
 
+def test_ci_opens_the_pages_in_a_browser():
+    (tests,) = [command for command in commands("ci.yml") if command.startswith("pytest")]
+    assert (ROOT / tests.removeprefix("pytest ")).exists()
+    assert "pip install -c constraints.txt '.[browser]'" in commands("ci.yml")
+
+
 def test_a_wheel_is_built_and_tested_on_every_platform():
     settings = PYPROJECT["tool"]["cibuildwheel"]
     platforms = {name.partition("-")[2] for name in settings["build"]}

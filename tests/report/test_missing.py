@@ -67,7 +67,8 @@ def test_text_never_crashes(report, width):
 def test_figures_never_crash(report):
     with drawing.look():
         for draw in (plots.quality_vs_speed, plots.error_by_layer, plots.time_vs_length):
-            draw(report)  # laid out, not rendered: that is most of the time
+            for narrow in (False, True):
+                draw(report, narrow)  # laid out, not rendered: that is most of the time
 
 
 @pytest.mark.parametrize("part", OPTIONAL)

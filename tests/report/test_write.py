@@ -28,8 +28,7 @@ def test_nothing_is_written_when_drawing_fails(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_earlier_report_survives_a_full_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(write, "plots", lambda report: {})
+def test_an_earlier_report_survives_a_full_disk(tmp_path, monkeypatch, undrawn):
     write_report(sample.encoder(), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     monkeypatch.setattr(write, "html", lambda report, plots: _Unwritable())
@@ -45,25 +44,22 @@ class _Unwritable(str):
         return None
 
 
-def test_plots_of_an_earlier_report_do_not_stay(tmp_path, monkeypatch):
+def test_plots_of_an_earlier_report_do_not_stay(tmp_path, undrawn):
     (tmp_path / "error-by-layer.png").write_bytes(b"old")
     (tmp_path / "mine.png").write_bytes(b"mine")
-    monkeypatch.setattr(write, "plots", lambda report: {})
     write_report(sample.encoder(), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"report.json", "report.md", "report.html", "mine.png"}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="modes are POSIX's")
-def test_files_have_the_usual_mode(tmp_path, monkeypatch):
-    monkeypatch.setattr(write, "plots", lambda report: {})
+def test_files_have_the_usual_mode(tmp_path, undrawn):
     usual = tmp_path / "usual"
     usual.touch()
     paths = write_report(sample.encoder(), tmp_path)
     assert {path.stat().st_mode for path in paths} == {usual.stat().st_mode}
 
 
-def test_infinity_is_null_in_json(tmp_path, monkeypatch):
-    monkeypatch.setattr(write, "plots", lambda report: {})
+def test_infinity_is_null_in_json(tmp_path, undrawn):
     report = sample.encoder()
     report["methods"][1]["quality"]["512"]["weights_l1"] = float("inf")
     write_report(report, tmp_path)

@@ -1,25 +1,28 @@
 from dataclasses import replace
 
 import pytest
+from markupsafe import Markup
 
 import tests.libraries  # noqa: F401
-from subquad.report import drawing
+from subquad.report import drawing, vector
 from subquad.workflows import calibrate as fitting
 from subquad.workflows import calibrated, compare
 from tests.workflows import tiny
 
-PNG = drawing.png
+PNG, SVG = drawing.png, vector.svg
 
 
 @pytest.fixture(autouse=True)
 def unpainted(monkeypatch):
     """Plots are made but not painted, which is most of the time of a tiny run; `tests/report` looks at them."""
     monkeypatch.setattr(drawing, "png", lambda figure: b"\x89PNG")
+    monkeypatch.setattr(vector, "svg", lambda figure, salt: Markup("<svg></svg>"))
 
 
 @pytest.fixture
 def painted(unpainted, monkeypatch):
     monkeypatch.setattr(drawing, "png", PNG)
+    monkeypatch.setattr(vector, "svg", SVG)
 
 
 @pytest.fixture(scope="session")

@@ -4,15 +4,18 @@ import copy
 import json
 import os
 from dataclasses import replace
+from io import StringIO
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import subquad as sq
 from subquad.errors import InputError
 from subquad.measure.noise import AGAIN
 from subquad.report.content import legend, op_table
 from subquad.report.page import html
-from subquad.report.tables import markdown
+from subquad.report.tables import markdown, rich_table
 from subquad.report.write import write_report
 from subquad.workflows.compare import OP, STRETCH, Comparison, measure, stretches
 from subquad.workflows.compare_report import report_of
@@ -166,7 +169,7 @@ def test_a_tie_is_no_gain_anywhere_in_the_report(made_up):
     assert report["recommendation"]["choice"] == "full"
     assert "(within the noise)" in report["recommendation"]["reasons"][0]
     page = html(report, {})
-    table = page[page.index("<table>") : page.index("Notes</h2>")]
+    table = page[page.index("<table") : page.index("Notes</h2>")]
     assert 'class="faster"' not in table
     assert "≈1.01×" in table
     assert "none" in {line.cells[0].text for line in op_table(report).lines}
@@ -230,6 +233,32 @@ def test_methods_are_counted_rather_than_called_all(measured):
     tried = f"4 of the library's {len(sq.list_methods())} methods are in this comparison, with these settings only"
     assert any(note.startswith(tried) for note in report["notes"])
     assert "all methods" not in json.dumps(report).lower()
+
+
+def test_the_next_command_plans_for_the_same_model_and_text(measured, text):
+    comparison = measured("bert")
+    model = comparison.settings.model
+    assert report_of(comparison)["recommendation"]["next"] == f"subquad plan {model} --text {text} --lengths 48,96"
+    given = {"min_fidelity": 0.9, "column": "body", "adapters": (Path("my adapter"),)}
+    comparison.settings = replace(comparison.settings, **given)
+    report = report_of(comparison)
+    shown = (
+        f"subquad plan {model} --text {text} --column body --min-fidelity 0.9 --lengths 48,96 --adapter 'my adapter'"
+    )
+    assert report["recommendation"]["next"] == shown
+    assert shown in markdown(report)
+    terminal = Console(file=StringIO(), width=1000)
+    terminal.print(rich_table(report))
+    assert shown in terminal.file.getvalue()
+
+
+def test_there_is_no_next_command_for_lengths_of_which_the_text_has_too_few_passages(measured):
+    comparison = measured("bert")
+    comparison.reading = replace(comparison.reading, tokens=comparison.reading.tokens[: 5 * 96 - 1])
+    assert "--lengths 48" in report_of(comparison)["recommendation"]["next"].split(" --text ")[1]
+    assert "96" not in report_of(comparison)["recommendation"]["next"].rpartition("--lengths")[2]
+    comparison.reading = replace(comparison.reading, tokens=comparison.reading.tokens[: 5 * 48 - 1])
+    assert "next" not in report_of(comparison)["recommendation"]
 
 
 class Stop(Exception):

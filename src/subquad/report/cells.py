@@ -1,7 +1,7 @@
 """Figures as text. Every figure may be absent, None or not finite; all three read as "–"."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from subquad.report.schema import MethodReport
@@ -16,6 +16,14 @@ class Cell:
 
     text: str
     tone: Tone = ""
+    value: float | None = field(default=None, compare=False)  # what a table is sorted by; None: by the text
+
+    @property
+    def sort_key(self) -> str | None:
+        """What a table is sorted by, a number or a text; None where the figure is missing."""
+        if self.value is not None:
+            return "Infinity" if self.value == math.inf else repr(self.value)
+        return None if self.tone == "missing" else self.text
 
 
 def known(value: Any) -> float | None:
@@ -28,13 +36,13 @@ def known(value: Any) -> float | None:
 def number(value: Any, digits: int = 3) -> Cell:
     """A figure with `digits` decimals."""
     x = known(value)
-    return Cell(MISSING, "missing") if x is None else Cell(f"{x:,.{digits}f}")
+    return Cell(MISSING, "missing") if x is None else Cell(f"{x:,.{digits}f}", value=x)
 
 
 def share(value: Any) -> Cell:
     """A share as a percentage."""
     x = known(value)
-    return Cell(MISSING, "missing") if x is None else Cell(f"{100 * x:.1f} %")
+    return Cell(MISSING, "missing") if x is None else Cell(f"{100 * x:.1f} %", value=x)
 
 
 def size(value: Any) -> Cell:
@@ -43,7 +51,7 @@ def size(value: Any) -> Cell:
     if x is None:
         return Cell(MISSING, "missing")
     digits = 2 if abs(x) < 10 else 1 if abs(x) < 100 else 0
-    return Cell(f"{x:,.{digits}f}")
+    return Cell(f"{x:,.{digits}f}", value=x)
 
 
 def speedup(value: Any, verdict: Any = None) -> Cell:
@@ -54,10 +62,10 @@ def speedup(value: Any, verdict: Any = None) -> Cell:
     digits = 2 if x >= 0.095 else 3
     shown = round(x, digits)
     if verdict == "within the noise":
-        return Cell(f"≈{shown:.{digits}f}×", "tie")
+        return Cell(f"≈{shown:.{digits}f}×", "tie", x)
     if shown < 1:
-        return Cell(f"↓{shown:.{digits}f}×", "slower")
-    return Cell(f"{shown:.2f}×" if shown < 100 else f"{shown:,.0f}×", "faster" if shown > 1 else "")
+        return Cell(f"↓{shown:.{digits}f}×", "slower", x)
+    return Cell(f"{shown:.2f}×" if shown < 100 else f"{shown:,.0f}×", "faster" if shown > 1 else "", x)
 
 
 def kept(value: Any, least: float | None) -> Cell:
@@ -65,7 +73,7 @@ def kept(value: Any, least: float | None) -> Cell:
     x = known(value)
     if x is None or least is None or x >= least:
         return number(x, 4)
-    return Cell(number(x, 4).text, "low")
+    return Cell(number(x, 4).text, "low", x)
 
 
 def crossover(method: MethodReport) -> Cell:
@@ -74,11 +82,11 @@ def crossover(method: MethodReport) -> Cell:
         return Cell(MISSING, "missing")
     x = known(method["crossover"])
     if x is None:
-        return Cell("none", "slower")
+        return Cell("none", "slower", math.inf)
     measured = sorted(map(int, method.get("op") or {}))
     if not measured or x <= measured[0]:
-        return Cell(f"≤{next(iter(measured), 0):,}", "faster")
-    return Cell(f"≤{x:,.0f}" if x in measured else f"{two_digits(x):,}")
+        return Cell(f"≤{next(iter(measured), 0):,}", "faster", x)
+    return Cell(f"≤{x:,.0f}" if x in measured else f"{two_digits(x):,}", value=x)
 
 
 def two_digits(x: float) -> int:

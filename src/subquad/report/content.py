@@ -18,6 +18,7 @@ from subquad.report.reading import (
     ran,
 )
 from subquad.report.schema import MethodReport, Report
+from subquad.report.terms import TERMS, term_of
 
 FIGURES = {
     "quality-vs-speed.png": (
@@ -38,6 +39,7 @@ FIGURES = {
         "have no fidelity.",
     ),
 }
+NEXT = "Next, search settings layer by layer, for this model and text."
 OP_REMARK = "One layer's attention alone, on random inputs; these times have no fidelity."
 
 
@@ -48,12 +50,22 @@ def pieces(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Column:
-    """A column's head, the group that it belongs to (a length, mostly) and what it means."""
+    """A column's head, the group that it belongs to (a length, mostly) and what it means, if no term says so."""
 
     head: str
     group: str = ""
     about: str = ""
     short: str = ""  # of the head, where room is scarce; its words may stand below each other
+
+    @property
+    def term(self) -> str:
+        """The term in the glossary that explains the head; empty if there is none."""
+        return "" if self.about else term_of(self.head)
+
+    @property
+    def meaning(self) -> str:
+        """What the column says; empty if its head says it."""
+        return self.about or TERMS.get(self.term, "")
 
     @property
     def title(self) -> str:
@@ -157,8 +169,7 @@ def model_table(report: Report) -> Table:
 
 def op_table(report: Report) -> Table:
     """Time of one attention call, and its speed-up, by length."""
-    faster_from = Column("faster from", "", "tokens from which on it is faster than exact attention, beyond the noise")
-    makers: list[Maker] = [(faster_from, crossover)]
+    makers: list[Maker] = [(Column("faster from"), crossover)]
     for length in op_lengths(report):
         makers += [_time("op", length), _speed(length, "op")]
     return _table(report, makers)
@@ -172,28 +183,27 @@ def op_memory_table(report: Report) -> Table:
 def layer_table(report: Report) -> Table:
     """Relative error of each layer's attention output."""
     numbers = sorted({layer for method in ran(report) for layer in layer_errors(method)})
-    mean: Maker = (Column("mean"), lambda m: number(_mean(layer_errors(m).values())))
+    mean: Maker = (Column("mean", about="mean over the layers"), lambda m: number(_mean(layer_errors(m).values())))
     return _table(report, [mean, *map(_error_of, numbers)])
 
 
 def _error_of(layer: int) -> Maker:
-    return Column(str(layer), "layer"), lambda m: number(layer_errors(m).get(layer))
+    about = TERMS["layer error"].partition(";")[0]
+    return Column(str(layer), "layer", about), lambda m: number(layer_errors(m).get(layer))
 
 
 def _nearness(report: Report, length: str, group: str = "") -> Maker:
     """The mean cosine, or the fidelity of language models, which have none."""
     least = min_fidelity(report)
     if _has_cosines(report):
-        column = Column("cosine mean", group, "mean cosine to the exact model's embeddings")
-        return column, lambda m: kept(quality(m, length).get("cosine_mean"), least)
-    return Column("fidelity", group, "exact perplexity / this one's"), lambda m: kept(fidelity(m, length), least)
+        return Column("cosine mean", group), lambda m: kept(quality(m, length).get("cosine_mean"), least)
+    return Column("fidelity", group), lambda m: kept(fidelity(m, length), least)
 
 
 def _spread_of_nearness(length: str, group: str = "") -> list[Maker]:
     """What else is known of closeness at any length."""
-    about = "5th percentile of the cosines to the exact model's embeddings"
     return [
-        _of_quality(Column("cosine p5", group, about), "cosine_p5", length, 4),
+        _of_quality(Column("cosine p5", group), "cosine_p5", length, 4),
         _of_quality(Column("perplexity", group), "perplexity", length, 2),
     ]
 
@@ -204,15 +214,12 @@ def _of_quality(column: Column, figure: str, length: str, digits: int = 3) -> Ma
 
 def _quality_details(own: str) -> list[Maker]:
     """The spread, the errors inside of the model, and the ranking of passages."""
-    best, ten = "share of queries with the exact model's best passage", "share of the exact model's ten best passages"
-    error = "‖out − exact‖ / ‖exact‖ of a layer's attention, mean over layers"
-    weights = Column("weights L1", "", "mean ‖A − exact A‖₁ of attention weights, 0 to 2", "weight L1")
     return [
         *_spread_of_nearness(own),
-        (Column("layer error", "", error), lambda m: number(_mean(layer_errors(m).values()))),
-        _of_quality(weights, "weights_l1", own),
-        _of_quality(Column("top-1", "", best), "top1", own),
-        _of_quality(Column("recall@10", "", f"{ten} found among ten", "rec. @10"), "recall10", own),
+        (Column("layer error"), lambda m: number(_mean(layer_errors(m).values()))),
+        _of_quality(Column("weights L1", short="weight L1"), "weights_l1", own),
+        _of_quality(Column("top-1"), "top1", own),
+        _of_quality(Column("recall@10", short="rec. @10"), "recall10", own),
     ]
 
 
@@ -231,7 +238,7 @@ def _metric(name: str, metric: str) -> Maker:
 
 
 def _speed(length: str, part: Literal["model", "op"] = "model") -> Maker:
-    column = Column("speed-up", tokens(length), "exact attention's time / this one's", "speed")
+    column = Column("speed-up", tokens(length), short="speed")
 
     def make(method: MethodReport) -> Cell:
         figures = cost(method, part, length)
@@ -241,26 +248,25 @@ def _speed(length: str, part: Literal["model", "op"] = "model") -> Maker:
 
 
 def _fidelity(length: str, least: float | None) -> Maker:
-    column = Column("fidelity", tokens(length), "to the exact model", "fidel.")
+    column = Column("fidelity", tokens(length), short="fidel.")
     return column, lambda m: kept(fidelity(m, length), least)
 
 
 def _time(part: Literal["model", "op"], length: str) -> Maker:
-    about = "exact attention's median / the speed-up; of exact attention itself the median"
-    return Column("ms", tokens(length), about), lambda m: size(cost(m, part, length).get("ms"))
+    return Column("ms", tokens(length)), lambda m: size(cost(m, part, length).get("ms"))
 
 
 def _range(part: Literal["model", "op"], length: str) -> Maker:
     def quartiles(method: MethodReport) -> Cell:
         figures = cost(method, part, length)
         low, high = size(figures.get("ms_low")), size(figures.get("ms_high"))
-        return low if low.tone == "missing" else Cell(f"{low.text} to {high.text}")
+        return low if low.tone == "missing" else Cell(f"{low.text} to {high.text}", value=low.value)
 
-    return Column("quartiles", tokens(length), "the same with the quartiles of the speed-up"), quartiles
+    return Column("quartiles", tokens(length)), quartiles
 
 
 def _memory(length: str, part: Literal["model", "op"] = "model", head: str = "extra MiB", group: str = "") -> Maker:
-    about = "peak memory on top of what was allocated before"
+    about = "" if term_of(head) else TERMS["extra MiB"]
     return Column(head, group, about), lambda m: size(cost(m, part, length).get("extra_mib"))
 
 

@@ -45,6 +45,8 @@ LOOK = {
     "text.parse_math": False,  # a "$" in a model's name is not a formula
 }
 DPI = 160
+PAPER = "#ffffff"  # behind a figure
+ON_COLOR = "#fefefe"  # of letters on a method's colour; not PAPER, because a page gives each its own dark colour
 
 
 @dataclass(frozen=True)

@@ -1,55 +1,69 @@
-"""A report as one self-contained HTML page."""
+"""A comparison as one self-contained HTML page."""
 
 import re
-from base64 import b64encode
 from collections.abc import Mapping
-from functools import cache, partial
-from importlib.resources import files
-from typing import Any
+from functools import partial
 
-from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup
-
-from subquad.report import content, reading
+from subquad.report import content, layout, reading, terms
 from subquad.report.content import Table
 from subquad.report.schema import Report
+from subquad.report.vector import Drawing
 
 
-def html(report: Report, plots: Mapping[str, bytes]) -> str:
+def html(report: Report, drawn: Mapping[str, Drawing]) -> str:
     """The page: recommendation and main table first, then plots, all figures, and what they were measured on.
 
-    `plots` maps the names in `content.FIGURES` to PNGs, as `plots.plots` returns them. They are held in the page, which
-    loads nothing from anywhere.
+    `drawn` maps the names in `content.FIGURES` to SVGs, as `plots.drawings` returns them.
     """
-    return template("page.html.j2").render(
-        style=style(),
+    names = [method["method"] for method in report["methods"]]
+    main, others = content.main_table(report), _tables(report)
+    return layout.page(
+        "page.html.j2",
+        drawn,
         report=report,
-        prose=partial(_prose, [method["method"] for method in report["methods"]]),
+        prose=partial(_prose, names),
         name=content.short_name(report),
         use=content.use(report),
-        main=content.main_table(report),
+        next=content.NEXT,
+        main=main,
+        judged=_judged(report),
+        kept_where=_kept_where(report),
         refused=reading.refused(report),
-        pieces=content.pieces,
         remarks=reading.remarks(report),
         legend=content.legend(report),
         noise=reading.noise(report),
-        figures=shown(content.FIGURES, plots),
-        tables=_tables(report),
+        figures=layout.shown(content.FIGURES, drawn),
+        tables=others,
         facts=content.facts(report),
+        glossary=terms.glossary(_words(report, [main, *(table for _, _, table in others)])),
+        methods=terms.described(names),
     )
 
 
-@cache
-def template(name: str) -> Template:
-    """Load a page template of this folder."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string((files("subquad.report") / name).read_text("utf-8"))
+def _words(report: Report, tables: list[Table]) -> set[str]:
+    """What the glossary may have to explain."""
+    said = {"refused": "refused", "adapter": "@", "plan": "plan:"}
+    names = " ".join([method["method"] for method in report["methods"]] + [m["status"] for m in report["methods"]])
+    found = {word for word, mark in said.items() if mark in names}
+    if report["recommendation"].get("next"):
+        found.add("plan")
+    return found | layout.heads(tables) | set(terms.COMPARED)
 
 
-@cache
-def style() -> Markup:
-    """The style sheet of all pages."""
-    return Markup((files("subquad.report") / "page.css").read_text("utf-8"))
+def _kept_where(report: Report) -> str:
+    """What the rows in `_judged` have, in words; empty where no minimum is known."""
+    least, own = reading.min_fidelity(report), reading.own_length(report)
+    return f"fidelity ≥ {least:g} at {content.tokens(own)} tokens" if least is not None and own else ""
+
+
+def _judged(report: Report) -> list[str]:
+    """The names of the rows at or above the minimum fidelity, at the main length."""
+    least, own = reading.min_fidelity(report), reading.own_length(report)
+    return [
+        method["method"]
+        for method in reading.ran(report)
+        if least is not None and (found := reading.fidelity(method, own)) is not None and found >= least
+    ]
 
 
 def _prose(names: list[str], text: str) -> list[tuple[str, bool]]:
@@ -57,20 +71,6 @@ def _prose(names: list[str], text: str) -> list[tuple[str, bool]]:
     longest_first = sorted((re.escape(name) for name in names if ":" in name), key=len, reverse=True)
     pieces = re.split(f"({'|'.join(longest_first)})", text) if longest_first else [text]
     return [(piece, i % 2 == 1) for i, piece in enumerate(pieces) if piece]
-
-
-def shown(figures: Mapping[str, tuple[str, str]], plots: Mapping[str, bytes]) -> list[dict[str, Any]]:
-    """The plots that there are, of those with a title and a text, as a page shows them."""
-    return [
-        {"title": title, "about": about, "data": b64encode(plots[name]).decode(), "width": _width(plots[name])}
-        for name, (title, about) in figures.items()
-        if name in plots
-    ]
-
-
-def _width(png: bytes) -> int:
-    """How wide to show a plot at most, in CSS pixels: its letters are then as high as the page's."""
-    return int.from_bytes(png[16:20], "big") * 72 // 100
 
 
 def _tables(report: Report) -> list[tuple[str, str, Table]]:

@@ -17,8 +17,8 @@ EXACT = "full"
 FIGURES = {
     "plan-layers.png": (
         "Method of each layer",
-        "The method of each layer at each length; white is exact attention. The number is the share of exact "
-        "attention's time in that layer.",
+        "The method of each layer at each length; squares without a colour are exact attention. The number is the "
+        "share of exact attention's time in that layer.",
     ),
     "plan-front.png": (
         "Plans for other floors",
@@ -48,13 +48,25 @@ def rich_table(report: PlanReport) -> RenderableType:
 
 def markdown(report: PlanReport, figures: Sequence[str] = ()) -> str:
     """All of a plan as Markdown. `figures` are the names of the plots that lie beside it."""
-    parts = [f"# {escaped(title(report))}", f"**{escaped(report['headline'])}**"]
+    parts = [f"# {escaped(title(report))}", f"**{escaped(report['headline'])}**", bullets(tried(report))]
     for heading, about, table in tables(report):
         parts += [f"## {heading}", escaped(about), table_of(table)]
     parts += [f"![{head}]({name})\n\n{about}" for name, (head, about) in FIGURES.items() if name in figures]
     parts += sections(described(report))
     parts += ["## Notes", bullets(report["notes"]), "## Command", fenced(report["command"]), escaped(report["created"])]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def tried(report: PlanReport) -> list[str]:
+    """What the plan was chosen from and verified on, a sentence for each length."""
+    said = []
+    for planned in report["lengths"]:
+        count, passages = planned["tried"], planned["passages"]
+        text = f"{planned['length']:,} tokens: {count} candidates were tried on {passages} passages"
+        if "verified" in planned:
+            text += f", and the plan was verified on {planned['verified']['passages']} held-out passages"
+        said.append(f"{text}.")
+    return said
 
 
 def tables(report: PlanReport) -> list[tuple[str, str, Table]]:
@@ -90,8 +102,8 @@ def verified(report: PlanReport) -> Table:
     """A line for each length: fidelity, its bound, speed, and the best single method beside it."""
     columns = [
         Column("fidelity", "the plan"),
-        Column("at least", "the plan", "the lower bound of the mean, at the confidence of the settings"),
-        Column("speed-up", "the plan", "of the whole model"),
+        Column("at least", "the plan"),
+        Column("speed-up", "the plan"),
         Column("predicted loss", "the plan"),
         Column("loss", "the plan"),
         Column("method", "the best single method"),
@@ -121,8 +133,8 @@ def _verified(planned: PlannedLength) -> list[Cell]:
 
 def layers(report: PlanReport) -> Table:
     """A line for each layer; what runs at each length."""
-    heads = (("method", ""), ("time", "share of exact attention's, in this layer"), ("loss", "with this layer alone"))
-    columns = [Column(head, f"{p['length']:,} tokens", about) for p in report["lengths"] for head, about in heads]
+    heads = ("method", "time", "loss")
+    columns = [Column(head, f"{p['length']:,} tokens") for p in report["lengths"] for head in heads]
     numbers = list(dict.fromkeys(number for p in report["lengths"] for number in p["layers"]))
     lines = [Line(number, [cell for p in report["lengths"] for cell in _layer(p, number)]) for number in numbers]
     return Table(columns, lines, first="layer")

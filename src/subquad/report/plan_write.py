@@ -1,26 +1,20 @@
 """Write the files of a plan's report."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from subquad.report import layout, terms
 from subquad.report.files import as_json, write_files
-from subquad.report.page import shown, style, template
-from subquad.report.plan_plots import plots
+from subquad.report.plan_plots import drawings, plots
 from subquad.report.plan_schema import PlanReport
-from subquad.report.plan_tables import FIGURES, facts_of, markdown, tables, title
+from subquad.report.plan_tables import FIGURES, facts_of, markdown, tables, title, tried
+from subquad.report.vector import Drawing
 
 
 def write_plan_report(report: PlanReport, folder: Path) -> list[Path]:
     """Write report.json, report.md, report.html and the plots beside the plan; return their paths."""
     drawn = plots(report)
-    page = template("plan.html.j2").render(
-        style=style(),
-        title=title(report),
-        report=report,
-        use=f'plan = sq.load_plan("{folder.name}")\nsq.hf.swap(model, plan)',
-        figures=shown(FIGURES, drawn),
-        tables=tables(report),
-        facts=facts_of(report),
-    )
+    page = html(report, drawings(report), f'plan = sq.load_plan("{folder.name}")\nsq.hf.swap(model, plan)')
     contents = {
         "report.json": as_json(report),
         "report.md": markdown(report, list(drawn)).encode(),
@@ -28,3 +22,28 @@ def write_plan_report(report: PlanReport, folder: Path) -> list[Path]:
         "report.html": page.encode(),
     }
     return write_files(contents, folder, stale=FIGURES)
+
+
+def html(report: PlanReport, drawn: Mapping[str, Drawing], use: str) -> str:
+    """The page. `drawn` are SVGs, as `plan_plots.drawings` returns them; `use` are the lines that run the plan."""
+    found = tables(report)
+    return layout.page(
+        "plan.html.j2",
+        drawn,
+        title=title(report),
+        report=report,
+        use=use,
+        tried=tried(report),
+        figures=layout.shown(FIGURES, drawn),
+        tables=found,
+        facts=facts_of(report),
+        glossary=terms.glossary({*layout.heads(table for _, _, table in found), *terms.PLANNED}),
+        methods=terms.described(_methods(report)),
+    )
+
+
+def _methods(report: PlanReport) -> list[str]:
+    """The methods that the plan or its tables name."""
+    chosen = [layer["method"] for planned in report["lengths"] for layer in planned["layers"].values()]
+    alone = [planned["uniform"]["method"] for planned in report["lengths"] if "uniform" in planned]
+    return [*chosen, *alone]

@@ -1,4 +1,4 @@
-"""A report's plots, as PNGs. Drawn on matplotlib's objects; its global state is left as it was."""
+"""A report's plots, as PNGs and for the page. Drawn on matplotlib's objects; its global state is left as it was."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,23 +9,33 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from subquad.report import cells, content, drawing, reading
+from subquad.report import cells, content, drawing, reading, vector
 from subquad.report.drawing import Style, log_lengths, ticks
 from subquad.report.schema import MethodReport, Report
 
 RESOLUTION = 1e-3  # of the fidelity axis at 1
+NARROW = 4.0  # inches
 
 
 def plots(report: Report) -> dict[str, bytes]:
     """PNGs by name; a plot without figures to draw is left out. Names, titles and texts: `content.FIGURES`."""
-    draw: dict[str, Callable[[Report], Figure | None]] = {
-        "quality-vs-speed.png": quality_vs_speed,
-        "error-by-layer.png": error_by_layer,
-        "time-vs-length.png": time_vs_length,
-    }
     with drawing.look():
-        figures = {name: make(report) for name, make in draw.items()}
-        return {name: drawing.png(figure) for name, figure in figures.items() if figure is not None}
+        figures = {name: make(report) for name, make in _makers().items()}
+        return {name: drawing.png(_titled(report, name, each)) for name, each in figures.items() if each is not None}
+
+
+def drawings(report: Report) -> dict[str, vector.Drawing]:
+    """The same plots for the page, without a title."""
+    return vector.drawings(_makers(), report)
+
+
+def _makers() -> dict[str, Callable[..., Figure | None]]:
+    return dict(zip(content.FIGURES, (quality_vs_speed, error_by_layer, time_vs_length), strict=True))
+
+
+def _titled(report: Report, name: str, figure: Figure) -> Figure:
+    title = content.FIGURES[name][0]
+    return drawing.titled(figure, content.short_name(report), f"{title[0].lower()}{title[1:]}")
 
 
 def styles(report: Report) -> dict[str, Style]:
@@ -36,16 +46,19 @@ def styles(report: Report) -> dict[str, Style]:
 # ---------------------------------------------------------------------- fidelity against speed-up
 
 
-def quality_vs_speed(report: Report) -> Figure | None:
-    """A panel for each length of the model; None where no method has both figures."""
+def quality_vs_speed(report: Report, narrow: bool = False) -> Figure | None:
+    """A panel for each length of the model; None where no method has both figures. Narrow: one below the other."""
     panels = {length: points for length in reading.model_lengths(report) if (points := _points(report, length))}
     if not panels:
         return None
-    columns = min(len(panels), 3)
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(max(3.5 * columns, 6.5), 3.6 * rows + 1.3), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
     looks = styles(report)
+    named = [name for name in looks if any(name in points for points in panels.values())]
+    handles = [_handle(looks[name], name) for name in named] + _guides(report)
+    columns = 1 if narrow else min(len(panels), 3)
+    rows = math.ceil(len(panels) / columns)
+    size = (NARROW, 3.0 * rows + 0.2 * len(handles)) if narrow else (max(3.5 * columns, 6.5), 3.6 * rows + 1.3)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
     _scale_both(
         axes[0], [point for points in panels.values() for point in points.values()], reading.min_fidelity(report)
     )
@@ -57,10 +70,8 @@ def quality_vs_speed(report: Report) -> Figure | None:
         ax.set_xlabel("speed-up of a forward pass")
     for ax in axes[::columns]:
         ax.set_ylabel("fidelity to the exact model")
-    named = [name for name in looks if any(name in points for points in panels.values())]
-    handles = [_handle(looks[name], name) for name in named] + _guides(report)
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(3, len(handles)))
-    return drawing.titled(figure, content.short_name(report), "fidelity against speed-up")
+    figure.legend(handles=handles, loc="outside lower center", ncols=1 if narrow else min(3, len(handles)))
+    return figure
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -105,7 +116,10 @@ def _panel(
             look = {"markerfacecolor": "none", "markeredgecolor": color, "markeredgewidth": 1.3}
         else:
             look = {"color": color, "markeredgecolor": "white", "markeredgewidth": 0.8}
-        ax.plot(x, y, linestyle="", marker=looks[name].marker, markersize=size, zorder=3, **look)
+        (mark,) = ax.plot(x, y, linestyle="", marker=looks[name].marker, markersize=size, zorder=3, **look)
+        verdict = "within the noise" if name in ties else ""
+        said = f"fidelity {y:.4f}, speed-up {cells.speedup(x, verdict).text} at {int(length):,} tokens"
+        vector.named(mark, ["\n".join(filter(None, (name, said, verdict)))])
 
 
 def _ties(report: Report, length: str) -> set[str]:
@@ -154,32 +168,33 @@ def _guides(report: Report) -> list[Line2D]:
 # ---------------------------------------------------------------------- error by layer
 
 
-def error_by_layer(report: Report) -> Figure | None:
-    """A line for each method; None where no layer's error is known and above 0."""
+def error_by_layer(report: Report, narrow: bool = False) -> Figure | None:
+    """A line for each method; None where no layer's error is known and above 0. Narrow: with the legend below."""
     looks = styles(report)
     errors = {m["method"]: {n: e for n, e in reading.layer_errors(m).items() if e > 0} for m in reading.ran(report)}
     errors = {name: by_layer for name, by_layer in errors.items() if by_layer}
     if not errors:
         return None
-    figure = Figure(figsize=(9.6, 4.4), layout="constrained")
+    figure = Figure(figsize=(NARROW, 3.2 + 0.2 * len(errors)) if narrow else (9.6, 4.4), layout="constrained")
     ax = figure.subplots()
     worst_first = sorted(errors, key=lambda name: -sum(errors[name].values()) / len(errors[name]))
     for name in worst_first:
-        ax.plot(list(errors[name]), list(errors[name].values()), label=name, **looks[name].line)
+        (line,) = ax.plot(list(errors[name]), list(errors[name].values()), label=name, **looks[name].line)
+        vector.named(line, [f"{name}\nlayer {layer}: error {error:.3g}" for layer, error in errors[name].items()])
     ax.set_yscale("log")
     ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(axis="x", visible=False)
     ax.set_xlabel("layer")
     ax.set_ylabel("‖out − exact‖ / ‖exact‖")
-    figure.legend(loc="outside right upper")
-    return drawing.titled(figure, content.short_name(report), "error of each layer's attention")
+    figure.legend(loc=_place(narrow))
+    return figure
 
 
 # ---------------------------------------------------------------------- time against length
 
 
-def time_vs_length(report: Report) -> Figure | None:
+def time_vs_length(report: Report, narrow: bool = False) -> Figure | None:
     """Exact attention and the methods, with rings where they cross; None where nothing was timed."""
     looks = styles(report)
     times = {m["method"]: t for m in reading.ran(report) if (t := _times(m, reading.op_lengths(report)))}
@@ -187,23 +202,34 @@ def time_vs_length(report: Report) -> Figure | None:
         return None
     methods = {m["method"]: m for m in reading.ran(report) if m["method"] in times}
     lines = sum(_timed(method).count("\n") + 1 for method in methods.values())  # of the legend
-    figure = Figure(figsize=(9.6, max(5.2, 0.6 + 0.19 * lines)), layout="constrained")
+    size = (NARROW, 3.2 + 0.2 * lines) if narrow else (9.6, max(5.2, 0.6 + 0.19 * lines))
+    figure = Figure(figsize=size, layout="constrained")
     ax = figure.subplots()
     common = max(set.intersection(*(set(t) for t in times.values())), default=None)
     for name in sorted(methods, key=lambda name: -times[name].get(common or 0, 0.0)):
         look = looks[name].line | ({"linewidth": 2.8, "zorder": 3} if methods[name]["status"] == "exact" else {})
-        ax.plot(list(times[name]), list(times[name].values()), label=_timed(methods[name]), **look)
+        (line,) = ax.plot(list(times[name]), list(times[name].values()), label=_timed(methods[name]), **look)
+        vector.named(line, [_said(methods[name], length, ms) for length, ms in times[name].items()])
     _mark_crossovers(ax, methods, times, looks)
     log_lengths(ax)
     ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
     ax.set_ylabel("ms per call, one layer")
-    figure.legend(loc="outside right upper")
-    return drawing.titled(figure, content.short_name(report), "time of one attention call against length")
+    figure.legend(loc=_place(narrow))
+    return figure
 
 
 def _times(method: MethodReport, lengths: Sequence[str]) -> dict[int, float]:
     found = {int(n): cells.known(reading.cost(method, "op", n).get("ms")) for n in lengths}
     return {n: ms for n, ms in found.items() if ms is not None and ms > 0}
+
+
+def _said(method: MethodReport, length: int, ms: float) -> str:
+    """The text of a point."""
+    text = f"{method['method']}\n{length:,} tokens: {cells.size(ms).text} ms"
+    if method["status"] == "exact":
+        return text
+    figures = reading.cost(method, "op", str(length))
+    return f"{text}, speed-up {cells.speedup(figures.get('speedup'), figures.get('verdict')).text}"
 
 
 def _timed(method: MethodReport) -> str:
@@ -231,6 +257,10 @@ def _mark_crossovers(
 
 
 # ---------------------------------------------------------------------- drawing
+
+
+def _place(narrow: bool) -> str:
+    return "outside lower left" if narrow else "outside right upper"
 
 
 def _handle(look: Style, name: str) -> Line2D:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from subquad.report.cells import known
 from subquad.report.schema import Cost, MethodReport, Quality, Report
+from subquad.report.terms import is_reference
 
 
 def ran(report: Report) -> list[MethodReport]:
@@ -83,7 +84,7 @@ def noise_at(report: Report, part: Literal["model", "op"], length: str) -> float
 
 
 def marks(report: Report, method: MethodReport) -> list[str]:
-    """The marks next to a method's name."""
+    """The marks next to a method's name; `terms` explains each."""
     layers = report["model"].get("layers")
     total = len(layers) if isinstance(layers, Sequence) else layers
     some = method.get("layers")
@@ -91,6 +92,7 @@ def marks(report: Report, method: MethodReport) -> list[str]:
     said = {
         "baseline": method["status"] == "exact",
         "recommended": method["method"] == report["recommendation"]["choice"],
+        "reference": method["status"] == "measured" and is_reference(method["method"]),
         f"{len(some or [])} of {total} layers": partial,
         "not calibrated": method.get("unfitted", False),
     }

@@ -56,6 +56,7 @@ class Recommendation(TypedDict):
     choice: str  # a method as the command line writes it; "full" = stay with exact attention
     headline: str
     reasons: list[str]
+    next: NotRequired[str]  # the command that searches further, for the same model and text
 
 
 class Report(TypedDict):

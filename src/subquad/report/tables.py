@@ -147,6 +147,8 @@ def _panel(report: Report) -> Panel:
     code = content.use(report)
     if code:
         lines.append(Text(code, "cyan"))
+    if "next" in advice:
+        lines += [Text(content.NEXT), Text(advice["next"], "cyan")]
     return Panel(Group(*lines), title="Recommendation", title_align="left", border_style="green" if code else "blue")
 
 
@@ -160,6 +162,7 @@ def _recommendation(report: Report) -> str:
         f"**{escaped(advice['headline'])}**",
         bullets(advice["reasons"]),
         fenced(code, "python") if code else "",
+        f"{content.NEXT}\n\n{fenced(advice['next'])}" if "next" in advice else "",
     ]
     return "\n\n".join(filter(None, lines))
 

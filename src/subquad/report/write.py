@@ -12,7 +12,7 @@ from subquad.report.bench_schema import BenchCell, BenchReport
 from subquad.report.files import as_json, write_files
 from subquad.report.inspect_schema import InspectReport
 from subquad.report.page import html
-from subquad.report.plots import plots
+from subquad.report.plots import drawings, plots
 from subquad.report.schema import Report
 from subquad.report.tables import markdown
 
@@ -24,7 +24,7 @@ def write_report(report: Report, folder: Path) -> list[Path]:
         "report.json": as_json(report),
         "report.md": markdown(report, list(drawn)).encode(),
         **drawn,
-        "report.html": html(report, drawn).encode(),
+        "report.html": html(report, drawings(report)).encode(),
     }
     return write_files(contents, folder, stale=content.FIGURES)
 

@@ -28,9 +28,11 @@ from subquad.workflows.compare import (
     stretches,
 )
 from subquad.workflows.options import as_command
+from subquad.workflows.planning.loads import FEWEST_PASSAGES
 from subquad.workflows.recommend import recommend
 from subquad.workflows.records import to_plain
 from subquad.workflows.rows import NOT_CALIBRATED, CompareRow, exact_up_to
+from subquad.workflows.settings import PlanSettings
 
 _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the whole range of fewer than six turns)"
 
@@ -61,6 +63,8 @@ def report_of(comparison: Comparison) -> Report:
         "recommendation": recommend(methods, c.lengths, s.min_fidelity, tokens=len(c.reading.tokens)),
         "notes": _notes(c, methods),
     }
+    if command := _plan_command(c):
+        report["recommendation"]["next"] = command
     if c.task:
         report["task"] = {
             "name": c.task.name,
@@ -69,6 +73,15 @@ def report_of(comparison: Comparison) -> Report:
             "baselines": c.task.baselines,
         }
     return report
+
+
+def _plan_command(c: Comparison) -> str | None:
+    """The command that plans for the same model, text and lengths; None where the text is too short for a plan."""
+    s, tokens = c.settings, len(c.reading.tokens)
+    lengths = tuple(length for length in c.lengths if FEWEST_PASSAGES * length <= tokens)
+    shared = ("model", "text", "column", "min_fidelity", "adapters", "calibrate", "device", "seed")
+    given = {name: getattr(s, name) for name in shared}
+    return as_command("plan", PlanSettings(lengths=lengths, **given)) if lengths else None
 
 
 def _noise(c: Comparison) -> RunNoise:

@@ -25,7 +25,7 @@ def recommend(
         f"{n:,} tokens: not judged, because the text has only {tokens:,} tokens." for n in lengths if n > tokens
     ]
     if measured:
-        reasons.append(f"{_count(len(measured))} tried with the given settings; settings were not searched.")
+        reasons.append(_tried(measured, judged))
     chosen = best.get(own)
     if chosen is not None:
         headline = f"Of the rows tried, use {chosen['method']}: {_figures(chosen, str(own))} at {own:,} tokens."
@@ -59,8 +59,17 @@ def _approximate_at(methods: Sequence[MethodReport], length: int) -> list[Method
     return [m for m in methods if exact_up_to(from_dict(m["settings"])) < length]
 
 
-def _count(rows: int) -> str:
-    return "1 row was" if rows == 1 else f"{rows} rows were"
+def _tried(measured: Sequence[MethodReport], lengths: Sequence[int]) -> str:
+    """What the recommendation is about: how many rows of how many methods, and at which lengths."""
+    rows, methods = len(measured), len({m["settings"].get("name") for m in measured})
+    counted = f"{_count(rows, 'row')} of {_count(methods, 'method')} {'were' if rows > 1 else 'was'} tried"
+    *others, last = [f"{length:,}" for length in lengths] or [""]
+    where = f" at {' and '.join(filter(None, (', '.join(others), last)))} tokens" if last else ""
+    return f"{counted}{where}, with the given settings; settings were not searched."
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"
 
 
 def _is_candidate(method: MethodReport) -> bool:

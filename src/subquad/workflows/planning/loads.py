@@ -19,6 +19,7 @@ from subquad.workflows.pretrained import Pretrained
 Loss = Callable[[Any, Any], float]  # of an output, and of the exact model's; 0 where they say the same
 TOKENS = 12_288  # of the passages on which losses are measured
 FEWEST, MOST = 3, 16  # passages for losses
+FEWEST_PASSAGES = 5  # of a length: two for losses, and three to verify on
 HELD_OUT = 8  # passages to verify on, at least; and at least twice as many as for losses
 
 
@@ -45,7 +46,7 @@ def text_load(pretrained: Pretrained, reading: Reading, length: int) -> Load:
         raise InputError(f"a length of {length} leaves no token beside the special ones")
     few = min(max(TOKENS // length, FEWEST), MOST)
     count = min(few + max(2 * few, HELD_OUT), len(reading.tokens) // content)
-    if count < 5:
+    if count < FEWEST_PASSAGES:
         raise InputError(
             f"the text has {len(reading.tokens):,} tokens, which is less than five passages of {length:,}; a plan for "
             "that length needs two to measure and three to verify on: give more text, or shorter --lengths"
@@ -110,7 +111,7 @@ def input_loads(
     for item in inputs:
         groups.setdefault(_tokens(model, item), []).append(item)
     for length, items in groups.items():
-        if len(items) < 5:
+        if len(items) < FEWEST_PASSAGES:
             raise ValueError(
                 f"{len(items)} inputs have {length:,} tokens, but a plan needs five of each length: two to measure "
                 "and three to verify on"
