@@ -63,8 +63,9 @@ def front_figure(report: PlanReport) -> Figure | None:
     figure = Figure(figsize=(4.2 * len(able) + 0.6, 3.8), layout=ConstrainedLayoutEngine())
     axes: Any = figure.subplots(1, len(able), squeeze=False, sharey=True)[0]
     for ax, planned in zip(axes, able, strict=True):
-        accepted = [1 - f["floor"] for f in planned["floors"]]
-        plan, best = ([f[name] for f in planned["floors"]] for name in ("speedup", "uniform_speedup"))
+        floors = [f for f in planned["floors"] if f["floor"] < 1]  # a loss of 0 has no place on a logarithmic axis
+        accepted = [1 - f["floor"] for f in floors]
+        plan, best = ([f[name] for f in floors] for name in ("speedup", "uniform_speedup"))
         ax.plot(accepted, plan, color="#0b6b50", marker="o", label="plan (predicted)", linewidth=1.7)
         ax.plot(accepted, best, color="#8C564B", marker="s", label="best single method (predicted)", linewidth=1.7)
         if "verified" in planned:
