@@ -15,7 +15,7 @@ from subquad.hf.reattaching import ADAPTER
 from subquad.methods import Bound, Full, Method
 from subquad.report.schema import Report
 from subquad.workflows.compare import Comparison
-from subquad.workflows.model_files import called, from_pretrained, is_sentence_transformer, read_config, read_tokenizer
+from subquad.hf.model_files import called, from_pretrained, is_sentence_transformer, read_config, read_tokenizer
 from subquad.workflows.planning.run import Made
 from subquad.workflows.pretrained import place_of
 from subquad.workflows.recommend import fastest
