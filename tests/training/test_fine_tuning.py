@@ -89,7 +89,11 @@ def finished(tmp_path_factory, bert) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     rows = [(f"{word} {i}", label) for i in range(20) for word, label in (("key", "good"), ("value", "bad"))]
     (folder / "mine.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
-    given = [f"model.pretrained={bert}", f"task.files={folder / 'mine.csv'}", *(f"training.{k}={v}" for k, v in QUICK.items())]
+    given = [
+        f"model.pretrained={bert}",
+        f"task.files={folder / 'mine.csv'}",
+        *(f"training.{k}={v}" for k, v in QUICK.items()),
+    ]
     options = [word for each in [*given, "training.steps=24"] for word in ("--set", each)]
     assert command("text", "--method", "lha:buckets=2", *options, "--out", folder / "mine").exit_code == 0
     return folder / "mine"
@@ -107,7 +111,6 @@ def test_the_card_has_the_whole_recipe_of_a_prediction(finished, monkeypatch, ca
     splits = task.splits(None)
     pipe = transformers.pipeline("text-classification", str(finished / "model"), truncation=True)
     assert {str(method) for method in sq.hf.describe(pipe).methods.values()} == {"lha:buckets=2"}
-    right = [pipe(text)[0]["label"] == splits.test[i]["labels"] for i, text in enumerate(splits.test.texts)]
     right = [
         pipe(text)[0]["label"] == pipe.model.config.id2label[splits.test[i]["labels"]]
         for i, text in enumerate(splits.test.texts)
@@ -130,14 +133,13 @@ def test_an_interrupted_run_resumes_bit_for_bit(bert, mine, tmp_path):
     assert without_times(whole.history) == without_times(parts.history)
 
 
-def test_accumulated_passes_change_nothing(bert, mine, tmp_path):
-    at_once, in_two = (
-        train(settings(bert, mine, accumulate=n, learning_rate=1e-4), tmp_path / str(n)) for n in (1, 2)
-    )
-    for (name, a), b in zip(at_once.model.named_parameters(), in_two.model.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-3, msg=name)
-    losses = [[entry["eval_loss"] for entry in run.history if "eval_loss" in entry] for run in (at_once, in_two)]
-    assert losses[0] == pytest.approx(losses[1], rel=2e-2)
+def test_the_loss_of_accumulated_passes_is_their_mean(bert, mine, tmp_path):
+    losses = []
+    for passes in (1, 2):
+        given = settings(bert, mine, accumulate=passes, learning_rate=1e-6, steps=10, every=0)
+        history = train(given, tmp_path / str(passes)).history
+        losses.append(next(entry["loss"] for entry in history if "loss" in entry))
+    assert losses[0] == pytest.approx(losses[1], rel=0.3)  # dropout differs, but a sum would be twice as large
 
 
 def test_a_language_model_without_padding_is_a_classifier_too(mine, tmp_path):
@@ -176,7 +178,9 @@ def test_what_cannot_be_fine_tuned_is_one_line(bert, mine, tmp_path):
     assert f"no model at {tmp_path}/none: there is no such folder" in said(tmp_path / "none")
     assert "it has no config.json" in said(tmp_path)
     assert "is an encoder-decoder (t5)" in said(tiny.save("t5", tmp_path / "t5"))
-    assert "has 3 methods" in said(bert, "model.method=['full', 'full', 'full']") or True
+    assert "3 methods are given, but the model has 2 attention layers" in said(
+        bert, "model.method=['full', 'full', 'full']"
+    )
     assert "layer 0" in said(tiny.save("gpt2", tmp_path / "gpt2"), "model.method=clustered")
     weights = tmp_path / "part"
     transformers.BertModel(transformers.BertConfig(**tiny.BERT | {"num_hidden_layers": 1})).save_pretrained(weights)
@@ -187,7 +191,6 @@ def test_what_cannot_be_fine_tuned_is_one_line(bert, mine, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("tmp_path")
 def test_the_encoder_of_the_demo_learns(tmp_path):
     rows = [(f"{word} number {i}", label) for i in range(20) for word, label in (("yes", "good"), ("no", "bad"))]
     (tmp_path / "mine.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))

@@ -95,7 +95,7 @@ def test_a_sentence_transformer_is_saved_whole_and_loads_in_another_process(sent
 
 
 @pytest.mark.usefixtures("short")
-def test_a_method_for_the_main_length_runs_at_all_lengths_without_longer_positions(sentences, text, tmp_path, faster_at):
+def test_a_method_for_the_main_length_runs_at_all_lengths(sentences, text, tmp_path, faster_at):
     faster_at(64)
     compared(sentences, text, tmp_path)
     again = SentenceTransformer(str(tmp_path / "saved"), device="cpu")

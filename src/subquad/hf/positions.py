@@ -20,9 +20,7 @@ def position_limit(model: AnyModel) -> int | None:
     return min((table.num_embeddings - _reserved(model, table) for _, table in tables), default=None)
 
 
-def extend_positions(
-    model: AnyModel, length: int, *, how: str = "interpolate", tokenizer: Any = None
-) -> AnyModel:
+def extend_positions(model: AnyModel, length: int, *, how: str = "interpolate", tokenizer: Any = None) -> AnyModel:
     """Let a model with learned absolute positions read `length` tokens, in place and without training.
 
         sq.hf.extend_positions(sentence_transformer, 4096)

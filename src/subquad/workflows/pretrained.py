@@ -14,9 +14,9 @@ from torch import Tensor
 
 from subquad import hf
 from subquad.errors import InputError, as_input_error, check_device
+from subquad.hf.model_files import pooling_of, read_config, read_model, read_tokenizer
 from subquad.hf.saved import without_marks
 from subquad.hf.weights import check_weights
-from subquad.hf.model_files import pooling_of, read_config, read_model, read_tokenizer
 
 Kind = Literal["embedding", "masked-lm", "causal-lm"]
 

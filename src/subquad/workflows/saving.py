@@ -10,12 +10,12 @@ from typing import Any
 from subquad import files, hf
 from subquad.data.files import exists
 from subquad.errors import InputError, as_input_error
+from subquad.hf.model_files import called, from_pretrained, is_sentence_transformer, read_config, read_tokenizer
 from subquad.hf.plans import joined
 from subquad.hf.reattaching import ADAPTER
 from subquad.methods import Bound, Full, Method
 from subquad.report.schema import Report
 from subquad.workflows.compare import Comparison
-from subquad.hf.model_files import called, from_pretrained, is_sentence_transformer, read_config, read_tokenizer
 from subquad.workflows.planning.run import Made
 from subquad.workflows.pretrained import place_of
 from subquad.workflows.recommend import fastest
