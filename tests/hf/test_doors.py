@@ -130,11 +130,22 @@ def test_a_sentence_transformer_runs_what_is_swapped_into_it(st):
 
 def test_longer_inputs_through_a_sentence_transformer(st):
     assert sq.hf.position_limit(st) == 512
+    assert st.max_seq_length == 256
     sq.hf.extend_positions(st, 700)
-    st.max_seq_length = 700
+    assert st.max_seq_length == 700
     tokens = st.tokenize(["word " * 900])["input_ids"]
     assert tokens.shape == (1, 700)
     assert st.encode(["word " * 900], convert_to_tensor=True).isfinite().all()
+
+
+def test_longer_inputs_through_other_doors(minilm):
+    pipe = hf.pipeline("feature-extraction", model=minilm, device="cpu")
+    sq.hf.extend_positions(pipe, 600)
+    assert pipe.tokenizer.model_max_length == sq.hf.position_limit(pipe) == 600
+    pairs = CrossEncoder(minilm, num_labels=1, device="cpu")
+    sq.hf.extend_positions(pairs, 600)
+    assert pairs.tokenizer.model_max_length == sq.hf.position_limit(pairs) == 600
+    assert pairs.predict([("word " * 500, "word")]).shape == (1,)
 
 
 def test_a_cross_encoder_runs_what_is_swapped_into_it(minilm):

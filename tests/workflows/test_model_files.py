@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from subquad.errors import InputError
-from subquad.workflows.model_files import pooling_of
+from subquad.hf.model_files import pooling_of
 from subquad.workflows.pretrained import load
 
 
@@ -68,7 +68,7 @@ def test_pooling_of_a_hub_id_is_read_as_well(tmp_path):
     pooling = there / "snapshots" / ("0" * 40) / "1_Pooling" / "config.json"
     pooling.parent.mkdir(parents=True)
     pooling.write_text('{"pooling_mode_cls_token": true}')
-    script = "from subquad.workflows.model_files import pooling_of; print(pooling_of('some/encoder'))"
+    script = "from subquad.hf.model_files import pooling_of; print(pooling_of('some/encoder'))"
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,

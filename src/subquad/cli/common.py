@@ -147,6 +147,18 @@ def show(report: Report, as_table: Callable[[Report], Any], as_json: bool) -> bo
     return as_json
 
 
+def say_what_was_saved(chosen: Any, save: Path | None, as_json: bool) -> None:
+    """Say what `--save` did with what was chosen, a `workflows.saving.Chosen`; on standard error beside JSON."""
+    if save is None:
+        return
+    console = errors if as_json else None
+    if chosen is None:
+        say(f"Nothing saved to {save}: exact attention is recommended.", console)
+        return
+    say(f"Saved: {save}, with {chosen.name}, for inputs of at most {chosen.tokens:,} tokens", console)
+    say("It loads with its attention wherever subquad.hf is imported.", console)
+
+
 def results_console() -> Console:
     """Where results go: in a file, lines are as long as tables need."""
     console = Console()

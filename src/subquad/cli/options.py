@@ -14,6 +14,10 @@ from subquad.workflows.settings import DATA, DEVICE
 
 Device = Annotated[str, typer.Option(help=DEVICE)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")]
+Save = Annotated[
+    Path | None,
+    typer.Option(help="Also save the model with the recommended attention: a new or an empty folder."),
+]
 DataDir = Annotated[Path | None, typer.Option(**DATA)]
 
 

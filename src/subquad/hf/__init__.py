@@ -15,9 +15,10 @@ from subquad.hf.doors import transformers_model
 from subquad.hf.layers import NAME, Layer, head_counts
 from subquad.hf.positions import extend_positions, position_limit
 from subquad.hf.probe import find_layers
+from subquad.hf.reattaching import reattach
 from subquad.hf.saved import keep_swaps_in_files
 from subquad.hf.state_cache import StateCache
-from subquad.hf.swapping import Swapped, bind, bounds, describe, keeping, reattach, refusals, restore, swap
+from subquad.hf.swapping import Swapped, bind, bounds, describe, keeping, refusals, restore, swap
 from subquad.hf.trial import register_trials
 
 register()

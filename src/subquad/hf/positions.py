@@ -1,4 +1,7 @@
-"""Longer inputs: extend learned absolute positions."""
+"""Longer inputs: extend learned absolute positions, and the limits of what reads the text."""
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,25 +20,34 @@ def position_limit(model: AnyModel) -> int | None:
     return min((table.num_embeddings - _reserved(model, table) for _, table in tables), default=None)
 
 
-def extend_positions(model: AnyModel, length: int, *, how: str = "interpolate") -> AnyModel:
+def extend_positions(model: AnyModel, length: int, *, how: str = "interpolate", tokenizer: Any = None) -> AnyModel:
     """Let a model with learned absolute positions read `length` tokens, in place and without training.
+
+        sq.hf.extend_positions(sentence_transformer, 4096)
+        sq.hf.extend_positions(model, 4096, tokenizer=tokenizer)
+
+    The limits of what reads the text are raised to `length` too, where they are lower: of the tokenizer that is given,
+    and of the one inside of a SentenceTransformer, a CrossEncoder or a pipeline (their `max_seq_length`).
 
     Args:
         model: any text model, or what holds one; it is returned. Relative and rotary positions need nothing and are
             left as they are.
         length: tokens that the model must take; no more than now changes nothing.
         how: "interpolate" stretches the learned table linearly; "tile" repeats it.
+        tokenizer: the model's tokenizer, where `model` does not hold it.
 
-    Short inputs then see other positions than before under "interpolate", the same ones under "tile". The tokenizer
-    has a limit of its own: set `tokenizer.model_max_length`, or `max_seq_length` of a SentenceTransformer.
+    Short inputs then see other positions than before under "interpolate", the same ones under "tile".
 
     Raises:
         ValueError: the model's length is fixed by something else (image patches, audio frames), or `how` is unknown.
+        TypeError: `tokenizer` is not a tokenizer of transformers.
     """
     if how not in ("interpolate", "tile"):
         raise ValueError(f"how={how!r}, but positions are extended by 'interpolate' or 'tile'")
     if not isinstance(length, int) or length < 1:
         raise ValueError(f"length={length!r}, but it must be a whole number ≥ 1")
+    if tokenizer is not None and not hasattr(tokenizer, "model_max_length"):
+        raise TypeError(f"expected a tokenizer with a model_max_length, got {type(tokenizer).__name__}")
     given, model = model, transformers_model(model)
     if model.main_input_name not in ("input_ids", "inputs_embeds"):
         raise ValueError(
@@ -52,7 +64,24 @@ def extend_positions(model: AnyModel, length: int, *, how: str = "interpolate") 
             _grow_buffers(owner, longer.shape[0])
             for config in {id(c): c for c in (getattr(owner, "config", model.config), model.config)}.values():
                 _grow_config(config, rows.shape[0], length)
+    _raise_limits([tokenizer, *_readers(given)], length)
     return given
+
+
+def _readers(given: AnyModel) -> Iterator[Any]:
+    """What reads text for the model in what was given: tokenizers, and modules with a longest sequence."""
+    yield getattr(given, "tokenizer", None)
+    if isinstance(given, nn.Module):
+        yield from (module for module in given.modules() if not isinstance(module, PreTrainedModel))
+
+
+def _raise_limits(readers: list[Any], length: int) -> None:
+    """Raise each lower limit of tokens to `length`."""
+    for reader in readers:
+        for name in ("model_max_length", "max_seq_length"):
+            limit = getattr(reader, name, None)
+            if isinstance(limit, int | float) and limit < length:
+                setattr(reader, name, length)
 
 
 def _stretch(rows: Tensor, length: int, how: str) -> Tensor:

@@ -19,7 +19,7 @@ from subquad.hf.positions import position_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.saved import asks_for_ours, mark, unmark
 from subquad.hf.trial import ORIGINAL, originals
-from subquad.methods import Bound, Full, Method, from_dict, resolve
+from subquad.methods import Bound, Full, Method, resolve
 from subquad.plain_tables import as_text
 
 AnyMethod = str | Method | Bound
@@ -183,42 +183,6 @@ def restore(model: AnyModel) -> None:
     for module in model.modules():
         vars(module).pop(ORIGINAL, None)
     unmark(model)
-
-
-def reattach(model: AnyModel) -> Swapped:
-    """Swap in what `save_pretrained` recorded of an earlier swap.
-
-    `from_pretrained` does this itself once `subquad.hf` is imported. It is for a model that was asked for with another
-    attention, or that could not be attached when it was loaded:
-
-        model = AutoModel.from_pretrained(folder, attn_implementation="sdpa")
-        sq.hf.reattach(model)
-
-    Raises:
-        ValueError: the config records no swap, one of a model with another number of layers, or one of a method with
-            learned parameters: those are kept as an adapter.
-    """
-    given, model = model, transformers_model(model)
-    record = getattr(model.config, NAME, None)
-    if record is None:
-        raise ValueError(f"the config of this {type(model).__name__} records no swapped attention; use sq.hf.swap")
-    try:
-        recorded, methods = record["layers"], {int(n): from_dict(method) for n, method in record["methods"].items()}
-        keep = record.get("keep")  # records of earlier versions have none
-        if keep is not None and keep not in list(KEEPS):
-            raise ValueError(f"keep={keep!r}")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # also a method of another version
-        raise ValueError(f"the config's record of a swap is damaged: {type(error).__name__}: {error}") from None
-    layers = len(find_layers(model))
-    if recorded != layers:
-        raise ValueError(f"the config records a swap of {recorded} layers but the model has {layers}")
-    for number, method in methods.items():
-        if method.traits.learned:
-            raise ValueError(
-                f"layer {number} ran {method.name!r}, whose learned parameters come from an adapter: use "
-                "sq.hf.load_adapter(model, folder)"
-            )
-    return swap(given, methods, keep=keep)
 
 
 def describe(model: AnyModel) -> Swapped:

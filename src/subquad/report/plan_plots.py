@@ -115,8 +115,9 @@ def front_figure(report: PlanReport, narrow: bool = False) -> Figure | None:
 
 def _floors(ax: Any, planned: PlannedLength) -> list[float]:
     """Draw what floors would give, and the plan; return the losses that the floors accept."""
-    accepted = [1 - f["floor"] for f in planned["floors"]]
-    of_plan, of_best = ([f[key] for f in planned["floors"]] for key in ("speedup", "uniform_speedup"))
+    floors = [f for f in planned["floors"] if f["floor"] < 1]  # a loss of 0 has no place on a logarithmic axis
+    accepted = [1 - f["floor"] for f in floors]
+    of_plan, of_best = ([f[key] for f in floors] for key in ("speedup", "uniform_speedup"))
     for what, speedups, color, marker in (
         ("plan", of_plan, "#0b6b50", "o"),
         ("best single method", of_best, "#8C564B", "s"),

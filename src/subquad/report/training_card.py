@@ -17,14 +17,14 @@ def training_card(record: Mapping[str, Any], name: str) -> str:
     parts = [
         "---\nlibrary_name: transformers\ntags: [subquad]\n---",
         f"# {name}",
-        f"{task['name']}: {task['summary']}. Attention: {_method(record)}. {record['parameters']:,} parameters.",
+        f"{task['name']}: {task['summary']}. Attention: {_method(record)}. {record['parameters']:,} parameters."
+        + _origin(record),
         "## Test examples",
         rows_of(_rows(record)),
         f"The weights are those of step {record['best_step']:,} of {record['steps']:,}; "
         f"{record['training_seconds']:,} seconds of training on {record['processes']} process(es).",
         "## Use",
-        f"```python\nfrom subquad.training.models import {record['model']}\n\n"
-        f'model = {record["model"]}.from_pretrained("{name}/model")\n```',
+        f"```python\n{_use(record, name)}\n```",
         "## Reproduce it",
         f"```sh\n{_command(record, name)}\n```",
         "`settings.toml`:",
@@ -32,6 +32,21 @@ def training_card(record: Mapping[str, Any], name: str) -> str:
         ", ".join(f"{k} {v}" for k, v in {**record["machine"], **record["versions"]}.items()),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _use(record: Mapping[str, Any], name: str) -> str:
+    """Code that loads the model; of one that was fine-tuned, with the prediction."""
+    if "pretrained" not in record["settings"]["model"]:
+        return (
+            f"from subquad.training.models import {record['model']}\n\n"
+            f'model = {record["model"]}.from_pretrained("{name}/model")'
+        )
+    return (
+        "import subquad.hf  # its attention comes with it\n"
+        "from transformers import pipeline\n\n"
+        f'classify = pipeline("text-classification", "{name}/model", truncation=True)\n'
+        'print(classify(["A text."]))'
+    )
 
 
 def rich_figures(record: Mapping[str, Any]) -> Table:
@@ -55,6 +70,12 @@ def _method(record: Mapping[str, Any]) -> str:
     """The method of all layers, or of each."""
     method = record["settings"]["model"]["method"]
     return f"`{method}`" if isinstance(method, str) else ", ".join(f"`{one}`" for one in method)
+
+
+def _origin(record: Mapping[str, Any]) -> str:
+    """The model that was fine-tuned, where it was one."""
+    pretrained = record["settings"]["model"].get("pretrained")
+    return f" Fine-tuned from `{pretrained}`." if pretrained else ""
 
 
 def _all(record: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:

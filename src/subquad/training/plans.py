@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-
-import torch
+from typing import TypeVar
 
 from subquad import hf
 from subquad.errors import InputError, as_input_error
 from subquad.hf.adapters import shape_of
 from subquad.hf.plans import Plan, load_plan
+from subquad.training.fine_tuning import PretrainedSettings
 from subquad.training.model_settings import ModelSettings
-from subquad.training.models.blocks import AttentionModel
+from subquad.training.tasks.base import Task
+
+Settings = TypeVar("Settings", ModelSettings, PretrainedSettings)
 
 
-def with_plan(
-    settings: ModelSettings, folder: str, model_of: Callable[[ModelSettings], AttentionModel]
-) -> ModelSettings:
-    """The settings with the plan's method for each layer; `model_of` makes a model of settings.
+def with_plan(settings: Settings, folder: str, task: Task) -> Settings:
+    """The settings with the plan's method for each layer of the model that they are for.
 
     Learned parameters start as they do in any model that is trained.
 
@@ -27,9 +26,7 @@ def with_plan(
     """
     with as_input_error():
         plan = load_plan(folder)
-        with torch.device("meta"):
-            model = model_of(replace(settings, method="full"))
-        layers = [list(hf.head_counts(layer)) for layer in hf.find_layers(model)]
+        layers = [list(hf.head_counts(layer)) for layer in hf.find_layers(task.outline(settings))]
     wanted = plan.model["layers"]
     if layers != wanted:
         raise InputError(

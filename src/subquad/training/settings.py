@@ -14,9 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 from subquad.data.files import exists, read_bytes
 from subquad.errors import InputError, check_least
 from subquad.spelling import nearest
+from subquad.training.fine_tuning import PretrainedSettings
 from subquad.training.model_settings import STRICT, ModelSettings
 from subquad.training.plans import with_plan
-from subquad.training.tasks import TASKS
+from subquad.training.tasks import FINE_TUNED, TASKS
 from subquad.training.tasks.base import Task
 
 __all__ = ["ModelSettings", "RunSettings", "TrainingSettings", "read_overrides", "read_toml", "settings_of"]
@@ -95,13 +96,13 @@ class RunSettings:
     """A whole run: the task with its settings, the model, the training."""
 
     task: Task
-    model: ModelSettings = field(default_factory=ModelSettings)
+    model: ModelSettings | PretrainedSettings = field(default_factory=ModelSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `settings_of` reads."""
         return {
-            "task": {"name": self.task.name, **asdict(self.task)},
+            "task": {"name": self.task.name, **self.task.to_dict()},
             "model": asdict(self.model),
             "training": asdict(self.training),
         }
@@ -110,6 +111,7 @@ class RunSettings:
 def settings_of(task: str, *given: Mapping[str, Mapping[str, Any]]) -> RunSettings:
     """A task's own defaults, and over them what is given: tables "task", "model" and "training", later ones win.
 
+    With `model.pretrained` the task is that of a pretrained model that is fine-tuned, with its own defaults.
     `model.plan`, the folder of a plan, stands for `model.method` with the plan's method of each layer.
 
     Raises:
@@ -117,7 +119,7 @@ def settings_of(task: str, *given: Mapping[str, Mapping[str, Any]]) -> RunSettin
     """
     if task not in TASKS:
         raise InputError(f"no task {task!r}{nearest(task, TASKS)}; there are {', '.join(TASKS)}")
-    kind = TASKS[task]
+    kind = _kind(task, given)
     tables: dict[str, dict[str, Any]] = {name: dict(kind.start.get(name, {})) for name in ("task", "model", "training")}
     for source in given:
         for name, table in source.items():
@@ -130,13 +132,45 @@ def settings_of(task: str, *given: Mapping[str, Mapping[str, Any]]) -> RunSettin
     if not any("warmup" in source.get("training", {}) for source in given):
         _shorten_warmup(tables["training"])
     plan = tables["model"].pop("plan", None)
-    asked = checked(kind, tables["task"], "task")
-    model = checked(ModelSettings, tables["model"], "model")
+    model = checked(_model_kind(tables["model"]), tables["model"], "model")
+    asked = checked(kind, tables["task"] | _of_model(kind, tables), "task")
     return RunSettings(
         task=asked,
-        model=model if plan is None else with_plan(model, str(plan), asked.model),
+        model=model if plan is None else with_plan(model, str(plan), asked),
         training=checked(TrainingSettings, tables["training"], "training"),
     )
+
+
+def _kind(task: str, given: Sequence[Mapping[str, Mapping[str, Any]]]) -> type[Task]:
+    """The task, or what it is with a pretrained model where one is named."""
+    if not any("pretrained" in source.get("model", {}) for source in given):
+        return TASKS[task]
+    if task not in FINE_TUNED:
+        raise InputError(f"model.pretrained is for the task {' or '.join(FINE_TUNED)}, but {task!r} is to be trained")
+    return FINE_TUNED[task]
+
+
+def _model_kind(given: Mapping[str, Any]) -> type[ModelSettings] | type[PretrainedSettings]:
+    """The settings of a model that is made from its sizes, or of a pretrained one, which has its own."""
+    if "pretrained" not in given:
+        return ModelSettings
+    sizes = {f.name for f in fields(ModelSettings)} - {f.name for f in fields(PretrainedSettings)}
+    for name in given:
+        if name in sizes:
+            raise InputError(
+                f"model.{name}={given[name]!r} is given beside model.pretrained={given['pretrained']!r}, but a "
+                "pretrained model has its own sizes; give one of the two"
+            )
+    return PretrainedSettings
+
+
+def _of_model(kind: type[Task], tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What a task of a pretrained model knows of it."""
+    if kind not in FINE_TUNED.values():
+        return {}
+    if "pretrained" in tables["task"]:
+        raise InputError("task has no setting 'pretrained': model.pretrained names the model")
+    return {"pretrained": str(tables["model"]["pretrained"])}
 
 
 def _without_other(model: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

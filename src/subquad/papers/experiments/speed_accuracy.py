@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from subquad.papers import speech
 from subquad.papers.base import Cell, Experiment, Found, spread
 from subquad.papers.speech import HELD_OUT, RATE, TIMES, Recipe, Variant, model_key, shown
 from subquad.report.experiment import Lines, Results, Table
+from subquad.training.model_settings import ModelSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +147,7 @@ def _number(variant: Variant) -> str:
 
 
 def _layers(scale: Scale, variant: Variant) -> int:
-    return scale.recipe.settings(variant.method, 0, variant.layers).model.layers
+    return cast(ModelSettings, scale.recipe.settings(variant.method, 0, variant.layers).model).layers
 
 
 def _rates(scale: Scale, found: Found, variant: Variant, figure: str) -> list[float]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import Dataset
-
-from subquad.training.model_settings import ModelSettings
-from subquad.training.models.blocks import AttentionModel
+from transformers import PreTrainedModel
 
 Item = dict[str, Any]  # one example, as plain arrays and numbers
 Batch = dict[str, Tensor]  # what a model's forward takes
@@ -60,8 +59,21 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def model(self, settings: ModelSettings) -> AttentionModel:
-        """A new model for the task, its weights drawn from torch's generator."""
+    def model(self, settings: Any) -> PreTrainedModel:
+        """A new model for the task, its weights drawn from torch's generator; its settings are `ModelSettings`."""
+
+    def outline(self, settings: Any) -> PreTrainedModel:
+        """The model with exact attention and without storage, for what its layers are."""
+        with torch.device("meta"):
+            return self.model(replace(settings, method="full"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings of the task."""
+        return asdict(self)
+
+    def save(self, model: PreTrainedModel, folder: Path) -> None:
+        """Write a trained model into a folder, with what is needed beside it."""
+        model.save_pretrained(folder)
 
     @abstractmethod
     def collate(self, items: Sequence[Item]) -> Batch:

@@ -19,15 +19,38 @@ FIRST = 2  # the first token of a task's own; bytes are 2 to 257
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(Task):
+class OneClass(Task):
+    """Sequences of tokens with a class each: batches, scores and accuracy."""
+
+    metric: ClassVar[str] = "accuracy"
+    greater_is_better: ClassVar[bool] = True
+
+    @property
+    def padding(self) -> int:
+        """The token that fills a batch up."""
+        return PADDING
+
+    def collate(self, items: Sequence[Item]) -> Batch:
+        """Items as one batch, padded to its longest; without a mask where nothing is padded."""
+        batch = padded([item["input_ids"] for item in items], padding=self.padding)
+        return batch | {"labels": torch.tensor([item["labels"] for item in items])}
+
+    def score(self, outputs: Any, batch: Batch) -> Tensor:
+        """1 where the class is right, else 0."""
+        return (outputs.logits.argmax(-1) == batch["labels"])[:, None].float()
+
+    def figures(self, scores: Tensor) -> Figures:
+        """The share of items whose class is right."""
+        return {"accuracy": float(scores[:, 0].double().mean())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification(OneClass):
     """Sequences with a class each; an encoder reads all tokens, and what it pools of them is classified.
 
     Attributes:
         pooling: what is classified: the "mean" over the tokens, or a "class-token" put before them.
     """
-
-    metric: ClassVar[str] = "accuracy"
-    greater_is_better: ClassVar[bool] = True
 
     pooling: Literal["mean", "class-token"] = "mean"
 
@@ -52,24 +75,16 @@ class Classification(Task):
         own = FIRST + np.asarray(symbols, dtype=np.int64)
         return np.concatenate([[CLASS_TOKEN], own]) if self.pooling == "class-token" else own
 
-    def collate(self, items: Sequence[Item]) -> Batch:
-        """Items as one batch, padded to its longest; without a mask where nothing is padded."""
-        batch = padded([item["input_ids"] for item in items])
-        return batch | {"labels": torch.tensor([item["labels"] for item in items])}
 
-    def score(self, outputs: Any, batch: Batch) -> Tensor:
-        """1 where the class is right, else 0."""
-        return (outputs.logits.argmax(-1) == batch["labels"])[:, None].float()
-
-    def figures(self, scores: Tensor) -> Figures:
-        """The share of items whose class is right."""
-        return {"accuracy": float(scores[:, 0].double().mean())}
-
-
-def padded(sequences: Sequence[NDArray[np.int64]], ids: str = "input_ids", mask: str = "attention_mask") -> Batch:
+def padded(
+    sequences: Sequence[NDArray[np.int64]],
+    ids: str = "input_ids",
+    mask: str = "attention_mask",
+    padding: int = PADDING,
+) -> Batch:
     """Sequences of tokens as rows of one tensor, by these names; the mask is left out where nothing is padded."""
     lengths = torch.tensor([len(sequence) for sequence in sequences])
-    rows = pad_sequence([torch.from_numpy(sequence) for sequence in sequences], batch_first=True, padding_value=PADDING)
+    rows = pad_sequence([torch.from_numpy(sequence) for sequence in sequences], batch_first=True, padding_value=padding)
     real = torch.arange(rows.shape[1]) < lengths[:, None]
     return {ids: rows} if bool(real.all()) else {ids: rows, mask: real.long()}
 

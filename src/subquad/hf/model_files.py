@@ -100,18 +100,33 @@ def called(load: Any, where: str, **options: Any) -> Any:
         raise InputError(f"cannot load {what} from {where!r}: {reason}") from error
 
 
+def is_sentence_transformer(where: str) -> bool:
+    """Whether this is the folder of a SentenceTransformer, whose modules are all those of sentence-transformers.
+
+    Raises:
+        InputError: a damaged list of modules, or a module of the folder's own.
+    """
+    file = _optional(where, "modules.json")
+    if file is None:
+        return False
+    modules = read_json(file)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise InputError(f"{file} must be a list of objects with named fields")
+    for module in modules:
+        if not str(module.get("type")).startswith("sentence_transformers."):
+            raise InputError(f"{file} names the module {module.get('type')!r}, whose code is not run here")
+    return True
+
+
 def pooling_of(where: str) -> Pooling:
     """How sentence-transformers pools this model, where its folder says so; else the mean.
 
     Raises:
         InputError: a damaged file, or a way of pooling that is neither the mean nor the first token.
     """
-    from transformers.utils import cached_file
-
-    found = called(cached_file, where, filename="1_Pooling/config.json", _raise_exceptions_for_missing_entries=False)
-    if found is None:
+    file = _optional(where, "1_Pooling/config.json")
+    if file is None:
         return "mean"
-    file = Path(found)
     given = read_json(file)
     if not isinstance(given, dict):
         raise InputError(f"{file} must be an object with named fields, not a {type(given).__name__}")
@@ -129,6 +144,14 @@ def pooling_of(where: str) -> Pooling:
         how = " and ".join(name.removeprefix(_MODES) for name in chosen) or "nothing"
         raise InputError(f"{file} pools {how}, but the mean of the tokens or the first one (cls) can be read here")
     return ways[chosen[0]]
+
+
+def _optional(where: str, name: str) -> Path | None:
+    """A file of a model; None where it has none."""
+    from transformers.utils import cached_file
+
+    found = called(cached_file, where, filename=name, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else Path(found)
 
 
 def _refuse_own_code(where: str, file: str, given: Mapping[str, Any]) -> None:
