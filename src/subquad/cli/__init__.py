@@ -5,12 +5,12 @@ from typing import Annotated
 import typer
 
 from subquad import __version__
-from subquad.cli import about, bench, calibrate, compare, inspect, plan, reproduce, train
-from subquad.cli.common import with_lines_for_warnings, with_plain_words
+from subquad.cli import about, bench, calibrate, compare, inspect, plan, report, reproduce, train
+from subquad.cli.common import as_command
+from subquad.cli.completion import whole_words
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -39,12 +39,14 @@ for command in (
     inspect.inspect,
     train.train,
     reproduce.reproduce,
+    report.report,
     about.methods,
     about.doctor,
 ):
-    app.command()(with_plain_words(with_lines_for_warnings(command)))
+    app.command()(as_command(command))
 
 
 def main() -> None:
     """Run the command line."""
-    app()
+    with whole_words():
+        app(prog_name="subquad")

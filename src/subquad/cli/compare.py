@@ -1,12 +1,13 @@
 """`subquad compare`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from subquad.cli.common import measured, needs, say, show, user_errors
-from subquad.cli.options import AsJson, with_options
+from subquad.cli.common import measured, needs, show, user_errors
+from subquad.cli.options import Again, AsJson, with_options
+from subquad.cli.output import say
 from subquad.workflows.settings import CompareSettings
 
 
@@ -16,15 +17,20 @@ def compare(
     out: Annotated[Path, typer.Option(help="Folder for the report; interrupted runs resume from it.")] = Path(
         "subquad-compare"
     ),
+    again: Again = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare attention methods in a model: quality, speed and memory."""
     with user_errors(), needs("demo"):
-        from subquad.report.tables import rich_table
+        from subquad.report.kinds import COMPARE
         from subquad.report.write import write_report
         from subquad.workflows.compare import measure
         from subquad.workflows.compare_report import report_of
+        from subquad.workflows.finished import Claim
 
-        report, paths = measured(out, lambda progress: report_of(measure(settings, out, progress)), write_report)
-    if not show(report, rich_table, as_json):
-        say(f"Report: {next(path for path in paths if path.suffix == '.html')}")
+        def report(progress: Any) -> Any:
+            return report_of(measure(settings, out, progress))
+
+        found = measured(Claim(COMPARE, settings.as_used, out), report, write_report, again)
+        if not show(found, lambda: COMPARE.table(found), as_json):
+            say(f"Report: {out / COMPARE.page}")

@@ -1,12 +1,13 @@
 """`subquad plan`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from subquad.cli.common import measured, needs, say, show, user_errors
-from subquad.cli.options import AsJson, with_options
+from subquad.cli.common import measured, needs, show, user_errors
+from subquad.cli.options import Again, AsJson, with_options
+from subquad.cli.output import say
 from subquad.workflows.settings import PlanSettings
 
 
@@ -16,22 +17,23 @@ def plan(
     out: Annotated[Path, typer.Option(help="Folder for the plan; interrupted runs resume from it.")] = Path(
         "subquad-plan"
     ),
+    again: Again = False,
     as_json: AsJson = False,
 ) -> None:
     """Find which method runs in which layer at which length, for an error that you accept."""
     with user_errors(), needs("demo"):
-        from subquad.report.plan_schema import PlanReport
-        from subquad.report.plan_tables import rich_table
+        from subquad.report.kinds import PLAN
         from subquad.report.plan_write import write_plan_report
+        from subquad.workflows.finished import Claim
         from subquad.workflows.planning.report import report_of
-        from subquad.workflows.planning.run import Made, make
+        from subquad.workflows.planning.run import make
 
-        def write(made: Made, folder: Path) -> list[Path]:
-            made.plan.save(folder, made.planning.loads[0].model)
-            return write_plan_report(report_of(made), folder)
+        def report(progress: Any) -> Any:
+            made = make(settings, out, progress)
+            made.plan.save(out, made.planning.loads[0].model)
+            return report_of(made)
 
-        made, paths = measured(out, lambda progress: make(settings, out, progress), write)
-        report: PlanReport = report_of(made)
-    if not show(report, rich_table, as_json):
-        say(f"Plan: {out / 'plan.json'}")
-        say(f"Report: {next(path for path in paths if path.suffix == '.html')}")
+        found = measured(Claim(PLAN, settings, out), report, write_plan_report, again)
+        if not show(found, lambda: PLAN.table(found), as_json):
+            say(f"Plan: {out / 'plan.json'}")
+            say(f"Report: {out / PLAN.page}")

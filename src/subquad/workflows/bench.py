@@ -25,7 +25,7 @@ from subquad.measure.timing import Effort, predicted, stopwatch, until_steady
 from subquad.methods import Full, Method, parse_method
 from subquad.ops.backends import choose
 from subquad.report.bench_schema import EXACT
-from subquad.spelling import nearest
+from subquad.spelling import instead
 from subquad.workflows import machine
 from subquad.workflows.bench_calls import DTYPES, Calls, Load, hindrance, out_of_memory, threads
 from subquad.workflows.bench_memory import extra_memory
@@ -57,7 +57,7 @@ def check(settings: BenchSettings) -> None:
             raise InputError(f"nothing to measure: no {option} is named; there are {', '.join(known)}")
         for name in given:
             if name not in known:
-                raise InputError(f"no {option} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+                raise InputError(f"no {option} {name!r}{instead(name, known, '')}")
     sizes = [("length", n) for n in s.lengths] + [("batch", s.batch), ("heads", s.heads)]
     sizes += [("head-dim", s.head_dim)] + ([] if s.threads is None else [("threads", s.threads)])
     for what, size in sizes:
