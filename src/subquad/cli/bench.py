@@ -41,8 +41,8 @@ def bench(
             return report if old is None else {**report, "changes": changes(old, report, str(compare))}
 
         def report(progress: Any) -> Any:
-            return beside_old(report_of(measure(settings, out, progress)))
+            return report_of(measure(settings, out, progress))
 
-        found = beside_old(measured(Claim(BENCH, settings, out), report, write_bench, again))
+        found = measured(Claim(BENCH, settings, out), report, write_bench, again, beside_old)
         if not show(found, lambda: BENCH.table(found), as_json):
             say(f"Results: {out / BENCH.file}, {out / BENCH.page}, and the plots beside them")

@@ -174,10 +174,12 @@ def measured(
     measure: Callable[[Reported], Report],
     write: Callable[[Any, Path], list[Path]],
     again: bool,
+    complete: Callable[[Any], Any] = lambda report: report,
 ) -> Mapping[str, Any]:
     """The report of a command: measured and written into the folder, or the one that the folder holds of this run.
 
-    Units that were kept meanwhile are forgotten once the report is written.
+    Units that were kept meanwhile are forgotten once the report is written. `complete` adds to a report what the
+    settings do not say.
     """
     from subquad.workflows.store import Store
 
@@ -187,10 +189,13 @@ def measured(
             tell(f"{out} holds this run, finished on {claim.day(finished)}; --again measures it again")
             for name in claim.changed_since():
                 tell(f"warning: {name} has changed since that run")
-            return finished
+            report = complete(finished)
+            if report is not finished:
+                write(report, out)
+            return dict(report)
         claim.check_same_command()
         with progress_bar() as progress:
-            report = claim.marked(measure(progress))
+            report = claim.marked(complete(measure(progress)))
         write(report, out)
         Store.clear(out)
     return report

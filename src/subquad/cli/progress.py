@@ -44,7 +44,7 @@ class Estimate:
         return f"about {in_words((now - self.begun) * rest / made)} left"
 
     def _work(self, begin: int, end: int) -> float:
-        return sum(self.work[begin:end]) if len(self.work) == self.total else float(end - begin)
+        return sum(self.work[begin:end], 0.0) if len(self.work) == self.total else float(end - begin)
 
 
 def in_words(seconds: float) -> str:

@@ -22,9 +22,9 @@ def write_plan_report(report: PlanReport, folder: Path) -> list[Path]:
         facts=facts_of(report),
     )
     contents = {
-        "report.json": as_json(report),
         "report.md": markdown(report, list(drawn)).encode(),
         **drawn,
         "report.html": page.encode(),
+        "report.json": as_json(report),
     }
     return write_files(contents, folder, stale=FIGURES)

@@ -35,6 +35,8 @@ class Parts:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RichTable | str]:
         columns = list(range(len(self.groups)))
+        if not columns:
+            yield self.part([])
         while columns:
             count = self._fitting(columns, console, options)
             yield self.part(columns[:count])

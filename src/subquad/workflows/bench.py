@@ -31,7 +31,7 @@ from subquad.workflows.bench_calls import DTYPES, Calls, Load, hindrance, out_of
 from subquad.workflows.bench_memory import extra_memory
 from subquad.workflows.bench_plans import resolved
 from subquad.workflows.settings import PASSES, BenchSettings
-from subquad.workflows.store import Job, Kind, Progress, Run
+from subquad.workflows.store import Job, Kind, Progress, Run, Unit
 
 VISITS = 3
 UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
@@ -163,6 +163,11 @@ class Bench(Run):
         for load in self.loads if not self.settings.quick else []:
             for method in self.methods:
                 yield MEMORY(load.key, method), partial(self.memory, load, method)
+
+    def work(self, unit: Unit[Any]) -> float:
+        """A visit takes a fixed time at least, and longer at lengths at which a call does."""
+        kind, *_, length, _ = unit.key.split("/")
+        return (1.0 if kind == TIME.name else 0.2) * (1.0 + float(length) / PROBE)
 
     def time(self, load: Load, visit: int) -> Visit:
         """All methods in turn, round by round."""
