@@ -25,7 +25,13 @@ def report(lengths=(512, 2048), layers=3) -> PlanReport:
 def planned(length, layers, loss):
     verified = {"predicted": loss / 3, "loss": loss / 7, "bound": loss / 2, "speedup": 1 + 9 * loss, "passages": 20}
     of_layers = {
-        str(n): {"method": METHOD, "start": length // 2, "loss": (n + 1) * loss / 11, "time": 0.31 + n * loss, "error": 0.1}
+        str(n): {
+            "method": METHOD,
+            "start": length // 2,
+            "loss": (n + 1) * loss / 11,
+            "time": 0.31 + n * loss,
+            "error": 0.1,
+        }
         for n in range(layers)
     }
     best = {"method": "i-clustered:clusters=100,topk=32", "predicted": loss, "loss": loss / 5, "speedup": 1.2 + loss}

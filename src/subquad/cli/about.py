@@ -23,9 +23,7 @@ CAUSAL = {"strict": "yes", "values-only": "of values", "no": "no"}
 def methods(
     name: Annotated[
         str | None,
-        typer.Argument(
-            help="Name of a method, to see all that it can do.", autocompletion=method_texts
-        ),
+        typer.Argument(help="Name of a method, to see all that it can do.", autocompletion=method_texts),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

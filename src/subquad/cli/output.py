@@ -53,7 +53,7 @@ class Log:
 class Logged(io.TextIOBase):
     """A stream whose complete lines go to a log as well: without colours, and without what a bar drew before them."""
 
-    def __init__(self, stream: TextIO, log: Log):
+    def __init__(self, stream: Any, log: Log):
         self._stream, self._log, self._begun = stream, log, ""
 
     def write(self, text: str) -> int:

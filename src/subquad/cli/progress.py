@@ -16,8 +16,7 @@ SILENT = 30.0  # seconds after which a line is printed in any case
 class Estimate:
     """How long a run still takes: from the work that was done in this run, or from its limit where it has one."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self.clock = clock
+    def __init__(self) -> None:
         self.work: Sequence[float] = ()
         self.until: float | None = None
         self.total, self.done, self.first, self.begun = 0, 0, 0, 0.0
@@ -25,21 +24,23 @@ class Estimate:
     def expect(self, work: Sequence[float] = (), seconds: float | None = None) -> None:
         """Take note of how much work each unit is, in proportion, or of the time after which the run ends."""
         self.work, self.total = work, 0
-        self.until = None if seconds is None else self.clock() + seconds
+        self.until = None if seconds is None else time.monotonic() + seconds
 
     def left(self, done: int, total: int) -> str:
         """About how long the rest takes, in words; nothing where it is not known yet.
 
         Units that an earlier run had finished come before the first call, and are not counted.
         """
-        now = self.clock()
+        now = time.monotonic()
+        if done >= total:
+            return ""
         if self.until is not None:
             return f"at most {in_words(max(self.until - now, 0.0))} left"
         if total != self.total or done < self.done:  # another part of the run
             self.total, self.first, self.begun = total, done, now
         self.done = done
         made, rest = self._work(self.first, done), self._work(done, total)
-        if not rest or not made or now - self.begun < FEW:
+        if not made or now - self.begun < FEW:
             return ""
         return f"about {in_words((now - self.begun) * rest / made)} left"
 
@@ -95,7 +96,9 @@ def progress_bar() -> Iterator[Reported]:
     what = rich.TextColumn("{task.description:<42}", markup=False)
     left = rich.TextColumn("{task.fields[left]}", markup=False)
     columns = (what, rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn(), left)
-    with rich.Progress(*columns, console=errors, transient=True, disable=manner().quiet or not errors.is_terminal) as bar:
+    with rich.Progress(
+        *columns, console=errors, transient=True, disable=manner().quiet or not errors.is_terminal
+    ) as bar:
         shown = bar.add_task("loading", left="")
 
         def draw(what: str, done: int, total: int, left: str) -> None:
