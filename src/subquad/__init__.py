@@ -43,6 +43,9 @@ _ELSEWHERE = {
 }
 
 
+_SUBMODULES = ("audits", "intercepts", "methods", "training")  # public, beside those of `__all__`
+
+
 def __getattr__(name: str) -> Any:
     """Load `sq.nn`, `sq.hf`, and what needs SciPy or transformers, on first use."""
     if name in ("nn", "hf"):
@@ -50,3 +53,8 @@ def __getattr__(name: str) -> Any:
     if name in _ELSEWHERE:
         return getattr(importlib.import_module(f"subquad.{_ELSEWHERE[name]}"), name)
     raise AttributeError(f"module 'subquad' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names: those of `__all__`, and the submodules that users import from."""
+    return sorted({*__all__, *_SUBMODULES, "__version__"})

@@ -1,10 +1,38 @@
-"""Hints at what somebody meant to write."""
+"""What to say of a name that is not known: the nearest ones, and the others or where they are listed."""
 
 import difflib
 from collections.abc import Iterable
 
+FEW = 5  # names that a message may list
+
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Returns a hint at the known word that is spelled most like `word`, or an empty text where none is close."""
+    """Returns a hint at the known word that is spelled most like `word`, or an empty text where none is close.
+
+    >>> nearest("clusterd", ["full", "clustered"])
+    "; did you mean 'clustered'?"
+    """
     match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def instead(word: str, known: Iterable[str], where: str, have: str = "there are") -> str:
+    """Returns the end of a message about an unknown name: the nearest known name, and all of them or where they are.
+
+    Up to five names are listed. `where` is the beginning of a sentence that says where all are, such as
+    "`subquad methods` lists"; without it, the first five are named.
+
+    >>> f"no pass 'forwards'{instead('forwards', ['forward', 'backward'], '')}"
+    "no pass 'forwards'; did you mean 'forward'? There are forward, backward"
+    >>> f"no task 'x'{instead('x', 'abcdef', '`subquad train` lists')}"
+    "no task 'x'; `subquad train` lists all 6"
+    """
+    names = list(known)
+    rest = f"{have} {_few(names)}" if len(names) <= FEW or not where else f"{where} all {len(names)}"
+    hint = nearest(word, names)
+    return f"{hint} {rest[0].upper()}{rest[1:]}" if hint else f"; {rest}"
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return f"{', '.join(names[:FEW]) or 'none'}{more}"

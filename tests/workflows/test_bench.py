@@ -117,7 +117,7 @@ def test_causal_calls_beside_causal_sdpa_and_a_reason_for_what_cannot(run, writt
     states = {cell["method"]: cell.get("reason", "") for cell in report["cells"]}
     assert "does not support a causal mask" in states["clustered:clusters=4"]
     assert states["full"] == states["local:window=4"] == ""
-    assert run("--quick").exit_code == 0
+    assert run("--quick", "--again").exit_code == 0
     assert written()["settings"]["causal"] is False
 
 
@@ -285,7 +285,7 @@ def test_a_call_that_is_predicted_to_take_too_long_is_not_run(run, written, monk
     assert "speedup" not in cells[NAMES[1], 32]
     assert cells[NAMES[1], 16]["speedup"] > 0
     assert written()["crossovers"][0]["longest"] == 16
-    assert run("--passes", "forward", "--call-limit", "144").exit_code == 0
+    assert run("--passes", "forward", "--call-limit", "144", "--again").exit_code == 0
     assert {cell["status"] for cell in written()["cells"]} == {"measured"}
 
 

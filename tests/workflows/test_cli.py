@@ -86,7 +86,7 @@ def bad_inputs(model, text, folder):
         "clusters=0, but it must be a whole number ≥ 1": [bert, "--methods", "clustered:clusters=0"],
         "clusters='many' is not a whole number": [bert, "--methods", "clustered:clusters=many"],
         "must be above 0 and at most 1": [bert, "--min-fidelity", "1.5"],
-        "no task 'bank'; there are banking77": [bert, "--task", "bank"],
+        "no task 'bank'; did you mean 'banking77'? There are banking77": [bert, "--task", "bank"],
         "needs its data: --data-dir": [bert, "--task", "banking77"],
         "examples 1 is too few": [bert, "--task", "sts", "--data-dir", str(folder / "sts.tsv"), "--examples", "1"],
         "no data folder at": [bert, "--task", "sts", "--data-dir", str(folder / "nowhere")],

@@ -134,7 +134,7 @@ def test_without_a_task_it_lists_all():
 
 @pytest.mark.parametrize("given", [("--resume",), ("--set", "training.steps=3"), ("--out", "x"), ("--method", "full")])
 def test_options_without_a_task_ask_for_one(given: tuple[str, ...]):
-    assert "which task? subquad train TASK …; there are lm, text, masked-copy" in refusal(*given)
+    assert "no task is named; give subquad train TASK …, where `subquad train` lists all 9" in refusal(*given)
 
 
 def test_the_help_shows_the_tables_by_their_names():

@@ -287,8 +287,8 @@ def _check_baseline(baseline: Mapping[str, Any], layers: Mapping[str, Any]) -> N
     for name in layers:
         if name not in usual:
             raise ValueError(
-                f"the baseline has no layer {name!r}{nearest(name, list(usual))}; it has {len(usual)} layers and the "
-                f"model has {len(layers)}"
+                f"the baseline has no layer {name!r}; it has {len(usual)} layers and the model has {len(layers)}"
+                f"{nearest(name, usual)}"
             )
         size, low, high = usual[name]
         if not (0 <= low <= high <= 1 and size > 0):

@@ -5,12 +5,12 @@ from typing import Annotated
 import typer
 
 from subquad import __version__
-from subquad.cli import about, bench, calibrate, compare, inspect, plan, reproduce, train
-from subquad.cli.common import with_lines_for_warnings, with_plain_words
+from subquad.cli import about, bench, calibrate, compare, inspect, plan, report, reproduce, train
+from subquad.cli.common import as_command
+from subquad.cli.completion import whole_words
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -28,7 +28,11 @@ def subquad(
         bool | None, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = None,
 ) -> None:
-    """Transformer attention in sub-quadratic time, with measurements of what it costs in quality."""
+    """Transformer attention in sub-quadratic time, with measurements of what it costs in quality.
+
+    Exit codes: 0 done, 1 a mistake of subquad, 2 invalid input, 130 interrupted. These, environment variables and the
+    options of all commands are in docs/reference/command-line.md.
+    """
 
 
 for command in (
@@ -39,12 +43,14 @@ for command in (
     inspect.inspect,
     train.train,
     reproduce.reproduce,
+    report.report,
     about.methods,
     about.doctor,
 ):
-    app.command()(with_plain_words(with_lines_for_warnings(command)))
+    app.command()(as_command(command))
 
 
 def main() -> None:
     """Run the command line."""
-    app()
+    with whole_words():
+        app(prog_name="subquad")

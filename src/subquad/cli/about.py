@@ -1,50 +1,92 @@
 """`subquad methods` and `subquad doctor`: the methods, and what can run on this machine."""
 
+import inspect
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from subquad.cli.common import user_errors
-from subquad.methods import METHODS, Traits, parse_method
+from subquad.cli.common import show, user_errors
+from subquad.cli.completion import method_texts
+from subquad.cli.options import AsJson
+from subquad.cli.output import results_console
+from subquad.methods import METHODS, Method, Traits, parse_method
+from subquad.report.terminal import ruled
+
+CAUSAL = {"strict": "yes", "values-only": "of values", "no": "no"}
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Name of a method; default: all.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Name of a method, to see all that it can do.", autocompletion=method_texts),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """List the methods and what each can do."""
+    """List the methods, or what one of them can do."""
     from subquad.errors import as_input_error
 
     with user_errors(), as_input_error():
         chosen = METHODS if name is None else {(method := parse_method(name)).name: type(method)}
-    if as_json:
-        print(json.dumps({name: _traits(name) for name in chosen}, indent=1, default=str))
-        return
-    console = Console()
-    for name, cls in chosen.items():
-        able, unable = _abilities(cls.traits)
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
-        table.add_row("settings", ", ".join(f"{k}={v}" for k, v in cls().to_dict().items() if k != "name") or "none")
-        table.add_row("supports", ", ".join(able))
-        table.add_row("refuses", ", ".join(unable) or "nothing")
-        table.add_row("cost", cls.traits.complexity)
-        table.add_row("source", cls.traits.source)
-        console.print(f"[bold]{name}[/]")
-        console.print(table)
+        if as_json:
+            print(json.dumps({name: _traits(name) for name in chosen}, indent=1, default=str))
+            return
+        results_console().print(_list() if name is None else Group(*map(_described, chosen.values())))
 
 
-def doctor() -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Show versions, hardware, and which backends can run here, or why not."""
     from subquad.workflows import machine
 
-    table = Table(box=None, show_header=False)
-    for what, found in (machine.versions() | machine.hardware() | machine.backends()).items():
-        table.add_row(what, Text(found))
-    Console().print(table)
+    with user_errors():
+        found = machine.versions() | machine.hardware() | machine.backends()
+        show(found, lambda: _pairs(found), as_json)
+
+
+def _list() -> RenderableType:
+    """A line for each method: its name, whether it can be causal, whether it learns, and what it is."""
+    table = ruled()
+    for head in ("method", "causal", "learned"):
+        table.add_column(head, no_wrap=True)
+    table.add_column("what it is", overflow="fold")
+    for name, cls in METHODS.items():
+        learned = "yes" if cls.traits.learned else "no"
+        table.add_row(name, CAUSAL[cls.traits.causal], learned, Text(_summary(cls)))
+    return Group(table, Text("`subquad methods NAME` says what a method can do, with its settings.", "dim"))
+
+
+def _summary(cls: type[Method]) -> str:
+    """The first sentences of a method's description."""
+    return (inspect.getdoc(cls) or "").partition("\n")[0]
+
+
+def _described(cls: type[Method]) -> RenderableType:
+    """All that is known of a method."""
+    able, unable = _abilities(cls.traits)
+    settings = ", ".join(f"{name}={value}" for name, value in cls().to_dict().items() if name != "name")
+    rows = {
+        "what it is": _summary(cls),
+        "settings": settings or "none",
+        "supports": ", ".join(able),
+        "refuses": ", ".join(unable) or "nothing",
+        "cost": cls.traits.complexity,
+        "source": cls.traits.source,
+    }
+    return Group(Text(cls.name, "bold"), _pairs(rows))
+
+
+def _pairs(rows: Mapping[str, str]) -> Table:
+    """Names with texts beside them."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows.items():
+        table.add_row(Text(name), Text(text))
+    return table
 
 
 def _traits(name: str) -> dict[str, Any]:

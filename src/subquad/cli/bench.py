@@ -1,17 +1,14 @@
 """`subquad bench`."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from subquad.cli.common import measured, needs, say, show, user_errors
-from subquad.cli.options import AsJson, with_options
+from subquad.cli.common import measured, needs, show, user_errors
+from subquad.cli.options import Again, AsJson, with_options
+from subquad.cli.output import say
 from subquad.workflows.settings import QUICK, BenchSettings
-
-if TYPE_CHECKING:
-    from subquad.report.bench_schema import BenchReport
 
 
 @with_options(BenchSettings, lambda given: QUICK if given["quick"] else {})
@@ -23,25 +20,29 @@ def bench(
     out: Annotated[Path, typer.Option(help="Folder for the results; interrupted runs resume from it.")] = Path(
         "subquad-bench"
     ),
+    again: Again = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure time and memory of methods against length, relative to SDPA in the same run."""
     with user_errors():
-        from subquad.report.bench_tables import rich_table
+        from subquad.report.kinds import BENCH
         from subquad.workflows.bench import measure
         from subquad.workflows.bench_old import read_old
         from subquad.workflows.bench_plans import resolved
         from subquad.workflows.bench_report import report_of
+        from subquad.workflows.finished import Claim
 
         with needs("report"):
             from subquad.report.bench_changes import changes
             from subquad.report.write import write_bench
         old = None if compare is None else read_old(compare, resolved(settings))
 
-        def report(progress: Callable[[str, int, int], None]) -> "BenchReport":
-            found = report_of(measure(settings, out, progress))
-            return found if old is None else {**found, "changes": changes(old, found, str(compare))}
+        def beside_old(report: Any) -> Any:
+            return report if old is None else {**report, "changes": changes(old, report, str(compare))}
 
-        found, paths = measured(out, report, write_bench)
-    if not show(found, rich_table, as_json):
-        say(f"Results: {', '.join(map(str, paths))}")
+        def report(progress: Any) -> Any:
+            return report_of(measure(settings, out, progress))
+
+        found = measured(Claim(BENCH, settings, out), report, write_bench, again, beside_old)
+        if not show(found, lambda: BENCH.table(found), as_json):
+            say(f"Results: {out / BENCH.file}, {out / BENCH.page}, and the plots beside them")

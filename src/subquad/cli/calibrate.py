@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
-from subquad.cli.common import needs, progress_bar, say, show, user_errors, working_in
+from subquad.cli.common import needs, show, user_errors, working_in
 from subquad.cli.options import AsJson, with_options
+from subquad.cli.output import say
+from subquad.cli.progress import progress_bar
 from subquad.errors import InputError
 from subquad.workflows.settings import CalibrateSettings
 
@@ -21,7 +23,7 @@ def calibrate(
 ) -> None:
     """Fit a method's learned parameters to a frozen model, from plain text."""
     with user_errors(), needs("demo"):
-        from subquad.report.adapter_card import rich_layers, untouched
+        from subquad.report.kinds import CALIBRATE
         from subquad.workflows.calibrate import calibrate as run
         from subquad.workflows.calibrate import save
 
@@ -32,13 +34,8 @@ def calibrate(
             with progress_bar() as progress:
                 fitted = run(settings, out, progress)
             save(fitted, out)
-    if show(fitted.record, rich_layers, as_json):
-        return
-    for number, reason in fitted.refused.items():
-        say(f"layer {number} was left exact: {reason}")
-    if untouched(fitted.record):
-        say(untouched(fitted.record))
-    say(f"Adapter: {out} ({fitted.record['ended']}, {fitted.record['seconds']:.0f} s)")
+        if not show(fitted.record, lambda: CALIBRATE.table(fitted.record), as_json):
+            say(f"Adapter: {out}")
 
 
 def _check_free(out: Path) -> None:
@@ -46,6 +43,9 @@ def _check_free(out: Path) -> None:
     from subquad.workflows.store import begun_in
 
     if (out / "adapter.json").exists():
-        raise InputError(f"{out} holds an adapter already: use it, remove it, or give another folder with --out")
+        raise InputError(
+            f"{out} holds an adapter already, which `subquad report` shows: use it, remove it, or give another folder "
+            "with --out"
+        )
     if (out / "README.md").exists() and not begun_in(out):  # else it is the card of a run that was cut off
         raise InputError(f"{out} has a README.md, which the adapter's card would replace; give another folder")

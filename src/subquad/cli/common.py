@@ -1,23 +1,33 @@
-"""What the commands share: errors in one line, progress, the folder that is written to."""
+"""What the commands share: errors in one line, the folder that is written to, and the options of all commands."""
 
 import errno
+import inspect
 import json
-import sys
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import RenderableType
 from rich.text import Text
 
-errors = Console(stderr=True)
+from subquad.cli.output import errors, manner, plain, results_console, say, speaking, tell
+from subquad.cli.progress import Reported, progress_bar
+
+if TYPE_CHECKING:
+    from subquad.workflows.finished import Claim
+
 LONGEST = 2000  # characters of a message
-Progress = Callable[[str, int, int], None]  # what is under way, units done, units in all
-Report = TypeVar("Report")
+OUTPUT = "Output"  # the options of all commands, as --help groups them
+Command = Callable[..., None]
+Report = TypeVar("Report", bound=Mapping[str, Any])
+
+
+# ---------------------------------------------------------------------- how a command ends
 
 
 @contextmanager
@@ -49,23 +59,55 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _end(message: str) -> NoReturn:
+    """The error that is under way in one line, with --verbose below its traceback; exit code 2."""
+    if manner().verbose:
+        errors.print(Text(traceback.format_exc().rstrip()), soft_wrap=True)
     cut = message if len(message) <= LONGEST else f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"
-    text = plain(cut)
-    errors.print(Text.assemble(("error:", "bold red"), " ", text), soft_wrap=True)
+    errors.print(Text.assemble(("error:", "bold red"), " ", plain(cut)), soft_wrap=True)
     raise typer.Exit(2) from None
 
 
-def say(message: str, console: Console | None = None) -> None:
-    """Print a line that holds what the user gave: no markup, no emoji codes, no control characters."""
-    (console or Console()).print(Text(plain(message)), soft_wrap=True)
+# ---------------------------------------------------------------------- what every command has
 
 
-def plain(message: str) -> str:
-    """One line: characters that do not print are written as Python writes them."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
+def as_command(command: Command) -> Command:
+    """A function as a command: with the options of all commands, and with errors and warnings in one line each."""
+    return _with_output_options(_with_plain_words(with_lines_for_warnings(command)))
 
 
-def with_plain_words(command: Callable[..., None]) -> Callable[..., None]:
+def _with_output_options(command: Command) -> Command:
+    """A command that can be told how much it says on standard error, and where else that goes."""
+    of: dict[str, Any] = {"rich_help_panel": OUTPUT}
+    more = {
+        "quiet": (bool, False, typer.Option("--quiet", "-q", help="Print results and errors only.", **of)),
+        "verbose": (
+            bool,
+            False,
+            typer.Option("--verbose", help="Print how long each unit took, and tracebacks of errors.", **of),
+        ),
+        "log_file": (
+            Path | None,
+            None,
+            typer.Option(help="Also append what goes to standard error to this file, with times.", **of),
+        ),
+    }
+    own = inspect.signature(command).parameters.values()
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+        for name, (kind, default, info) in more.items()
+    ]
+
+    @wraps(command)
+    def run(quiet: bool, verbose: bool, log_file: Path | None, **given: Any) -> None:
+        with user_errors(), speaking(quiet, verbose, log_file):
+            command(**given)
+
+    run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *added)}
+    return run
+
+
+def _with_plain_words(command: Command) -> Command:
     """A command that refuses arguments that can be neither a file's name nor part of a report."""
 
     @wraps(command)
@@ -82,14 +124,14 @@ def with_plain_words(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def with_lines_for_warnings(command: Callable[..., None]) -> Callable[..., None]:
+def with_lines_for_warnings(command: Command) -> Command:
     """A command whose warnings are lines on standard error, without the place in the code that they come from."""
 
     @wraps(command)
     def run(**given: Any) -> None:
         def shown(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
             if issubclass(category, UserWarning):
-                say(f"warning: {' '.join(str(message).split())}", errors)
+                tell(f"warning: {' '.join(str(message).split())}")
             else:
                 as_python_does(message, category, *place, **options)
 
@@ -111,6 +153,9 @@ def needs(extra: str) -> Iterator[None]:
         raise InputError(f"{error.name} is not installed: pip install 'subquad[{extra}]'") from None
 
 
+# ---------------------------------------------------------------------- results
+
+
 @contextmanager
 def working_in(out: Path) -> Iterator[None]:
     """The folder of the results, in which no other run works meanwhile; InputError where it is none."""
@@ -125,25 +170,45 @@ def working_in(out: Path) -> Iterator[None]:
 
 
 def measured(
-    out: Path, measure: Callable[[Progress], Report], write: Callable[[Report, Path], list[Path]]
-) -> tuple[Report, list[Path]]:
-    """Measure, write the report's files into the folder, and forget the units that were kept there meanwhile."""
+    claim: "Claim",
+    measure: Callable[[Reported], Report],
+    write: Callable[[Any, Path], list[Path]],
+    again: bool,
+    complete: Callable[[Any], Any] = lambda report: report,
+) -> Mapping[str, Any]:
+    """The report of a command: measured and written into the folder, or the one that the folder holds of this run.
+
+    Units that were kept meanwhile are forgotten once the report is written. `complete` adds to a report what the
+    settings do not say.
+    """
     from subquad.workflows.store import Store
 
+    out = claim.folder
     with working_in(out):
+        if not again and (finished := claim.finished()) is not None:
+            tell(f"{out} holds this run, finished on {claim.day(finished)}; --again measures it again")
+            for name in claim.changed_since():
+                tell(f"warning: {name} has changed since that run")
+            report = complete(finished)
+            if report is not finished:
+                write(report, out)
+            return dict(report)
+        claim.check_same_command()
         with progress_bar() as progress:
-            report = measure(progress)
-        paths = write(report, out)
+            report = claim.marked(complete(measure(progress)))
+        write(report, out)
         Store.clear(out)
-    return report, paths
+    return report
 
 
-def show(report: Report, as_table: Callable[[Report], Any], as_json: bool) -> bool:
-    """Print a report as a table, or as JSON and nothing else; returns whether it was JSON."""
+def show(record: Any, table: Callable[[], RenderableType], as_json: bool) -> bool:
+    """Print a record as a table, or as JSON and nothing else; returns whether it was JSON."""
+    from subquad.report.files import finite
+
     if as_json:
-        print(json.dumps(report, indent=1))
+        print(json.dumps(finite(record), indent=1))
     else:
-        Console().print(as_table(report))
+        results_console().print(table())
     return as_json
 
 
@@ -157,27 +222,3 @@ def say_what_was_saved(chosen: Any, save: Path | None, as_json: bool) -> None:
         return
     say(f"Saved: {save}, with {chosen.name}, for inputs of at most {chosen.tokens:,} tokens", console)
     say("It loads with its attention wherever subquad.hf is imported.", console)
-
-
-def results_console() -> Console:
-    """Where results go: in a file, lines are as long as tables need."""
-    console = Console()
-    return console if console.is_terminal else Console(width=240)
-
-
-@contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """Report the progress of a long run on standard error: a bar on a terminal, lines elsewhere."""
-    from rich import progress as rich
-
-    what = rich.TextColumn("{task.description:<42}", markup=False)
-    columns = (what, rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn())
-    with rich.Progress(*columns, console=errors, transient=True) as bar:
-        shown = bar.add_task("loading")
-
-        def progress(what: str, done: int, total: int) -> None:
-            bar.update(shown, description=what, completed=done, total=total)
-            if not errors.is_terminal and total > 1 and (done % 10 == 0 or done == total):
-                print(f"{done}/{total} {what}", file=sys.stderr, flush=True)
-
-        yield progress

@@ -1,12 +1,13 @@
 """`subquad compare`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from subquad.cli.common import Progress, measured, needs, say, say_what_was_saved, show, user_errors
-from subquad.cli.options import AsJson, Save, with_options
+from subquad.cli.common import measured, needs, say_what_was_saved, show, user_errors
+from subquad.cli.options import Again, AsJson, Save, with_options
+from subquad.cli.output import say
 from subquad.workflows.settings import CompareSettings
 
 
@@ -17,29 +18,25 @@ def compare(
         "subquad-compare"
     ),
     save: Save = None,
+    again: Again = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare attention methods in a model: quality, speed and memory."""
     with user_errors(), needs("demo"):
-        from subquad.report.schema import Report
-        from subquad.report.tables import rich_table
+        from subquad.report.kinds import COMPARE
         from subquad.report.write import write_report
         from subquad.workflows import saving
         from subquad.workflows.compare import measure
         from subquad.workflows.compare_report import report_of
+        from subquad.workflows.finished import Claim
 
-        def made(progress: Progress) -> tuple[Report, saving.Chosen | None]:
-            comparison = measure(settings, out, progress)
-            report = report_of(comparison)
-            return report, saving.chosen_by_comparison(comparison, report) if save else None
-
-        def write(made: tuple[Report, saving.Chosen | None], folder: Path) -> list[Path]:
-            paths = write_report(made[0], folder)
-            saving.save(made[1], settings.model, save)
-            return paths
+        def report(progress: Any) -> Any:
+            return report_of(measure(settings, out, progress))
 
         saving.check(save, out, settings.model)
-        (report, chosen), paths = measured(out, made, write)
-    if not show(report, rich_table, as_json):
-        say(f"Report: {next(path for path in paths if path.suffix == '.html')}")
-    say_what_was_saved(chosen, save, as_json)
+        found: Any = measured(Claim(COMPARE, settings.as_used, out), report, write_report, again)
+        chosen = saving.chosen_by_comparison(settings, found, out) if save else None
+        saving.save(chosen, settings.model, save)
+        if not show(found, lambda: COMPARE.table(found), as_json):
+            say(f"Report: {out / COMPARE.page}")
+        say_what_was_saved(chosen, save, as_json)

@@ -9,10 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from subquad.cli.common import user_errors
+from subquad.cli.completion import method_texts
 from subquad.workflows.options import Option, from_given, options
 from subquad.workflows.settings import DATA, DEVICE
 
+COMPLETED = {"methods": method_texts, "method": method_texts}  # options whose words a shell can complete
 Device = Annotated[str, typer.Option(help=DEVICE)]
+Again = Annotated[
+    bool, typer.Option("--again", help="Measure again where the folder holds a finished run, and replace its report.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")]
 Save = Annotated[
     Path | None,
@@ -55,7 +60,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     info: Any = (
         typer.Argument(help=option.help)
         if option.argument
-        else typer.Option(*flag, help=option.help, envvar=option.envvar)
+        else typer.Option(*flag, help=option.help, envvar=option.envvar, autocompletion=COMPLETED.get(option.name))
     )
     return inspect.Parameter(
         option.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, info]

@@ -1,12 +1,13 @@
 """`subquad plan`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from subquad.cli.common import measured, needs, say, say_what_was_saved, show, user_errors
-from subquad.cli.options import AsJson, Save, with_options
+from subquad.cli.common import measured, needs, say_what_was_saved, show, user_errors
+from subquad.cli.options import Again, AsJson, Save, with_options
+from subquad.cli.output import say
 from subquad.workflows.settings import PlanSettings
 
 
@@ -17,26 +18,28 @@ def plan(
         "subquad-plan"
     ),
     save: Save = None,
+    again: Again = False,
     as_json: AsJson = False,
 ) -> None:
     """Find which method runs in which layer at which length, for an error that you accept."""
     with user_errors(), needs("demo"):
-        from subquad.report.plan_schema import PlanReport
-        from subquad.report.plan_tables import rich_table
+        from subquad.report.kinds import PLAN
         from subquad.report.plan_write import write_plan_report
         from subquad.workflows import saving
+        from subquad.workflows.finished import Claim
         from subquad.workflows.planning.report import report_of
-        from subquad.workflows.planning.run import Made, make
+        from subquad.workflows.planning.run import make
 
-        def write(made: Made, folder: Path) -> list[Path]:
-            made.plan.save(folder, made.planning.loads[0].model)
-            saving.save(saving.chosen_by_plan(made), settings.model, save)
-            return write_plan_report(report_of(made), folder)
+        def report(progress: Any) -> Any:
+            made = make(settings, out, progress)
+            made.plan.save(out, made.planning.loads[0].model)
+            return report_of(made)
 
         saving.check(save, out, settings.model)
-        made, paths = measured(out, lambda progress: make(settings, out, progress), write)
-        report: PlanReport = report_of(made)
-    if not show(report, rich_table, as_json):
-        say(f"Plan: {out / 'plan.json'}")
-        say(f"Report: {next(path for path in paths if path.suffix == '.html')}")
-    say_what_was_saved(saving.chosen_by_plan(made), save, as_json)
+        found = measured(Claim(PLAN, settings, out), report, write_plan_report, again)
+        chosen = saving.chosen_by_plan(settings, out) if save else None
+        saving.save(chosen, settings.model, save)
+        if not show(found, lambda: PLAN.table(found), as_json):
+            say(f"Plan: {out / 'plan.json'}")
+            say(f"Report: {out / PLAN.page}")
+        say_what_was_saved(chosen, save, as_json)

@@ -1,16 +1,23 @@
 """`subquad reproduce`."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from subquad.cli.common import needs, progress_bar, results_console, say, user_errors, working_in
-from subquad.cli.options import DataDir, Device
+from subquad.cli.common import needs, show, user_errors, working_in
+from subquad.cli.completion import experiments
+from subquad.cli.options import AsJson, DataDir, Device
+from subquad.cli.output import results_console, say
+from subquad.cli.progress import progress_bar
 
 
 def reproduce(
-    experiment: Annotated[str | None, typer.Argument(help="Name of the experiment; without it, list all.")] = None,
+    experiment: Annotated[
+        str | None,
+        typer.Argument(help="Name of the experiment; without it, list all.", autocompletion=experiments),
+    ] = None,
     scale: Annotated[
         str,
         typer.Option(
@@ -24,19 +31,18 @@ def reproduce(
     override: Annotated[
         list[str] | None, typer.Option("--set", help="Replace a setting of the scale, as setting=value; repeatable.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Reproduce the papers' tables and figures, next to the published ones."""
     with user_errors("the same command with --resume continues from here"), needs("train"):
-        from subquad.papers import NAMES, load
+        from subquad.papers import load
         from subquad.papers.overrides import read_changes
         from subquad.papers.run import reproduce as run
-        from subquad.report.experiment_write import rich_results, write_results
+        from subquad.report.experiment_write import as_record, write_results
+        from subquad.report.kinds import REPRODUCE
 
-        console = results_console()
         if experiment is None:
-            for name in NAMES:
-                found = load(name)
-                say(f"{name:<24} {found.title} ({found.source})", console)
+            _list(as_json)
             return
         chosen = load(experiment)
         folder = out or Path(f"subquad-{experiment}-{scale}")
@@ -53,5 +59,19 @@ def reproduce(
                     progress=progress,
                 )
             paths = write_results(header, results, cells, folder)
-    console.print(rich_results(header, results))
-    say(f"Results: {', '.join(map(str, paths))}", console)
+        record = as_record(header, results, cells)
+        if not show(record, lambda: REPRODUCE.table(record), as_json):
+            say(f"Results: {', '.join(map(str, paths))}")
+
+
+def _list(as_json: bool) -> None:
+    """Print the experiments with their titles and sources."""
+    from subquad.papers import NAMES, load
+
+    found = {name: load(name) for name in NAMES}
+    if as_json:
+        print(json.dumps({name: {"title": one.title, "source": one.source} for name, one in found.items()}, indent=1))
+        return
+    console = results_console()
+    for name, one in found.items():
+        say(f"{name:<24} {one.title} ({one.source})", console)

@@ -1,6 +1,5 @@
 """`subquad train`."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -8,8 +7,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from subquad.cli.common import errors, needs, progress_bar, results_console, say, user_errors, working_in
+from subquad.cli.common import needs, show, user_errors, working_in
+from subquad.cli.completion import method_texts
 from subquad.cli.options import AsJson, DataDir, Device
+from subquad.cli.output import errors, results_console, say
+from subquad.cli.progress import progress_bar
 
 OUT = Path("subquad-run")
 
@@ -19,7 +21,10 @@ def train(
         str | None, typer.Argument(help="Name of the task; without it and without --config, list all.")
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help='Method of every layer, as "name:setting=value,…"; sets model.method.')
+        str | None,
+        typer.Option(
+            help='Method of every layer, as "name:setting=value,…"; sets model.method.', autocompletion=method_texts
+        ),
     ] = None,
     plan: Annotated[
         Path | None, typer.Option(help="A plan that subquad plan wrote, for a model of the same layers: model.plan.")
@@ -37,10 +42,9 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a model on a task with any attention method, in one process or under torchrun."""
-    console = results_console()
     with _ends(out), needs("train"):
         from subquad import papers as _with_their_tasks  # noqa: F401
-        from subquad.report.training_card import rich_figures
+        from subquad.report.kinds import TRAIN
         from subquad.training import processes
         from subquad.training.settings import read_overrides, read_toml, settings_of
         from subquad.training.tasks import TASKS
@@ -51,6 +55,7 @@ def train(
         if task is None:
             if method or plan or config or override or resume or as_json or (device, out) != ("cpu", OUT):
                 _name_a_task(TASKS)
+            console = results_console()
             for name, kind in TASKS.items():
                 say(f"{name:<12} {kind.summary}", console)
             return
@@ -61,21 +66,16 @@ def train(
         with nullcontext() if processes.number() else working_in(out), _progress(processes.number()) as progress:
             record = run(settings, out, data=data_dir, device=device, resume=resume, progress=progress)
         processes.leave()
-    if not record:  # not the first of several processes
-        return
-    if as_json:
-        print(json.dumps(record, indent=1))
-        return
-    say(record["task"]["summary"], console)
-    console.print(rich_figures(record))
-    say(f"{record['steps']:,} steps, {record['training_seconds']:,} s. Run: {out}", console)
+        # Of several processes, only the first has a record.
+        if record and not show(record, lambda: TRAIN.table(record), as_json):
+            say(f"Run: {out}")
 
 
 def _name_a_task(tasks: Iterable[str]) -> NoReturn:
     """Options say how to train, but nothing says what."""
     from subquad.errors import InputError
 
-    raise InputError(f"which task? subquad train TASK …; there are {', '.join(tasks)}")
+    raise InputError(f"no task is named; give subquad train TASK …, where `subquad train` lists all {len(list(tasks))}")
 
 
 @contextmanager

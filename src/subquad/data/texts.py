@@ -13,6 +13,7 @@ from pathlib import Path
 from subquad.data.files import chunks, files_in, is_folder
 from subquad.data.tables import json_line, table_rows
 from subquad.errors import InputError
+from subquad.spelling import instead
 
 TABLES = (".jsonl", ".csv", ".tsv")
 SUFFIXES = (".txt", ".md", ".rst", *TABLES)
@@ -87,7 +88,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
 def field_of(path: Path, number: int, row: dict[str, object], column: str) -> str:
     """What a row has in a column, as text; InputError where it has no such column."""
     if column not in row:
-        raise InputError(f"{path}, line {number}: no column {column!r}; it has {', '.join(map(str, row))}")
+        raise InputError(f"{path}, line {number}: no column {column!r}{instead(column, map(str, row), '', 'it has')}")
     value = row[column]
     if isinstance(value, dict | list):
         raise InputError(f"{path}, line {number}: {column!r} holds a {type(value).__name__}, not text")

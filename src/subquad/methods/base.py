@@ -22,7 +22,7 @@ from subquad.ops.packing import take_apart
 from subquad.ops.padding import cleared_inputs
 from subquad.ops.precision import wide
 from subquad.shapes import Sizes, validate
-from subquad.spelling import nearest
+from subquad.spelling import instead
 
 __all__ = [
     "METHODS",
@@ -309,8 +309,8 @@ class Method:
         for setting, value in given.items():
             name = cls.former.get(setting, setting)
             if name not in known:
-                have = f"it has {', '.join(known)}" if known else "it has none"
-                raise ValueError(f"{cls.name!r} has no setting {setting!r}{nearest(setting, known)}; {have}")
+                rest = instead(setting, known, f"`subquad methods {cls.name}` lists", "it has")
+                raise ValueError(f"{cls.name!r} has no setting {setting!r}{rest}")
             if name in now:
                 raise ValueError(f"{cls.name!r}: {setting} is the former name of {name}, and both are given")
             now[name] = value

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from subquad.methods.base import METHODS, Method
-from subquad.spelling import nearest
+from subquad.spelling import instead
 
 
 def list_methods() -> list[str]:
@@ -60,7 +60,7 @@ _KINDS = {int: "a whole number", float: "a number"}
 
 def _class(name: str) -> type[Method]:
     if name not in METHODS:
-        raise ValueError(f"no method {name!r}{nearest(name, list(METHODS))}; there are {', '.join(METHODS)}")
+        raise ValueError(f"no method {name!r}{instead(name, METHODS, '`subquad methods` lists')}")
     return METHODS[name]
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from subquad.ops.tensors import token_major
+from subquad.spelling import instead
 from subquad.torch_ops import define, differentiate
 
 P = ParamSpec("P")
@@ -82,7 +83,7 @@ def use_backend(name: str) -> Iterator[None]:
         ValueError: there is no such backend, or it cannot run here (with the reason).
     """
     if name not in _BACKENDS:
-        raise ValueError(f"no backend {name!r}; there are {', '.join(_BACKENDS)}")
+        raise ValueError(f"no backend {name!r}{instead(name, _BACKENDS, '')}")
     reason = _BACKENDS[name]()
     if reason is not None:
         raise ValueError(f"backend {name!r} cannot run here: {reason}")

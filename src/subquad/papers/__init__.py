@@ -6,7 +6,7 @@ from typing import cast
 from subquad.errors import InputError
 from subquad.papers import tasks as _registered  # noqa: F401
 from subquad.papers.base import Experiment
-from subquad.spelling import nearest
+from subquad.spelling import instead
 
 MODULES = (  # in the order of the papers
     "copy_heatmap",
@@ -34,5 +34,5 @@ NAMES = tuple(module.replace("_", "-") for module in MODULES)
 def load(name: str) -> Experiment:
     """An experiment by name. InputError names the nearest one that there is."""
     if name not in NAMES:
-        raise InputError(f"no experiment {name!r}{nearest(name, list(NAMES))}; there are {', '.join(NAMES)}")
+        raise InputError(f"no experiment {name!r}{instead(name, NAMES, '`subquad reproduce` lists')}")
     return cast(Experiment, import_module(f"subquad.papers.experiments.{name.replace('-', '_')}").EXPERIMENT)

@@ -16,6 +16,7 @@ from subquad.errors import InputError, check_device
 from subquad.papers.base import SCALES, Cell, Context, Experiment, slug
 from subquad.papers.overrides import as_options, changed
 from subquad.report.experiment import Header, Results
+from subquad.spelling import instead
 from subquad.workflows.alone import RUNNING
 from subquad.workflows.machine import hardware, versions
 from subquad.workflows.store import Progress, Unit, Units
@@ -40,7 +41,7 @@ def reproduce(
         InputError: an unknown scale, missing data, or a folder that holds another run, or this one without `resume`.
     """
     if scale not in SCALES:
-        raise InputError(f"no scale {scale!r}; there are {', '.join(SCALES)}")
+        raise InputError(f"no scale {scale!r}{instead(scale, SCALES, '')}")
     check_device(device)
     settings = changed(experiment.scales[scale], changes or {})
     _check_data(experiment, scale, settings, data)
@@ -51,7 +52,8 @@ def reproduce(
         raise InputError(f"nothing to run: these settings of {experiment.name!r} leave no cell")
     kept, found = cells_in(out), dict[str, Any]()
     for number, cell in enumerate(cells):
-        progress(cell.key, number, len(cells))
+        if not kept.has(Unit(cell.key)):  # what is kept tells nothing of the time that the others take
+            progress(cell.key, number, len(cells))
         folder = kept.folder / slug(cell.key)
         files.make_folder(folder)
 

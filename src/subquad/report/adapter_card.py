@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from rich.table import Table
+from rich.console import Group
+from rich.text import Text
 
 from subquad.report.markup import rows_of
-from subquad.report.tables import plain_table
+from subquad.report.terminal import plain_table
 
 TITLES = {
     "error": "relative error of the outputs",
@@ -52,11 +53,13 @@ def layer_rows(record: dict[str, Any]) -> list[list[str]]:
     return [*rows, ["mean", *map(_arrow, means)]]
 
 
-def rich_layers(record: dict[str, Any]) -> Table:
-    """The layers' figures as a table for the terminal."""
-    table = plain_table(_header(record), layer_rows(record))
-    table.pad_edge = True
-    return table
+def rich_record(record: dict[str, Any]) -> Group:
+    """What a terminal shows of a fit: the layers' figures, the layers that were left out, and why it ended."""
+    refused = record.get("refused", {})  # adapters of earlier versions do not say
+    lines = [f"layer {number} was left exact: {reason}" for number, reason in refused.items()]
+    lines += [untouched(record)] if untouched(record) else []
+    lines.append(f"{record['ended']}, {record['seconds']:.0f} s")
+    return Group(plain_table(_header(record), layer_rows(record)), *map(Text, lines))
 
 
 def _header(record: dict[str, Any]) -> list[str]:

@@ -9,10 +9,11 @@ from rich.text import Text
 from subquad.report import cells, reading
 from subquad.report.bench_figures import Panel, names, of, panels, ran
 from subquad.report.bench_schema import EXACT, BenchCell, BenchReport, Change, Changes, Crossover
-from subquad.report.cells import Cell
+from subquad.report.cells import Cell, Tone
 from subquad.report.content import Column, Line, Table, fact, pieces
 from subquad.report.markup import bullets, escaped, facts, fenced, sections, table_of
-from subquad.report.tables import TONES, noise_line, ruled
+from subquad.report.tables import noise_line
+from subquad.report.terminal import TONES, Parts, rich_of, ruled
 
 HEADS = ("ms", "±", "speed-up", "quartiles", "µs/token", "growth", "MiB")
 LEGEND = (
@@ -24,7 +25,7 @@ NO_FIDELITY = "The inputs are random, so these times have no fidelity. `subquad 
 
 
 def rich_table(report: BenchReport) -> RenderableType:
-    """A table for each dtype and passes, crossovers, and what changed; 80 columns are enough."""
+    """A table for each dtype and passes, crossovers, and what changed; in 80 columns each is in one part."""
     parts: list[RenderableType] = []
     for panel in panels(report["cells"]):
         parts += [Text(f"\n{title(report, panel)}", "bold"), _terminal(report["cells"], panel)]
@@ -133,17 +134,21 @@ def _shown(found: Sequence[BenchCell], panel: Panel) -> list[str]:
 # ---------------------------------------------------------------------- terminal
 
 
-def _terminal(found: Sequence[BenchCell], panel: Panel) -> RichTable:
-    table = ruled()
-    table.add_column("tokens", no_wrap=True)
-    for head in HEADS:
-        table.add_column(head, justify="right", no_wrap=True)
-    for name in _shown(found, panel):
-        shown = f"{EXACT} (SDPA)" if name == EXACT else "\n  ".join(pieces(name))
-        table.add_row(Text(shown, "bold cyan"))
-        for cell in of(found, panel, name):
-            table.add_row(f"{cell['length']:>9,}", *(Text(c.text, TONES[c.tone]) for c in _row(cell)))
-    return table
+def _terminal(found: Sequence[BenchCell], panel: Panel) -> Parts:
+    def part(columns: Sequence[int]) -> RichTable:
+        table = ruled()
+        table.add_column("tokens", overflow="fold")
+        for i in columns:
+            table.add_column(HEADS[i], justify="right", no_wrap=True)
+        for name in _shown(found, panel):
+            shown = f"{EXACT} (SDPA)" if name == EXACT else "\n  ".join(pieces(name))
+            table.add_row(Text(shown, "bold cyan"))
+            for cell in of(found, panel, name):
+                row = _row(cell)
+                table.add_row(f"{cell['length']:>9,}", *(Text(row[i].text, TONES[row[i].tone]) for i in columns))
+        return table
+
+    return Parts(part, [""] * len(HEADS))
 
 
 def _changes(found: Changes) -> list[RenderableType]:
@@ -152,14 +157,13 @@ def _changes(found: Changes) -> list[RenderableType]:
     changed = [change for change in found["cells"] if change["verdict"] in ("faster", "slower")]
     if not changed:
         return lines
-    table = ruled()
-    for head in ("cell", "speed-up then", "now", "ratio", "time"):
-        table.add_column(head, justify="left" if head == "cell" else "right")
+    rows = []
     for change in changed:
         name = f"{change['method']}, {change['length']:,}, {change['dtype']}, {change['passes']}"
-        row = _change_row(change)
-        table.add_row(Text(name), *(Text(c.text, TONES[change["verdict"]]) for c in row[1:5]))
-    return [*lines, table]
+        tone: Tone = "faster" if change["verdict"] == "faster" else "slower"
+        rows.append(Line(name, [Cell(cell.text, tone) for cell in _change_row(change)[1:5]]))
+    heads = [Column(head) for head in ("speed-up then", "now", "ratio", "time")]
+    return [*lines, rich_of(Table(heads, rows, first="cell"), False)]
 
 
 # ---------------------------------------------------------------------- Markdown

@@ -1,5 +1,6 @@
 """Write an experiment's results: results.json, results.md and its plots."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,14 @@ from subquad.report.experiment import Header, Results, Table, Value
 from subquad.report.experiment_plots import plots
 from subquad.report.files import as_json, write_files
 from subquad.report.markup import rows_of
-from subquad.report.tables import plain_table
+from subquad.report.terminal import plain_table
 
 
 def write_results(header: Header, results: Results, cells: dict[str, Any], folder: Path) -> list[Path]:
     """Write the files into a folder, made if need be; return their paths. All are made before the first is written."""
     drawn = plots(header.name, results)
     contents = {
-        "results.json": as_json({"experiment": asdict(header), "results": asdict(results), "cells": cells}),
+        "results.json": as_json(as_record(header, results, cells)),
         "results.md": markdown(header, results, list(drawn)).encode(),
         **drawn,
     }
@@ -39,6 +40,18 @@ def markdown(header: Header, results: Results, images: list[str]) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in header.machine.items())
     parts += ["## Where and how long", f"{machine}; {header.seconds:,.0f} seconds for all cells."]
     return "\n\n".join(parts) + "\n"
+
+
+def as_record(header: Header, results: Results, cells: dict[str, Any]) -> dict[str, Any]:
+    """What results.json holds."""
+    return {"experiment": asdict(header), "results": asdict(results), "cells": cells}
+
+
+def rich_record(record: Mapping[str, Any]) -> Group:
+    """What a terminal shows of the content of results.json."""
+    found = record["results"]
+    tables = [Table(**table) for table in found["tables"]]
+    return rich_results(Header(**record["experiment"]), Results(summary=found["summary"], tables=tables))
 
 
 def rich_results(header: Header, results: Results) -> Group:

@@ -26,13 +26,13 @@ def write_files(contents: Mapping[str, bytes], folder: Path, stale: Iterable[str
 
 def as_json(data: Any) -> bytes:
     """JSON with null for NaN and infinity, which it does not have."""
-    return json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    return json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinity by None."""
+def finite(value: Any) -> Any:
+    """Returns plain data with None in the place of NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -13,7 +13,7 @@ from subquad.report.inspect_plots import about
 from subquad.report.inspect_reading import Choice, bounds, choice, choices, mean, over_layers
 from subquad.report.inspect_schema import VARIANTS, Inspected, InspectReport, Shares, Spectrum, Variant
 from subquad.report.markup import bullets, escaped, facts, fenced, sections, table_of
-from subquad.report.tables import rich_of
+from subquad.report.terminal import fits, rich_of
 
 GROUPS: dict[Variant, str] = {"n_b": "N/B", "given": "given"}
 SHARES = {
@@ -48,11 +48,9 @@ class _Terminal:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         table = summary(self.report)
-        slim = table.only(lambda i: "(" not in table.columns[i].head)
         yield Text(title(self.report), "bold")
         wide = rich_of(table, False)
-        fits = console.measure(wide, options=options.update(max_width=10_000)).maximum <= options.max_width
-        yield wide if fits else rich_of(slim, True)
+        yield wide if fits(console, options, wide) else rich_of(table, True)
         if "spectrum" in self.report:
             yield rich_of(spectrum(self.report["spectrum"]), False)
             yield Text(SPECTRUM_LEGEND, "dim")

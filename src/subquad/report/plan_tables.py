@@ -10,7 +10,7 @@ from subquad.report.cells import MISSING, Cell
 from subquad.report.content import Column, Line, Table, told
 from subquad.report.markup import bullets, escaped, fenced, sections, table_of
 from subquad.report.plan_schema import PlannedLength, PlanReport
-from subquad.report.tables import rich_of
+from subquad.report.terminal import rich_of
 
 BLANK = Cell(MISSING, "missing")
 EXACT = "full"

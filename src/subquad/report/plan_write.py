@@ -16,10 +16,10 @@ def write_plan_report(report: PlanReport, folder: Path) -> list[Path]:
     drawn = plots(report)
     page = html(report, drawings(report), f'plan = sq.load_plan("{folder.name}")\nsq.hf.swap(model, plan)')
     contents = {
-        "report.json": as_json(report),
         "report.md": markdown(report, list(drawn)).encode(),
         **drawn,
         "report.html": page.encode(),
+        "report.json": as_json(report),
     }
     return write_files(contents, folder, stale=FIGURES)
 

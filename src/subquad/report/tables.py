@@ -1,21 +1,18 @@
 """A report in the terminal and in Markdown."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from subquad.report import content, reading
-from subquad.report.content import Column, Line, Table
+from subquad.report.content import Table
 from subquad.report.markup import bullets, escaped, facts, fenced, table_of
 from subquad.report.schema import Report
-
-TONES = {"": "", "faster": "green", "slower": "red", "low": "yellow", "tie": "not bold dim", "missing": "dim"}
+from subquad.report.terminal import Parts, fits, rich_of
 
 
 def rich_table(report: Report) -> RenderableType:
@@ -52,14 +49,14 @@ def markdown(report: Report, figures: Sequence[str] = ()) -> str:
 
 
 class _Terminal:
-    """One table where it fits, else speed above quality; settings under the methods' names where that is not enough."""
+    """One table where it fits, else speed above quality; then settings under the names, and each table in parts."""
 
     def __init__(self, report: Report):
         self.report = report
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         for layout in self._layouts():
-            if all(_width(console, options, table) <= options.max_width for table in layout):
+            if all(fits(console, options, table) for table in layout):
                 break
         yield Text(f"{content.short_name(self.report)}: {self.report['model'].get('kind', 'model')}", "bold")
         yield from layout
@@ -71,71 +68,17 @@ class _Terminal:
             yield Text(noise[1], "yellow" if noise[0] else "dim")
         yield _panel(self.report)
 
-    def _layouts(self) -> list[list[RichTable]]:
+    def _layouts(self) -> list[list[Parts]]:
         one = [content.main_table(self.report)]
         parts = (content.speed_table(self.report), content.task_table(self.report), content.quality_table(self.report))
         apart = [table for table in parts if table.columns]
         return [[rich_of(table, folded) for table in tables] for tables in (one, apart) for folded in (False, True)]
 
 
-def _width(console: Console, options: ConsoleOptions, table: RichTable) -> int:
-    return Measurement.get(console, options.update(max_width=10_000), table).maximum
-
-
-def ruled(gap: int = 1) -> RichTable:
-    """An empty table for the terminal, with a line below its head."""
-    padding = (0, gap, 0, 0)
-    return RichTable(box=box.SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, header_style="bold")
-
-
-def plain_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> RichTable:
-    """Texts as a table for the terminal, without lines; never "…" in the place of a figure."""
-    table = RichTable(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(Text(column), overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
-
-
-def rich_of(table: Table, folded: bool) -> RichTable:
-    """A table for the terminal; folded, with the settings of methods under their names."""
-    drawn = ruled(0 if folded else 1)
-    drawn.add_column(table.first, no_wrap=True)
-    for column in table.columns:
-        drawn.add_column(_head(column), justify="right", no_wrap=True, vertical="top")
-    for line in table.lines:
-        style = "bold" if "recommended" in line.marks else ""
-        cells = [Text(cell.text, TONES[cell.tone]) for cell in line.cells]
-        drawn.add_row(_name(line, folded), *cells, style=style)
-    return drawn
-
-
-def _head(column: Column) -> Text:
-    """A column's head as narrow as possible: one word per line."""
-    words = (column.short or column.head).split(" ")
-    return Text("\n".join([column.group, *words] if column.group else words))
-
-
-def _name(line: Line, folded: bool) -> Text:
-    text = Text(_folded(line) if folded else line.name)
-    if line.marks:
-        text.append(f"{chr(10) if folded else ''} ({', '.join(line.marks)})", "cyan")
-    return text
-
-
-def _folded(line: Line) -> str:
-    """The name with its settings below it, as many on a line as fit 22 columns."""
-    name, *settings = line.pieces
-    lines = [name]
-    for setting in settings:
-        joined = f"{lines[-1]}{setting}"
-        lines[-1:] = [joined] if len(lines) > 1 and len(joined) <= 22 else [lines[-1], f"  {setting}"]
-    return "\n".join(lines)
-
-
 def _refusals(report: Report) -> RichTable:
     grid = RichTable.grid(padding=(0, 2, 0, 0))
+    grid.add_column(overflow="fold")
+    grid.add_column(overflow="fold")
     for reason, names in reading.refused(report).items():
         grid.add_row(Text("\n".join(names)), Text(f"refused: {reason}", "dim"))
     return grid

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import tomli_w
-from rich.table import Table
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from subquad.report.markup import rows_of
-from subquad.report.tables import plain_table
+from subquad.report.terminal import plain_table
 
 
 def training_card(record: Mapping[str, Any], name: str) -> str:
@@ -49,7 +50,13 @@ def _use(record: Mapping[str, Any], name: str) -> str:
     )
 
 
-def rich_figures(record: Mapping[str, Any]) -> Table:
+def rich_record(record: Mapping[str, Any]) -> Group:
+    """What a terminal shows of a run."""
+    took = f"{record['steps']:,} steps, {record['training_seconds']:,} s."
+    return Group(Text(record["task"]["summary"]), rich_figures(record), Text(took))
+
+
+def rich_figures(record: Mapping[str, Any]) -> RenderableType:
     """The test figures beside the baselines, as a terminal shows them."""
     rows = _rows(record)
     if len(_names(record)) > 4:  # than which there are seldom more rows: figures below each other stay whole

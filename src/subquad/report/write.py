@@ -1,6 +1,7 @@
 """Write the files of a comparison, of a benchmark and of an inspection.
 
-All files of a report are made before the first one is written, into a folder that is made if need be.
+All files of a report are made before the first one is written, into a folder that is made if need be. The JSON file
+says that the report is whole, so it comes last.
 """
 
 import csv
@@ -21,10 +22,10 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     """Write report.json, report.md, report.html and the plots; return their paths."""
     drawn = plots(report)
     contents = {
-        "report.json": as_json(report),
         "report.md": markdown(report, list(drawn)).encode(),
         **drawn,
         "report.html": html(report, drawings(report)).encode(),
+        "report.json": as_json(report),
     }
     return write_files(contents, folder, stale=content.FIGURES)
 
@@ -33,10 +34,10 @@ def write_bench(report: BenchReport, folder: Path) -> list[Path]:
     """Write bench.json, bench.csv, bench.md and the plots; return their paths."""
     drawn = bench_plots.plots(report)
     contents = {
-        "bench.json": as_json(report),
         "bench.csv": csv_of(report).encode(),
         "bench.md": bench_tables.markdown(report, list(drawn)).encode(),
         **drawn,
+        "bench.json": as_json(report),
     }
     return write_files(contents, folder, stale=bench_plots.PLOTS)
 
@@ -55,5 +56,5 @@ def write_inspection(report: InspectReport, folder: Path) -> list[Path]:
     drawn = inspect_plots.plots(report)
     page = inspect_tables.markdown(report, list(drawn)).encode()
     fits = (path.name for path in folder.glob(inspect_plots.FIT.replace(".", "*.")))
-    contents = {"results.json": as_json(report), "results.md": page, **drawn}
+    contents = {"results.md": page, **drawn, "results.json": as_json(report)}
     return write_files(contents, folder, stale={*inspect_plots.PLOTS, *fits})

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from subquad.data.files import exists, read_bytes
 from subquad.errors import InputError, check_least
-from subquad.spelling import nearest
+from subquad.spelling import instead
 from subquad.training.fine_tuning import PretrainedSettings
 from subquad.training.model_settings import STRICT, ModelSettings
 from subquad.training.plans import with_plan
@@ -21,6 +21,10 @@ from subquad.training.tasks import FINE_TUNED, TASKS
 from subquad.training.tasks.base import Task
 
 __all__ = ["ModelSettings", "RunSettings", "TrainingSettings", "read_overrides", "read_toml", "settings_of"]
+
+
+# Where the settings of each table are listed.
+LISTED = {"task": "docs/training/tasks.md", "model": "docs/training/models.md", "training": "docs/how-to/train.md"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +122,13 @@ def settings_of(task: str, *given: Mapping[str, Mapping[str, Any]]) -> RunSettin
         InputError: an unknown task, table or setting, a value that does not fit, or a plan for another model; named.
     """
     if task not in TASKS:
-        raise InputError(f"no task {task!r}{nearest(task, TASKS)}; there are {', '.join(TASKS)}")
+        raise InputError(f"no task {task!r}{instead(task, TASKS, '`subquad train` lists')}")
     kind = _kind(task, given)
     tables: dict[str, dict[str, Any]] = {name: dict(kind.start.get(name, {})) for name in ("task", "model", "training")}
     for source in given:
         for name, table in source.items():
             if name not in tables:
-                raise InputError(f"no table [{name}]{nearest(name, tables)}; there are {', '.join(tables)}")
+                raise InputError(f"no table [{name}]{instead(name, tables, '')}")
             tables[name] = (_without_other(tables[name], table) if name == "model" else tables[name]) | dict(table)
     name = tables["task"].pop("name", task)
     if name != task:
@@ -233,7 +237,8 @@ def checked(kind: type[Any], values: Mapping[str, Any], table: str) -> Any:
     known, wanted, given = [f.name for f in fields(kind)], get_type_hints(kind), dict(values)
     for name, value in values.items():
         if name not in known:
-            raise InputError(f"{table} has no setting {name!r}{nearest(name, known)}; it has {', '.join(known)}")
+            where = f"{LISTED[table]} lists" if table in LISTED else ""
+            raise InputError(f"{table} has no setting {name!r}{instead(name, known, where, 'it has')}")
         _check_number(wanted[name], value, f"{table}.{name}")
         if wanted[name] == tuple[str, ...] and isinstance(value, str):
             given[name] = (value,)

@@ -25,13 +25,13 @@ from subquad.measure.timing import Effort, predicted, stopwatch, until_steady
 from subquad.methods import Full, Method, parse_method
 from subquad.ops.backends import choose
 from subquad.report.bench_schema import EXACT
-from subquad.spelling import nearest
+from subquad.spelling import instead
 from subquad.workflows import machine
 from subquad.workflows.bench_calls import DTYPES, Calls, Load, hindrance, out_of_memory, threads
 from subquad.workflows.bench_memory import extra_memory
 from subquad.workflows.bench_plans import resolved
 from subquad.workflows.settings import PASSES, BenchSettings
-from subquad.workflows.store import Job, Kind, Progress, Run
+from subquad.workflows.store import Job, Kind, Progress, Run, Unit
 
 VISITS = 3
 UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
@@ -57,7 +57,7 @@ def check(settings: BenchSettings) -> None:
             raise InputError(f"nothing to measure: no {option} is named; there are {', '.join(known)}")
         for name in given:
             if name not in known:
-                raise InputError(f"no {option} {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+                raise InputError(f"no {option} {name!r}{instead(name, known, '')}")
     sizes = [("length", n) for n in s.lengths] + [("batch", s.batch), ("heads", s.heads)]
     sizes += [("head-dim", s.head_dim)] + ([] if s.threads is None else [("threads", s.threads)])
     for what, size in sizes:
@@ -163,6 +163,11 @@ class Bench(Run):
         for load in self.loads if not self.settings.quick else []:
             for method in self.methods:
                 yield MEMORY(load.key, method), partial(self.memory, load, method)
+
+    def work(self, unit: Unit[Any]) -> float:
+        """A visit takes a fixed time at least, and longer at lengths at which a call does."""
+        kind, *_, length, _ = unit.key.split("/")
+        return (1.0 if kind == TIME.name else 0.2) * (1.0 + float(length) / PROBE)
 
     def time(self, load: Load, visit: int) -> Visit:
         """All methods in turn, round by round."""

@@ -35,6 +35,7 @@ from subquad.workflows.store import Progress, Store
 
 EVERY = 50  # steps between measurements on the held-out passages
 PATIENCE = 4  # measurements without a better mean, after which it ends
+SHOWN = 10  # steps over which the loss that the progress shows is a mean
 GAIN = 1e-3  # the least relative change that counts as better
 
 
@@ -126,6 +127,8 @@ def fit(
     }
     if (most := longest(bounds)) is not None:
         record["longest"] = most
+    if refused:
+        record["refused"] = {str(number): reason for number, reason in refused.items()}
     return Fitted(pretrained, bounds, record, refused)
 
 
@@ -156,6 +159,8 @@ class Trainer:
         self.optimizer = torch.optim.Adam(parameters, lr=recipe.learning_rate)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, _half_cosine(steps))
         self.step = 0
+        self.recent: list[float] = []  # losses of the last steps, for the progress alone
+        self.loss = math.nan  # the mean of ten such losses
         self.stale = 0  # measurements since the mean was last better
         self.ended = ""
         self.seconds = 0.0
@@ -175,14 +180,22 @@ class Trainer:
         while not self.ended:
             progress(self._line(), self.step, self.steps)
             begun = time.perf_counter()
-            for number, loss in self._step().items():
+            found = self._step()
+            for number, loss in found.items():
                 losses.setdefault(number, []).append(loss)
+            self._note_loss(sum(found.values()) / len(found))
             self.step += 1
             self.seconds += time.perf_counter() - begun
             if self.step % EVERY == 0 or self.step == self.steps:
                 self._measure(checkpoint, {number: sum(some) / len(some) for number, some in losses.items()})
                 losses = {}
         progress(self._line(), self.steps, self.steps)
+
+    def _note_loss(self, loss: float) -> None:
+        """Take note of a step's loss, the mean over the layers; what is shown is the mean of ten steps."""
+        self.recent.append(loss)
+        if len(self.recent) == SHOWN:
+            self.loss, self.recent = sum(self.recent) / SHOWN, []
 
     def _refuse_the_exact(self) -> None:
         """NothingToLearn where the method is exact on these passages."""
@@ -260,7 +273,8 @@ class Trainer:
         metric = self.metric
         layers = " ".join(f"{best['figures'][metric]:.2f}" for _, best in sorted(self.best.items()))
         now, before = self._mean_of_best(), mean_at(self.history[0], metric)
-        return f"{metric} at step {self.history[-1]['step']}: {now:.3f} (was {before:.3f}), by layer {layers}"
+        figures = f"{metric} at step {self.history[-1]['step']}: {now:.3f} (was {before:.3f}), by layer {layers}"
+        return f"loss {self.loss:.4f}, {figures}" if math.isfinite(self.loss) else figures
 
     # ------------------------------------------------------------------ checkpoints
 

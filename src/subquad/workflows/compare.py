@@ -37,11 +37,12 @@ from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import BATCH, Pretrained, load, running
 from subquad.workflows.rows import CompareRow, mark_of, row_of, row_of_adapter, row_of_plan
 from subquad.workflows.settings import COMPARED, COMPARED_LEARNED, CompareSettings
-from subquad.workflows.store import Job, Kind, Progress, Run
+from subquad.workflows.store import Job, Kind, Progress, Run, Unit
 from subquad.workflows.tasks import LabelledTask, load_task
 
 EXACT = "full"
 UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
+LAYER_PASSAGES = 4  # on which layers are measured one by one
 TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is left out, and the report says so
 
 
@@ -218,6 +219,16 @@ class Comparison(Run):
         for length in self.settings.op_lengths:
             yield OP(length), partial(self.op, length)
 
+    def work(self, unit: Unit[Any]) -> float:
+        """About how many tokens go through the model."""
+        kind, _, rest = unit.key.partition("/")
+        if kind in (STRETCH.name, OP.name):
+            share = 1.0 if kind == STRETCH.name else 0.5  # one layer, in more rounds
+            return share * len(self.rows) * int(rest.partition("/")[0])
+        if kind == TASK.name and self.task is not None:
+            return len(self.task.texts) * self.length / 4  # its texts are seldom as long as the model allows
+        return self.length * (LAYER_PASSAGES if kind == LAYERS.name else len(self.reading.passages))
+
     @torch.no_grad()
     def layer_figures(self, row: CompareRow) -> LayerErrors:
         """On the exact model's own q, k and v of four passages: output errors, and L1 distances of weights."""
@@ -237,7 +248,7 @@ class Comparison(Run):
     @cached_property
     def _exact_layers(self) -> list[tuple[LayerInputs, torch.Tensor]]:
         with recorded(self.pretrained.model) as calls:
-            for passage in self.reading.passages[:4]:
+            for passage in self.reading.passages[:LAYER_PASSAGES]:
                 self.pretrained.forward([passage])
         return [(inputs, inputs.run(Full())) for inputs in calls]
 

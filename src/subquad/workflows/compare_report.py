@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import torch
@@ -44,7 +43,7 @@ def report_of(comparison: Comparison) -> Report:
     methods = [_method_report(c, row, noise) for row in c.rows] + [_refused(row) for row in c.refused]
     report: Report = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": as_command("compare", s if s.task else replace(s, data_dir=None)),
+        "command": as_command("compare", s.as_used),
         "versions": machine.versions(),
         "hardware": machine.hardware(s.device),
         "settings": {

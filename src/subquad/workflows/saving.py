@@ -11,15 +11,15 @@ from subquad import files, hf
 from subquad.data.files import exists
 from subquad.errors import InputError, as_input_error
 from subquad.hf.model_files import called, from_pretrained, is_sentence_transformer, read_config, read_tokenizer
-from subquad.hf.plans import joined
+from subquad.hf.plans import joined, load_plan
 from subquad.hf.reattaching import ADAPTER
 from subquad.methods import Bound, Full, Method
 from subquad.report.schema import Report
 from subquad.workflows.compare import Comparison
-from subquad.workflows.planning.run import Made
-from subquad.workflows.pretrained import place_of
+from subquad.workflows.pretrained import load, place_of
 from subquad.workflows.recommend import fastest
 from subquad.workflows.rows import CompareRow
+from subquad.workflows.settings import CompareSettings, PlanSettings
 
 OWN = {"attn_implementation": "eager"}  # a swap that the folder records is not what the user asks about
 
@@ -53,14 +53,15 @@ def check(folder: Path | None, out: Path, model: str | None) -> None:
         _sentence_transformer_class(where)
 
 
-def chosen_by_comparison(comparison: Comparison, report: Report) -> Chosen | None:
+def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -> Chosen | None:
     """The method that the headline of a comparison recommends; None where it is exact attention.
 
     It runs in inputs of any length if it is recommended at the main one. Otherwise shorter inputs run exact attention,
     up to the main length and to the length from which on the method's attention is faster. The model is to read the
     longest inputs at which the method keeps the fidelity and is faster.
     """
-    c, tokens = comparison, len(comparison.reading.tokens)
+    c = Comparison.prepare(settings, out)  # what was fitted is in the folder
+    tokens = len(c.reading.tokens)
     best = fastest(report["methods"], c.lengths, c.settings.min_fidelity, tokens)
     length, found = next(((n, method) for n, method in best.items() if method is not None), (0, None))
     if found is None:
@@ -72,12 +73,18 @@ def chosen_by_comparison(comparison: Comparison, report: Report) -> Chosen | Non
     return Chosen(row.name, _from(start, row, c.pretrained.model), max(pays))
 
 
-def chosen_by_plan(made: Made) -> Chosen | None:
-    """The methods of a plan, and the longest length at which it is not exact attention; None where there is none."""
-    lengths = [planned.length for planned in made.planning.lengths if planned.verified is not None]
-    if not lengths:
-        return None
-    return Chosen("the plan", made.plan.for_model(made.planning.loads[0].model), max(lengths))
+def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
+    """The methods of the plan in a folder, and the longest length at which it is not exact attention, or None.
+
+    Raises:
+        InputError: what is in the folder is not a plan for the model.
+    """
+    with as_input_error():
+        plan = load_plan(out)
+        lengths = [int(length) for length, found in plan.verified.items() if "exact_because" not in found]
+        if not lengths:
+            return None
+        return Chosen("the plan", plan.for_model(load(settings.model, settings.device).model), max(lengths))
 
 
 def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:

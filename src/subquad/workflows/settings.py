@@ -1,6 +1,6 @@
 """The settings of compare, bench, inspect and calibrate, with their options on the command line."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,11 @@ class CompareSettings:
     op_lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
     passages: int = 32
     seed: int = 0
+
+    @property
+    def as_used(self) -> "CompareSettings":
+        """The settings without a folder of data that no task reads."""
+        return self if self.task else replace(self, data_dir=None)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from subquad import files, seals
 from subquad.errors import InputError
+from subquad.workflows.expected import expect
 from subquad.workflows.records import from_plain, to_plain
 
 PROGRESS = ".progress"
@@ -127,10 +128,14 @@ class Units:
         return self.kept(unit, make).result
 
     def run(self, jobs: Iterable[Job], records: Records, progress: Progress) -> None:
-        """Put the record of each unit into `records`, in their order: some read those before."""
+        """Put the record of each unit into `records`, in their order: some read those before.
+
+        Units that are kept already are not reported: how long the others take is estimated from those that are made.
+        """
         jobs = list(jobs)
         for done, (unit, make) in enumerate(jobs):
-            progress(unit.key, done, len(jobs))
+            if not self.has(unit):
+                progress(unit.key, done, len(jobs))
             records[unit] = self.get(unit, make)
         progress("done", len(jobs), len(jobs))
 
@@ -182,9 +187,14 @@ class Run:
 
     def finish(self, out: Path, fingerprint: Any, jobs: Iterable[Job], progress: Progress) -> None:
         """Make the units that `out` does not hold from a run with this fingerprint: all that the records depend on."""
-        store = Store(out, fingerprint)
+        store, jobs = Store(out, fingerprint), list(jobs)
         self.resumed = store.found
+        expect(progress, [self.work(unit) for unit, _ in jobs])
         store.run(jobs, self.results, progress)
+
+    def work(self, unit: Unit[Any]) -> float:
+        """How much work a unit is, in proportion to the others; for the estimate of the time that is left."""
+        return 1.0
 
     @property
     def resumed_note(self) -> list[str]:

@@ -17,6 +17,7 @@ from subquad.data.reviews import read_reviews
 from subquad.data.tables import TAB, fields_of
 from subquad.data.texts import field_of, read_rows, read_text
 from subquad.errors import InputError
+from subquad.spelling import instead
 
 Example = TypeVar("Example")
 
@@ -71,7 +72,7 @@ def load_task(name: str, data: Path | None, examples: int | None = None) -> Labe
         InputError: an unknown task, no data folder, or data that is missing or malformed.
     """
     if name not in TASKS:
-        raise InputError(f"no task {name!r}; there are {', '.join(TASKS)}")
+        raise InputError(f"no task {name!r}{instead(name, TASKS, '')}")
     if data is None:
         raise InputError(f"task {name!r} needs its data: --data-dir FOLDER, or the environment variable SUBQUAD_DATA")
     if not exists(data):

@@ -9,6 +9,7 @@ from subquad import hf
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan, joined
 from subquad.methods import Bound, Full, Method
+from subquad.workflows.expected import expect
 from subquad.workflows.planning import choice
 from subquad.workflows.planning.figures import Planned
 from subquad.workflows.planning.grid import grid
@@ -33,6 +34,7 @@ class Planning:
     def run(self, store: Store, progress: Progress) -> None:
         """Plan every length, the shortest first; finished units come from the store."""
         begun = time.perf_counter()
+        expect(progress, seconds=60 * self.minutes)
         weights = [load.length for load in self.loads]
         for number, load in enumerate(self.loads):
             left = 60 * self.minutes - (time.perf_counter() - begun)

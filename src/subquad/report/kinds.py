@@ -1,0 +1,164 @@
+"""The kinds of records that commands leave in a folder: the file that holds one, its page, its table in a terminal."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from subquad.data.files import is_folder, read_json
+from subquad.errors import InputError
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What one command leaves: `holds` recognises the content of its file, and `record` is the part that is shown."""
+
+    command: str
+    file: str
+    page: str
+    holds: Callable[[Record], bool]
+    table: Callable[[Any], RenderableType]
+    record: Callable[[Record], Any] = lambda content: content
+
+
+@dataclass(frozen=True)
+class Found:
+    """A record that a folder holds."""
+
+    kind: Kind
+    path: Path
+    record: Any
+
+    @property
+    def page(self) -> Path | None:
+        """What a browser shows of it; None where it is gone."""
+        path = self.path.with_name(self.kind.page)
+        return path if path.is_file() else None
+
+    def table(self) -> RenderableType:
+        """What the command printed."""
+        return self.kind.table(self.record)
+
+
+# ---------------------------------------------------------------------- tables, loaded on use
+
+
+def _compared(record: Any) -> RenderableType:
+    from subquad.report.tables import rich_table
+
+    return rich_table(record)
+
+
+def _planned(record: Any) -> RenderableType:
+    from subquad.report.plan_tables import rich_table
+
+    return rich_table(record)
+
+
+def _benched(record: Any) -> RenderableType:
+    from subquad.report.bench_tables import rich_table
+
+    return rich_table(record)
+
+
+def _inspected(record: Any) -> RenderableType:
+    from subquad.report.inspect_tables import rich_table
+
+    return rich_table(record)
+
+
+def _calibrated(record: Any) -> RenderableType:
+    from subquad.report.adapter_card import rich_record
+
+    return rich_record(record)
+
+
+def _trained(record: Any) -> RenderableType:
+    from subquad.report.training_card import rich_record
+
+    return rich_record(record)
+
+
+def _reproduced(record: Any) -> RenderableType:
+    from subquad.report.experiment_write import rich_record
+
+    return rich_record(record)
+
+
+# ---------------------------------------------------------------------- kinds
+
+
+def _says(kind: str) -> Callable[[Record], bool]:
+    return lambda content: content.get("kind") == kind
+
+
+def _has(*names: str) -> Callable[[Record], bool]:
+    return lambda content: "kind" not in content and all(name in content for name in names)
+
+
+def _is_fitted(content: Record) -> bool:
+    record = content.get("record")
+    return isinstance(record, dict) and "history" in record
+
+
+COMPARE = Kind("subquad compare", "report.json", "report.html", _has("recommendation", "methods"), _compared)
+PLAN = Kind("subquad plan", "report.json", "report.html", _says("plan"), _planned)
+BENCH = Kind("subquad bench", "bench.json", "bench.md", _says("subquad bench"), _benched)
+INSPECT = Kind("subquad inspect", "results.json", "results.md", _says("subquad inspect"), _inspected)
+TRAIN = Kind("subquad train", "results.json", "README.md", _has("task", "test"), _trained)
+REPRODUCE = Kind("subquad reproduce", "results.json", "results.md", _has("experiment", "results"), _reproduced)
+CALIBRATE = Kind(
+    "subquad calibrate", "adapter.json", "README.md", _is_fitted, _calibrated, lambda content: content["record"]
+)
+KINDS = (COMPARE, PLAN, BENCH, INSPECT, TRAIN, REPRODUCE, CALIBRATE)
+
+
+def kind_of(content: Any) -> Kind | None:
+    """The kind of a file's content; None where no command wrote it."""
+    return next((kind for kind in KINDS if isinstance(content, dict) and kind.holds(content)), None)
+
+
+def found_in(place: Path) -> Found:
+    """The record that a folder, or a file, holds.
+
+    Raises:
+        InputError: there is none, or there are several; the message has the remedy.
+    """
+    paths = [place / name for name in dict.fromkeys(kind.file for kind in KINDS)] if is_folder(place) else [place]
+    contents = {path: read_json(path) for path in paths if path.is_file()}
+    found = [
+        Found(kind, path, kind.record(content))
+        for path, content in contents.items()
+        if (kind := kind_of(content)) is not None
+    ]
+    if len(found) > 1:
+        listed = " and ".join(f"{one.path.name} ({one.kind.command})" for one in found)
+        raise InputError(f"{place} holds several runs, {listed}; give the file of one of them")
+    if not found:
+        raise InputError(f"{place} holds no finished run of subquad{_why(place)}")
+    check(found[0].kind, found[0].path, found[0].record)
+    return found[0]
+
+
+def check(kind: Kind, path: Path, record: Any) -> None:
+    """InputError where what was read from a file has no such parts as the table shows."""
+    try:
+        Console(file=StringIO()).print(kind.table(record))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is damaged: it has no table to show ({type(error).__name__}: {error})") from error
+
+
+def _why(place: Path) -> str:
+    """What may have been meant, or what has to be done first."""
+    if (place / "plan.json").is_file():
+        return "; it holds a plan alone, which sq.load_plan reads"
+    if (place / ".progress" / "subquad.txt").is_file():
+        return "; a run was interrupted there, and the same command resumes it"
+    if (place / "settings.toml").is_file() or (place / "cells").is_dir():
+        return "; a run was interrupted there, and the same command with --resume continues it"
+    return ""

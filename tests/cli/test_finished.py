@@ -1,0 +1,150 @@
+"""A command in a folder that holds a finished run: shown where it is the same, refused where it is another."""
+
+import json
+import os
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from subquad.cli import app
+from subquad.report import kinds
+from subquad.workflows import compare, inspect
+from subquad.workflows.finished import MARK, Claim
+from subquad.workflows.planning import run as planning
+from subquad.workflows.settings import CompareSettings, InspectSettings, PlanSettings
+from tests.report import sample, sample_inspect, sample_plan
+
+run = CliRunner().invoke
+OF = {
+    "compare": (kinds.COMPARE, CompareSettings, sample.encoder, "Recommendation"),
+    "plan": (kinds.PLAN, PlanSettings, sample_plan.report, "attention plan"),
+    "inspect": (kinds.INSPECT, InspectSettings, sample_inspect.report, "what methods choose"),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_measured(monkeypatch):
+    """A run that starts says so."""
+
+    def begun(*_):
+        raise compare.InputError("measured again")
+
+    for module, name in ((compare, "measure"), (inspect, "measure"), (planning, "make")):
+        monkeypatch.setattr(module, name, begun)
+
+
+@pytest.fixture
+def finished(put):
+    """Write the report of a command with these settings into a folder; returns the folder."""
+
+    def write(command, **settings):
+        kind, of, made, _ = OF[command]
+        folder = put(kind.file, made(), command)
+        put(kind.file, Claim(kind, of(**settings), folder).marked(made()), command)
+        return folder
+
+    return write
+
+
+def refusal(*words):
+    done = run(app, list(map(str, words)))
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert done.stderr.count("error:") == 1
+    return done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", OF)
+def test_the_same_settings_show_the_report(command, finished):
+    folder = finished(command, model="m", methods=("full", "local"))
+    before = (folder / OF[command][0].file).read_bytes()
+    done = run(app, [command, "m", "--methods", "full local", "--out", str(folder)])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert OF[command][3] in done.stdout
+    assert done.stderr == f"{folder} holds this run, finished on 2026-03-14; --again measures it again\n"
+    shown = run(app, [command, "m", "--methods", "full local", "--out", str(folder), "--json"])
+    assert json.loads(shown.stdout) == json.loads(before)
+    assert (folder / OF[command][0].file).read_bytes() == before
+
+
+@pytest.mark.parametrize("command", OF)
+def test_other_settings_are_refused_with_both_remedies(command, finished):
+    folder = finished(command, model="m")
+    said = refusal(command, "another", "--out", folder)
+    made = OF[command][2]()["command"]
+    assert f"{folder} holds the report of another run (`{made}`, made on 2026-03-14)" in said
+    assert said.endswith("; give another folder with --out, or --again to replace it")
+    assert "measured again" in refusal(command, "another", "--out", folder, "--again")
+    assert "measured again" in refusal(command, "m", "--out", folder, "--again")
+
+
+def test_a_report_of_an_earlier_version_counts_as_another(put):
+    folder = put("report.json", sample.encoder())
+    assert "made on 2026-03-14 with an earlier version)" in refusal("compare", "--out", folder)
+
+
+@pytest.mark.parametrize("again", [[], ["--again"]])
+def test_reports_of_other_commands_and_other_files_are_never_replaced(again, put):
+    plan = put("report.json", sample_plan.report(), "plan")
+    assert "holds a run of subquad plan; give another folder" in refusal("compare", "--out", plan, *again)
+    train = put("results.json", {"task": {}, "test": {}}, "train")
+    assert "holds a run of subquad train; give another folder" in refusal("inspect", "--out", train, *again)
+    mine = put("report.json", {"mine": 1}, "mine")
+    assert "report.json is not a report of subquad; remove it" in refusal("plan", "--out", mine, *again)
+    assert "is not JSON" in refusal("plan", "--out", put("report.json", "{", "broken"), *again)
+
+
+def test_a_run_that_was_cut_off_goes_on_in_place_of_its_report(finished):
+    folder = finished("compare", model="m")
+    (folder / ".progress").mkdir()
+    (folder / ".progress" / "subquad.txt").write_text("")
+    assert "measured again" in refusal("compare", "m", "--out", folder)
+
+
+def test_a_damaged_report_is_not_shown(finished):
+    folder = finished("plan", model="m")
+    report = json.loads((folder / "report.json").read_text())
+    (folder / "report.json").write_text(json.dumps({**report, "lengths": [1]}))
+    assert "is damaged: it has no table to show" in refusal("plan", "m", "--out", folder)
+
+
+def test_inputs_that_changed_since_are_named(finished, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("text")
+    os.utime(text, (1, 1))
+    folder = finished("compare", text=(text,))
+    words = ["compare", "--text", str(text), "--out", str(folder)]
+    assert "has changed" not in run(app, words).stderr
+    os.utime(text, (time.time() + 60, time.time() + 60))
+    assert f"warning: {text} has changed since that run\n" in run(app, words).stderr
+
+
+def test_a_folder_of_data_matters_with_a_task_only(tmp_path):
+    def mark(**settings):
+        return Claim(kinds.COMPARE, CompareSettings(**settings).as_used, tmp_path).fingerprint
+
+    assert mark() == mark(data_dir=tmp_path) != mark(task="sts", data_dir=tmp_path)
+    assert mark(seed=1) != mark()  # what no option says counts as well
+
+
+def test_a_benchmark_is_shown_again_and_measured_again(brief, tmp_path):
+    assert run(app, brief).exit_code == 0
+    first = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert MARK in first
+    done = run(app, brief)
+    assert (done.exit_code, done.stderr.count("finished on")) == (0, 1)
+    assert json.loads((tmp_path / "out" / "bench.json").read_text()) == first
+    assert "give another folder with --out" in refusal(*brief, "--causal")
+    assert run(app, [*brief, "--causal", "--again"]).exit_code == 0
+    assert json.loads((tmp_path / "out" / "bench.json").read_text())["settings"]["causal"] is True
+
+
+def test_a_finished_benchmark_is_compared_without_measuring(brief, tmp_path):
+    assert run(app, brief).exit_code == 0
+    old = (tmp_path / "out" / "bench.json").rename(tmp_path / "old.json")
+    assert run(app, brief).exit_code == 0
+    done = run(app, [*brief, "--compare", str(old)])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "Against" in done.stdout
+    assert "finished on" in done.stderr
+    assert "changes" in json.loads((tmp_path / "out" / "bench.json").read_text())
