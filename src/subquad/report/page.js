@@ -145,10 +145,12 @@
     element.addEventListener("blur", hide);
   }
 
-  /** How far a place is from an element, in pixels; 0 inside. */
+  /** How far a place is from an element, in pixels: from its box, and where boxes overlap, from its centre. */
   function distance(element, x, y) {
     const box = element.getBoundingClientRect();
-    return Math.hypot(Math.max(box.left - x, 0, x - box.right), Math.max(box.top - y, 0, y - box.bottom));
+    const outside = Math.hypot(Math.max(box.left - x, 0, x - box.right), Math.max(box.top - y, 0, y - box.bottom));
+    const centre = Math.hypot((box.left + box.right) / 2 - x, (box.top + box.bottom) / 2 - y);
+    return outside + centre / 1000;
   }
 
   /** Lets a pointer near a point, and the arrow keys, show the point's text. One point at a time is in the tab order. */

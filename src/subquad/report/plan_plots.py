@@ -24,7 +24,7 @@ def plots(report: PlanReport) -> dict[str, bytes]:
 
 
 def drawings(report: PlanReport) -> dict[str, vector.Drawing]:
-    """The same plots for the page, without a title."""
+    """Drawings of the plots for the page, without a title, by name."""
     return vector.drawings(_makers(), report)
 
 

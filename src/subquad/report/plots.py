@@ -25,7 +25,7 @@ def plots(report: Report) -> dict[str, bytes]:
 
 
 def drawings(report: Report) -> dict[str, vector.Drawing]:
-    """The same plots for the page, without a title."""
+    """Drawings of the plots for the page, without a title, by name."""
     return vector.drawings(_makers(), report)
 
 
