@@ -6,8 +6,16 @@ import pytest
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from subquad.report import adapter_card, bench_tables, content, experiment_write, inspect_tables, plan_tables, tables
-from subquad.report import training_card
+from subquad.report import (
+    adapter_card,
+    bench_tables,
+    content,
+    experiment_write,
+    inspect_tables,
+    plan_tables,
+    tables,
+    training_card,
+)
 from subquad.report.content import Column, Line, Table
 from subquad.report.experiment import Header, Results
 from subquad.report.experiment import Table as ExperimentTable
