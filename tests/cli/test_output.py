@@ -175,7 +175,7 @@ def test_methods_are_listed_in_a_line_each_and_one_is_described():
     assert "performer" not in described
 
 
-@pytest.mark.parametrize("name", list(sq.list_methods()))
+@pytest.mark.parametrize("name", sq.list_methods())
 def test_methods_are_listed_whole_at_60_columns(name):
     described = run(app, ["methods", name], env={"COLUMNS": "60"}).stdout
     settings = [f"{key}=" for key in sq.methods.METHODS[name].defaults()]
