@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from subquad.ops.tensors import token_major
-from subquad.spelling import instead
 from subquad.torch_ops import define, differentiate
 
 P = ParamSpec("P")
@@ -83,7 +82,7 @@ def use_backend(name: str) -> Iterator[None]:
         ValueError: there is no such backend, or it cannot run here (with the reason).
     """
     if name not in _BACKENDS:
-        raise ValueError(f"no backend {name!r}{instead(name, _BACKENDS, '')}")
+        raise ValueError(f"no backend {name!r}; there are {', '.join(_BACKENDS)}")
     reason = _BACKENDS[name]()
     if reason is not None:
         raise ValueError(f"backend {name!r} cannot run here: {reason}")

@@ -227,7 +227,7 @@ class Comparison(Run):
             return share * len(self.rows) * int(rest.partition("/")[0])
         if kind == TASK.name and self.task is not None:
             return len(self.task.texts) * self.length / 4  # its texts are seldom as long as the model allows
-        return self.length * (LAYER_PASSAGES if kind == LAYERS.name else len(self.reading.passages))
+        return float(self.length * (LAYER_PASSAGES if kind == LAYERS.name else len(self.reading.passages)))
 
     @torch.no_grad()
     def layer_figures(self, row: CompareRow) -> LayerErrors:
