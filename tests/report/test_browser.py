@@ -63,6 +63,12 @@ def names(page):
     )
 
 
+def shown(tip):
+    """The text of the tooltip, which a reader must see."""
+    assert tip.is_visible()
+    return tip.inner_text()
+
+
 ROWS = list(sample.ENCODER)
 REFUSED = "lha:buckets=8"
 
@@ -161,14 +167,14 @@ def test_points_and_terms_say_what_they_are(open_page):
     tip = page.locator("#tip")
     points = page.locator(".plot.wide").first.locator(".point")
     points.first.hover()
-    assert tip.inner_text() == "full\nfidelity 1.0000, speed-up 1.00× at 512 tokens"
+    assert shown(tip) == "full\nfidelity 1.0000, speed-up 1.00× at 512 tokens"
     points.first.focus()
     page.keyboard.press("ArrowRight")
-    assert tip.inner_text() == "shared-full\nfidelity 0.7120, speed-up ≈0.99× at 512 tokens\nwithin the noise"
+    assert shown(tip) == "shared-full\nfidelity 0.7120, speed-up ≈0.99× at 512 tokens\nwithin the noise"
     page.keyboard.press("Escape")
     assert tip.is_hidden()
     page.get_by_role("link", name="What fidelity means").first.focus()
-    assert tip.inner_text().startswith("How close the model's output is to the exact model's")
+    assert shown(tip).startswith("How close the model's output is to the exact model's")
     page.keyboard.press("Enter")
     assert page.url.endswith("#term-fidelity")
 
@@ -180,7 +186,7 @@ def test_a_finger_leaves_the_text_until_the_next_touch(open_page):
     point.scroll_into_view_if_needed()
     box = point.bounding_box()
     page.touchscreen.tap(box["x"] + box["width"] + 8, box["y"] + box["height"] / 2)  # beside it, as fingers do
-    assert tip.inner_text() == "plan\nfidelity 0.9: 1.40×, predicted"
+    assert shown(tip) == "plan\nfidelity 0.9: 1.40×, predicted"
     page.touchscreen.tap(5, 5)
     assert tip.is_hidden()
 

@@ -116,7 +116,13 @@
     tip.hidden = false;
     element.setAttribute("aria-describedby", "tip");
     element.classList.add("tipped");
-    const at = element.getBoundingClientRect();
+    place();
+  }
+
+  /** Puts the text above what it is about, or below it where there is no room. */
+  function place() {
+    if (!tipped) return;
+    const at = tipped.getBoundingClientRect();
     const left = Math.min(at.left, document.documentElement.clientWidth - tip.offsetWidth - 8);
     const above = at.top - tip.offsetHeight - 8;
     tip.style.left = `${Math.max(left, 8)}px`;
@@ -131,9 +137,9 @@
     tip.hidden = true;
   }
 
-  /** A finger that is lifted leaves the text, to be read; the next touch hides it. */
+  /** The text stays after a finger was lifted, until the next touch, and while its element has the focus. */
   function leave(event) {
-    if (event.pointerType !== "touch") hide();
+    if (event.pointerType !== "touch" && tipped !== document.activeElement) hide();
   }
 
   /** Shows our own text in place of the browser's, which a keyboard or a finger does not reach. */
@@ -168,7 +174,7 @@
       const found = points.map((point) => ({ point, away: distance(point, x, y) }));
       const nearest = found.reduce((a, b) => (b.away < a.away ? b : a), { away: 20 });
       if (nearest.point) show(nearest.point);
-      else if (!drawing.contains(document.activeElement)) hide();
+      else leave(event);
     };
     drawing.addEventListener("pointermove", near);
     drawing.addEventListener("pointerdown", near);
@@ -195,6 +201,6 @@
   });
   document.querySelectorAll(".plot > svg").forEach(makePointed);
   document.addEventListener("pointerdown", hide, { capture: true });
-  document.addEventListener("scroll", hide, { capture: true, passive: true });
+  document.addEventListener("scroll", place, { capture: true, passive: true });
   document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
 })();
