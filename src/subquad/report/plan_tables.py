@@ -62,7 +62,8 @@ def tried(report: PlanReport) -> list[str]:
     said = []
     for planned in report["lengths"]:
         count, passages = planned["tried"], planned["passages"]
-        text = f"{planned['length']:,} tokens: {count} candidates were tried on {passages} passages"
+        text = f"{planned['length']:,} tokens: {count} candidates were tried"
+        text += f" on {passages} passages" if passages else ", and none was faster than exact attention"
         if "verified" in planned:
             text += f", and the plan was verified on {planned['verified']['passages']} held-out passages"
         said.append(f"{text}.")
