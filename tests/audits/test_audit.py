@@ -347,6 +347,7 @@ def test_dropout_no_real_query_and_transforms_are_skipped_and_counted():
     assert "3 sampled calls could not be audited" in str(report)
 
 
+@pytest.mark.long
 def test_a_compiled_model_is_audited_outside_the_graph_and_fullgraph_says_why():
     done = subprocess.run(
         [sys.executable, "-m", "tests.audits.compiled"],

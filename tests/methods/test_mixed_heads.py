@@ -93,6 +93,7 @@ def test_the_seed_of_the_parts_is_the_default():
     assert not torch.allclose(at_five(*inputs), at_zero(*inputs), atol=1e-4)
 
 
+@pytest.mark.long
 def test_compiled_with_shared_key_heads_and_learned_parts():
     methods = [MixedHeads(f"{LHA}+local:window=3;positions=relative"), MixedHeads("full+i-clustered:clusters=4")]
     assert not compile_failures(methods)

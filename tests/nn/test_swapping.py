@@ -122,6 +122,7 @@ def test_layers_with_a_forward_pass_of_their_own_are_named():
     assert sq.nn.swap(model, {"torchs": "full"}).layers["own"] is None
 
 
+@pytest.mark.long
 def test_layers_compile_in_one_graph():
     done = subprocess.run(
         [sys.executable, "-m", "tests.nn.compiled"],

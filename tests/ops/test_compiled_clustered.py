@@ -278,6 +278,7 @@ def test_heads_merge_without_a_copy():
     assert q.grad.shape == q.shape
 
 
+@pytest.mark.long
 def test_the_ops_keep_torchs_rules():
     """`torch.library.opcheck`, in a process of its own: the run-time type checks here know no symbolic sizes."""
     done = subprocess.run([sys.executable, "-m", "tests.ops.opchecks"], cwd=ROOT, capture_output=True, text=True)

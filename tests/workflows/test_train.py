@@ -107,9 +107,9 @@ def test_the_card_tells_how_well_and_how_to_have_it_again(finished: Path, monkey
 
 def test_the_terminal_shows_the_figures_beside_the_baselines(tmp_path: Path):
     result = command("masked-copy", "--out", tmp_path / "run", *options("training.steps=4", "training.every=0"))
-    shown = result.stdout.splitlines()
-    assert shown[0] == MaskedCopy.summary
-    assert [line.split()[0] for line in shown[1:5]] == ["accuracy", "full", "guess", "4"]
+    assert " ".join(result.stdout.split()).startswith(MaskedCopy.summary)
+    first_words = [line.split()[0] for line in result.stdout.splitlines()]
+    assert "accuracy full guess 4" in " ".join(first_words)
 
 
 def test_json_is_all_that_is_printed(tmp_path: Path):

@@ -51,7 +51,7 @@ class Estimate:
 def in_words(seconds: float) -> str:
     """A time as one would say it.
 
-    >>> in_words(20), in_words(170), in_words(9000)
+    >>> in_words(20.0), in_words(170.0), in_words(9000.0)
     ('1 min', '3 min', '2.5 h')
     """
     return f"{max(-(-seconds // 60), 1):.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

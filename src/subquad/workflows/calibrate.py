@@ -96,13 +96,13 @@ def fit(
         if not able:
             raise InputError(f"no layer of {pretrained.name} can run {method}: {refused[min(refused)]}")
         bounds = {layer.number: hf.bind(layer, method, pretrained.limit).to(pretrained.device) for layer in able}
-    trainer = Trainer(pretrained, pieces, bounds, recipe, steps, length, settings)
+    trainer = Trainer(pretrained, pieces, mark_of_documents(documents), bounds, recipe, steps, length, settings)
     fingerprint = {
         "settings": {k: str(v) for k, v in asdict(settings).items() if k not in ("text", "steps")},
         "steps": steps,
         "method": str(method),
         "model": hf.weights_mark(pretrained.model),
-        "text": mark_of_documents(documents),
+        "text": [len(pieces.train), pieces.held_out, sum(map(len, documents))],
     }
     with as_input_error():
         trainer.run(Store(out, fingerprint).folder / "checkpoint.pt", progress)
@@ -147,13 +147,14 @@ class Trainer:
         self,
         pretrained: Pretrained,
         pieces: Pieces,
+        text: str,
         bounds: dict[int, Bound],
         recipe: Fit,
         steps: int,
         length: int,
         settings: CalibrateSettings,
     ):
-        self.pretrained, self.pieces, self.bounds, self.recipe = pretrained, pieces, bounds, recipe
+        self.pretrained, self.pieces, self.text, self.bounds, self.recipe = pretrained, pieces, text, bounds, recipe
         self.steps, self.length, self.settings = steps, length, settings
         parameters = [p for bound in bounds.values() for p in bound.parameters()]
         self.optimizer = torch.optim.Adam(parameters, lr=recipe.learning_rate)
@@ -280,6 +281,7 @@ class Trainer:
 
     def _save(self, checkpoint: Path) -> None:
         state = {name: getattr(self, name) for name in ("step", "stale", "ended", "seconds", "history", "best")}
+        state["text"] = self.text
         state["bounds"] = {number: bound.state_dict() for number, bound in self.bounds.items()}
         state["optimizer"], state["schedule"] = self.optimizer.state_dict(), self.schedule.state_dict()
         seals.save(checkpoint, state)
@@ -289,6 +291,8 @@ class Trainer:
             return
         remedy = "remove this file to start the calibration from its beginning"
         state = seals.load(checkpoint, remedy, self.pretrained.device)
+        if state.pop("text", self.text) != self.text:  # the text has changed; earlier versions did not keep its mark
+            return
         parameters = state.pop("bounds")
         for number, bound in self.bounds.items():
             bound.load_state_dict(parameters[number])

@@ -75,7 +75,7 @@ def test_a_text_that_was_changed_in_its_place_is_fitted_on_again(words, other_te
     assert quick == [LHA]
     first = other_text / "0.txt"
     first.write_text(first.read_text()[::-1])
-    assert run(app, asked).exit_code == 0
+    assert run(app, [*asked, "--again"]).exit_code == 0
     assert quick == [LHA, LHA]
 
 

@@ -120,7 +120,7 @@ def test_inspect_looks_at_what_the_plan_runs_at_that_length(plan, model, text, t
     assert "utility" in row["layers"]["0"]
     assert row["layers"]["1"]["reason"] == "the plan runs exact attention there at 64 tokens"
     assert any("layer (0: lha:buckets=4,hidden=4, 1: full)" in note for note in report["notes"])
-    short = inspected("--plan", plan, "--length", "32", model=model, text=text, folder=tmp_path / "out")
+    short = inspected("--plan", plan, "--length", "32", model=model, text=text, folder=tmp_path / "short")
     layers = json.loads(short.stdout)["methods"][-1]["layers"]
     assert "reason" not in layers["1"]
 

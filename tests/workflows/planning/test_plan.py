@@ -52,6 +52,7 @@ def test_a_plan_keeps_its_floor_on_inputs_that_it_was_not_made_from(floor):
     assert not sq.hf.bounds(model)  # the model is as it was
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("timed")
 def test_a_lower_floor_takes_less_time():
     model, items = sharp("bert"), inputs(18)
@@ -130,8 +131,8 @@ def first_loss(output, exact):
     ({}, True),
     ({"inputs": [{"input_ids": item["input_ids"].roll(1)} for item in inputs(12)]}, False),
     ({"loss": lambda output, exact: 0.002 * first_loss(output, exact)}, False),
-    ({"loss": None, "metric": lambda output, item: 1.0}, False),
-    ({"min_fidelity": 0.5}, False),
+    pytest.param({"loss": None, "metric": lambda output, item: 1.0}, False, marks=pytest.mark.long),
+    pytest.param({"min_fidelity": 0.5}, False, marks=pytest.mark.long),
 ])  # fmt: skip
 def test_a_run_resumes_only_with_the_same_inputs_and_the_same_loss(changed, resumes, tmp_path, monkeypatch):
     model, asked = sharp("bert"), {"inputs": inputs(12), "loss": first_loss, "min_fidelity": 0.3, "methods": METHODS}
@@ -602,6 +603,6 @@ def test_the_command_writes_a_plan_and_its_report(name, floor, model, text, tmp_
     assert {p.name for p in tmp_path.iterdir()} >= {"plan.json", "report.html", "report.md", "report.json"}
     page = (tmp_path / "report.md").read_text()
     assert report["headline"].split(":")[0] in page
-    said = run(app, [*words, "--methods", "local:window=2", "--out", str(tmp_path)])
+    said = run(app, [*words, "--methods", "local:window=2", "--out", str(tmp_path), "--again"])
     assert said.exit_code == 0, said.output
     assert "plan.json" in said.stdout
