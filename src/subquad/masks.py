@@ -315,9 +315,10 @@ def _paddings(padding: Tensor | Sequence[int] | None) -> tuple[Tensor, ...]:
         return ()
     tensor = torch.as_tensor(padding)
     if tensor.is_floating_point() or tensor.ndim not in (1, 2) or (tensor.ndim == 2) != (tensor.dtype == torch.bool):
+        hint = "; for an attention mask of 1 and 0 give its .bool()" if tensor.ndim == 2 else ""
         raise ValueError(
             f"padding is int lengths (B,) or a bool (B, positions) with True = real, got {tensor.dtype} "
-            f"{tuple(tensor.shape)}"
+            f"{tuple(tensor.shape)}{hint}"
         )
     return (tensor,)
 

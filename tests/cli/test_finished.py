@@ -94,6 +94,17 @@ def test_reports_of_other_commands_and_other_files_are_never_replaced(again, put
     assert "is not JSON" in refusal("plan", "--out", put("report.json", "{", "broken"), *again)
 
 
+@pytest.mark.parametrize("again", [[], ["--again"]])
+def test_nothing_is_written_beside_a_run_of_another_command_or_a_model(again, put):
+    train = put("results.json", {"task": {}, "test": {}}, "train")
+    assert "holds a run of subquad train; give another folder" in refusal("compare", "--out", train, *again)
+    model = put("config.json", {"model_type": "bert"}, "model")
+    assert "holds a model (config.json); give another folder" in refusal("compare", "--out", model, *again)
+    assert [path.name for path in model.iterdir() if not path.name.startswith(".")] == ["config.json"]
+    mine = put("bench.json", {"mine": 1}, "notes")  # nobody's report
+    assert "measured again" in refusal("compare", "--out", mine, *again)
+
+
 def test_a_run_that_was_cut_off_goes_on_in_place_of_its_report(finished):
     folder = finished("compare", model="m")
     (folder / ".progress").mkdir()

@@ -190,3 +190,7 @@ def test_the_names_of_the_package_are_public():
     assert not {"importlib", "Any", "TYPE_CHECKING", "seals", "sdpa_masks", "_ELSEWHERE"} & set(shown)
     for name in shown:
         assert getattr(sq, name) is not None
+
+
+def test_a_method_with_settings_is_described_with_them():
+    assert "clusters=25, " in run(app, ["methods", "i-clustered:clusters=25"]).stdout

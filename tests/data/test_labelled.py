@@ -26,8 +26,8 @@ def test_columns_by_other_names(tmp_path):
     ("a.csv", "text,label\n", "has a header, but no rows"),
     ("a.csv", "text,label\nx,\n", "line 2: no label in it"),
     ("a.csv", "text,label\nx,1\n ,1\n", "line 3: no text in it"),
-    ("a.csv", "text,kind\nx,1\n", "line 2: no column 'label'; it has text, kind"),
-    ("a.jsonl", '{"text": "x"}\n', "line 1: no column 'label'; it has text"),
+    ("a.csv", "text,kind\nx,1\n", "a.csv has no column 'label'; it has text, kind"),
+    ("a.jsonl", '{"text": "x"}\n', "line 1, has no column 'label'; it has text"),
     ("a.jsonl", "{", "line 1: not JSON"),
 ])  # fmt: skip
 def test_malformed_tables_are_named(tmp_path, name, content, message):

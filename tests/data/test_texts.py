@@ -35,7 +35,7 @@ def test_files_folders_and_tables(tmp_path):
 @pytest.mark.parametrize(("name", "content", "message"), [
     ("a.txt", b"", "is empty"),
     ("a.txt", b"\xff\xfe\x00", "not a text file"),
-    ("a.csv", b"body\nx\n", "line 2: no column 'text'; it has body"),
+    ("a.csv", b"body\nx\n", "a.csv has no column 'text'; it has body"),
     ("a.csv", b"text,label\nx,1\ny,z,2\n", "line 3: 3 fields, but the header has 2"),
     ("a.tsv", b"text\tlabel\nx\t1\t\n", "line 2: 3 fields, but the header has 2"),
     ("a.jsonl", b"[1]\n", "expected an object"),

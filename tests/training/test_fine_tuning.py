@@ -50,6 +50,17 @@ def test_defaults_are_those_of_fine_tuning_where_nothing_else_is_said(bert, mine
     assert settings(bert, mine, learning_rate=0.5).training.learning_rate == 0.5
 
 
+def test_a_model_that_was_saved_with_a_method_is_not_trained_without_it_unasked(bert, mine, tmp_path):
+    model = transformers.AutoModel.from_pretrained(bert)
+    sq.hf.swap(model, "clustered:clusters=4")
+    model.save_pretrained(tmp_path)
+    tables = {"task": {"files": [mine]}, "model": {"pretrained": str(tmp_path)}}
+    with pytest.raises(InputError, match="was saved with clustered in its layers; say what to train it with: --method"):
+        settings_of("text", tables)
+    tables["model"]["method"] = "full"
+    assert settings_of("text", tables).model.method == "full"
+
+
 def test_inputs_are_the_tokens_of_the_model(bert, mine):
     given, tokenizer = settings(bert, mine), tiny.tokenizer(special=True)
     splits = given.task.splits(None)

@@ -70,7 +70,7 @@ def bad_inputs(model, text, folder):
         "is empty": [bert, "--text", str(folder / "empty.txt")],
         "is not a text file": [bert, "--text", str(folder / "binary.txt")],
         "no text in the folder": [bert, "--text", str(folder / "hollow")],
-        "no column 'text'; it has body": [bert, "--text", str(folder / "rows.jsonl")],
+        "has no column 'text'; it has body": [bert, "--text", str(folder / "rows.jsonl")],
         "line 1: not JSON": [bert, "--text", str(folder / "broken.jsonl")],
         "past the 64 positions": [bert, "--max-length", "65"],
         "leaves 8 tokens beside the special ones": [bert, "--max-length", "10"],

@@ -31,11 +31,11 @@ def methods(
     from subquad.errors import as_input_error
 
     with user_errors(), as_input_error():
-        chosen = METHODS if name is None else {(method := parse_method(name)).name: type(method)}
+        chosen = [cls() for cls in METHODS.values()] if name is None else [parse_method(name)]
         if as_json:
-            print(json.dumps({name: _traits(name) for name in chosen}, indent=1, default=str))
+            print(json.dumps({method.name: _traits(method) for method in chosen}, indent=1, default=str))
             return
-        results_console().print(_list() if name is None else Group(*map(_described, chosen.values())))
+        results_console().print(_list() if name is None else Group(*map(_described, chosen)))
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -64,19 +64,19 @@ def _summary(cls: type[Method]) -> str:
     return (inspect.getdoc(cls) or "").partition("\n")[0]
 
 
-def _described(cls: type[Method]) -> RenderableType:
+def _described(method: Method) -> RenderableType:
     """All that is known of a method."""
-    able, unable = _abilities(cls.traits)
-    settings = ", ".join(f"{name}={value}" for name, value in cls().to_dict().items() if name != "name")
+    able, unable = _abilities(method.traits)
+    settings = ", ".join(f"{name}={value}" for name, value in method.to_dict().items() if name != "name")
     rows = {
-        "what it is": _summary(cls),
+        "what it is": _summary(type(method)),
         "settings": settings or "none",
         "supports": ", ".join(able),
         "refuses": ", ".join(unable) or "nothing",
-        "cost": cls.traits.complexity,
-        "source": cls.traits.source,
+        "cost": method.traits.complexity,
+        "source": method.traits.source,
     }
-    return Group(Text(cls.name, "bold"), _pairs(rows))
+    return Group(Text(method.name, "bold"), _pairs(rows))
 
 
 def _pairs(rows: Mapping[str, str]) -> Table:
@@ -89,9 +89,8 @@ def _pairs(rows: Mapping[str, str]) -> Table:
     return table
 
 
-def _traits(name: str) -> dict[str, Any]:
-    cls = METHODS[name]
-    return {"settings": cls().to_dict(), **{k: v for k, v in vars(cls.traits).items() if k != "example"}}
+def _traits(method: Method) -> dict[str, Any]:
+    return {"settings": method.to_dict(), **{k: v for k, v in vars(method.traits).items() if k != "example"}}
 
 
 def _abilities(traits: Traits) -> tuple[list[str], list[str]]:

@@ -88,7 +88,8 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
 def field_of(path: Path, number: int, row: dict[str, object], column: str) -> str:
     """What a row has in a column, as text; InputError where it has no such column."""
     if column not in row:
-        raise InputError(f"{path}, line {number}: no column {column!r}{instead(column, map(str, row), '', 'it has')}")
+        where = f"{path}, line {number}," if path.suffix.lower() == ".jsonl" else path
+        raise InputError(f"{where} has no column {column!r}{instead(column, map(str, row), '', 'it has')}")
     value = row[column]
     if isinstance(value, dict | list):
         raise InputError(f"{path}, line {number}: {column!r} holds a {type(value).__name__}, not text")

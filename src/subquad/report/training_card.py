@@ -23,7 +23,7 @@ def training_card(record: Mapping[str, Any], name: str) -> str:
         "## Test examples",
         rows_of(_rows(record)),
         f"The weights are those of step {record['best_step']:,} of {record['steps']:,}; "
-        f"{record['training_seconds']:,} seconds of training on {record['processes']} process(es).",
+        f"{record['training_seconds']:,} seconds of training on {_processes(record['processes'])}.",
         "## Use",
         f"```python\n{_use(record, name)}\n```",
         "## Reproduce it",
@@ -33,6 +33,10 @@ def training_card(record: Mapping[str, Any], name: str) -> str:
         ", ".join(f"{k} {v}" for k, v in {**record["machine"], **record["versions"]}.items()),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
 
 
 def _use(record: Mapping[str, Any], name: str) -> str:

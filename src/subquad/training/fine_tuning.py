@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from subquad import hf
 from subquad.errors import InputError
+from subquad.hf.layers import NAME
 from subquad.hf.model_files import from_pretrained, read_config, read_tokenizer
 from subquad.hf.weights import check_weights
 from subquad.methods import parse_method
@@ -39,6 +40,17 @@ class PretrainedSettings:
             raise ValueError(f"method={self.method!r} names no method")
         for method in [self.method] if isinstance(self.method, str) else self.method:
             parse_method(method)
+
+
+def check_not_swapped(where: str) -> None:
+    """InputError where a model was saved with methods in its layers, which a run without a method would remove."""
+    record = getattr(read_config(where), NAME, None)
+    if record:
+        methods = list(dict.fromkeys(each["name"] for each in record["methods"].values()))
+        raise InputError(
+            f"{where} was saved with {' and '.join(methods[:5])} in its layers; say what to train it with: --method "
+            f"{methods[0]}, or --method full for exact attention"
+        )
 
 
 @cache

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from subquad.data.files import exists, read_bytes
 from subquad.errors import InputError, check_least
 from subquad.spelling import instead
-from subquad.training.fine_tuning import PretrainedSettings
+from subquad.training.fine_tuning import PretrainedSettings, check_not_swapped
 from subquad.training.model_settings import STRICT, ModelSettings
 from subquad.training.plans import with_plan
 from subquad.training.tasks import FINE_TUNED, TASKS
@@ -135,8 +135,11 @@ def settings_of(task: str, *given: Mapping[str, Mapping[str, Any]]) -> RunSettin
         raise InputError(f"the settings are of the task {name!r}, but {task!r} is to be trained")
     if not any("warmup" in source.get("training", {}) for source in given):
         _shorten_warmup(tables["training"])
+    says_method = not tables["model"].keys().isdisjoint(("method", "plan"))
     plan = tables["model"].pop("plan", None)
     model = checked(_model_kind(tables["model"]), tables["model"], "model")
+    if isinstance(model, PretrainedSettings) and not says_method:
+        check_not_swapped(model.pretrained)
     asked = checked(kind, tables["task"] | _of_model(kind, tables), "task")
     return RunSettings(
         task=asked,
@@ -237,7 +240,7 @@ def checked(kind: type[Any], values: Mapping[str, Any], table: str) -> Any:
     known, wanted, given = [f.name for f in fields(kind)], get_type_hints(kind), dict(values)
     for name, value in values.items():
         if name not in known:
-            where = f"{LISTED[table]} lists" if table in LISTED else ""
+            where = f"the page {LISTED[table]} lists" if table in LISTED else ""
             raise InputError(f"{table} has no setting {name!r}{instead(name, known, where, 'it has')}")
         _check_number(wanted[name], value, f"{table}.{name}")
         if wanted[name] == tuple[str, ...] and isinstance(value, str):

@@ -10,10 +10,12 @@ from typing import Any
 
 from subquad.data.files import read_json
 from subquad.errors import InputError
-from subquad.report.kinds import Kind, check, kind_of
+from subquad.report.kinds import KINDS, Kind, check, kind_of
 from subquad.workflows.store import begun_in
 
 MARK = "fingerprint"  # the key of a report under which the fingerprint of its settings stands
+
+MODELS = ("config.json", "modules.json", "model.safetensors")  # files of a saved model
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Claim:
     def check_same_command(self) -> dict[str, Any] | None:
         """The report that the folder holds, of any settings; InputError where something else has its name."""
         if not self.path.exists():
+            self._check_nobody_elses()
             return None
         report = read_json(self.path)
         found = kind_of(report)
@@ -70,6 +73,16 @@ class Claim:
         if found != self.kind:
             raise InputError(f"{self.folder} holds a run of {found.command}; give another folder with --out")
         return dict(report)
+
+    def _check_nobody_elses(self) -> None:
+        """InputError where the folder holds a run of another command, or a model."""
+        for name in {kind.file for kind in KINDS} - {self.kind.file}:
+            found = kind_of(_read(self.folder / name))
+            if found is not None and found != self.kind:
+                raise InputError(f"{self.folder} holds a run of {found.command}; give another folder with --out")
+        for name in MODELS:
+            if (self.folder / name).is_file():
+                raise InputError(f"{self.folder} holds a model ({name}); give another folder with --out")
 
     @staticmethod
     def day(report: Mapping[str, Any]) -> str:
@@ -86,6 +99,14 @@ class Claim:
             for each in value if isinstance(value, tuple) else (value,):
                 if isinstance(each, Path) or (name == "model" and each is not None):
                     yield Path(each)
+
+
+def _read(path: Path) -> Any:
+    """What a JSON file holds; None where there is none, or none that can be read."""
+    try:
+        return read_json(path) if path.is_file() else None
+    except InputError:
+        return None
 
 
 def _newest(path: Path) -> float:

@@ -97,21 +97,29 @@ def _verification(found: Verified) -> Verification:
     }
 
 
+def _accepted(loss: float, shift: float) -> str:
+    """What a plan may lose on the text that it is made from."""
+    watched = "`sq.audit` watches the error while the model serves."
+    if shift == 1:
+        lost = f"The loss of the minimum fidelity, {loss:.4f}, is accepted on this text"
+        return f"{lost}; other text can lose more. {watched}"
+    return (
+        f"On this text a loss of {loss / shift:.4f} is accepted: the loss of the minimum fidelity, {loss:.4f}, divided "
+        f"by the shift of {shift:g}, because other text can lose more. {watched}"
+    )
+
+
 def _notes(made: Made) -> list[str]:
     notes = [
         f"{planned.length:,} tokens: exact attention, because {planned.why_exact}."
         for planned in made.planning.lengths
         if planned.why_exact
     ]
-    accepted = (1 - made.planning.floor) / made.planning.shift
+    notes += [_accepted(1 - made.planning.floor, made.planning.shift)]
     notes.append(
-        f"On this text a loss of {accepted:.4f} is accepted: that of the floor, {1 - made.planning.floor:.4f}, "
-        f"divided by the shift of {made.planning.shift:g}, because other text can lose more. "
-        "`sq.audit` watches that while the model serves."
-    )
-    notes.append(
-        "A bound assumes that passages are independent and their losses about normally distributed (or each −1, 0 or "
-        "1, as of a metric that is right or wrong), and is about text like the one that was planned on."
+        "A bound assumes that passages are independent and that their losses are about normally distributed, or, for a "
+        "metric that is right or wrong, that each loss is −1, 0 or 1. It holds for text like the one that was planned "
+        "on."
     )
     notes.append("Lengths between those that were planned run the plan of the next longer one, and were not verified.")
     spreads = [spread for planned in made.planning.lengths for spread in planned.screen.head_spread.values()]
