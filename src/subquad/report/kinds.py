@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -45,49 +46,9 @@ class Found:
         return self.kind.table(self.record)
 
 
-# ---------------------------------------------------------------------- tables, loaded on use
-
-
-def _compared(record: Any) -> RenderableType:
-    from subquad.report.tables import rich_table
-
-    return rich_table(record)
-
-
-def _planned(record: Any) -> RenderableType:
-    from subquad.report.plan_tables import rich_table
-
-    return rich_table(record)
-
-
-def _benched(record: Any) -> RenderableType:
-    from subquad.report.bench_tables import rich_table
-
-    return rich_table(record)
-
-
-def _inspected(record: Any) -> RenderableType:
-    from subquad.report.inspect_tables import rich_table
-
-    return rich_table(record)
-
-
-def _calibrated(record: Any) -> RenderableType:
-    from subquad.report.adapter_card import rich_record
-
-    return rich_record(record)
-
-
-def _trained(record: Any) -> RenderableType:
-    from subquad.report.training_card import rich_record
-
-    return rich_record(record)
-
-
-def _reproduced(record: Any) -> RenderableType:
-    from subquad.report.experiment_write import rich_record
-
-    return rich_record(record)
+def _table_in(module: str, function: str = "rich_table") -> Callable[[Any], RenderableType]:
+    """A function of a module of this folder, which is loaded on use."""
+    return lambda record: getattr(import_module(f"subquad.report.{module}"), function)(record)
 
 
 # ---------------------------------------------------------------------- kinds
@@ -106,14 +67,27 @@ def _is_fitted(content: Record) -> bool:
     return isinstance(record, dict) and "history" in record
 
 
-COMPARE = Kind("subquad compare", "report.json", "report.html", _has("recommendation", "methods"), _compared)
-PLAN = Kind("subquad plan", "report.json", "report.html", _says("plan"), _planned)
-BENCH = Kind("subquad bench", "bench.json", "bench.md", _says("subquad bench"), _benched)
-INSPECT = Kind("subquad inspect", "results.json", "results.md", _says("subquad inspect"), _inspected)
-TRAIN = Kind("subquad train", "results.json", "README.md", _has("task", "test"), _trained)
-REPRODUCE = Kind("subquad reproduce", "results.json", "results.md", _has("experiment", "results"), _reproduced)
+COMPARE = Kind("subquad compare", "report.json", "report.html", _has("recommendation", "methods"), _table_in("tables"))
+PLAN = Kind("subquad plan", "report.json", "report.html", _says("plan"), _table_in("plan_tables"))
+BENCH = Kind("subquad bench", "bench.json", "bench.md", _says("subquad bench"), _table_in("bench_tables"))
+INSPECT = Kind("subquad inspect", "results.json", "results.md", _says("subquad inspect"), _table_in("inspect_tables"))
+TRAIN = Kind(
+    "subquad train", "results.json", "README.md", _has("task", "test"), _table_in("training_card", "rich_record")
+)
+REPRODUCE = Kind(
+    "subquad reproduce",
+    "results.json",
+    "results.md",
+    _has("experiment", "results"),
+    _table_in("experiment_write", "rich_record"),
+)
 CALIBRATE = Kind(
-    "subquad calibrate", "adapter.json", "README.md", _is_fitted, _calibrated, lambda content: content["record"]
+    "subquad calibrate",
+    "adapter.json",
+    "README.md",
+    _is_fitted,
+    _table_in("adapter_card", "rich_record"),
+    lambda content: content["record"],
 )
 KINDS = (COMPARE, PLAN, BENCH, INSPECT, TRAIN, REPRODUCE, CALIBRATE)
 
