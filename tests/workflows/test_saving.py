@@ -82,6 +82,7 @@ def test_a_sentence_transformer_is_saved_whole_and_loads_in_another_process(sent
     steps = json.loads((tmp_path / "saved" / "config.json").read_text())["subquad"]["methods"]["0"]["steps"]
     start = int(steps.removeprefix("0:full+").partition(":")[0])
     assert 65 <= start <= 96
+    assert f"with {METHOD} from {start} tokens on and exact attention below" in result.output
     sq.hf.swap(wanted, sq.ByLength({0: "full", start: METHOD}))
     found = encoded_elsewhere(tmp_path / "saved", texts())
     torch.testing.assert_close(found, wanted.encode(texts(), convert_to_tensor=True), atol=1e-6, rtol=1e-6)

@@ -58,7 +58,7 @@ def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -
 
     It runs in inputs of any length if it is recommended at the main one. Otherwise shorter inputs run exact attention,
     up to the main length and to the length from which on the method's attention is faster. The model is to read the
-    longest inputs at which the method keeps the fidelity and is faster.
+    longest inputs at which the method keeps the fidelity and is faster. A plan, or a mixture of methods, stays as it is.
     """
     c = Comparison.prepare(settings, out)  # what was fitted is in the folder
     tokens = len(c.reading.tokens)
@@ -69,8 +69,10 @@ def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -
     row = next(row for row in c.rows if row.name == found["method"])
     pays = [n for n, same in fastest([found], c.lengths, c.settings.min_fidelity, tokens).items() if same is not None]
     from_crossover = max(c.length + 1, math.ceil(found.get("crossover") or length))
-    start = 0 if length == c.length else min(length, from_crossover)
-    return Chosen(row.name, _from(start, row, c.pretrained.model), max(pays))
+    whole = length == c.length or row.plan is not None or row.method.traits.family == "mixture"  # at all lengths
+    start = 0 if whole else min(length, from_crossover)
+    name = f"{row.name} from {start:,} tokens on and exact attention below" if start else row.name
+    return Chosen(name, _from(start, row, c.pretrained.model), max(pays))
 
 
 def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
@@ -118,12 +120,9 @@ def _check_empty(folder: Path) -> None:
 
 
 def _from(start: int, row: CompareRow, model: Any) -> dict[int, Method | Bound]:
-    """The row's method in each of its layers from this number of tokens on, and exact attention below.
-
-    A plan, or a mixture of methods, stays as it is.
-    """
+    """The row's method in each of its layers from this number of tokens on, and exact attention below."""
     given = {number: row.at(number) for number in row.layers}
-    if not start or row.plan is not None or row.method.traits.family == "mixture":
+    if not start:
         return given
     made = {n: joined(hf.find_layers(model)[n], {0: Full(), start: each}) for n, each in given.items()}
     return {n: method if bound is None else bound for n, (method, bound) in made.items()}
