@@ -58,7 +58,7 @@ def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -
 
     It runs in inputs of any length if it is recommended at the main one. Otherwise shorter inputs run exact attention,
     up to the main length and to the length from which on the method's attention is faster. The model is to read the
-    longest inputs at which the method keeps the fidelity and is faster. A plan, or a mixture of methods, stays as it is.
+    longest inputs at which the method keeps the fidelity and is faster. A plan or a mixture of methods stays as it is.
     """
     c = Comparison.prepare(settings, out)  # what was fitted is in the folder
     tokens = len(c.reading.tokens)
