@@ -162,7 +162,8 @@ def test_a_tokenizer_with_code_of_its_own_is_refused(copy, tmp_path):
 
 def test_standard_input_that_is_closed_changes_nothing(copy, tmp_path):
     folder = copy("bert", auto_map={"AutoConfig": "own.Own"}, model_type="own")
-    script = f"import sys; sys.argv = ['subquad', 'compare', {folder!r}]; sys.stdin.close(); import subquad.__main__"
+    words = ["subquad", "compare", folder, "--out", str(tmp_path / "out")]
+    script = f"import sys; sys.argv = {words!r}; sys.stdin.close(); import subquad.__main__"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2, done.stderr
     assert "auto_map" in done.stderr
