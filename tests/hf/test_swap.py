@@ -82,6 +82,12 @@ def test_a_method_that_is_not_causal_is_refused_on_causal_layers(name):
     assert case.model.config._attn_implementation == "eager"
 
 
+def test_a_folder_with_a_methods_name_does_not_hide_the_method(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    assert sq.hf.swap(build("bert").model, "full").methods
+
+
 def test_the_folder_of_a_plan_is_no_method(tmp_path):
     case = build("bert")
     with pytest.raises(ValueError, match=r"is a folder: give the plan in it, sq\.load_plan\('"):

@@ -19,7 +19,7 @@ from subquad.hf.positions import position_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.saved import asks_for_ours, mark, unmark
 from subquad.hf.trial import ORIGINAL, originals
-from subquad.methods import Bound, Full, Method, resolve
+from subquad.methods import METHODS, Bound, Full, Method, resolve
 from subquad.plain_tables import as_text
 
 AnyMethod = str | Method | Bound
@@ -255,7 +255,7 @@ def _method_of(given: AnyMethod) -> Method:
 def _assign(layers: list[Layer], method: AnyMethod | Mapping[Any, AnyMethod]) -> dict[int, AnyMethod]:
     if isinstance(method, Bound):
         raise ValueError(f"{method.method} is bound to one layer; give a mapping from layer numbers to bound methods")
-    if isinstance(method, str) and os.path.isdir(method):
+    if isinstance(method, str) and method.partition(":")[0] not in METHODS and os.path.isdir(method):
         raise ValueError(
             f"{method!r} is a folder: give the plan in it, sq.load_plan({method!r}), or the "
             f"adapter in it, with sq.hf.load_adapter(model, {method!r})"
