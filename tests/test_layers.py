@@ -35,7 +35,7 @@ LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 MAY_IMPORT = {
     "transformers": {"hf", "training", "workflows", "papers"},
     "matplotlib": {"report"},
-    "triton": {"triton.py"},
+    "triton": {"triton.py", "triton"},
 }
 
 
@@ -104,7 +104,9 @@ def test_imports_run_downward(path):
 @pytest.mark.parametrize("path", FILES, ids=identify)
 def test_outside_packages_stay_in_their_rooms(path):
     tops = {name.split(".")[0] for name in imports(path)}
-    misplaced = {top for top in tops & set(MAY_IMPORT) if not MAY_IMPORT[top] & {layer(path), path.name}}
+    misplaced = {
+        top for top in tops & set(MAY_IMPORT) if not MAY_IMPORT[top] & {layer(path), path.name, path.parent.name}
+    }
     assert not misplaced
 
 
@@ -134,7 +136,8 @@ def test_the_reader_of_imports_sees_them():
 
 
 def test_importing_subquad_imports_nothing_heavy():
-    heavy = "{'transformers', 'matplotlib', 'sklearn', 'triton', 'subquad.hf', 'subquad.nn'}"
+    # Triton itself is imported by torch's flop counter, where it is installed.
+    heavy = "{'transformers', 'matplotlib', 'sklearn', 'subquad.ops.triton.launch', 'subquad.hf', 'subquad.nn'}"
     code = f"import sys, subquad; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

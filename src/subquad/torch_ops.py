@@ -13,7 +13,14 @@ from torch.library import Library, infer_schema, register_autograd, register_fak
 LIBRARY = Library("subquad", "FRAGMENT")
 
 
-def define(name: str, run: Callable[..., Any], fake: Callable[..., Any], *, first: str = "") -> Any:
+def define(
+    name: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    first: str = "",
+    traced: Callable[..., Any] | None = None,
+) -> Any:
     """Define the operator `subquad::name`, which `run` computes on every device, and return it.
 
     Args:
@@ -21,6 +28,7 @@ def define(name: str, run: Callable[..., Any], fake: Callable[..., Any], *, firs
         fake: makes empty outputs from the same arguments, for compilers. Its annotations are the operator's schema.
         first: arguments that come before those of `fake` in the schema, such as `"str backend"`; `fake` does not get
             them.
+        traced: what compilers run in the place of `fake`, with all arguments.
     """
     schema = infer_schema(fake, mutates_args=())
     skipped = first.count(",") + 1 if first else 0
@@ -28,7 +36,7 @@ def define(name: str, run: Callable[..., Any], fake: Callable[..., Any], *, firs
     # The layout of what goes in may decide that of what comes out; the tag also says that compilers can trace it.
     LIBRARY.define(name + schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    register_fake(f"subquad::{name}", lambda *args: fake(*args[skipped:]), lib=LIBRARY)
+    register_fake(f"subquad::{name}", traced or (lambda *args: fake(*args[skipped:])), lib=LIBRARY)
     return getattr(torch.ops.subquad, name).default
 
 

@@ -27,6 +27,7 @@ R = TypeVar("R")
 # name -> says why the backend cannot run here, or None when it can
 _BACKENDS: dict[str, Callable[[], str | None]] = {"reference": lambda: None}
 _forced: ContextVar[str | None] = ContextVar("subquad_backend", default=None)
+_traced: ContextVar[bool] = ContextVar("subquad_traced", default=False)
 _open_blocks: list[str] = []  # of `use_backend`, in all threads: what torch.compile can read
 
 
@@ -86,6 +87,31 @@ def use_backend(name: str) -> Iterator[None]:
     reason = _BACKENDS[name]()
     if reason is not None:
         raise ValueError(f"backend {name!r} cannot run here: {reason}")
+    with _forcing(name):
+        yield
+
+
+@contextmanager
+def tracing(name: str) -> Iterator[None]:
+    """Force a backend, also one that cannot run here, and let its functions see what compilers see: shapes.
+
+    Inside the block an operator on meta tensors not only makes its outputs but also calls the backend's function.
+    """
+    token = _traced.set(True)
+    try:
+        with _forcing(name):
+            yield
+    finally:
+        _traced.reset(token)
+
+
+def is_tracing() -> bool:
+    """Whether a block of `tracing` is open."""
+    return _traced.get()
+
+
+@contextmanager
+def _forcing(name: str) -> Iterator[None]:
     token = _forced.set(name)
     _open_blocks.append(name)
     try:
@@ -140,7 +166,7 @@ class Operator:
         self.name, self.outputs = outputs.__name__, outputs
         self.signature = inspect.signature(outputs)
         self._computed: dict[str, Callable[[Any, Any], None]] = {}
-        self._run = define(self.name, self._compute, outputs, first="str backend")
+        self._run = define(self.name, self._compute, outputs, first="str backend", traced=self._trace)
 
     def __call__(self, backend: str, *args: Any) -> Any:
         """Compute the outputs on this backend."""
@@ -150,6 +176,9 @@ class Operator:
         outputs = self.outputs(*args)
         self._computed[backend](outputs, self._given(args))
         return outputs
+
+    def _trace(self, backend: str, *args: Any) -> Any:
+        return self._compute(backend, *args) if is_tracing() else self.outputs(*args)
 
     def _given(self, args: tuple[Any, ...]) -> SimpleNamespace:
         return SimpleNamespace(**dict(zip(self.signature.parameters, args, strict=True)))

@@ -1,0 +1,120 @@
+"""Launches that are written down instead of run, so that kernels can be compiled and counted without a GPU.
+
+    with recording() as launches:
+        sq.attention(*torch.empty(3, 1, 32, 4096, 64, dtype=torch.bfloat16, device="meta"), method="clustered-tail")
+
+Tensors on the meta device have shapes and no numbers. So what is recorded is what a GPU would be asked for, and a
+number that is read back from a device, or a shape that follows data, is an error.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.ops import backends, triton
+
+_TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float64: "fp64",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "i1",
+}
+_ALIGNED = 16  # bytes of an address, and what divides a number, where the compiler reads vectors
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a launch does: multiply-adds of matrix products, and bytes that pass between the chip and its memory."""
+
+    products: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel: its grid, and what decides the code that the compiler makes for it.
+
+    Attributes:
+        kernel: the function that `triton.jit` made.
+        grid: the numbers of programs.
+        signature: the type of each argument: "*bf16" for a pointer, "i32", "constexpr".
+        constants: the values of those that are constants of the compiled code.
+        aligned: the arguments that are divisible by 16.
+        options: `num_warps`, `num_stages`.
+        work: what the launch does, by the shapes.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    aligned: tuple[str, ...]
+    options: dict[str, int]
+    work: Work
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return str(self.kernel.__name__)
+
+    @staticmethod
+    def of(
+        kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], options: dict[str, int], work: Work
+    ) -> "Launch":
+        """Describe a launch as Triton would specialise it: on 1, on divisibility by 16, and on what is not there."""
+        signature, constants, aligned = {}, {}, []
+        for parameter in kernel.params:
+            name, value = parameter.name, arguments[parameter.name]
+            if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+                signature[name], constants[name] = "constexpr", value
+                continue
+            signature[name] = _type(value)
+            if isinstance(value, Tensor) or (isinstance(value, int) and value % _ALIGNED == 0):
+                aligned.append(name)
+        return Launch(kernel, grid, signature, constants, tuple(aligned), options, work)
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"*{_TYPES[value.dtype]}"
+    if isinstance(value, int):
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+    return "fp32"
+
+
+_launches: ContextVar[list[Launch] | None] = ContextVar("subquad_launches", default=None)
+
+
+def recorded() -> list[Launch] | None:
+    """The launches of the block that is open, to be added to; None outside of one."""
+    return _launches.get()
+
+
+@contextmanager
+def recording() -> Iterator[list[Launch]]:
+    """Record the launches of calls on meta tensors inside the block, which run on the backend "triton" alone.
+
+    Raises:
+        RuntimeError: the kernels were imported for Triton's interpreter, or Triton is not installed.
+    """
+    if triton.INTERPRETED or not triton.usable():
+        raise RuntimeError("launches are recorded where Triton is installed and TRITON_INTERPRET is not set")
+    triton.load()
+    launches: list[Launch] = []
+    token = _launches.set(launches)
+    try:
+        with backends.tracing("triton"):
+            yield launches
+    finally:
+        _launches.reset(token)

@@ -1,0 +1,35 @@
+"""Every kernel that a call launches, compiled for each GPU: nothing spills, and products run on the tensor cores."""
+
+import inspect
+from collections.abc import Callable
+
+import torch
+
+from subquad.ops.triton.recording import Launch, recording
+from subquad.ops.triton.resources import CHIPS, compile_for
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16, grad: bool = False) -> torch.Tensor:
+    """A tensor that has no numbers."""
+    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad)
+
+
+def distinct(launches: list[Launch]) -> list[Launch]:
+    """The launches less those that would be compiled to the same code."""
+    return list({(x.name, *map(str, (x.signature, x.constants, x.aligned, x.options))): x for x in launches}.values())
+
+
+def assert_fits(call: Callable[[], object]) -> list[Launch]:
+    """Record the launches of a call on meta tensors and compile each for each GPU; return them."""
+    with recording() as launches:
+        call()
+    assert launches, "no kernel was launched"
+    for launch in distinct(launches):
+        multiplies = "dot" in inspect.getsource(launch.kernel.fn)
+        for name, chip in CHIPS.items():
+            found = compile_for(launch, chip)
+            what = f"{launch.name} for {name} with {launch.constants}, {launch.options}: {found}"
+            assert found.spills == found.stack == 0, what
+            assert found.shared <= chip.shared_of_program, what
+            assert found.products > 0 or not multiplies, what
+    return launches

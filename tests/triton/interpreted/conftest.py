@@ -1,0 +1,3 @@
+from tests.ops.conftest import poisoned
+
+__all__ = ["poisoned"]
