@@ -39,7 +39,7 @@ def test_the_answer_is_a_copy():
 
 
 def test_an_unknown_backend_is_refused_by_name():
-    with pytest.raises(ValueError, match="no backend 'cuda'; there are reference, cpu, triton"), sq.use_backend("cuda"):
+    with pytest.raises(ValueError, match="no backend 'cuda'; there are reference, triton, cpu"), sq.use_backend("cuda"):
         pass
 
 
@@ -99,8 +99,10 @@ def test_a_call_goes_to_the_fastest_backend_that_takes_it():
 
 
 @pytest.mark.usefixtures("cpu", "triton")
-def test_a_gpu_goes_before_a_cpu():
-    assert module.choose(cpu=None, triton=None) == "triton"
+def test_compiled_code_goes_before_the_interpreter():
+    """No tensor is on a CPU and on a GPU: both take it only where Triton's interpreter runs."""
+    assert module.choose(cpu=None, triton=None) == "cpu"
+    assert module.choose(cpu="on a GPU", triton=None) == "triton"
     assert module.choose(cpu=None, triton="on the CPU") == "cpu"
     assert module.choose(cpu="too long", triton="on the CPU") == "reference"
 
