@@ -84,3 +84,15 @@ def dot(a, b):
 def dot_wide(weights, x):
     """weights·x for fp32 weights: numbers of 16 bits meet weights rounded to their own kind."""
     return dot(weights.to(x.dtype), x)
+
+
+@triton.jit
+def seen_exponentials(logits, seen, largest):
+    """One step of an online softmax: (the largest logits so far, what scales earlier sums, the new weights).
+
+    A row that has seen nothing keeps −∞ and weights of 0.
+    """
+    logits = tl.where(seen, logits, float("-inf"))
+    new = tl.maximum(largest, tl.max(logits, 1))
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    return new, tl.exp(largest - safe), tl.exp(logits - safe[:, None])
