@@ -1,0 +1,100 @@
+"""Attention to exact keys and a tail of cells on GPUs.
+
+    queries by cluster, keys by cell      stable sorts                                   `ops.triton.groups`
+    q̄ of each cluster                     segmented means                                `ops.triton.groups`
+    T: exact keys of each cluster         maxima of blocks, then candidates              `ops.triton.selection`
+    k̄, v̄, λ of each cell and cluster      one softmax for each, over the cell's keys     `ops.triton.cells`
+    out, lse                              one softmax over T and the cells               `ops.triton.members`
+
+The backward pass goes through the same stages from the last to the first. q̄ is rounded to the dtype of the queries:
+an expansion around the rounded mean is as good as one around the mean.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.ops.groups import broadcast
+from subquad.ops.parts.tail.op import attend_with_tail, tail_backward, tail_forward
+from subquad.ops.parts.tail.reference import FARTHEST, NEAREST
+from subquad.ops.triton import refusal_of
+from subquad.ops.triton.cells import cells_backward, inside_words, see_cells
+from subquad.ops.triton.groups import group_means, group_order
+from subquad.ops.triton.members import (
+    Clustering,
+    MemberGradients,
+    attend_members,
+    cells_of_members,
+    listed_backward,
+    members_backward,
+)
+from subquad.ops.triton.selection import top_scores
+
+
+@attend_with_tail.refusal("triton")
+def refusal(
+    query: Tensor, key: Tensor, value: Tensor, *_: object, dropout_p: float = 0.0, **__: object
+) -> str | None:
+    """Why the kernels cannot take this call; None where they can."""
+    if dropout_p > 0:
+        return f"dropout_p={dropout_p}, and the kernels have no dropout"
+    return refusal_of(query, key, value)
+
+
+@tail_forward.on("triton")
+def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
+    """The output, its log-sum-exp, and what the backward pass needs."""
+    out, lse, *saved = outputs
+    order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse = saved
+    for mine, made in zip((order, offsets), group_order(x.labels, x.clusters), strict=True):
+        mine.copy_(made)
+    for mine, made in zip((key_order, cell_offsets), group_order(x.cell, x.cells), strict=True):
+        mine.copy_(made)
+    centroids.copy_(group_means(x.query, order, offsets).to(x.query.dtype))
+    top.copy_(_top_keys(x, centroids, key_order, cell_offsets) if x.keys is None else x.keys)
+    cells = cell_keys, cell_values, cell_lse
+    see_cells(centroids, x.key, x.value, key_order, cell_offsets, inside_words(top, key_order), x.scale, cells)
+    attend_members(x.query, x.key, x.value, Clustering(order, offsets, centroids, top, cells), x.scale, out, lse)
+
+
+def _top_keys(x: Any, centroids: Tensor, key_order: Tensor, cell_offsets: Tensor) -> Tensor:
+    """The keys with the largest weight times distance to the mean of their cell, ascending; M where a slot is empty."""
+    M = x.key.shape[2]
+    if x.topk == 0:
+        return centroids.new_empty(*centroids.shape[:3], 0)
+    means = group_means(x.key, key_order, cell_offsets)
+    apart = (x.key - broadcast(means, x.cell)).square().sum(-1)
+    spread = (apart.clamp(NEAREST, FARTHEST).log() / 2).nan_to_num(0.0)
+    top = top_scores(centroids, x.key, spread, x.cell < x.cells, x.topk, x.scale)
+    if x.wanted is not None:  # the largest come first
+        top = top.masked_fill(torch.arange(x.topk, device=top.device) >= x.wanted[:, None, None, None], M)
+    return top.sort(dim=-1).values
+
+
+@tail_backward.on("triton")
+def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
+    """Gradients of query, key and value."""
+    (out, lse, *lists), (grad_out, grad_lse, *_) = x.outputs, x.grads
+    order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse = lists
+    grad_query, grad_key, grad_value = grads
+    clusters = Clustering(order, offsets, centroids, top, (cell_keys, cell_values, cell_lse))
+    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+    rho = torch.linalg.vecdot(grad_out.float(), out.float())
+    of_members = MemberGradients(lse, rho if grad_lse is None else rho - grad_lse, grad_out)
+
+    of_keys, of_values, of_lse = cells_of_members(x.query, clusters, x.scale, of_members)
+    constant = of_lse - torch.linalg.vecdot(of_keys, cell_keys) - torch.linalg.vecdot(of_values, cell_values)
+    of_means = cells_backward(
+        x,
+        centroids,
+        key_order,
+        cell_offsets,
+        inside_words(top, key_order),
+        cell_lse,
+        (of_keys, of_values, constant, None),
+        listed_backward(x.query, x.key, x.value, clusters, x.scale, of_members) if x.topk else None,
+        (grad_key, grad_value),
+    )
+    of_means = of_means - x.scale * (of_lse[..., None] * cell_keys).sum(3)
+    members_backward(x.query, x.key, x.value, clusters, x.scale, of_members, of_means, grad_query)
