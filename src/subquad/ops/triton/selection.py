@@ -19,11 +19,13 @@ from subquad.ops.triton.recording import Work
 BLOCK = 16  # keys
 
 
-def top_scores(centroids: Tensor, key: Tensor, bias: Tensor | None, there: Tensor | None, topk: int, scale: float):
-    """The `topk` keys with the largest scale·centroid·key + bias, the largest first: (B,H,C,topk) int64.
+def top_scores(
+    centroids: Tensor, key: Tensor, bias: Tensor | None, there: Tensor | None, topk: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The `topk` keys with the largest scale·centroid·key + bias, the largest first, and these: (B,H,C,topk) each.
 
-    `bias` is (B,G,M), and keys that are not `there`, (B,G,M), are not taken; both may be None. M stands where no key
-    is left. topk ≤ M.
+    `bias` is (B,G,M), and keys that are not `there`, (B,G,M), are not taken; both may be None. Where no key is left
+    stand M and −∞. topk ≤ M.
     """
     (B, H, C, _), M = centroids.shape, key.shape[2]
     key, blocks = rows(key), triton.cdiv(M, BLOCK)
@@ -35,7 +37,7 @@ def top_scores(centroids: Tensor, key: Tensor, bias: Tensor | None, there: Tenso
     scores = _candidates(*given, chosen)
     found, place = scores.topk(topk, dim=-1)
     keys = chosen.gather(3, place // BLOCK).long() * BLOCK + place % BLOCK
-    return keys.masked_fill(torch.isneginf(found), M)
+    return keys.masked_fill(torch.isneginf(found), M), found
 
 
 def _maxima(centroids: Tensor, key: Tensor, bias: Tensor | None, there: Tensor | None, scale: float, blocks: int):
@@ -99,14 +101,14 @@ def _candidates(centroids: Tensor, key: Tensor, bias: Tensor | None, there: Tens
 
 @triton.jit
 def ranked(logits, bias, there, base, key, M):
-    """What keys are ranked by: −∞ for those that are not there, and finite numbers else; NaN is the largest."""
+    """What keys are ranked by: −∞ for those that are not there alone. NaN stays, and is the largest."""
     inside = key < M
     if bias is not None:
         logits += tl.load(bias + base + key, mask=inside, other=0.0)[None, :]
-    logits = tl.where(logits != logits, 3e38, tl.minimum(logits, 3e38))
     if there is not None:
         inside = inside & (tl.load(there + base + key, mask=inside, other=0) != 0)
-    return tl.where(inside[None, :], tl.maximum(logits, -3e38), float("-inf"))
+    logits = tl.where(logits == float("-inf"), -3e38, logits)
+    return tl.where(inside[None, :], logits, float("-inf"))
 
 
 @triton.jit
@@ -143,6 +145,7 @@ def block_maxima(
         vectors = load_rows(key + start, key_n, column, column < M, D - start, SLICE)
         logits += dot(means.to(vectors.dtype), tl.trans(vectors))
     scores = ranked(logits * scale, bias, there, of_key * M, column, M)
+    scores = tl.where(scores != scores, float("inf"), scores)  # a maximum would drop NaN
     largest = tl.max(tl.reshape(scores, (ROWS, KEYS // BLOCK, BLOCK)), 2)
     block = tl.program_id(0) * (KEYS // BLOCK) + tl.arange(0, KEYS // BLOCK)
     pointers = maxima + (head * C + row)[:, None] * blocks + block[None, :]

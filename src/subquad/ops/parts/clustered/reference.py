@@ -50,8 +50,11 @@ def clustered_attention(
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """Cluster the queries, attend with the centroids, broadcast; with `topk`, redo the top keys for each member."""
     query, key, value = cleared(query, real_queries), cleared(key, real_keys), cleared(value, real_keys)
-    labels = cluster_queries(query, real_queries, **clustering) if labels is None else labels
     clusters, heads = clustering["clusters"], query.shape[1]
+    if labels is None:
+        labels = cluster_queries(query, real_queries, **clustering)
+    elif real_queries is not None:
+        labels = labels.masked_fill(~real_queries[:, None], clusters)
     query, key, value = wide(query)[0], *(repeat_heads(x, heads) for x in wide(key, value))
     visible = None if real_keys is None else real_keys[:, None, None, :]
 

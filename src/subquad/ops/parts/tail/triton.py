@@ -66,7 +66,7 @@ def _top_keys(x: Any, centroids: Tensor, key_order: Tensor, cell_offsets: Tensor
     means = group_means(x.key, key_order, cell_offsets)
     apart = (x.key - broadcast(means, x.cell)).square().sum(-1)
     spread = (apart.clamp(NEAREST, FARTHEST).log() / 2).nan_to_num(0.0)
-    top = top_scores(centroids, x.key, spread, x.cell < x.cells, x.topk, x.scale)
+    top, _ = top_scores(centroids, x.key, spread, x.cell < x.cells, x.topk, x.scale)
     if x.wanted is not None:  # the largest come first
         top = top.masked_fill(torch.arange(x.topk, device=top.device) >= x.wanted[:, None, None, None], M)
     return top.sort(dim=-1).values

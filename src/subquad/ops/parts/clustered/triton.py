@@ -1,0 +1,148 @@
+"""Clustered and improved clustered attention on GPUs.
+
+    labels                          sign hashes and k-means, or as given                 `ops.choose`
+    Q^c                             segmented means of the queries by cluster            `ops.triton.groups`
+    T: top keys of each cluster     maxima of blocks, then candidates                    `ops.triton.selection`
+    A^c V without T                 cells of CHUNK keys, merged by their log-sum-exps    `ops.triton.cells`
+    V̂                               m̂·softmax over T + the rest, for each member         `ops.triton.members`
+
+A centroid's weights are never stored. Q^c is rounded to the dtype of the queries, so that it meets the keys on tensor
+cores. Labels that are no cluster's number are taken as "in no cluster": reading them to refuse them would wait for the
+device.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.ops.groups import broadcast
+from subquad.ops.parts.clustered.op import clustered_attention, clustered_backward, clustered_forward
+from subquad.ops.parts.clustered.reference import cluster_queries
+from subquad.ops.triton import refusal_of
+from subquad.ops.triton.cells import cells_backward, inside_words, see_cells
+from subquad.ops.triton.groups import group_means, group_order, group_sums
+from subquad.ops.triton.members import (
+    Clustering,
+    MemberGradients,
+    attend_members,
+    listed_backward,
+    member_sums,
+    members_backward,
+)
+from subquad.ops.triton.selection import top_scores
+
+CHUNK = 1024  # keys that one program reads: more programs than clusters and heads alone would give
+
+
+@clustered_attention.refusal("triton")
+def refusal(
+    query: Tensor, key: Tensor, value: Tensor, *_: object, dropout_p: float = 0.0, **__: object
+) -> str | None:
+    """Why the kernels cannot take this call; None where they can."""
+    if dropout_p > 0:
+        return f"dropout_p={dropout_p}, and the kernels have no dropout"
+    return refusal_of(query, key, value)
+
+
+@clustered_forward.on("triton")
+def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
+    """The output, what the backward pass needs, and the queries' log-sum-exps."""
+    out, order, offsets, top, centroids, rest, lse, mass, query_lse = outputs
+    labels = _labels(x)
+    for mine, made in zip((order, offsets), group_order(labels, x.clusters), strict=True):
+        mine.copy_(made)
+    centroids.copy_(group_means(x.query, order, offsets).to(x.query.dtype))
+    of_top = _choose(x, centroids, top)
+    key_order, cell_offsets = _chunks(x)
+    inside = inside_words(top, key_order) if x.topk else None
+    (B, H, C), E, X = lse.shape, rest.shape[3], cell_offsets.shape[2] - 1
+    values, of_cells = rest.new_empty(B, H, C, X, E), rest.new_empty(B, H, C, X)
+    see_cells(centroids, x.key, x.value, key_order, cell_offsets, inside, x.scale, (None, values, of_cells))
+
+    lse.copy_(torch.cat([of_cells, of_top[..., None]], dim=3).logsumexp(3))
+    seen = lse.masked_fill(torch.isneginf(lse), 0.0)  # a cluster that sees no key has no weights
+    mass.copy_((of_top - seen).exp())
+    rest.copy_(((of_cells - seen[..., None]).exp()[..., None] * values).sum(3))
+    if x.topk == 0:
+        out.copy_(broadcast(rest, labels))
+        if x.wants_lse:
+            query_lse.copy_(_or_none(lse, labels))
+        return
+    clusters = Clustering(order, offsets, centroids, top, mass=mass, rest=rest)
+    attend_members(x.query, x.key, x.value, clusters, x.scale, out, query_lse if x.wants_lse else None)
+
+
+def _labels(x: Any) -> Tensor:
+    if x.labels is None:
+        how = {"clusters": x.clusters, "bits": x.bits, "iterations": x.iterations, "seed": x.seed}
+        labels = cluster_queries(x.query, x.query_real, **how)
+    else:
+        labels = x.labels.masked_fill((x.labels < 0) | (x.labels > x.clusters), x.clusters)
+    return labels if x.query_real is None else labels.masked_fill(~x.query_real[:, None], x.clusters)
+
+
+def _choose(x: Any, centroids: Tensor, top: Tensor) -> Tensor:
+    """Fill the top keys in ascending order; return ln Σ e^{scale·Q^c·K} over them."""
+    if x.topk == 0:
+        return centroids.new_full(centroids.shape[:3], -torch.inf)
+    G = x.key.shape[1]
+    real = None if x.key_real is None else x.key_real[:, None].expand(-1, G, -1).contiguous()
+    keys, scores = top_scores(centroids, x.key, None, real, x.topk, x.scale)
+    top.copy_(keys.sort(dim=-1).values)
+    return scores.logsumexp(3)
+
+
+def _chunks(x: Any) -> tuple[Tensor, Tensor]:
+    """Real keys as cells of neighbours: their order and where each cell begins."""
+    B, G, M = x.key.shape[:3]
+    cell = torch.arange(M, device=x.key.device) // CHUNK
+    cell, cells = cell.expand(B, G, M), max(1, -(-M // CHUNK))
+    return group_order(cell if x.key_real is None else cell.masked_fill(~x.key_real[:, None], cells), cells)
+
+
+def _or_none(of_cluster: Tensor, labels: Tensor) -> Tensor:
+    """Each member's number of its cluster; −∞ for those in no cluster."""
+    return torch.nn.functional.pad(of_cluster, (0, 1), value=-torch.inf).gather(2, labels)
+
+
+@clustered_backward.on("triton")
+def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
+    """Gradients of query, key and value."""
+    (out, order, offsets, top, centroids, rest, lse, mass, _), (grad_out, *_, grad_lse) = x.outputs, x.grads
+    grad_query, grad_key, grad_value = grads
+    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+    grad_lse = grad_lse if x.wants_lse else None
+    clusters = Clustering(order, offsets, centroids, top, mass=mass, rest=rest)
+    inputs = x.query, x.key, x.value, clusters, x.scale
+    shift, rho = member_sums(*inputs, grad_out)
+    of_members = MemberGradients(shift, rho, grad_out, grad_lse)
+
+    of_rest = group_sums(grad_out, order, offsets)
+    of_lse = torch.zeros_like(rho) if grad_lse is None else grad_lse
+    of_mass, of_lse = group_sums(torch.stack([rho, of_lse], 3), order, offsets).unbind(3)
+    shared = torch.linalg.vecdot(of_rest, rest)  # Σ_j A_j ∂L/∂A_j
+    if x.topk == 0:
+        of_inside, shared = None, shared - of_lse
+    else:
+        of_mass = of_mass - of_lse / torch.where(mass == 0, torch.inf, mass)
+        shared = shared + mass * of_mass
+        of_inside = of_mass - shared
+    key_order, cell_offsets = _chunks(x)
+    cells = cell_offsets.shape[2] - 1
+
+    def of_cells(x: Tensor) -> Tensor:
+        return x.unsqueeze(3).expand(*x.shape[:3], cells, *x.shape[3:]).contiguous()
+
+    of_means = cells_backward(
+        x,
+        centroids,
+        key_order,
+        cell_offsets,
+        inside_words(top, key_order) if x.topk else None,
+        of_cells(lse),
+        (None, of_cells(of_rest), of_cells(-shared), of_inside),
+        listed_backward(*inputs, of_members) if x.topk else None,
+        (grad_key, grad_value),
+    )
+    members_backward(*inputs, of_members, of_means, grad_query)
