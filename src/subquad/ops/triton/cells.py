@@ -29,9 +29,9 @@ from subquad.ops.triton.launch import (
     seen_exponentials,
     store_rows,
     strides,
-    tile,
 )
 from subquad.ops.triton.recording import Work
+from subquad.ops.triton.tiles import tiles_of
 
 
 def inside_words(top: Tensor, order: Tensor) -> Tensor:
@@ -54,13 +54,6 @@ def _numbers(order: Tensor) -> Tensor:
     return torch.arange(order.shape[2], device=order.device).expand_as(order)
 
 
-def _tiles(key: Tensor, clusters: int, width: int) -> dict[str, int]:
-    """Tiles and warps: fp32 takes three products in TF32, whose parts need more registers."""
-    if key.element_size() == 2:
-        return {"ROWS": tile(clusters, 64), "KEYS": 64 if width <= 64 else 32, "num_warps": 4 if width <= 64 else 8}
-    return {"ROWS": tile(clusters, 32), "KEYS": 32 if width <= 64 else 16, "num_warps": 8}
-
-
 def see_cells(
     centroids: Tensor,
     key: Tensor,
@@ -75,11 +68,11 @@ def see_cells(
     (B, H, C, D), (G, M, E), X = centroids.shape, value.shape[1:], offsets.shape[2] - 1
     cell_keys, cell_values, cell_lse = outputs
     key, value = rows(key), rows(value)
-    tiles = _tiles(key, C, max(D, E))
+    tiles = tiles_of("cells_forward", key.dtype, max(D, E))
     both = E + (0 if cell_keys is None else D)
     launch(
         cells_forward,
-        (triton.cdiv(C, tiles["ROWS"]), X, B * H),
+        (triton.cdiv(C, tiles.rows), X, B * H),
         work=Work(B * H * C * M * (D + both), B * G * M * (D + E) * key.element_size() + 4 * B * H * C * X * both),
         centroids=centroids,
         key=key,
@@ -103,7 +96,9 @@ def see_cells(
         E=E,
         WIDTH=padded(D),
         VALUES=padded(E),
-        **tiles,
+        ROWS=tiles.rows,
+        KEYS=tiles.keys,
+        **tiles.options(),
     )
 
 
@@ -132,7 +127,6 @@ def cells_backward(
     key, value = rows(x.key), rows(x.value)
     (B, H, C, D), (G, M, E), X = centroids.shape, value.shape[1:], offsets.shape[2] - 1
     cell_keys, cell_values, constant, of_inside = grads
-    tiles = _tiles(key, C, max(D, E))
     common = {
         "centroids": centroids,
         "key": key,
@@ -153,17 +147,21 @@ def cells_backward(
     }
     products = B * H * C * M * (3 * D + E)
     of_means = centroids.new_empty(B, H, C, X, D)
+    tiles = tiles_of("cells_to_means", key.dtype, max(D, E))
     launch(
         cells_to_means,
-        (triton.cdiv(C, tiles["ROWS"]), X, B * H),
+        (triton.cdiv(C, tiles.rows), X, B * H),
         work=Work(products, B * G * M * (D + E) * key.element_size() + 4 * of_means.numel()),
         offsets=offsets,
         of_means=of_means,
         **common,
-        **tiles,
+        ROWS=tiles.rows,
+        KEYS=tiles.keys,
+        **tiles.options(),
     )
     grad_key, grad_value = outputs
-    blocks = group_blocks(offsets, M, tiles["KEYS"])
+    tiles = tiles_of("cells_to_keys", key.dtype, max(D, E))
+    blocks = group_blocks(offsets, M, tiles.keys)
     slot_keys, slot_values, slot_rows, slot_offsets = slots or (None,) * 4
     launch(
         cells_to_keys,
@@ -183,7 +181,9 @@ def cells_backward(
         **strides("grad_key", grad_key),
         **strides("grad_value", grad_value),
         **common,
-        **tiles | {"num_stages": 1},
+        ROWS=tiles.rows,
+        KEYS=tiles.keys,
+        **tiles.options(),
     )
     return of_means.sum(3)
 

@@ -31,9 +31,9 @@ from subquad.ops.triton.launch import (
     seen_exponentials,
     store_rows,
     strides,
-    tile,
 )
 from subquad.ops.triton.recording import Work
+from subquad.ops.triton.tiles import tiles_of
 
 
 @dataclass(frozen=True)
@@ -91,24 +91,14 @@ def _sizes(query: Tensor, key: Tensor, value: Tensor, scale: float) -> dict[str,
     }
 
 
-def _tiles(query: Tensor, keys: int, width: int) -> dict[str, int]:
-    """QUERIES of a block and KEYS of a step. Clusters are small: larger blocks would be mostly empty."""
-    if query.element_size() == 2:
-        return {"QUERIES": tile(query.shape[2], 64), "KEYS": tile(keys, 32), "num_warps": 4 if width <= 64 else 8}
-    return {"QUERIES": tile(query.shape[2], 32), "KEYS": 16, "num_warps": 4 if width <= 64 else 8}
-
-
 def attend_members(
     query: Tensor, key: Tensor, value: Tensor, clusters: Clustering, scale: float, out: Tensor, lse: Tensor | None
 ) -> None:
-    """Fill out (any layout) and lse, (B,H,N); queries in no cluster get 0 and −∞."""
+    """Fill out (any layout) and lse, (B,H,N), of the queries that are in a cluster."""
     query, key, value = rows(query), rows(key), rows(value)
     (B, H, N, D), E, K = query.shape, value.shape[3], clusters.top.shape[3]
-    out.zero_()
-    if lse is not None:
-        lse.fill_(-torch.inf)
-    tiles = _tiles(query, K, max(D, E))
-    blocks = clusters.blocks(tiles["QUERIES"])
+    tiles = tiles_of("members_forward", query.dtype, max(D, E))
+    blocks = clusters.blocks(tiles.rows)
     arguments = clusters.arguments()
     met = B * H * N * (K + int(str(arguments["X"])))
     launch(
@@ -117,7 +107,9 @@ def attend_members(
         work=Work(met * (D + E), B * H * (N * (D + E) + clusters.top[0, 0].numel() * (D + E)) * query.element_size()),
         **_sizes(query, key, value, scale),
         **arguments,
-        **tiles,
+        QUERIES=tiles.rows,
+        KEYS=tiles.keys,
+        **tiles.options(),
         rest=clusters.rest,
         group=blocks.group,
         start=blocks.start,
@@ -283,8 +275,8 @@ def member_sums(
     query, key, value, grad_out = rows(query), rows(key), rows(value), rows(grad_out)
     (B, H, N, D), E, K = query.shape, value.shape[3], clusters.top.shape[3]
     shift, rho = query.new_zeros(2, B, H, N, dtype=torch.float32)
-    tiles = _tiles(query, K, max(D, E))
-    blocks = clusters.blocks(tiles["QUERIES"])
+    tiles = tiles_of("members_forward", query.dtype, max(D, E))
+    blocks = clusters.blocks(tiles.rows)
     arguments = clusters.arguments()
     launch(
         members_sums,
@@ -292,7 +284,9 @@ def member_sums(
         work=Work(B * H * N * K * (D + E), B * H * N * (D + E) * query.element_size()),
         **_sizes(query, key, value, scale),
         **{name: arguments[name] for name in ("order", "top", "C", "K")},
-        **tiles,
+        QUERIES=tiles.rows,
+        KEYS=tiles.keys,
+        **tiles.options(),
         grad=grad_out,
         **strides("grad", grad_out),
         group=blocks.group,
@@ -319,8 +313,8 @@ def members_backward(
     query, key, value = rows(query), rows(key), rows(value)
     (B, H, N, D), E, K = query.shape, value.shape[3], clusters.top.shape[3]
     grad_query.zero_()
-    tiles = _tiles(query, K, max(D, E))
-    blocks = clusters.blocks(tiles["QUERIES"])
+    tiles = tiles_of("members_to_queries", query.dtype, max(D, E))
+    blocks = clusters.blocks(tiles.rows)
     arguments = clusters.arguments()
     met = B * H * N * (K + int(str(arguments["X"])))
     launch(
@@ -329,7 +323,9 @@ def members_backward(
         work=Work(met * (2 * D + E), B * H * N * (2 * D + E) * query.element_size()),
         **_sizes(query, key, value, scale),
         **arguments,
-        **tiles,
+        QUERIES=tiles.rows,
+        KEYS=tiles.keys,
+        **tiles.options(),
         **of_members.arguments(),
         offsets=clusters.offsets,
         group=blocks.group,
@@ -349,15 +345,17 @@ def listed_backward(
     query, key, value = rows(query), rows(key), rows(value)
     (B, H, N, D), (_, G, M, E), (C, K) = query.shape, value.shape, clusters.top.shape[2:]
     of_keys, of_values = (query.new_empty(B, H, C, K, width, dtype=torch.float32) for width in (D, E))
-    tiles = _tiles(query, K, max(D, E))
+    tiles = tiles_of("members_to_listed", query.dtype, max(D, E))
     arguments = clusters.arguments()
     launch(
         members_to_listed,
-        (C, triton.cdiv(K, tiles["KEYS"]), B * H),
+        (C, triton.cdiv(K, tiles.keys), B * H),
         work=Work(B * H * N * K * 2 * (D + E), B * H * (N * (D + E) * query.element_size() + C * K * (D + E) * 4)),
         **_sizes(query, key, value, scale),
         **{name: arguments[name] for name in ("order", "top", "mass", "C", "K")},
-        **tiles,
+        QUERIES=tiles.rows,
+        KEYS=tiles.keys,
+        **tiles.options(),
         **of_members.arguments(),
         offsets=clusters.offsets,
         of_keys=of_keys,
@@ -385,6 +383,7 @@ def cells_of_members(
     C, X, E = cell_values.shape[2:]
     grads = torch.empty_like(cell_keys), torch.empty_like(cell_values), torch.empty_like(cell_lse)
     arguments = {name: each for name, each in clusters.arguments().items() if name not in ("top", "mass", "K")}
+    tiles = tiles_of("members_to_cells", query.dtype, max(D, E))
     launch(
         members_to_cells,
         (C, triton.cdiv(X, 16), B * H),
@@ -399,8 +398,8 @@ def cells_of_members(
         of_lse=grads[2],
         scale=scale,
         **{"H": H, "N": N, "D": D, "E": E, "WIDTH": padded(D), "VALUES": padded(E)},
-        QUERIES=tile(N, 64 if query.element_size() == 2 else 32),
-        num_warps=4 if max(D, E) <= 64 else 8,
+        QUERIES=tiles.rows,
+        **tiles.options(),
     )
     return grads
 

@@ -67,10 +67,11 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     if x.topk == 0:
         out.copy_(broadcast(rest, labels))
         if x.wants_lse:
-            query_lse.copy_(_or_none(lse, labels))
+            query_lse.copy_(broadcast(lse[..., None], labels)[..., 0])
         return
     clusters = Clustering(order, offsets, centroids, top, mass=mass, rest=rest)
-    attend_members(x.query, x.key, x.value, clusters, x.scale, out, query_lse if x.wants_lse else None)
+    lse_or_none = query_lse.zero_() if x.wants_lse else None
+    attend_members(x.query, x.key, x.value, clusters, x.scale, out.zero_(), lse_or_none)
 
 
 def _labels(x: Any) -> Tensor:
@@ -99,11 +100,6 @@ def _chunks(x: Any) -> tuple[Tensor, Tensor]:
     cell = torch.arange(M, device=x.key.device) // CHUNK
     cell, cells = cell.expand(B, G, M), max(1, -(-M // CHUNK))
     return group_order(cell if x.key_real is None else cell.masked_fill(~x.key_real[:, None], cells), cells)
-
-
-def _or_none(of_cluster: Tensor, labels: Tensor) -> Tensor:
-    """Each member's number of its cluster; −∞ for those in no cluster."""
-    return torch.nn.functional.pad(of_cluster, (0, 1), value=-torch.inf).gather(2, labels)
 
 
 @clustered_backward.on("triton")

@@ -55,7 +55,8 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     top.copy_(_top_keys(x, centroids, key_order, cell_offsets) if x.keys is None else x.keys)
     cells = cell_keys, cell_values, cell_lse
     see_cells(centroids, x.key, x.value, key_order, cell_offsets, inside_words(top, key_order), x.scale, cells)
-    attend_members(x.query, x.key, x.value, Clustering(order, offsets, centroids, top, cells), x.scale, out, lse)
+    clusters = Clustering(order, offsets, centroids, top, cells)
+    attend_members(x.query, x.key, x.value, clusters, x.scale, out.zero_(), lse.fill_(-torch.inf))
 
 
 def _top_keys(x: Any, centroids: Tensor, key_order: Tensor, cell_offsets: Tensor) -> Tensor:

@@ -1,0 +1,73 @@
+"""Clustered attention and attention with a tail in Triton equal plain PyTorch, forward and backward."""
+
+import pytest
+import torch
+
+from tests.oracle import qkv
+from tests.triton.interpreted.clustered_calls import CLOSE, both
+from tests.triton.interpreted.fences import fenced
+
+SHAPES = {
+    "shared key heads": {"N": 19, "M": 17, "B": 1, "H": 2, "G": 1, "D": 9, "E": 17},
+    "several tiles": {"N": 70, "M": 67, "B": 1, "H": 1, "D": 8, "E": 3},
+    "padded": {"N": 18, "M": 15, "B": 2, "H": 1, "D": 5, "E": 6},
+    "one key": {"N": 5, "M": 1, "B": 1, "H": 1, "D": 3, "E": 2},
+    "one query": {"N": 1, "M": 20, "B": 1, "H": 1, "D": 3, "E": 2},
+}
+# fp16 differs in its tiles alone.
+CASES = [(shape, torch.float32) for shape in SHAPES] + [("several tiles", torch.float16)]
+CALLS = {
+    "clustered": {"clusters": 4, "topk": 0},
+    "improved": {"clusters": 4, "topk": 5},
+    "all keys": {"clusters": 3, "topk": 80},
+    "tail": {"clusters": 4, "topk": 5, "cells": 3},
+    "many cells": {"clusters": 3, "topk": 0, "cells": 19},
+}
+
+
+def real(B: int, N: int, M: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Padding in the middle of both sides; the last item has no key."""
+    queries, keys = torch.arange(N) % 5 != 3, torch.arange(M) % 4 != 1
+    return queries.expand(B, N), keys.expand(B, M) & (torch.arange(B) < B - 1)[:, None]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of logarithms of 0
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(("shape", "dtype"), CASES)
+def test_equals_the_reference(poisoned, call, shape, dtype):
+    sizes = SHAPES[shape]
+    inputs = qkv(**sizes, dtype=dtype)
+    padding = real(sizes["B"], sizes["N"], sizes["M"]) if shape == "padded" else (None, None)
+    have = both(kind(call), "triton", *map(fenced, inputs), padding, **CALLS[call])
+    want = both(kind(call), "reference", *inputs, padding, **CALLS[call])
+    for a, b in zip(have, want, strict=True):
+        largest = max(1.0, b[b.isfinite()].abs().max().item()) if b.isfinite().any() else 1.0
+        torch.testing.assert_close(a.float(), b.float(), atol=CLOSE[dtype] * largest, rtol=CLOSE[dtype])
+
+
+def kind(call: str) -> str:
+    return "tail" if "cells" in CALLS[call] else "clustered"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("call", ["improved", "tail"])
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
+def test_nan_is_kept_and_stays_in_its_head(poisoned, call, place):
+    inputs = qkv(9, 12, B=2, H=2, D=4, E=3)
+    dirty = [x.clone() for x in inputs]
+    dirty[place][0, 1, 4] = torch.nan
+    have, want = (both(kind(call), b, *dirty, (None, None), **CALLS[call]) for b in ("triton", "reference"))
+    clean = both(kind(call), "triton", *inputs, (None, None), **CALLS[call])
+    for a, b, c in zip(have, want, clean, strict=True):
+        assert (a.isfinite() <= b.isfinite()).all()  # what is NaN in the reference is not finite here
+        other = torch.ones(2, 2, dtype=torch.bool)
+        other[0, 1] = False
+        assert torch.equal(a[other], c[other])
+
+
+def test_strides_of_any_kind_are_read():
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv(20, 24, B=2, H=2, D=6, E=6))
+    wide = torch.empty(2, 2, 24, 12)[..., ::2].copy_(k)
+    have = both("tail", "triton", q, wide, v[:, :1].expand(-1, 2, -1, -1), (None, None), **CALLS["tail"])
+    want = both("tail", "reference", q, k, v[:, :1].expand(-1, 2, -1, -1), (None, None), **CALLS["tail"])
+    torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5)
