@@ -9,7 +9,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_args
@@ -27,7 +27,7 @@ R = TypeVar("R")
 # name -> says why the backend cannot run here, or None when it can
 _BACKENDS: dict[str, Callable[[], str | None]] = {"reference": lambda: None}
 _forced: ContextVar[str | None] = ContextVar("subquad_backend", default=None)
-_traced: ContextVar[bool] = ContextVar("subquad_traced", default=False)
+_traced: ContextVar[Callable[[], AbstractContextManager[Any]] | None] = ContextVar("subquad_traced", default=None)
 _open_blocks: list[str] = []  # of `use_backend`, in all threads: what torch.compile can read
 
 
@@ -92,12 +92,13 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def tracing(name: str) -> Iterator[None]:
+def tracing(name: str, inside: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Iterator[None]:
     """Force a backend, also one that cannot run here, and let its functions see what compilers see: shapes.
 
-    Inside the block an operator on meta tensors not only makes its outputs but also calls the backend's function.
+    Inside the block an operator on meta tensors not only makes its outputs but also calls the backend's function, in a
+    new context of `inside`: modes of torch that see an operator do not see what it calls.
     """
-    token = _traced.set(True)
+    token = _traced.set(inside)
     try:
         with _forcing(name):
             yield
@@ -107,7 +108,7 @@ def tracing(name: str) -> Iterator[None]:
 
 def is_tracing() -> bool:
     """Whether a block of `tracing` is open."""
-    return _traced.get()
+    return _traced.get() is not None
 
 
 @contextmanager
@@ -178,7 +179,11 @@ class Operator:
         return outputs
 
     def _trace(self, backend: str, *args: Any) -> Any:
-        return self._compute(backend, *args) if is_tracing() else self.outputs(*args)
+        inside = _traced.get()
+        if inside is None:
+            return self.outputs(*args)
+        with inside():
+            return self._compute(backend, *args)
 
     def _given(self, args: tuple[Any, ...]) -> SimpleNamespace:
         return SimpleNamespace(**dict(zip(self.signature.parameters, args, strict=True)))

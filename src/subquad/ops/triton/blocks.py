@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+
+from subquad.ops.triton.launch import launch, padded
+from subquad.ops.triton.recording import Work
+
+BLOCKS = 32  # that one program looks up
 
 
 @dataclass(frozen=True)
@@ -18,13 +25,11 @@ class GroupBlocks:
         group: (B,H,T) int32.
         start: (B,H,T) int32.
         stop: (B,H,T) int32, where its tokens end.
-        size: the most tokens of a block.
     """
 
     group: Tensor
     start: Tensor
     stop: Tensor
-    size: int
 
     @property
     def count(self) -> int:
@@ -33,15 +38,44 @@ class GroupBlocks:
 
 
 def group_blocks(offsets: Tensor, tokens: int, size: int) -> GroupBlocks:
-    """Cut groups whose tokens lie between their `offsets`, (B,H,groups+1), into blocks."""
-    groups = offsets.shape[2] - 1
-    used = (offsets[..., 1:] - offsets[..., :-1] + size - 1) // size
-    last = used.cumsum(-1)
-    blocks = torch.arange(-(-tokens // size) + groups, device=offsets.device)
-    group = torch.searchsorted(last, blocks.expand(*last.shape[:2], -1).contiguous(), right=True)
-    of_block = group.clamp(max=groups - 1)
-    start = offsets.gather(2, of_block) + (blocks - (last - used).gather(2, of_block)) * size
-    stop = torch.minimum(start + size, offsets.gather(2, of_block + 1))
-    empty = group == groups
-    start, stop = start.masked_fill(empty, 0), stop.masked_fill(empty, 0)
-    return GroupBlocks(group.int(), start.int(), stop.int(), size)
+    """Cut groups whose tokens lie between their `offsets`, (B,H,groups+1) int32, into blocks."""
+    (B, H, _), groups = offsets.shape, offsets.shape[2] - 1
+    count = -(-tokens // size) + groups
+    lists = GroupBlocks(*offsets.new_empty(3, B, H, count, dtype=torch.int32))
+    launch(
+        cut_groups,
+        (triton.cdiv(count, BLOCKS), B * H),
+        work=Work(bytes=12 * lists.group.numel() + 4 * offsets.numel()),
+        offsets=offsets.contiguous(),
+        group=lists.group,
+        start=lists.start,
+        stop=lists.stop,
+        groups=groups,
+        count=count,
+        size=size,
+        GROUPS=padded(groups),
+        BLOCKS=BLOCKS,
+    )
+    return lists
+
+
+@triton.jit
+def cut_groups(offsets, group, start, stop, groups, count, size, GROUPS: tl.constexpr, BLOCKS: tl.constexpr):
+    """The group of each block is how many groups end at blocks before it or at itself."""
+    head = tl.program_id(1).to(tl.int64)
+    c = tl.arange(0, GROUPS)
+    offsets += head * (groups + 1)
+    first = tl.load(offsets + c, mask=c < groups, other=0)
+    end = tl.load(offsets + c + 1, mask=c < groups, other=0)
+    used = (end - first + size - 1) // size
+    last = tl.where(c < groups, tl.cumsum(used, 0), 2147483647)
+    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
+    of_block = tl.sum((last[None, :] <= block[:, None]).to(tl.int32), 1)
+    mine = c[None, :] == of_block[:, None]
+    begin = tl.sum(tl.where(mine, (first - (last - used) * size)[None, :], 0), 1) + block * size
+    finish = tl.minimum(begin + size, tl.sum(tl.where(mine, end[None, :], 0), 1))
+    there = of_block < groups
+    place = head * count + block
+    tl.store(group + place, of_block, mask=block < count)
+    tl.store(start + place, tl.where(there, begin, 0), mask=block < count)
+    tl.store(stop + place, tl.where(there, finish, 0), mask=block < count)

@@ -13,7 +13,6 @@ dk̄·k̄ − dv̄·v̄ that is the derivative of the equations above.
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -32,26 +31,6 @@ from subquad.ops.triton.launch import (
 )
 from subquad.ops.triton.recording import Work
 from subquad.ops.triton.tiles import tiles_of
-
-
-def inside_words(top: Tensor, order: Tensor) -> Tensor:
-    """Bits of the keys that a cluster lists, by their place in `order`: (B,H,C,⌈M/32⌉) int32.
-
-    `top` is (B,H,C,K), M where a slot is empty; `order` is (B,G,M).
-    """
-    (B, H, C, K), (G, M) = top.shape, order.shape[1:]
-    place = torch.empty_like(order, dtype=torch.int64).scatter_(2, order.long(), _numbers(order))
-    place = place.repeat_interleave(H // G, 1)
-    listed = (top >= 0) & (top < M)
-    place = place.gather(2, torch.where(listed, top, 0).flatten(2).long()).view(B, H, C, K)
-    bit = torch.bitwise_left_shift(1, place % 32).masked_fill(~listed, 0)
-    words = torch.zeros(B, H, C, max(1, -(-M // 32)), dtype=torch.int64, device=top.device)
-    words = words.scatter_add_(3, torch.where(listed, place // 32, 0), bit)  # each bit once: the sum is their union
-    return torch.where(words >= 2**31, words - 2**32, words).int()
-
-
-def _numbers(order: Tensor) -> Tensor:
-    return torch.arange(order.shape[2], device=order.device).expand_as(order)
 
 
 def see_cells(

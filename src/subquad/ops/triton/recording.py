@@ -8,13 +8,15 @@ number that is read back from a device, or a shape that follows data, is an erro
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from subquad.ops import backends, triton
 
@@ -93,6 +95,40 @@ def _type(value: Any) -> str:
     return "fp32"
 
 
+@dataclass(frozen=True)
+class OtherCall:
+    """One call of torch that is no kernel of ours: an elementwise function, a sort, a product.
+
+    Attributes:
+        name: the operator's.
+        numbers: elements of its largest tensor.
+        bytes: of all tensors that it reads and writes.
+    """
+
+    name: str
+    numbers: int
+    bytes: int
+
+
+class _Others(TorchDispatchMode):
+    """Notes what torch itself would launch: all operators but ours, and but those that only look at a tensor anew."""
+
+    def __init__(self, calls: list[OtherCall]):
+        super().__init__()
+        self.calls = calls
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        views = any(x.alias_info is not None and not x.alias_info.is_write for x in func._schema.returns)
+        empty = func.overloadpacket.__name__ in ("empty", "new_empty", "empty_like", "empty_strided", "detach")
+        if func.namespace != "subquad" and not views and not empty:
+            tensors = [x for x in tree_leaves((args, kwargs, results)) if isinstance(x, Tensor)]
+            size = sum(x.numel() * x.element_size() for x in tensors)
+            largest = max((x.numel() for x in tensors), default=0)
+            self.calls.append(OtherCall(func.overloadpacket.__name__, largest, size))
+        return results
+
+
 _launches: ContextVar[list[Launch] | None] = ContextVar("subquad_launches", default=None)
 
 
@@ -102,8 +138,11 @@ def recorded() -> list[Launch] | None:
 
 
 @contextmanager
-def recording() -> Iterator[list[Launch]]:
+def recording(others: list[OtherCall] | None = None) -> Iterator[list[Launch]]:
     """Record the launches of calls on meta tensors inside the block, which run on the backend "triton" alone.
+
+    Args:
+        others: a list to which the calls of torch's own operators are added, where it is given.
 
     Raises:
         RuntimeError: the kernels were imported for Triton's interpreter, or Triton is not installed.
@@ -114,7 +153,11 @@ def recording() -> Iterator[list[Launch]]:
     launches: list[Launch] = []
     token = _launches.set(launches)
     try:
-        with backends.tracing("triton"):
+
+        def inside() -> AbstractContextManager[Any]:
+            return nullcontext() if others is None else _Others(others)
+
+        with backends.tracing("triton", inside), inside():
             yield launches
     finally:
         _launches.reset(token)

@@ -70,7 +70,9 @@ def _maxima(centroids: Tensor, key: Tensor, bias: Tensor | None, there: Tensor |
     return maxima
 
 
-def _candidates(centroids: Tensor, key: Tensor, bias: Tensor | None, there: Tensor | None, scale: float, chosen: Tensor):
+def _candidates(
+    centroids: Tensor, key: Tensor, bias: Tensor | None, there: Tensor | None, scale: float, chosen: Tensor
+):
     (B, H, C, D), (G, M), K = centroids.shape, key.shape[1:3], chosen.shape[3]
     scores = centroids.new_empty(B, H, C, K * BLOCK, dtype=torch.float32)
     launch(

@@ -20,8 +20,9 @@ from subquad.ops.groups import broadcast
 from subquad.ops.parts.clustered.op import clustered_attention, clustered_backward, clustered_forward
 from subquad.ops.parts.clustered.reference import cluster_queries
 from subquad.ops.triton import refusal_of
-from subquad.ops.triton.cells import cells_backward, inside_words, see_cells
+from subquad.ops.triton.cells import cells_backward, see_cells
 from subquad.ops.triton.groups import group_means, group_order, group_sums
+from subquad.ops.triton.lists import inside_words
 from subquad.ops.triton.members import (
     Clustering,
     MemberGradients,
@@ -36,9 +37,7 @@ CHUNK = 1024  # keys that one program reads: more programs than clusters and hea
 
 
 @clustered_attention.refusal("triton")
-def refusal(
-    query: Tensor, key: Tensor, value: Tensor, *_: object, dropout_p: float = 0.0, **__: object
-) -> str | None:
+def refusal(query: Tensor, key: Tensor, value: Tensor, *_: object, dropout_p: float = 0.0, **__: object) -> str | None:
     """Why the kernels cannot take this call; None where they can."""
     if dropout_p > 0:
         return f"dropout_p={dropout_p}, and the kernels have no dropout"

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.ops.groups import broadcast
 from subquad.ops.parts.tail.op import attend_with_tail, tail_backward, tail_forward
 from subquad.ops.parts.tail.reference import FARTHEST, NEAREST
 from subquad.ops.triton import refusal_of
-from subquad.ops.triton.cells import cells_backward, inside_words, see_cells
+from subquad.ops.triton.cells import cells_backward, see_cells
 from subquad.ops.triton.groups import group_means, group_order
+from subquad.ops.triton.lists import inside_words, log_distances
 from subquad.ops.triton.members import (
     Clustering,
     MemberGradients,
@@ -33,9 +33,7 @@ from subquad.ops.triton.selection import top_scores
 
 
 @attend_with_tail.refusal("triton")
-def refusal(
-    query: Tensor, key: Tensor, value: Tensor, *_: object, dropout_p: float = 0.0, **__: object
-) -> str | None:
+def refusal(query: Tensor, key: Tensor, value: Tensor, *_: object, dropout_p: float = 0.0, **__: object) -> str | None:
     """Why the kernels cannot take this call; None where they can."""
     if dropout_p > 0:
         return f"dropout_p={dropout_p}, and the kernels have no dropout"
@@ -65,8 +63,7 @@ def _top_keys(x: Any, centroids: Tensor, key_order: Tensor, cell_offsets: Tensor
     if x.topk == 0:
         return centroids.new_empty(*centroids.shape[:3], 0)
     means = group_means(x.key, key_order, cell_offsets)
-    apart = (x.key - broadcast(means, x.cell)).square().sum(-1)
-    spread = (apart.clamp(NEAREST, FARTHEST).log() / 2).nan_to_num(0.0)
+    spread = log_distances(x.key, x.cell, means, NEAREST, FARTHEST)
     top, _ = top_scores(centroids, x.key, spread, x.cell < x.cells, x.topk, x.scale)
     if x.wanted is not None:  # the largest come first
         top = top.masked_fill(torch.arange(x.topk, device=top.device) >= x.wanted[:, None, None, None], M)
