@@ -1,5 +1,6 @@
 """Sign hashes on GPUs: a tile of vectors meets all directions in one product, and its signs are packed at once."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import triton
@@ -7,13 +8,14 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.ops.choose.hashing.op import hash_codes, hash_words
-from subquad.ops.choose.hashing.reference import centred
 from subquad.ops.triton import refusal_of
 from subquad.ops.triton.launch import dot, launch, load_rows, padded, rows, strides, tile
+from subquad.ops.triton.moments import Moments, load_centred, load_there, moments
 from subquad.ops.triton.recording import Work
 from subquad.randomness import orthogonal
 
 MOST_ROWS = 64  # vectors of a tile
+SLICE = 32  # components at a time: the three TF32 parts of whole vectors would not fit into registers
 
 
 @hash_codes.refusal("triton")
@@ -25,26 +27,60 @@ def refusal(x: Tensor, *_: object, **__: object) -> str | None:
 @hash_words.on("triton")
 def compute(codes: Tensor, given: Any) -> None:
     """The Triton backend of `hash_codes`."""
-    x, bits = given.x, given.bits
-    x = rows(centred(x, given.real) if given.centre else x)
-    (B, H, N, D), tokens = x.shape, tile(x.shape[2], MOST_ROWS)
+    x = given.x
+    planes = orthogonal(given.seed, given.bits, x.shape[3], like=x.new_empty(0).float())
+    sign_hash(codes, given.real, Projected(x, planes, moments(x, given.real) if given.centre else None))
+
+
+@dataclass(frozen=True)
+class Projected:
+    """Vectors (B,H,N,D), centred by their moments if there are some, and directions (bits,D) or (B,H,bits,D)."""
+
+    x: Tensor
+    planes: Tensor
+    of: Moments | None
+
+    def arguments(self, name: str) -> dict[str, Any]:
+        """What the kernel reads, by name."""
+        x, planes = rows(self.x), self.planes.contiguous()
+        of_head = planes.shape[-2] * planes.shape[-1] if planes.ndim == 4 else 0  # from a head's directions to the next
+        given = {"planes": planes, "planes_h": of_head, "D": x.shape[3], "SLICE": min(SLICE, padded(x.shape[3]))}
+        given |= {"factor": None, "mean": None} if self.of is None else self.of.arguments()
+        return {name: x, **strides(name, x), **{f"{name}_{what}": value for what, value in given.items()}}
+
+
+def sign_hash(codes: Tensor, real: Tensor | None, x: Projected, y: Projected | None = None) -> None:
+    """Fill codes (B,H,N) with the signs of x·planes, or of x·planes + y·planes: those of [x, y], without a copy."""
+    (B, H, N, D), bits, tokens = x.x.shape, x.planes.shape[-2], tile(x.x.shape[2], MOST_ROWS)
+    width = D + (0 if y is None else y.x.shape[3])
     launch(
         sign_words,
         (triton.cdiv(N, tokens), B * H),
-        work=Work(B * H * N * D * bits, B * H * N * (D * x.element_size() + 8)),
-        x=x,
-        **strides("x", x),
-        planes=orthogonal(given.seed, bits, D, like=x.new_empty(0).float()),
-        real=given.real,
-        codes=codes,
-        H=H,
-        N=N,
-        bits=bits,
-        D=D,
-        SLICE=min(32, padded(D)),
-        BITS=padded(bits),
-        TOKENS=tokens,
+        work=Work(B * H * N * width * bits, B * H * N * (width * x.x.element_size() + 8)),
+        **x.arguments("x"),
+        **(NOTHING if y is None else y.arguments("y")),
+        **{"real": None if real is None else real.contiguous(), "codes": codes},
+        **{"H": H, "N": N, "bits": bits, "BITS": padded(bits), "TOKENS": tokens},
     )
+
+
+OF_Y = ("", "_b", "_h", "_n", "_planes", "_planes_h", "_factor", "_mean", "_D", "_SLICE")
+NOTHING = dict.fromkeys(f"y{what}" for what in OF_Y)
+
+
+@triton.jit
+def project(
+    total, x, x_b, x_h, x_n, planes, planes_h, factor, mean, head, H, token, there, bits, D, SLICE: tl.constexpr
+):
+    """`total`, (tokens, bits), with the vectors' products with the directions added."""
+    x += head // H * x_b + head % H * x_h
+    planes += head * planes_h
+    bit = tl.arange(0, total.shape[1])
+    for start in range(0, D, SLICE):
+        vectors = load_centred(x, x_n, token, there, factor, mean, head, start, D, SLICE)
+        directions = load_rows(planes + start, D, bit, bit < bits, D - start, SLICE)
+        total += dot(vectors, tl.trans(directions))
+    return total
 
 
 @triton.jit
@@ -53,14 +89,27 @@ def sign_words(
     x_b,
     x_h,
     x_n,
-    planes,
+    x_planes,
+    x_planes_h,
+    x_factor,
+    x_mean,
+    y,
+    y_b,
+    y_h,
+    y_n,
+    y_planes,
+    y_planes_h,
+    y_factor,
+    y_mean,
     real,
     codes,
     H,
     N,
     bits: tl.constexpr,
-    D: tl.constexpr,
-    SLICE: tl.constexpr,
+    x_D: tl.constexpr,
+    x_SLICE: tl.constexpr,
+    y_D: tl.constexpr,
+    y_SLICE: tl.constexpr,
     BITS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
@@ -68,14 +117,14 @@ def sign_words(
     head = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     bit = tl.arange(0, BITS)
-    there = token < N
-    x += head // H * x_b + head % H * x_h
-    projected = tl.zeros((TOKENS, BITS), tl.float32)
-    for start in range(0, D, SLICE):  # the three TF32 parts of whole vectors would not fit into registers
-        vectors = load_rows(x + start, x_n, token, there, D - start, SLICE).to(tl.float32)
-        directions = load_rows(planes + start, D, bit, bit < bits, D - start, SLICE)
-        projected += dot(vectors, tl.trans(directions))
-    words = tl.sum(tl.where(projected > 0, (tl.full((BITS,), 1, tl.int64) << bit.to(tl.int64))[None, :], 0), 1)
-    if real is not None:
-        words = tl.where(tl.load(real + head // H * N + token, mask=there, other=0) != 0, words, 0)
-    tl.store(codes + head * N + token, words, mask=there)
+    there = load_there(real, head // H, token, N)
+    total = tl.zeros((TOKENS, BITS), tl.float32)
+    total = project(
+        total, x, x_b, x_h, x_n, x_planes, x_planes_h, x_factor, x_mean, head, H, token, there, bits, x_D, x_SLICE
+    )
+    if y is not None:
+        total = project(
+            total, y, y_b, y_h, y_n, y_planes, y_planes_h, y_factor, y_mean, head, H, token, there, bits, y_D, y_SLICE
+        )
+    words = tl.sum(tl.where(total > 0, (tl.full((BITS,), 1, tl.int64) << bit.to(tl.int64))[None, :], 0), 1)
+    tl.store(codes + head * N + token, tl.where(there, words, 0), mask=token < N)

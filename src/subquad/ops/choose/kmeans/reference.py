@@ -17,7 +17,7 @@ def hamming_kmeans(
 ) -> Int64[Tensor, "B H N"]:
     """The reference of `hamming_kmeans`; with `counts`, item b has `counts[b]` of the clusters."""
     B, H, N = codes.shape
-    rank, count = _ranks(real, B, N, codes.device)
+    rank, count = ranks_and_counts(real, B, N, codes.device)
     wanted = torch.full_like(count, clusters) if counts is None else counts
     if clusters >= N and counts is None:
         labels = rank[:, None].expand(B, H, N)
@@ -54,7 +54,7 @@ def _majority(
     return torch.where(votes == 0, old, votes.sign())
 
 
-def _ranks(real: Tensor | None, B: int, N: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def ranks_and_counts(real: Tensor | None, B: int, N: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The number of each position among the item's real ones, (B,N), and their counts, (B,)."""
     if real is None:
         return torch.arange(N, device=device).expand(B, N), torch.full((B,), N, device=device)
