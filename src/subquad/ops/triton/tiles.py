@@ -40,19 +40,19 @@ TABLE = {
     },
     "members_forward": {
         2: (Tiles(64, 32, 4, 1), Tiles(64, 32, 4, 2), Tiles(32, 32, 8, 1)),
-        4: (Tiles(32, 16, 4, 2), Tiles(16, 16, 4, 2), Tiles(16, 16, 8, 1)),
+        4: (Tiles(32, 32, 4, 2), Tiles(16, 16, 4, 2), Tiles(16, 16, 8, 1)),
     },
     "members_to_cells": {
         2: (Tiles(64, 16, 4, 2), Tiles(64, 16, 4, 2), Tiles(32, 16, 8, 1)),
-        4: (Tiles(16, 16, 4, 2), Tiles(16, 16, 8, 2), Tiles(16, 16, 8, 1)),
+        4: (Tiles(32, 16, 8, 2), Tiles(16, 16, 8, 2), Tiles(16, 16, 8, 1)),
     },
     "members_to_listed": {
         2: (Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 16, 8, 1)),
-        4: (Tiles(32, 16, 4, 2), Tiles(16, 16, 4, 2), Tiles(16, 16, 8, 1)),
+        4: (Tiles(32, 32, 4, 1), Tiles(16, 16, 4, 1), Tiles(16, 16, 8, 1)),
     },
     "members_to_queries": {
         2: (Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 16, 8, 1)),
-        4: (Tiles(32, 16, 4, 2), Tiles(16, 16, 4, 2), Tiles(16, 16, 8, 1)),
+        4: (Tiles(32, 32, 4, 2), Tiles(16, 16, 4, 1), Tiles(16, 16, 8, 1)),
     },
 }
 
