@@ -92,12 +92,28 @@ def called(load: Any, where: str, **options: Any) -> Any:
     try:
         return load(where, **options)
     except Exception as error:  # transformers, safetensors and the hub client raise kinds of their own
+        if why := _not_reached(where, error):
+            raise InputError(f"no model {where!r}: there is no such folder, and {why}") from error
         reason = " ".join(
             next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).split()
         )
         reason += "" if exists(Path(where)) else f" (and there is no folder {where!r} here)"
         what = getattr(load, "__self__", load).__name__.removeprefix("Auto").removeprefix("PreTrained").lower()
         raise InputError(f"cannot load {what} from {where!r}: {reason}") from error
+
+
+def _not_reached(where: str, error: Exception) -> str | None:
+    """Why what is not a folder was not found as a hub id, without the network; None where that is not the error."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if exists(Path(where)) or not isinstance(error.__cause__, LocalEntryNotFoundError):
+        return None
+    offline = "nothing is downloaded, because HF_HUB_OFFLINE is set"
+    return (
+        "no model of this name is in the cache of the Hugging Face hub; "
+        f"{offline if constants.HF_HUB_OFFLINE else 'the hub cannot be reached, so nothing is downloaded'}"
+    )
 
 
 def is_sentence_transformer(where: str) -> bool:

@@ -34,7 +34,7 @@ from subquad.methods import Bound, Full, Method, parse_method
 from subquad.workflows import machine
 from subquad.workflows.calibrated import calibrated
 from subquad.workflows.passages import Reading, read
-from subquad.workflows.pretrained import BATCH, Pretrained, load, running
+from subquad.workflows.pretrained import BATCH, Pretrained, check_model, load, running
 from subquad.workflows.rows import CompareRow, mark_of, row_of, row_of_adapter, row_of_plan
 from subquad.workflows.settings import COMPARED, COMPARED_LEARNED, CompareSettings
 from subquad.workflows.store import Job, Kind, Progress, Run, Unit
@@ -60,6 +60,26 @@ def measure(settings: CompareSettings, out: Path, progress: Progress = lambda wh
     comparison.load_average = average
     comparison.finish(out, comparison.fingerprint(), comparison.jobs(), progress)
     return comparison
+
+
+def check(settings: CompareSettings) -> None:
+    """Raise InputError for what is wrong in the settings, as far as it shows before the model is loaded."""
+    _given(settings)
+    check_model(settings.model, settings.device)
+
+
+def _given(settings: CompareSettings) -> tuple[list[Method], list[str] | None, LabelledTask | None]:
+    """The methods, exact attention first, the documents and the labelled task that the settings name."""
+    if not settings.methods and not settings.adapters and not settings.plans:
+        raise InputError("no methods to compare: --methods names none")
+    names = settings.methods
+    if settings.calibrate and names == COMPARED:
+        names += COMPARED_LEARNED
+    with as_input_error():
+        methods = list(dict.fromkeys([Full(), *map(parse_method, names)]))
+    documents = read_documents(settings.text, settings.column) if settings.text else None
+    task = load_task(settings.task, settings.data_dir, settings.examples) if settings.task else None
+    return methods, documents, task
 
 
 @dataclass
@@ -147,22 +167,14 @@ class Comparison(Run):
         progress: Progress = lambda what, done, total: None,
     ) -> "Comparison":
         """Check all that the user gave, cheapest first, load the model, and calibrate where that is asked for."""
-        if not 0.0 < settings.min_fidelity <= 1.0:
-            raise InputError(f"min-fidelity {settings.min_fidelity:g} must be above 0 and at most 1")
-        if not settings.methods and not settings.adapters and not settings.plans:
-            raise InputError("no methods to compare: --methods names none")
-        names = settings.methods
-        if settings.calibrate and names == COMPARED:
-            names += COMPARED_LEARNED
-        with as_input_error():
-            methods = list(dict.fromkeys([Full(), *map(parse_method, names)]))
-        documents = read_documents(settings.text, settings.column) if settings.text else None
-        task = load_task(settings.task, settings.data_dir, settings.examples) if settings.task else None
+        methods, documents, task = _given(settings)
         pretrained = load(settings.model, settings.device)
         if task is not None and pretrained.kind != "embedding":
             raise InputError(f"--task {task.name} needs an embedding model; {pretrained.name} is a {pretrained.kind}")
-        more = f"; give at most {pretrained.limit} (longer inputs are measured anyway, with extended positions)"
-        length = pretrained.length(settings.max_length, "max-length", more)
+        longest = settings.max_length
+        if longest is not None and pretrained.limit is not None:  # what is longer is run with extended positions
+            longest = min(longest, pretrained.limit)
+        length = pretrained.length(longest, "max-length")
         given = [row_of_adapter(pretrained, folder) for folder in settings.adapters]
         given += [row_of_plan(pretrained, folder) for folder in settings.plans]
         made, _ = calibrated(
@@ -183,7 +195,7 @@ class Comparison(Run):
     @property
     def lengths(self) -> list[int]:
         """The lengths at which the whole model is run, its own first."""
-        return [self.length, *(n for n in sorted(self.settings.lengths) if n > self.length)]
+        return [self.length, *(n for n in self.settings.model_lengths if n > self.length)]
 
     def fingerprint(self) -> dict[str, Any]:
         """All that the results depend on."""
@@ -192,7 +204,7 @@ class Comparison(Run):
             "methods": [[row.name, mark_of(row.bounds), *map(str, row.planned.values())] for row in self.rows],
             "text": [self.reading.passages, self.reading.queries, len(self.reading.tokens)],
             "task": None if self.task is None else [self.task.name, self.task.texts],
-            "lengths": [self.lengths, self.settings.op_lengths],
+            "lengths": [self.lengths, self.settings.call_lengths],
             "seed": self.settings.seed,
             "machine": [machine.versions(), machine.hardware(self.settings.device)],
             "units": UNITS,
@@ -216,7 +228,7 @@ class Comparison(Run):
         for length in self.lengths:
             for i in range(stretches(length)):
                 yield STRETCH(length, i), partial(self.stretch, length, i)
-        for length in self.settings.op_lengths:
+        for length in self.settings.call_lengths:
             yield OP(length), partial(self.op, length)
 
     def work(self, unit: Unit[Any]) -> float:
@@ -330,7 +342,7 @@ class Comparison(Run):
             torch.randn(1, h, length, width, generator=generator).to(model.device, model.dtype)
             for h in (heads, kv_heads, kv_heads)
         )
-        shorter = [n for n in self.settings.op_lengths if n < length]
+        shorter = [n for n in self.settings.call_lengths if n < length]
         if shorter:
             before = self.results[OP(shorter[-1])].rows
             seconds = {name: statistics.median(call.seconds) for name, call in before.items()}

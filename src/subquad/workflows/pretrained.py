@@ -42,14 +42,14 @@ class Pretrained:
         """Where the model is."""
         return self.model.device
 
-    def length(self, asked: int | None, option: str, more: str = "") -> int:
+    def length(self, asked: int | None, option: str) -> int:
         """Tokens of an input: those that are asked for, else the positions of the model, at most 512.
 
         Raises:
-            InputError: its positions do not reach so far; names the option, with `more` to say.
+            InputError: its positions do not reach so far; names the option.
         """
         if asked is not None and self.limit is not None and asked > self.limit:
-            raise InputError(f"{option} {asked} is past the {self.limit} positions of {self.name}{more}")
+            raise InputError(f"{option} {asked} is past the {self.limit} positions of {self.name}; give at most {self.limit}")
         return min(self.limit or 512, 512) if asked is None else asked
 
     def with_model(self, model: Any) -> "Pretrained":
@@ -208,6 +208,16 @@ def load(name: str | None, device: str = "cpu") -> Pretrained:
     for note in notes:
         logger.warning("%s: %s", where, note)
     return replace(found, notes=tuple(notes))
+
+
+def check_model(name: str | None, device: str) -> None:
+    """What can be checked of a model without its weights: the device, its folder or hub id, and its config.
+
+    Raises:
+        InputError: one of them does not work.
+    """
+    check_device(device)
+    read_config(place_of(name))
 
 
 def place_of(name: str | None) -> str:
