@@ -35,6 +35,7 @@ def compare(
             return report_of(measure(settings, out, progress))
 
         saving.check(save, out, settings.model)
+
         def as_asked(found: Any) -> Any:
             return read_anew(found, settings)
 

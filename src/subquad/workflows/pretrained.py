@@ -49,7 +49,9 @@ class Pretrained:
             InputError: its positions do not reach so far; names the option.
         """
         if asked is not None and self.limit is not None and asked > self.limit:
-            raise InputError(f"{option} {asked} is past the {self.limit} positions of {self.name}; give at most {self.limit}")
+            raise InputError(
+                f"{option} {asked} is past the {self.limit} positions of {self.name}; give at most {self.limit}"
+            )
         return min(self.limit or 512, 512) if asked is None else asked
 
     def with_model(self, model: Any) -> "Pretrained":
