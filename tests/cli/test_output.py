@@ -78,7 +78,9 @@ class CliRunnerStream:
 def test_verbose_prints_what_each_unit_took_and_tracebacks(brief):
     quick = run(app, [*brief, "--verbose"])
     units = [
-        line for line in quick.stderr.splitlines() if re.fullmatch(r"time/float32/forward/16/\d: \d+\.\d\d s", line)
+        line
+        for line in quick.stderr.splitlines()
+        if re.fullmatch(r"timing each method at 16 tokens \(forward, float32\), round \d of 3: \d+\.\d\d s", line)
     ]
     assert len(units) == 3
     for verbose in (False, True):

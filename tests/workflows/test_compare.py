@@ -17,8 +17,9 @@ from subquad.report.content import legend, op_table
 from subquad.report.page import html
 from subquad.report.tables import markdown, rich_table
 from subquad.report.write import write_report
-from subquad.workflows.compare import OP, STRETCH, Comparison, measure, stretches
+from subquad.workflows.compare import Comparison, measure
 from subquad.workflows.compare_report import report_of
+from subquad.workflows.compare_units import OP, STRETCH, stretches
 from subquad.workflows.settings import CompareSettings
 
 METHODS = (
@@ -289,7 +290,7 @@ class Stop(Exception):
 
 def test_an_interrupted_run_resumes(settings, tmp_path, monkeypatch):
     def stop_at_the_stretches(what, done, total):
-        if what.startswith("stretch/96"):
+        if what.startswith("timing the model with each method at 96 tokens, 1 of "):
             raise Stop
 
     with pytest.raises(Stop):

@@ -17,6 +17,7 @@ from subquad.spelling import instead
 
 TABLES = (".jsonl", ".csv", ".tsv")
 SUFFIXES = (".txt", ".md", ".rst", *TABLES)
+FEW = 3  # names of files in a message
 STANDARD_LIBRARY = "the documentation of Python's standard library (docstrings, gathered from this installation)"
 
 
@@ -26,6 +27,27 @@ def read_documents(paths: Sequence[Path], column: str = "text") -> list[str]:
     if not documents:
         raise InputError(f"no text in {', '.join(map(str, paths))}")
     return documents
+
+
+def folder_lines(paths: Sequence[Path]) -> list[str]:
+    """For each folder among the paths, a line that says which of its files `read_documents` reads and which not."""
+    lines = []
+    for folder in filter(is_folder, paths):
+        read = files_in(folder, SUFFIXES)
+        others = (path for path in files_in(folder, ("",)) if not path.name.lower().endswith(SUFFIXES))
+        skipped = [path for path in others if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+        line = f"{folder}: {_counted(read, folder)} read"
+        if skipped:
+            line += f"; {_counted(skipped, folder)} skipped, because the name does not end in {', '.join(SUFFIXES)}"
+        lines.append(line)
+    return lines
+
+
+def _counted(files: Sequence[Path], folder: Path) -> str:
+    """How many files these are, with the names of the first ones."""
+    names = ", ".join(str(path.relative_to(folder)) for path in files[:FEW])
+    more = ", …" if len(files) > FEW else ""
+    return f"{len(files):,} file{'' if len(files) == 1 else 's'} ({names}{more})"
 
 
 def standard_library(least: int = 3000) -> list[str]:

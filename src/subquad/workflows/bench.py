@@ -124,8 +124,16 @@ class Visit:
     use: machine.Use
 
 
-TIME: Kind[Visit] = Kind("time", Visit)
-MEMORY: Kind[Peak | None] = Kind("memory", Peak | None)
+def _at(load: str) -> str:
+    """A load's key in words."""
+    dtype, passes, length = load.split("/")
+    return f"{int(length):,} tokens ({passes}, {dtype})"
+
+
+TIME: Kind[Visit] = Kind(
+    "time", Visit, lambda load, visit: f"timing each method at {_at(load)}, round {visit + 1} of {VISITS}"
+)
+MEMORY: Kind[Peak | None] = Kind("memory", Peak | None, lambda load, method: f"memory of {method} at {_at(load)}")
 
 
 @dataclass

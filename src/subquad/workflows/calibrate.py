@@ -27,6 +27,7 @@ from subquad.measure.hooks import ChoosesKeys, at_n_b
 from subquad.measure.utility import attention_utility
 from subquad.methods import Bound, Fit, Full, LearnedHash, Method, parse_method
 from subquad.report.adapter_card import adapter_card
+from subquad.workflows.expected import remark_folders
 from subquad.workflows.pieces import Pieces, cut
 from subquad.workflows.pretrained import Pretrained, load
 from subquad.workflows.rows import longest
@@ -66,6 +67,7 @@ def calibrate(settings: CalibrateSettings, out: Path, progress: Progress = lambd
     if method.traits.fit is None:
         raise InputError(f"{method.name!r} has nothing to calibrate: {_why_not(method)}")
     documents = read_documents(settings.text, settings.column)
+    remark_folders(progress, settings.text)
     pretrained = load(settings.model, settings.device)
     return fit(settings, method, pretrained, documents, out, progress)
 

@@ -9,6 +9,7 @@ from subquad.data.texts import read_documents
 from subquad.errors import InputError, NothingToLearn
 from subquad.methods import METHODS, Method
 from subquad.workflows.calibrate import fit, mark_of_documents, save
+from subquad.workflows.expected import remark_folders
 from subquad.workflows.pretrained import Pretrained
 from subquad.workflows.rows import CompareRow, row_of_adapter
 from subquad.workflows.settings import CalibrateSettings
@@ -44,6 +45,7 @@ def calibrated(
     if not text:
         return {}, {}
     documents = _apart(text, apart_from, column)
+    remark_folders(progress, text)
     wanted = [method for method in methods if method.traits.fit is not None]
     if not wanted:
         have = ", ".join(name for name, method in METHODS.items() if method.traits.fit is not None)

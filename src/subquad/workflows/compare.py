@@ -1,12 +1,7 @@
 """`subquad compare`: attention methods in a model, by quality, speed and memory.
 
-The work is cut into units whose results are kept until the report is written, so that an interrupted run resumes:
-
-    layers/<method>          error of every layer's output, distance of attention weights
-    quality/<method>         the text read at the model's own length
-    stretch/<length>/<i>     one sequence of that length through all rows in turn: time, outputs; memory once
-    op/<length>              one layer's attention alone, all rows in turn
-    task/<method>            the labelled task
+The work is cut into units (`compare_units`) whose results are kept until the report is written, so that an interrupted
+run resumes.
 
 Wherever rows are timed in turn, exact attention is timed twice, and the order is new in each turn: how far its
 two times differ is the noise. The units say also what other processes used of the processors meanwhile.
@@ -33,11 +28,27 @@ from subquad.measure.timing import by_name, one_round, predicted, shuffled, stop
 from subquad.methods import Bound, Full, Method, parse_method
 from subquad.workflows import machine
 from subquad.workflows.calibrated import calibrated
+from subquad.workflows.compare_units import (
+    LAYERS,
+    OP,
+    QUALITY,
+    STRETCH,
+    TASK,
+    Call,
+    Calls,
+    Embeddings,
+    LayerErrors,
+    Losses,
+    Stretch,
+    Turn,
+    stretches,
+)
+from subquad.workflows.expected import remark, remark_folders
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import BATCH, Pretrained, check_model, load, running
-from subquad.workflows.rows import CompareRow, mark_of, row_of, row_of_adapter, row_of_plan
+from subquad.workflows.rows import NOT_CALIBRATED, CompareRow, mark_of, row_of, row_of_adapter, row_of_plan
 from subquad.workflows.settings import COMPARED, COMPARED_LEARNED, CompareSettings
-from subquad.workflows.store import Job, Kind, Progress, Run, Unit
+from subquad.workflows.store import Job, Progress, Run, Unit
 from subquad.workflows.tasks import LabelledTask, load_task
 
 EXACT = "full"
@@ -82,70 +93,6 @@ def _given(settings: CompareSettings) -> tuple[list[Method], list[str] | None, L
     return methods, documents, task
 
 
-@dataclass
-class LayerErrors:
-    """A method against exact attention in the layers that run it; empty for exact attention itself."""
-
-    layer_error: dict[str, float] | None = None  # by layer
-    weights_l1: float | None = None
-
-
-@dataclass
-class Embeddings:
-    """What an embedding model made of the text."""
-
-    passages: list[list[float]]
-    queries: list[list[float]]
-
-
-@dataclass
-class Losses:
-    """What a language model lost on the text: negative log-likelihoods in nats, and of how many tokens."""
-
-    nll: float
-    count: int
-
-
-@dataclass
-class Turn:
-    """One sequence through the model with one row: its embedding as [vector], or [nll, count]."""
-
-    output: list[Any]
-    seconds: float | None = None  # of all sequences but the first
-    extra_mib: float | None = None  # of the first
-
-
-@dataclass
-class Stretch:
-    """One sequence through all rows."""
-
-    rows: dict[str, Turn]
-    use: machine.Use
-
-
-@dataclass
-class Call:
-    """One row's attention alone."""
-
-    seconds: list[float]  # of each round
-    extra_mib: float | None = None
-
-
-@dataclass
-class Calls:
-    """All rows' attention alone, at one length."""
-
-    rows: dict[str, Call]
-    use: machine.Use
-
-
-LAYERS: Kind[LayerErrors] = Kind("layers", LayerErrors)
-QUALITY: Kind[Embeddings | Losses] = Kind("quality", Embeddings | Losses)
-TASK: Kind[dict[str, float]] = Kind("task", dict[str, float])
-STRETCH: Kind[Stretch] = Kind("stretch", Stretch)
-OP: Kind[Calls] = Kind("op", Calls)
-
-
 @dataclass(kw_only=True)
 class Comparison(Run):
     """A comparison: model, text and rows at hand, and the results of the units so far."""
@@ -168,6 +115,7 @@ class Comparison(Run):
     ) -> "Comparison":
         """Check all that the user gave, cheapest first, load the model, and calibrate where that is asked for."""
         methods, documents, task = _given(settings)
+        remark_folders(progress, settings.text)
         pretrained = load(settings.model, settings.device)
         if task is not None and pretrained.kind != "embedding":
             raise InputError(f"--task {task.name} needs an embedding model; {pretrained.name} is a {pretrained.kind}")
@@ -181,6 +129,8 @@ class Comparison(Run):
             settings.calibrate, settings.text, settings.column, methods, pretrained, length, out, progress
         )
         rows = [made.get(method) or row_of(pretrained, method) for method in methods] + given
+        for line in _unfitted(rows):
+            remark(progress, line)
         reading = read(pretrained, documents or standard_library(), length, settings.passages, settings.seed)
         return cls(
             settings=settings,
@@ -366,9 +316,17 @@ class Comparison(Run):
         return Losses(nll, count)
 
 
-def stretches(length: int) -> int:
-    """How many sequences of a length are run, the first one as a warm-up."""
-    return 10 if length <= 512 else 5 if length <= 2048 else 4
+def _unfitted(rows: Sequence[CompareRow]) -> Iterator[str]:
+    """Lines about the rows whose learned parameters are those that they start with."""
+    unfitted = [row for row in rows if row.layers and row.note == NOT_CALIBRATED]
+    can = [row.name for row in unfitted if row.method.traits.fit is not None]
+    cannot = [row.name for row in unfitted if row.method.traits.fit is None]
+    if can:
+        how = "--calibrate TEXT fits them first, as does `subquad calibrate`, whose folder --adapter takes"
+        yield f"warning: not fitted, so measured with the parameters that they start with: {', '.join(can)}; {how}"
+    if cannot:
+        how = "only training fits them"
+        yield f"warning: not fitted, so measured with the parameters that they start with: {', '.join(cannot)}; {how}"
 
 
 def _worth(row: CompareRow, seconds: Mapping[str, float], growth: float) -> bool:

@@ -12,20 +12,8 @@ from subquad.measure.timing import cost, exact_cost, ratios
 from subquad.methods import METHODS
 from subquad.report.schema import Cost, MethodReport, Quality, Recommendation, Report, RunNoise
 from subquad.workflows import machine
-from subquad.workflows.compare import (
-    EXACT,
-    LAYERS,
-    OP,
-    QUALITY,
-    STRETCH,
-    TASK,
-    TOO_SLOW,
-    Call,
-    Comparison,
-    Losses,
-    Turn,
-    stretches,
-)
+from subquad.workflows.compare import EXACT, TOO_SLOW, Comparison
+from subquad.workflows.compare_units import LAYERS, OP, QUALITY, STRETCH, TASK, Call, Losses, Turn, stretches
 from subquad.workflows.options import as_command
 from subquad.workflows.planning.loads import FEWEST_PASSAGES
 from subquad.workflows.recommend import recommend

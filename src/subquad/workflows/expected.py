@@ -1,7 +1,10 @@
-"""What a run says beforehand of the time that it takes, to what shows its progress."""
+"""What a run says beside its progress: the time that it takes, the files that it reads, what a user should know."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from subquad.data.texts import folder_lines
 
 
 def expect(progress: Any, work: Sequence[float] = (), seconds: float | None = None) -> None:
@@ -12,3 +15,16 @@ def expect(progress: Any, work: Sequence[float] = (), seconds: float | None = No
     listens = getattr(progress, "expect", None)
     if listens is not None:
         listens(work, seconds)
+
+
+def remark(progress: Any, line: str) -> None:
+    """Tell `progress` a line for the user; one that is a plain function is not told."""
+    listens = getattr(progress, "remark", None)
+    if listens is not None:
+        listens(line)
+
+
+def remark_folders(progress: Any, paths: Sequence[Path]) -> None:
+    """Tell `progress` which files of the folders among some paths are read, and which are not."""
+    for line in folder_lines(paths):
+        remark(progress, line)

@@ -30,6 +30,7 @@ from subquad.measure.utility import utilities
 from subquad.methods import Bound, Full, Method, parse_method
 from subquad.report.inspect_schema import LayerSpectrum, UtilityFigures, Variant
 from subquad.workflows import machine
+from subquad.workflows.expected import remark_folders
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import Pretrained, check_model, load
 from subquad.workflows.rows import mark_of
@@ -82,6 +83,7 @@ def measure(settings: InspectSettings, out: Path, progress: Progress = lambda wh
     """
     progress("loading", 0, 1)
     inspection = Inspection.prepare(settings)
+    remark_folders(progress, settings.text)
     with as_input_error():
         inspection.inputs(0)
     inspection.finish(out, inspection.fingerprint(), inspection.jobs(), progress)
@@ -123,9 +125,11 @@ class Layer:
     methods: dict[str, InLayer]
 
 
-LAYER: Kind[Layer] = Kind("layer", Layer)
-SPECTRUM: Kind[LayerSpectrum] = Kind("spectrum", LayerSpectrum)
-MAPS: Kind[dict[str, list[list[float]]]] = Kind("maps", dict[str, list[list[float]]])
+LAYER: Kind[Layer] = Kind("layer", Layer, lambda i, number: f"what methods choose in layer {number}, sequence {i + 1}")
+SPECTRUM: Kind[LayerSpectrum] = Kind(
+    "spectrum", LayerSpectrum, lambda i, number: f"singular values in layer {number}, sequence {i + 1}"
+)
+MAPS: Kind[dict[str, list[list[float]]]] = Kind("maps", dict[str, list[list[float]]], "attention maps".format)
 
 
 @dataclass(kw_only=True)

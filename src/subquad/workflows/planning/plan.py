@@ -39,7 +39,7 @@ class Planning:
         for number, load in enumerate(self.loads):
             left = 60 * self.minutes - (time.perf_counter() - begun)
             share = left * weights[number] / sum(weights[number:])
-            progress(f"{load.length:,} tokens", number, len(self.loads))
+            progress(f"planning at {load.length:,} tokens", number, len(self.loads))
             until, tried = time.perf_counter() + max(share, 1.0), self.candidates(load.length)
             self.lengths.append(Length(load, tried, self.floor, self.shift, store, progress, until).plan())
         progress("done", len(self.loads), len(self.loads))

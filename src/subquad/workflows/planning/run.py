@@ -16,6 +16,7 @@ from subquad.hf.plans import Plan
 from subquad.methods import Bound, Method, parse_method, resolve
 from subquad.workflows import machine
 from subquad.workflows.calibrated import calibrated
+from subquad.workflows.expected import remark_folders
 from subquad.workflows.options import as_command
 from subquad.workflows.passages import read
 from subquad.workflows.planning.given import (
@@ -55,6 +56,7 @@ def make(settings: PlanSettings, out: Path, progress: Progress) -> Made:
         InputError: something in the settings does not work; the message has the remedy.
     """
     methods, documents = _given(settings)
+    remark_folders(progress, settings.text)
     pretrained = load(settings.model, settings.device)
     adapters = _adapters(settings.adapters, pretrained)
     loads, facts = of_text(pretrained, documents or standard_library(), settings)
