@@ -9,10 +9,12 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from subquad.data.files import chunks, files_in, is_folder
 from subquad.data.tables import json_line, table_rows
 from subquad.errors import InputError
+from subquad.expected import remark
 from subquad.spelling import instead
 
 TABLES = (".jsonl", ".csv", ".tsv")
@@ -27,6 +29,16 @@ def read_documents(paths: Sequence[Path], column: str = "text") -> list[str]:
     if not documents:
         raise InputError(f"no text in {', '.join(map(str, paths))}")
     return documents
+
+
+class NoColumn(InputError):
+    """A table lacks the column that was asked for."""
+
+
+def remark_folders(progress: Any, paths: Sequence[Path]) -> None:
+    """Tell `progress` which files of the folders among some paths are read, and which are not."""
+    for line in folder_lines(paths):
+        remark(progress, line)
 
 
 def folder_lines(paths: Sequence[Path]) -> list[str]:
@@ -111,7 +123,7 @@ def field_of(path: Path, number: int, row: dict[str, object], column: str) -> st
     """What a row has in a column, as text; InputError where it has no such column."""
     if column not in row:
         where = f"{path}, line {number}," if path.suffix.lower() == ".jsonl" else path
-        raise InputError(f"{where} has no column {column!r}{instead(column, map(str, row), '', 'it has')}")
+        raise NoColumn(f"{where} has no column {column!r}{instead(column, map(str, row), '', 'it has')}")
     value = row[column]
     if isinstance(value, dict | list):
         raise InputError(f"{path}, line {number}: {column!r} holds a {type(value).__name__}, not text")

@@ -162,9 +162,11 @@ class MultiheadAttention(nn.Module):
                 raise ValueError(f"{method.name!r} does not support cross-attention: its keys are those of the queries")
             if lengths is not None:
                 mask = (mask or Mask()) & Mask.padding(lengths)
-            out = empty_outputs(query, key, value)
-            if out is None:
+            empty = empty_outputs(query, key, value)
+            if empty is None:
                 out = self.attention(query, key, value, mask=mask, is_causal=is_causal, bias=bias, **options)
+            else:
+                out = empty
         out = back(self._join(out))
         return out if need_weights is None else (out, None)
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 
 from subquad import hf, seals
-from subquad.data.texts import read_documents
+from subquad.data.texts import read_documents, remark_folders
 from subquad.errors import InputError, NothingToLearn, as_input_error
 from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.dynamics import hash_dynamics
@@ -27,7 +27,6 @@ from subquad.measure.hooks import ChoosesKeys, at_n_b
 from subquad.measure.utility import attention_utility
 from subquad.methods import Bound, Fit, Full, LearnedHash, Method, parse_method
 from subquad.report.adapter_card import adapter_card
-from subquad.workflows.expected import remark_folders
 from subquad.workflows.pieces import Pieces, cut
 from subquad.workflows.pretrained import Pretrained, load
 from subquad.workflows.rows import longest

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from subquad import hf
-from subquad.data.texts import read_documents
+from subquad.data.texts import read_documents, remark_folders
 from subquad.errors import InputError, NothingToLearn
 from subquad.methods import METHODS, Method
 from subquad.workflows.calibrate import fit, mark_of_documents, save
-from subquad.workflows.expected import remark_folders
 from subquad.workflows.pretrained import Pretrained
 from subquad.workflows.rows import CompareRow, row_of_adapter
 from subquad.workflows.settings import CalibrateSettings

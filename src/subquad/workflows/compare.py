@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from subquad import hf
-from subquad.data.texts import read_documents, standard_library
+from subquad.data.texts import read_documents, remark_folders, standard_library
 from subquad.errors import InputError, as_input_error
+from subquad.expected import remark
 from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.fidelity import attention_weights, cosine, relative_error
 from subquad.measure.memory import peak_extra_mib
@@ -43,7 +44,6 @@ from subquad.workflows.compare_units import (
     Turn,
     stretches,
 )
-from subquad.workflows.expected import remark, remark_folders
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import BATCH, Pretrained, check_model, load, running
 from subquad.workflows.rows import NOT_CALIBRATED, CompareRow, mark_of, row_of, row_of_adapter, row_of_plan

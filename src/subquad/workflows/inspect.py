@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from subquad import hf
-from subquad.data.texts import read_documents, standard_library
+from subquad.data.texts import read_documents, remark_folders, standard_library
 from subquad.errors import InputError, as_input_error
 from subquad.hf.plans import load_plan
 from subquad.measure.balance import bucket_sizes
@@ -30,7 +30,6 @@ from subquad.measure.utility import utilities
 from subquad.methods import Bound, Full, Method, parse_method
 from subquad.report.inspect_schema import LayerSpectrum, UtilityFigures, Variant
 from subquad.workflows import machine
-from subquad.workflows.expected import remark_folders
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import Pretrained, check_model, load
 from subquad.workflows.rows import mark_of

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from subquad import files, seals
 from subquad.errors import InputError
-from subquad.workflows.expected import expect
+from subquad.expected import expect
 from subquad.workflows.records import from_plain, to_plain
 
 PROGRESS = ".progress"

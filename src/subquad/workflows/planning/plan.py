@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from subquad import hf
+from subquad.expected import expect
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan, joined
 from subquad.methods import Bound, Full, Method
-from subquad.workflows.expected import expect
 from subquad.workflows.planning import choice
 from subquad.workflows.planning.figures import Planned
 from subquad.workflows.planning.grid import grid

@@ -9,14 +9,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from subquad import hf
-from subquad.data.texts import read_documents, standard_library
+from subquad.data.texts import read_documents, remark_folders, standard_library
 from subquad.errors import InputError, as_input_error
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan
 from subquad.methods import Bound, Method, parse_method, resolve
 from subquad.workflows import machine
 from subquad.workflows.calibrated import calibrated
-from subquad.workflows.expected import remark_folders
 from subquad.workflows.options import as_command
 from subquad.workflows.passages import read
 from subquad.workflows.planning.given import (

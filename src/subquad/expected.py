@@ -1,10 +1,7 @@
-"""What a run says beside its progress: the time that it takes, the files that it reads, what a user should know."""
+"""What a run says beside its progress: the time that it takes, and lines for the user."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-from subquad.data.texts import folder_lines
 
 
 def expect(progress: Any, work: Sequence[float] = (), seconds: float | None = None) -> None:
@@ -22,9 +19,3 @@ def remark(progress: Any, line: str) -> None:
     listens = getattr(progress, "remark", None)
     if listens is not None:
         listens(line)
-
-
-def remark_folders(progress: Any, paths: Sequence[Path]) -> None:
-    """Tell `progress` which files of the folders among some paths are read, and which are not."""
-    for line in folder_lines(paths):
-        remark(progress, line)
