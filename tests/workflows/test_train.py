@@ -164,8 +164,8 @@ def test_the_five_minutes_of_the_documentation(tmp_path: Path, monkeypatch: pyte
     assert command(*args, *quick).exit_code == 0
     loaded: dict[str, Any] = {}
     exec(load, loaded)
-    assert loaded["model"].config.method == "i-clustered:clusters=25"
-    assert set(loaded["model"].config.id2label.values()) == {"argparse", "tarfile", "typing"}
+    assert loaded["classify"].model.config.method == "i-clustered:clusters=25"
+    assert set(loaded["classify"].model.config.id2label.values()) == {"argparse", "tarfile", "typing"}
     assert len(loaded["classes"]) == 2
 
 

@@ -51,7 +51,7 @@ def read_config(where: str) -> Any:
     if not isinstance(given, dict):
         raise InputError(f"{where}: its config.json must be an object with named fields, not a {type(given).__name__}")
     _refuse_own_code(where, "config.json", given)
-    if str(given.get("model_type")).startswith("subquad-"):
+    if str(given.get("model_type")).startswith("subquad-") and _optional(where, "tokenizer_config.json") is None:
         raise InputError(
             f"{where} is a model of subquad train, which has no tokenizer to read text with; in Python, sq.plan, "
             "sq.hf.swap and sq.audit take it"

@@ -11,6 +11,11 @@ from rich.text import Text
 from subquad.report.markup import rows_of
 from subquad.report.terminal import plain_table
 
+PIPELINES = {  # of transformers: what is added to the making of one, and after a text
+    "text-classification": (", truncation=True", "]"),
+    "text-generation": ("", "], max_new_tokens=100"),
+}
+
 
 def training_card(record: Mapping[str, Any], name: str) -> str:
     """The README.md of a run; `name` is the name of its folder."""
@@ -40,17 +45,20 @@ def _processes(count: int) -> str:
 
 
 def _use(record: Mapping[str, Any], name: str) -> str:
-    """Code that loads the model; of one that was fine-tuned, with the prediction."""
-    if "pretrained" not in record["settings"]["model"]:
+    """Code that loads the model; where it reads text, with what it says of one."""
+    pipeline = record["task"]["pipeline"]
+    if pipeline is None:
         return (
             f"from subquad.training.models import {record['model']}\n\n"
             f'model = {record["model"]}.from_pretrained("{name}/model")'
         )
+    module = "hf" if "pretrained" in record["settings"]["model"] else "training.models"
+    options, more = PIPELINES[pipeline]
     return (
-        "import subquad.hf  # its attention comes with it\n"
+        f"import subquad.{module}  # its attention comes with it\n"
         "from transformers import pipeline\n\n"
-        f'classify = pipeline("text-classification", "{name}/model", truncation=True)\n'
-        'print(classify(["A text."]))'
+        f'run = pipeline("{pipeline}", "{name}/model"{options})\n'
+        f'print(run(["A text."{more}))'
     )
 
 

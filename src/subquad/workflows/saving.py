@@ -15,8 +15,9 @@ from subquad.hf.plans import joined, load_plan
 from subquad.hf.reattaching import ADAPTER
 from subquad.methods import Bound, Full, Method
 from subquad.report.schema import Report
+from subquad.training import models
 from subquad.workflows.compare import Comparison
-from subquad.workflows.pretrained import load, place_of
+from subquad.workflows.pretrained import architecture_of, load, place_of
 from subquad.workflows.recommend import fastest
 from subquad.workflows.rows import CompareRow
 from subquad.workflows.settings import CompareSettings, PlanSettings
@@ -144,8 +145,8 @@ def _class_of(where: str) -> Any:
     """The class of a model that its config names, with all of its heads; else the one without any."""
     import transformers
 
-    name = (getattr(read_config(where), "architectures", None) or [""])[0]
-    found = getattr(transformers, name, None)
+    name = architecture_of(read_config(where))
+    found = getattr(transformers, name, getattr(models, name, None))
     return found if hasattr(found, "from_pretrained") else transformers.AutoModel
 
 

@@ -73,6 +73,7 @@ def record_of(outcome: Outcome, data: Path | None, device: str) -> dict[str, Any
             "summary": task.summary,
             "metric": task.metric,
             "needs": task.needs if data else None,
+            "pipeline": task.pipeline,
         },
         "settings": plain(outcome.settings.to_dict()),
         "model": type(outcome.model).__name__,

@@ -14,12 +14,12 @@ from subquad.data.documents import read_archive
 from subquad.data.folders import find_data
 from subquad.data.texts import read_documents
 from subquad.errors import InputError
+from subquad.training.byte_tokenizer import BYTES
 from subquad.training.model_settings import ModelSettings
 from subquad.training.models.encoder import EncoderClassifier
 from subquad.training.tasks.base import Batch, Figures, Item, Splits
 from subquad.training.tasks.classification import Classification, padded
 
-BYTES = 256
 READ = 1000  # training pairs that the baselines learn from
 SHARES = (0.7, 0.15, 0.15)  # of the documents: to learn from, to choose by, to report on
 

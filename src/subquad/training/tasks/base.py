@@ -48,6 +48,7 @@ class Task(ABC):
     metric: ClassVar[str]  # of `figures`: what the best model is chosen by
     greater_is_better: ClassVar[bool]
     needs: ClassVar[str | None] = None  # the folder of real data, under the data directory
+    pipeline: ClassVar[str | None] = None  # of transformers, in which a trained model with its tokenizer reads text
     start: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # defaults for "model" and "training" that suit the task
 
     @abstractmethod
@@ -71,9 +72,16 @@ class Task(ABC):
         """The settings of the task."""
         return asdict(self)
 
+    @property
+    def tokenizer(self) -> Any:
+        """What makes text the input of a trained model; None where the task reads no text."""
+        return None
+
     def save(self, model: PreTrainedModel, folder: Path) -> None:
-        """Write a trained model into a folder, with what is needed beside it."""
+        """Write a trained model into a folder, with its tokenizer where the task has one."""
         model.save_pretrained(folder)
+        if (tokenizer := self.tokenizer) is not None:
+            tokenizer.save_pretrained(folder)
 
     @abstractmethod
     def collate(self, items: Sequence[Item]) -> Batch:

@@ -71,7 +71,6 @@ class FineTunedText(LabelledTexts):
     def save(self, model: PreTrainedModel, folder: Path) -> None:
         """The model with its tokenizer, and what its methods learned."""
         super().save(model, folder)
-        self.tokenizer.save_pretrained(folder)
         if any(bound.learned is not None for bound in hf.bounds(model).values()):
             hf.save_adapter(model, folder / ADAPTER)
 

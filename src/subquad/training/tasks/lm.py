@@ -14,6 +14,7 @@ from torch import Tensor
 
 from subquad.data.corpora import Parts, cut, hold_out, in_bytes, read_corpus
 from subquad.errors import InputError
+from subquad.training.byte_tokenizer import byte_tokenizer
 from subquad.training.tasks.base import Batch, Figures, Splits, several
 from subquad.training.tasks.next_symbol import NextSymbol
 from subquad.training.tasks.ngrams import ngram_bits
@@ -58,6 +59,7 @@ class Lm(NextSymbol):
     )
     metric: ClassVar[str] = "bits_per_byte"
     needs: ClassVar[str | None] = "wikitext-2"
+    pipeline: ClassVar[str | None] = "text-generation"
     symbols: ClassVar[int] = 256
     said: ClassVar[int] = 256
     start: ClassVar = {
@@ -83,6 +85,12 @@ class Lm(NextSymbol):
         """Windows of the text; `data` is not read where `files` are given."""
         parts = self._own() if self.files else self._corpus(data)
         return self.windows(*([_symbols(document, self.start_symbol) for document in part] for part in parts))
+
+    @property
+    def tokenizer(self) -> Any:
+        """Gives the tokens that `encode` gives."""
+        pad, start = ("<pad>", self.symbols + 1), ("<start>", self.start_symbol)
+        return byte_tokenizer(0, self.length, pad=pad, start=start, padding_side="left")
 
     def encode(self, texts: Sequence[str]) -> Batch:
         """Texts as `model.generate(**task.encode(texts))` continues them: the start symbol, then bytes in UTF-8.

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,21 @@ from subquad.data.folders import find_data
 from subquad.data.labelled import Labelled, hold_out, read_labelled
 from subquad.data.reviews import read_reviews
 from subquad.errors import InputError
+from subquad.training.byte_tokenizer import BYTES, byte_tokenizer
 from subquad.training.model_settings import ModelSettings
 from subquad.training.models.encoder import EncoderClassifier
 from subquad.training.tasks.base import Batch, Figures, Item, Splits, several
-from subquad.training.tasks.classification import Classification, OneClass, bag_of_words, majority, padded
+from subquad.training.tasks.classification import (
+    CLASS_TOKEN,
+    FIRST,
+    PADDING,
+    Classification,
+    OneClass,
+    bag_of_words,
+    majority,
+    padded,
+)
 
-BYTES = 256
 REVIEWS = ("neg", "pos")
 Three = tuple[Labelled, Labelled, Labelled]  # to learn from, to choose by, to report on
 
@@ -38,6 +47,7 @@ class LabelledTexts(OneClass):
     """
 
     needs: ClassVar[str | None] = "movie_reviews"
+    pipeline: ClassVar[str | None] = "text-classification"
 
     length: int
     files: tuple[str, ...] = ()
@@ -134,6 +144,13 @@ class Text(LabelledTexts, Classification):
     def model(self, settings: ModelSettings) -> EncoderClassifier:
         """An encoder of bytes, whose config names the labels."""
         return self.classifier(settings, self.labels(), BYTES, self.length)
+
+    @property
+    def tokenizer(self) -> Any:
+        """Gives the tokens that `ids` gives."""
+        start = ("<class>", CLASS_TOKEN) if self.pooling == "class-token" else None
+        longest = self.length + (start is not None)
+        return byte_tokenizer(FIRST, longest, pad=("<pad>", PADDING), start=start)
 
     def ids(self, text: str) -> NDArray[np.int64]:
         """The first bytes of a text as tokens."""
