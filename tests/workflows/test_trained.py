@@ -12,7 +12,7 @@ import subquad as sq
 from subquad.training.models import CausalLanguageModel, EncoderClassifier
 from subquad.training.settings import read_toml, settings_of
 from tests.workflows import tiny
-from tests.workflows.test_saving import command, compared, faster_at  # noqa: F401
+from tests.workflows.test_saving import by_its_card, command, compared, faster_at  # noqa: F401
 
 pytest.importorskip("tensorboard")
 SMALL = ("model.layers=1", "model.heads=2", "model.width=16", "model.feed_forward=16", "training.batch=4")
@@ -65,7 +65,7 @@ def test_the_recipe_of_a_language_model_goes_on_with_a_text(language, monkeypatc
     assert "'generated_text': 'A text." in capsys.readouterr().out
 
 
-def test_plan_and_inspect_read_it(language, text, tmp_path):
+def test_plan_reads_it(language, text, tmp_path):
     given = ("--lengths", "32", "--methods", "local:window=4", "--text", text, "--out", tmp_path / "plan")
     assert command("plan", language / "model", *given).exit_code == 0
     facts = json.loads((tmp_path / "plan" / "report.json").read_text())["model"]
@@ -89,10 +89,11 @@ def test_a_classifier_is_compared_by_its_hidden_states_and_saved_with_its_head(c
 
 
 @pytest.mark.usefixtures("short")
-def test_a_language_model_is_compared_and_saved(language, text, tmp_path, faster_at):  # noqa: F811
+def test_a_language_model_is_compared_and_saved(language, text, tmp_path, faster_at, monkeypatch):  # noqa: F811
     faster_at(64)
     assert compared(language / "model", text, tmp_path, method="local:window=4").exit_code == 0
-    again = CausalLanguageModel.from_pretrained(tmp_path / "saved")
+    again = by_its_card(tmp_path / "saved", monkeypatch)
+    assert isinstance(again, CausalLanguageModel)
     assert str(sq.hf.describe(again).methods[0]) == "local:window=4"
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")("a")["input_ids"] == [256, 97]
 

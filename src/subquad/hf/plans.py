@@ -47,12 +47,15 @@ class Plan:
 
     def __str__(self) -> str:
         listed = [f"layer {number}: {method}" for number, method in sorted(self.layers.items())]
-        said = [
-            f"{length} tokens: fidelity {found['fidelity']:.4f}, at least {found['bound']:.4f} at confidence "
-            f"{found['confidence']:g}; {found['speedup']:.2f}× the speed of exact attention"
-            for length, found in self.verified.items()
-        ]
-        return "\n".join([*listed, *said])
+        return "\n".join([*listed, *(f"{length} tokens: {self.said(int(length))}" for length in self.verified)])
+
+    def said(self, length: int) -> str:
+        """What was verified at a planned length, in words."""
+        found = self.verified[str(length)]
+        return (
+            f"fidelity {found['fidelity']:.4f}, at least {found['bound']:.4f} at confidence {found['confidence']:g}; "
+            f"{found['speedup']:.2f}× the speed of exact attention"
+        )
 
     def baseline(self, length: int) -> dict[str, Any]:
         """The usual errors of the layers at a planned length: `sq.audit(model, baseline=plan.baseline(2048), …)`.

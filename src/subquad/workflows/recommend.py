@@ -28,7 +28,7 @@ def recommend(
         reasons.append(_tried(measured, judged))
     chosen = best.get(own)
     if chosen is not None:
-        headline = f"Of the rows tried, use {chosen['method']}: {_figures(chosen, str(own))} at {own:,} tokens."
+        headline = f"Of the rows tried, use {chosen['method']}: {figures_of(chosen, str(own))} at {own:,} tokens."
         return {"choice": chosen["method"], "headline": headline, "reasons": reasons}
     longer = next(((length, method) for length in judged if (method := best[length])), None)
     headline = f"Stay with exact attention at {own:,} tokens"
@@ -37,7 +37,7 @@ def recommend(
         why = f"of the rows tried, none has fidelity ≥ {min_fidelity:g} and is clearly faster"
         return {"choice": "full", "headline": f"{headline}{where}: {why}.", "reasons": reasons}
     length, method = longer
-    headline += f"; at {length:,} tokens, of the rows tried, use {method['method']}: {_figures(method, str(length))}."
+    headline += f"; at {length:,} tokens, of the rows tried, use {method['method']}: {figures_of(method, str(length))}."
     return {"choice": "full", "headline": headline, "reasons": reasons}
 
 
@@ -91,9 +91,8 @@ def _is_faster(method: MethodReport, length: str) -> bool:
 def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: int, min_fidelity: float) -> str:
     at, asked = str(length), f"fidelity ≥ {min_fidelity:g}"
     if best is not None:
-        return (
-            f"{length:,} tokens: {best['method']} is the fastest of the rows tried with {asked}: {_figures(best, at)}."
-        )
+        said = f"{best['method']} is the fastest of the rows tried with {asked}: {figures_of(best, at)}."
+        return f"{length:,} tokens: {said}"
     timed = [m for m in methods if at in m.get("model", {}) and at in m.get("fidelity", {})]
     if not timed:
         return f"{length:,} tokens: only reference methods were measured; the others are exact, refused or left out."
@@ -102,16 +101,17 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
         fastest = max(close, key=lambda m: _speedup(m, at))
         return (
             f"{length:,} tokens: of the rows tried, none with {asked} is clearly faster than exact attention; "
-            f"the nearest is {fastest['method']}: {_figures(fastest, at)}."
+            f"the nearest is {fastest['method']}: {figures_of(fastest, at)}."
         )
     closest = max(timed, key=lambda m: m["fidelity"][at])
     return (
         f"{length:,} tokens: none of the rows tried reaches fidelity {min_fidelity:g}; "
-        f"the closest is {closest['method']}: {_figures(closest, at)}."
+        f"the closest is {closest['method']}: {figures_of(closest, at)}."
     )
 
 
-def _figures(method: MethodReport, length: str) -> str:
+def figures_of(method: MethodReport, length: str) -> str:
+    """The speed and the fidelity of a method at a length, in words."""
     tie = method["model"][length].get("verdict") == "within the noise"
     speed = f"{_speedup(method, length):.2f}× the speed of exact attention{' (within the noise)' if tie else ''}"
     return f"{speed}, fidelity {method['fidelity'][length]:.3f}"
