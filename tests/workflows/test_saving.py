@@ -207,6 +207,11 @@ def test_a_plan_is_saved_with_the_model_that_it_is_for(sentences, text, tmp_path
     given = ("--lengths", "32,80", "--min-fidelity", "0.2", "--shift", "1", "--methods", "clustered:clusters=8")
     result = command("plan", sentences, "--text", text, *given, "--out", tmp_path / "out", "--save", tmp_path / "saved")
     assert "Saved" in result.output
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["next"] == (
+        f"subquad compare {sentences} --text {text} --plan {tmp_path / 'out'} --max-length 32 --min-fidelity 0.2"
+    )
+    assert report["next"] in result.output.replace("\n", "")
     assert "at confidence 0.95" in card_of(tmp_path / "saved")[0]
     wanted = SentenceTransformer(sentences, device="cpu")
     sq.hf.extend_positions(wanted, 80)
@@ -225,4 +230,5 @@ def test_an_exact_plan_saves_nothing(model, text, tmp_path, monkeypatch):
     save = ("--out", tmp_path / "out", "--save", tmp_path / "saved")
     result = command("plan", model("bert"), "--text", text, *given, *save)
     assert "exact attention is recommended" in result.output
+    assert "next" not in json.loads((tmp_path / "out" / "report.json").read_text())
     assert not (tmp_path / "saved").exists()

@@ -20,6 +20,7 @@ from subquad.hf.doors import AnyModel
 from subquad.hf.layers import Layer, head_counts
 from subquad.methods import Bound, ByLength, Method, from_dict
 from subquad.methods.by_length import Step
+from subquad.spelling import listed
 
 FORMAT = 1
 FILE = "plan.json"
@@ -66,7 +67,7 @@ class Plan:
         found = self.verified.get(str(length), {}).get("baseline")
         if found is None:
             have = [n for n, of in self.verified.items() if of.get("baseline")]
-            those = f"it has one for {' and '.join(have)} tokens" if have else "it has none at any length"
+            those = f"it has one for {listed(have)} tokens" if have else "it has none at any length"
             raise ValueError(
                 f"the plan has no baseline for {length} tokens; {those}. Lengths have one where a verified plan runs "
                 "something else than exact attention"
