@@ -11,6 +11,7 @@ import transformers
 import subquad as sq
 from subquad.training.models import CausalLanguageModel, EncoderClassifier
 from subquad.training.settings import read_toml, settings_of
+from subquad.training.tasks.lm import Lm
 from tests.workflows import tiny
 from tests.workflows.test_saving import by_its_card, command, compared, faster_at  # noqa: F401
 
@@ -58,6 +59,15 @@ def test_the_recipe_of_a_classifier_predicts_what_was_measured(classifier, monke
     record = json.loads((classifier / "results.json").read_text())
     assert sum(right) / len(right) == pytest.approx(record["test"]["accuracy"])
     assert sum(right) / len(right) > 0.7  # or all that is right is so by chance
+
+
+def test_a_run_on_files_of_the_user_is_called_by_their_names(classifier):
+    card, record = (classifier / "README.md").read_text(), json.loads((classifier / "results.json").read_text())
+    assert record["task"]["summary"] == "bytes of the texts in mine.jsonl; accuracy of their labels"
+    assert "\n\nBytes of the texts in mine.jsonl; accuracy of their labels. Attention: `local:window=4`." in card
+    assert Lm(files=tuple("abcde")).title == "the next byte of a, b, c and 2 more; bits per byte"
+    assert Lm(files="x/y.txt").title == "the next byte of y.txt; bits per byte"
+    assert Lm().title == Lm.summary
 
 
 def test_the_recipe_of_a_language_model_goes_on_with_a_text(language, monkeypatch, capsys):

@@ -70,7 +70,7 @@ def record_of(outcome: Outcome, data: Path | None, device: str) -> dict[str, Any
     return {
         "task": {
             "name": task.name,
-            "summary": task.summary,
+            "summary": task.title,
             "metric": task.metric,
             "needs": task.needs if data else None,
             "pipeline": task.pipeline,

@@ -36,6 +36,7 @@ class NextBase(NextSymbol):
 
     name: ClassVar[str] = "genome"
     summary: ClassVar[str] = "the next base of genomes (or task.files: your own FASTA); bits per base"
+    summary_of_files: ClassVar[str] = "the next base of {files}; bits per base"
     metric: ClassVar[str] = "bits_per_base"
     needs: ClassVar[str | None] = "genomes"
     symbols: ClassVar[int] = len(BASES)

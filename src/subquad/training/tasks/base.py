@@ -14,6 +14,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
+from subquad.spelling import listed
+
+NAMED = 3  # files that a title names
 Item = dict[str, Any]  # one example, as plain arrays and numbers
 Batch = dict[str, Tensor]  # what a model's forward takes
 Figures = dict[str, float]  # a metric's name and its value
@@ -45,6 +48,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]  # one line: what is read, what is said, what is measured
+    summary_of_files: ClassVar[str] = ""  # the same of the user's own {files}, for a task that has `files`
     metric: ClassVar[str]  # of `figures`: what the best model is chosen by
     greater_is_better: ClassVar[bool]
     needs: ClassVar[str | None] = None  # the folder of real data, under the data directory
@@ -71,6 +75,15 @@ class Task(ABC):
     def to_dict(self) -> dict[str, Any]:
         """The settings of the task."""
         return asdict(self)
+
+    @property
+    def title(self) -> str:
+        """One line: what this run reads, says and measures; of the user's own files, it names them."""
+        given: Sequence[str] | str = getattr(self, "files", ())
+        names = [Path(file).name for file in ([given] if isinstance(given, str) else given) if file]
+        if len(names) > NAMED:
+            names[NAMED:] = [f"{len(names) - NAMED} more"]
+        return self.summary_of_files.format(files=listed(names)) if names and self.summary_of_files else self.summary
 
     @property
     def tokenizer(self) -> Any:

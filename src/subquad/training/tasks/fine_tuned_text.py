@@ -26,6 +26,9 @@ class FineTunedText(LabelledTexts):
 
     name: ClassVar[str] = "text"
     summary: ClassVar[str] = "a text, read by a pretrained model that is fine-tuned; accuracy of its label"
+    summary_of_files: ClassVar[str] = (
+        "the texts in {files}, read by a pretrained model that is fine-tuned; accuracy of their labels"
+    )
     start: ClassVar = {
         "training": {
             "steps": 200,

@@ -57,6 +57,7 @@ class Lm(NextSymbol):
     summary: ClassVar[str] = (
         "the next byte of text (task.corpus, or task.files: your own, the last tenth held out); bits per byte"
     )
+    summary_of_files: ClassVar[str] = "the next byte of {files}; bits per byte"
     metric: ClassVar[str] = "bits_per_byte"
     needs: ClassVar[str | None] = "wikitext-2"
     pipeline: ClassVar[str | None] = "text-generation"

@@ -129,6 +129,7 @@ class Text(LabelledTexts, Classification):
 
     name: ClassVar[str] = "text"
     summary: ClassVar[str] = "bytes of a text (movie reviews, or task.files: labelled tables); accuracy of its label"
+    summary_of_files: ClassVar[str] = "bytes of the texts in {files}; accuracy of their labels"
     start: ClassVar = {
         "model": {"layers": 2, "heads": 4, "width": 128, "feed_forward": 256},
         "training": {"steps": 600, "batch": 16, "warmup": 60, "schedule": "cosine", "every": 100},
