@@ -19,9 +19,9 @@ class FineTunedText(LabelledTexts):
     """Texts as tokens of a pretrained model, and the label of each.
 
     Attributes:
-        length: tokens that are read of each text; the rest is cut off. 0: what the positions of the model reach, at
-            most 512. Where positions end before it, they are interpolated.
-        pretrained: the model, as `model.pretrained` says it.
+        length: number of tokens that are read of each text; the rest is cut off. 0 means what the positions of the
+            model reach, at most 512. Positions that end before it are interpolated.
+        pretrained: the model that `model.pretrained` names.
     """
 
     name: ClassVar[str] = "text"

@@ -39,11 +39,11 @@ class LabelledTexts(OneClass):
 
     Attributes:
         length: how much of each text is read; the rest is cut off.
-        files: tables of the user's own.
-        validation_files, test_files: further tables, to choose by and to report on.
-        held_out: the share of `files` that is held out in place of each of the two that is not given.
-        text_column, label_column: the columns of the tables.
-        seed: of what is held out.
+        files: your own tables.
+        validation_files, test_files: further tables for validation and for the test figures.
+        held_out: share of `files` that is held out for validation and for the test, for each whose files are not given.
+        text_column, label_column: the columns of the tables that hold the texts and the labels.
+        seed: random seed of the rows that are held out.
     """
 
     needs: ClassVar[str | None] = "movie_reviews"
@@ -90,7 +90,10 @@ class LabelledTexts(OneClass):
         return sorted({label for _, label in self._own()[0]}) if self.files else list(REVIEWS)
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
-        """The most frequent label, and words in any order: those that a model reads, and where texts are cut, all."""
+        """The baselines are the most frequent label and a bag of words.
+
+        The bag of words reads what the model reads; where texts are cut off, a second one reads the whole texts.
+        """
         train, test = splits.train, splits.test
         assert isinstance(train, Texts)
         assert isinstance(test, Texts)
@@ -118,13 +121,14 @@ class LabelledTexts(OneClass):
 
 @dataclass(frozen=True, kw_only=True)
 class Text(LabelledTexts, Classification):
-    """Bytes of texts, and the label of each.
+    """Predict the label of a text from its bytes.
 
-    Without `files`: movie reviews (Pang and Lee 2004), positive or negative; of each class cv000-cv699 to learn from,
-    cv700-cv799 to choose by, cv800-cv999 to report on. With them: rows of .csv, .tsv or .jsonl, with any labels.
+    Without `files`, the texts are movie reviews, which are positive or negative (Pang and Lee 2004). Of each class,
+    reviews cv000 to cv699 are for training, cv700 to cv799 for validation and cv800 to cv999 for the test. With
+    `files`, the texts are rows of .csv, .tsv or .jsonl files, with any labels.
 
     Attributes:
-        length: bytes that are read of each text; the rest is cut off. LRA: 4,000.
+        length: number of bytes that are read of each text; the rest is cut off. LRA uses 4,000.
     """
 
     name: ClassVar[str] = "text"
