@@ -54,7 +54,7 @@ def _processes(count: int) -> str:
 
 def _use(record: Mapping[str, Any], name: str) -> str:
     """Code that loads the model; where it reads text, with what it says of one."""
-    pipeline = record["task"]["pipeline"]
+    pipeline = record["task"].get("pipeline")
     if pipeline is None:
         return (
             f"from subquad.training.models import {record['model']}\n\n"

@@ -73,7 +73,7 @@ def record_of(outcome: Outcome, data: Path | None, device: str) -> dict[str, Any
             "summary": task.title,
             "metric": task.metric,
             "needs": task.needs if data else None,
-            "pipeline": task.pipeline,
+            **({} if task.pipeline is None else {"pipeline": task.pipeline}),
         },
         "settings": plain(outcome.settings.to_dict()),
         "model": type(outcome.model).__name__,
