@@ -90,8 +90,8 @@ def test_the_saved_model_is_the_one_that_was_measured(finished: Path):
 
 def test_the_card_tells_how_well_and_how_to_have_it_again(finished: Path, monkeypatch: pytest.MonkeyPatch):
     card, record = (finished / "README.md").read_text(), json.loads((finished / "results.json").read_text())
-    assert f"| clustered:clusters=4 | {record['test']['accuracy']:.4g} |" in card
-    assert "| guess | 0.1 |" in card
+    assert f"| clustered:clusters=4 | {record['test']['accuracy']:.4f} |" in card
+    assert "| guess | 0.1000 |" in card
     assert 'method = "clustered:clusters=4"' in card
     line = re.search(r"^subquad train (.*)$", card, re.MULTILINE)
     assert line is not None
@@ -165,8 +165,8 @@ def test_the_five_minutes_of_the_documentation(tmp_path: Path, monkeypatch: pyte
     assert command(*args, *quick).exit_code == 0
     loaded: dict[str, Any] = {}
     exec(load, loaded)
-    assert loaded["model"].config.method == "i-clustered:clusters=25"
-    assert set(loaded["model"].config.id2label.values()) == {"argparse", "tarfile", "typing"}
+    assert loaded["classify"].model.config.method == "i-clustered:clusters=25"
+    assert set(loaded["classify"].model.config.id2label.values()) == {"argparse", "tarfile", "typing"}
     assert len(loaded["classes"]) == 2
 
 

@@ -28,13 +28,13 @@ def plan(
         from subquad.report.plan_write import write_plan_report
         from subquad.workflows import saving
         from subquad.workflows.finished import Claim
-        from subquad.workflows.planning.report import report_of
+        from subquad.workflows.planning.report import compare_command, report_of
         from subquad.workflows.planning.run import check, make
 
         def report(progress: Any) -> Any:
             made = make(settings, out, progress)
             made.plan.save(out, made.planning.loads[0].model)
-            return report_of(made)
+            return report_of(made, compare_command(made, settings, out))
 
         saving.check(save, out, settings.model)
         found = measured(Claim(PLAN, settings, out), partial(check, settings), report, write_plan_report, again)

@@ -51,7 +51,7 @@ def read_config(where: str) -> Any:
     if not isinstance(given, dict):
         raise InputError(f"{where}: its config.json must be an object with named fields, not a {type(given).__name__}")
     _refuse_own_code(where, "config.json", given)
-    if str(given.get("model_type")).startswith("subquad-"):
+    if str(given.get("model_type")).startswith("subquad-") and optional_file(where, "tokenizer_config.json") is None:
         raise InputError(
             f"{where} is a model of subquad train, which has no tokenizer to read text with; in Python, sq.plan, "
             "sq.hf.swap and sq.audit take it"
@@ -122,7 +122,7 @@ def is_sentence_transformer(where: str) -> bool:
     Raises:
         InputError: a damaged list of modules, or a module of the folder's own.
     """
-    file = _optional(where, "modules.json")
+    file = optional_file(where, "modules.json")
     if file is None:
         return False
     modules = read_json(file)
@@ -140,7 +140,7 @@ def pooling_of(where: str) -> Pooling:
     Raises:
         InputError: a damaged file, or a way of pooling that is neither the mean nor the first token.
     """
-    file = _optional(where, "1_Pooling/config.json")
+    file = optional_file(where, "1_Pooling/config.json")
     if file is None:
         return "mean"
     given = read_json(file)
@@ -162,7 +162,7 @@ def pooling_of(where: str) -> Pooling:
     return ways[chosen[0]]
 
 
-def _optional(where: str, name: str) -> Path | None:
+def optional_file(where: str, name: str) -> Path | None:
     """A file of a model; None where it has none."""
     from transformers.utils import cached_file
 
