@@ -13,8 +13,8 @@ from subquad.ops.backends import Op
 FAMILY = {
     "exact": "Exact: all N·M products",
     "clusters": "Clusters: queries that are alike share work",
-    "buckets": "Buckets: a query meets the keys of its buckets",
-    "window": "Windows: a query meets the keys near it",
+    "buckets": "Buckets: a query attends to the keys of its buckets",
+    "window": "Windows: a query attends to the keys near it",
     "features": "Features: sums over feature maps in place of the softmax",
     "summary": "Summaries: few rows stand for all keys",
     "mixture": "Mixtures: several methods in one",

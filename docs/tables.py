@@ -161,9 +161,11 @@ def task_section(name: str, task: type[Task]) -> str:
         [
             f"### {name}",
             escaped(about),
-            f"Baselines: {escaped(baselines)}",
+            escaped(baselines),
             settings_table(task),
-            f"Defaults of its own: {', '.join(start) or 'none'}.",
+            f"The task has these defaults of its own: {', '.join(start)}."
+            if start
+            else "The task has no defaults of its own.",
         ]
     )
 

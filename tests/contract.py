@@ -749,6 +749,8 @@ class MethodContract:
 
     @once
     def test_unknown_settings_are_refused_by_name(self, method: Method):
+        with pytest.raises(TypeError, match=f"'{method.name}' has no setting 'colour'"):
+            type(method)(colour="red")
         with pytest.raises(ValueError, match=f"'{method.name}' has no setting 'colour'"):
             sq.parse_method(f"{method.name}:colour=3")
 

@@ -1,3 +1,6 @@
+import copy
+import inspect
+
 import pytest
 import torch
 
@@ -25,6 +28,14 @@ def test_every_option_reaches_the_method():
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(ValueError, match=r"no method 'cluster'; did you mean 'clustered'\? `subquad methods` lists"):
         sq.attention(*qkv(), method="cluster")
+
+
+def test_a_keyword_that_a_method_does_not_have_is_answered_with_the_nearest_one():
+    with pytest.raises(TypeError, match=r"^'clustered-tail' has no setting 'cluster'; did you mean 'clusters'\?"):
+        sq.ClusteredTail(cluster=64)
+    made = sq.ClusteredTail(64, topk=8)
+    assert made == sq.parse_method("clustered-tail:clusters=64,topk=8") == copy.deepcopy(made)
+    assert next(iter(inspect.signature(sq.ClusteredTail).parameters)) == "clusters"  # what `help` shows
 
 
 @pytest.mark.parametrize(

@@ -8,22 +8,29 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.methods.base import Method
+from subquad.sdpa_masks import IsBias
 
 Prepared = tuple[Any, ...]  # what `Method.run` takes
 
 
 def mask_and_bias(
-    method: Method, query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool
+    method: Method,
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    named: str = "`attn_mask`",
 ) -> tuple[Mask, Tensor | None]:
     """`attn_mask` and `is_causal` as a mask and a bias: `Mask.from_sdpa` where it understands them.
 
     Other patterns become a dense mask, and other numbers a bias, where the method takes such. Errors as `from_sdpa`,
     and ValueError for a mask that does not broadcast to the attention of this query (B,H,N,D) and key (B,G,M,D).
+    Messages call the mask `named`, as the caller does.
     """
     attn_mask = _of_all_keys(attn_mask, query, key)
     try:
         return Mask.from_sdpa(attn_mask, is_causal, batch=query.shape[0]), None
-    except ValueError:
+    except ValueError as error:
         if attn_mask is None or is_causal:
             raise
         whole = attn_mask[(None,) * (4 - attn_mask.ndim)]
@@ -31,6 +38,11 @@ def mask_and_bias(
             return Mask.dense(whole), None
         if attn_mask.is_floating_point() and method.traits.bias:
             return Mask(), whole
+        if isinstance(error, IsBias):
+            raise ValueError(
+                f"{named} holds floats that are added to the logits (other numbers than 0 and −inf, or a gradient is "
+                f"required), which {method.name!r} does not support; give a bool mask, or use method='full'"
+            ) from error
         raise
 
 

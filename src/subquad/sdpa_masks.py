@@ -18,6 +18,10 @@ from torch import Tensor
 HIDDEN = -1e4  # a float mask of this or less hides: e^HIDDEN is 0 in every dtype
 
 
+class IsBias(ValueError):
+    """A float mask that is not a mask, but is added to the logits."""
+
+
 @dataclass(frozen=True, eq=False)
 class Reading:
     """A mask as real keys, bool (b,M) with b the mask's own batch, None: all; and an interval of distances."""
@@ -79,14 +83,14 @@ def _as_allowed(mask: Tensor) -> Tensor:
     if not mask.is_floating_point():
         raise TypeError(f"`attn_mask` is {mask.dtype}, but SDPA takes bool, or floats to add to the logits")
     if mask.requires_grad and torch.is_grad_enabled():
-        raise ValueError(
+        raise IsBias(
             "this float attn_mask requires a gradient, so it is a bias whatever its numbers are; give it as bias= to a "
             "method whose trait `bias` is true"
         )
     _require_readable(mask)
     seen, hidden = mask == 0, mask <= HIDDEN
     if not bool((seen | hidden).all()):
-        raise ValueError(
+        raise IsBias(
             f"this float attn_mask holds other numbers than 0 and −inf (or {HIDDEN:g} and less), so it is a bias; give "
             "it as bias= to a method whose trait `bias` is true"
         )

@@ -1,9 +1,18 @@
-"""What to say of a name that is not known: the nearest ones, and the others or where they are listed."""
+"""Names in sentences: lists of them, and what to say of one that is not known."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 FEW = 5  # names that a message may list
+
+
+def listed(words: Sequence[str]) -> str:
+    """Returns words as a sentence lists them.
+
+    >>> listed(["512", "1,024", "2,048"])
+    '512, 1,024 and 2,048'
+    """
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from subquad.cli import app
 from subquad.report import kinds
 from subquad.workflows import compare, inspect
-from subquad.workflows.finished import MARK, Claim
+from subquad.workflows.finished import ASKED, Claim
 from subquad.workflows.planning import run as planning
 from subquad.workflows.settings import CompareSettings, InspectSettings, PlanSettings
 from tests.report import sample, sample_inspect, sample_plan
@@ -25,13 +25,14 @@ OF = {
 
 @pytest.fixture(autouse=True)
 def nothing_is_measured(monkeypatch):
-    """A run that starts says so."""
+    """A run that starts says so, and models are not looked for."""
 
     def begun(*_):
         raise compare.InputError("measured again")
 
     for module, name in ((compare, "measure"), (inspect, "measure"), (planning, "make")):
         monkeypatch.setattr(module, name, begun)
+        monkeypatch.setattr(module, "check_model", lambda name, device: None)
 
 
 @pytest.fixture
@@ -71,16 +72,57 @@ def test_the_same_settings_show_the_report(command, finished):
 def test_other_settings_are_refused_with_both_remedies(command, finished):
     folder = finished(command, model="m")
     said = refusal(command, "another", "--out", folder)
-    made = OF[command][2]()["command"]
-    assert f"{folder} holds the report of another run (`{made}`, made on 2026-03-14)" in said
+    assert f"{folder} holds the report of another run, made on 2026-03-14 with model 'm' (now 'another')" in said
     assert said.endswith("; give another folder with --out, or --again to replace it")
     assert "measured again" in refusal(command, "another", "--out", folder, "--again")
     assert "measured again" in refusal(command, "m", "--out", folder, "--again")
 
 
+def test_five_settings_are_named_with_both_values_and_the_others_counted(finished):
+    folder = finished("plan", model="m", methods=("full", *(f"local:window={n}" for n in range(9))), minutes=2.0)
+    given = ("--seed", 1, "--minutes", 3, "--lengths", "64,128", "--shift", 2, "--column", "body")
+    said = refusal("plan", "m", "--out", folder, *given)
+    assert "--column 'text' (now 'body'), --shift '1.6' (now '2.0'), --lengths '512 2048 4096' (now '64 128')" in said
+    assert "--methods 'full local:window=0 local:window=1 local:window=2 local:win…' (now not given)" in said
+    assert "--minutes '2.0' (now '3.0') and 1 more; give another" in said
+
+
+@pytest.mark.parametrize("command", OF)
+def test_a_mistake_in_the_settings_is_said_before_anything_against_the_folder(command, finished, put, tmp_path):
+    train = put("results.json", {"task": {}, "test": {}}, "train")
+    for where in (["--out", finished(command, model="m")], ["--out", train, "--again"]):
+        assert "did you mean 'clustered'" in refusal(command, "--methods", "clustred", *where)
+        missing = refusal(command, "--text", tmp_path / "missing", *where)
+        assert f"no file or folder at {tmp_path / 'missing'}" in missing
+
+
+def test_a_missing_model_is_said_before_anything_against_the_folder(finished, monkeypatch):
+    folder = finished("compare", model="m")
+    monkeypatch.undo()
+    assert "no model at /no/such: there is no such folder" in refusal("compare", "/no/such", "--out", folder)
+    assert "no device 'tpu9'" in refusal("plan", "m", "--device", "tpu9", "--out", folder)
+
+
+def test_another_minimum_fidelity_reads_the_finished_run_anew(finished):
+    folder = finished("compare", model="m")
+    before = json.loads((folder / "report.json").read_text())
+    for floor in ("0.2", "0.999999"):
+        done = run(app, ["compare", "m", "--min-fidelity", floor, "--out", str(folder)])
+        assert done.exit_code == 0, (done.output, done.exception)
+        assert f"fidelity ≥ {floor}" in done.stdout
+        after = json.loads((folder / "report.json").read_text())
+        assert after["methods"] == before["methods"]
+        assert after["settings"]["min_fidelity"] == float(floor)
+        assert f"--min-fidelity {floor}" in after["command"]
+        assert f"--min-fidelity {floor}" in after["recommendation"]["next"]
+        assert f"≥ {floor}" in (folder / "report.md").read_text()
+    assert "min-fidelity 2 must be" in refusal("compare", "m", "--min-fidelity", "2", "--out", folder)
+    assert "--min-fidelity" not in refusal("compare", "m", "--min-fidelity", "0.3", "--column", "x", "--out", folder)
+
+
 def test_a_report_of_an_earlier_version_counts_as_another(put):
     folder = put("report.json", sample.encoder())
-    assert "made on 2026-03-14 with an earlier version)" in refusal("compare", "--out", folder)
+    assert "made on 2026-03-14 with an earlier version;" in refusal("compare", "--out", folder)
 
 
 @pytest.mark.parametrize("again", [[], ["--again"]])
@@ -132,7 +174,7 @@ def test_inputs_that_changed_since_are_named(finished, tmp_path):
 
 def test_a_folder_of_data_matters_with_a_task_only(tmp_path):
     def mark(**settings):
-        return Claim(kinds.COMPARE, CompareSettings(**settings).as_used, tmp_path).fingerprint
+        return Claim(kinds.COMPARE, CompareSettings(**settings).as_used, tmp_path).asked
 
     assert mark() == mark(data_dir=tmp_path) != mark(task="sts", data_dir=tmp_path)
     assert mark(seed=1) != mark()  # what no option says counts as well
@@ -141,7 +183,7 @@ def test_a_folder_of_data_matters_with_a_task_only(tmp_path):
 def test_a_benchmark_is_shown_again_and_measured_again(brief, tmp_path):
     assert run(app, brief).exit_code == 0
     first = json.loads((tmp_path / "out" / "bench.json").read_text())
-    assert MARK in first
+    assert ASKED in first
     done = run(app, brief)
     assert (done.exit_code, done.stderr.count("finished on")) == (0, 1)
     assert json.loads((tmp_path / "out" / "bench.json").read_text()) == first

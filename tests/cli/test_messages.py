@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -14,10 +15,12 @@ from subquad.cli import app
 from subquad.cli.common import LONGEST
 from subquad.data import texts
 from subquad.errors import InputError
+from subquad.methods import METHODS, explained
 from subquad.training.settings import read_overrides, read_toml, settings_of
 from subquad.workflows import bench, calibrate
 
 run = CliRunner().invoke
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", [r"\[x]", "[/bold]", "[red]", ":smile:", r"a\\[b", "[link=x]y", "{x}", "%s", "ü🙂"])
@@ -69,6 +72,33 @@ def test_a_long_message_is_cut_in_the_middle():
 def test_a_method_with_settings_is_known():
     done = run(app, ["methods", "oracle-top:topk=31", "--json"])
     assert list(json.loads(done.stdout)) == ["oracle-top"]
+
+
+@pytest.mark.parametrize("name", sq.list_methods())
+def test_a_method_explains_each_of_its_settings_and_names_its_page(name):
+    done = run(app, ["methods", name], env={"COLUMNS": "1000"})
+    assert done.exit_code == 0, done.output
+    own = METHODS[name].defaults()
+    for setting, default in own.items():
+        (line,) = [line for line in done.stdout.splitlines() if line.strip().startswith(f"{setting}={default} ")]
+        assert len(line.split(maxsplit=1)[1]) > 10
+    assert set(explained(METHODS[name])) == set(own)
+    assert f"docs/methods/{name}.md" in done.stdout
+    assert (ROOT / "docs" / "methods" / f"{name}.md").is_file()
+
+
+def test_a_method_shows_the_settings_that_are_given_with_what_0_means():
+    done = run(app, ["methods", "clustered-tail:clusters=7"], env={"COLUMNS": "1000"})
+    assert "clusters=7      C, clusters of queries for each head." in done.stdout
+    assert "0: √(2n), rounded up" in done.stdout
+
+
+def test_the_list_of_methods_uses_the_terms_of_the_glossary():
+    said = run(app, ["methods"]).stdout
+    assert "Only as a bound method." in said
+    assert "A bound method is one that is attached to a layer" in said
+    assert "only bound" not in said
+    assert " meet" not in said
 
 
 @pytest.mark.parametrize(("error", "message"), [

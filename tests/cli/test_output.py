@@ -78,7 +78,9 @@ class CliRunnerStream:
 def test_verbose_prints_what_each_unit_took_and_tracebacks(brief):
     quick = run(app, [*brief, "--verbose"])
     units = [
-        line for line in quick.stderr.splitlines() if re.fullmatch(r"time/float32/forward/16/\d: \d+\.\d\d s", line)
+        line
+        for line in quick.stderr.splitlines()
+        if re.fullmatch(r"timing each method at 16 tokens \(forward, float32\), round \d of 3: \d+\.\d\d s", line)
     ]
     assert len(units) == 3
     for verbose in (False, True):
@@ -166,7 +168,7 @@ def test_methods_are_listed_in_a_line_each_and_one_is_described():
     lines = run(app, ["methods"]).stdout.splitlines()
     rows = {line.split()[0]: line for line in lines if line.split()[0] in sq.list_methods()}
     assert list(rows) == sq.list_methods()
-    assert re.match(r"lha +of values +yes +Learning-to-hash attention\.", rows["lha"])
+    assert re.match(r"lha +of values +yes +Learning-to-hash attention, ", rows["lha"])
     assert re.match(r"clustered +no +no +Clustered attention\.", rows["clustered"])
     assert re.match(r"local +yes +no +Window attention", rows["local"])
     described = run(app, ["methods", "i-clustered"]).stdout
@@ -193,4 +195,4 @@ def test_the_names_of_the_package_are_public():
 
 
 def test_a_method_with_settings_is_described_with_them():
-    assert "clusters=25, " in run(app, ["methods", "i-clustered:clusters=25"]).stdout
+    assert "clusters=25 " in run(app, ["methods", "i-clustered:clusters=25"]).stdout

@@ -4,7 +4,7 @@ import pytest
 
 from subquad.cli import progress as module
 from subquad.cli.progress import Estimate, Reported, in_words, progress_bar
-from subquad.workflows.expected import expect
+from subquad.expected import expect
 from subquad.workflows.store import Kind, Records, Run, Store
 
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from subquad.data.texts import read_documents, standard_library
+from subquad.data.texts import folder_lines, read_documents, standard_library
 from subquad.errors import InputError
 
 
@@ -30,6 +30,19 @@ def test_files_folders_and_tables(tmp_path):
     found = read_documents([tmp_path])
     assert found == ["first", "third", "fourth", "fifth, with comma", "second", "sixth"]
     assert read_documents([tmp_path / "d.csv"], column="id") == ["1"]
+
+
+def test_folders_say_what_is_read_and_what_is_not(tmp_path):
+    for name in ("d.txt", "b.md", "deep/a.rst", "C.CSV", "x.pdf", ".git/config", ".git/notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "e.txt").write_text("text")
+    assert folder_lines([tmp_path / "d.txt", tmp_path, tmp_path / "one"]) == [
+        f"{tmp_path}: 6 files (.git/notes.txt, C.CSV, b.md, …) read; 1 file (x.pdf) skipped, because the name does not "
+        "end in .txt, .md, .rst, .jsonl, .csv, .tsv",
+        f"{tmp_path / 'one'}: 1 file (e.txt) read",
+    ]
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [

@@ -117,7 +117,9 @@ def test_all_functions_take_what_is_around_a_model_in_place(door, tmp_path):
 
 def test_a_sentence_transformer_runs_what_is_swapped_into_it(st):
     exact = encoded(st)
-    print(sq.hf.swap(st, "i-clustered:clusters=10,topk=8"))
+    swapped = sq.hf.swap(st, "i-clustered:clusters=10,topk=8")
+    assert str(swapped).endswith("texts are still cut to max_seq_length=256 tokens; sq.hf.extend_positions raises it")
+    assert "max_seq_length" not in str(sq.hf.describe(st[0].auto_model))
     assert len(sq.hf.describe(st).methods) == 6
     mine = encoded(st)
     assert not torch.equal(mine, exact)

@@ -76,7 +76,7 @@ def test_the_method_runs(name):
         ({"is_causal": True}, "'clustered' does not support a causal mask"),
         (MASKS["window"], "'clustered' does not support a window"),
         (MASKS["scattered"], "is not padding of the keys, causal, a window"),
-        (MASKS["bias"], "holds other numbers than 0 and −inf"),
+        (MASKS["bias"], "floats that are added to the logits (other numbers than 0 and −inf"),
         ({"dropout_p": 0.5}, "dropout_p=0.5: what a method drops is not what SDPA drops"),
     ],
     ids=["causal", "window", "scattered", "bias", "dropout"],

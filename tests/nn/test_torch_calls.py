@@ -1,6 +1,7 @@
 """`sq.nn.MultiheadAttention` in the place of torch's: weights, masks, encoders and decoders, nested inputs."""
 
 import copy
+import functools
 import math
 
 import pytest
@@ -137,7 +138,7 @@ def test_padded_queries_do_not_change_the_others():
     [
         ({"attn_mask": FUTURE}, "does not support a causal mask"),
         ({"attn_mask": MASKS["of each head"]["attn_mask"]}, "differs between heads"),
-        ({"attn_mask": normal(9, 9)}, "holds other numbers than 0 and −inf"),
+        ({"attn_mask": normal(9, 9)}, r"holds floats that are added to the logits \(other numbers than 0 and −inf"),
         ({"attn_mask": FUTURE[:5]}, r"`attn_mask` is \(5, 9\), but it must be \(9, 9\) or \(8, 9, 9\)"),
         ({"key_padding_mask": REAL[:, :5]}, r"`key_padding_mask` is \(2, 5\), but it must be \(2, 9\)"),
         ({"key_padding_mask": ~REAL, "mask": sq.Mask()}, "torch's masks are given together with `mask` or `bias`"),
@@ -146,6 +147,46 @@ def test_padded_queries_do_not_change_the_others():
 def test_no_mask_is_dropped(masks, message):
     with pytest.raises(ValueError, match=message):
         pair(ROUGH, batch_first=True)[0](normal(2, 9, 12), **masks)
+
+
+def test_a_float_mask_of_torchs_encoder_is_called_what_the_user_calls_it():
+    layer = nn.TransformerEncoderLayer(12, 4, 24, batch_first=True, dropout=0.0)
+    model, x = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), normal(2, 9, 12)
+    sq.nn.swap(model, ROUGH)
+    with pytest.raises(
+        ValueError, match=r"^`attn_mask` \(`mask` or `src_mask` of torch's encoder.*'clustered'"
+    ) as error:
+        model(x, mask=normal(9, 9))
+    assert "bias=" not in str(error.value)
+    with pytest.raises(ValueError, match="a gradient is required"):
+        model(x, mask=torch.zeros(9, 9, requires_grad=True))
+    sq.nn.swap(model, "full")
+    assert model(x, mask=normal(9, 9)).shape == x.shape
+
+
+@pytest.mark.parametrize("masks", [{}, {"key_padding_mask": True}, {"attn_mask": True}])
+@pytest.mark.parametrize("shape", [(0, 9, 12), (2, 0, 12), (0, 0, 12)])
+@pytest.mark.parametrize("method", ["full", ROUGH, "lha:buckets=2"])
+def test_empty_inputs_have_empty_outputs_and_gradients_as_in_torch(method, shape, masks):
+    (B, N, _), x = shape, torch.zeros(shape, requires_grad=True)
+    shapes = {"key_padding_mask": (B, N), "attn_mask": (N, N)}
+    masks = {name: torch.zeros(shapes[name], dtype=torch.bool) for name in masks}
+    ours, theirs = pair(method, batch_first=True) if method == "full" else (layer_of(method), layer_of("torch"))
+    swapped = nn.ModuleList([layer_of("torch")])
+    sq.nn.swap(swapped, method)
+    wanted = theirs(x, x, x, need_weights=False)[0]  # with padding torch's own layer raises
+    for layer in (ours, swapped[0]):
+        out = layer(x, x, x, need_weights=False, **masks)[0]
+        assert out.shape == wanted.shape == shape
+        out.sum().backward()
+        grads = [layer.get_parameter(name).grad for name, _ in layer.named_parameters() if "proj" in name]
+        assert all(grad is not None and not grad.any() for grad in grads)
+
+
+def layer_of(method: str) -> nn.Module:
+    """Our layer with a method, or torch's."""
+    kind = nn.MultiheadAttention if method == "torch" else functools.partial(sq.nn.MultiheadAttention, method=method)
+    return kind(12, 4, batch_first=True)
 
 
 @pytest.mark.parametrize("shapes", [((9, 12), (2, 9, 12)), ((2, 9, 12), (9, 12)), ((1, 2, 9, 12), (1, 2, 9, 12))])

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from subquad.report import plan_plots, plan_write, plots
+from subquad.report import plan_plots, plan_tables, plan_write, plots
 from subquad.report.page import html
 from subquad.report.terms import TERMS
 from tests.report import sample
@@ -164,6 +164,48 @@ def test_tables_hold_what_they_are_sorted_and_filtered_by():
     unknown = html(report, {})
     assert 'type="checkbox"' not in unknown
     assert "data-kept>" not in unknown
+
+
+def test_the_layers_of_a_plan_are_filtered_by_number_and_method():
+    page = planned()
+    form = page[page.index('<form class="filters" data-table="layers" data-what="layers"') :].partition("</form>")[0]
+    assert "only layers that do not run exact attention" in form
+    table = page[page.index('id="layers"') :].partition("</table>")[0]
+    assert 'data-entry="0 exact clustered:clusters=25 41.0 % 0.0094" data-kept' in table
+    assert 'data-entry="4 exact exact – –">' in table
+    exact = plan()
+    exact["lengths"] = exact["lengths"][:1]
+    assert 'type="checkbox"' not in plan_write.html(exact, {}, "")
+    one = plan()
+    for length in one["lengths"]:
+        length["layers"] = {"0": length["layers"]["0"]}
+    assert "<form" not in plan_write.html(one, {}, "")
+
+
+def test_the_next_command_of_a_plan_is_there_if_the_report_has_one():
+    report = plan()
+    assert plan_tables.NEXT not in plan_write.html(report, {}, "")
+    assert plan_tables.NEXT not in plan_tables.markdown(report)
+    report["next"] = "subquad compare --plan 'my plan'"
+    page = Page(plan_write.html(report, {}, ""))
+    assert report["next"] in page.text
+    assert any(plan_tables.NEXT in text for text in page.text)
+    assert f"```sh\n{report['next']}\n```" in plan_tables.markdown(report)
+
+
+def test_a_plan_has_no_column_without_a_figure():
+    exact = plan()
+    exact["lengths"] = exact["lengths"][:1]
+    found = {heading: [column.title for column in table.columns] for heading, _, table in plan_tables.tables(exact)}
+    assert found == {"Layers": ["128 tokens: method"]}
+    both = plan_tables.layers(plan())
+    assert [column.title for column in both.columns] == [
+        "128 tokens: method", "512 tokens: method", "512 tokens: time", "512 tokens: loss"
+    ]  # fmt: skip
+    assert [column.title for column in plan_tables.verified(plan()).columns][:2] == [
+        "plan: fidelity",
+        "plan: lower bound",
+    ]
 
 
 def test_a_length_that_is_never_faster_is_sorted_after_all_lengths():

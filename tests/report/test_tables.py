@@ -38,7 +38,7 @@ def test_terminal_is_one_table_at_120_and_several_at_80():
 def test_terminal_says_what_it_must():
     text = printed(sample.encoder(), 200)
     row = next(line for line in text.splitlines() if line.startswith("i-clustered:clusters=100,topk=32"))
-    for figure in ("recommended", "0.9958", "0.9908", "↓0.88×", "1.13×", "0.9920", "24.0"):
+    for figure in ("(recommended at 2,048 and 4,096 tokens)", "0.9958", "0.9908", "↓0.88×", "1.13×", "0.9920", "24.0"):
         assert figure in row
     for fact in ("'lha' has learned parameters", "(4 of 6 layers)", "layers 4, 5 stay exact", "Recommendation"):
         assert fact in text
@@ -46,9 +46,32 @@ def test_terminal_says_what_it_must():
     assert methods == ["full", "shared-full", "oracle-top:topk=32"]
 
 
+def test_a_report_that_does_not_say_the_lengths_marks_its_one_choice():
+    report = sample.encoder()
+    del report["recommendation"]["by_length"]
+    marked = [line for line in content.main_table(report).lines if line.recommended]
+    assert [(line.name, line.marks) for line in marked] == [(report["recommendation"]["choice"], ["recommended"])]
+
+
+def test_a_column_of_sizes_has_one_number_of_decimals():
+    report = sample.encoder()
+    for method, ms in zip(report["methods"], (0.0412, 9.876, 41.25, 640.4), strict=False):
+        method["model"]["512"] |= {"ms": ms, "ms_low": ms, "ms_high": 2 * ms, "extra_mib": 100 * ms}
+    table = content.model_table(report)
+    place = {(column.group, column.head): i for i, column in enumerate(table.columns)}
+    shown = {
+        head: [line.cells[place["512 tokens", head]].text for line in table.lines[:4]]
+        for head in ("ms", "quartiles", "extra MiB")
+    }
+    assert shown["ms"] == ["0.04", "9.88", "41.25", "640.40"]
+    assert shown["quartiles"][2:] == ["41.25 to 82.50", "640.40 to 1,280.80"]
+    assert shown["extra MiB"] == ["4.12", "987.60", "4,125.00", "64,040.00"]
+    assert cells.size(640.4).text == "640"
+
+
 def test_the_default_rows_fit_80_columns_and_nothing_is_cut():
     report = sample.encoder()
-    report["recommendation"]["choice"] = "full"
+    report["recommendation"] |= {"choice": "full", "by_length": {"512": "full"}}
     for method, name in zip(report["methods"][1:], COMPARED, strict=False):
         method["method"] = name
     report["methods"][4]["method"] = "lsh:buckets=16,bucket_size=80,tail=16"  # the longest
@@ -82,7 +105,9 @@ def test_markdown_holds_every_fact(make):
     facts = [report["command"], report["created"], report["recommendation"]["headline"], "0.99"]
     facts += [*report["notes"], *report["recommendation"]["reasons"], *report["versions"].values()]
     facts += [m["method"] for m in report["methods"]] + [m["reason"] for m in report["methods"] if "reason" in m]
-    facts += [cells.size(c["ms"]).text for m in report["methods"] for c in m.get("op", {}).values()]
+    for length in {length for m in report["methods"] for length in m.get("op", {})}:
+        ms = [m["op"][length]["ms"] for m in report["methods"] if length in m.get("op", {})]
+        facts += [cells.size(x, max(map(cells.decimals, ms))).text for x in ms]
     facts += [f"({name})" for name in content.FIGURES]
     assert [fact for fact in facts if fact not in text] == []
 

@@ -73,7 +73,7 @@ def trained():
         "task": {"summary": "A task", "metric": "metric_3"}, "settings": {"model": {"method": "full"}}, "test": test,
         "baselines": {"chance": dict.fromkeys(test, 0.125)}, "steps": 1234, "training_seconds": 5.5,
     }  # fmt: skip
-    return training_card.rich_record(record), {f"{value:.4g}" for value in test.values()} | {"0.125", "1,234"}
+    return training_card.rich_record(record), {f"{value:.4f}" for value in test.values()} | {"0.1250", "1,234"}
 
 
 def reproduced():

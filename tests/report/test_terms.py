@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from subquad.methods import METHODS
-from subquad.report import content, page, plan_tables, terms
+from subquad.report import content, layout, page, plan_tables, terms
 from tests.report import sample
 from tests.report.sample_plan import plan
 
@@ -21,7 +21,9 @@ def test_every_column_says_what_it_means(table):
     assert table.columns
     for column in table.columns:
         assert column.meaning, column.title
-        assert not column.about or not column.term
+        assert column.term in terms.TERMS  # or a tooltip says what no glossary does
+    assert terms.term_of(table.first) in terms.TERMS
+    assert {column.term for column in table.columns} <= {term for term, _ in terms.glossary(layout.heads([table]))}
 
 
 def test_the_words_of_the_pages_are_terms():
@@ -32,7 +34,14 @@ def test_every_mark_is_a_term():
     report = sample.encoder()
     report["methods"][5]["unfitted"] = True
     marks = {mark for line in content.main_table(report).lines for mark in line.marks}
-    assert marks == {"baseline", "recommended", "reference", "4 of 6 layers", "not calibrated"}
+    assert marks == {
+        "baseline",
+        "recommended at 512 tokens",
+        "recommended at 2,048 and 4,096 tokens",
+        "reference",
+        "4 of 6 layers",
+        "not calibrated",
+    }
     assert {terms.term_of(mark) for mark in marks} == {
         "baseline", "recommended", "reference", "some layers", "not calibrated"
     }  # fmt: skip

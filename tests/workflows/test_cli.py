@@ -28,6 +28,31 @@ def test_compare_writes_its_report_and_prints_a_table(model, text, short, tmp_pa
     }  # fmt: skip
 
 
+def test_compare_says_what_it_reads_what_it_measures_and_what_is_not_fitted(model, text, short, tmp_path):
+    methods = ["--methods", "local:window=4 lha:buckets=2 rfa:features=4"]
+    done = run(app, ["compare", model("bert"), "--text", str(text), *methods, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    said = done.stderr.splitlines()
+    assert said[0] == f"{text}: 12 files (0.txt, 1.txt, 10.txt, …) read"
+    start = "warning: not fitted, so measured with the parameters that they start with: "
+    fits, trains = said[1:3]
+    assert fits.startswith(f"{start}lha:buckets=2; --calibrate TEXT fits them first")
+    assert "`subquad calibrate`" in fits
+    assert trains == f"{start}rfa:features=4; only training fits them"
+    assert "0/30 errors of single layers, full" in said
+    assert any(line.startswith("10/30 timing the model with each method at 64 tokens, 3 of 10") for line in said)
+    assert any(line.startswith("20/30 timing the model with each method at 96 tokens, 3 of 10") for line in said)
+    quiet = run(app, ["compare", model("bert"), *METHODS, "--text", str(text), "--out", str(tmp_path / "q"), "--quiet"])
+    assert quiet.stderr == ""
+
+
+def test_compare_says_nothing_of_methods_that_are_fitted_or_files_that_are_named(model, text, short, tmp_path):
+    words = ["compare", model("bert"), "--text", str(text / "0.txt"), *METHODS, "--out", str(tmp_path)]
+    said = run(app, words).stderr
+    assert "not fitted" not in said
+    assert "read" not in said.replace("reading the text", "")
+
+
 def test_compare_json_prints_the_report_alone(model, text, short, tmp_path):
     command = ["compare", model("gpt2"), "--text", str(text), *METHODS, "--min-fidelity", "0.5", "--out", str(tmp_path)]
     done = run(app, [*command, "--json"])
@@ -72,7 +97,6 @@ def bad_inputs(model, text, folder):
         "no text in the folder": [bert, "--text", str(folder / "hollow")],
         "has no column 'text'; it has body": [bert, "--text", str(folder / "rows.jsonl")],
         "line 1: not JSON": [bert, "--text", str(folder / "broken.jsonl")],
-        "past the 64 positions": [bert, "--max-length", "65"],
         "leaves 8 tokens beside the special ones": [bert, "--max-length", "10"],
         "leaves 0 tokens": [bert, "--max-length", "0"],
         "text is too short": [bert, "--text", str(folder / "word.txt")],
@@ -80,7 +104,7 @@ def bad_inputs(model, text, folder):
         "one class only": [bert, "--task", "banking77", "--data-dir", str(folder / "one")],
         "all scores are alike": [bert, "--task", "sts", "--data-dir", str(folder / "sts.tsv")],
         "cannot write to the folder": [bert, "--out", str(folder / "file" / "below")],
-        "there is no folder 'nosuchmodel' here": ["nosuchmodel"],
+        "no model 'nosuchmodel': there is no such folder, and no model of this name is in the cache": ["nosuchmodel"],
         "did you mean 'clustered'": [bert, "--methods", "clusterd"],
         "did you mean 'clusters'": [bert, "--methods", "clustered:cluster=4"],
         "clusters=0, but it must be a whole number ≥ 1": [bert, "--methods", "clustered:clusters=0"],

@@ -17,8 +17,9 @@ from subquad.report.content import legend, op_table
 from subquad.report.page import html
 from subquad.report.tables import markdown, rich_table
 from subquad.report.write import write_report
-from subquad.workflows.compare import OP, STRETCH, Comparison, measure, stretches
+from subquad.workflows.compare import Comparison, measure
 from subquad.workflows.compare_report import report_of
+from subquad.workflows.compare_units import OP, STRETCH, stretches
 from subquad.workflows.settings import CompareSettings
 
 METHODS = (
@@ -101,6 +102,28 @@ def test_the_report_is_complete_and_serialisable(measured, tmp_path):
     names = {path.name for path in write_report(report, tmp_path)}
     assert {"report.json", "report.md", "report.html"} <= names
     assert any("interpolated" in note for note in report["notes"])
+
+
+@pytest.mark.parametrize(("longest", "model_lengths", "call_lengths"), [
+    (None, [64, 2048, 4096], (512, 1024, 2048, 4096, 8192, 16384)),
+    (48, [48], (48,)),
+    (1024, [64], (512, 1024)),
+    (2048, [64, 2048], (512, 1024, 2048)),
+])  # fmt: skip
+def test_nothing_longer_than_the_maximum_length_is_measured(longest, model_lengths, call_lengths, settings):
+    """The model has 64 positions."""
+    asked = settings("bert", max_length=longest, lengths=None, op_lengths=None)
+    prepared = Comparison.prepare(asked)
+    assert (prepared.lengths, asked.call_lengths) == (model_lengths, call_lengths)
+
+
+def test_lengths_that_exceed_the_maximum_are_named(measured, settings, tmp_path):
+    done = measure(settings("bert", max_length=48, lengths=None, op_lengths=None, methods=METHODS[:1]), tmp_path)
+    report = report_of(done)
+    note = "Not measured, because they exceed --max-length 48: 512, 1,024, 2,048, 4,096, 8,192, 16,384 tokens."
+    assert note in report["notes"]
+    assert all(list(row["model"]) == list(row["op"]) == ["48"] for row in report["methods"])
+    assert not any("Not measured" in note for note in report_of(measured("bert"))["notes"])
 
 
 def test_masked_language_model_gets_pseudo_perplexity(measured):
@@ -267,7 +290,7 @@ class Stop(Exception):
 
 def test_an_interrupted_run_resumes(settings, tmp_path, monkeypatch):
     def stop_at_the_stretches(what, done, total):
-        if what.startswith("stretch/96"):
+        if what.startswith("timing the model with each method at 96 tokens, 1 of "):
             raise Stop
 
     with pytest.raises(Stop):

@@ -40,10 +40,10 @@ def test_the_fastest_of_the_faithful_wins():
 def test_exact_attention_stays_where_nothing_is_both():
     advice = recommend([EXACT, row("clustered", 0.9, 3.0), row("i-clustered", 0.999, 0.7)], [512], 0.99)
     assert advice["choice"] == "full"
-    assert advice["headline"].startswith("Stay with exact attention at 512 tokens: of the rows tried, none")
+    assert advice["headline"].startswith("Stay with exact attention at 512 tokens: of the settings tried, none")
     assert "the nearest is i-clustered: 0.70×" in advice["reasons"][0]
     nothing = recommend([EXACT, row("clustered", 0.9, 3.0)], [512], 0.99)
-    assert "none of the rows tried reaches fidelity 0.99; the closest is clustered" in nothing["reasons"][0]
+    assert "none of the settings tried reaches fidelity 0.99; the closest is clustered" in nothing["reasons"][0]
 
 
 def test_noise_is_no_gain():
@@ -70,13 +70,13 @@ SAMPLES = {
 
 @pytest.mark.parametrize("methods", SAMPLES.values(), ids=SAMPLES)
 def test_settings_were_not_searched_and_every_claim_says_so(methods):
-    """What is best is the best of the rows tried; the headline, each length's reason and a last one say so."""
+    """What is best is the best of the settings tried; the headline, each length's reason and a last one say so."""
     advice = recommend([EXACT, *methods], [512, 2048], 0.99)
-    assert "of the rows tried" in advice["headline"].lower()
+    assert "of the settings tried" in advice["headline"].lower()
     *lengths, last = advice["reasons"]
-    assert "with the given settings; settings were not searched." in last
+    assert "other settings were not tried." in last
     for reason in lengths:
-        assert "of the rows tried" in reason or "only reference methods were measured" in reason
+        assert "of the settings tried" in reason or "only reference methods were measured" in reason
     assert not any("no method reaches" in said for said in (advice["headline"], *lengths))
 
 
@@ -84,11 +84,9 @@ def test_the_recommendation_says_what_was_tried():
     rows = [row("clustered:clusters=4", 0.9, 1.0), row("clustered", 0.9, 1.0), row("local", 0.9, 1.0)]
     reference = row("oracle-top", 1.0, 1.0)
     last = recommend([EXACT, reference, *rows], [512, 2048], 0.99)["reasons"][-1]
-    assert last == (
-        "3 rows of 2 methods were tried at 512 and 2,048 tokens, with the given settings; settings were not searched."
-    )
+    assert last == ("3 settings of 2 methods were tried at 512 and 2,048 tokens; other settings were not tried.")
     last = module.recommend([EXACT, rows[0]], [512, 2048], 0.99, tokens=600)["reasons"][-1]
-    assert last.startswith("1 row of 1 method was tried at 512 tokens, with")
+    assert last.startswith("1 setting of 1 method was tried at 512 tokens; other")
 
 
 def test_quadratic_references_are_never_recommended():
@@ -101,7 +99,7 @@ def test_exact_by_its_settings_is_no_approximation():
     exact = row("i-clustered", 1.0, 1.5, (512, 2048)) | {"settings": {"name": "i-clustered", "topk": 512}}
     advice = recommend([EXACT, exact, row("clustered", 0.9, 0.8)], [512, 2048], 0.99)
     assert advice["headline"].startswith(
-        "Stay with exact attention at 512 tokens; at 2,048 tokens, of the rows tried, use i-clustered"
+        "Stay with exact attention at 512 tokens; at 2,048 tokens, of the settings tried, use i-clustered"
     )
     assert "the closest is clustered" in advice["reasons"][0]
 
@@ -111,8 +109,23 @@ def test_longer_lengths_are_named():
     advice = recommend(methods, [512, 2048], 0.99)
     assert advice["choice"] == "full"
     assert advice["headline"].startswith(
-        "Stay with exact attention at 512 tokens; at 2,048 tokens, of the rows tried, use clustered: 2.50×"
+        "Stay with exact attention at 512 tokens; at 2,048 tokens, of the settings tried, use clustered: 2.50×"
     )
+
+
+def test_where_the_recommendation_differs_by_length_the_headline_says_so():
+    fast = {"512": "i-clustered", "2048": "clustered", "4096": "full"}
+    methods = [EXACT, row("i-clustered", 0.995, 1.5), row("clustered", 0.995, 2.5, (2048,))]
+    advice = recommend(methods, [512, 2048, 4096], 0.99)
+    assert advice["by_length"] == fast
+    assert advice["headline"] == (
+        "Of the settings tried, use i-clustered: 1.50× the speed of exact attention, fidelity 0.995 at 512 tokens; at "
+        "2,048 tokens, use clustered: 2.50× the speed of exact attention, fidelity 0.995; at 4,096 tokens, stay with "
+        "exact attention."
+    )
+    same = recommend([EXACT, row("clustered", 0.995, 2.5, (512, 2048))], [512, 2048], 0.99)
+    assert same["by_length"] == {"512": "clustered", "2048": "clustered"}
+    assert "2,048" not in same["headline"]
 
 
 def test_nothing_measured():

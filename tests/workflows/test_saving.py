@@ -1,9 +1,11 @@
 """`--save`: what is recommended, in a folder that loads with it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,6 +67,23 @@ def texts() -> list[str]:
     return [document[:n] for document, n in zip(tiny.documents(3, 20), (4000, 300, 40), strict=True)]
 
 
+def card_of(folder: Path) -> tuple[str, str]:
+    """The card of a saved model, without its lines of Python, and those."""
+    card = (folder / "README.md").read_text()
+    lines = re.search(r"```python\n(.*?)```\n", card, re.DOTALL)
+    return card.replace(lines[0], ""), lines[1]
+
+
+def by_its_card(folder: Path, monkeypatch) -> Any:
+    """The model, loaded by the lines of its card."""
+    monkeypatch.chdir(folder.parent)
+    _, lines = card_of(folder)
+    assert len([line for line in lines.splitlines() if line.strip()]) <= 3
+    made: dict[str, Any] = {}
+    exec(lines, made)
+    return made["model"]
+
+
 def encoded_elsewhere(folder: Path, texts: list[str]) -> torch.Tensor:
     line = [sys.executable, "-c", LOADED, str(folder), json.dumps(texts)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
@@ -96,10 +115,11 @@ def test_a_sentence_transformer_is_saved_whole_and_loads_in_another_process(sent
 
 
 @pytest.mark.usefixtures("short")
-def test_a_method_for_the_main_length_runs_at_all_lengths(sentences, text, tmp_path, faster_at):
+def test_a_method_for_the_main_length_runs_at_all_lengths(sentences, text, tmp_path, faster_at, monkeypatch):
     faster_at(64)
     compared(sentences, text, tmp_path)
-    again = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    again = by_its_card(tmp_path / "saved", monkeypatch)
+    assert isinstance(again, SentenceTransformer)
     assert {str(method) for method in sq.hf.describe(again).methods.values()} == {METHOD}
     assert again.max_seq_length == sq.hf.position_limit(again) == 64
 
@@ -122,13 +142,25 @@ def test_learned_parameters_come_along(model, text, other_text, tmp_path, faster
 
 
 @pytest.mark.usefixtures("short")
-def test_a_model_keeps_its_head_and_its_tokenizer(model, text, tmp_path, faster_at):
+def test_a_model_keeps_its_head_its_tokenizer_and_its_card(model, text, tmp_path, faster_at, monkeypatch):
     faster_at(64)
     whole = transformers.BertForSequenceClassification(transformers.BertConfig(**tiny.BERT))
     whole.save_pretrained(tmp_path / "whole")
     tiny.tokenizer(special=True).save_pretrained(tmp_path / "whole")
+    (tmp_path / "whole" / "README.md").write_text("---\nlicense: mit\n---\n\n# Whole\n\nIts own words.\n")
     compared(tmp_path / "whole", text, tmp_path)
-    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
+    again = by_its_card(tmp_path / "saved", monkeypatch)
+    assert isinstance(again, transformers.BertForSequenceClassification)
+    card, _ = card_of(tmp_path / "saved")
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    figures = next(m for m in report["methods"] if m["method"] == METHOD)
+    assert card.startswith("---\nlicense: mit\n---\n\n# saved: a model with sub-quadratic attention")
+    assert card.endswith("\n---\n\n# Whole\n\nIts own words.\n")
+    assert f"- `{METHOD}` in layers 0, 1\n" in card
+    assert f"64 tokens: {figures['model']['64']['speedup']:.2f}× the speed of exact attention" in card
+    assert f"fidelity {figures['fidelity']['64']:.3f}." in card
+    assert f"```sh\n{report['command']}\n```" in card
+    assert "dtype float32" in card
     assert {str(method) for method in sq.hf.describe(again).methods.values()} == {METHOD}
     assert torch.equal(again.classifier.weight, whole.classifier.weight)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
@@ -175,6 +207,12 @@ def test_a_plan_is_saved_with_the_model_that_it_is_for(sentences, text, tmp_path
     given = ("--lengths", "32,80", "--min-fidelity", "0.2", "--shift", "1", "--methods", "clustered:clusters=8")
     result = command("plan", sentences, "--text", text, *given, "--out", tmp_path / "out", "--save", tmp_path / "saved")
     assert "Saved" in result.output
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["next"] == (
+        f"subquad compare {sentences} --text {text} --plan {tmp_path / 'out'} --max-length 32 --min-fidelity 0.2"
+    )
+    assert report["next"] in result.output.replace("\n", "")
+    assert "at confidence 0.95" in card_of(tmp_path / "saved")[0]
     wanted = SentenceTransformer(sentences, device="cpu")
     sq.hf.extend_positions(wanted, 80)
     sq.hf.swap(wanted, sq.load_plan(tmp_path / "out"))
@@ -192,4 +230,5 @@ def test_an_exact_plan_saves_nothing(model, text, tmp_path, monkeypatch):
     save = ("--out", tmp_path / "out", "--save", tmp_path / "saved")
     result = command("plan", model("bert"), "--text", text, *given, *save)
     assert "exact attention is recommended" in result.output
+    assert "next" not in json.loads((tmp_path / "out" / "report.json").read_text())
     assert not (tmp_path / "saved").exists()

@@ -43,7 +43,8 @@ def refusal(*args: str | Path) -> str:
     """What a run that cannot be says, in its one line."""
     result = command(*args)
     assert result.exit_code == 2, result.output
-    lines = [line for line in result.stderr.splitlines() if line and not re.match(r"\d+/\d+ ", line)]
+    progress = re.compile(r"\d+/\d+ |reading the data$|step \d+ of \d+: loss ")
+    lines = [line for line in result.stderr.splitlines() if line and not progress.match(line)]
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("error: ")
     return lines[0]
@@ -89,8 +90,8 @@ def test_the_saved_model_is_the_one_that_was_measured(finished: Path):
 
 def test_the_card_tells_how_well_and_how_to_have_it_again(finished: Path, monkeypatch: pytest.MonkeyPatch):
     card, record = (finished / "README.md").read_text(), json.loads((finished / "results.json").read_text())
-    assert f"| clustered:clusters=4 | {record['test']['accuracy']:.4g} |" in card
-    assert "| guess | 0.1 |" in card
+    assert f"| clustered:clusters=4 | {record['test']['accuracy']:.4f} |" in card
+    assert "| guess | 0.1000 |" in card
     assert 'method = "clustered:clusters=4"' in card
     line = re.search(r"^subquad train (.*)$", card, re.MULTILINE)
     assert line is not None
@@ -164,8 +165,8 @@ def test_the_five_minutes_of_the_documentation(tmp_path: Path, monkeypatch: pyte
     assert command(*args, *quick).exit_code == 0
     loaded: dict[str, Any] = {}
     exec(load, loaded)
-    assert loaded["model"].config.method == "i-clustered:clusters=25"
-    assert set(loaded["model"].config.id2label.values()) == {"argparse", "tarfile", "typing"}
+    assert loaded["classify"].model.config.method == "i-clustered:clusters=25"
+    assert set(loaded["classify"].model.config.id2label.values()) == {"argparse", "tarfile", "typing"}
     assert len(loaded["classes"]) == 2
 
 
@@ -245,6 +246,27 @@ def stop_at(step: int, how: BaseException, monkeypatch: pytest.MonkeyPatch) -> N
         return train(*args, progress=stopping, **kwargs)
 
     monkeypatch.setattr(subquad.workflows.train, "train", stopped)
+
+
+def test_it_says_early_what_it_does_and_how_much_of_the_texts_it_reads(tmp_path: Path):
+    rows = "".join(f"{['bad', 'good'][i % 2]} {'film ' * i},{i % 2}\n" for i in range(40))
+    (tmp_path / "mine.csv").write_text(f"text,label\n{rows}")
+    tiny = ("model.width=8", "model.layers=1", "training.every=0", "training.warmup=0", "training.batch=4")
+    given = (f"task.files={tmp_path / 'mine.csv'}", "training.steps=3", "model.heads=1", *tiny)
+    asked = ("text", *(part for each in given for part in ("--set", each)))
+    done = command(*asked, "--set", "task.length=100", "--out", tmp_path / "cut")
+    reading, cut, first = done.stderr.splitlines()[:3]
+    assert reading == "reading the data"
+    # "good " and 20 times "film " are 105 bytes, "bad " and 20 times "film " are 104
+    assert cut == "20 of 40 texts are cut to 100 bytes, the longest of 200: --set task.length=N reads more"
+    assert re.fullmatch(r"step 1 of 3: loss \d\.\d{4}", first)
+    assert "are cut" not in command(*asked, "--set", "task.length=200", "--out", tmp_path / "whole").stderr
+
+
+def test_a_table_without_the_column_names_the_setting(tmp_path: Path):
+    (tmp_path / "mine.csv").write_text("body,label\na,x\n")
+    said = refusal("text", "--set", f"task.files={tmp_path / 'mine.csv'}", "--out", tmp_path / "run")
+    assert "has no column 'text'; it has body, label; name the columns with --set task.text_column" in said
 
 
 def test_an_interruption_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

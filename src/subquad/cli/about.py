@@ -14,7 +14,7 @@ from subquad.cli.common import show, user_errors
 from subquad.cli.completion import method_texts
 from subquad.cli.options import AsJson
 from subquad.cli.output import results_console
-from subquad.methods import METHODS, Method, Traits, parse_method
+from subquad.methods import METHODS, Method, Traits, explained, parse_method
 from subquad.report.terminal import ruled
 
 CAUSAL = {"strict": "yes", "values-only": "of values", "no": "no"}
@@ -56,7 +56,11 @@ def _list() -> RenderableType:
     for name, cls in METHODS.items():
         learned = "yes" if cls.traits.learned else "no"
         table.add_row(name, CAUSAL[cls.traits.causal], learned, Text(_summary(cls)))
-    return Group(table, Text("`subquad methods NAME` says what a method can do, with its settings.", "dim"))
+    lines = (
+        "`subquad methods NAME` says what a method can do, and explains its settings.",
+        "A bound method is one that is attached to a layer, by sq.hf.swap or sq.nn.MultiheadAttention.",
+    )
+    return Group(table, *(Text(line, "dim") for line in lines))
 
 
 def _summary(cls: type[Method]) -> str:
@@ -67,16 +71,19 @@ def _summary(cls: type[Method]) -> str:
 def _described(method: Method) -> RenderableType:
     """All that is known of a method."""
     able, unable = _abilities(method.traits)
-    settings = ", ".join(f"{name}={value}" for name, value in method.to_dict().items() if name != "name")
     rows = {
         "what it is": _summary(type(method)),
-        "settings": settings or "none",
+        "settings": "as below" if type(method).defaults() else "none",
         "supports": ", ".join(able),
         "refuses": ", ".join(unable) or "nothing",
         "cost": method.traits.complexity,
         "source": method.traits.source,
+        "page": f"docs/methods/{method.name}.md",
     }
-    return Group(Text(method.name, "bold"), _pairs(rows))
+    said, own = explained(type(method)), {k: v for k, v in method.to_dict().items() if k != "name"}
+    settings = _pairs({f"{name}={value}": said[name] for name, value in own.items()})
+    shown: list[RenderableType] = [Text("settings", "bold"), settings] if own else []
+    return Group(Text(method.name, "bold"), _pairs(rows), *shown)
 
 
 def _pairs(rows: Mapping[str, str]) -> Table:

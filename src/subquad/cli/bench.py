@@ -1,5 +1,6 @@
 """`subquad bench`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,7 @@ def bench(
     """Measure time and memory of methods against length, relative to SDPA in the same run."""
     with user_errors():
         from subquad.report.kinds import BENCH
-        from subquad.workflows.bench import measure
+        from subquad.workflows.bench import check, measure
         from subquad.workflows.bench_old import read_old
         from subquad.workflows.bench_plans import resolved
         from subquad.workflows.bench_report import report_of
@@ -43,6 +44,6 @@ def bench(
         def report(progress: Any) -> Any:
             return report_of(measure(settings, out, progress))
 
-        found = measured(Claim(BENCH, settings, out), report, write_bench, again, beside_old)
+        found = measured(Claim(BENCH, settings, out), partial(check, settings), report, write_bench, again, beside_old)
         if not show(found, lambda: BENCH.table(found), as_json):
             say(f"Results: {out / BENCH.file}, {out / BENCH.page}, and the plots beside them")

@@ -171,6 +171,7 @@ def working_in(out: Path) -> Iterator[None]:
 
 def measured(
     claim: "Claim",
+    check: Callable[[], None],
     measure: Callable[[Reported], Report],
     write: Callable[[Any, Path], list[Path]],
     again: bool,
@@ -178,22 +179,28 @@ def measured(
 ) -> Mapping[str, Any]:
     """The report of a command: measured and written into the folder, or the one that the folder holds of this run.
 
-    Units that were kept meanwhile are forgotten once the report is written. `complete` adds to a report what the
-    settings do not say.
+    Units that were kept meanwhile are forgotten once the report is written. `complete` adds to a report what is not
+    measured. `check` raises for what is wrong in the settings, before anything is said against the folder.
     """
+    from subquad.errors import InputError
     from subquad.workflows.store import Store
 
     out = claim.folder
     with working_in(out):
-        if not again and (finished := claim.finished()) is not None:
+        try:
+            finished = claim.finished(again)
+        except InputError:
+            check()
+            raise
+        if finished is not None:
             tell(f"{out} holds this run, finished on {claim.day(finished)}; --again measures it again")
             for name in claim.changed_since():
                 tell(f"warning: {name} has changed since that run")
             report = complete(finished)
             if report is not finished:
+                report = claim.marked(report)
                 write(report, out)
             return dict(report)
-        claim.check_same_command()
         with progress_bar() as progress:
             report = claim.marked(complete(measure(progress)))
         write(report, out)

@@ -1,5 +1,6 @@
 """`subquad compare`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,15 +27,20 @@ def compare(
         from subquad.report.kinds import COMPARE
         from subquad.report.write import write_report
         from subquad.workflows import saving
-        from subquad.workflows.compare import measure
-        from subquad.workflows.compare_report import report_of
+        from subquad.workflows.compare import check, measure
+        from subquad.workflows.compare_report import read_anew, report_of
         from subquad.workflows.finished import Claim
 
         def report(progress: Any) -> Any:
             return report_of(measure(settings, out, progress))
 
         saving.check(save, out, settings.model)
-        found: Any = measured(Claim(COMPARE, settings.as_used, out), report, write_report, again)
+
+        def as_asked(found: Any) -> Any:
+            return read_anew(found, settings)
+
+        claim = Claim(COMPARE, settings.as_used, out)
+        found: Any = measured(claim, partial(check, settings), report, write_report, again, as_asked)
         chosen = saving.chosen_by_comparison(settings, found, out) if save else None
         saving.save(chosen, settings.model, save)
         if not show(found, lambda: COMPARE.table(found), as_json):

@@ -1,5 +1,6 @@
 """`subquad inspect`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,12 +26,12 @@ def inspect(
         from subquad.report.kinds import INSPECT
         from subquad.report.write import write_inspection
         from subquad.workflows.finished import Claim
-        from subquad.workflows.inspect import measure
+        from subquad.workflows.inspect import check, measure
         from subquad.workflows.inspect_report import report_of
 
         def report(progress: Any) -> Any:
             return report_of(measure(settings, out, progress), settings)
 
-        found = measured(Claim(INSPECT, settings, out), report, write_inspection, again)
+        found = measured(Claim(INSPECT, settings, out), partial(check, settings), report, write_inspection, again)
         if not show(found, lambda: INSPECT.table(found), as_json):
             say(f"Results: {out / INSPECT.file}, {out / INSPECT.page}, and the plots beside them")

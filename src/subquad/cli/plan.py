@@ -1,5 +1,6 @@
 """`subquad plan`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,16 +28,16 @@ def plan(
         from subquad.report.plan_write import write_plan_report
         from subquad.workflows import saving
         from subquad.workflows.finished import Claim
-        from subquad.workflows.planning.report import report_of
-        from subquad.workflows.planning.run import make
+        from subquad.workflows.planning.report import compare_command, report_of
+        from subquad.workflows.planning.run import check, make
 
         def report(progress: Any) -> Any:
             made = make(settings, out, progress)
             made.plan.save(out, made.planning.loads[0].model)
-            return report_of(made)
+            return report_of(made, compare_command(made, settings, out))
 
         saving.check(save, out, settings.model)
-        found = measured(Claim(PLAN, settings, out), report, write_plan_report, again)
+        found = measured(Claim(PLAN, settings, out), partial(check, settings), report, write_plan_report, again)
         chosen = saving.chosen_by_plan(settings, out) if save else None
         saving.save(chosen, settings.model, save)
         if not show(found, lambda: PLAN.table(found), as_json):

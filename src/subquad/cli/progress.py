@@ -70,6 +70,10 @@ class Reported:
         if seconds is not None:
             tell(f"this takes at most about {in_words(seconds)}")
 
+    def remark(self, line: str) -> None:
+        """Say a line that is not about progress."""
+        tell(line)
+
     def __call__(self, what: str, done: int, total: int) -> None:
         """Show what is under way."""
         now, left = time.monotonic(), self.estimate.left(done, total)

@@ -9,14 +9,17 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from subquad.data.files import chunks, files_in, is_folder
 from subquad.data.tables import json_line, table_rows
 from subquad.errors import InputError
+from subquad.expected import remark
 from subquad.spelling import instead
 
 TABLES = (".jsonl", ".csv", ".tsv")
 SUFFIXES = (".txt", ".md", ".rst", *TABLES)
+FEW = 3  # names of files in a message
 STANDARD_LIBRARY = "the documentation of Python's standard library (docstrings, gathered from this installation)"
 
 
@@ -26,6 +29,37 @@ def read_documents(paths: Sequence[Path], column: str = "text") -> list[str]:
     if not documents:
         raise InputError(f"no text in {', '.join(map(str, paths))}")
     return documents
+
+
+class NoColumn(InputError):
+    """A table lacks the column that was asked for."""
+
+
+def remark_folders(progress: Any, paths: Sequence[Path]) -> None:
+    """Tell `progress` which files of the folders among some paths are read, and which are not."""
+    for line in folder_lines(paths):
+        remark(progress, line)
+
+
+def folder_lines(paths: Sequence[Path]) -> list[str]:
+    """For each folder among the paths, a line that says which of its files `read_documents` reads and which not."""
+    lines = []
+    for folder in filter(is_folder, paths):
+        read = files_in(folder, SUFFIXES)
+        others = (path for path in files_in(folder, ("",)) if not path.name.lower().endswith(SUFFIXES))
+        skipped = [path for path in others if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+        line = f"{folder}: {_counted(read, folder)} read"
+        if skipped:
+            line += f"; {_counted(skipped, folder)} skipped, because the name does not end in {', '.join(SUFFIXES)}"
+        lines.append(line)
+    return lines
+
+
+def _counted(files: Sequence[Path], folder: Path) -> str:
+    """How many files these are, with the names of the first ones."""
+    names = ", ".join(str(path.relative_to(folder)) for path in files[:FEW])
+    more = ", …" if len(files) > FEW else ""
+    return f"{len(files):,} file{'' if len(files) == 1 else 's'} ({names}{more})"
 
 
 def standard_library(least: int = 3000) -> list[str]:
@@ -89,7 +123,7 @@ def field_of(path: Path, number: int, row: dict[str, object], column: str) -> st
     """What a row has in a column, as text; InputError where it has no such column."""
     if column not in row:
         where = f"{path}, line {number}," if path.suffix.lower() == ".jsonl" else path
-        raise InputError(f"{where} has no column {column!r}{instead(column, map(str, row), '', 'it has')}")
+        raise NoColumn(f"{where} has no column {column!r}{instead(column, map(str, row), '', 'it has')}")
     value = row[column]
     if isinstance(value, dict | list):
         raise InputError(f"{path}, line {number}: {column!r} holds a {type(value).__name__}, not text")

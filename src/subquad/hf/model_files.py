@@ -51,7 +51,7 @@ def read_config(where: str) -> Any:
     if not isinstance(given, dict):
         raise InputError(f"{where}: its config.json must be an object with named fields, not a {type(given).__name__}")
     _refuse_own_code(where, "config.json", given)
-    if str(given.get("model_type")).startswith("subquad-"):
+    if str(given.get("model_type")).startswith("subquad-") and optional_file(where, "tokenizer_config.json") is None:
         raise InputError(
             f"{where} is a model of subquad train, which has no tokenizer to read text with; in Python, sq.plan, "
             "sq.hf.swap and sq.audit take it"
@@ -92,6 +92,8 @@ def called(load: Any, where: str, **options: Any) -> Any:
     try:
         return load(where, **options)
     except Exception as error:  # transformers, safetensors and the hub client raise kinds of their own
+        if why := _not_reached(where, error):
+            raise InputError(f"no model {where!r}: there is no such folder, and {why}") from error
         reason = " ".join(
             next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).split()
         )
@@ -100,13 +102,27 @@ def called(load: Any, where: str, **options: Any) -> Any:
         raise InputError(f"cannot load {what} from {where!r}: {reason}") from error
 
 
+def _not_reached(where: str, error: Exception) -> str | None:
+    """Why what is not a folder was not found as a hub id, without the network; None where that is not the error."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if exists(Path(where)) or not isinstance(error.__cause__, LocalEntryNotFoundError):
+        return None
+    offline = "nothing is downloaded, because HF_HUB_OFFLINE is set"
+    return (
+        "no model of this name is in the cache of the Hugging Face hub; "
+        f"{offline if constants.HF_HUB_OFFLINE else 'the hub cannot be reached, so nothing is downloaded'}"
+    )
+
+
 def is_sentence_transformer(where: str) -> bool:
     """Whether this is the folder of a SentenceTransformer, whose modules are all those of sentence-transformers.
 
     Raises:
         InputError: a damaged list of modules, or a module of the folder's own.
     """
-    file = _optional(where, "modules.json")
+    file = optional_file(where, "modules.json")
     if file is None:
         return False
     modules = read_json(file)
@@ -124,7 +140,7 @@ def pooling_of(where: str) -> Pooling:
     Raises:
         InputError: a damaged file, or a way of pooling that is neither the mean nor the first token.
     """
-    file = _optional(where, "1_Pooling/config.json")
+    file = optional_file(where, "1_Pooling/config.json")
     if file is None:
         return "mean"
     given = read_json(file)
@@ -146,7 +162,7 @@ def pooling_of(where: str) -> Pooling:
     return ways[chosen[0]]
 
 
-def _optional(where: str, name: str) -> Path | None:
+def optional_file(where: str, name: str) -> Path | None:
     """A file of a model; None where it has none."""
     from transformers.utils import cached_file
 

@@ -20,6 +20,7 @@ from subquad.hf.doors import AnyModel
 from subquad.hf.layers import Layer, head_counts
 from subquad.methods import Bound, ByLength, Method, from_dict
 from subquad.methods.by_length import Step
+from subquad.spelling import listed
 
 FORMAT = 1
 FILE = "plan.json"
@@ -47,12 +48,15 @@ class Plan:
 
     def __str__(self) -> str:
         listed = [f"layer {number}: {method}" for number, method in sorted(self.layers.items())]
-        said = [
-            f"{length} tokens: fidelity {found['fidelity']:.4f}, at least {found['bound']:.4f} at confidence "
-            f"{found['confidence']:g}; {found['speedup']:.2f}× the speed of exact attention"
-            for length, found in self.verified.items()
-        ]
-        return "\n".join([*listed, *said])
+        return "\n".join([*listed, *(f"{length} tokens: {self.said(int(length))}" for length in self.verified)])
+
+    def said(self, length: int) -> str:
+        """What was verified at a planned length, in words."""
+        found = self.verified[str(length)]
+        return (
+            f"fidelity {found['fidelity']:.4f}, at least {found['bound']:.4f} at confidence {found['confidence']:g}; "
+            f"{found['speedup']:.2f}× the speed of exact attention"
+        )
 
     def baseline(self, length: int) -> dict[str, Any]:
         """The usual errors of the layers at a planned length: `sq.audit(model, baseline=plan.baseline(2048), …)`.
@@ -63,7 +67,7 @@ class Plan:
         found = self.verified.get(str(length), {}).get("baseline")
         if found is None:
             have = [n for n, of in self.verified.items() if of.get("baseline")]
-            those = f"it has one for {' and '.join(have)} tokens" if have else "it has none at any length"
+            those = f"it has one for {listed(have)} tokens" if have else "it has none at any length"
             raise ValueError(
                 f"the plan has no baseline for {length} tokens; {those}. Lengths have one where a verified plan runs "
                 "something else than exact attention"

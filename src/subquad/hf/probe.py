@@ -121,7 +121,10 @@ def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> 
 def _runs(model: PreTrainedModel) -> list[tuple[str, Run]]:
     """What to try: first what the model must take, then what not every model does."""
     if model.device.type == "meta":
-        raise ValueError(f"{type(model).__name__} is on the meta device; load its weights before swapping")
+        raise ValueError(
+            f"{type(model).__name__} is on the meta device; load its weights before swapping. Where accelerate "
+            "offloads them (cpu_offload, a device_map with 'cpu' or 'disk'), swap first and offload the swapped model"
+        )
     plain, left = example_inputs(model), None
     runs: list[tuple[str, Inputs]]
     try:

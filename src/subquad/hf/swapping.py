@@ -37,20 +37,28 @@ class HasMethods(Protocol):
 class Swapped:
     """Which layer runs what. Prints as a table; `methods` is {layer number: method}, without layers left alone.
 
-    `keep` says whose attention is exact all the same, as in `swap`.
+    `keep` says whose attention is exact all the same, as in `swap`; `cut_at`, how many tokens of a text the model's
+    holder, such as a SentenceTransformer, reads at most.
     """
 
     layers: tuple[Layer, ...]
     methods: dict[int, Method]
     keep: str | None = None
+    cut_at: int | None = None
 
     def __str__(self) -> str:
         table = Table("layer", "name", "kind", "method", box=None)
         for layer in self.layers:
             own = "(the model's own)"
             table.add_row(str(layer.number), layer.name, layer.kind, str(self.methods.get(layer.number, own)))
-        text = as_text(table)
-        return text if self.keep is None else f"{text}\nexact in every layer: {KEEPS[self.keep]}"
+        lines = [as_text(table)]
+        if self.keep is not None:
+            lines.append(f"exact in every layer: {KEEPS[self.keep]}")
+        if self.cut_at is not None:
+            lines.append(
+                f"texts are still cut to max_seq_length={self.cut_at:,} tokens; sq.hf.extend_positions raises it"
+            )
+        return "\n".join(lines)
 
 
 def swap(
@@ -125,7 +133,13 @@ def swap(
     if keep is not None:
         model.config.subquad["keep"] = keep
     mark(model)
-    return Swapped(tuple(layers), methods, keep)
+    return Swapped(tuple(layers), methods, keep, _cut_at(given))
+
+
+def _cut_at(holder: Any) -> int | None:
+    """The `max_seq_length` of a SentenceTransformer; None where there is none."""
+    found = getattr(holder, "max_seq_length", None)
+    return found if isinstance(found, int) else None
 
 
 @contextmanager
@@ -193,7 +207,7 @@ def describe(model: AnyModel) -> Swapped:
     attached = attached_layers(model)
     keep = next((each.keep for each in attached.values() if each.keep is not None), None)
     methods = {number: each.bound.method for number, each in attached.items()}
-    return Swapped(tuple(find_layers(model)), methods, keep)
+    return Swapped(tuple(find_layers(model)), methods, keep, _cut_at(model))
 
 
 def refusals(model: AnyModel, method: AnyMethod) -> dict[int, str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from subquad.methods.base import METHODS, Bound, BoundMethod, Fit, Method, Traits
 from subquad.methods.registry import from_dict, list_methods, parse_method, resolve
+from subquad.methods.settings import explained
 
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
     import_module(_module.name)
@@ -19,6 +20,7 @@ __all__ = [
     "Fit",
     "Method",
     "Traits",
+    "explained",
     "from_dict",
     "list_methods",
     "parse_method",

@@ -61,7 +61,8 @@ class Method:
     being defined in this folder puts it among the methods. `traits` are those of the default settings; where settings
     change what the method can do, `describe` says how.
 
-    A method with learned parameters also gives `make_learned`, and finds them in `call.learned`; it exists only bound.
+    A method with learned parameters also gives `make_learned`, and finds them in `call.learned`; it runs only as a
+    bound method.
     """
 
     name: ClassVar[str]
@@ -80,6 +81,13 @@ class Method:
         cls.former = cls.former | {rule["former"]: name for name, rule in rules.items() if rule.get("former")}
         if "name" in vars(cls) and cls.__module__.startswith("subquad.methods."):
             _register(cls)
+
+    def __new__(cls, *values: Any, **given: Any) -> Any:
+        """Raise TypeError for an unknown setting, with the nearest known one, before the dataclass does without."""
+        for name in given:
+            if name not in cls.__match_args__:
+                raise TypeError(cls.unknown(name))
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         settings.check(self)
@@ -113,7 +121,7 @@ class Method:
         """Attention by this method; arguments, shapes and errors as in `subquad.attention`."""
         if self.traits.learned:
             raise ValueError(
-                f"{self.name!r} has learned parameters, so it exists only bound to a layer: in "
+                f"{self.name!r} has learned parameters, so it runs only as a bound method: in "
                 "sq.nn.MultiheadAttention, by sq.hf.swap, or by method.bind(heads=…, head_dim=…)"
             )
         return self.run(*self.prepare(query, key, value, **how))
@@ -309,12 +317,17 @@ class Method:
         for setting, value in given.items():
             name = cls.former.get(setting, setting)
             if name not in known:
-                rest = instead(setting, known, f"`subquad methods {cls.name}` lists", "it has")
-                raise ValueError(f"{cls.name!r} has no setting {setting!r}{rest}")
+                raise ValueError(cls.unknown(setting))
             if name in now:
                 raise ValueError(f"{cls.name!r}: {setting} is the former name of {name}, and both are given")
             now[name] = value
         return cls(**now)
+
+    @classmethod
+    def unknown(cls, setting: str) -> str:
+        """What to say of a setting that the method does not have."""
+        rest = instead(setting, cls.__match_args__, f"`subquad methods {cls.name}` lists", "it has")
+        return f"{cls.name!r} has no setting {setting!r}{rest}"
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:

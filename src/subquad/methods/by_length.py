@@ -81,7 +81,7 @@ class ByLength(Method):
     """A method for each range of lengths.
 
     Args:
-        steps: the methods with `+` between them, their settings divided by `;`, each after the number of keys from
+        steps: the methods with `+` between them, their settings separated by `;`, each after the number of keys from
             which on it runs and a `:`. The first number is 0. In Python also a mapping:
             `ByLength({0: "full", 700: "i-clustered:clusters=25"})`.
 

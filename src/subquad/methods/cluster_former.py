@@ -68,8 +68,8 @@ class ClusterFormer(Bucketed):
     Args:
         window: tokens to each side that a query sees; with a causal mask, to the past.
         chunk: tokens of a chunk of the sorted order, which attend to each other.
-        clusters: of the tokens of each head. An item with no more tokens is sorted by position.
-        seed: of the directions of the hash.
+        clusters: clusters of the tokens of each head. An item with no more tokens is sorted by position.
+        seed: random seed of the directions of the hash.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 1, 2, 50, 16)

@@ -81,7 +81,7 @@ class Clustered(Method):
         clusters: C, clusters of queries for each head. An item with no more queries is computed exactly.
         bits: length of the hash, 1 to 63.
         iterations: Lloyd iterations of k-means.
-        seed: of the hash planes. The same seed gives "i-clustered" the same clusters.
+        seed: random seed of the hash planes. The same seed gives "i-clustered" the same clusters.
         space: what is clustered: "queries", the paper's, or "logits", so that queries with alike q·Kᵀ are together.
         refine: rounds of k-means on the vectors themselves, after that on their hashes.
 

@@ -47,11 +47,11 @@ class ClusteredTail(Method):
             rounded up, for an item of n queries.
         topk: k, the keys of each cluster that its members attend to exactly; more than there are uses all: exact. 0:
             √(8m), rounded up, for an item of m keys.
-        cells: X, how many centroids stand for the other keys; a query meets k + X in all. As many as keys: exact.
+        cells: X, how many centroids stand for the other keys; a query attends to k + X in all. As many as keys: exact.
         bits: length of the hash from which k-means starts, 1 to 63.
-        iterations: of k-means on the hashes.
+        iterations: iterations of k-means on the hashes.
         refine: rounds of k-means on the vectors themselves, after that.
-        seed: of the hash planes.
+        seed: random seed of the hash planes.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 2, 4, 300, 64)

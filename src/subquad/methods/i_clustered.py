@@ -43,7 +43,7 @@ class ImprovedClustered(Method):
         bits: length of the hash, 1 to 63.
         iterations: Lloyd iterations of k-means.
         topk: k, the keys of each cluster that its members attend to exactly; more than there are uses all: exact.
-        seed: of the hash planes. The same seed gives "clustered" the same clusters.
+        seed: random seed of the hash planes. The same seed gives "clustered" the same clusters.
         space: what is clustered: "queries", the paper's, or "logits", so that queries with alike q·Kᵀ are together.
         refine: rounds of k-means on the vectors themselves, after that on their hashes.
 

@@ -112,14 +112,14 @@ def near_keys(ranks: Ranks, blocks: int, window: int, sinks: int, is_causal: boo
 
 @dataclass(frozen=True)
 class LearnedFeatureMap(Method):
-    """Near keys and sinks exactly, all others by learned features: only bound.
+    """Near keys and sinks exactly, all others by learned features. Only as a bound method.
 
     Args:
         features: R; half of them are the negatives of the others.
-        window: tokens of a block; a query meets those of its own and of the adjacent ones exactly. 0: none, and
+        window: tokens of a block; a query attends to those of its own and of the adjacent ones exactly. 0: none, and
             cross-attention too.
         sinks: tokens at either end of the item that are exact for every query; under a causal mask, at its start.
-        seed: of the rows of W behind the first D, where features > 2·D.
+        seed: random seed of the rows of W behind the first D, where features > 2·D.
 
     >>> import torch, subquad as sq
     >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.LearnedFeatureMap(features=32, window=8))

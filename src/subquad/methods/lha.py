@@ -65,7 +65,7 @@ def membership(scores: Float[Tensor, "B H N C"], real: Tensor | None, balanced: 
 
 @dataclass(frozen=True)
 class LearnedHash(LearnsHashes, HashedBuckets):
-    """Learning-to-hash attention. Its hash functions are learned: it exists only bound to a layer.
+    """Learning-to-hash attention, whose hash functions are learned. Only as a bound method.
 
     Args:
         buckets: B. 0: as many as `bucket_size` asks for at the longest length that the layer is bound for.
@@ -75,10 +75,10 @@ class LearnedHash(LearnsHashes, HashedBuckets):
         enlarge: factor on the bucket size; 1 for buckets of N/B.
         merge: how often a key counts that shares several buckets with a query: "multiplicity" or once, "union".
         selection: "balanced" buckets of one size, or each token in its "argmax" bucket: strictly causal.
-        membership: of the loss's ψ, "balanced" or, as in the paper, "argmax".
+        membership: buckets in the loss's ψ: "balanced" or, as in the paper, "argmax".
         targets: ψ in the loss from "exact" attention, O(N²) time, or from random "features", O(N).
         features: how many random features.
-        seed: of the start of the hash functions, and of the random features.
+        seed: random seed of the start of the hash functions, and of the random features.
 
     >>> import torch, subquad as sq
     >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.LearnedHash(buckets=4))

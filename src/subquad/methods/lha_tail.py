@@ -43,15 +43,15 @@ FED = 8  # how many they are
 
 @dataclass(frozen=True)
 class LearnedHashTail(LearnsHashes):
-    """Learned buckets of keys, and centroids for the other keys. The learned hashes need a bound method.
+    """Learned buckets of keys, and centroids for the other keys. Only as a bound method.
 
     Args:
         buckets: B. Every query is in exactly one.
         keys: exact keys of each bucket; more than there are keys uses all: exact.
-        cells: centroids that stand for the keys outside of a bucket; a query meets keys + cells in all.
+        cells: centroids that stand for the keys outside of a bucket; a query attends to keys + cells in all.
         hash: "mlp" or "linear".
         hidden: width of the perceptron's hidden layer.
-        seed: of the start of the hash functions, and of the cells' hash planes.
+        seed: random seed of the start of the hash functions, and of the cells' hash planes.
 
     >>> import torch, subquad as sq
     >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.LearnedHashTail(buckets=4, keys=16, cells=4))

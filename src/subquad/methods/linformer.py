@@ -176,16 +176,16 @@ def causal_linformer(
 
 @dataclass(frozen=True)
 class Linformer(Method):
-    """Attention to k projected keys. The learned projections need a bound method with a longest length.
+    """Attention to k projected keys, for inputs up to a longest length. Only as a bound method.
 
     Args:
         k: projected keys and values of each item.
         sharing: "none": each head has its own E and F; "headwise": one E and one F for all heads; "key-value": E = F
             for all heads; "layerwise": one E = F for all heads and layers.
         projection: "learned"; "mean-pool", which has no parameters; "convolution", one kernel for all segments.
-        start: of what is learned: "pool", for pretrained models, or "random", for training.
+        start: where learning starts: "pool", for pretrained models, or "random", for training.
         ends: "exact": the first and the last token take part exactly; "pooled": they are summed like all others.
-        seed: of a random start.
+        seed: random seed of a random start.
 
     >>> import torch, subquad as sq
     >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.Linformer(k=16), max_length=100)

@@ -42,7 +42,7 @@ class Local(Bucketed):
     Args:
         window: tokens to each side; with a causal mask, to the past. The mask's own window narrows it.
         positions: "none", or "relative": learned terms of the distance in the logits, as in Transformer-XL. With them
-            it exists only bound to a layer.
+            it runs only as a bound method.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 1, 2, 300, 4)

@@ -61,7 +61,7 @@ class RandomHash(HashedBuckets):
         merge: how often a key counts that shares several buckets with a query: "multiplicity" or once, "union".
         tail: how many centroids stand for the keys outside of a query's one bucket; 0 for the paper's buckets.
         selection: "balanced" buckets of one size, or each token in its "argmax" bucket: strictly causal.
-        seed: of the directions, or of the random numbers.
+        seed: random seed of the directions, or of the random numbers.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 2, 4, 300, 64)

@@ -75,8 +75,9 @@ class MixedHeads(Method):
     """A method for each group of heads.
 
     Args:
-        methods: the methods with `+` between them, their settings divided by `;`, each with a share of the heads before
-            a `*` where the shares are not equal: "3*local:window=32+lha:buckets=8;hash=mlp". `MixedHeads.of` writes it.
+        methods: the methods with `+` between them, their settings separated by `;`, each with a share of the heads
+            before a `*` where the shares are not equal: "3*local:window=32+lha:buckets=8;hash=mlp".
+            `MixedHeads.of` writes it.
 
     Raises:
         ValueError: a text that names no methods, one method only, another mix, or parts of different seeds; and, when

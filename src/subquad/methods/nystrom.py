@@ -123,9 +123,9 @@ class Nystrom(Method):
 
     Args:
         landmarks: L, of queries and of keys; no more keys than landmarks: exact.
-        iterations: of the pseudo-inverse, at most 24.
+        iterations: iterations of the pseudo-inverse, at most 24.
         convolution: width of a learned kernel over the values, added to the output; 0 has none. With it, the method
-            exists only bound to a layer.
+            runs only as a bound method.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 1, 2, 300, 4)

@@ -35,6 +35,9 @@ def attend_top(
 class OracleTopK(Method):
     """Exact attention on each query's `topk` best keys, or on all keys if there are fewer.
 
+    Args:
+        topk: the number of keys of each query.
+
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 1, 2, 5, 4)
     >>> best = (q @ k.mT).argmax(-1)

@@ -99,7 +99,7 @@ class Performer(Method):
         inputs: "given", or "learned": each head's queries and keys are moved and scaled by what `subquad calibrate`
             fits.
         redraw: forward passes in training after which new rows are drawn. 0: never.
-        seed: of the rows.
+        seed: random seed of the rows.
 
     >>> import torch, subquad as sq
     >>> q, k, v = 0.3 * torch.randn(3, 1, 2, 300, 16)

@@ -66,7 +66,7 @@ class Reformer(Bucketed):
         rounds: how often the tokens are hashed and sorted anew.
         chunk: m, tokens of a chunk. A query sees its bucket in its own chunk and in the one before.
         buckets: the most buckets of a round; each item has 2⌈n/m⌉ or, where that is more, the even number up to this.
-        seed: of the directions.
+        seed: random seed of the directions.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 1, 2, 50, 16)

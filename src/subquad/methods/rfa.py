@@ -60,12 +60,12 @@ class Learned(nn.Module):
 
 @dataclass(frozen=True)
 class RandomFeature(Method):
-    """Random feature attention. Its spread and gates are learned: it exists only bound to a layer.
+    """Random feature attention, whose spread and gates are learned. Only as a bound method.
 
     Args:
         features: R; each makes a sine and a cosine.
         gates: "learned", for causal attention that forgets, or "none". Without a causal mask there are none.
-        seed: of w̃.
+        seed: random seed of w̃.
 
     >>> import torch, subquad as sq
     >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.RandomFeature(features=64))

@@ -49,12 +49,12 @@ from subquad.ops.timeline import Timeline
 
 @dataclass(frozen=True)
 class Routing(Bucketed):
-    """Attention inside clusters of the queries. Its centroids follow the training: it exists only bound to a layer.
+    """Attention inside clusters of the queries, whose centroids follow the training. Only as a bound method.
 
     Args:
         clusters: centroids of each head.
         cluster_size: w, tokens of a cluster. 0: each item's n/clusters.
-        seed: of the centroids' start.
+        seed: random seed of the centroids' start.
 
     >>> import torch, subquad as sq
     >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.Routing(clusters=4))

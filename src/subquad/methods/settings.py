@@ -1,6 +1,8 @@
 """Settings of methods: the allowed values are declared with the field and checked here."""
 
+import inspect
 import math
+import re
 from dataclasses import field, fields
 from typing import Any
 
@@ -42,6 +44,18 @@ def number(default: float, *, least: float) -> Any:
 def choice(*words: str, default: str | None = None) -> Any:
     """Declare a choice of words; the first is the default unless another is named."""
     return field(default=words[0] if default is None else default, metadata={"choices": words})
+
+
+def explained(method: type) -> dict[str, str]:
+    """What the docstring of a method's class says of each setting, under `Args:`, each in one line.
+
+    >>> from subquad.methods import METHODS
+    >>> explained(METHODS["linear"])
+    {'feature_map': '"elu" (elu(x) + 1), "exp" or "softmax".'}
+    """
+    args = re.search(r"^Args:\n((?:(?: .*)?\n?)*)", inspect.getdoc(method) or "", re.MULTILINE)
+    entries = re.findall(r"^    (\w+(?:, \w+)*): ((?:.*\n?)(?:^     +.*\n?)*)", args[1] if args else "", re.MULTILINE)
+    return {name: " ".join(text.split()) for names, text in entries for name in names.split(", ")}
 
 
 def check(method: Any) -> None:

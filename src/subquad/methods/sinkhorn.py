@@ -88,14 +88,14 @@ def send(
 
 @dataclass(frozen=True)
 class Sinkhorn(Method):
-    """Blocks that attend to themselves and to a softly permuted block. It exists only bound to a layer.
+    """Blocks that attend to themselves and to a softly permuted block. Only as a bound method.
 
     Args:
         block: tokens of a block.
         iterations: how often columns and rows are normalised.
         temperature: τ; lower is closer to a hard permutation.
         cut: every query attends to the first `cut` sorted blocks alone (SortCut). 0: to its own and its sorted block.
-        seed: of the noise in training.
+        seed: random seed of the noise in training.
 
     >>> import torch, subquad as sq
     >>> layer = sq.nn.MultiheadAttention(64, 4, method=sq.Sinkhorn(block=16))

@@ -1,4 +1,4 @@
-"""SMYRF: queries and keys are sorted along a random direction each, and equal chunks of the two meet.
+"""SMYRF: queries and keys are sorted along a random direction each; a chunk of queries attends to one of keys.
 
 Daras, Kitaev, Odena, Dimakis 2020, "SMYRF: Efficient Attention using Asymmetric Clustering"; equations as numbered in
 Sun, Yang, Yoo 2022:
@@ -58,13 +58,13 @@ def asymmetric(query: Tensor, key: Tensor, line: Timeline) -> tuple[Tensor, Tens
 
 @dataclass(frozen=True)
 class Smyrf(Bucketed):
-    """SMYRF: equal chunks of the queries and of the keys, each sorted along a random direction, meet.
+    """SMYRF: queries attend to keys in equal chunks of both, each sorted along a random direction.
 
     Args:
         clusters: C, chunks of queries and of keys in each round. 1 is exact attention.
         cluster_size: the most tokens of a chunk; their number then follows from each item's length. 0: `clusters`.
-        rounds: how often it is sorted along another direction.
-        seed: of the directions.
+        rounds: how often queries and keys are sorted, each time along another direction.
+        seed: random seed of the directions.
 
     >>> import torch, subquad as sq
     >>> q, k, v = torch.randn(3, 1, 2, 50, 16)

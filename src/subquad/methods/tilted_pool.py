@@ -237,10 +237,10 @@ def keys_of_blocks(layout: Layout, pools: Pools | None, window: int, sinks: int,
 
 @dataclass(frozen=True)
 class TiltedPool(Method):
-    """Near keys and sinks exactly, all others pooled with learned weights: only bound.
+    """Near keys and sinks exactly, all others pooled with learned weights. Only as a bound method.
 
     Args:
-        pools: of each item. 0: none; then it is the window and the sinks alone, and nothing is learned.
+        pools: pools of each item. 0: none; then it is the window and the sinks alone, and nothing is learned.
         window: tokens to each side that are exact for a query, at least. 0: none, and cross-attention too.
         sinks: tokens at either end of the item that are exact for every query.
 

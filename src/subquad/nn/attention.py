@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from subquad.masks import Mask
 from subquad.methods import Method, resolve
 from subquad.methods.keep import Keep
-from subquad.nn.torch_calls import as_batches, attend_as_torch, refuse_weights
+from subquad.nn.torch_calls import as_batches, attend_as_torch, empty_outputs, refuse_weights
 from subquad.nn.torch_weights import rename_torch_weights
 
 
@@ -120,6 +120,8 @@ class MultiheadAttention(nn.Module):
     ) -> Any:
         """Attend from `query` to `key` and `value`; alone, self-attention; `value` defaults to `key`.
 
+        An empty batch, or one without queries, has empty outputs, as in torch's layer.
+
         Args:
             query: (B,N,embed_dim), or (N,B,embed_dim) without `batch_first`, or (N,embed_dim); or nested.
             key: (B,M,kdim) in the same order of axes.
@@ -160,7 +162,11 @@ class MultiheadAttention(nn.Module):
                 raise ValueError(f"{method.name!r} does not support cross-attention: its keys are those of the queries")
             if lengths is not None:
                 mask = (mask or Mask()) & Mask.padding(lengths)
-            out = self.attention(query, key, value, mask=mask, is_causal=is_causal, bias=bias, **options)
+            empty = empty_outputs(query, key, value)
+            if empty is None:
+                out = self.attention(query, key, value, mask=mask, is_causal=is_causal, bias=bias, **options)
+            else:
+                out = empty
         out = back(self._join(out))
         return out if need_weights is None else (out, None)
 

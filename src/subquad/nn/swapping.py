@@ -18,6 +18,7 @@ from subquad.plain_tables import as_text
 
 KINDS: tuple[ModuleType, ...] = (torch_layers, timm_layers)  # each: is_one, sizes, refusal, forward, CHANGED
 NAME = "subquad"  # of the bound method in a layer
+WRAPPED = "its forward pass is wrapped by another library (as accelerate's hooks do)"
 _BEFORE = "_before_subquad"  # attributes of a module as they were
 
 
@@ -57,6 +58,7 @@ def swap(
         ValueError: there is no such layer; a pattern that names none; a layer that cannot run its method, with the
             reason: in a `TransformerDecoderLayer`, methods that mix queries would let later positions leak through the
             cross-attention. In the forward pass, a mask that the method does not take.
+            A layer whose forward pass another library wrapped, as accelerate's hooks do.
         TypeError: `module` is not a module.
 
     >>> import torch, subquad as sq
@@ -74,7 +76,7 @@ def swap(
             raise ValueError(f"layer {name or type(module).__name__!r} cannot run {wanted}: {reason}")
     bound = {name: wanted.bind(**_kind(found[name]).sizes(found[name]), max_length=max_length)
              for name, wanted in chosen.items()}  # fmt: skip
-    restore(module)
+    restore(module)  # refuses layers that were wrapped after they were swapped
     for name, attached in bound.items():
         layer = found[name]
         weight = next(layer.parameters())
@@ -84,7 +86,16 @@ def swap(
 
 
 def restore(module: nn.Module) -> None:
-    """Give every layer of a module its own attention back, in place; nothing happens to those without a method."""
+    """Give every layer of a module its own attention back, in place; nothing happens to those without a method.
+
+    Raises:
+        ValueError: the forward pass of a swapped layer was wrapped since, as accelerate's hooks do.
+    """
+    for name, part in module.named_modules():
+        if _BEFORE in vars(part) and _is_wrapped(part):
+            raise ValueError(
+                f"layer {name or type(part).__name__!r} was swapped, and {WRAPPED}; remove the wrapper first"
+            )
     for part in module.modules():
         for name, before in vars(part).pop(_BEFORE, {}).items():
             if before is _Absent:
@@ -110,6 +121,12 @@ def _change(module: nn.Module, **attributes: Any) -> None:
     """Set attributes of a module, and remember what they were."""
     vars(module)[_BEFORE] = {name: vars(module).get(name, _Absent) for name in attributes}
     vars(module).update(attributes)
+
+
+def _is_wrapped(layer: nn.Module) -> bool:
+    """Whether another library replaced the forward pass of this one object."""
+    own = vars(layer).get("forward")
+    return own is not None and getattr(own, "func", None) is not _kind(layer).forward
 
 
 def _find(module: nn.Module) -> dict[str, Any]:
@@ -159,5 +176,7 @@ def _refusal(module: nn.Module, name: str, layer: nn.Module, method: Method) -> 
                 f"{method.name!r} mixes queries, and those of this cross-attention are a decoder's: the output at one "
                 f"position would depend on later ones{pick}"
             )
+    if _is_wrapped(layer):
+        return f"{WRAPPED}, which swap would bypass; swap first, and wrap the swapped module"
     reason = _kind(layer).refusal(layer, method)
     return None if reason is None else str(reason)

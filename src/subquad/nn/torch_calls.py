@@ -14,6 +14,8 @@ from subquad.ops.nested import pad
 from subquad.sdpa_arguments import mask_and_bias
 from subquad.sdpa_masks import can_be_read
 
+MASK = "`attn_mask` (`mask` or `src_mask` of torch's encoder, `tgt_mask` or `memory_mask` of its decoder)"
+
 
 def refuse_weights(need_weights: bool | None) -> None:
     """Raise ValueError where attention weights are asked for."""
@@ -64,6 +66,16 @@ def as_batches(
     return [queries, keys, values], None, back
 
 
+def empty_outputs(query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
+    """The outputs (B,H,N,D) of no items or no queries, which methods refuse and torch's layers take; None: there are.
+
+    They depend on all three, so that every projection gets its gradient, of zeros.
+    """
+    if query.shape[0] and query.shape[2]:
+        return None
+    return query + key.sum() + value.sum()
+
+
 def attend_as_torch(
     bound: BoundMethod,
     query: Tensor,
@@ -79,6 +91,8 @@ def attend_as_torch(
 ) -> Tensor:
     """A method on the heads (B,H,N,D) of a layer, under torch's masks: True, or −inf, hides a key.
 
+    An empty batch, or one without queries, has empty outputs as in torch's layer.
+
     Padded queries are computed, as torch does. `attn_mask` is what holds where `is_causal` is given beside it, as the
     hint that it is; only where its numbers cannot be read does the hint tell. `lengths` is the padding of both sides.
 
@@ -86,11 +100,13 @@ def attend_as_torch(
         ValueError: the method cannot take the mask, or cross-attention; a mask of another shape.
     """
     (B, H, N, _), M, method = query.shape, key.shape[2], bound.method
+    if (empty := empty_outputs(query, key, value)) is not None:
+        return empty
     if not (self_attention or method.traits.cross):
         raise ValueError(f"{method.name!r} does not support cross-attention: its keys are those of the queries")
     allowed = _allowed(attn_mask, B, H, N, M)
     hint = is_causal and (allowed is None or not can_be_read(allowed))
-    mask, bias = mask_and_bias(method, query, key, None if hint else allowed, hint)
+    mask, bias = mask_and_bias(method, query, key, None if hint else allowed, hint, named=MASK)
     if key_padding_mask is not None:
         mask = mask & Mask.from_sdpa(_real(key_padding_mask, B, M)[:, None, None], batch=B)
     if lengths is not None:

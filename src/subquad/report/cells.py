@@ -45,13 +45,15 @@ def share(value: Any) -> Cell:
     return Cell(MISSING, "missing") if x is None else Cell(f"{100 * x:.1f} %", value=x)
 
 
-def size(value: Any) -> Cell:
-    """Milliseconds or MiB with three significant digits."""
+def decimals(value: Any) -> int:
+    """How many decimals of milliseconds or MiB make three significant digits, at most two."""
     x = known(value)
-    if x is None:
-        return Cell(MISSING, "missing")
-    digits = 2 if abs(x) < 10 else 1 if abs(x) < 100 else 0
-    return Cell(f"{x:,.{digits}f}", value=x)
+    return 0 if x is None or abs(x) >= 100 else 1 if abs(x) >= 10 else 2
+
+
+def size(value: Any, digits: int | None = None) -> Cell:
+    """Milliseconds or MiB with three significant digits, or in a column with as many decimals as the others."""
+    return number(value, decimals(value) if digits is None else digits)
 
 
 def speedup(value: Any, verdict: Any = None) -> Cell:

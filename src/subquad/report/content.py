@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from subquad.report.cells import MISSING, Cell, crossover, kept, known, number, size, speedup
+from subquad.report.cells import MISSING, Cell, crossover, decimals, kept, known, number, size, speedup
 from subquad.report.reading import (
     cost,
     fidelity,
@@ -50,17 +50,21 @@ def pieces(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Column:
-    """A column's head, the group that it belongs to (a length, mostly) and what it means, if no term says so."""
+    """A column's head, the group that it belongs to (a length, mostly) and the term that explains it, if not its head.
+
+    `about` says what a column means that no page with a glossary has.
+    """
 
     head: str
     group: str = ""
     about: str = ""
+    named: str = ""  # the term
     short: str = ""  # of the head, where room is scarce; its words may stand below each other
 
     @property
     def term(self) -> str:
         """The term in the glossary that explains the head; empty if there is none."""
-        return "" if self.about else term_of(self.head)
+        return "" if self.about else term_of(self.named or self.head)
 
     @property
     def meaning(self) -> str:
@@ -75,11 +79,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Line:
-    """A method's row. `marks` are "baseline", "recommended", "3 of 6 layers"."""
+    """A method's row. `marks` are "baseline", "recommended at 512 tokens", "3 of 6 layers"."""
 
     name: str
     cells: list[Cell]
     marks: list[str] = field(default_factory=list)
+
+    @property
+    def recommended(self) -> bool:
+        """Whether it is recommended, at any length."""
+        return any(term_of(mark) == "recommended" for mark in self.marks)
 
     @property
     def pieces(self) -> list[str]:
@@ -119,6 +128,7 @@ class Table:
 
 # ---------------------------------------------------------------------- tables
 
+Part = Literal["model", "op"]
 Maker = tuple[Column, Callable[[MethodReport], Cell]]
 
 
@@ -143,7 +153,7 @@ def speed_table(report: Report) -> Table:
     makers: list[Maker] = []
     for length in model_lengths(report):
         makers += [_fidelity(length, min_fidelity(report)), _speed(length)]
-    return _table(report, [*makers, _memory(own_length(report))])
+    return _table(report, [*makers, _memory(report, own_length(report))])
 
 
 def main_table(report: Report) -> Table:
@@ -162,8 +172,8 @@ def model_table(report: Report) -> Table:
     makers: list[Maker] = []
     for length in model_lengths(report):
         makers += [_nearness(report, length, tokens(length)), *_spread_of_nearness(length, tokens(length))]
-        makers += [_time("model", length), _range("model", length), _speed(length)]
-        makers.append(_memory(length, group=tokens(length)))
+        makers += [_time(report, "model", length), _range(report, "model", length), _speed(length)]
+        makers.append(_memory(report, length, group=tokens(length)))
     return _table(report, [(replace(column, group=f"{column.group} tokens"), make) for column, make in makers])
 
 
@@ -171,25 +181,24 @@ def op_table(report: Report) -> Table:
     """Time of one attention call, and its speed-up, by length."""
     makers: list[Maker] = [(Column("faster from"), crossover)]
     for length in op_lengths(report):
-        makers += [_time("op", length), _speed(length, "op")]
+        makers += [_time(report, "op", length), _speed(length, "op")]
     return _table(report, makers)
 
 
 def op_memory_table(report: Report) -> Table:
     """Peak extra memory of one attention call, by length."""
-    return _table(report, [_memory(length, "op", head=tokens(length)) for length in op_lengths(report)])
+    return _table(report, [_memory(report, length, "op", head=tokens(length)) for length in op_lengths(report)])
 
 
 def layer_table(report: Report) -> Table:
     """Relative error of each layer's attention output."""
     numbers = sorted({layer for method in ran(report) for layer in layer_errors(method)})
-    mean: Maker = (Column("mean", about="mean over the layers"), lambda m: number(_mean(layer_errors(m).values())))
+    mean: Maker = (Column("mean", named="layer error"), lambda m: number(_mean(layer_errors(m).values())))
     return _table(report, [mean, *map(_error_of, numbers)])
 
 
 def _error_of(layer: int) -> Maker:
-    about = TERMS["layer error"].partition(";")[0]
-    return Column(str(layer), "layer", about), lambda m: number(layer_errors(m).get(layer))
+    return Column(str(layer), "layer", named="layer error"), lambda m: number(layer_errors(m).get(layer))
 
 
 def _nearness(report: Report, length: str, group: str = "") -> Maker:
@@ -234,10 +243,10 @@ def _task(report: Report) -> list[Maker]:
 
 
 def _metric(name: str, metric: str) -> Maker:
-    return Column(metric, name, f"score of the task {name}"), lambda m: number((m.get("task") or {}).get(metric))
+    return Column(metric, name, named="task score"), lambda m: number((m.get("task") or {}).get(metric))
 
 
-def _speed(length: str, part: Literal["model", "op"] = "model") -> Maker:
+def _speed(length: str, part: Part = "model") -> Maker:
     column = Column("speed-up", tokens(length), short="speed")
 
     def make(method: MethodReport) -> Cell:
@@ -252,22 +261,31 @@ def _fidelity(length: str, least: float | None) -> Maker:
     return column, lambda m: kept(fidelity(m, length), least)
 
 
-def _time(part: Literal["model", "op"], length: str) -> Maker:
-    return Column("ms", tokens(length)), lambda m: size(cost(m, part, length).get("ms"))
+def _time(report: Report, part: Part, length: str) -> Maker:
+    digits = _decimals(report, part, length, "ms")
+    return Column("ms", tokens(length)), lambda m: size(cost(m, part, length).get("ms"), digits)
 
 
-def _range(part: Literal["model", "op"], length: str) -> Maker:
+def _range(report: Report, part: Part, length: str) -> Maker:
+    digits = _decimals(report, part, length, "ms_low", "ms_high")
+
     def quartiles(method: MethodReport) -> Cell:
         figures = cost(method, part, length)
-        low, high = size(figures.get("ms_low")), size(figures.get("ms_high"))
+        low, high = (size(figures.get(name), digits) for name in ("ms_low", "ms_high"))
         return low if low.tone == "missing" else Cell(f"{low.text} to {high.text}", value=low.value)
 
     return Column("quartiles", tokens(length)), quartiles
 
 
-def _memory(length: str, part: Literal["model", "op"] = "model", head: str = "extra MiB", group: str = "") -> Maker:
-    about = "" if term_of(head) else TERMS["extra MiB"]
-    return Column(head, group, about), lambda m: size(cost(m, part, length).get("extra_mib"))
+def _memory(report: Report, length: str, part: Part = "model", head: str = "extra MiB", group: str = "") -> Maker:
+    digits = _decimals(report, part, length, "extra_mib")
+    return Column(head, group, named="extra MiB"), lambda m: size(cost(m, part, length).get("extra_mib"), digits)
+
+
+def _decimals(report: Report, part: Part, length: str, *figures: str) -> int:
+    """How many decimals a column of sizes has: those of the smallest one."""
+    found = [cost(method, part, length).get(figure) for method in ran(report) for figure in figures]
+    return max(map(decimals, found), default=0)
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -23,10 +23,11 @@ SHARES = {
     "ratio_of_both": Column("ratio (both)", "uneven", "the same of the buckets with queries and keys"),
 }
 LEGEND = (
-    "utility: share of exact attention's weight on the keys that a query meets. keys: how many distinct ones. bound: "
-    "the most that as many keys can have. N/B: with buckets of N/B tokens, one round; given: with the method's own "
-    "settings. uneven: shares of buckets with over twice or under half the expected number of tokens (size), or with "
-    "over two queries per key or two keys per query (ratio), when each token goes to the bucket that it scores highest."
+    "utility: share of exact attention's weight on the keys that a query attends to. keys: how many distinct ones. "
+    "bound: the most that as many keys can have. N/B: with buckets of N/B tokens, one round; given: with the "
+    "method's own settings. uneven: shares of buckets with over twice or under half the expected number of tokens "
+    "(size), or with over two queries per key or two keys per query (ratio), when each token goes to the bucket "
+    "that it scores highest."
 )
 SPECTRUM_LEGEND = (
     "Y(j): the share of the j largest singular values of exact attention's weights in the sum of all; over the heads "

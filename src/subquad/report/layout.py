@@ -33,11 +33,11 @@ def shown(figures: Mapping[str, tuple[str, str]], drawn: Mapping[str, Drawing]) 
 
 
 def heads(tables: Iterable[Table]) -> set[str]:
-    """The heads and marks in some tables, which a glossary may explain."""
+    """The terms of the heads, and the marks, in some tables, which a glossary may explain."""
     return {
         word
         for table in tables
-        for word in (*(column.head for column in table.columns), *(m for line in table.lines for m in line.marks))
+        for word in (table.first, *(c.term for c in table.columns), *(m for line in table.lines for m in line.marks))
     }
 
 

@@ -46,11 +46,11 @@
 
   // -------------------------------------------------------------------- filters
 
-  /** Shows the methods that the form asks for, and says how many they are. The exact row always stays. */
+  /** Shows the rows that the form asks for, and says how many they are. The exact row always stays. */
   function filter(form) {
     const table = document.getElementById(form.dataset.table);
     const entries = [...table.querySelectorAll("tbody:not(.pinned) [data-entry]")];
-    const wanted = form.elements.method.value.trim().toLowerCase();
+    const wanted = form.elements.part.value.trim().toLowerCase();
     const keptOnly = Boolean(form.elements.kept && form.elements.kept.checked);
     for (const entry of entries) {
       const named = entry.dataset.entry.toLowerCase().includes(wanted);
@@ -61,7 +61,7 @@
     }
     const shown = entries.filter((entry) => !entry.hidden).length;
     const besides = table.querySelector("tbody.pinned tr") ? ", and exact attention" : "";
-    form.querySelector("output").value = `${shown} of ${entries.length} methods shown${besides}`;
+    form.querySelector("output").value = `${shown} of ${entries.length} ${form.dataset.what} shown${besides}`;
   }
 
   function makeFilter(form) {

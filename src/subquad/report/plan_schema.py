@@ -72,4 +72,5 @@ class PlanReport(TypedDict):
     text: dict[str, Any]
     lengths: list[PlannedLength]
     headline: str
+    next: NotRequired[str]  # the command that compares the plan with other methods
     notes: list[str]

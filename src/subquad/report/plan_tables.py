@@ -14,6 +14,7 @@ from subquad.report.terminal import rich_of
 
 BLANK = Cell(MISSING, "missing")
 EXACT = "full"
+NEXT = "Next, compare the plan with other methods on the same text, and save the model with what is recommended."
 FIGURES = {
     "plan-layers.png": (
         "Method of each layer",
@@ -37,18 +38,20 @@ def title(report: PlanReport) -> str:
 
 def rich_table(report: PlanReport) -> RenderableType:
     """Headline and tables, for a terminal."""
-    return Group(
-        Text(title(report), "bold"),
-        rich_of(verified(report), False),
-        rich_of(layers(report), False),
-        Text(report["headline"], "bold"),
-        *(Text(note, "dim") for note in report["notes"]),
-    )
+    parts: list[RenderableType] = [Text(title(report), "bold")]
+    parts += [rich_of(table, False) for table in (verified(report), layers(report)) if table.columns]
+    parts.append(Text(report["headline"], "bold"))
+    parts += [Text(note, "dim") for note in report["notes"]]
+    if "next" in report:
+        parts += [Text(NEXT), Text(report["next"])]
+    return Group(*parts)
 
 
 def markdown(report: PlanReport, figures: Sequence[str] = ()) -> str:
     """All of a plan as Markdown. `figures` are the names of the plots that lie beside it."""
     parts = [f"# {escaped(title(report))}", f"**{escaped(report['headline'])}**", bullets(tried(report))]
+    if "next" in report:
+        parts += [NEXT, fenced(report["next"])]
     for heading, about, table in tables(report):
         parts += [f"## {heading}", escaped(about), table_of(table)]
     parts += [f"![{head}]({name})\n\n{about}" for name, (head, about) in FIGURES.items() if name in figures]
@@ -86,7 +89,7 @@ def tables(report: PlanReport) -> list[tuple[str, str, Table]]:
         ("Other floors", "Predictions from the same measurements, not verified.", floors(report)),
         ("Rounds", "Each choice that was verified, in order.", rounds(report)),
     ]
-    return [(heading, about, table) for heading, about, table in found if table.lines]
+    return [(heading, about, table) for heading, about, table in found if table.lines and table.columns]
 
 
 def described(report: PlanReport) -> dict[str, dict[str, object]]:
@@ -102,16 +105,17 @@ def facts_of(report: PlanReport) -> list[tuple[str, list[tuple[str, str]]]]:
 def verified(report: PlanReport) -> Table:
     """A line for each length: fidelity, its bound, speed, and the best single method beside it."""
     columns = [
-        Column("fidelity", "the plan"),
-        Column("at least", "the plan"),
-        Column("speed-up", "the plan"),
-        Column("predicted loss", "the plan"),
-        Column("loss", "the plan"),
-        Column("method", "the best single method"),
-        Column("fidelity", "the best single method"),
-        Column("speed-up", "the best single method"),
+        Column("fidelity", "plan"),
+        Column("lower bound", "plan"),
+        Column("speed-up", "plan"),
+        Column("predicted loss", "plan"),
+        Column("loss", "plan"),
+        Column("method", "best single method"),
+        Column("fidelity", "best single method"),
+        Column("speed-up", "best single method"),
     ]
-    return Table(columns, [Line(f"{p['length']:,} tokens", _verified(p)) for p in report["lengths"]], first="length")
+    lines = [Line(f"{p['length']:,} tokens", _verified(p)) for p in report["lengths"]]
+    return Table(columns, lines, first="length").dense()
 
 
 def _verified(planned: PlannedLength) -> list[Cell]:
@@ -138,7 +142,13 @@ def layers(report: PlanReport) -> Table:
     columns = [Column(head, f"{p['length']:,} tokens") for p in report["lengths"] for head in heads]
     numbers = list(dict.fromkeys(number for p in report["lengths"] for number in p["layers"]))
     lines = [Line(number, [cell for p in report["lengths"] for cell in _layer(p, number)]) for number in numbers]
-    return Table(columns, lines, first="layer")
+    return Table(columns, lines, first="layer").dense()
+
+
+def approximate(report: PlanReport) -> list[str]:
+    """The numbers of the layers that run something else than exact attention, at any length."""
+    layers = [pair for planned in report["lengths"] for pair in planned["layers"].items()]
+    return list(dict.fromkeys(number for number, found in layers if found["method"] != EXACT))
 
 
 def _layer(planned: PlannedLength, number: str) -> list[Cell]:
@@ -164,12 +174,12 @@ def floors(report: PlanReport) -> Table:
         for p in report["lengths"]
         for f in p["floors"]
     ]
-    return Table(columns, lines, first="length, floor")
+    return Table(columns, lines, first="length, floor").dense()
 
 
 def rounds(report: PlanReport) -> Table:
     """A line for each choice that was verified."""
-    columns = [Column("predicted loss"), Column("loss"), Column("at most"), Column("speed-up"), Column("passages")]
+    columns = [Column("predicted loss"), Column("loss"), Column("upper bound"), Column("speed-up"), Column("passages")]
     lines = [
         Line(
             f"{p['length']:,} tokens, {i + 1}",

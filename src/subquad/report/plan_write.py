@@ -7,7 +7,7 @@ from subquad.report import layout, terms
 from subquad.report.files import as_json, write_files
 from subquad.report.plan_plots import drawings, plots
 from subquad.report.plan_schema import PlanReport
-from subquad.report.plan_tables import FIGURES, facts_of, markdown, tables, title, tried
+from subquad.report.plan_tables import FIGURES, NEXT, approximate, facts_of, markdown, tables, title, tried
 from subquad.report.vector import Drawing
 
 
@@ -33,6 +33,8 @@ def html(report: PlanReport, drawn: Mapping[str, Drawing], use: str) -> str:
         title=title(report),
         report=report,
         use=use,
+        next=NEXT,
+        approximate=approximate(report),
         tried=tried(report),
         figures=layout.shown(FIGURES, drawn),
         tables=found,

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from subquad.report.cells import known
 from subquad.report.schema import Cost, MethodReport, Quality, Report
 from subquad.report.terms import is_reference
+from subquad.spelling import listed
 
 
 def ran(report: Report) -> list[MethodReport]:
@@ -91,12 +92,21 @@ def marks(report: Report, method: MethodReport) -> list[str]:
     partial = method["status"] == "measured" and bool(some) and isinstance(total, int) and len(some or []) < total
     said = {
         "baseline": method["status"] == "exact",
-        "recommended": method["method"] == report["recommendation"]["choice"],
+        _recommended(report, method["method"]): True,
         "reference": method["status"] == "measured" and is_reference(method["method"]),
         f"{len(some or [])} of {total} layers": partial,
         "not calibrated": method.get("unfitted", False),
     }
-    return [mark for mark, holds in said.items() if holds]
+    return [mark for mark, holds in said.items() if mark and holds]
+
+
+def _recommended(report: Report, name: str) -> str:
+    """The mark of a method that is recommended, with the lengths; empty where it is not."""
+    lengths = [n for n, choice in report["recommendation"].get("by_length", {}).items() if choice == name]
+    if lengths:
+        return f"recommended at {listed([f'{int(n):,}' for n in lengths])} tokens"
+    known = "by_length" in report["recommendation"]  # by reports of earlier versions it is not
+    return "recommended" if not known and name == report["recommendation"]["choice"] else ""
 
 
 def remarks(report: Report) -> list[str]:

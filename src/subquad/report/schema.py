@@ -54,6 +54,7 @@ class Recommendation(TypedDict):
     """The recommended method and the reasons."""
 
     choice: str  # a method as the command line writes it; "full" = stay with exact attention
+    by_length: NotRequired[dict[str, str]]  # length that was judged -> the choice there
     headline: str
     reasons: list[str]
     next: NotRequired[str]  # the command that searches further, for the same model and text

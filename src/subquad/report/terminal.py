@@ -14,6 +14,7 @@ from rich.text import Text
 from subquad.report.content import Column, Line, Table
 
 TONES = {"": "", "faster": "green", "slower": "red", "low": "yellow", "tie": "not bold dim", "missing": "dim"}
+NAME = 24  # columns of the marks below a name that is folded
 HEAD = 16  # columns of a head that is longer than its cells
 _WORDS = re.compile(r"[^\W\d]{3}")  # what a figure with its unit does not have
 
@@ -83,7 +84,7 @@ def _drawn(table: Table, folded: bool, columns: Sequence[int]) -> RichTable:
     for i, column in enumerate(shown.columns):
         add_column(drawn, _head(column), [line.cells[i].text for line in shown.lines], justify="right")
     for line in shown.lines:
-        style = "bold" if "recommended" in line.marks else ""
+        style = "bold" if line.recommended else ""
         cells = [Text(cell.text, TONES[cell.tone]) for cell in line.cells]
         drawn.add_row(_name(line, folded), *cells, style=style)
     return drawn
@@ -122,7 +123,8 @@ def _head(column: Column) -> Text:
 def _name(line: Line, folded: bool) -> Text:
     text = Text(_folded(line) if folded else line.name)
     if line.marks:
-        text.append(f"{chr(10) if folded else ''} ({', '.join(line.marks)})", "cyan")
+        marks = f"({', '.join(line.marks)})"
+        text.append("\n " + textwrap.fill(marks, NAME, subsequent_indent="  ") if folded else f" {marks}", "cyan")
     return text
 
 

@@ -1,25 +1,31 @@
 """The card of a trained model: what the model does, its figures, and how to reproduce it."""
 
+import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tomli_w
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from subquad.report.markup import rows_of
+from subquad.report import cells
+from subquad.report.markup import escaped, rows_of
 from subquad.report.terminal import plain_table
+
+PIPELINES = {  # of transformers: what is added to the making of one, and after a text
+    "text-classification": (", truncation=True", "]"),
+    "text-generation": ("", "], max_new_tokens=100"),
+}
 
 
 def training_card(record: Mapping[str, Any], name: str) -> str:
     """The README.md of a run; `name` is the name of its folder."""
-    settings, task = record["settings"], record["task"]
+    settings = record["settings"]
     parts = [
         "---\nlibrary_name: transformers\ntags: [subquad]\n---",
         f"# {name}",
-        f"{task['name']}: {task['summary']}. Attention: {_method(record)}. {record['parameters']:,} parameters."
-        + _origin(record),
+        f"{_title(record)}. Attention: {_method(record)}. {record['parameters']:,} parameters." + _origin(record),
         "## Test examples",
         rows_of(_rows(record)),
         f"The weights are those of step {record['best_step']:,} of {record['steps']:,}; "
@@ -35,22 +41,32 @@ def training_card(record: Mapping[str, Any], name: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _title(record: Mapping[str, Any]) -> str:
+    """What was learned: of the user's own files by their names, otherwise by the task's."""
+    summary = escaped(record["task"]["summary"])
+    own = record["settings"]["task"].get("files")
+    return f"{summary[:1].upper()}{summary[1:]}" if own else f"{record['task']['name']}: {summary}"
+
+
 def _processes(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
 
 
 def _use(record: Mapping[str, Any], name: str) -> str:
-    """Code that loads the model; of one that was fine-tuned, with the prediction."""
-    if "pretrained" not in record["settings"]["model"]:
+    """Code that loads the model; where it reads text, with what it says of one."""
+    pipeline = record["task"].get("pipeline")
+    if pipeline is None:
         return (
             f"from subquad.training.models import {record['model']}\n\n"
             f'model = {record["model"]}.from_pretrained("{name}/model")'
         )
+    module = "hf" if "pretrained" in record["settings"]["model"] else "training.models"
+    options, more = PIPELINES[pipeline]
     return (
-        "import subquad.hf  # its attention comes with it\n"
+        f"import subquad.{module}  # its attention comes with it\n"
         "from transformers import pipeline\n\n"
-        f'classify = pipeline("text-classification", "{name}/model", truncation=True)\n'
-        'print(classify(["A text."]))'
+        f'run = pipeline("{pipeline}", "{name}/model"{options})\n'
+        f'print(run(["A text."{more}))'
     )
 
 
@@ -102,10 +118,16 @@ def _names(record: Mapping[str, Any]) -> list[str]:
 
 def _rows(record: Mapping[str, Any]) -> list[list[str]]:
     """The metrics, then the figures of the method and of each baseline, with its name in front."""
-    names = _names(record)
-    rows = [[row, *(_text(figures.get(name)) for name in names)] for row, figures in _all(record).items()]
+    names, all_figures = _names(record), _all(record)
+    digits = {name: _decimals([figures.get(name) for figures in all_figures.values()]) for name in names}
+    rows = [
+        [row, *(cells.number(figures.get(name), digits[name]).text for name in names)]
+        for row, figures in all_figures.items()
+    ]
     return [["", *names], *rows]
 
 
-def _text(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
+def _decimals(column: Sequence[float | None]) -> int:
+    """The decimals with which the largest figure of a column has four significant digits."""
+    largest = max((abs(x) for value in column if (x := cells.known(value))), default=1.0)
+    return max(3 - math.floor(math.log10(largest)), 0)

@@ -14,6 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ExportableState
 
+from subquad.expected import remark
 from subquad.training import processes
 from subquad.training.checkpoints import check, checkpoint_at, seal
 
@@ -90,10 +91,11 @@ class Patience(TrainerCallback):
 
 
 class Reporting(TrainerCallback):
-    """Tell how far it is."""
+    """Tell how far it is, and at once how long the first step took and what its loss is."""
 
-    def __init__(self, progress: Progress, steps: int):
-        self.progress, self.steps, self.line = progress, steps, "training"
+    def __init__(self, progress: Progress, steps: int, carried: Carried):
+        self.progress, self.steps, self.line, self.carried = progress, steps, "training", carried
+        self._first = True  # of this process, whatever step it resumes from
 
     def on_log(
         self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any
@@ -105,6 +107,10 @@ class Reporting(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Count the step."""
         if state.is_world_process_zero:
+            if self._first:
+                self._first = False
+                loss = float(self.carried.loss) / (state.global_step - self.carried.logged)
+                remark(self.progress, f"step {state.global_step:,} of {self.steps:,}: loss {loss:.4f}")
             self.progress(self.line, state.global_step, self.steps)
 
 

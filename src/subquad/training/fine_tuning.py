@@ -17,6 +17,7 @@ from subquad.hf.model_files import from_pretrained, read_config, read_tokenizer
 from subquad.hf.weights import check_weights
 from subquad.methods import parse_method
 from subquad.training.model_settings import STRICT
+from subquad.training.models import AttentionConfig
 
 LONGEST = 512  # tokens of a text by default, where positions reach further
 
@@ -44,7 +45,7 @@ class PretrainedSettings:
 
 def check_not_swapped(where: str) -> None:
     """InputError where a model was saved with methods in its layers, which a run without a method would remove."""
-    record = getattr(read_config(where), NAME, None)
+    record = getattr(_config_of(where), NAME, None)
     if record:
         methods = list(dict.fromkeys(each["name"] for each in record["methods"].values()))
         raise InputError(
@@ -101,8 +102,18 @@ def outline(where: str) -> PreTrainedModel:
         return AutoModelForSequenceClassification.from_config(_config(where, ["a", "b"])).eval()
 
 
-def _config(where: str, labels: Sequence[str]) -> Any:
+def _config_of(where: str) -> Any:
     config = read_config(where)
+    if isinstance(config, AttentionConfig):
+        raise InputError(
+            f"{where} is a model of subquad train, but model.pretrained names a pretrained model of transformers; "
+            "without model.pretrained, subquad train makes a model from its sizes"
+        )
+    return config
+
+
+def _config(where: str, labels: Sequence[str]) -> Any:
+    config = _config_of(where)
     if getattr(config, "is_encoder_decoder", False):
         raise InputError(f"{where} is an encoder-decoder ({config.model_type}); give an encoder or a language model")
     if type(config) not in AutoModelForSequenceClassification._model_mapping:

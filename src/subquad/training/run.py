@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, TrainerCallback, set_seed
 
 from subquad import files, hf
 from subquad.errors import Ended, InputError, as_input_error, check_device
+from subquad.expected import remark
 from subquad.hf.weights import check_weights
 from subquad.training import processes
 from subquad.training.callbacks import Curves, Progress
@@ -70,6 +71,7 @@ def train(
     """
     check_device(device)
     quiet()
+    remark(progress, "reading the data")
     splits = settings.task.splits(data)
     _check_splits(splits)
     with as_input_error():
@@ -80,6 +82,9 @@ def train(
         check_same_data(splits, getattr(model.config, "id2label", None), out)
     if start_from is not None:
         begin_with(model, start_from)
+    if processes.number() == 0:
+        for line in settings.task.remarks(splits):
+            remark(progress, line)
     trainer = MethodTrainer(model, settings.task, splits, settings.training, args, progress)
     for callback in callbacks:
         trainer.add_callback(callback)

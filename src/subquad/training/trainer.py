@@ -136,7 +136,7 @@ class MethodTrainer(Trainer):
                 self.carried,
                 patience,
                 Saving(settings.checkpoint_minutes),
-                Reporting(progress, settings.steps),
+                Reporting(progress, settings.steps, self.carried),
             ],
             optimizer_cls_and_kwargs=(OPTIMIZERS[settings.optimizer], {"lr": settings.learning_rate}),
         )

@@ -45,8 +45,16 @@ MOST_THREADS = 4096
 
 
 def check(settings: BenchSettings) -> None:
+    """Raise InputError for what is wrong in the settings: in methods, plans, or what does not go together."""
+    settings = resolved(settings)
+    _check_sizes(settings)
+    with as_input_error():
+        for method in settings.methods:
+            parse_method(method)
+
+
+def _check_sizes(s: BenchSettings) -> None:
     """Raise InputError if settings do not work together; the message names both sides."""
-    s = settings
     assert s.heads is not None  # `resolved`
     assert s.head_dim is not None
     for option, given in (("methods", s.methods), ("lengths", s.lengths)):
@@ -89,7 +97,7 @@ def measure(settings: BenchSettings, out: Path, progress: Progress = lambda what
         InputError: something in the settings does not work; the message has the remedy.
     """
     settings = resolved(settings)
-    check(settings)
+    _check_sizes(settings)
     average = machine.load_average()
     with as_input_error(), threads(settings.threads):
         bench = Bench(settings, list(dict.fromkeys([Full(), *map(parse_method, settings.methods)])))
@@ -116,8 +124,16 @@ class Visit:
     use: machine.Use
 
 
-TIME: Kind[Visit] = Kind("time", Visit)
-MEMORY: Kind[Peak | None] = Kind("memory", Peak | None)
+def _at(load: str) -> str:
+    """A load's key in words."""
+    dtype, passes, length = load.split("/")
+    return f"{int(length):,} tokens ({passes}, {dtype})"
+
+
+TIME: Kind[Visit] = Kind(
+    "time", Visit, lambda load, visit: f"timing each method at {_at(load)}, round {visit + 1} of {VISITS}"
+)
+MEMORY: Kind[Peak | None] = Kind("memory", Peak | None, lambda load, method: f"memory of {method} at {_at(load)}")
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 
 from subquad import hf, seals
-from subquad.data.texts import read_documents
+from subquad.data.texts import read_documents, remark_folders
 from subquad.errors import InputError, NothingToLearn, as_input_error
 from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.dynamics import hash_dynamics
@@ -66,6 +66,7 @@ def calibrate(settings: CalibrateSettings, out: Path, progress: Progress = lambd
     if method.traits.fit is None:
         raise InputError(f"{method.name!r} has nothing to calibrate: {_why_not(method)}")
     documents = read_documents(settings.text, settings.column)
+    remark_folders(progress, settings.text)
     pretrained = load(settings.model, settings.device)
     return fit(settings, method, pretrained, documents, out, progress)
 

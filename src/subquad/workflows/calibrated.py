@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from subquad import hf
-from subquad.data.texts import read_documents
+from subquad.data.texts import read_documents, remark_folders
 from subquad.errors import InputError, NothingToLearn
 from subquad.methods import METHODS, Method
 from subquad.workflows.calibrate import fit, mark_of_documents, save
@@ -44,6 +44,7 @@ def calibrated(
     if not text:
         return {}, {}
     documents = _apart(text, apart_from, column)
+    remark_folders(progress, text)
     wanted = [method for method in methods if method.traits.fit is not None]
     if not wanted:
         have = ", ".join(name for name, method in METHODS.items() if method.traits.fit is not None)

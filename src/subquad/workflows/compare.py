@@ -1,12 +1,7 @@
 """`subquad compare`: attention methods in a model, by quality, speed and memory.
 
-The work is cut into units whose results are kept until the report is written, so that an interrupted run resumes:
-
-    layers/<method>          error of every layer's output, distance of attention weights
-    quality/<method>         the text read at the model's own length
-    stretch/<length>/<i>     one sequence of that length through all rows in turn: time, outputs; memory once
-    op/<length>              one layer's attention alone, all rows in turn
-    task/<method>            the labelled task
+The work is cut into units (`compare_units`) whose results are kept until the report is written, so that an interrupted
+run resumes.
 
 Wherever rows are timed in turn, exact attention is timed twice, and the order is new in each turn: how far its
 two times differ is the noise. The units say also what other processes used of the processors meanwhile.
@@ -23,8 +18,9 @@ from typing import Any
 import torch
 
 from subquad import hf
-from subquad.data.texts import read_documents, standard_library
+from subquad.data.texts import read_documents, remark_folders, standard_library
 from subquad.errors import InputError, as_input_error
+from subquad.expected import remark
 from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.fidelity import attention_weights, cosine, relative_error
 from subquad.measure.memory import peak_extra_mib
@@ -33,11 +29,26 @@ from subquad.measure.timing import by_name, one_round, predicted, shuffled, stop
 from subquad.methods import Bound, Full, Method, parse_method
 from subquad.workflows import machine
 from subquad.workflows.calibrated import calibrated
+from subquad.workflows.compare_units import (
+    LAYERS,
+    OP,
+    QUALITY,
+    STRETCH,
+    TASK,
+    Call,
+    Calls,
+    Embeddings,
+    LayerErrors,
+    Losses,
+    Stretch,
+    Turn,
+    stretches,
+)
 from subquad.workflows.passages import Reading, read
-from subquad.workflows.pretrained import BATCH, Pretrained, load, running
-from subquad.workflows.rows import CompareRow, mark_of, row_of, row_of_adapter, row_of_plan
+from subquad.workflows.pretrained import BATCH, Pretrained, check_model, load, running
+from subquad.workflows.rows import NOT_CALIBRATED, CompareRow, mark_of, row_of, row_of_adapter, row_of_plan
 from subquad.workflows.settings import COMPARED, COMPARED_LEARNED, CompareSettings
-from subquad.workflows.store import Job, Kind, Progress, Run, Unit
+from subquad.workflows.store import Job, Progress, Run, Unit
 from subquad.workflows.tasks import LabelledTask, load_task
 
 EXACT = "full"
@@ -62,68 +73,24 @@ def measure(settings: CompareSettings, out: Path, progress: Progress = lambda wh
     return comparison
 
 
-@dataclass
-class LayerErrors:
-    """A method against exact attention in the layers that run it; empty for exact attention itself."""
-
-    layer_error: dict[str, float] | None = None  # by layer
-    weights_l1: float | None = None
+def check(settings: CompareSettings) -> None:
+    """Raise InputError for what is wrong in the settings, as far as it shows before the model is loaded."""
+    _given(settings)
+    check_model(settings.model, settings.device)
 
 
-@dataclass
-class Embeddings:
-    """What an embedding model made of the text."""
-
-    passages: list[list[float]]
-    queries: list[list[float]]
-
-
-@dataclass
-class Losses:
-    """What a language model lost on the text: negative log-likelihoods in nats, and of how many tokens."""
-
-    nll: float
-    count: int
-
-
-@dataclass
-class Turn:
-    """One sequence through the model with one row: its embedding as [vector], or [nll, count]."""
-
-    output: list[Any]
-    seconds: float | None = None  # of all sequences but the first
-    extra_mib: float | None = None  # of the first
-
-
-@dataclass
-class Stretch:
-    """One sequence through all rows."""
-
-    rows: dict[str, Turn]
-    use: machine.Use
-
-
-@dataclass
-class Call:
-    """One row's attention alone."""
-
-    seconds: list[float]  # of each round
-    extra_mib: float | None = None
-
-
-@dataclass
-class Calls:
-    """All rows' attention alone, at one length."""
-
-    rows: dict[str, Call]
-    use: machine.Use
-
-
-LAYERS: Kind[LayerErrors] = Kind("layers", LayerErrors)
-QUALITY: Kind[Embeddings | Losses] = Kind("quality", Embeddings | Losses)
-TASK: Kind[dict[str, float]] = Kind("task", dict[str, float])
-STRETCH: Kind[Stretch] = Kind("stretch", Stretch)
-OP: Kind[Calls] = Kind("op", Calls)
+def _given(settings: CompareSettings) -> tuple[list[Method], list[str] | None, LabelledTask | None]:
+    """The methods, exact attention first, the documents and the labelled task that the settings name."""
+    if not settings.methods and not settings.adapters and not settings.plans:
+        raise InputError("no methods to compare: --methods names none")
+    names = settings.methods
+    if settings.calibrate and names == COMPARED:
+        names += COMPARED_LEARNED
+    with as_input_error():
+        methods = list(dict.fromkeys([Full(), *map(parse_method, names)]))
+    documents = read_documents(settings.text, settings.column) if settings.text else None
+    task = load_task(settings.task, settings.data_dir, settings.examples) if settings.task else None
+    return methods, documents, task
 
 
 @dataclass(kw_only=True)
@@ -147,28 +114,23 @@ class Comparison(Run):
         progress: Progress = lambda what, done, total: None,
     ) -> "Comparison":
         """Check all that the user gave, cheapest first, load the model, and calibrate where that is asked for."""
-        if not 0.0 < settings.min_fidelity <= 1.0:
-            raise InputError(f"min-fidelity {settings.min_fidelity:g} must be above 0 and at most 1")
-        if not settings.methods and not settings.adapters and not settings.plans:
-            raise InputError("no methods to compare: --methods names none")
-        names = settings.methods
-        if settings.calibrate and names == COMPARED:
-            names += COMPARED_LEARNED
-        with as_input_error():
-            methods = list(dict.fromkeys([Full(), *map(parse_method, names)]))
-        documents = read_documents(settings.text, settings.column) if settings.text else None
-        task = load_task(settings.task, settings.data_dir, settings.examples) if settings.task else None
+        methods, documents, task = _given(settings)
+        remark_folders(progress, settings.text)
         pretrained = load(settings.model, settings.device)
         if task is not None and pretrained.kind != "embedding":
             raise InputError(f"--task {task.name} needs an embedding model; {pretrained.name} is a {pretrained.kind}")
-        more = f"; give at most {pretrained.limit} (longer inputs are measured anyway, with extended positions)"
-        length = pretrained.length(settings.max_length, "max-length", more)
+        longest = settings.max_length
+        if longest is not None and pretrained.limit is not None:  # what is longer is run with extended positions
+            longest = min(longest, pretrained.limit)
+        length = pretrained.length(longest, "max-length")
         given = [row_of_adapter(pretrained, folder) for folder in settings.adapters]
         given += [row_of_plan(pretrained, folder) for folder in settings.plans]
         made, _ = calibrated(
             settings.calibrate, settings.text, settings.column, methods, pretrained, length, out, progress
         )
         rows = [made.get(method) or row_of(pretrained, method) for method in methods] + given
+        for line in _unfitted(rows):
+            remark(progress, line)
         reading = read(pretrained, documents or standard_library(), length, settings.passages, settings.seed)
         return cls(
             settings=settings,
@@ -183,7 +145,7 @@ class Comparison(Run):
     @property
     def lengths(self) -> list[int]:
         """The lengths at which the whole model is run, its own first."""
-        return [self.length, *(n for n in sorted(self.settings.lengths) if n > self.length)]
+        return [self.length, *(n for n in self.settings.model_lengths if n > self.length)]
 
     def fingerprint(self) -> dict[str, Any]:
         """All that the results depend on."""
@@ -192,7 +154,7 @@ class Comparison(Run):
             "methods": [[row.name, mark_of(row.bounds), *map(str, row.planned.values())] for row in self.rows],
             "text": [self.reading.passages, self.reading.queries, len(self.reading.tokens)],
             "task": None if self.task is None else [self.task.name, self.task.texts],
-            "lengths": [self.lengths, self.settings.op_lengths],
+            "lengths": [self.lengths, self.settings.call_lengths],
             "seed": self.settings.seed,
             "machine": [machine.versions(), machine.hardware(self.settings.device)],
             "units": UNITS,
@@ -216,7 +178,7 @@ class Comparison(Run):
         for length in self.lengths:
             for i in range(stretches(length)):
                 yield STRETCH(length, i), partial(self.stretch, length, i)
-        for length in self.settings.op_lengths:
+        for length in self.settings.call_lengths:
             yield OP(length), partial(self.op, length)
 
     def work(self, unit: Unit[Any]) -> float:
@@ -330,7 +292,7 @@ class Comparison(Run):
             torch.randn(1, h, length, width, generator=generator).to(model.device, model.dtype)
             for h in (heads, kv_heads, kv_heads)
         )
-        shorter = [n for n in self.settings.op_lengths if n < length]
+        shorter = [n for n in self.settings.call_lengths if n < length]
         if shorter:
             before = self.results[OP(shorter[-1])].rows
             seconds = {name: statistics.median(call.seconds) for name, call in before.items()}
@@ -354,9 +316,17 @@ class Comparison(Run):
         return Losses(nll, count)
 
 
-def stretches(length: int) -> int:
-    """How many sequences of a length are run, the first one as a warm-up."""
-    return 10 if length <= 512 else 5 if length <= 2048 else 4
+def _unfitted(rows: Sequence[CompareRow]) -> Iterator[str]:
+    """Lines about the rows whose learned parameters are those that they start with."""
+    unfitted = [row for row in rows if row.layers and row.note == NOT_CALIBRATED]
+    can = [row.name for row in unfitted if row.method.traits.fit is not None]
+    cannot = [row.name for row in unfitted if row.method.traits.fit is None]
+    if can:
+        how = "--calibrate TEXT fits them first, as does `subquad calibrate`, whose folder --adapter takes"
+        yield f"warning: not fitted, so measured with the parameters that they start with: {', '.join(can)}; {how}"
+    if cannot:
+        how = "only training fits them"
+        yield f"warning: not fitted, so measured with the parameters that they start with: {', '.join(cannot)}; {how}"
 
 
 def _worth(row: CompareRow, seconds: Mapping[str, float], growth: float) -> bool:

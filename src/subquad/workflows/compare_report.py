@@ -10,28 +10,16 @@ from subquad.measure.fidelity import cosine, crossover, percentile, retrieval_ag
 from subquad.measure.noise import AGAIN, TIE, against_itself, at_least_typical, noise_of
 from subquad.measure.timing import cost, exact_cost, ratios
 from subquad.methods import METHODS
-from subquad.report.schema import Cost, MethodReport, Quality, Report, RunNoise
+from subquad.report.schema import Cost, MethodReport, Quality, Recommendation, Report, RunNoise
 from subquad.workflows import machine
-from subquad.workflows.compare import (
-    EXACT,
-    LAYERS,
-    OP,
-    QUALITY,
-    STRETCH,
-    TASK,
-    TOO_SLOW,
-    Call,
-    Comparison,
-    Losses,
-    Turn,
-    stretches,
-)
+from subquad.workflows.compare import EXACT, TOO_SLOW, Comparison
+from subquad.workflows.compare_units import LAYERS, OP, QUALITY, STRETCH, TASK, Call, Losses, Turn, stretches
 from subquad.workflows.options import as_command
 from subquad.workflows.planning.loads import FEWEST_PASSAGES
 from subquad.workflows.recommend import recommend
 from subquad.workflows.records import to_plain
 from subquad.workflows.rows import NOT_CALIBRATED, CompareRow, exact_up_to
-from subquad.workflows.settings import PlanSettings
+from subquad.workflows.settings import LENGTHS, OP_LENGTHS, CompareSettings, PlanSettings
 
 _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the whole range of fewer than six turns)"
 
@@ -49,7 +37,7 @@ def report_of(comparison: Comparison) -> Report:
         "settings": {
             "max_length": c.length,
             "lengths": c.lengths,
-            "op_lengths": list(s.op_lengths),
+            "op_lengths": list(s.call_lengths),
             "min_fidelity": s.min_fidelity,
             "seed": s.seed,
             "passages": len(c.reading.passages),
@@ -59,11 +47,9 @@ def report_of(comparison: Comparison) -> Report:
         "text": c.reading.facts(s.text),
         "methods": methods,
         "noise": noise,
-        "recommendation": recommend(methods, c.lengths, s.min_fidelity, tokens=len(c.reading.tokens)),
+        "recommendation": _recommendation(s, methods, c.lengths, len(c.reading.tokens)),
         "notes": _notes(c, methods),
     }
-    if command := _plan_command(c):
-        report["recommendation"]["next"] = command
     if c.task:
         report["task"] = {
             "name": c.task.name,
@@ -74,10 +60,33 @@ def report_of(comparison: Comparison) -> Report:
     return report
 
 
-def _plan_command(c: Comparison) -> str | None:
+def read_anew(report: Report, settings: CompareSettings) -> Report:
+    """A finished report as these settings read it: with a recommendation for their minimum fidelity.
+
+    It is the same object where it was for that already.
+    """
+    there = report["settings"]
+    if there["min_fidelity"] == settings.min_fidelity:
+        return report
+    return {
+        **report,
+        "command": as_command("compare", settings.as_used),
+        "settings": {**there, "min_fidelity": settings.min_fidelity},
+        "recommendation": _recommendation(settings, report["methods"], there["lengths"], report["text"]["tokens"]),
+    }
+
+
+def _recommendation(
+    settings: CompareSettings, methods: Sequence[MethodReport], lengths: Sequence[int], tokens: int
+) -> Recommendation:
+    found = recommend(methods, lengths, settings.min_fidelity, tokens)
+    command = _plan_command(settings, lengths, tokens)
+    return {**found, "next": command} if command else found
+
+
+def _plan_command(s: CompareSettings, lengths: Sequence[int], tokens: int) -> str | None:
     """The command that plans for the same model, text and lengths; None where the text is too short for a plan."""
-    s, tokens = c.settings, len(c.reading.tokens)
-    lengths = tuple(length for length in c.lengths if FEWEST_PASSAGES * length <= tokens)
+    lengths = tuple(length for length in lengths if FEWEST_PASSAGES * length <= tokens)
     shared = ("model", "text", "column", "min_fidelity", "adapters", "calibrate", "device", "seed")
     given = {name: getattr(s, name) for name in shared}
     return as_command("plan", PlanSettings(lengths=lengths, **given)) if lengths else None
@@ -87,7 +96,7 @@ def _noise(c: Comparison) -> RunNoise:
     """How far exact attention differs from itself at each length, and the load of the machine."""
     itself = {
         "model": {str(n): _itself(c.seconds(n)) for n in c.lengths},
-        "op": {str(n): _itself(_op_seconds(c, n)) for n in c.settings.op_lengths},
+        "op": {str(n): _itself(_op_seconds(c, n)) for n in c.settings.call_lengths},
     }
     uses = [unit.use for units in (c.results.all(STRETCH), c.results.all(OP)) for unit in units]
     factors = [factor for part in itself.values() for factor in part.values()]
@@ -104,7 +113,7 @@ def _refused(row: CompareRow) -> MethodReport:
 
 def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodReport:
     quality = {str(n): q for n in c.lengths if (q := _quality(c, row, n))}
-    op = {str(n): cost for n in c.settings.op_lengths if (cost := _op_cost(c, row, n, noise["op"][str(n)]))}
+    op = {str(n): cost for n in c.settings.call_lengths if (cost := _op_cost(c, row, n, noise["op"][str(n)]))}
     report: MethodReport = {
         "method": row.name,
         "settings": row.method.to_dict(),
@@ -229,6 +238,7 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
             f"The model's positions reach {limit:,} tokens; beyond that, they are interpolated without training. "
             "Fidelity there compares with exact attention in the same extended model."
         )
+    notes += _not_measured(c.settings)
     if len(c.reading.tokens) < c.lengths[-1]:
         notes.append(f"The text has {len(c.reading.tokens):,} tokens; longer sequences repeat it.")
     if c.pretrained.kind == "masked-lm":
@@ -238,6 +248,15 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
     notes += [note for row in (*c.rows, *c.refused) if (note := _defaults(row))]
     notes += [f"{row.name}: {row.note}." for row in c.rows if row.note]
     return notes + c.resumed_note
+
+
+def _not_measured(settings: CompareSettings) -> list[str]:
+    """The usual lengths that exceed the maximum length, as a note."""
+    most = settings.max_length
+    if most is None or settings.lengths is not None or settings.op_lengths is not None:
+        return []
+    skipped = [f"{n:,}" for n in sorted({*LENGTHS, *OP_LENGTHS}) if n > most]
+    return [f"Not measured, because they exceed --max-length {most:,}: {', '.join(skipped)} tokens."] if skipped else []
 
 
 def _defaults(row: CompareRow) -> str | None:
@@ -259,7 +278,7 @@ def _remarks(row: CompareRow, length: int) -> list[str]:
 
 def _left_out(c: Comparison, row: CompareRow, method: MethodReport) -> str | None:
     """The length from which on a method was too slow, as a note."""
-    op_lengths = c.settings.op_lengths if row.plan is None else ()
+    op_lengths = c.settings.call_lengths if row.plan is None else ()
     wanted = ((c.lengths, method["model"]), (op_lengths, method["op"]))
     skipped = [n for lengths, have in wanted for n in lengths if str(n) not in have and row.takes(n)]
     if not skipped:

@@ -1,19 +1,21 @@
 """A command in a folder that holds a finished run: the same run is shown again, another one is not overwritten."""
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from subquad.data.files import read_json
 from subquad.errors import InputError
 from subquad.report.kinds import KINDS, Kind, check, kind_of
+from subquad.workflows.options import options
 from subquad.workflows.store import begun_in
 
-MARK = "fingerprint"  # the key of a report under which the fingerprint of its settings stands
+ASKED = "asked"  # the key of a report under which the settings stand that the command was given
+FEW = 5  # settings that a message names
+LONGEST = 60  # characters of a value in a message
 
 MODELS = ("config.json", "modules.json", "model.safetensors")  # files of a saved model
 
@@ -32,34 +34,52 @@ class Claim:
         return self.folder / self.kind.file
 
     @property
-    def fingerprint(self) -> str:
-        """A mark of the command and of all its settings."""
-        told = json.dumps([self.kind.command, asdict(self.settings)], sort_keys=True, default=str)
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+    def asked(self) -> dict[str, Any]:
+        """The settings as plain data."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self.settings), default=str))
+        return plain
 
     def marked(self, report: Mapping[str, Any]) -> dict[str, Any]:
-        """The report with the fingerprint of its settings."""
-        return {**report, MARK: self.fingerprint}
+        """The report with the settings that it was asked for with."""
+        return {**report, ASKED: self.asked}
 
-    def finished(self) -> dict[str, Any] | None:
-        """The report of these settings; None where there is none yet, or a run that was cut off while it was written.
+    def finished(self, again: bool = False) -> dict[str, Any] | None:
+        """The report of these settings, some that only change how results are read aside; None where there is none.
+
+        There is none before the first run, after one that was cut off while its report was written, and `again`.
 
         Raises:
-            InputError: the folder holds a report of other settings, or of another command.
+            InputError: the folder holds a report of other settings (unless `again`), or of another command.
         """
         report = self.check_same_command()
-        if report is None:
+        if report is None or again:
             return None
-        if report.get(MARK) != self.fingerprint:
-            earlier = "" if MARK in report else " with an earlier version"
-            raise InputError(
-                f"{self.folder} holds the report of another run (`{report.get('command', self.kind.command)}`, made on "
-                f"{self.day(report)}{earlier}); give another folder with --out, or --again to replace it"
-            )
+        if ASKED not in report:
+            self._refuse(report, "with an earlier version")
+        if differing := self._differing(report[ASKED]):
+            self._refuse(report, f"with {differing}")
         if begun_in(self.folder):
             return None
         check(self.kind, self.path, report)
         return report
+
+    def _refuse(self, report: Mapping[str, Any], how: str) -> NoReturn:
+        raise InputError(
+            f"{self.folder} holds the report of another run, made on {self.day(report)} {how}; give another folder "
+            "with --out, or --again to replace it"
+        )
+
+    def _differing(self, there: Mapping[str, Any]) -> str:
+        """The settings that were measured with other values, with both; nothing where there are none."""
+        known, here = options(type(self.settings)), self.asked
+        names = [name for name in here if not (name in known and known[name].reading)]
+        found = [
+            f"{known[name].label if name in known else name} {_shown(there.get(name))} (now {_shown(here[name])})"
+            for name in names
+            if there.get(name) != here[name]
+        ]
+        more = f" and {len(found) - FEW} more" if len(found) > FEW else ""
+        return f"{', '.join(found[:FEW])}{more}"
 
     def check_same_command(self) -> dict[str, Any] | None:
         """The report that the folder holds, of any settings; InputError where something else has its name."""
@@ -107,6 +127,12 @@ def _read(path: Path) -> Any:
         return read_json(path) if path.is_file() else None
     except InputError:
         return None
+
+
+def _shown(value: Any) -> str:
+    """A setting in a message, which is cut where it is long."""
+    text = " ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+    return f"'{text if len(text) <= LONGEST else text[: LONGEST - 1] + '…'}'" if text else "not given"
 
 
 def _newest(path: Path) -> float:

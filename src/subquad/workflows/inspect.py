@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from subquad import hf
-from subquad.data.texts import read_documents, standard_library
+from subquad.data.texts import read_documents, remark_folders, standard_library
 from subquad.errors import InputError, as_input_error
 from subquad.hf.plans import load_plan
 from subquad.measure.balance import bucket_sizes
@@ -31,7 +31,7 @@ from subquad.methods import Bound, Full, Method, parse_method
 from subquad.report.inspect_schema import LayerSpectrum, UtilityFigures, Variant
 from subquad.workflows import machine
 from subquad.workflows.passages import Reading, read
-from subquad.workflows.pretrained import Pretrained, load
+from subquad.workflows.pretrained import Pretrained, check_model, load
 from subquad.workflows.rows import mark_of
 from subquad.workflows.settings import InspectSettings
 from subquad.workflows.store import Job, Kind, Progress, Run
@@ -82,10 +82,28 @@ def measure(settings: InspectSettings, out: Path, progress: Progress = lambda wh
     """
     progress("loading", 0, 1)
     inspection = Inspection.prepare(settings)
+    remark_folders(progress, settings.text)
     with as_input_error():
         inspection.inputs(0)
     inspection.finish(out, inspection.fingerprint(), inspection.jobs(), progress)
     return inspection
+
+
+def check(settings: InspectSettings) -> None:
+    """Raise InputError for what is wrong in the settings, as far as it shows before the model is loaded."""
+    _given(settings)
+    check_model(settings.model, settings.device)
+
+
+def _given(settings: InspectSettings) -> tuple[list[Method], list[str] | None]:
+    """The methods and the documents that the settings name."""
+    for name in ("buckets", "sequences", "tokens"):
+        if getattr(settings, name) < 1:
+            raise InputError(f"--{name} {getattr(settings, name)} must be at least 1")
+    given = [method.replace("{buckets}", str(settings.buckets)) for method in settings.methods]
+    with as_input_error():
+        methods = list(dict.fromkeys(map(parse_method, given)))
+    return methods, read_documents(settings.text, settings.column) if settings.text else None
 
 
 @dataclass
@@ -106,9 +124,11 @@ class Layer:
     methods: dict[str, InLayer]
 
 
-LAYER: Kind[Layer] = Kind("layer", Layer)
-SPECTRUM: Kind[LayerSpectrum] = Kind("spectrum", LayerSpectrum)
-MAPS: Kind[dict[str, list[list[float]]]] = Kind("maps", dict[str, list[list[float]]])
+LAYER: Kind[Layer] = Kind("layer", Layer, lambda i, number: f"what methods choose in layer {number}, sequence {i + 1}")
+SPECTRUM: Kind[LayerSpectrum] = Kind(
+    "spectrum", LayerSpectrum, lambda i, number: f"singular values in layer {number}, sequence {i + 1}"
+)
+MAPS: Kind[dict[str, list[list[float]]]] = Kind("maps", dict[str, list[list[float]]], "attention maps".format)
 
 
 @dataclass(kw_only=True)
@@ -125,13 +145,7 @@ class Inspection(Run):
     @classmethod
     def prepare(cls, settings: InspectSettings) -> "Inspection":
         """Check all that the user gave, cheapest first, and load the model."""
-        for name in ("buckets", "sequences", "tokens"):
-            if getattr(settings, name) < 1:
-                raise InputError(f"--{name} {getattr(settings, name)} must be at least 1")
-        given = [method.replace("{buckets}", str(settings.buckets)) for method in settings.methods]
-        with as_input_error():
-            methods = list(dict.fromkeys(map(parse_method, given)))
-        documents = read_documents(settings.text, settings.column) if settings.text else None
+        methods, documents = _given(settings)
         pretrained = load(settings.model, settings.device)
         settings = _fitted(settings, pretrained)
         assert settings.length is not None
@@ -284,7 +298,7 @@ def _map(method: Method | Bound, inputs: LayerInputs, head: int, shown: slice) -
 def _fitted(settings: InspectSettings, pretrained: Pretrained) -> InspectSettings:
     """The settings with the model's own length and a layer in the middle where none is named."""
     layers = hf.find_layers(pretrained.model)
-    length = pretrained.length(settings.length, "--length", f"; give at most {pretrained.limit}")
+    length = pretrained.length(settings.length, "--length")
     layer = len(layers) // 2 if settings.layer is None else settings.layer
     if not 0 <= layer < len(layers):
         raise InputError(f"no layer {layer}: {pretrained.name} has layers 0 to {len(layers) - 1}")

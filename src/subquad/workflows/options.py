@@ -21,6 +21,7 @@ class Option:
     envvar: str | None = None
     read: Callable[[str], Any] | None = None  # of lists that are given as one text
     shown: str | None = None  # the default of such a list, as text
+    reading: bool = False  # changes how results are read, not what is measured
 
     @property
     def is_list(self) -> bool:
@@ -43,9 +44,14 @@ class Option:
             return tuple(given) if is_path else tuple(word for text in given for word in text.split())
         return given if self.read is None else self.read(given)
 
+    @property
+    def label(self) -> str:
+        """What the command line calls it."""
+        return self.name if self.argument else f"--{self.name.replace('_', '-')}"
+
     def words(self, value: Any) -> list[str]:
         """The words of a command line that gives this value."""
-        flag = f"--{self.name.replace('_', '-')}"
+        flag = self.label
         if value == self.default:
             return []
         if self.argument:

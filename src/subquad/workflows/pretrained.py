@@ -14,9 +14,10 @@ from torch import Tensor
 
 from subquad import hf
 from subquad.errors import InputError, as_input_error, check_device
-from subquad.hf.model_files import pooling_of, read_config, read_model, read_tokenizer
+from subquad.hf.model_files import Pooling, pooling_of, read_config, read_model, read_tokenizer
 from subquad.hf.saved import without_marks
 from subquad.hf.weights import check_weights
+from subquad.training import models
 
 Kind = Literal["embedding", "masked-lm", "causal-lm"]
 
@@ -33,7 +34,7 @@ class Pretrained:
     model: Any
     tokenizer: Any
     kind: Kind
-    pooling: Literal["mean", "cls"]
+    pooling: Pooling
     limit: int | None  # tokens that its positions reach
     notes: tuple[str, ...] = ()  # of its weights, what a reader must know
 
@@ -42,14 +43,16 @@ class Pretrained:
         """Where the model is."""
         return self.model.device
 
-    def length(self, asked: int | None, option: str, more: str = "") -> int:
+    def length(self, asked: int | None, option: str) -> int:
         """Tokens of an input: those that are asked for, else the positions of the model, at most 512.
 
         Raises:
-            InputError: its positions do not reach so far; names the option, with `more` to say.
+            InputError: its positions do not reach so far; names the option.
         """
         if asked is not None and self.limit is not None and asked > self.limit:
-            raise InputError(f"{option} {asked} is past the {self.limit} positions of {self.name}{more}")
+            raise InputError(
+                f"{option} {asked} is past the {self.limit} positions of {self.name}; give at most {self.limit}"
+            )
         return min(self.limit or 512, 512) if asked is None else asked
 
     def with_model(self, model: Any) -> "Pretrained":
@@ -196,7 +199,7 @@ def load(name: str | None, device: str = "cpu") -> Pretrained:
     if kind == "masked-lm" and tokenizer.mask_token_id is None:
         raise InputError(f"{where}: a masked language model whose tokenizer has no mask token")
     limit = hf.position_limit(model) or getattr(config, "max_position_embeddings", None)
-    pooling = pooling_of(where) if kind == "embedding" else "mean"
+    pooling = _pooling(config, where) if kind == "embedding" else "mean"
     found = Pretrained(name or "all-MiniLM-L6-v2", model, tokenizer, kind, pooling, limit)
     try:
         found.probe()
@@ -208,6 +211,16 @@ def load(name: str | None, device: str = "cpu") -> Pretrained:
     for note in notes:
         logger.warning("%s: %s", where, note)
     return replace(found, notes=tuple(notes))
+
+
+def check_model(name: str | None, device: str) -> None:
+    """What can be checked of a model without its weights: the device, its folder or hub id, and its config.
+
+    Raises:
+        InputError: one of them does not work.
+    """
+    check_device(device)
+    read_config(place_of(name))
 
 
 def place_of(name: str | None) -> str:
@@ -230,12 +243,24 @@ def _kind(config: Any, where: str) -> Kind:
             f"{where} is an encoder-decoder ({config.model_type}); compare takes encoders, masked and causal language "
             "models. sq.hf.swap puts methods into encoder-decoders"
         )
-    architecture = (getattr(config, "architectures", None) or [""])[0]
+    architecture = architecture_of(config)
     if architecture.endswith("ForMaskedLM"):
         return "masked-lm"
-    if architecture.endswith(("ForCausalLM", "LMHeadModel")):
+    if architecture.endswith(("ForCausalLM", "LMHeadModel", models.CausalLanguageModel.__name__)):
         return "causal-lm"
     return "embedding"
+
+
+def architecture_of(config: Any) -> str:
+    """The name of the class that was saved, where a config says it."""
+    return (getattr(config, "architectures", None) or [""])[0]
+
+
+def _pooling(config: Any, where: str) -> Pooling:
+    """How an embedding is made of hidden states: as a model of `subquad train` does, or as its folder says."""
+    if isinstance(config, models.EncoderConfig):
+        return "cls" if config.pooling == "first" else "mean"
+    return pooling_of(where)
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """Choose a method from the figures of a comparison, and say why."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from subquad.methods import from_dict
 from subquad.report.schema import MethodReport, Recommendation
+from subquad.spelling import listed
 from subquad.workflows.rows import exact_up_to
 
 MARGIN = 1.1  # a smaller speed-up is not worth a change
@@ -14,7 +15,7 @@ def recommend(
 ) -> Recommendation:
     """The headline and the reason for each length, from the choices of `fastest`.
 
-    The recommendation is about the rows that were tried; settings are not searched. Lengths above the text's `tokens`
+    The recommendation is about the settings that were tried; no others are searched. Lengths above the text's `tokens`
     are not judged. `methods` and the result have the types of `report.schema`.
     """
     measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
@@ -26,19 +27,34 @@ def recommend(
     ]
     if measured:
         reasons.append(_tried(measured, judged))
+    names = {length: "full" if method is None else method["method"] for length, method in best.items()}
+    return {
+        "choice": names.get(own, "full"),
+        "by_length": {str(length): name for length, name in names.items()},
+        "headline": _headline(best, own, min_fidelity),
+        "reasons": reasons,
+    }
+
+
+def _headline(best: Mapping[int, MethodReport | None], own: int, min_fidelity: float) -> str:
+    """What to use at the main length, and at the others where that is something else."""
     chosen = best.get(own)
-    if chosen is not None:
-        headline = f"Of the rows tried, use {chosen['method']}: {_figures(chosen, str(own))} at {own:,} tokens."
-        return {"choice": chosen["method"], "headline": headline, "reasons": reasons}
-    longer = next(((length, method) for length in judged if (method := best[length])), None)
-    headline = f"Stay with exact attention at {own:,} tokens"
-    if longer is None:
-        where = f" and up to {judged[-1]:,}" if len(judged) > 1 else ""
-        why = f"of the rows tried, none has fidelity ≥ {min_fidelity:g} and is clearly faster"
-        return {"choice": "full", "headline": f"{headline}{where}: {why}.", "reasons": reasons}
-    length, method = longer
-    headline += f"; at {length:,} tokens, of the rows tried, use {method['method']}: {_figures(method, str(length))}."
-    return {"choice": "full", "headline": headline, "reasons": reasons}
+    if not any(best.values()):
+        where = f" and up to {max(best):,}" if len(best) > 1 else ""
+        why = f"of the settings tried, none has fidelity ≥ {min_fidelity:g} and is clearly faster"
+        return f"Stay with exact attention at {own:,} tokens{where}: {why}."
+    if chosen is None:
+        headline = f"Stay with exact attention at {own:,} tokens"
+    else:
+        headline = f"Of the settings tried, use {chosen['method']}: {figures_of(chosen, str(own))} at {own:,} tokens"
+    said = "" if chosen is not None else ", of the settings tried"  # once is enough
+    for length, method in best.items():
+        if method is None and chosen is not None:
+            headline += f"; at {length:,} tokens, stay with exact attention"
+        elif method is not None and (chosen is None or method["method"] != chosen["method"]):
+            headline += f"; at {length:,} tokens{said}, use {method['method']}: {figures_of(method, str(length))}"
+            said = ""
+    return f"{headline}."
 
 
 def fastest(
@@ -60,12 +76,11 @@ def _approximate_at(methods: Sequence[MethodReport], length: int) -> list[Method
 
 
 def _tried(measured: Sequence[MethodReport], lengths: Sequence[int]) -> str:
-    """What the recommendation is about: how many rows of how many methods, and at which lengths."""
+    """What the recommendation is about: how many settings of how many methods, and at which lengths."""
     rows, methods = len(measured), len({m["settings"].get("name") for m in measured})
-    counted = f"{_count(rows, 'row')} of {_count(methods, 'method')} {'were' if rows > 1 else 'was'} tried"
-    *others, last = [f"{length:,}" for length in lengths] or [""]
-    where = f" at {' and '.join(filter(None, (', '.join(others), last)))} tokens" if last else ""
-    return f"{counted}{where}, with the given settings; settings were not searched."
+    counted = f"{_count(rows, 'setting')} of {_count(methods, 'method')} {'were' if rows > 1 else 'was'} tried"
+    where = f" at {listed([f'{length:,}' for length in lengths])} tokens" if lengths else ""
+    return f"{counted}{where}; other settings were not tried."
 
 
 def _count(number: int, what: str) -> str:
@@ -91,9 +106,8 @@ def _is_faster(method: MethodReport, length: str) -> bool:
 def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: int, min_fidelity: float) -> str:
     at, asked = str(length), f"fidelity ≥ {min_fidelity:g}"
     if best is not None:
-        return (
-            f"{length:,} tokens: {best['method']} is the fastest of the rows tried with {asked}: {_figures(best, at)}."
-        )
+        said = f"{best['method']} is the fastest of the settings tried with {asked}: {figures_of(best, at)}."
+        return f"{length:,} tokens: {said}"
     timed = [m for m in methods if at in m.get("model", {}) and at in m.get("fidelity", {})]
     if not timed:
         return f"{length:,} tokens: only reference methods were measured; the others are exact, refused or left out."
@@ -101,17 +115,18 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
     if close:
         fastest = max(close, key=lambda m: _speedup(m, at))
         return (
-            f"{length:,} tokens: of the rows tried, none with {asked} is clearly faster than exact attention; "
-            f"the nearest is {fastest['method']}: {_figures(fastest, at)}."
+            f"{length:,} tokens: of the settings tried, none with {asked} is clearly faster than exact attention; "
+            f"the nearest is {fastest['method']}: {figures_of(fastest, at)}."
         )
     closest = max(timed, key=lambda m: m["fidelity"][at])
     return (
-        f"{length:,} tokens: none of the rows tried reaches fidelity {min_fidelity:g}; "
-        f"the closest is {closest['method']}: {_figures(closest, at)}."
+        f"{length:,} tokens: none of the settings tried reaches fidelity {min_fidelity:g}; "
+        f"the closest is {closest['method']}: {figures_of(closest, at)}."
     )
 
 
-def _figures(method: MethodReport, length: str) -> str:
+def figures_of(method: MethodReport, length: str) -> str:
+    """The speed and the fidelity of a method at a length, in words."""
     tie = method["model"][length].get("verdict") == "within the noise"
     speed = f"{_speedup(method, length):.2f}× the speed of exact attention{' (within the noise)' if tie else ''}"
     return f"{speed}, fidelity {method['fidelity'][length]:.3f}"

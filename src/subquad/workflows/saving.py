@@ -8,29 +8,40 @@ from pathlib import Path
 from typing import Any
 
 from subquad import files, hf
-from subquad.data.files import exists
+from subquad.data.files import exists, read_bytes
 from subquad.errors import InputError, as_input_error
-from subquad.hf.model_files import called, from_pretrained, is_sentence_transformer, read_config, read_tokenizer
+from subquad.hf.model_files import (
+    called,
+    from_pretrained,
+    is_sentence_transformer,
+    optional_file,
+    read_config,
+    read_tokenizer,
+)
 from subquad.hf.plans import joined, load_plan
 from subquad.hf.reattaching import ADAPTER
 from subquad.methods import Bound, Full, Method
+from subquad.report.saved_card import Measured, saved_card
 from subquad.report.schema import Report
+from subquad.training import models
 from subquad.workflows.compare import Comparison
-from subquad.workflows.pretrained import load, place_of
-from subquad.workflows.recommend import fastest
+from subquad.workflows.pretrained import architecture_of, load, place_of
+from subquad.workflows.recommend import fastest, figures_of
 from subquad.workflows.rows import CompareRow
 from subquad.workflows.settings import CompareSettings, PlanSettings
 
+CARD = "README.md"
 OWN = {"attn_implementation": "eager"}  # a swap that the folder records is not what the user asks about
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is to run in the layers of a model, and how many tokens it is to read."""
+    """What is to run in the layers of a model, how many tokens it is to read, and what was measured of it."""
 
     name: str
     methods: Mapping[int, Method | Bound]
     tokens: int
+    measured: Measured
 
 
 def check(folder: Path | None, out: Path, model: str | None) -> None:
@@ -72,7 +83,9 @@ def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -
     whole = length == c.length or row.plan is not None or row.method.traits.family == "mixture"  # at all lengths
     start = 0 if whole else min(length, from_crossover)
     name = f"{row.name} from {start:,} tokens on and exact attention below" if start else row.name
-    return Chosen(name, _from(start, row, c.pretrained.model), max(pays))
+    lines = [f"{n:,} tokens: {figures_of(found, str(n))}." for n in pays]
+    measured = Measured(lines, report["command"], report["hardware"], str(report["model"]["dtype"]))
+    return Chosen(name, _from(start, row, c.pretrained.model), max(pays), measured)
 
 
 def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
@@ -86,7 +99,11 @@ def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
         lengths = [int(length) for length, found in plan.verified.items() if "exact_because" not in found]
         if not lengths:
             return None
-        return Chosen("the plan", plan.for_model(load(settings.model, settings.device).model), max(lengths))
+        made, dtype = plan.made_on, str(plan.model["dtype"]).removeprefix("torch.")
+        lines = [f"{n:,} tokens: {plan.said(n)}, on {plan.verified[str(n)]['passages']} passages." for n in lengths]
+        measured = Measured(lines, made["command"], made["hardware"], dtype)
+        methods = plan.for_model(load(settings.model, settings.device).model)
+        return Chosen("the plan", methods, max(lengths), measured)
 
 
 def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
@@ -101,7 +118,8 @@ def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
     if chosen is None or folder is None:
         return
     _check_empty(folder)
-    loaded, tokenizer = _loaded(place_of(model))
+    where = place_of(model)
+    loaded, tokenizer = _loaded(where)
     methods = {n: copy.deepcopy(each).cpu() if isinstance(each, Bound) else each for n, each in chosen.methods.items()}
     with as_input_error():
         hf.extend_positions(loaded, chosen.tokens, tokenizer=tokenizer)
@@ -112,6 +130,21 @@ def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
             tokenizer.save_pretrained(str(part))
         if any(bound.learned is not None for bound in hf.bounds(loaded).values()):
             hf.save_adapter(loaded, part / ADAPTER)
+        _write_card(part / CARD, _card_of(where), folder.resolve().name, loaded, chosen)
+
+
+def _card_of(where: str) -> str:
+    """The card of the original model; empty if it has none."""
+    file = optional_file(where, CARD)
+    return "" if file is None else read_bytes(file).decode("utf-8", errors="replace")
+
+
+def _write_card(path: Path, original: str, folder: str, loaded: Any, chosen: Chosen) -> None:
+    """Our section above the card that the model's own library wrote, or above the original one."""
+    original = path.read_text("utf-8") if path.exists() else original
+    runs = hf.describe(loaded).methods
+    card = saved_card(folder, type(loaded), chosen.name, chosen.tokens, runs, chosen.measured, original)
+    path.write_text(card, "utf-8")
 
 
 def _check_empty(folder: Path) -> None:
@@ -144,8 +177,8 @@ def _class_of(where: str) -> Any:
     """The class of a model that its config names, with all of its heads; else the one without any."""
     import transformers
 
-    name = (getattr(read_config(where), "architectures", None) or [""])[0]
-    found = getattr(transformers, name, None)
+    name = architecture_of(read_config(where))
+    found = getattr(transformers, name, getattr(models, name, None))
     return found if hasattr(found, "from_pretrained") else transformers.AutoModel
 
 

@@ -27,6 +27,8 @@ COMPARED_LEARNED = (  # beside those, where there is text to calibrate them on
     "tilted-pool:pools=0",  # the window and the sinks that those two have, alone: nothing to fit
     "linformer",
 )
+LENGTHS = (2048, 4096)  # of inputs that compare runs beside those of the main length
+OP_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)  # at which it runs one layer's attention alone
 INSPECTED = (  # "{buckets}" is what --buckets says
     "clustered:clusters=25",
     "i-clustered:clusters=25,topk=32",
@@ -85,18 +87,41 @@ class CompareSettings:
     calibrate: tuple[Path, ...] = option(
         (), "Fit learned parameters on this text first; it must not be the text compared on. Repeatable."
     )
-    max_length: int | None = option(None, "Main length in tokens; default: the model's positions, at most 512.")
-    min_fidelity: float = option(0.99, "Minimum mean cosine (or perplexity ratio) to exact for a recommendation.")
+    max_length: int | None = option(
+        None, "Longest input in tokens; default: the model's positions, at most 512, and longer ones up to 16,384."
+    )
+    min_fidelity: float = option(
+        0.99, "Minimum mean cosine (or perplexity ratio) to exact for a recommendation.", reading=True
+    )
     device: str = option("cpu", DEVICE)
-    lengths: tuple[int, ...] = (2048, 4096)  # beyond the model's own
-    op_lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
+    lengths: tuple[int, ...] | None = None  # beyond the main one; default: LENGTHS up to the maximum
+    op_lengths: tuple[int, ...] | None = None  # of one layer's attention alone; default: OP_LENGTHS up to the maximum
     passages: int = 32
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.min_fidelity <= 1.0:
+            raise InputError(f"min-fidelity {self.min_fidelity:g} must be above 0 and at most 1")
 
     @property
     def as_used(self) -> "CompareSettings":
         """The settings without a folder of data that no task reads."""
         return self if self.task else replace(self, data_dir=None)
+
+    @property
+    def model_lengths(self) -> tuple[int, ...]:
+        """The lengths beyond the main one at which the whole model is run, the shortest first."""
+        return self._up_to_longest(LENGTHS) if self.lengths is None else tuple(sorted(self.lengths))
+
+    @property
+    def call_lengths(self) -> tuple[int, ...]:
+        """The lengths at which one layer's attention is run alone, the shortest first."""
+        if self.op_lengths is not None:
+            return tuple(sorted(self.op_lengths))
+        return self._up_to_longest(OP_LENGTHS) or (self.max_length or OP_LENGTHS[0],)
+
+    def _up_to_longest(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(n for n in lengths if self.max_length is None or n <= self.max_length)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from subquad import files, seals
 from subquad.errors import InputError
-from subquad.workflows.expected import expect
+from subquad.expected import expect
 from subquad.workflows.records import from_plain, to_plain
 
 PROGRESS = ".progress"
@@ -35,21 +35,25 @@ Progress = Callable[[str, int, int], None]  # what is under way, units done, uni
 
 @dataclass(frozen=True)
 class Unit(Generic[R]):
-    """The name of a unit, and the type of its record."""
+    """The name of a unit, the type of its record, and what a user reads of it while it is made."""
 
     key: str
     record: Any = Any
+    says: str = ""
 
 
 class Kind(Generic[R]):
-    """Units with records of one type, named by numbers and texts: `Kind("op", Op)(512)` is the unit "op/512"."""
+    """Units with records of one type, named by numbers and texts: `Kind("op", Op)(512)` is the unit "op/512".
 
-    def __init__(self, name: str, record: Any):
-        self.name, self.record = name, record
+    `says` puts those into words, for the progress of a run.
+    """
+
+    def __init__(self, name: str, record: Any, says: Callable[..., str] = lambda *parts: ""):
+        self.name, self.record, self.says = name, record, says
 
     def __call__(self, *parts: object) -> Unit[R]:
         """The unit of this kind with these parts in its name."""
-        return Unit("/".join(map(str, (self.name, *parts))), self.record)
+        return Unit("/".join(map(str, (self.name, *parts))), self.record, self.says(*parts))
 
 
 class Records:
@@ -135,7 +139,7 @@ class Units:
         jobs = list(jobs)
         for done, (unit, make) in enumerate(jobs):
             if not self.has(unit):
-                progress(unit.key, done, len(jobs))
+                progress(unit.says or unit.key, done, len(jobs))
             records[unit] = self.get(unit, make)
         progress("done", len(jobs), len(jobs))
 

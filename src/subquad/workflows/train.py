@@ -70,9 +70,10 @@ def record_of(outcome: Outcome, data: Path | None, device: str) -> dict[str, Any
     return {
         "task": {
             "name": task.name,
-            "summary": task.summary,
+            "summary": task.title,
             "metric": task.metric,
             "needs": task.needs if data else None,
+            **({} if task.pipeline is None else {"pipeline": task.pipeline}),
         },
         "settings": plain(outcome.settings.to_dict()),
         "model": type(outcome.model).__name__,

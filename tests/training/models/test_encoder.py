@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 import subquad as sq
 from subquad.measure.capture import recorded
@@ -178,6 +178,17 @@ def test_recording_leaves_a_model_as_it_was(method):
 
 
 # ---------------------------------------------------------------------- transformers
+
+
+def test_the_encoder_of_a_classifier_loads_without_its_head(tmp_path):
+    model = build(EncoderClassifier, method="clustered:clusters=4").eval()
+    model.save_pretrained(tmp_path)
+    encoder, loading = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not loading["missing_keys"]
+    ids = symbols()
+    assert torch.equal(encoder(ids).last_hidden_state, model.encoder(ids, None))
+    assert encoder.get_input_embeddings().weight.shape == model.encoder.embedding.weight.shape
+    assert str(sq.hf.describe(encoder).methods[0]) == "clustered:clusters=4"
 
 
 @pytest.mark.parametrize(("auto", "kind"), [

@@ -27,23 +27,24 @@ ENDS = (12 * MONTH, 16 * MONTH, 20 * MONTH)  # days, of training, validation and
 class Forecast(Task):
     """Predict `horizon` rows from the `seq_len` rows before them, at every row of the split.
 
-    Training is on the first 12 months of 30 days, validation on the next 4, the test on 4 more; the past of a window
-    may lie in the split before. Values are less the mean and over the standard deviation of the training months, and
-    so are the errors that are reported: means over all windows, steps and channels. Informer's code drops the windows
-    of the last incomplete batch; here none is.
+    The first 12 months of 30 days are for training, the next 4 for validation and 4 more for the test; the past of a
+    window may lie in the split before. Values are standardised with the mean and the standard deviation of the training
+    months. The errors are those of standardised values, as means over all windows, steps and channels. Informer's code
+    drops the windows of the last incomplete batch; here, no window is dropped.
 
     Attributes:
-        dataset: "ETTh1" (hours) or "ETTm1" (quarters of an hour) in the data folder's ett/; "waves" is made up, to try
-            things out: 4 rows a day.
-        features: "S": the oil temperature from its own past; "MS": it from all columns; "M": all columns from all.
-        horizon: rows that are predicted.
-        seq_len: rows that are read.
-        label_len: of these, the last that the decoder reads too.
-        architecture: "encoder-decoder", as Informer's, or the "encoder" alone.
-        decoder_layers: beside the encoder's `model.layers`.
-        cross_method: of the decoder's cross-attention, where `model.method` is not a list.
-        causal_decoder: as `ForecastConfig` says.
-        subtract_last: as `ForecastConfig` says.
+        dataset: "ETTh1" (hours) or "ETTm1" (quarters of an hour) in the data folder's ett/; "waves" is a generated
+            series of 4 rows a day, for a first try.
+        features: "S" predicts the oil temperature from its own past, "MS" from all columns; "M" predicts all columns
+            from all columns.
+        horizon: number of rows that are predicted.
+        seq_len: number of rows that are read.
+        label_len: number of the last of these rows that the decoder reads too.
+        architecture: "encoder-decoder", as Informer has it, or "encoder".
+        decoder_layers: number of decoder layers; `model.layers` is the number of encoder layers.
+        cross_method: method of the decoder's cross-attention, where `model.method` is not a list.
+        causal_decoder: whether the decoder's self-attention is causal, as in Informer.
+        subtract_last: whether the last row is subtracted from the past and added to the prediction.
     """
 
     name: ClassVar[str] = "forecast"
@@ -145,7 +146,7 @@ class Forecast(Task):
         return {"mse": mse, "mae": mae}
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
-        """A linear forecast, the last row again, and the last day again, on the same windows."""
+        """The baselines, on the same windows, are a linear forecast, the last row and the last day."""
         train, validation, test = (cast(Windows, split) for split in (splits.train, splits.validation, splits.test))
         predicted = {
             "ridge": ridge(train, validation, test, self.horizon),

@@ -20,22 +20,24 @@ ORDERS = (0, 1, 2, 3, 4, 6)  # of the Markov models
 
 @dataclass(frozen=True, kw_only=True)
 class NextBase(NextSymbol):
-    """The next base of genomes (A, C, G, T): bits per base of places that were not learned from.
+    """Predict the next base (A, C, G or T) of genomes; the metric is bits per base of held-out parts.
 
-    Each sequence is split by position, without overlap: its first part is learned from, then comes what to choose by,
-    the last is reported on, each base of it once. N, a base that is not known, is read but never to be said.
+    Each sequence is split by position, without overlap: its first part is for training, the next one for validation
+    and the last one for the test, in which each base counts once. N, an unknown base, is read but never predicted.
 
     Attributes:
-        files: FASTA files (also gzipped) or folders; none: the folder genomes of the data (phage lambda, SARS-CoV-2).
-        length: bases of a window.
-        held_out: the share of each sequence to choose by, and that to report on.
-        examples: windows in the training set, drawn as they are read.
-        limit: bases of each of the validation and test parts, from the first sequence on; 0: all.
-        seed: of the windows that are drawn.
+        files: FASTA files (also gzipped) or folders; without them, the folder genomes of the data (phage lambda,
+            SARS-CoV-2).
+        length: number of bases in a window.
+        held_out: share of each sequence that is for validation, and share that is for the test.
+        examples: number of windows in the training set; they are sampled as they are read.
+        limit: number of bases of the validation part and of the test part that are used; 0 means all.
+        seed: random seed of the sampled windows.
     """
 
     name: ClassVar[str] = "genome"
     summary: ClassVar[str] = "the next base of genomes (or task.files: your own FASTA); bits per base"
+    summary_of_files: ClassVar[str] = "the next base of {files}; bits per base"
     metric: ClassVar[str] = "bits_per_base"
     needs: ClassVar[str | None] = "genomes"
     symbols: ClassVar[int] = len(BASES)
@@ -65,7 +67,7 @@ class NextBase(NextSymbol):
         return _said(nats / math.log(2) / count)
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
-        """No knowledge, and Markov models of several orders, each interpolated with those below it."""
+        """The baselines are a uniform guess and interpolated Markov models of several orders."""
         train, test = splits.train, splits.test
         assert isinstance(train, DrawnWindows)
         assert isinstance(test, Windows)

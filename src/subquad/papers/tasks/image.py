@@ -23,13 +23,13 @@ LABELS = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", 
 
 @dataclass(frozen=True, kw_only=True)
 class Image(Classification):
-    """Grey levels of an image, row by row, each a token: 784 of them, and what the image shows, of ten things.
+    """Predict which of ten things an image shows from its 784 grey levels, row by row, each of which is a token.
 
-    The images are learned from, chosen by and reported on in the order of their file.
+    The first images of the file are for training, the next ones for validation and the others for the test.
 
     Attributes:
-        train: images to learn from.
-        validation: images to choose by; those that are left are reported on.
+        train: number of training images.
+        validation: number of validation images; the test has all others.
     """
 
     name: ClassVar[str] = "image"
@@ -62,7 +62,7 @@ class Image(Classification):
         return self.classifier(settings, LABELS, LEVELS, 28 * 28)
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
-        """The most frequent thing, logistic regression on pixels, and what the most similar training image shows."""
+        """The baselines are the most frequent class, a logistic regression on pixels and the nearest training image."""
         train, test = splits.train, splits.test
         assert isinstance(train, Pixels)
         assert isinstance(test, Pixels)

@@ -35,19 +35,19 @@ Solved = tuple[Symbols, int]
 
 @dataclass(frozen=True, kw_only=True)
 class ListOps(Classification):
-    """An expression such as `[MAX 4 [MIN 2 3 ] 1 0 ]`, and its value from 0 to 9.
+    """Predict the value, from 0 to 9, of an expression such as `[MAX 4 [MIN 2 3 ] 1 0 ]`.
 
-    A model has solved something only when it beats what is known without reading more than the outermost list: the
-    operator, and its digits. At LRA's lengths that is a good deal, so `baselines` say it.
+    A model has learned to read nested lists only if it is better than a guess from the outermost list, which is its
+    operator and its own digits. At LRA's lengths such a guess is good, so it is among the baselines.
 
     Attributes:
-        shortest, longest: tokens, both included. LRA: more than 500, fewer than 2,000.
-        depth: levels of nesting, that of the digits included.
-        arguments: the most of an operator; the fewest are 2.
-        operators: the probability of an operator in place of a digit.
-        examples: in the training set, made as they are read. LRA: 96,000.
-        held_out: examples to choose by, and as many to report on. LRA: 2,000.
-        seed: of the examples.
+        shortest, longest: smallest and largest number of tokens. LRA has more than 500 and fewer than 2,000.
+        depth: number of levels of nesting, with the level of the digits.
+        arguments: largest number of arguments of an operator; the smallest is 2.
+        operators: probability of an operator in place of a digit.
+        examples: number of training examples, which are made as they are read. LRA has 96,000.
+        held_out: number of validation examples, and of test examples. LRA has 2,000 of each.
+        seed: random seed of the examples.
     """
 
     name: ClassVar[str] = "listops"
@@ -111,7 +111,7 @@ class ListOps(Classification):
         return found
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
-        """The most frequent value: of all, by the outermost operator, and by what that makes of its own digits."""
+        """The baselines are the most frequent value of all, of the outermost operator, and of that with its digits."""
         train, test = splits.train, splits.test
         assert isinstance(train, Expressions)
         assert isinstance(test, Expressions)

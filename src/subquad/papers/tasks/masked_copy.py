@@ -17,14 +17,16 @@ from subquad.training.tasks.base import Batch, Figures, Item, Splits, Task
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedCopy(Task):
-    """0w0w with w of `length` symbols; a share of each half is masked, in places where the other half is not.
+    """Predict the masked symbols of 0w0w, where w has `length` symbols.
+
+    A share of each half is masked, in places where the other half is not masked, so every symbol can be copied.
 
     Attributes:
-        length: L, symbols of w; the input has 2L + 2 tokens. The paper: 31, 63, 127, 255.
-        symbols: kinds of symbols.
-        masked: the share of all tokens of w0w that is masked.
-        examples: in the training set, made as they are read; the others have 512 each.
-        seed: of the examples.
+        length: number L of symbols in w; the input has 2L + 2 tokens. The paper uses 31, 63, 127 and 255.
+        symbols: number of different symbols.
+        masked: share of the tokens of 0w0w that are masked.
+        examples: number of training examples, which are made as they are read; validation and test have 512 each.
+        seed: random seed of the examples.
     """
 
     name: ClassVar[str] = "masked-copy"
@@ -86,7 +88,7 @@ class MaskedCopy(Task):
         return {"accuracy": right / places}
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
-        """Symbols are uniform, so no guess does better than one in the number of symbols."""
+        """The baseline is a guess, which is right once in `symbols` times, because symbols are uniform."""
         return {"guess": {"accuracy": 1 / self.symbols}}
 
 

@@ -14,34 +14,35 @@ from subquad.data.documents import read_archive
 from subquad.data.folders import find_data
 from subquad.data.texts import read_documents
 from subquad.errors import InputError
+from subquad.training.byte_tokenizer import BYTES
 from subquad.training.model_settings import ModelSettings
 from subquad.training.models.encoder import EncoderClassifier
 from subquad.training.tasks.base import Batch, Figures, Item, Splits
 from subquad.training.tasks.classification import Classification, padded
 
-BYTES = 256
 READ = 1000  # training pairs that the baselines learn from
 SHARES = (0.7, 0.15, 0.15)  # of the documents: to learn from, to choose by, to report on
 
 
 @dataclass(frozen=True, kw_only=True)
 class Match(Classification):
-    """Two passages that do not overlap, of one document (half of the pairs) or of two.
+    """Predict whether two passages are from one document, as half of the pairs are, or from two.
 
-    No document is in two of the three splits. Passages begin anywhere, drawn in the same way for both kinds of pairs. A
-    pair's classes are 0, "different", and 1, "same".
+    Passages do not overlap, and no document is in two of the three splits. Passages begin at random places, which are
+    sampled in the same way for both kinds of pairs. The classes of a pair are 0, "different", and 1, "same".
 
     Attributes:
         source: "movie_reviews" (2,000 documents) or "state_union" (65 long speeches).
-        files: text files or folders of the user's own in their place, each file or row of a table a document.
-        length: bytes of a passage; documents with fewer than two passages are left out. LRA: 4,000.
-        examples: pairs to learn from, made as they are read.
-        held_out: pairs to choose by, and as many to report on.
-        seed: of the splits and the pairs.
+        files: your own text files or folders in place of `source`; each file, or row of a table, is a document.
+        length: number of bytes in a passage; documents with fewer than two passages are left out. LRA uses 4,000.
+        examples: number of training pairs, which are made as they are read.
+        held_out: number of validation pairs, and of test pairs.
+        seed: random seed of the splits and the pairs.
     """
 
     name: ClassVar[str] = "match"
     summary: ClassVar[str] = "bytes of two passages; accuracy of whether they are from one document"
+    summary_of_files: ClassVar[str] = "bytes of two passages of {files}; accuracy of whether they are from one document"
     needs: ClassVar[str | None] = "movie_reviews"
     start: ClassVar = {
         "model": {"layers": 4, "heads": 4, "width": 128, "feed_forward": 256},
@@ -85,7 +86,7 @@ class Match(Classification):
         return {**first, "pair_ids": second["input_ids"], "labels": labels}
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
-        """A guess, and whether the bytes, or words, of two passages are as similar as those of one document are."""
+        """The baselines are a guess, and the similarity of the two passages' bytes and of their words."""
         from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 
         train, test = splits.train, splits.test

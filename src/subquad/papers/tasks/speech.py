@@ -23,25 +23,27 @@ DIGITS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Speech(Task):
-    """Utterances of connected digits, made of the Free Spoken Digit Dataset's single ones (`fsdd`, 8 kHz).
+    """Write the digits of an utterance, which is made of single recordings of the Free Spoken Digit Dataset (`fsdd`).
 
-    Filter banks (`data/filter_banks.py`) are computed once a recording; an utterance joins those of its digits, with a
-    few frames of digital silence before, between and after them, and is then normalised to mean 0 and variance 1 in
-    each band. To join the waveforms instead would change the two frames at each seam, and cost a transform an item.
+    The filter banks (`data/filter_banks.py`) of each recording (8 kHz) are computed once. An utterance joins those of
+    its digits, with a few frames of digital silence before, between and after them, and is then normalised to mean 0
+    and variance 1 in each band. Joining the waveforms instead would change the two frames at each seam and take a
+    transform for each item.
 
-    Takes 0 to 4 are the test, 5 to 9 the validation, the others the training examples. The recordings of one speaker
-    are in none of these: the second half of the test examples is his, and has a figure of its own.
+    Takes 0 to 4 are for the test, takes 5 to 9 for validation and the others for training. The recordings of one
+    speaker are in none of these: they make the second half of the test examples, which has a figure of its own.
 
     Attributes:
-        fewest, most: digits an utterance, as many as fit into `longest` frames.
-        longest: frames (of 10 ms) an utterance. The paper's longest: 2,500.
-        fewest_gap, most_gap: frames of silence.
-        one_speaker: whether all digits of an utterance are one speaker's.
-        held_out: the speaker that nothing is learned of.
-        subsample: frames per token; the paper: 1.
-        examples: in the training set, made as they are read.
-        validation_examples, test_examples: in the others; of the test's, half are the held-out speaker's.
-        seed: of the examples.
+        fewest, most: smallest and largest number of digits in an utterance, as many as fit into `longest` frames.
+        longest: number of frames (of 10 ms) of the longest utterance. The paper's longest has 2,500.
+        fewest_gap, most_gap: smallest and largest number of frames of silence.
+        one_speaker: whether all digits of an utterance are spoken by one speaker.
+        held_out: the speaker whose recordings are not used for training.
+        subsample: number of frames per token; the paper uses 1.
+        examples: number of training examples, which are made as they are read.
+        validation_examples, test_examples: number of validation and test examples; half of the test examples are spoken
+            by the held-out speaker.
+        seed: random seed of the examples.
     """
 
     name: ClassVar[str] = "speech"
@@ -141,7 +143,7 @@ class Speech(Task):
         return found
 
     def baselines(self, splits: Splits, data: Path | None) -> dict[str, Figures]:
-        """Nothing written (every digit is missing), and as many random digits as there are, both without the sound."""
+        """The baselines, which do not hear, write nothing, or as many random digits as there are."""
         draw = np.random.default_rng(self.seed)
         targets = [splits.test[i] for i in range(self.test_examples)]
         rows: dict[str, list[list[float]]] = {"nothing": [], "random digits of the right number": []}

@@ -8,6 +8,7 @@ AutoModelForSequenceClassification.from_pretrained(folder)                 # whe
 
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForCTC,
     AutoModelForMaskedLM,
@@ -16,7 +17,12 @@ from transformers import (
 
 from subquad.training.models.blocks import Prediction
 from subquad.training.models.configuration import AttentionConfig
-from subquad.training.models.encoder import EncoderClassifier, EncoderConfig, MaskedSymbolEncoder
+from subquad.training.models.encoder import (
+    EncoderClassifier,
+    EncoderConfig,
+    EncoderModel,
+    MaskedSymbolEncoder,
+)
 from subquad.training.models.forecaster import EncoderDecoderForecaster, EncoderForecaster, ForecastConfig
 from subquad.training.models.language import CausalLanguageModel, LanguageConfig
 from subquad.training.models.speech import CTCEncoder, SpeechConfig, Transcription
@@ -29,6 +35,7 @@ __all__ = [
     "EncoderConfig",
     "EncoderDecoderForecaster",
     "EncoderForecaster",
+    "EncoderModel",
     "ForecastConfig",
     "LanguageConfig",
     "MaskedSymbolEncoder",
@@ -39,6 +46,7 @@ __all__ = [
 
 for config in (EncoderConfig, ForecastConfig, LanguageConfig, SpeechConfig):
     AutoConfig.register(config.model_type, config, exist_ok=True)
+AutoModel.register(EncoderConfig, EncoderModel, exist_ok=True)
 AutoModelForCTC.register(SpeechConfig, CTCEncoder, exist_ok=True)
 AutoModelForCausalLM.register(LanguageConfig, CausalLanguageModel, exist_ok=True)
 AutoModelForMaskedLM.register(EncoderConfig, MaskedSymbolEncoder, exist_ok=True)

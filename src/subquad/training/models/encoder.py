@@ -7,6 +7,7 @@ from huggingface_hub.dataclasses import strict
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_outputs import BaseModelOutput
 
 from subquad.training.models.blocks import AttentionModel, InputPositions, Prediction, Stack
 from subquad.training.models.configuration import AttentionConfig
@@ -54,6 +55,25 @@ class TokenEncoder(nn.Module):
         x = self.input_positions(self.embedding(input_ids), positions)
         mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=attention_mask)
         return self.stack(x, mask, positions)
+
+
+class EncoderModel(AttentionModel):
+    """The encoder of a classifier without its head; `subquad compare` and `plan` judge it by its hidden states."""
+
+    config_class = EncoderConfig
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__(config)
+        self.encoder = TokenEncoder(config)
+        self.finish()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The table of the tokens."""
+        return self.encoder.embedding
+
+    def forward(self, input_ids: Int[Tensor, "B N"], attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
+        """The hidden states of all tokens."""
+        return BaseModelOutput(last_hidden_state=self.encoder(input_ids, attention_mask))
 
 
 class EncoderClassifier(AttentionModel):

@@ -14,6 +14,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
+from subquad.spelling import listed
+
+NAMED = 3  # files that a title names
 Item = dict[str, Any]  # one example, as plain arrays and numbers
 Batch = dict[str, Tensor]  # what a model's forward takes
 Figures = dict[str, float]  # a metric's name and its value
@@ -45,9 +48,11 @@ class Task(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]  # one line: what is read, what is said, what is measured
+    summary_of_files: ClassVar[str] = ""  # the same of the user's own {files}, for a task that has `files`
     metric: ClassVar[str]  # of `figures`: what the best model is chosen by
     greater_is_better: ClassVar[bool]
     needs: ClassVar[str | None] = None  # the folder of real data, under the data directory
+    pipeline: ClassVar[str | None] = None  # of transformers, in which a trained model with its tokenizer reads text
     start: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # defaults for "model" and "training" that suit the task
 
     @abstractmethod
@@ -71,9 +76,25 @@ class Task(ABC):
         """The settings of the task."""
         return asdict(self)
 
+    @property
+    def title(self) -> str:
+        """One line: what this run reads, says and measures; of the user's own files, it names them."""
+        given: Sequence[str] | str = getattr(self, "files", ())
+        names = [Path(file).name for file in ([given] if isinstance(given, str) else given) if file]
+        if len(names) > NAMED:
+            names[NAMED:] = [f"{len(names) - NAMED} more"]
+        return self.summary_of_files.format(files=listed(names)) if names and self.summary_of_files else self.summary
+
+    @property
+    def tokenizer(self) -> Any:
+        """What makes text the input of a trained model; None where the task reads no text."""
+        return None
+
     def save(self, model: PreTrainedModel, folder: Path) -> None:
-        """Write a trained model into a folder, with what is needed beside it."""
+        """Write a trained model into a folder, with its tokenizer where the task has one."""
         model.save_pretrained(folder)
+        if (tokenizer := self.tokenizer) is not None:
+            tokenizer.save_pretrained(folder)
 
     @abstractmethod
     def collate(self, items: Sequence[Item]) -> Batch:
@@ -86,6 +107,10 @@ class Task(ABC):
     @abstractmethod
     def figures(self, scores: Float[Tensor, "items S"]) -> Figures:
         """The metrics, of the scores of all items."""
+
+    def remarks(self, splits: Splits) -> list[str]:
+        """Lines that a user should read before training, such as how much of the data the settings leave out."""
+        return []
 
     def baselines(self, splits: Splits, data: Path | None) -> dict[str, Figures]:
         """What is reached without attention or without learning, on the test examples: {name: figures}."""

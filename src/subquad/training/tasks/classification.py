@@ -49,7 +49,7 @@ class Classification(OneClass):
     """Sequences with a class each; an encoder reads all tokens, and what it pools of them is classified.
 
     Attributes:
-        pooling: what is classified: the "mean" over the tokens, or a "class-token" put before them.
+        pooling: what is classified: the "mean" of the tokens, or a "class-token" that is put before them.
     """
 
     pooling: Literal["mean", "class-token"] = "mean"

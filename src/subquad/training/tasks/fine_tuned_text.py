@@ -19,13 +19,16 @@ class FineTunedText(LabelledTexts):
     """Texts as tokens of a pretrained model, and the label of each.
 
     Attributes:
-        length: tokens that are read of each text; the rest is cut off. 0: what the positions of the model reach, at
-            most 512. Where positions end before it, they are interpolated.
-        pretrained: the model, as `model.pretrained` says it.
+        length: number of tokens that are read of each text; the rest is cut off. 0 means what the positions of the
+            model reach, at most 512. Positions that end before it are interpolated.
+        pretrained: the model that `model.pretrained` names.
     """
 
     name: ClassVar[str] = "text"
     summary: ClassVar[str] = "a text, read by a pretrained model that is fine-tuned; accuracy of its label"
+    summary_of_files: ClassVar[str] = (
+        "the texts in {files}, read by a pretrained model that is fine-tuned; accuracy of their labels"
+    )
     start: ClassVar = {
         "training": {
             "steps": 200,
@@ -71,9 +74,17 @@ class FineTunedText(LabelledTexts):
     def save(self, model: PreTrainedModel, folder: Path) -> None:
         """The model with its tokenizer, and what its methods learned."""
         super().save(model, folder)
-        self.tokenizer.save_pretrained(folder)
         if any(bound.learned is not None for bound in hf.bounds(model).values()):
             hf.save_adapter(model, folder / ADAPTER)
+
+    @property
+    def longest(self) -> int:
+        """How many tokens of a text are read."""
+        return int(self.tokenizer.model_max_length)
+
+    def size(self, text: str) -> int:
+        """How many tokens a text has, with the special ones."""
+        return len(self.tokenizer(text, truncation=False, verbose=False)["input_ids"])
 
     def ids(self, text: str) -> NDArray[np.int64]:
         """The first tokens of a text, with the special ones."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from subquad.data.corpora import Parts, cut, hold_out, in_bytes, read_corpus
 from subquad.errors import InputError
+from subquad.training.byte_tokenizer import byte_tokenizer
 from subquad.training.tasks.base import Batch, Figures, Splits, several
 from subquad.training.tasks.next_symbol import NextSymbol
 from subquad.training.tasks.ngrams import ngram_bits
@@ -27,37 +28,41 @@ WORDS = "wikitext"  # corpora with words between spaces, and one more for the en
 
 @dataclass(frozen=True, kw_only=True)
 class Lm(NextSymbol):
-    """The next byte of text: bits per byte of text that was not learned from. Each of its bytes is counted once.
+    """Predict the next byte of text; the metric is bits per byte of held-out text, in which each byte counts once.
 
-    The user's own text: `files`, any text files, tables or folders. The last `held_out` of one file is held out, half
-    of that to choose by and half to report on; so is the end of each of several documents, and from ten documents on
-    whole documents, drawn from the seed. Files to choose by and to report on may be given instead.
+    `files` names your own text: any text files, tables or folders. The last `held_out` of a single file is held out:
+    one half of it is the validation text, the other half the test text. The end of each of several documents is held
+    out in the same way; from ten documents on, whole documents are held out, chosen by the seed. You may give
+    validation and test files instead.
 
-    Without `files`, the folder `corpus` of the data. With valid.txt and test.txt in it these are the parts; without
-    train.txt, as in wikitext-2 here, nine tenths of valid.txt are learned from and the rest is what to choose by.
+    Without `files`, the text is the folder `corpus` of the data. If it holds valid.txt and test.txt, these are the
+    validation and the test text; if it has no train.txt, as wikitext-2 here, nine tenths of valid.txt are the training
+    text and the rest is the validation text.
 
-    The first byte of a window is what the last of the window before was, so what is known of a byte is at least one
-    byte, and at most `length` − 1. Per-word perplexity is 2^(bits of all bytes / words), where a corpus has words:
-    wikitext's, each end of a line counted as one more. Its <unk> are five bytes like any others.
+    Each window starts with the last byte of the window before, so a model sees at least one byte and at most
+    `length` − 1 bytes before the one that it predicts. Where a corpus has words, as wikitext has, the perplexity per
+    word is 2^(bits of all bytes / words), and each end of a line counts as one more word. <unk> counts as five bytes.
 
     Attributes:
-        corpus: a folder of the data directory: wikitext-2, tinyshakespeare, gutenberg, …
+        corpus: folder of the data directory: wikitext-2, tinyshakespeare, gutenberg, …
         files: text files, .jsonl, .csv or .tsv, or folders, in place of a corpus.
-        validation_files, test_files: the same, to choose by and to report on.
-        column: of tables, that holds the text.
-        length: tokens of a window.
-        held_out: the share that is held out.
-        examples: windows in the training set, drawn as they are read.
-        limit: bytes of each of the validation and test texts, from their beginning; 0: all.
-        seed: of the windows that are drawn, and of documents that are held out.
+        validation_files, test_files: files of the same kinds for validation and for the test figures.
+        column: the column of tables that holds the text.
+        length: number of tokens in a window.
+        held_out: share of the text that is held out.
+        examples: number of windows in the training set; they are sampled as they are read.
+        limit: number of bytes of the validation text and of the test text that are used; 0 means all.
+        seed: random seed of the sampled windows and of the documents that are held out.
     """
 
     name: ClassVar[str] = "lm"
     summary: ClassVar[str] = (
         "the next byte of text (task.corpus, or task.files: your own, the last tenth held out); bits per byte"
     )
+    summary_of_files: ClassVar[str] = "the next byte of {files}; bits per byte"
     metric: ClassVar[str] = "bits_per_byte"
     needs: ClassVar[str | None] = "wikitext-2"
+    pipeline: ClassVar[str | None] = "text-generation"
     symbols: ClassVar[int] = 256
     said: ClassVar[int] = 256
     start: ClassVar = {
@@ -83,6 +88,12 @@ class Lm(NextSymbol):
         """Windows of the text; `data` is not read where `files` are given."""
         parts = self._own() if self.files else self._corpus(data)
         return self.windows(*([_symbols(document, self.start_symbol) for document in part] for part in parts))
+
+    @property
+    def tokenizer(self) -> Any:
+        """Gives the tokens that `encode` gives."""
+        pad, start = ("<pad>", self.symbols + 1), ("<start>", self.start_symbol)
+        return byte_tokenizer(0, self.length, pad=pad, start=start, padding_side="left")
 
     def encode(self, texts: Sequence[str]) -> Batch:
         """Texts as `model.generate(**task.encode(texts))` continues them: the start symbol, then bytes in UTF-8.
@@ -113,9 +124,10 @@ class Lm(NextSymbol):
         return self._said(nats / math.log(2) / count, count, words)
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
-        """No knowledge, n-grams of the training text, and lzma: bytes that the test text adds to the training text.
+        """The baselines are a uniform guess, n-grams of the training text, and lzma.
 
-        Of more than 64 MiB of training text they know the first.
+        The figure of lzma is by how many bytes the test text lengthens the compressed training text. Of a training text
+        of more than 64 MiB, the baselines use the first 64 MiB.
         """
         assert isinstance(splits.train, DrawnWindows)
         assert isinstance(splits.test, Windows)

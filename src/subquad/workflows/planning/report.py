@@ -2,21 +2,25 @@
 
 import statistics
 from datetime import UTC, datetime
+from pathlib import Path
 
 from subquad.report.plan_schema import PlannedLayer, PlannedLength, PlanReport, Verification
+from subquad.spelling import listed
+from subquad.workflows.options import as_command
 from subquad.workflows.planning import choice
 from subquad.workflows.planning.figures import Planned, Verified
 from subquad.workflows.planning.measure import EXACT
 from subquad.workflows.planning.run import Made
+from subquad.workflows.settings import CompareSettings, PlanSettings
 
 SCHEMA = 1
 
 
-def report_of(made: Made) -> PlanReport:
-    """All figures of a plan."""
+def report_of(made: Made, next_command: str | None = None) -> PlanReport:
+    """All figures of a plan, and the command that the reader may give next."""
     planning, made_on = made.planning, made.plan.made_on
     lengths = [_length(planned) for planned in planning.lengths]
-    return {
+    report: PlanReport = {
         "kind": "plan",
         "schema": SCHEMA,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -36,6 +40,21 @@ def report_of(made: Made) -> PlanReport:
         "headline": headline(lengths, planning.floor),
         "notes": _notes(made),
     }
+    return report if next_command is None else {**report, "next": next_command}
+
+
+def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None:
+    """The command that compares the plan with other methods; None where it is exact attention at all lengths.
+
+    Its main length is the shortest one planned, where the model's own positions reach it.
+    """
+    if all(planned.verified is None for planned in made.planning.lengths):
+        return None
+    shared = ("model", "text", "column", "min_fidelity", "device", "seed")
+    shortest, limit = min(settings.lengths), made.facts["position_limit"]
+    length = shortest if limit is None or shortest <= limit else None
+    given = {name: getattr(settings, name) for name in shared}
+    return as_command("compare", CompareSettings(plans=(out,), max_length=length, **given))
 
 
 def headline(lengths: list[PlannedLength], floor: float) -> str:
@@ -49,7 +68,7 @@ def headline(lengths: list[PlannedLength], floor: float) -> str:
     exact = [f"{planned['length']:,}" for planned in lengths if "verified" not in planned]
     if not gains:
         return f"Stay with exact attention: at no length does a verified plan with a fidelity ≥ {floor:g} pay."
-    rest = f"; exact attention at {' and '.join(exact)} tokens" if exact else ""
+    rest = f"; exact attention at {listed(exact)} tokens" if exact else ""
     return f"With a fidelity ≥ {floor:g}: {', '.join(gains)}{rest}."
 
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from subquad import hf
-from subquad.data.texts import read_documents, standard_library
+from subquad.data.texts import read_documents, remark_folders, standard_library
 from subquad.errors import InputError, as_input_error
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan
@@ -30,7 +30,7 @@ from subquad.workflows.planning.given import (
 from subquad.workflows.planning.loads import Load, Loss, input_loads, text_load
 from subquad.workflows.planning.measure import Candidate
 from subquad.workflows.planning.plan import Planning, candidates_for, plan_of
-from subquad.workflows.pretrained import Pretrained, load
+from subquad.workflows.pretrained import Pretrained, check_model, load
 from subquad.workflows.rows import mark_of
 from subquad.workflows.settings import COMPARED_LEARNED, PlanSettings
 from subquad.workflows.store import Progress, Store
@@ -54,10 +54,8 @@ def make(settings: PlanSettings, out: Path, progress: Progress) -> Made:
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
-    check_settings(settings)
-    with as_input_error():
-        methods = [parse_method(text) for text in settings.methods] or None
-    documents = read_documents(settings.text, settings.column) if settings.text else None
+    methods, documents = _given(settings)
+    remark_folders(progress, settings.text)
     pretrained = load(settings.model, settings.device)
     adapters = _adapters(settings.adapters, pretrained)
     loads, facts = of_text(pretrained, documents or standard_library(), settings)
@@ -72,6 +70,20 @@ def make(settings: PlanSettings, out: Path, progress: Progress) -> Made:
     made = plan_loads(loads, settings, others, fitted, out, progress, facts, as_command("plan", settings))
     notes = (f"{method} was not tried: {reason}." for method, reason in reasons.items())
     return replace(made, notes=(*pretrained.notes, *notes))
+
+
+def check(settings: PlanSettings) -> None:
+    """Raise InputError for what is wrong in the settings, as far as it shows before the model is loaded."""
+    _given(settings)
+    check_model(settings.model, settings.device)
+
+
+def _given(settings: PlanSettings) -> tuple[list[Method] | None, list[str] | None]:
+    """The methods and the documents that the settings name, if any."""
+    check_settings(settings)
+    with as_input_error():
+        methods = [parse_method(text) for text in settings.methods] or None
+    return methods, read_documents(settings.text, settings.column) if settings.text else None
 
 
 def of_text(

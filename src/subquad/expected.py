@@ -1,4 +1,4 @@
-"""What a run says beforehand of the time that it takes, to what shows its progress."""
+"""What a run says beside its progress: the time that it takes, and lines for the user."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,3 +12,10 @@ def expect(progress: Any, work: Sequence[float] = (), seconds: float | None = No
     listens = getattr(progress, "expect", None)
     if listens is not None:
         listens(work, seconds)
+
+
+def remark(progress: Any, line: str) -> None:
+    """Tell `progress` a line for the user; one that is a plain function is not told."""
+    listens = getattr(progress, "remark", None)
+    if listens is not None:
+        listens(line)
