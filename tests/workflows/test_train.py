@@ -216,8 +216,12 @@ def test_a_failure_before_the_first_step_leaves_nothing_behind(tmp_path: Path, m
 
 def test_a_folder_is_not_shared(finished: Path, tmp_path: Path):
     same = ("masked-copy", "--method", "clustered:clusters=4", *options(), "--out", finished)
-    assert "holds this run, finished" in refusal(*same)
-    assert "holds this run, finished" in refusal(*same, "--resume")
+    before = (finished / "results.json").stat().st_mtime_ns
+    for words in (same, (*same, "--resume")):
+        shown = command(*words, "--json")
+        assert (shown.exit_code, "holds this run, finished" in shown.stderr) == (0, True)
+        assert json.loads(shown.stdout) == json.loads((finished / "results.json").read_text())
+    assert (finished / "results.json").stat().st_mtime_ns == before
     said = refusal("masked-copy", "--method", "linear", *options("task.masked=0.3"), "--out", finished, "--resume")
     assert "holds a run with another task.masked, model.method" in said
     (tmp_path / "notes.txt").write_text("mine")

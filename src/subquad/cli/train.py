@@ -10,7 +10,7 @@ import typer
 from subquad.cli.common import needs, show, user_errors, working_in
 from subquad.cli.completion import method_texts
 from subquad.cli.options import AsJson, DataDir, Device
-from subquad.cli.output import errors, results_console, say
+from subquad.cli.output import errors, results_console, say, tell
 from subquad.cli.progress import progress_bar
 
 OUT = Path("subquad-run")
@@ -48,7 +48,7 @@ def train(
         from subquad.training import processes
         from subquad.training.settings import read_overrides, read_toml, settings_of
         from subquad.training.tasks import TASKS
-        from subquad.workflows.train import run
+        from subquad.workflows.train import finished, run
 
         given = [read_toml(config)] if config else []
         task = task or (given[0].get("task", {}).get("name") if given else None)
@@ -62,6 +62,12 @@ def train(
         said = {"method": method, "plan": plan and str(plan)}
         given += [{"model": {name: value for name, value in said.items() if value}}]
         settings = settings_of(task, *given, read_overrides(override or ()))
+        done = finished(settings, out)
+        if done:
+            if processes.number() == 0:
+                tell(f"{out} holds this run, finished; --out FOLDER starts another")
+                show(done, lambda: TRAIN.table(done), as_json)
+            return
         # Several processes are one run: the first of them holds its folder.
         with nullcontext() if processes.number() else working_in(out), _progress(processes.number()) as progress:
             record = run(settings, out, data=data_dir, device=device, resume=resume, progress=progress)

@@ -91,6 +91,15 @@ def record_of(outcome: Outcome, data: Path | None, device: str) -> dict[str, Any
     }
 
 
+def finished(settings: RunSettings, out: Path) -> dict[str, Any] | None:
+    """The record of this run, where the folder holds it and it is finished."""
+    given, path = plain(settings.to_dict()), out / SETTINGS
+    if not path.exists() or not _finished(out, given):
+        return None
+    _check_same(given, read_toml(path), out)
+    return dict(seals.parsed(out / RESULTS, "remove this file"))
+
+
 def claim(settings: RunSettings, out: Path, resume: bool) -> None:
     """Write down the settings of a new run, or of one that goes on.
 
