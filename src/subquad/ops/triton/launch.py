@@ -11,26 +11,22 @@ from triton.language import target_info
 
 from subquad.ops.triton.recording import Launch, Work, recorded
 
+DEFAULTS = {"num_warps": 4, "num_stages": 2}  # of a launch
 
-def launch(
-    kernel: Any,
-    grid: tuple[int, ...],
-    *,
-    num_warps: int = 4,
-    num_stages: int = 2,
-    work: Work | None = None,
-    **arguments: Any,
-) -> None:
+
+def launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
     """Run a kernel with a grid of programs, or write the launch down inside `recording`.
 
-    A grid without programs is skipped. Arguments go by name; tensors as they are, of any strides.
+    A grid without programs is skipped. Arguments go by name; tensors as they are, of any strides. Three names are not
+    the kernel's own: `num_warps` (4), `num_stages` (2), and `work`, what the launch does (`recording.Work`).
     """
     if 0 in grid:
         return
+    work = arguments.pop("work", None) or Work()
+    options = {name: arguments.pop(name, default) for name, default in DEFAULTS.items()}
     launches = recorded()
-    options = {"num_warps": num_warps, "num_stages": num_stages}
     if launches is not None:
-        launches.append(Launch.of(kernel, grid, arguments, options, work or Work()))
+        launches.append(Launch.of(kernel, grid, arguments, options, work))
         return
     device = next(x.device for x in arguments.values() if isinstance(x, Tensor))
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
