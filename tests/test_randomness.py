@@ -41,8 +41,16 @@ def test_dtype_follows_and_only_rounds():
     assert torch.equal(orthogonal(0, 3, 4, LIKE), double.float())
 
 
+def test_what_was_drawn_is_kept_and_handed_out_as_a_copy():
+    for draw in (orthogonal, normal):
+        first = draw(7, 3, 4, LIKE)
+        want = first.clone()
+        first.zero_()
+        assert torch.equal(draw(7, 3, 4, LIKE), want)
+
+
 def test_the_custom_op_is_well_formed():
-    torch.library.opcheck(torch.ops.subquad.orthogonal.default, (7, 3, 4))
+    torch.library.opcheck(torch.ops.subquad.orthogonal.default, (7, 3, 4, torch.float32, torch.device("cpu")))
 
 
 def test_normal_numbers_of_two_seeds_have_no_row_in_common():

@@ -51,7 +51,7 @@ def attention(
         return_lse: return the log-sum-exp of the logits too; for methods whose trait `lse` is true.
         keep: tokens whose row and column are exact, in self-attention by methods whose trait `lse` is true: indices
             for all items ([0, -1]) or for each item, int (B,S), or a bool (B,N). Padding is never kept, and a window
-            does not restrict kept tokens; all other masks do.
+            does not restrict kept tokens; all other masks do. For a bool, the call waits for its device once.
         attn_mask: not taken; `mask=sq.Mask.from_sdpa(attn_mask)` reads one, `bias=` is what floats add.
 
     Returns:

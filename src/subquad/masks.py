@@ -76,7 +76,11 @@ class Mask:
 
     @staticmethod
     def segments(ids: Tensor | Sequence[Sequence[int]]) -> Mask:
-        """Packed self-attention: tokens see their own segment only. `ids` is an int (B,N); negative = padding."""
+        """Packed self-attention: tokens see their own segment only. `ids` is an int (B,N); negative = padding.
+
+        Most methods take segments apart into a batch, for which they wait for the ids' device once, to read how many
+        there are.
+        """
         ids = torch.as_tensor(ids)
         if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
             raise ValueError(f"segment ids must be an int tensor (B, N), got {ids.dtype} {tuple(ids.shape)}")

@@ -1,12 +1,14 @@
 """From a seed to random planes. Nothing here, or anywhere else, draws from the global generator.
 
 What is drawn depends on the seed and the asked size alone, never on batch, length, padding or device: the numbers come
-from a CPU generator and then move. (Dropout on attention weights is the exception: it follows torch's own generator,
-as every dropout does, so that activation checkpointing replays it.)
+from a CPU generator and move to a device once, because a copy makes the program wait for the device. (Dropout on
+attention weights is the exception: it follows torch's own generator, as every dropout does, so that activation
+checkpointing replays it.)
 """
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +27,22 @@ def _drawn(seed: int, rows: int, columns: int) -> Tensor:
     return q.transpose(1, 2).reshape(-1, columns)[:rows].contiguous()
 
 
-def _empty(seed: int, rows: int, columns: int) -> Tensor:
-    return torch.empty(rows, columns, dtype=torch.float64)
+@lru_cache(maxsize=256)
+def _kept(draw: Callable[..., Tensor], dtype: torch.dtype, device: torch.device, *how: Any) -> Tensor:
+    """What is drawn, where and as it is needed: later calls copy it there, without waiting."""
+    return draw(*how).to(device=device, dtype=dtype)
+
+
+def _empty(seed: int, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(rows, columns, dtype=dtype, device=device)
+
+
+def _copy_of_drawn(seed: int, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return _kept(_drawn, dtype, device, seed, rows, columns).clone()
 
 
 # An operator because Dynamo can trace neither a Generator nor a draw that must come out the same at every call.
-_orthogonal = define("orthogonal", lambda *sizes: _drawn(*sizes).clone(), _empty)
+_orthogonal = define("orthogonal", _copy_of_drawn, _empty)
 
 
 def orthogonal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
@@ -46,10 +58,9 @@ def orthogonal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
     >>> torch.allclose(planes[:4] @ planes[:4].T, torch.eye(4), atol=1e-6)
     True
     """
-    planes = (
-        _constant(_drawn, seed, rows, columns) if _become_constants(rows, columns) else _orthogonal(seed, rows, columns)
-    )
-    return planes.to(device=like.device, dtype=like.dtype)
+    if _become_constants(rows, columns):
+        return _constant(_drawn, like, seed, rows, columns)
+    return _orthogonal(seed, rows, columns, like.dtype, like.device)
 
 
 def _become_constants(*sizes: int) -> bool:
@@ -58,10 +69,11 @@ def _become_constants(*sizes: int) -> bool:
     return exporting and all(isinstance(size, int) for size in sizes)
 
 
-def _constant(draw: Callable[..., Tensor], *sizes: int) -> Tensor:
+def _constant(draw: Callable[..., Tensor], like: Tensor, *sizes: int) -> Tensor:
     """What is drawn, as numbers, although tensors are without numbers while they are traced."""
     with _disable_current_modes():
-        return draw(*sizes).clone()
+        drawn = draw(*sizes).clone()
+    return drawn.to(device=like.device, dtype=like.dtype)
 
 
 @lru_cache(maxsize=256)
@@ -83,7 +95,11 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 31 & (2**33 - 1))
 
 
-_normal = define("normal", lambda *sizes: _normal_drawn(*sizes).clone(), _empty)
+def _copy_of_normal(seed: int, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return _kept(_normal_drawn, dtype, device, seed, rows, columns).clone()
+
+
+_normal = define("normal", _copy_of_normal, _empty)
 
 
 def normal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
@@ -94,9 +110,9 @@ def normal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
     >>> torch.equal(few, many[:2])
     True
     """
-    constant = _become_constants(rows, columns)
-    drawn = _constant(_normal_drawn, seed, rows, columns) if constant else _normal(seed, rows, columns)
-    return drawn.to(device=like.device, dtype=like.dtype)
+    if _become_constants(rows, columns):
+        return _constant(_normal_drawn, like, seed, rows, columns)
+    return _normal(seed, rows, columns, like.dtype, like.device)
 
 
 def _directions_drawn(seed: int, rows: int, columns: int, independent: bool) -> Tensor:
@@ -105,12 +121,16 @@ def _directions_drawn(seed: int, rows: int, columns: int, independent: bool) -> 
     return gauss.clone() if independent else _drawn(seed, rows, columns) * gauss.norm(dim=1, keepdim=True)
 
 
-def _redrawn(seed: int, draw: Tensor, rows: int, columns: int, independent: bool) -> Tensor:
-    return _directions_drawn((seed + int(draw)) % 2**63, rows, columns, independent)
+def _redrawn(
+    seed: int, draw: Tensor, rows: int, columns: int, independent: bool, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    return _kept(_directions_drawn, dtype, device, (seed + int(draw)) % 2**63, rows, columns, independent).clone()
 
 
-def _empty_directions(seed: int, draw: Tensor, rows: int, columns: int, independent: bool) -> Tensor:
-    return torch.empty(rows, columns, dtype=torch.float64)
+def _empty_directions(
+    seed: int, draw: Tensor, rows: int, columns: int, independent: bool, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    return torch.empty(rows, columns, dtype=dtype, device=device)
 
 
 _directions = define("directions", _redrawn, _empty_directions)
@@ -120,7 +140,7 @@ def directions(seed: int, draw: Tensor | None, rows: int, columns: int, independ
     """Standard normal rows, in `like`'s dtype and on its device: independent, or orthogonal in runs of `columns`.
 
     `draw`, a whole number (), counts redraws: each is that of the seed so much further. It may change from call to call
-    in a compiled function.
+    in a compiled function; it is read, which waits for the device that it is on.
 
     >>> import torch
     >>> of = lambda seed, draw: directions(seed, torch.tensor(draw), 6, 4, False, like=torch.zeros(1))
@@ -128,11 +148,9 @@ def directions(seed: int, draw: Tensor | None, rows: int, columns: int, independ
     (True, False)
     """
     if draw is None and _become_constants(rows, columns):
-        drawn = _constant(_directions_drawn, seed, rows, columns, independent)
-    else:
-        draw = torch.tensor(0, device="cpu") if draw is None else draw
-        drawn = _directions(seed, draw, rows, columns, independent)
-    return drawn.to(device=like.device, dtype=like.dtype)
+        return _constant(_directions_drawn, like, seed, rows, columns, independent)
+    draw = torch.tensor(0, device="cpu") if draw is None else draw
+    return _directions(seed, draw, rows, columns, independent, like.dtype, like.device)
 
 
 def gumbel(seed: int, step: Tensor, places: Tensor, like: Tensor) -> Tensor:
@@ -146,7 +164,7 @@ def gumbel(seed: int, step: Tensor, places: Tensor, like: Tensor) -> Tensor:
     >>> torch.equal(gumbel(7, zero, places, like=torch.zeros(1))[:2], gumbel(7, zero, places[:2], like=torch.zeros(1)))
     True
     """
-    started = _mix(_mix(torch.tensor(seed, device=places.device)) + step.to(places.device))
+    started = _mix(_mix(torch.full((), seed, dtype=torch.int64, device=places.device)) + step.to(places.device))
     return (-(-_uniform(_mix(started + places * _GOLDEN)).log()).log()).to(device=like.device, dtype=like.dtype)
 
 

@@ -7,6 +7,7 @@ import torch
 
 import subquad as sq
 from subquad import Mask
+from subquad.methods.tilted_pool import sizes_of, sizes_of_items
 from tests.oracle import naive, normal, qkv, tracked
 
 SETTINGS = [  # segments shorter than the window, as long, longer by a half, and by a multiple; short items
@@ -182,3 +183,10 @@ def test_the_former_name_of_its_setting_is_still_read():
         sq.parse_method("tilted-pool:segments=-1")
     with pytest.raises(ValueError, match="segments is the former name of pools, and both are given"):
         sq.parse_method("tilted-pool:pools=6,segments=6")
+
+
+@pytest.mark.parametrize("window", [0, 1, 4, 9])
+def test_sizes_of_all_items_are_those_of_each(window):
+    pools = torch.arange(1, 40)[:, None]
+    have = torch.cat(sizes_of_items(pools, window), dim=1).tolist()
+    assert have == [list(sizes_of(pool, window)) for pool in range(1, 40)]

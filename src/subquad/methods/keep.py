@@ -84,7 +84,9 @@ def kept_tokens(keep: Keep, query: Tensor, key: Tensor, mask: Mask) -> Kept | No
     if named.numel() == 0 and named.dtype != torch.bool:
         return None
     if named.dtype != torch.bool:
-        return _of_indices(named.to(query.device, torch.int64), B, N)
+        # Nobody writes to the memory of what a list became, so that nobody need wait until it is copied.
+        own = not isinstance(keep, Tensor)
+        return _of_indices(named.to(query.device, torch.int64, non_blocking=own), B, N)
     if named.shape != (B, N):
         raise ValueError(_misfit(named, B, N))
     if named.device != query.device:

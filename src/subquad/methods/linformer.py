@@ -267,9 +267,9 @@ class Linformer(Method):
     def advance(
         self, query: Tensor, key: Tensor, value: Tensor, state: dict[str, Tensor], call: Call
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Read the sums, and add to them."""
+        """Read the sums, and add to them. Waits for the device once, to check that there are not too many tokens."""
         past, N, skip = Past(**state), key.shape[2], int(self.ends == "exact")
-        before = 0 if torch.compiler.is_compiling() else int(past.tokens.max())  # waits for the device, once a step
+        before = 0 if torch.compiler.is_compiling() else int(past.tokens.max())
         learned = self._projections(call, N + before)
         out, _, past = causal_linformer(query, key, value, call.mask.key_padding(N), call, learned, skip, past)
         return out, vars(past)

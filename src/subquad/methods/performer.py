@@ -98,7 +98,8 @@ class Performer(Method):
             of standard normal ones.
         inputs: "given", or "learned": each head's queries and keys are moved and scaled by what `subquad calibrate`
             fits.
-        redraw: forward passes in training after which new rows are drawn. 0: never.
+        redraw: forward passes in training after which new rows are drawn. 0: never; otherwise each pass waits for the
+            device, to read how many there were.
         seed: random seed of the rows.
 
     >>> import torch, subquad as sq

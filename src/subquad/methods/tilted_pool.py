@@ -75,6 +75,17 @@ def sizes_of(pool: int, window: int) -> Sizes:
     return Sizes(-(-pool // cells), 1, cells)
 
 
+def sizes_of_items(pool: Int64[Tensor, "B 1"], window: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`sizes_of` for the pools of each item: computed on their device, because a table would be copied there."""
+    one, few = torch.ones_like(pool), pool <= window
+    cells = (pool // window).clamp(min=1) if window else one
+    return (
+        torch.where(few, pool, -(-pool // cells)),
+        torch.where(few, -(-window // pool), 1),
+        torch.where(few, 1, cells),
+    )
+
+
 @dataclass(frozen=True)
 class Layout:
     """The sizes of each item, and how many cells, blocks, tokens of a cell, … an item has at most."""
@@ -99,10 +110,9 @@ def layout_of(real: Bool[Tensor, "B M"] | None, B: int, M: int, device: torch.de
     longest = -(-M // k) if k else w
     ranks = Ranks.of(real, B, M, device)
     own = (-(-ranks.lengths // k)).clamp(min=1) if k else torch.full_like(ranks.lengths, longest)
-    table = {size: sizes_of(size, w) for size in (range(1, longest + 1) if k else [longest])}
-    some = table if real is not None else {longest: table[longest]}
-    sizes = torch.tensor([table.get(size, table[longest]) for size in range(longest + 1)], device=device)[own]
-    cell, block, pool = sizes.split(1, dim=1)
+    lengths = range(1, longest + 1) if k and real is not None else [longest]
+    some = {size: sizes_of(size, w) for size in lengths}
+    cell, block, pool = sizes_of_items(own[:, None], w)
     ends = {size: min(M, size * k) if k else M for size in some}
     return Layout(
         ranks,

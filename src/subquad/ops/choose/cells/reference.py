@@ -28,7 +28,7 @@ def standardised(x: Float[Tensor, "B G M D"], real: Bool[Tensor, "B M"] | None) 
     # In fp64, so that the order of the sums, which changes with padding, cannot turn a bit of the hash.
     wide = x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)  # Apple's GPUs have no fp64
     there = None if real is None else real[:, None, :, None]
-    count = wide.new_tensor(x.shape[2]) if there is None else there.sum(2, keepdim=True).clamp(min=1)
+    count = x.shape[2] if there is None else there.sum(2, keepdim=True).clamp(min=1)
 
     def total(y: Tensor) -> Tensor:
         return (y if there is None else y.masked_fill(~there, 0.0)).sum(2, keepdim=True)
