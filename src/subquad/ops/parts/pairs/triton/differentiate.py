@@ -29,7 +29,7 @@ from subquad.ops.triton.recording import Work
 
 def differentiate_queries(x: Any, of: BucketSet, given: dict[str, Any], parts: Tensor) -> None:
     """Fill what the set's query slots hold of the parts (B,H,slots,D) of the gradient of the queries."""
-    (B, H, _, D), E, tile = x.query.shape, x.value.shape[3], tile_of(x, of, backward=True)
+    (B, H, _, D), E, tile = x.query.shape, x.value.shape[3], tile_of(x, of.queries.shape[3], of.keys.shape[3])
     read = (of.queries.numel() + of.keys.numel()) * (D + E) * x.query.element_size()
     launch(
         gradient_of_queries,
@@ -53,7 +53,7 @@ def differentiate_keys(
     x: Any, of: BucketSet, given: dict[str, Any], of_keys: Tensor, of_values: Tensor, of_bias: Tensor | None
 ) -> None:
     """Fill what the set's key slots hold of the parts of the gradients of keys, values and biases."""
-    (B, H, _, D), E, tile = x.query.shape, x.value.shape[3], tile_of(x, of, backward=True)
+    (B, H, _, D), E, tile = x.query.shape, x.value.shape[3], tile_of(x, of.queries.shape[3], of.keys.shape[3], sums=2)
     read = (of.queries.numel() + of.keys.numel()) * (D + E) * x.query.element_size()
     launch(
         gradient_of_keys,

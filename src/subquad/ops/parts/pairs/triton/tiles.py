@@ -23,15 +23,18 @@ class Tile:
     num_stages: int
 
 
-def tile_of(x: Any, set_of_buckets: Any, backward: bool = False) -> Tile:
-    """The tile for a set: smaller for wide vectors, and for fp32, whose three TF32 parts fill the registers."""
+def tile_of(x: Any, queries: int, keys: int, sums: int = 1) -> Tile:
+    """The tile for lists of so many queries and keys, for a kernel that keeps so many sums of whole vectors.
+
+    It is smaller for wide vectors, and for fp32, whose three TF32 parts fill the registers.
+    """
     width = padded(max(x.query.shape[3], x.value.shape[3]))
-    S, K = set_of_buckets.queries.shape[3], set_of_buckets.keys.shape[3]
+    held = sums * width
     if x.query.dtype == torch.float32:
-        most = 32 if width <= 64 and not backward else 16
-        return Tile(tile(S, most), tile(K, 32 if width <= 128 else 16), 4, 1)
-    most = 64 if width <= 128 else 32
-    return Tile(tile(S, most), tile(K, 64 if width <= 64 else 32), 4, 2)
+        most = (32 if held <= 64 else 16), (32 if held <= 128 else 16)
+        return Tile(tile(queries, most[0]), tile(keys, most[1]), 8 if held > 128 else 4, 1)
+    most = (64 if width <= 128 and sums == 1 else 32), (64 if width <= 64 else 32 if held <= 256 else 16)
+    return Tile(tile(queries, most[0]), tile(keys, most[1]), 4, 2)
 
 
 def call_arguments(x: Any) -> dict[str, Any]:
