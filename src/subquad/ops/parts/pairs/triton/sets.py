@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subquad.ops.triton.groups import group_order
+
 
 @dataclass(frozen=True)
 class BucketSet:
@@ -95,7 +97,7 @@ class Places:
     """Where each number stands in a list: at `order[starts[i]]` to `order[starts[i + 1] − 1]`, in rising order.
 
     Attributes:
-        order: (B,H,slots), the slots sorted by their number, stably; those that hold no number come last.
+        order: (B,H,slots), the slots sorted by their number, stably; those that hold no number are in none.
         starts: (B,H,numbers + 1).
     """
 
@@ -109,9 +111,4 @@ class Places:
 
 def places(lists: Sequence[Tensor], numbers: int) -> Places:
     """The places of the numbers from 0 to `numbers` in (B,H,·,·) lists that follow each other."""
-    together = torch.cat([x.flatten(2) for x in lists], dim=2)
-    together = torch.where(filled(together, numbers), together, numbers).int()
-    ordered, order = together.sort(dim=2, stable=True)
-    wanted = torch.arange(numbers + 1, device=ordered.device, dtype=torch.int32)
-    starts = torch.searchsorted(ordered, wanted.expand(*ordered.shape[:2], -1).contiguous(), out_int32=True)
-    return Places(order.int(), starts)
+    return Places(*group_order(torch.cat([x.flatten(2) for x in lists], dim=2), numbers))
