@@ -36,6 +36,8 @@ def compute(outputs: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     behind = (block - first_block.gather(2, own)) * x.size
     place = (begin + behind)[..., None] + torch.arange(x.size, device=device)
     filled = place < end[..., None]
-    if N > 0:
+    if N == 0:
+        tokens.fill_(N)
+    else:
         place = place.clamp(max=N - 1).flatten(2)
         tokens.copy_(torch.where(filled, order.gather(2, place).view(tokens.shape), N))

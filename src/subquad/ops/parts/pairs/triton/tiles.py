@@ -26,15 +26,15 @@ class Tile:
 def tile_of(x: Any, queries: int, keys: int, sums: int = 1) -> Tile:
     """The tile for lists of so many queries and keys, for a kernel that keeps so many sums of whole vectors.
 
-    It is smaller for wide vectors, and for fp32, whose three TF32 parts fill the registers.
+    It is smaller for wide vectors, for fp32, whose three TF32 parts fill the registers, and where pairs are hidden.
     """
     width = padded(max(x.query.shape[3], x.value.shape[3]))
-    held = sums * width
+    held = sums * width * (1 if x.hidden is None else 2)
     if x.query.dtype == torch.float32:
         most = (32 if held <= 64 else 16), (32 if held <= 128 else 16)
-        return Tile(tile(queries, most[0]), tile(keys, most[1]), 8 if held > 128 else 4, 1)
-    most = (64 if width <= 128 and sums == 1 else 32), (64 if width <= 64 else 32 if held <= 256 else 16)
-    return Tile(tile(queries, most[0]), tile(keys, most[1]), 4, 2)
+        return Tile(tile(queries, most[0]), tile(keys, most[1]), 4 if held <= 128 else 8, 1)
+    most = (64 if sums == 1 and held <= 128 else 32), (64 if width <= 64 and held <= 128 else 32)
+    return Tile(tile(queries, most[0]), tile(keys, most[1]), 4 if held <= 256 else 8, 2)
 
 
 def call_arguments(x: Any) -> dict[str, Any]:
