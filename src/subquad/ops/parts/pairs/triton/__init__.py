@@ -17,6 +17,8 @@ from subquad.ops.parts.pairs.triton.sets import places, sets_of
 from subquad.ops.triton import refusal_of
 from subquad.ops.triton.launch import rows, strides
 
+MOST_HIDDEN = 1 << 31  # pairs of a head in `hidden`
+
 
 @attend_pairs.refusal("triton")
 def refusal(
@@ -25,6 +27,7 @@ def refusal(
     value: Tensor,
     *_: object,
     of_distance: Tensor | None = None,
+    hidden: Tensor | None = None,
     union: bool = False,
     dropout_p: float = 0.0,
     **__: object,
@@ -36,6 +39,8 @@ def refusal(
         return f"dropout_p={dropout_p}, and the kernels have no dropout"
     if union:
         return "union=True, and the kernels count a key as often as it shares a bucket with the query"
+    if hidden is not None and hidden.shape[2] * hidden.shape[3] >= MOST_HIDDEN:
+        return f"`hidden` has {hidden.shape[2]:,} rows of {hidden.shape[3]:,} keys, too many for offsets of 32 bits"
     return refusal_of(query, key, value)
 
 

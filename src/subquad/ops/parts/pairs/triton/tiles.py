@@ -29,12 +29,12 @@ def tile_of(x: Any, queries: int, keys: int, sums: int = 1) -> Tile:
     It is smaller for wide vectors, for fp32, whose three TF32 parts fill the registers, and where pairs are hidden.
     """
     width = padded(max(x.query.shape[3], x.value.shape[3]))
-    held = sums * width * (1 if x.hidden is None else 2)
+    held, few = sums * width, x.hidden is not None
     if x.query.dtype == torch.float32:
-        most = (32 if held <= 64 else 16), (32 if held <= 128 else 16)
+        most = (32 if held <= 64 and not few else 16), (32 if held <= 128 else 16)
         return Tile(tile(queries, most[0]), tile(keys, most[1]), 4 if held <= 128 else 8, 1)
-    most = (64 if sums == 1 and held <= 128 else 32), (64 if width <= 64 and held <= 128 else 32)
-    return Tile(tile(queries, most[0]), tile(keys, most[1]), 4 if held <= 256 else 8, 2)
+    most = (64 if held <= 128 and sums == 1 and not few else 32), (64 if width <= 64 and not few else 32)
+    return Tile(tile(queries, most[0]), tile(keys, most[1] if held <= 256 else 16), 4, 2)
 
 
 def call_arguments(x: Any) -> dict[str, Any]:
@@ -103,5 +103,5 @@ def visible(
     if OTHERS:
         seen = seen & (key != query)
     if hidden is not None:
-        seen = seen & (tl.load(hidden + (query % R).to(tl.int64) * M + key, mask=seen, other=1) == 0)
+        seen = seen & (tl.load(hidden + (query % R * M + key), mask=seen, other=1) == 0)
     return seen
