@@ -1,8 +1,9 @@
 """What methods share: parts of attention (`parts`), choices of who meets whom (`choose`), and what both stand on.
 
 The backends of an op register themselves. So that a new one is a new file and nothing else, all files of the ops'
-folders are imported here; those for Triton, `triton.py` or a folder of that name, only where they may run. Of the backends that can take a call, the one
-registered last runs it: "triton" comes first, so that CPU tensors go to "cpu" also where Triton's interpreter is on.
+folders are imported here; those for Triton, `triton.py` or a folder of that name, only where they may run. Of the
+backends that can take a call, the one registered last runs it: "triton" comes first, so that CPU tensors go to "cpu"
+also where Triton's interpreter is on.
 """
 
 from importlib import import_module

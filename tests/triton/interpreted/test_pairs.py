@@ -10,8 +10,8 @@ import subquad as sq
 from subquad import Mask
 from subquad.ops.parts.pairs.op import attend_pairs
 from subquad.ops.slots import Buckets
-from tests.oracle import gradients, normal, qkv
 from tests.ops.test_bucket_attention import assert_equal, both, slots
+from tests.oracle import gradients, normal, qkv
 from tests.triton.interpreted.fences import fenced
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3}
@@ -21,7 +21,9 @@ def two_sets(B: int, H: int, N: int, M: int) -> tuple[Buckets, Buckets]:
     """Buckets of one block each, and blocks that share some of three buckets; another one is not wanted by any."""
     keys = slots(B, H, 3, min(M, 19), M, seed=1)
     bucket = torch.tensor([2, 0, 2]).expand(B, H, 3)
-    return Buckets(slots(B, H, 2, min(N, 20), N, seed=3), keys[:, :, 1:]), Buckets(slots(B, H, 3, 3, N, 5), keys, bucket)
+    return Buckets(slots(B, H, 2, min(N, 20), N, seed=3), keys[:, :, 1:]), Buckets(
+        slots(B, H, 3, 3, N, 5), keys, bucket
+    )
 
 
 def on_both(inputs, buckets, mask, **options):
@@ -133,12 +135,14 @@ def test_nan_and_infinity_stay_with_what_depends_on_them():
     """A logit of −∞ has no weight; where a query sees no other, its output is NaN, and where it sees no key, 0."""
     every = torch.arange(6).expand(1, 2, 1, -1)
     inputs = (*qkv(6, B=1, H=2), torch.zeros(1, 2, 6))
-    q, k, v, bias = inputs
+    q, k, _, bias = inputs
     bias[0, 0, :2] = -torch.inf  # all that queries 0 and 1 see
     k[0, 0, 4], q[0, 1, 3] = torch.nan, torch.nan
     want, have = on_both(inputs, Buckets(every, every), Mask.causal())
     assert torch.equal(want[0].isnan(), have[0].isnan())
-    assert have[0].isnan().any(-1).tolist() == [[[True, True, False, False, True, True], [False] * 3 + [True, False, False]]]
+    assert have[0].isnan().any(-1).tolist() == [
+        [[True, True, False, False, True, True], [False] * 3 + [True, False, False]]
+    ]
     assert_equal([x.nan_to_num(0) for x in have[:2]], [x.nan_to_num(0) for x in want[:2]])
     for a, b in zip(have[2:], want[2:], strict=True):  # what is finite in the reference is finite here
         torch.testing.assert_close(a[b.isfinite()], b[b.isfinite()])
@@ -163,12 +167,18 @@ def test_values_near_the_largest():
         ({"of_distance": torch.zeros(1, 1, 4, 7)}, "add nothing to the logits by distance"),
         ({"dtype": torch.float64}, r"the dtype is torch\.float64"),
         ({"D": 257}, "vectors have 257 components"),
-        ({"hidden": torch.zeros(1, dtype=torch.bool).expand(1, 1, 1 << 29, 4)}, "`hidden` has 536,870,912 rows of 4 keys"),
+        (
+            {"hidden": torch.zeros(1, dtype=torch.bool).expand(1, 1, 1 << 29, 4)},
+            "`hidden` has 536,870,912 rows of 4 keys",
+        ),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_what_the_kernels_cannot_do_is_refused(options, reason):
     inputs, every = qkv(4, B=1, H=1, D=options.pop("D", 4), dtype=options.pop("dtype", torch.float32)), torch.arange(4)
     buckets = Buckets(*[every.expand(1, 1, 1, -1)] * 2)
-    with sq.use_backend("triton"), pytest.raises(ValueError, match=f"backend 'triton' cannot run this call: .*{reason}"):
+    with (
+        sq.use_backend("triton"),
+        pytest.raises(ValueError, match=f"backend 'triton' cannot run this call: .*{reason}"),
+    ):
         attend_pairs(*inputs, buckets, Mask.window(3), scale=0.3, **options)

@@ -61,7 +61,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
     """Gradients of query, key, value and key_bias."""
     of_query, of_key, of_value, of_bias = grads
     given, sets = _given(x), list(sets_of(x))
-    (B, H, N, D), (_, _, M, E) = x.query.shape, x.value.shape
+    (_, _, N, D), (_, _, M, E) = x.query.shape, x.value.shape
     at = places(x.queries, N)
     parts = of_query.new_empty(*at.order.shape, D)
     for each in sets:

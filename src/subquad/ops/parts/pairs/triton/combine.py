@@ -39,7 +39,7 @@ def merge_slots(partials: Tensor, lses: Tensor, at: Places, out: Tensor, lse: Te
 
 
 def sum_slots(parts: Tensor, at: Places, out: Tensor) -> None:
-    """out (B,G,N,W) = the sum of the parts (B,H,slots,W) in each token's slots, in all heads that share a head of it."""
+    """out (B,G,N,W) = the sum of the parts (B,H,slots,W) in a token's slots, in all heads that share one of out."""
     (B, G, N, W), (_, H, slots, _) = out.shape, parts.shape
     tokens = tile(N, MOST_TOKENS)
     launch(

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from subquad.ops.triton.launch import padded, rows, strides, tile
 
@@ -91,9 +90,7 @@ def position_of(query, offset, offsets, item, M, span):
 
 
 @triton.jit
-def visible(
-    query, position, key, hidden, M, R, span, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, OTHERS: tl.constexpr
-):
+def visible(query, position, key, hidden, M, R, span, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, OTHERS: tl.constexpr):
     """Which pairs see each other; queries and keys are tokens along different axes, −1 for empty slots."""
     seen = (query >= 0) & (key >= 0)
     if CAUSAL:
