@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from subquad import Mask
+from subquad.ops.choose import balanced
 from subquad.ops.choose.balanced import balanced_buckets, best_bucket, same_label_buckets
 from subquad.ops.slots import members
 from tests.oracle import normal
@@ -87,10 +88,14 @@ def test_a_bucket_size_is_enlarged_and_at_most_the_item():
 
 
 @pytest.mark.parametrize("mask", [Mask(), Mask.padding([70, 9]), Mask.causal(), Mask.causal() & Mask.padding([70, 9])])
-def test_tokens_of_a_label_meet_each_other_and_nobody_else(mask):
+@pytest.mark.parametrize("may_read", [True, False], ids=["parts", "one set"])
+def test_tokens_of_a_label_meet_each_other_and_nobody_else(mask, may_read, monkeypatch):
     """Also where a label has more tokens than one block, and where it has none."""
+    monkeypatch.setattr(balanced, "shapes_may_follow_data", lambda _: may_read)
     labels = torch.stack([torch.zeros(70), torch.arange(70) % 3 * 2]).long()[:, None].repeat(1, 2, 1)
-    counts = sum(part.multiplicity(70, 70, mask) for part in same_label_buckets(labels, 6, mask))
+    parts = same_label_buckets(labels, 6, mask)
+    assert (len(parts) == 1) == (not may_read)
+    counts = sum(part.multiplicity(70, 70, mask) for part in parts)
     same = labels[..., None] == labels[..., None, :]
     assert torch.equal(counts, (same & mask.to_dense(70, 70)).float())
 

@@ -1,5 +1,6 @@
 """Learned hash functions H_Q and H_K: for every head, vectors to one score a bucket."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -34,11 +35,14 @@ class HashFunction(nn.Module):
 
     def forward(self, x: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H N C"]:
         """Scores, in x's dtype."""
-        last = len(self.weights) - 1
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = x @ weight.to(x.dtype) + bias.to(x.dtype)
-            x = x.relu() if layer < last else x
-        return x
+        return perceptron(x, list(zip(self.weights, self.biases, strict=True)))
+
+
+def perceptron(x: Float[Tensor, "B H N D"], layers: Sequence[tuple[Tensor, ...]]) -> Float[Tensor, "B H N C"]:
+    """Layers of (weight, bias) for each head, with ReLUs between them, in x's dtype."""
+    for number, (weight, bias) in enumerate(layers):
+        x = (x if number == 0 else x.relu()) @ weight.to(x.dtype) + bias.to(x.dtype)
+    return x
 
 
 class HashFunctions(nn.Module):

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.ops.choose.blocks.op import by_bucket
+from subquad.ops.choose.chunks import tokens_at
 from subquad.ops.choose.top.op import top_and_best
+from subquad.ops.groups import group_sizes
 from subquad.ops.hash_functions import Hashed
 from subquad.ops.slots import Buckets, real_slots, with_itself
 from subquad.ops.timeline import real_lengths
@@ -73,18 +75,19 @@ def same_label_buckets(labels: Int64[Tensor, "B H N"], buckets: int, mask: Mask)
     """Every token meets all tokens of its label, however many those are; padded tokens none.
 
     Tokens are sorted by label into blocks. One part pairs each block with itself, the next with the block before it,
-    and so on; blocks after it are left out under a causal mask, which would hide them whole.
+    and so on; blocks after it are left out under a causal mask, which would hide them whole. Where nothing may be read
+    from the labels, there would be as many parts as blocks: there each label's list of keys is as long as all tokens.
     """
     N = labels.shape[2]
     real, real_keys = mask.query_padding(N), mask.key_padding(N)
     if real is not None and real_keys is not None:  # padding has no place in the blocks
         labels = torch.where((real | real_keys)[:, None], labels, buckets)
     tokens, bucket = by_bucket(labels, buckets)
-    queries, keys = real_slots(tokens, real), real_slots(tokens, real_keys)
-    T = tokens.shape[2]
-    longest = T  # blocks of one bucket, at most
-    if shapes_may_follow_data(bucket):
-        longest = int(F.one_hot(bucket).sum(2).max()) if T else 1  # one part without blocks where there is no token
+    queries = real_slots(tokens, real)
+    if not shapes_may_follow_data(bucket):
+        return (Buckets(queries, real_slots(_members(labels, buckets), real_keys), bucket),)
+    keys, T = real_slots(tokens, real_keys), tokens.shape[2]
+    longest = int(F.one_hot(bucket).sum(2).max()) if T else 1  # one part without blocks where there is no token
     parts = []
     for back in range(longest):
         for shift in {back, back if mask.is_causal else -back}:
@@ -94,6 +97,13 @@ def same_label_buckets(labels: Int64[Tensor, "B H N"], buckets: int, mask: Mask)
             same = inside & (bucket[:, :, blocks] == bucket)
             parts.append(Buckets(queries, torch.where(same[..., None], keys[:, :, blocks], N)))
     return tuple(parts)
+
+
+def _members(labels: Int64[Tensor, "B H N"], buckets: int) -> Int64[Tensor, "B H C N"]:
+    """The tokens of each label, in slots for all tokens."""
+    sizes, rank = group_sizes(labels, buckets), torch.arange(labels.shape[2], device=labels.device)
+    ranks = (sizes.cumsum(-1) - sizes)[..., None] + rank
+    return tokens_at(labels.argsort(dim=-1, stable=True), ranks, rank < sizes[..., None])
 
 
 def best_bucket(

@@ -65,7 +65,7 @@ def sort_into_blocks(labels: Int64[Tensor, "B H N"], groups: int, size: int) -> 
     rank = torch.arange(N, device=labels.device) - first_token.gather(2, ordered)
     slot = torch.where(ordered == groups, blocks * size, first_slot.gather(2, ordered) + rank)
     # The group of a block is how many groups end before it.
-    ended = torch.zeros_like(labels[..., :1]).expand(*labels.shape[:2], blocks + 1)
+    ended = torch.zeros_like(last_block[..., :1]).expand(*labels.shape[:2], blocks + 1)
     group = ended.scatter_add(2, last_block, torch.ones_like(last_block)).cumsum(-1)[..., :blocks]
     return Blocks(torch.empty_like(slot).scatter(2, order, slot), group.clamp(max=groups - 1), size)
 

@@ -1,0 +1,56 @@
+"""Balanced selection on GPUs, by torch's own stable sort of the scores: of equal ones the lower token goes first."""
+
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+
+from subquad.ops.choose.top.op import top_and_best, top_by_hash, top_by_score
+from subquad.ops.choose.top.reference import top_of_each_bucket
+from subquad.ops.hash_functions import Hashed, perceptron
+from subquad.ops.heads import repeat_heads
+from subquad.ops.precision import wide
+from subquad.ops.triton import DTYPES, refusal_of_any_dtype
+
+SCORES = 1 << 26  # numbers that lie in memory at a time; where there are more, heads are ranked one by one
+
+
+@top_and_best.refusal("triton")
+def refusal(scores: Tensor | Hashed, *_: object, **__: object) -> str | None:
+    """Why the backend cannot rank by these scores; None where it can."""
+    x = scores.terms[0][1] if isinstance(scores, Hashed) else scores
+    if x.dtype not in DTYPES:
+        return f"the dtype is {x.dtype}, and scores are computed in fp32"
+    return refusal_of_any_dtype(x)
+
+
+@top_by_score.on("triton")
+def by_score(outputs: tuple[Tensor, Tensor], x: Any) -> None:
+    """The Triton backend of `top_and_best`."""
+    tokens, best = outputs
+    (scores,) = wide(x.scores)
+    tokens.copy_(top_of_each_bucket(scores, x.sizes, x.most, x.real, odds=x.odds))
+    best.copy_(scores.argmax(-1))
+
+
+@top_by_hash.on("triton")
+def by_hash(outputs: tuple[Tensor, Tensor], x: Any) -> None:
+    """The Triton backend of `top_by_hash`, for all heads together or one after the other."""
+    buckets = x.weights[-1].shape[2]
+    step = x.heads if outputs[1].numel() * buckets <= SCORES else 1
+    for head in range(0, x.heads, step):
+        tokens, best = (output[:, head : head + step] for output in outputs)
+        scores = _scores(x, head, step)
+        tokens.copy_(top_of_each_bucket(scores, x.sizes, x.most, x.real, odds=x.odds))
+        best.copy_(scores.argmax(-1))
+
+
+def _scores(x: Any, head: int, step: int) -> Tensor:
+    """The scores of the heads from `head` to `head + step`: of all heads, or of one."""
+    layers, scores = iter(zip(x.weights, x.biases, strict=True)), []
+    for (vectors,), count in zip(map(wide, x.vectors), x.layers, strict=True):
+        share = x.heads // vectors.shape[1]  # heads that share one of these vectors
+        own = slice(head // share, -(-(head + step) // share))
+        some = [tuple(part[own] if part.shape[0] > 1 else part for part in layer) for layer in islice(layers, count)]
+        scores.append(repeat_heads(perceptron(vectors[:, own] * x.root, some), step))
+    return sum(scores[1:], scores[0])

@@ -1,0 +1,89 @@
+"""Attention inside buckets on GPUs: partials of the slots of each block, which are merged for each query.
+
+Backward, gradients are computed slot by slot too and summed for each token. Both keep one vector in fp32 for each slot
+in memory: with buckets that share few tokens that is about as much as one fp32 copy of the queries, or of the keys.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.ops.parts.pairs.op import attend_pairs, pairs_backward, pairs_forward
+from subquad.ops.parts.pairs.triton.attend import attend_blocks
+from subquad.ops.parts.pairs.triton.combine import merge_slots, sum_slots
+from subquad.ops.parts.pairs.triton.differentiate import differentiate_keys, differentiate_queries
+from subquad.ops.parts.pairs.triton.sets import places, sets_of
+from subquad.ops.triton import refusal_of
+from subquad.ops.triton.launch import rows, strides
+
+MOST_HIDDEN = 1 << 31  # pairs of a head in `hidden`
+
+
+@attend_pairs.refusal("triton")
+def refusal(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *_: object,
+    of_distance: Tensor | None = None,
+    hidden: Tensor | None = None,
+    union: bool = False,
+    dropout_p: float = 0.0,
+    **__: object,
+) -> str | None:
+    """Why the kernels cannot take this call; None where they can."""
+    if of_distance is not None:
+        return "the kernels add nothing to the logits by distance"
+    if dropout_p > 0:
+        return f"dropout_p={dropout_p}, and the kernels have no dropout"
+    if union:
+        return "union=True, and the kernels count a key as often as it shares a bucket with the query"
+    if hidden is not None and hidden.shape[2] * hidden.shape[3] >= MOST_HIDDEN:
+        return f"`hidden` has {hidden.shape[2]:,} rows of {hidden.shape[3]:,} keys, too many for offsets of 32 bits"
+    return refusal_of(query, key, value)
+
+
+@pairs_forward.on("triton")
+def forward(outputs: tuple[Tensor, Tensor], x: Any) -> None:
+    """The Triton backend of `attend_pairs`: (out, lse)."""
+    out, lse = outputs
+    at = places(x.queries, x.query.shape[2])
+    slots = at.order.shape
+    partials, lses = lse.new_empty(*slots, x.value.shape[3]), lse.new_empty(slots)
+    for each in sets_of(x):
+        attend_blocks(x, each, partials, lses)
+    merge_slots(partials, lses, at, out, lse)
+
+
+@pairs_backward.on("triton")
+def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
+    """Gradients of query, key, value and key_bias."""
+    of_query, of_key, of_value, of_bias = grads
+    given, sets = _given(x), list(sets_of(x))
+    (_, _, N, D), (_, _, M, E) = x.query.shape, x.value.shape
+    at = places(x.queries, N)
+    parts = of_query.new_empty(*at.order.shape, D)
+    for each in sets:
+        differentiate_queries(x, each, given, parts)
+    sum_slots(parts, at, of_query)
+    del parts
+    at = places(x.keys, M)
+    keys, values = (of_key.new_empty(*at.order.shape, width) for width in (D, E))
+    biases = None if x.key_bias is None else of_bias.new_empty(*at.order.shape, 1)
+    for each in sets:
+        differentiate_keys(x, each, given, keys, values, biases)
+    sum_slots(keys, at, of_key)
+    sum_slots(values, at, of_value)
+    if biases is not None:
+        sum_slots(biases, at, of_bias[..., None])
+
+
+def _given(x: Any) -> dict[str, Any]:
+    """The gradient of the output in the values' dtype, and lse and δ = dout·out − dlse, as arguments of a kernel."""
+    (grad, of_lse), (out, lse) = x.grads, x.outputs
+    grad = torch.zeros_like(out) if grad is None else grad
+    delta = (grad * out).sum(-1)
+    delta = delta if of_lse is None else delta - of_lse
+    grad = rows(grad.to(x.value.dtype))
+    return {"grad": grad, **strides("grad", grad), "lse": lse.contiguous(), "delta": delta.contiguous()}
