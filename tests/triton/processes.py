@@ -19,5 +19,6 @@ def run(kind: str, *arguments: str, **options: object) -> int:
     }
     folder = str(Path(__file__).with_name(kind).relative_to(Path.cwd()))
     plain = ("-o", "addopts=--strict-markers -ra", "-p", "no:cacheprovider", "-q")
-    command = [sys.executable, "-m", "pytest", *plain, *(arguments or (folder,))]
+    named = any("tests/triton" in argument for argument in arguments)
+    command = [sys.executable, "-m", "pytest", *plain, *arguments, *(() if named else (folder,))]
     return subprocess.run(command, env=environment, **options).returncode  # type: ignore[call-overload, no-any-return]
