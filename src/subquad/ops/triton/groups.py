@@ -85,7 +85,7 @@ def group_sums(
 
 
 def _chunks(offsets: Int32[Tensor, "B H C1"], most: int) -> tuple[Int32[Tensor, "B H C1"], Int32[Tensor, "B H {most}"]]:
-    """How many chunks stand before each group, and the group of each chunk, C where there are not so many."""
+    """How many chunks stand before each group, and the group of each chunk, C behind the last one."""
     counts = (offsets.diff(dim=-1) + CHUNK - 1) // CHUNK
     before = torch.nn.functional.pad(counts, (1, 0)).cumsum(-1, dtype=torch.int32)
     chunk = torch.arange(most, dtype=torch.int32, device=offsets.device).expand(*offsets.shape[:2], most).contiguous()

@@ -86,7 +86,7 @@ def counts(x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Flo
 
 
 def _sums(x: Tensor, real: Tensor | None, of: Moments | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each run: the largest number, (B,H,runs), the sum of y by component, and that of all squares."""
+    """The largest number of each run, (B,H,runs), the sum of y by component, and that of all squares."""
     (B, H, N, D), width = x.shape, padded(x.shape[3])
     runs = triton.cdiv(N, RUN)
     largest, squares = x.new_empty(2, B, H, runs, dtype=torch.float32)
