@@ -37,7 +37,8 @@ def attention(
 
     Args:
         query: (B,H,N,D), float64, float32, bfloat16 or float16. Normalisers are at least fp32 inside. Nested tensors
-            (B,H,items' length,D) say their padding themselves; `bias`, `keep` and `return_lse` do not go with them.
+            (B,H,items' length,D) say their padding themselves, for which the call waits for their device; `bias`,
+            `keep` and `return_lse` do not go with them.
         key: (B,G,M,D), with G = H, or H a multiple of G under `enable_gqa`.
         value: (B,G,M,E).
         method: a name ("i-clustered"), a name with settings ("i-clustered:clusters=25") or a method object.

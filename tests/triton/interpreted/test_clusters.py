@@ -83,6 +83,16 @@ def test_vectors_that_are_all_equal():
     assert_alike(query_clusters, k, k, None, None, space="logits", **HOW)
 
 
+def test_padding_may_hold_nan():
+    q, k, real = vectors(20, 1, 8, 0), vectors(20, 1, 8, 1), real_of(20, [20, 13])
+    want = on("triton", query_clusters, q, k, real, real, space="logits", **HOW)
+    cells = on("triton", key_cells, k, q, real, cells=4, seed=1)
+    for x in (q, k):
+        x.masked_fill_(~real[:, None, :, None], torch.nan)
+    assert torch.equal(on("triton", query_clusters, q, k, real, real, space="logits", **HOW), want)
+    assert torch.equal(on("triton", key_cells, k, q, real, cells=4, seed=1), cells)
+
+
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
 def test_numbers_that_are_not_finite_change_no_other_head(poison):
     q, k = vectors(20, 2, 8, 0), vectors(16, 2, 8, 1)

@@ -9,6 +9,8 @@ Sums run over *sorted* tokens. A group of any size is cut into chunks, so that o
 There are at most C + ⌊N / CHUNK⌋ chunks, which is known without reading a label.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -47,29 +49,47 @@ def group_sums(
 ) -> Float[Tensor, "B H C D"]:
     """The sum of each group's vectors in fp32; 0 for an empty group."""
     x, (B, H, N, D), C, width = rows(x), x.shape, offsets.shape[2] - 1, padded(x.shape[3])
-    # chunks[c]: how many chunks stand before group c
-    chunks = torch.nn.functional.pad((offsets.diff(dim=-1) + CHUNK - 1) // CHUNK, (1, 0)).cumsum(-1, dtype=torch.int32)
     most = C + N // CHUNK
-    chunk = torch.arange(most, dtype=torch.int32, device=x.device).expand(B, H, most).contiguous()
-    of_chunk = torch.searchsorted(chunks[..., 1:].contiguous(), chunk, right=True, out_int32=True)
+    chunks, of_chunk = _chunks(offsets, most)
     partial = x.new_empty(B, H, most, D, dtype=torch.float32)
     sums = x.new_empty(B, H, C, D, dtype=torch.float32)
-    sizes = {"C": C, "D": D, "WIDTH": width, "most": most}
+    sizes: dict[str, Any] = {"C": C, "D": D, "WIDTH": width, "most": most}
     launch(
         sum_of_chunk,
         (most, B * H),
         work=Work(bytes=B * H * N * (D * x.element_size() + 4) + 4 * partial.numel()),
-        **{"x": x, **strides("x", x), "order": order, "offsets": offsets, "chunks": chunks, "of_chunk": of_chunk},
-        **{"partial": partial, "H": H, "N": N, **sizes, "CHUNK": CHUNK, "ROWS": max(16, TILE // width)},
+        x=x,
+        **strides("x", x),
+        order=order,
+        offsets=offsets,
+        chunks=chunks,
+        of_chunk=of_chunk,
+        partial=partial,
+        H=H,
+        N=N,
+        **sizes,
+        CHUNK=CHUNK,
+        ROWS=max(16, TILE // width),
     )
     launch(
         sum_of_group,
         (C, B * H),
         num_warps=1,
         work=Work(bytes=4 * (partial.numel() + sums.numel())),
-        **{"partial": partial, "chunks": chunks, "sums": sums, **sizes},
+        partial=partial,
+        chunks=chunks,
+        sums=sums,
+        **sizes,
     )
     return sums
+
+
+def _chunks(offsets: Int32[Tensor, "B H C1"], most: int) -> tuple[Int32[Tensor, "B H C1"], Int32[Tensor, "B H {most}"]]:
+    """How many chunks stand before each group, and the group of each chunk, C behind the last one."""
+    counts = (offsets.diff(dim=-1) + CHUNK - 1) // CHUNK
+    before = torch.nn.functional.pad(counts, (1, 0)).cumsum(-1, dtype=torch.int32)
+    chunk = torch.arange(most, dtype=torch.int32, device=offsets.device).expand(*offsets.shape[:2], most).contiguous()
+    return before, torch.searchsorted(before[..., 1:].contiguous(), chunk, right=True, out_int32=True)
 
 
 @triton.jit

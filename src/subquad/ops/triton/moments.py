@@ -5,7 +5,8 @@ squares of large numbers do not overflow. The vectors are read three times: for 
 μ; and for the variance, with what rounding has left in μ. A program sums up one run of tokens; runs are added in fp64.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -30,7 +31,7 @@ class Moments:
     mean: Float32[Tensor, "B H D"] | None = None
     variance: Float32[Tensor, "B H"] | None = None  # over all components
 
-    def arguments(self) -> dict[str, Tensor | None]:
+    def arguments(self) -> dict[str, Any]:
         """What `load_centred` reads, by name."""
         return {"factor": self.factor, "mean": self.mean}
 
@@ -41,13 +42,12 @@ def moments(x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Mo
     largest, _, _ = _sums(x, real, None)
     # At least 10⁻³⁰, so that the factor of vectors of zeros is finite.
     factor = (-largest.amax(2).clamp(min=1e-30).log2().ceil()).exp2() if N else largest.new_ones(B, H)
-    first = Moments(factor)
-    _, sums, _ = _sums(x, real, first)
-    first = replace(first, mean=(sums.sum(2, dtype=torch.float64) / count[..., None]).float())
-    _, sums, squares = _sums(x, real, first)
+    _, sums, _ = _sums(x, real, Moments(factor))
+    mean = (sums.sum(2, dtype=torch.float64) / count[..., None]).float()
+    _, sums, squares = _sums(x, real, Moments(factor, mean))
     rest = sums.sum(2, dtype=torch.float64) / count[..., None]
     variance = squares.sum(2, dtype=torch.float64) / (count * D) - rest.square().mean(-1)
-    return Moments(factor, (first.mean + rest).float(), variance.clamp(min=0).float())
+    return Moments(factor, (mean + rest).float(), variance.clamp(min=0).float())
 
 
 def covariance(
@@ -62,8 +62,18 @@ def covariance(
         products_of_run,
         (runs, B * H, blocks * blocks),
         work=Work(B * H * N * D * D, B * H * N * D * blocks * x.element_size() + 4 * products.numel()),
-        **{"x": x, **strides("x", x), **of.arguments(), "real": _stored(real), "products": products},
-        **{"H": H, "N": N, "D": D, "length": length, "runs": runs, "TOKENS": tokens, "EDGE": edge},
+        x=x,
+        **strides("x", x),
+        **of.arguments(),
+        real=_stored(real),
+        products=products,
+        H=H,
+        N=N,
+        D=D,
+        length=length,
+        runs=runs,
+        TOKENS=tokens,
+        EDGE=edge,
     )
     return products.sum(2) / counts(x, real)[..., None, None].float()
 
@@ -76,19 +86,30 @@ def counts(x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Flo
 
 
 def _sums(x: Tensor, real: Tensor | None, of: Moments | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each run: the largest number, (B,H,runs), the sum of y by component, and that of all squares."""
+    """The largest number of each run, (B,H,runs), the sum of y by component, and that of all squares."""
     (B, H, N, D), width = x.shape, padded(x.shape[3])
     runs = triton.cdiv(N, RUN)
     largest, squares = x.new_empty(2, B, H, runs, dtype=torch.float32)
     sums = x.new_empty(B, H, runs, D, dtype=torch.float32)
-    given = {"factor": None, "mean": None} if of is None else of.arguments()
+    given: dict[str, Any] = {"factor": None, "mean": None} if of is None else of.arguments()
     launch(
         sums_of_run,
         (runs, B * H),
         work=Work(bytes=B * H * N * D * x.element_size()),
-        **{"x": x, **strides("x", x), **given, "real": _stored(real)},
-        **{"largest": largest, "sums": sums, "squares": squares},
-        **{"H": H, "N": N, "D": D, "runs": runs, "WIDTH": width, "RUN": RUN, "TOKENS": max(16, TILE // width)},
+        x=x,
+        **strides("x", x),
+        **given,
+        real=_stored(real),
+        largest=largest,
+        sums=sums,
+        squares=squares,
+        H=H,
+        N=N,
+        D=D,
+        runs=runs,
+        WIDTH=width,
+        RUN=RUN,
+        TOKENS=max(16, TILE // width),
     )
     return largest, sums, squares
 

@@ -80,9 +80,20 @@ def move(labels: Tensor, query: Tensor, of: Moments, metric: Tensor | None, item
         nearest_means,
         (triton.cdiv(N, tokens), B * H),
         work=Work(B * H * N * C * D, B * H * (N * (D * query.element_size() + 8) + 4 * C * D)),
-        **{"x": query, **strides("x", query), **of.arguments(), "directions": directions, "halves": halves},
-        **{"labels": labels, **items.arguments(), "H": H, "N": N, "C": C, "D": D},
-        **{"SLICE": min(SLICE, padded(D)), "TOKENS": tokens, "MEANS": tile(C, MEANS)},
+        x=query,
+        **strides("x", query),
+        **of.arguments(),
+        directions=directions,
+        halves=halves,
+        labels=labels,
+        **items.arguments(),
+        H=H,
+        N=N,
+        C=C,
+        D=D,
+        SLICE=min(SLICE, padded(D)),
+        TOKENS=tokens,
+        MEANS=tile(C, MEANS),
     )
 
 

@@ -59,13 +59,18 @@ def sign_hash(codes: Tensor, real: Tensor | None, x: Projected, y: Projected | N
         work=Work(B * H * N * width * bits, B * H * N * (width * x.x.element_size() + 8)),
         **x.arguments("x"),
         **(NOTHING if y is None else y.arguments("y")),
-        **{"real": None if real is None else real.contiguous(), "codes": codes},
-        **{"H": H, "N": N, "bits": bits, "BITS": padded(bits), "TOKENS": tokens},
+        real=None if real is None else real.contiguous(),
+        codes=codes,
+        H=H,
+        N=N,
+        bits=bits,
+        BITS=padded(bits),
+        TOKENS=tokens,
     )
 
 
 OF_Y = ("", "_b", "_h", "_n", "_planes", "_planes_h", "_factor", "_mean", "_D", "_SLICE")
-NOTHING = dict.fromkeys(f"y{what}" for what in OF_Y)
+NOTHING: dict[str, Any] = dict.fromkeys(f"y{what}" for what in OF_Y)
 
 
 @triton.jit

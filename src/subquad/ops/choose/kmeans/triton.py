@@ -88,7 +88,7 @@ class Items:
         # The first position that reaches a rank is a real one: a pad has the rank of the last real token before it.
         return torch.searchsorted(self.rank, c * self.count[:, None] // wanted).clamp(max=tokens - 1)
 
-    def arguments(self) -> dict[str, Tensor | None]:
+    def arguments(self) -> dict[str, Any]:
         """What `settled` reads, by name."""
         return {"real": self.real, "rank": self.rank, "count": self.count, "wanted": self.wanted}
 
@@ -118,8 +118,16 @@ def assign(labels: Tensor, codes: Tensor, centroids: Tensor, items: Items) -> No
         nearest_codes,
         (triton.cdiv(N, tokens), B * H),
         work=Work(B * H * N * C * WORD, B * H * (16 * N + 8 * C)),
-        **{"codes": codes, "centroids": centroids, "labels": labels, **items.arguments()},
-        **{"H": H, "N": N, "C": C, "SCALE": triton.next_power_of_2(C), "TOKENS": tokens, "CENTROIDS": tile(C, EDGE)},
+        codes=codes,
+        centroids=centroids,
+        labels=labels,
+        **items.arguments(),
+        H=H,
+        N=N,
+        C=C,
+        SCALE=triton.next_power_of_2(C),
+        TOKENS=tokens,
+        CENTROIDS=tile(C, EDGE),
     )
 
 
@@ -135,15 +143,26 @@ def vote(labels: Tensor, codes: Tensor, centroids: Tensor) -> None:
         votes_of_members,
         (runs, B * H, splits),
         work=Work(B * H * N * C * WORD, B * H * 16 * N + 4 * votes.numel()),
-        **{"codes": codes, "labels": labels, "votes": votes, "N": N, "C": C, "length": length},
-        **{"splits": splits, "TOKENS": tokens, "CENTROIDS": edge},
+        codes=codes,
+        labels=labels,
+        votes=votes,
+        N=N,
+        C=C,
+        length=length,
+        splits=splits,
+        TOKENS=tokens,
+        CENTROIDS=edge,
     )
     launch(
         majority,
         (triton.cdiv(C, 16), B * H),
         num_warps=1,
         work=Work(bytes=4 * votes.numel() + 16 * centroids.numel()),
-        **{"votes": votes, "centroids": centroids, "C": C, "splits": splits, "CENTROIDS": 16},
+        votes=votes,
+        centroids=centroids,
+        C=C,
+        splits=splits,
+        CENTROIDS=16,
     )
 
 
