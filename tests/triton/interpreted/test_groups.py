@@ -44,7 +44,8 @@ def test_a_group_of_several_chunks():
     labels[..., 5] = 1
     sums = group_sums(fenced(x), *group_order(labels, 3))
     torch.testing.assert_close(sums[0, 0, 0], x[0, 0].sum(0) - x[0, 0, 5])
-    assert torch.equal(sums[0, 0, 1], x[0, 0, 5]) and not sums[0, 0, 2].any()
+    assert torch.equal(sums[0, 0, 1], x[0, 0, 5])
+    assert not sums[0, 0, 2].any()
 
 
 def test_without_tokens_all_groups_are_empty(poisoned):
