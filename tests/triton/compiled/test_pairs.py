@@ -38,8 +38,8 @@ def test_causal_buckets(dtype):
         "attend_tile",
         "merge_tile",
         "gradient_of_queries",
-        "sum_tile",
         "gradient_of_keys",
+        "sum_tile",
         "sum_tile",
         "sum_tile",
     ]
@@ -51,6 +51,13 @@ def test_every_option_and_wider_vectors(dtype):
     mask = Mask.window(7) & Mask.causal(offset=torch.empty(1, dtype=torch.int64, device="meta"))
     more = {"key_bias": bias, "hidden": meta(B, H, 3, N, dtype=torch.bool), "other_keys_only": True}
     assert_fits(lambda: both_directions(dtype, 128, (shared(),), mask, **more))
+
+
+def test_tokens_that_meet_themselves_alone():
+    alone = Buckets(*[meta(B, H, N, 1, dtype=torch.int64)] * 2)
+    bias = meta(B, H, N, dtype=torch.float32, grad=True)
+    launches = assert_fits(lambda: both_directions(torch.float32, 128, (alone,), Mask.causal(), key_bias=bias))
+    assert named(launches)[:3] == ["attend_pair", "merge_tile", "gradient_of_pair"]
 
 
 def test_a_launch_a_set_and_one_merge_for_all():

@@ -94,6 +94,18 @@ def test_inputs_between_fences_and_in_any_layout():
             assert_equal([out, lse, *gradients(read, *given)], want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("extra", ["plain", "bias", "others only", "hidden"])
+def test_tokens_that_meet_one_key(poisoned, dtype, extra):
+    """Beside a set of several, and blocks whose one key they do not see."""
+    inputs = qkv(19, 23, B=1, H=2, G=1, D=5, dtype=dtype)
+    single = Buckets(slots(1, 2, 40, 1, 19, seed=3), slots(1, 2, 40, 1, 23, seed=4))
+    inputs = (*inputs, normal(1, 2, 23, seed=8).to(dtype)) if extra == "bias" else inputs
+    options = {"hidden": {"hidden": normal(1, 2, 3, 23, seed=9) > 0.5}, "others only": {"other_keys_only": True}}
+    sets = single, two_sets(1, 2, 19, 23)[0], Buckets(single.queries, single.keys.flip(2), span=3)
+    assert_backends_agree(inputs, sets, Mask.causal(offset=4), **options.get(extra, {}))
+
+
 def test_either_output_may_be_read_alone(poisoned):
     every = torch.arange(12).expand(1, 1, 1, -1)
     for index in (0, 1):
@@ -146,6 +158,10 @@ def test_nan_and_infinity_stay_with_what_depends_on_them():
     assert_equal([x.nan_to_num(0) for x in have[:2]], [x.nan_to_num(0) for x in want[:2]])
     for a, b in zip(have[2:], want[2:], strict=True):  # what is finite in the reference is finite here
         torch.testing.assert_close(a[b.isfinite()], b[b.isfinite()])
+    alone = torch.arange(6).expand(1, 2, -1)[..., None]
+    want, have = on_both(inputs, Buckets(alone, alone), Mask())
+    assert torch.equal(want[0].isnan(), have[0].isnan())
+    assert_equal([x.nan_to_num(0) for x in have[:2]], [x.nan_to_num(0) for x in want[:2]])
     nobody = torch.full((1, 2, 1, 6), 6)
     with sq.use_backend("triton"):
         assert not attend_pairs(*inputs[:3], Buckets(every, nobody), Mask(), scale=0.3)[0].any()

@@ -14,6 +14,7 @@ from subquad.ops.parts.pairs.triton.attend import attend_blocks
 from subquad.ops.parts.pairs.triton.combine import merge_slots, sum_slots
 from subquad.ops.parts.pairs.triton.differentiate import differentiate_keys, differentiate_queries
 from subquad.ops.parts.pairs.triton.sets import places, sets_of
+from subquad.ops.parts.pairs.triton.single import attend_single, differentiate_single, is_single
 from subquad.ops.triton import refusal_of
 from subquad.ops.triton.launch import rows, strides
 
@@ -52,7 +53,7 @@ def forward(outputs: tuple[Tensor, Tensor], x: Any) -> None:
     slots = at.order.shape
     partials, lses = lse.new_empty(*slots, x.value.shape[3]), lse.new_empty(slots)
     for each in sets_of(x):
-        attend_blocks(x, each, partials, lses)
+        (attend_single if is_single(each) else attend_blocks)(x, each, partials, lses)
     merge_slots(partials, lses, at, out, lse)
 
 
@@ -60,23 +61,22 @@ def forward(outputs: tuple[Tensor, Tensor], x: Any) -> None:
 def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
     """Gradients of query, key, value and key_bias."""
     of_query, of_key, of_value, of_bias = grads
-    given, sets = _given(x), list(sets_of(x))
-    (_, _, N, D), (_, _, M, E) = x.query.shape, x.value.shape
-    at = places(x.queries, N)
-    parts = of_query.new_empty(*at.order.shape, D)
-    for each in sets:
-        differentiate_queries(x, each, given, parts)
-    sum_slots(parts, at, of_query)
-    del parts
-    at = places(x.keys, M)
-    keys, values = (of_key.new_empty(*at.order.shape, width) for width in (D, E))
-    biases = None if x.key_bias is None else of_bias.new_empty(*at.order.shape, 1)
-    for each in sets:
-        differentiate_keys(x, each, given, keys, values, biases)
-    sum_slots(keys, at, of_key)
-    sum_slots(values, at, of_value)
+    (_, _, N, D), (_, _, M, E), given = x.query.shape, x.value.shape, _given(x)
+    of_queries, of_keys = places(x.queries, N), places(x.keys, M)
+    parts = of_query.new_empty(*of_queries.order.shape, D)
+    keys, values = (of_key.new_empty(*of_keys.order.shape, width) for width in (D, E))
+    biases = None if x.key_bias is None else of_bias.new_empty(*of_keys.order.shape, 1)
+    for each in sets_of(x):
+        if is_single(each):
+            differentiate_single(x, each, given, parts, keys, values, biases)
+        else:
+            differentiate_queries(x, each, given, parts)
+            differentiate_keys(x, each, given, keys, values, biases)
+    sum_slots(parts, of_queries, of_query)
+    sum_slots(keys, of_keys, of_key)
+    sum_slots(values, of_keys, of_value)
     if biases is not None:
-        sum_slots(biases, at, of_bias[..., None])
+        sum_slots(biases, of_keys, of_bias[..., None])
 
 
 def _given(x: Any) -> dict[str, Any]:

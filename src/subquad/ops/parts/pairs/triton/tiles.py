@@ -23,7 +23,7 @@ class Tile:
 
 
 def tile_of(x: Any, queries: int, keys: int, sums: int = 1) -> Tile:
-    """The tile for lists of so many queries and keys, for a kernel that keeps so many sums of whole vectors.
+    """The tile for lists of `queries` and `keys` slots, in a kernel that accumulates `sums` tiles of whole vectors.
 
     It is smaller for wide vectors, for fp32, whose three TF32 parts fill the registers, and where pairs are hidden.
     """
