@@ -5,13 +5,23 @@ folders are imported here; those for Triton only where they may run. Of the back
 registered last runs it: "triton" comes first, so that CPU tensors go to "cpu" also where Triton's interpreter is on.
 """
 
+from collections.abc import Iterable
 from importlib import import_module
-from pkgutil import walk_packages
+from pkgutil import iter_modules
 
-from subquad.ops import triton
+from subquad.ops import choose, parts, triton
 
-for _module in walk_packages(__path__, f"{__name__}."):
-    if _module.name.startswith((f"{__name__}.parts.", f"{__name__}.choose.")) and not _module.name.endswith(".triton"):
-        import_module(_module.name)
+
+def _import_below(folders: Iterable[str], package: str) -> None:
+    """Import all modules of a package, less those for Triton."""
+    for module in iter_modules(folders, f"{package}."):
+        if not module.name.endswith(".triton"):
+            imported = import_module(module.name)
+            if module.ispkg:
+                _import_below(imported.__path__, module.name)
+
+
+for _package in (parts, choose):
+    _import_below(_package.__path__, _package.__name__)
 if triton.wanted():
     triton.load()
