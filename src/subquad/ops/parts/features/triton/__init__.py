@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 
 from subquad.ops.parts.features.op import check_pattern, feature_attention, features_backward, features_forward
-from subquad.ops.parts.features.triton.reads import read
-from subquad.ops.parts.features.triton.slopes import slopes_of_keys, slopes_of_queries
+from subquad.ops.parts.features.triton.chunks import read_own, slopes_of_own
+from subquad.ops.parts.features.triton.reads import Places, read, slopes_of_keys, slopes_of_queries
 from subquad.ops.parts.features.triton.states import CHUNK, SEGMENT, Side, States, state_of_all, update
 from subquad.ops.triton import refusal_of
-
-Places = tuple[int, int, int]
 
 
 @feature_attention.refusal("triton")
@@ -26,46 +24,71 @@ def forward(outputs: tuple[Tensor, Tensor], given: Any) -> None:
     """The Triton backend of `feature_attention`: (out, lse)."""
     out, lse = outputs
     queries, keys = _sides(given)
-    if given.block == 0:
-        N = queries.rows.shape[2]
-        return read(out, lse, queries, keys, state_of_all(keys), (0, N, 1), False)
     if given.lag > 1:  # the first queries see no key
         out.zero_()
         lse.fill_(-torch.inf)
-    for states, places in _states_in_order(keys, given, reverse=False):
-        read(out, lse, queries, keys, states, places, given.lag == 0)
+    for states, places in _readers(keys, queries, given, reverse=False):
+        read(out, lse, queries, states, places)
+        if given.block and not given.lag:
+            read_own(out, lse, queries, keys, places)
 
 
 @features_backward.on("triton")
 def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], given: Any) -> None:
-    """Gradients of query, key, value and key_bias."""
+    """Gradients of query, key, value and key_bias; first for each query head."""
     grad_query, grad_key, grad_value, grad_bias = grads
     queries, keys = _sides(given)
     queries = queries.weighed(*_slopes_of_outputs(given))
-    (B, H, _, _), (_, G, M, _) = queries.rows.shape, keys.rows.shape
-    shared = H != G
-    of_keys = [
-        x.new_empty(B, H, M, x.shape[3], dtype=torch.float32) if shared else x for x in (grad_key, grad_value)
-    ]
-    of_bias = grad_query.new_empty(B, H, M, dtype=torch.float32)
-    parts = of_keys[0], of_keys[1], of_bias
-    if given.block == 0:
-        slopes_of_queries(grad_query, queries, keys, state_of_all(keys), (0, queries.rows.shape[2], 1), False)
-        slopes_of_keys(parts, queries, keys, state_of_all(queries), (0, M, 1), False)
-    else:
-        if given.lag > 1:
-            for x in (grad_query, *parts):
-                x.zero_()
-        for states, places in _states_in_order(keys, given, reverse=False):
-            slopes_of_queries(grad_query, queries, keys, states, places, given.lag == 0)
-        for states, places in _states_in_order(queries, given, reverse=True):
-            slopes_of_keys(parts, queries, keys, states, places, given.lag == 0)
-    if shared:
-        for grad, of_heads in zip((grad_key, grad_value), of_keys, strict=True):
+    H, G, causal = given.query.shape[1], given.key.shape[1], given.block > 0 and not given.lag
+    of_key, of_value = (x if H == G else _of_heads(x, H) for x in (grad_key, grad_value))
+    of_bias = _of_heads(grad_key[..., :1], H).squeeze(-1)
+    if given.lag > 1:  # the first queries see no key, and the last keys no query
+        for x in (grad_query, of_key, of_value, of_bias):
+            x.zero_()
+    for states, places in _readers(keys, queries, given, reverse=False):
+        of_x, of_y = (_buffer(queries, places) for _ in range(2))
+        if causal:
+            slopes_of_own(of_x, of_y, of_value, queries, keys, places)
+            _gather(of_key, of_y, keys.of, places, add=False)
+            _gather(of_bias, of_y.sum(-1, dtype=torch.float32), None, places, add=False)
+        slopes_of_queries(of_x, queries, states, places, add=causal)
+        _gather(grad_query, of_x, queries.of, places, add=False)
+    for states, places in _readers(queries, keys, given, reverse=True):
+        of_y = _buffer(queries, places)
+        slopes_of_keys(of_y, of_value, keys, states, places, add=causal)
+        _gather(of_key, of_y, keys.of, places, add=causal)
+        _gather(of_bias, of_y.sum(-1, dtype=torch.float32), None, places, add=causal)
+    if H != G:
+        for grad, of_heads in ((grad_key, of_key), (grad_value, of_value)):
             grad.copy_(of_heads.unflatten(1, (G, -1)).sum(2))
     if given.key_bias is not None:
-        of_groups = of_bias.unflatten(1, (G, -1)).sum(2)
-        grad_bias.copy_(of_groups if grad_bias.shape[1] == G else of_groups.sum(1, keepdim=True))
+        of_bias = of_bias.unflatten(1, (G, -1)).sum(2)
+        grad_bias.copy_(of_bias if grad_bias.shape[1] == G else of_bias.sum(1, keepdim=True))
+
+
+def _of_heads(x: Tensor, H: int) -> Tensor:
+    """Space for as many heads, in fp32."""
+    return x.new_empty(x.shape[0], H, *x.shape[2:], dtype=torch.float32)
+
+
+def _buffer(queries: Side, places: Places) -> Tensor:
+    """Space for slopes of exponents of these places, in the kind of numbers that are multiplied."""
+    B, H = queries.rows.shape[:2]
+    return queries.payload.new_empty(B, H, places.count * places.unit, queries.features)
+
+
+def _gather(grad: Tensor, slopes: Tensor, of: Tensor | None, places: Places, *, add: bool) -> None:
+    """Slopes of exponents of these places, times the projection, to the gradient of the rows."""
+    begin, end = max(0, places.first), min(grad.shape[2], places.first + slopes.shape[2])
+    if begin >= end:
+        return
+    slopes = slopes[:, :, begin - places.first : end - places.first]
+    if of is not None:
+        slopes = slopes @ of.repeat_interleave(slopes.shape[1] // len(of) if len(of) > 1 else 1, 0).to(slopes.dtype)
+    if add:
+        grad[:, :, begin:end].add_(slopes)
+    else:
+        grad[:, :, begin:end].copy_(slopes)
 
 
 def _sides(given: Any) -> tuple[Side, Side]:
@@ -74,13 +97,18 @@ def _sides(given: Any) -> tuple[Side, Side]:
     return queries, Side.made(given.key, given.of_key, None, given.key_bias, given.value)
 
 
-def _states_in_order(side: Side, given: Any, *, reverse: bool) -> Iterator[tuple[States, Places]]:
-    """The states of the tokens before each unit, or behind it, a segment of the sequence at a time.
+def _readers(side: Side, others: Side, given: Any, *, reverse: bool) -> Iterator[tuple[States, Places]]:
+    """States of a side's tokens, and which tokens of the others read them: a segment of the sequence at a time.
 
-    And which tokens of the other side read them: slot s of units [first, …) those of unit first + s, or of the unit that
-    is lag − 1 units further from the tokens of the state.
+    Under a pattern, states are those of the tokens before each unit, or behind it: slot s of units [first, …) is read by
+    unit first + s, or by the unit that is lag − 1 units further from the tokens of the state.
     """
-    tokens = side.rows.shape[2]
+    tokens = others.rows.shape[2]
+    if given.block == 0:
+        states = state_of_all(side)
+        for first in range(0, tokens, SEGMENT):
+            yield states, Places(first, SEGMENT if tokens > SEGMENT else tokens, 1)
+        return
     unit, further = (given.block, given.lag - 1) if given.lag else (CHUNK, 0)
     units = -(-tokens // unit)
     slots = min(units, max(1, SEGMENT // unit))
@@ -88,7 +116,7 @@ def _states_in_order(side: Side, given: Any, *, reverse: bool) -> Iterator[tuple
     starts = range(0, units, slots) if slots else ()
     for first in reversed(starts) if reverse else starts:
         update(states, side, first, unit, reverse=reverse)
-        yield states, ((first - further if reverse else first + further) * unit, unit, slots)
+        yield states, Places((first - further if reverse else first + further) * unit, unit, slots)
 
 
 def _slopes_of_outputs(given: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -139,11 +139,6 @@ class States:
         }
 
 
-def features_at_a_time(side: Side) -> int:
-    """Features of a tile; the parts of fp32 numbers that tensor cores multiply take twice the registers."""
-    return tile(side.features, 32)
-
-
 def slice_of(rows_: Tensor) -> int:
     """Components of a row at a time in products with a projection."""
     return min(padded(rows_.shape[3]), 32 if rows_.dtype == torch.float32 else 64)

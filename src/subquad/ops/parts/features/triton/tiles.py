@@ -14,7 +14,9 @@ chunk's queries and keys, of which the squares are taken. For a chunk of 8:
            ■ ■ ■ ■ · · · ·                 ■ ■ · ·                     ■ ·                       ■
 
 The keys of a square are weighed with their own maxima, c_r = max_j y_jr, which all of its queries see. So
-e^{y_jr − c_r} ≤ 1, and e^{x_ir + c_r − m_i} ≤ 1 with the query's own maximum m_i, whatever follows.
+e^{y_jr − c_r} ≤ 1, and e^{x_ir + c_r − m_i} ≤ 1 with the query's own maximum m_i, whatever follows. The maxima of squares
+grow with these: if `largest` holds each feature's maximum over a token's s tokens, the exchange of the halves of each 2s
+tokens gives a query the c of the keys it sees, and the larger of both is that of 2s tokens.
 """
 
 import triton
@@ -94,10 +96,16 @@ def dot_as(a, b, KIND: tl.constexpr):
 
 
 @triton.jit
-def seen_squares(SIZE: tl.constexpr, TOKENS: tl.constexpr):
+def is_later(size, TOKENS: tl.constexpr):
+    """(TOKENS): whether the token is one of the later `size` of its 2·size."""
+    return tl.arange(0, TOKENS) & size != 0
+
+
+@triton.jit
+def seen_squares(size, TOKENS: tl.constexpr):
     """(TOKENS, TOKENS): whether the pair of a query and a key lies in a square of this size."""
-    block = tl.arange(0, TOKENS) // SIZE
-    return (block % 2 == 1)[:, None] & (block[:, None] == block[None, :] + 1)
+    token = tl.arange(0, TOKENS)
+    return ((token[:, None] ^ token[None, :]) // size == 1) & is_later(size, TOKENS)[:, None]
 
 
 @triton.jit
@@ -108,23 +116,19 @@ def seen_itself(TOKENS: tl.constexpr):
 
 
 @triton.jit
-def earlier_half(tile, SIZE: tl.constexpr, TOKENS: tl.constexpr):
-    """The tile's rows with −∞ for the later SIZE of each 2·SIZE tokens."""
-    later = tl.arange(0, TOKENS) // SIZE % 2 == 1
-    return tl.where(later[:, None], -float("inf"), tile)
+def exchanged(tile, size, TOKENS: tl.constexpr, FEATURES: tl.constexpr):
+    """The tile with the halves of each 2·size tokens exchanged."""
+    token = tl.arange(0, TOKENS) ^ size
+    return tl.gather(tile, tl.broadcast_to(token[:, None], (TOKENS, FEATURES)), 0)
 
 
 @triton.jit
-def later_half(tile, SIZE: tl.constexpr, TOKENS: tl.constexpr):
-    """The tile's rows with −∞ for the earlier SIZE of each 2·SIZE tokens."""
-    later = tl.arange(0, TOKENS) // SIZE % 2 == 1
-    return tl.where(later[:, None], tile, -float("inf"))
+def of_later(x, largest, size, TOKENS: tl.constexpr):
+    """e^{x_ir + c_r} of the queries in squares of this size, and 0 for others."""
+    return tl.exp(tl.where(is_later(size, TOKENS)[:, None], x + largest, -float("inf")))
 
 
 @triton.jit
-def largest_of_squares(earlier, SIZE: tl.constexpr, TOKENS: tl.constexpr, FEATURES: tl.constexpr):
-    """c: each feature's maximum in each 2·SIZE tokens, for all of these tokens; of an `earlier_half`."""
-    BLOCKS: tl.constexpr = TOKENS // (2 * SIZE)
-    largest = tl.max(tl.reshape(earlier, (BLOCKS, 2 * SIZE, FEATURES)), 1)
-    spread = tl.broadcast_to(tl.expand_dims(largest, 1), (BLOCKS, 2 * SIZE, FEATURES))
-    return tl.reshape(spread, (TOKENS, FEATURES))
+def of_earlier(y, largest, size, TOKENS: tl.constexpr):
+    """e^{y_jr − c_r} of the keys in squares of this size, and 0 for others."""
+    return tl.exp(tl.where(is_later(size, TOKENS)[:, None], -float("inf"), y - base_of(largest)))
