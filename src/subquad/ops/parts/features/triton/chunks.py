@@ -76,21 +76,31 @@ def slopes_of_own(
 ) -> None:
     """Fill dx, dy and dv, for each query head's part; queries with −lse, dO and a."""
     B, H = queries.rows.shape[:2]
+    both = _both(queries, keys, places) | {
+        "query_shift": queries.shift,
+        "grad": queries.payload,
+        **strides("grad", queries.payload),
+        "weight": queries.weight,
+    }
     launch(
         chunk_slopes,
         (places.count, B * H),
         num_warps=WARPS,
-        work=_work(queries, keys, places, 3),
-        query_shift=queries.shift,
-        grad=queries.payload,
-        **strides("grad", queries.payload),
-        weight=queries.weight,
+        work=_work(queries, keys, places, 2),
         of_queries=of_queries,
         of_keys=of_keys,
         slopes_h=of_queries.stride(1),
+        **both,
+    )
+    arguments = {name: x for name, x in both.items() if not name.startswith("value")}
+    launch(
+        chunk_values,
+        (places.count, B * H),
+        num_warps=WARPS,
+        work=_work(queries, keys, places, 1),
         grad_value=grad_value,
         **strides("grad_value", grad_value),
-        **_both(queries, keys, places),
+        **arguments,
     )
 
 
@@ -103,7 +113,7 @@ def _work(queries: Side, keys: Side, places: Places, times: int) -> Work:
     return Work(B * H * tokens * (R * made + pairs), 4 * B * H * tokens * times * (D + C + 2 * E))
 
 
-FEATURES = 32
+FEATURES = 16
 WARPS = 8
 
 
@@ -241,10 +251,6 @@ def chunk_slopes(
     of_queries,
     of_keys,
     slopes_h,
-    grad_value,
-    grad_value_b,
-    grad_value_h,
-    grad_value_n,
     H,
     share,
     N,
@@ -259,7 +265,7 @@ def chunk_slopes(
     WIDTH: tl.constexpr,
     SIZES: tl.constexpr,
 ):
-    """dx, dy and dv of a chunk's pairs, of one query head. The buffers of dx and dy begin with the token at `first`."""
+    """dx and dy of a chunk's pairs, of one query head. Their buffers begin with the token at `first`."""
     KIND: tl.constexpr = value.dtype.element_ty
     head = tl.program_id(1).to(tl.int64)
     b, h = head // H, head % H
@@ -293,12 +299,10 @@ def chunk_slopes(
     seen = token[:, None] >= token[None, :]
     slopes = tl.where(seen, slopes, 0.0)
     of_itself = tl.sum(tl.where(seen_itself(TOKENS), slopes, 0.0), 1)[:, None]
-    weights = tl.zeros((TOKENS, TOKENS), tl.float32)
     for start in range(0, R, FEATURES):
         x = exponents(query, query_n, of_query, query_bias, of_lse, place, sees, start, D, R, SLICE, TOKENS, FEATURES)
         y = exponents(key, key_n, of_key, None, shift, place, visible, start, C, R, SLICE, TOKENS, FEATURES)
         itself = tl.exp(x + y)
-        weights += tl.where(seen_itself(TOKENS), tl.sum(itself, 1)[:, None], 0.0)
         dx = itself * of_itself
         dy = dx
         block = y  # the maxima over each `size` tokens
@@ -308,7 +312,6 @@ def chunk_slopes(
             later = of_later(x, other, size, TOKENS)
             earlier = of_earlier(y, block, size, TOKENS)
             square = seen_squares(size, TOKENS)
-            weights += tl.where(square, dot_as(later, tl.trans(earlier), KIND), 0.0)
             of_square = tl.where(square, slopes, 0.0)
             dx += later * dot_as(of_square, numbers(earlier), KIND)
             dy += earlier * dot_as(tl.trans(of_square), numbers(later), KIND)
@@ -316,6 +319,94 @@ def chunk_slopes(
         dy = tl.where(visible[:, None], dy, 0.0)  # hidden: no gradient
         store_rows(of_queries + start, R, row, there, dx, R - start, FEATURES)
         store_rows(of_keys + start, R, row, there, dy, R - start, FEATURES)
+
+
+@triton.jit
+def chunk_values(
+    query,
+    query_b,
+    query_h,
+    query_n,
+    of_query,
+    of_query_h,
+    query_bias,
+    query_bias_h,
+    query_shift,
+    key,
+    key_b,
+    key_h,
+    key_n,
+    of_key,
+    of_key_h,
+    key_shift,
+    key_shift_b,
+    key_shift_h,
+    key_shift_n,
+    grad,
+    grad_b,
+    grad_h,
+    grad_n,
+    weight,
+    grad_value,
+    grad_value_b,
+    grad_value_h,
+    grad_value_n,
+    H,
+    share,
+    N,
+    first,
+    D: tl.constexpr,
+    C: tl.constexpr,
+    R: tl.constexpr,
+    E: tl.constexpr,
+    SLICE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SIZES: tl.constexpr,
+):
+    """dv of a chunk's keys, of one query head."""
+    KIND: tl.constexpr = grad.dtype.element_ty
+    head = tl.program_id(1).to(tl.int64)
+    b, h = head // H, head % H
+    g = h // share
+    row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    place = first + row
+    there = place < N
+    query += b * query_b + h * query_h
+    key += b * key_b + g * key_h
+    grad += b * grad_b + h * grad_h
+    if of_query is not None:
+        of_query += h * of_query_h
+    if query_bias is not None:
+        query_bias += h * query_bias_h
+    if of_key is not None:
+        of_key += g * of_key_h
+    shift = None
+    visible = there
+    if key_shift is not None:
+        shifts = key_shift + b * key_shift_b + g * key_shift_h + place.to(tl.int64) * key_shift_n
+        shift = tl.load(shifts, mask=there, other=-float("inf"))
+        visible = there & (shift != -float("inf"))
+    of_lse = tl.load(query_shift + head * N + place, mask=there, other=-float("inf"))
+    sees = there & (of_lse != -float("inf"))
+    a = tl.load(weight + head * N + place, mask=sees, other=0.0)
+    weights = tl.zeros((TOKENS, TOKENS), tl.float32)
+    for start in range(0, R, FEATURES):
+        x = exponents(query, query_n, of_query, query_bias, of_lse, place, sees, start, D, R, SLICE, TOKENS, FEATURES)
+        y = exponents(key, key_n, of_key, None, shift, place, visible, start, C, R, SLICE, TOKENS, FEATURES)
+        weights += tl.where(seen_itself(TOKENS), tl.sum(tl.exp(x + y), 1)[:, None], 0.0)
+        block = y  # the maxima over each `size` tokens
+        for step in range(0, SIZES):
+            size = 1 << step
+            other = exchanged(block, size, TOKENS, FEATURES)
+            later = of_later(x, other, size, TOKENS)
+            earlier = of_earlier(y, block, size, TOKENS)
+            more = dot_as(later, tl.trans(earlier), KIND)
+            weights += tl.where(seen_squares(size, TOKENS), more, 0.0)
+            block = tl.maximum(block, other)
+    token = tl.arange(0, TOKENS)
+    seen = token[:, None] >= token[None, :]
     weights = tl.where(seen & (sees & ~is_finite(a))[:, None], float("nan"), weights)
     grads = numbers(load_rows(grad, grad_n, place, sees, E, WIDTH).to(tl.float32))
     of_values = tl.where(visible[:, None], dot_as(tl.trans(weights), grads, KIND), 0.0)
