@@ -24,6 +24,7 @@ from subquad.ops.parts.features.triton.tiles import (
     dot_as,
     exchanged,
     exponents,
+    inner,
     is_finite,
     is_later,
     numbers,
@@ -32,7 +33,7 @@ from subquad.ops.parts.features.triton.tiles import (
     seen_itself,
     seen_squares,
 )
-from subquad.ops.triton.launch import dot, dot_wide, launch, load_rows, padded, store_rows, strides
+from subquad.ops.triton.launch import dot_wide, launch, load_rows, padded, store_rows, strides
 from subquad.ops.triton.recording import Work
 
 
@@ -48,10 +49,9 @@ def _both(queries: Side, keys: Side, places: Places) -> dict[str, Any]:
         **strides("value", keys.payload),
         **{"H": H, "share": H // G, "N": N, "first": places.first},
         **{"D": D, "C": keys.rows.shape[3], "R": queries.features, "E": E},
-        "SLICE": slice_of(queries.rows),
+        "SLICE": min(slice_of(queries.rows), 64 if places.unit == 64 else 16),
         "TOKENS": places.unit,
         "FEATURES": FEATURES,
-        "WIDTH": padded(E),
         "SIZES": places.unit.bit_length() - 1,  # of squares: 1, 2, 4, …
     }
 
@@ -62,11 +62,12 @@ def read_own(out: Tensor, lse: Tensor, queries: Side, keys: Side, places: Places
     launch(
         read_chunks,
         (places.count, B * H),
-        num_warps=WARPS,
+        num_warps=_warps(places),
         work=_work(queries, keys, places, 1),
         out=out,
         **strides("out", out),
         lse=lse,
+        WIDTH=padded(out.shape[3]),
         **_both(queries, keys, places),
     )
 
@@ -85,21 +86,23 @@ def slopes_of_own(
     launch(
         chunk_slopes,
         (places.count, B * H),
-        num_warps=WARPS,
+        num_warps=_warps(places),
         work=_work(queries, keys, places, 2),
         of_queries=of_queries,
         of_keys=of_keys,
         slopes_h=of_queries.stride(1),
+        OF_E=slice_of(keys.payload),
         **both,
     )
     arguments = {name: x for name, x in both.items() if not name.startswith("value")}
     launch(
         chunk_values,
         (places.count, B * H),
-        num_warps=WARPS,
+        num_warps=_warps(places),
         work=_work(queries, keys, places, 1),
         grad_value=grad_value,
         **strides("grad_value", grad_value),
+        WIDTH=padded(grad_value.shape[3]),
         **arguments,
     )
 
@@ -114,7 +117,10 @@ def _work(queries: Side, keys: Side, places: Places, times: int) -> Work:
 
 
 FEATURES = 16
-WARPS = 8
+
+
+def _warps(places: Places) -> int:
+    return 8 if places.unit == 64 else 4
 
 
 @triton.jit
@@ -262,7 +268,7 @@ def chunk_slopes(
     SLICE: tl.constexpr,
     TOKENS: tl.constexpr,
     FEATURES: tl.constexpr,
-    WIDTH: tl.constexpr,
+    OF_E: tl.constexpr,
     SIZES: tl.constexpr,
 ):
     """dx and dy of a chunk's pairs, of one query head. Their buffers begin with the token at `first`."""
@@ -293,8 +299,9 @@ def chunk_slopes(
     of_lse = tl.load(query_shift + head * N + place, mask=there, other=-float("inf"))
     sees = there & (of_lse != -float("inf"))
     a = tl.load(weight + head * N + place, mask=sees, other=0.0)
-    values = load_rows(value + b * value_b + g * value_h, value_n, place, visible, E, WIDTH)
-    slopes = dot(load_rows(grad, grad_n, place, sees, E, WIDTH), tl.trans(values)) + a[:, None]
+    value += b * value_b + g * value_h
+    slopes = inner(grad, grad_n, place, sees, value, value_n, place, visible, E, OF_E, TOKENS, TOKENS, KIND)
+    slopes += a[:, None]
     token = tl.arange(0, TOKENS)
     seen = token[:, None] >= token[None, :]
     slopes = tl.where(seen, slopes, 0.0)

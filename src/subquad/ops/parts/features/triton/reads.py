@@ -15,21 +15,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.ops.parts.features.triton.states import CHUNK, Side, States, slice_of
-from subquad.ops.parts.features.triton.tiles import base_of, dot_as, exponents
-from subquad.ops.triton.launch import dot, launch, load_rows, padded, store_rows, strides, tile
+from subquad.ops.parts.features.triton.states import Side, States, slice_of
+from subquad.ops.parts.features.triton.tiles import base_of, dot_as, exponents, inner
+from subquad.ops.triton.launch import launch, load_rows, padded, store_rows, strides, tile
 from subquad.ops.triton.recording import Work
 
 
 class Places(NamedTuple):
     """Which tokens read which slot: slot s those from first + s·unit on, for `count` slots.
 
-    `first` may be negative: there are no tokens before 0.
+    `first` may be negative: there are no tokens before 0. `most`: the tokens of a program at most.
     """
 
     first: int
     unit: int
     count: int
+    most: int
 
     def arguments(self) -> dict[str, int]:
         """What a kernel is given of it."""
@@ -38,7 +39,7 @@ class Places(NamedTuple):
     @property
     def tokens(self) -> int:
         """Tokens of a program."""
-        return tile(self.unit, CHUNK)
+        return tile(self.unit, self.most)
 
     @property
     def programs(self) -> int:
@@ -101,7 +102,7 @@ def slopes_of_queries(slopes: Tensor, queries: Side, states: States, places: Pla
         SLICE=slice_of(queries.rows),
         TOKENS=places.tokens,
         FEATURES=tile(R, 32),
-        WIDTH=padded(E),
+        OF_E=slice_of(queries.payload),
         ADD=add,
     )
 
@@ -134,6 +135,7 @@ def slopes_of_keys(slopes: Tensor, grad_value: Tensor, keys: Side, states: State
         SLICE=slice_of(keys.rows),
         TOKENS=places.tokens,
         FEATURES=tile(R, 32),
+        OF_E=slice_of(keys.payload),
         WIDTH=padded(E),
         ADD=add,
     )
@@ -246,10 +248,11 @@ def query_slopes(
     SLICE: tl.constexpr,
     TOKENS: tl.constexpr,
     FEATURES: tl.constexpr,
-    WIDTH: tl.constexpr,
+    OF_E: tl.constexpr,
     ADD: tl.constexpr,
 ):
     """dx of some queries. The buffer begins with the query at `first`."""
+    KIND: tl.constexpr = grad.dtype.element_ty
     slot = tl.program_id(0) // tiles
     head = tl.program_id(1).to(tl.int64)
     b, h = head // H, head % H
@@ -266,14 +269,16 @@ def query_slopes(
     shift = tl.load(query_shift + head * N + place, mask=there, other=-float("inf"))
     sees = there & (shift != -float("inf"))
     a = tl.load(weight + head * N + place, mask=sees, other=0.0)
-    grads = load_rows(grad + b * grad_b + h * grad_h, grad_n, place, sees, E, WIDTH)
+    grad += b * grad_b + h * grad_h
     for start in range(0, R, FEATURES):
         x = exponents(query, query_n, of_query, query_bias, shift, place, sees, start, D, R, SLICE, TOKENS, FEATURES)
         feature = start + tl.arange(0, FEATURES)
         exists = feature < R
         log = tl.load(logs + state + feature, mask=exists, other=-float("inf"))
-        mean = load_rows(means + state * E, E, feature, exists, E, WIDTH)
-        slope = tl.exp(x + log[None, :]) * (dot(grads, tl.trans(mean.to(grads.dtype))) + a[:, None])
+        reads = inner(
+            *(grad, grad_n, place, sees, means + state * E, E, feature, exists, E, OF_E, TOKENS, FEATURES, KIND)
+        )
+        slope = tl.exp(x + log[None, :]) * (reads + a[:, None])
         if ADD:
             slope += load_rows(slopes + start, R, row, there, R - start, FEATURES)
         store_rows(slopes + start, R, row, there, slope, R - start, FEATURES)
@@ -317,6 +322,7 @@ def key_slopes(
     SLICE: tl.constexpr,
     TOKENS: tl.constexpr,
     FEATURES: tl.constexpr,
+    OF_E: tl.constexpr,
     WIDTH: tl.constexpr,
     ADD: tl.constexpr,
 ):
@@ -341,7 +347,7 @@ def key_slopes(
         shifts = key_shift + b * key_shift_b + g * key_shift_h + place.to(tl.int64) * key_shift_n
         shift = tl.load(shifts, mask=there, other=-float("inf"))
         visible = there & (shift != -float("inf"))
-    values = load_rows(value + b * value_b + g * value_h, value_n, place, visible, E, WIDTH)
+    value += b * value_b + g * value_h
     of_values = tl.zeros((TOKENS, WIDTH), tl.float32)
     for start in range(0, R, FEATURES):
         y = exponents(key, key_n, of_key, None, shift, place, visible, start, D, R, SLICE, TOKENS, FEATURES)
@@ -352,7 +358,10 @@ def key_slopes(
         mean = load_rows(means + state * E, E, feature, exists, E, WIDTH).to(KIND)
         weight = tl.exp(y + log[None, :])
         of_values += dot_as(weight, mean, KIND)
-        slope = weight * (dot(values, tl.trans(mean)) + a[None, :])
+        reads = inner(
+            *(value, value_n, place, visible, means + state * E, E, feature, exists, E, OF_E, TOKENS, FEATURES, KIND)
+        )
+        slope = weight * (reads + a[None, :])
         slope = tl.where(visible[:, None], slope, 0.0)  # hidden: no gradient, also where the state is NaN
         store_rows(slopes + start, R, row, there, slope, R - start, FEATURES)
     of_values = tl.where(visible[:, None], of_values, 0.0)

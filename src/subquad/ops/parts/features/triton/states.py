@@ -29,7 +29,7 @@ from subquad.ops.parts.features.triton.tiles import base_of, exponents
 from subquad.ops.triton.launch import dot_wide, launch, load_rows, padded, rows, store_rows, strides, tile
 from subquad.ops.triton.recording import Work
 
-CHUNK = 64  # tokens that a program holds
+CHUNK, CHUNK_OF_WIDE = 64, 32  # tokens that a program holds; the three parts of fp32 numbers take more registers
 SEGMENT = 4096  # tokens whose units' states exist at a time, where each has its own
 LEAST_UNIT, MOST_UNITS = 512, 32  # where all tokens make one state
 
@@ -139,9 +139,14 @@ class States:
         }
 
 
-def slice_of(rows_: Tensor) -> int:
-    """Components of a row at a time in products with a projection."""
-    return min(padded(rows_.shape[3]), 32 if rows_.dtype == torch.float32 else 64)
+def chunk_of(x: Tensor) -> int:
+    """Tokens that a program holds, at most, of rows of this dtype."""
+    return CHUNK_OF_WIDE if x.dtype == torch.float32 else CHUNK
+
+
+def slice_of(x: Tensor) -> int:
+    """Components of a row at a time in products over them."""
+    return min(padded(x.shape[3]), 32 if x.dtype == torch.float32 else 64)
 
 
 def update(states: States, side: Side, first: int, unit: int, *, reverse: bool) -> None:
@@ -149,7 +154,7 @@ def update(states: States, side: Side, first: int, unit: int, *, reverse: bool) 
     (B, heads, tokens, D), E, R = side.rows.shape, side.payload.shape[3], side.features
     slots = states.slots
     fresh = states.logs.new_empty(B * heads, slots, R)
-    features = tile(R, 32 if side.payload.dtype == torch.float32 or E > 128 else 64)
+    features = tile(R, 32)
     count = min(tokens, slots * unit)
     launch(
         sum_units,
@@ -174,7 +179,7 @@ def update(states: States, side: Side, first: int, unit: int, *, reverse: bool) 
         R=R,
         E=E,
         SLICE=slice_of(side.rows),
-        TOKENS=tile(unit, CHUNK),
+        TOKENS=tile(unit, chunk_of(side.payload)),
         FEATURES=features,
         WIDTH=padded(E),
     )

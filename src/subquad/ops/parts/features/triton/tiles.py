@@ -72,6 +72,31 @@ def _projected(rows, of):
 
 
 @triton.jit
+def inner(
+    a,
+    a_n,
+    token,
+    a_there,
+    b,
+    b_n,
+    other,
+    b_there,
+    E: tl.constexpr,
+    SLICE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    OTHERS: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """(TOKENS, OTHERS) inner products of rows of a and of b; in slices, because the parts of fp32 rows fill registers."""
+    products = tl.zeros((TOKENS, OTHERS), tl.float32)
+    for start in range(0, E, SLICE):
+        of_a = load_rows(a + start, a_n, token, a_there, E - start, SLICE)
+        of_b = load_rows(b + start, b_n, other, b_there, E - start, SLICE)
+        products += dot(of_a.to(KIND), tl.trans(of_b.to(KIND)))
+    return products
+
+
+@triton.jit
 def base_of(largest):
     """A maximum as a number to subtract: −∞ is that of nothing, and −∞ − (−∞) would be NaN."""
     return tl.where(largest == -float("inf"), 0.0, largest)
