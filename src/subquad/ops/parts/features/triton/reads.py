@@ -53,7 +53,7 @@ def read(out: Tensor, lse: Tensor, queries: Side, states: States, places: Places
     launch(
         read_states,
         (places.programs, B * H),
-        num_warps=4 if E <= 64 else 8,
+        num_warps=8,
         work=_work(queries, places, E, 1),
         **queries.arguments("query"),
         **queries.biases("query"),
@@ -107,7 +107,9 @@ def slopes_of_queries(slopes: Tensor, queries: Side, states: States, places: Pla
     )
 
 
-def slopes_of_keys(slopes: Tensor, grad_value: Tensor, keys: Side, states: States, places: Places, *, add: bool) -> None:
+def slopes_of_keys(
+    slopes: Tensor, grad_value: Tensor, keys: Side, states: States, places: Places, *, add: bool
+) -> None:
     """Fill dy of the keys from places.first on, and add to dv or fill it, for each query head's part."""
     (B, H, M, E), C, R = grad_value.shape, keys.rows.shape[3], keys.features
     launch(

@@ -113,7 +113,9 @@ class States:
         """Space for this many, and behind them the state of no token."""
         B, heads, _, E = side.payload.shape
         new = side.rows.new_empty(B * heads, slots + 1, side.features, E, dtype=torch.float32)
-        states = States(new, new.new_empty(new.shape[:3]), None if side.weight is None else new.new_empty(new.shape[:3]))
+        states = States(
+            new, new.new_empty(new.shape[:3]), None if side.weight is None else new.new_empty(new.shape[:3])
+        )
         new[:, slots] = 0.0
         states.logs[:, slots] = -torch.inf
         if states.weights is not None:
@@ -159,8 +161,11 @@ def update(states: States, side: Side, first: int, unit: int, *, reverse: bool) 
     launch(
         sum_units,
         (slots * triton.cdiv(R, features), B * heads),
-        num_warps=4 if E <= 64 else 8,
-        work=Work(B * heads * count * R * (E + (0 if side.of is None else D)), B * heads * (count * (D + E) + slots * R * E) * 4),
+        num_warps=4,
+        work=Work(
+            B * heads * count * R * (E + (0 if side.of is None else D)),
+            B * heads * (count * (D + E) + slots * R * E) * 4,
+        ),
         **side.arguments("token"),
         **side.biases("token"),
         **side.shifts("token"),
@@ -178,7 +183,7 @@ def update(states: States, side: Side, first: int, unit: int, *, reverse: bool) 
         D=D,
         R=R,
         E=E,
-        SLICE=slice_of(side.rows),
+        SLICE=min(slice_of(side.rows), 16 if side.payload.dtype == torch.float32 else 64),
         TOKENS=tile(unit, chunk_of(side.payload)),
         FEATURES=features,
         WIDTH=padded(E),
@@ -186,6 +191,7 @@ def update(states: States, side: Side, first: int, unit: int, *, reverse: bool) 
     launch(
         scan,
         (triton.cdiv(R, SCANNED), B * heads),
+        num_warps=8,
         work=Work(0, 2 * B * heads * slots * R * E * 4),
         fresh=fresh,
         means=states.means,
@@ -274,9 +280,7 @@ def sum_units(
             shifts = token_shift + b * token_shift_b + h * token_shift_h + place.to(tl.int64) * token_shift_n
             shift = tl.load(shifts, mask=there, other=-float("inf"))
             there = there & (shift != -float("inf"))
-        y = exponents(
-            token, token_n, of_token, token_bias, shift, place, there, first, D, R, SLICE, TOKENS, FEATURES
-        )
+        y = exponents(token, token_n, of_token, token_bias, shift, place, there, first, D, R, SLICE, TOKENS, FEATURES)
         now = tl.maximum(largest, tl.max(y, 0))
         shrink = tl.exp(largest - base_of(now))
         feature = tl.exp(y - base_of(now)[None, :])
@@ -284,12 +288,18 @@ def sum_units(
         if weight is not None:
             a = tl.load(weight + head * tokens + place, mask=there, other=0.0)
             of_weight = of_weight * shrink + tl.sum(feature * a[:, None], 0)
-        sums = sums * shrink[:, None] + dot_wide(tl.trans(feature), load_rows(payload, payload_n, place, there, E, WIDTH))
+        sums = sums * shrink[:, None] + dot_wide(
+            tl.trans(feature), load_rows(payload, payload_n, place, there, E, WIDTH)
+        )
         largest = now
     some = tl.where(total == 0, 1.0, total)
     feature = first + tl.arange(0, FEATURES)
     of_slot = (head * (slots + 1) + slot) * R
-    tl.store(logs + (head * slots + slot) * R + feature, tl.where(total == 0, -float("inf"), largest + tl.log(some)), mask=feature < R)
+    tl.store(
+        logs + (head * slots + slot) * R + feature,
+        tl.where(total == 0, -float("inf"), largest + tl.log(some)),
+        mask=feature < R,
+    )
     store_rows(means + of_slot * E, E, feature, feature < R, sums / some[:, None], E, WIDTH)
     if weight is not None:
         tl.store(weights + of_slot + feature, of_weight / some, mask=feature < R)
