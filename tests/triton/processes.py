@@ -18,7 +18,7 @@ def run(kind: str, *arguments: str, **options: object) -> int:
         "OMP_NUM_THREADS": "1",
     }
     folder = str(Path(__file__).with_name(kind).relative_to(Path.cwd()))
-    plain = ("-o", "addopts=--strict-markers -ra", "-p", "no:cacheprovider", "-q")
+    plain = ("-o", "addopts=--strict-markers -ra -m 'not long'", "-p", "no:cacheprovider", "-q")
     named = any("tests/triton" in argument for argument in arguments)
     command = [sys.executable, "-m", "pytest", *plain, *arguments, *(() if named else (folder,))]
     return subprocess.run(command, env=environment, **options).returncode  # type: ignore[call-overload, no-any-return]

@@ -7,7 +7,13 @@ from torch import Tensor
 
 from subquad.ops.backends import shapes_of
 from subquad.ops.native import interface
-from subquad.ops.parts.features.op import feature_attention, features_backward, features_forward, products
+from subquad.ops.parts.features.op import (
+    check_pattern,
+    feature_attention,
+    features_backward,
+    features_forward,
+    products,
+)
 from subquad.ops.precision import wide
 
 PITCH = 16  # of the projections' rows, as in feature_state.hpp
@@ -48,9 +54,7 @@ def _inputs(x: Any, *, passes: int) -> dict[str, Any]:
     """What both directions read, checked."""
     query, key, value = wide(x.query, x.key, x.value)
     (B, H, N, D), (_, G, M, C), E = query.shape, key.shape, value.shape[3]
-    if x.block < 0 or x.lag < 0 or (x.block > 0 and N != M):
-        pattern = (x.block, x.lag)
-        raise ValueError(f"feature_attention: a pattern of {pattern} does not go with {N} queries and {M} keys")
+    check_pattern(x)
     interface.check("feature_attention", value=(value, query.dtype, (B, G, M, E)), key=(key, query.dtype, (B, G, M, C)))
     of_query, of_key = _whole_rows(x.of_query), _whole_rows(x.of_key)
     R = D if of_query is None else of_query.shape[1]

@@ -108,6 +108,14 @@ def features_forward(
 features_backward = Gradient(features_forward, "query", "key", "value", "key_bias", named="attention by features")
 
 
+def check_pattern(x: Any) -> None:
+    """Refuse a pattern over queries and keys that are not the same tokens."""
+    N, M = x.query.shape[2], x.key.shape[2]
+    if x.block < 0 or x.lag < 0 or (x.block > 0 and N != M):
+        pattern = (x.block, x.lag)
+        raise ValueError(f"feature_attention: a pattern of {pattern} does not go with {N} queries and {M} keys")
+
+
 def products(x: Any) -> int:
     """Multiplications of the forward pass, by shapes: exponents, states, reads, and pairs of half a tile."""
     (B, H, N, D), (_, G, M, C), (*_, E) = x.query, x.key, x.value

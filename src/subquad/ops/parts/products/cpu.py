@@ -7,23 +7,26 @@ from torch import Tensor
 
 from subquad.ops.backends import shapes_of
 from subquad.ops.native import interface
-from subquad.ops.parts.products.op import causal_product, directed_product, multiplications
+from subquad.ops.parts.products.op import (
+    causal_product,
+    check_heads,
+    directed_product,
+    multiplications,
+    refusal_of_dtype,
+)
 
 
 @causal_product.refusal("cpu")
 def refusal(query: Tensor, *_: object) -> str | None:
     """Why the compiled kernels cannot take this call; None where they can."""
-    if query.dtype in (torch.bfloat16, torch.float16):
-        return f"the dtype is {query.dtype}, and causal products take fp32"
-    return interface.refusal(query)
+    return refusal_of_dtype(query) or interface.refusal(query)
 
 
 @directed_product.on("cpu")
 def compute(out: Tensor, x: Any) -> None:
     """The CPU backend of `causal_product`, in either direction."""
     (B, H, N, D), (_, G, _, E) = x.query.shape, x.value.shape
-    if H % G and G % H:
-        raise ValueError(f"causal_product: {H} query heads and {G} key heads, but one must divide the other")
+    check_heads(x)
     interface.check(
         "causal_product",
         query=(x.query, torch.float32, (B, H, N, D)),

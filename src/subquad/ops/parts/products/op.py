@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -66,6 +67,20 @@ def _differentiate(ctx, grad):  # type: ignore[no-untyped-def]
 
 
 directed_product.gradient(_differentiate, _save)
+
+
+def refusal_of_dtype(query: Tensor) -> str | None:
+    """Why compiled kernels cannot take numbers of this kind; None where they can."""
+    if query.dtype in (torch.bfloat16, torch.float16):
+        return f"the dtype is {query.dtype}, and causal products take fp32"
+    return None
+
+
+def check_heads(x: Any) -> None:
+    """Refuse numbers of heads that do not share."""
+    H, G = x.query.shape[1], x.key.shape[1]
+    if H % G and G % H:
+        raise ValueError(f"causal_product: {H} query heads and {G} key heads, but one must divide the other")
 
 
 def multiplications(x: Any) -> int:
