@@ -166,7 +166,7 @@ def read_chunks(
     WIDTH: tl.constexpr,
     SIZES: tl.constexpr,
 ):
-    """out and lse, which hold those of the state, with the keys of a chunk. The weights are less each query's maximum."""
+    """out and lse, which hold those of the state, with a chunk's keys. Weights are less each query's maximum."""
     KIND: tl.constexpr = value.dtype.element_ty
     head = tl.program_id(1).to(tl.int64)
     b, h = head // H, head % H

@@ -5,11 +5,11 @@ With a_i = dlse_i − dO_i·O_i, and the states of keys (l, V) and of queries (l
     out_i = Σ_r e^{x_ir + l_r − lse_i} V_r             dx_ir = e^{x_ir − lse_i + l_r} (dO_i·V_r + a_i)
     dv_j  = Σ_r e^{y_jr + l′_r} V′_r                   dy_jr = e^{y_jr + l′_r} (v_j·V′_r + a′_r)
 
-A program takes some tokens of a head and walks through the features. Slopes of exponents, dx and dy, go to buffers, from
-which products with the projections make gradients of rows.
+A program takes some tokens of a head and walks through the features. Slopes of exponents, dx and dy, go to buffers,
+from which products with the projections make gradients of rows.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
