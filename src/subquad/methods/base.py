@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import Field, asdict, dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -159,7 +160,7 @@ class Method:
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Any:
         """Attention on inputs from `prepare`: out, or (out, lse) if the call wants both."""
-        with torch.autocast(query.device.type, enabled=False):
+        with _without_autocast(query.device.type):
             if call.kept is None:
                 out, lse = self._attended(query, key, value, call)
             else:
@@ -265,7 +266,7 @@ class Method:
         """The auxiliary loss on inputs from `prepare`. Its gradient to query, key and value is exactly 0."""
         if not self.has_auxiliary_loss:
             return None
-        with torch.autocast(query.device.type, enabled=False):
+        with _without_autocast(query.device.type):
             (query, key, value), mask = wide(query.detach(), key.detach(), value.detach()), call.mask
             if call.kept is not None:  # the method does not see them
                 mask, call = call.kept.left_out_of(mask, query.shape[2]), replace(call, kept=None)
@@ -354,3 +355,8 @@ def _register(cls: type[Method]) -> None:
     known = {**METHODS, cls.name: cls}
     METHODS.clear()
     METHODS.update(sorted(known.items(), key=lambda item: (FAMILIES.index(item[1].traits.family), item[0])))
+
+
+def _without_autocast(device: str) -> AbstractContextManager[object]:
+    """Autocast switched off; there is none on the meta device, where it cannot even be named."""
+    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)

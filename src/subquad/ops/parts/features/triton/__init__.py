@@ -74,7 +74,7 @@ def _of_heads(x: Tensor, H: int) -> Tensor:
 def _buffer(queries: Side, places: Places) -> Tensor:
     """Space for slopes of exponents of these places, in the kind of numbers that are multiplied."""
     B, H = queries.rows.shape[:2]
-    return queries.payload.new_empty(B, H, places.count * places.unit, queries.features)
+    return queries.payload.new_empty(B, H, places.slots * places.unit, queries.features)
 
 
 def _gather(grad: Tensor, slopes: Tensor, of: Tensor | None, places: Places, *, add: bool) -> None:

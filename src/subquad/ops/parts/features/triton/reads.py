@@ -22,14 +22,14 @@ from subquad.ops.triton.recording import Work
 
 
 class Places(NamedTuple):
-    """Which tokens read which slot: slot s those from first + s·unit on, for `count` slots.
+    """Which tokens read which slot: slot s those from first + s·unit on, for this many slots.
 
     `first` may be negative: there are no tokens before 0. `most`: the tokens of a program at most.
     """
 
     first: int
     unit: int
-    count: int
+    slots: int
     most: int
 
     def arguments(self) -> dict[str, int]:
@@ -44,7 +44,7 @@ class Places(NamedTuple):
     @property
     def programs(self) -> int:
         """How many programs take a head's tokens."""
-        return self.count * triton.cdiv(self.unit, self.tokens)
+        return self.slots * triton.cdiv(self.unit, self.tokens)
 
 
 def read(out: Tensor, lse: Tensor, queries: Side, states: States, places: Places) -> None:
@@ -146,9 +146,9 @@ def slopes_of_keys(
 def _work(side: Side, places: Places, E: int, times: int) -> Work:
     """Of one launch, in which products with the states come so many times."""
     (B, heads, tokens, D), R = side.rows.shape, side.features
-    count = min(tokens, places.unit * places.count)
+    count = min(tokens, places.unit * places.slots)
     products = count * R * (times * E + (0 if side.of is None else D))
-    return Work(B * heads * products, 4 * B * heads * (count * (D + E) + places.count * R * E))
+    return Work(B * heads * products, 4 * B * heads * (count * (D + E) + places.slots * R * E))
 
 
 @triton.jit
