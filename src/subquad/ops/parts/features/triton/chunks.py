@@ -108,7 +108,7 @@ def slopes_of_own(
 
 
 def _work(queries: Side, keys: Side, places: Places, times: int) -> Work:
-    """Of one launch, in which products of pairs come so many times."""
+    """What one launch does, in which products of pairs come this often."""
     (B, H, N, D), (*_, C), E, R = queries.rows.shape, keys.rows.shape, keys.payload.shape[3], queries.features
     tokens = min(N, places.unit * places.slots)
     made = (0 if queries.of is None else D) + (0 if keys.of is None else C)

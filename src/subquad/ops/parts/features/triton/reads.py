@@ -144,7 +144,7 @@ def slopes_of_keys(
 
 
 def _work(side: Side, places: Places, E: int, times: int) -> Work:
-    """Of one launch, in which products with the states come so many times."""
+    """What one launch does, in which products with the states come this often."""
     (B, heads, tokens, D), R = side.rows.shape, side.features
     count = min(tokens, places.unit * places.slots)
     products = count * R * (times * E + (0 if side.of is None else D))
