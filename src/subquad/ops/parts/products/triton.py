@@ -50,8 +50,8 @@ def compute(out: Tensor, given: Any) -> None:
     of_width = triton.cdiv(E, width)
     tiles = triton.cdiv(R, features) * of_width
     states = query.new_empty(B, heads, chunks, R, E)
-    shape = {"N": N, "R": R, "E": E, "FEATURES": features, "WIDTH": width}
-    keys = {"key": key, **strides("key", key), "value": value, **strides("value", value)}
+    shape: dict[str, Any] = {"N": N, "R": R, "E": E, "FEATURES": features, "WIDTH": width}
+    keys: dict[str, Any] = {"key": key, **strides("key", key), "value": value, **strides("value", value)}
     products, passed = multiplications(shapes_of(given)) // 2, states.nbytes
     launch(
         sum_chunks,
@@ -147,7 +147,7 @@ def scan(
     sums = tl.zeros((FEATURES, WIDTH), tl.float32)
     for step in range(0, chunks):
         chunk = chunks - 1 - step if REVERSE else step
-        of_chunk = states + chunk.to(tl.int64) * R * E
+        of_chunk = states + chunk.to(tl.int64) * R * E  # type: ignore[union-attr]
         more = load_rows(of_chunk, E, feature, feature < R, E - left, WIDTH)
         store_rows(of_chunk, E, feature, feature < R, sums, E - left, WIDTH)
         sums += more

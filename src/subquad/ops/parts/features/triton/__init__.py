@@ -74,7 +74,7 @@ def _of_heads(x: Tensor, H: int) -> Tensor:
 def _buffer(queries: Side, places: Places) -> Tensor:
     """Space for slopes of exponents of these places, in the kind of numbers that are multiplied."""
     B, H = queries.rows.shape[:2]
-    return queries.payload.new_empty(B, H, places.count * places.unit, queries.features)
+    return queries.payload.new_empty(B, H, places.slots * places.unit, queries.features)
 
 
 def _gather(grad: Tensor, slopes: Tensor, of: Tensor | None, places: Places, *, add: bool) -> None:
@@ -100,8 +100,8 @@ def _sides(given: Any) -> tuple[Side, Side]:
 def _readers(side: Side, others: Side, given: Any, *, reverse: bool) -> Iterator[tuple[States, Places]]:
     """States of a side's tokens, and which tokens of the others read them: a segment of the sequence at a time.
 
-    Under a pattern, states are those of the tokens before each unit, or behind it: slot s of units [first, …) is read by
-    unit first + s, or by the unit that is lag − 1 units further from the tokens of the state.
+    Under a pattern, states are those of the tokens before each unit, or behind it: slot s of units [first, …) is read
+    by unit first + s, or by the unit that is lag − 1 units further from the tokens of the state.
     """
     tokens, chunk = others.rows.shape[2], chunk_of(given.value)
     if given.block == 0:
@@ -120,7 +120,7 @@ def _readers(side: Side, others: Side, given: Any, *, reverse: bool) -> Iterator
 
 
 def _slopes_of_outputs(given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """−lse, dO and a = dlse − dO·O of all queries; −∞ and 0 for those that see no key, or whose results nobody reads."""
+    """−lse, dO and a = dlse − dO·O of the queries; −∞ and 0 for those that see no key, or that nobody reads."""
     out, lse = given.outputs
     grad_out, grad_lse = given.grads
     sees = lse != -torch.inf

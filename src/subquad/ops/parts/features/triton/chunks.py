@@ -61,7 +61,7 @@ def read_own(out: Tensor, lse: Tensor, queries: Side, keys: Side, places: Places
     B, H = lse.shape[:2]
     launch(
         read_chunks,
-        (places.count, B * H),
+        (places.slots, B * H),
         num_warps=_warps(places),
         work=_work(queries, keys, places, 1),
         out=out,
@@ -85,7 +85,7 @@ def slopes_of_own(
     }
     launch(
         chunk_slopes,
-        (places.count, B * H),
+        (places.slots, B * H),
         num_warps=_warps(places),
         work=_work(queries, keys, places, 2),
         of_queries=of_queries,
@@ -97,7 +97,7 @@ def slopes_of_own(
     arguments = {name: x for name, x in both.items() if not name.startswith("value")}
     launch(
         chunk_values,
-        (places.count, B * H),
+        (places.slots, B * H),
         num_warps=_warps(places),
         work=_work(queries, keys, places, 1),
         grad_value=grad_value,
@@ -108,9 +108,9 @@ def slopes_of_own(
 
 
 def _work(queries: Side, keys: Side, places: Places, times: int) -> Work:
-    """Of one launch, in which products of pairs come so many times."""
+    """What one launch does, in which products of pairs come this often."""
     (B, H, N, D), (*_, C), E, R = queries.rows.shape, keys.rows.shape, keys.payload.shape[3], queries.features
-    tokens = min(N, places.unit * places.count)
+    tokens = min(N, places.unit * places.slots)
     made = (0 if queries.of is None else D) + (0 if keys.of is None else C)
     pairs = times * places.unit * (R * (places.unit.bit_length() - 1) + E)
     return Work(B * H * tokens * (R * made + pairs), 4 * B * H * tokens * times * (D + C + 2 * E))
@@ -166,7 +166,7 @@ def read_chunks(
     WIDTH: tl.constexpr,
     SIZES: tl.constexpr,
 ):
-    """out and lse, which hold those of the state, with the keys of a chunk. The weights are less each query's maximum."""
+    """out and lse, which hold those of the state, with a chunk's keys. Weights are less each query's maximum."""
     KIND: tl.constexpr = value.dtype.element_ty
     head = tl.program_id(1).to(tl.int64)
     b, h = head // H, head % H

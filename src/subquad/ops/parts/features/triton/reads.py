@@ -5,11 +5,11 @@ With a_i = dlse_i − dO_i·O_i, and the states of keys (l, V) and of queries (l
     out_i = Σ_r e^{x_ir + l_r − lse_i} V_r             dx_ir = e^{x_ir − lse_i + l_r} (dO_i·V_r + a_i)
     dv_j  = Σ_r e^{y_jr + l′_r} V′_r                   dy_jr = e^{y_jr + l′_r} (v_j·V′_r + a′_r)
 
-A program takes some tokens of a head and walks through the features. Slopes of exponents, dx and dy, go to buffers, from
-which products with the projections make gradients of rows.
+A program takes some tokens of a head and walks through the features. Slopes of exponents, dx and dy, go to buffers,
+from which products with the projections make gradients of rows.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -22,14 +22,14 @@ from subquad.ops.triton.recording import Work
 
 
 class Places(NamedTuple):
-    """Which tokens read which slot: slot s those from first + s·unit on, for `count` slots.
+    """Which tokens read which slot: slot s those from first + s·unit on, for this many slots.
 
     `first` may be negative: there are no tokens before 0. `most`: the tokens of a program at most.
     """
 
     first: int
     unit: int
-    count: int
+    slots: int
     most: int
 
     def arguments(self) -> dict[str, int]:
@@ -44,7 +44,7 @@ class Places(NamedTuple):
     @property
     def programs(self) -> int:
         """How many programs take a head's tokens."""
-        return self.count * triton.cdiv(self.unit, self.tokens)
+        return self.slots * triton.cdiv(self.unit, self.tokens)
 
 
 def read(out: Tensor, lse: Tensor, queries: Side, states: States, places: Places) -> None:
@@ -144,11 +144,11 @@ def slopes_of_keys(
 
 
 def _work(side: Side, places: Places, E: int, times: int) -> Work:
-    """Of one launch, in which products with the states come so many times."""
+    """What one launch does, in which products with the states come this often."""
     (B, heads, tokens, D), R = side.rows.shape, side.features
-    count = min(tokens, places.unit * places.count)
+    count = min(tokens, places.unit * places.slots)
     products = count * R * (times * E + (0 if side.of is None else D))
-    return Work(B * heads * products, 4 * B * heads * (count * (D + E) + places.count * R * E))
+    return Work(B * heads * products, 4 * B * heads * (count * (D + E) + places.slots * R * E))
 
 
 @triton.jit

@@ -4,8 +4,8 @@ For each feature, what keys and values leave behind is softmax attention of the 
 
     l_r = ln Σ_j e^{y_jr},   V_r = Σ_j e^{y_jr − l_r} v_j
 
-And a query's attention by features is softmax attention to R features: out_i = Σ_r e^{x_ir + l_r − lse_i} V_r. So states
-merge as partials do, are means that do not overflow, and nothing is ever divided by a small number.
+And a query's attention by features is softmax attention to R features: out_i = Σ_r e^{x_ir + l_r − lse_i} V_r. So
+states merge as partials do, are means that do not overflow, and nothing is ever divided by a small number.
 
 Backwards, queries leave a state to the keys before them, with exponents x_ir − lse_i, dO_i for values, and the mean of
 another number a_i too. The sequence is cut into units, whose states are made side by side (`sum_units`), and then each

@@ -14,9 +14,9 @@ chunk's queries and keys, of which the squares are taken. For a chunk of 8:
            ■ ■ ■ ■ · · · ·                 ■ ■ · ·                     ■ ·                       ■
 
 The keys of a square are weighed with their own maxima, c_r = max_j y_jr, which all of its queries see. So
-e^{y_jr − c_r} ≤ 1, and e^{x_ir + c_r − m_i} ≤ 1 with the query's own maximum m_i, whatever follows. The maxima of squares
-grow with these: if `largest` holds each feature's maximum over a token's s tokens, the exchange of the halves of each 2s
-tokens gives a query the c of the keys it sees, and the larger of both is that of 2s tokens.
+e^{y_jr − c_r} ≤ 1, and e^{x_ir + c_r − m_i} ≤ 1 with the query's own maximum m_i, whatever follows. The maxima
+of squares grow with these: if `largest` holds each feature's maximum over a token's s tokens, the exchange of the
+halves of each 2s tokens gives a query the c of the keys it sees, and the larger of both is that of 2s tokens.
 """
 
 import triton
@@ -87,7 +87,7 @@ def inner(
     OTHERS: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    """(TOKENS, OTHERS) inner products of rows of a and of b; in slices, because the parts of fp32 rows fill registers."""
+    """(TOKENS, OTHERS) inner products of rows of a and of b; in slices, since parts of fp32 rows fill registers."""
     products = tl.zeros((TOKENS, OTHERS), tl.float32)
     for start in range(0, E, SLICE):
         of_a = load_rows(a + start, a_n, token, a_there, E - start, SLICE)
