@@ -14,7 +14,7 @@ from subquad.masks import Mask
 from subquad.methods import settings
 from subquad.methods.bound_method import BoundMethod
 from subquad.methods.call import Call, Partial
-from subquad.methods.checks import as_autocast, check_options
+from subquad.methods.checks import as_autocast, check_options, without_autocast
 from subquad.methods.keep import Keep, completed, inputs_of_rest, kept_tokens
 from subquad.methods.settings import FEW, MOST_REPEATS, WIDEST, choice, number, whole
 from subquad.methods.traits import FAMILIES, Fit, Traits
@@ -167,7 +167,7 @@ class Method:
 
     def run(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Any:
         """Attention on inputs from `prepare`: out, or (out, lse) if the call wants both."""
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device.type):
             if call.kept is None:
                 out, lse = self._attended(query, key, value, call)
             else:
@@ -273,7 +273,7 @@ class Method:
         """The auxiliary loss on inputs from `prepare`. Its gradient to query, key and value is exactly 0."""
         if not self.has_auxiliary_loss:
             return None
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device.type):
             (query, key, value), mask = wide(query.detach(), key.detach(), value.detach()), call.mask
             if call.kept is not None:  # the method does not see them
                 mask, call = call.kept.left_out_of(mask, query.shape[2]), replace(call, kept=None)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from subquad.masks import Mask
 from subquad.methods.call import Call
-from subquad.methods.checks import check_state, check_step_mask
+from subquad.methods.checks import check_state, check_step_mask, without_autocast
 from subquad.shapes import Sizes
 
 
@@ -109,7 +109,7 @@ class BoundMethod(nn.Module):
         value_dim = None if width == self.head_dim else width
         check_state(state, self._shapes[width], query, heads, self.method.name, value_dim)
         exact = torch.promote_types(query.dtype, torch.float32)
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device.type):
             out, state = self.method.advance(query.to(exact), key.to(exact), value.to(exact), state, call)
         out, real = out.to(query.dtype), call.mask.query_padding(query.shape[2])
         return (out if real is None else out.masked_fill(~real[:, None, :, None], 0.0)), state

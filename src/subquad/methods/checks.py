@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -19,6 +20,11 @@ def as_autocast(x: Tensor) -> Tensor:
     if not torch.amp.is_autocast_available(device):
         return x
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
+def without_autocast(device: str) -> AbstractContextManager[object]:
+    """Leave autocast inside the block, on devices that have it; the meta device has none."""
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def check_options(
