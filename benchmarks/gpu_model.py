@@ -188,9 +188,10 @@ def assumptions() -> list[str]:
         ["sorts, 10⁹ keys/s (assumed)", *(f"{g.keys:g}" for g in GPUS.values())],
     ]
     reached = (
-        f"Assumed of the peaks: {model.OF_PEAK:g} of the products and {model.OF_BANDWIDTH:g} of the bandwidth; a kernel "
-        f"of a CUDA graph starts {1e6 * model.GAP:g} µs after the one before, and the host takes "
-        f"{1e6 * model.TORCH_CALL:g} µs for a call of torch and {1e6 * model.TRITON_LAUNCH:g} µs for a launch of Triton. "
+        f"Assumed of the peaks: {model.OF_PEAK:g} of the products and {model.OF_BANDWIDTH:g} of the bandwidth; a "
+        f"kernel of a CUDA graph starts {1e6 * model.GAP:g} µs after the one before, and the host takes "
+        f"{1e6 * model.TORCH_CALL:g} µs for a call of torch and {1e6 * model.TRITON_LAUNCH:g} µs for a launch of "
+        "Triton. "
         f"Choosing the largest is taken to be {model.TOPK} times as fast as a sort.\n"
         f"The backward pass of exact attention is taken to have {model.BACKWARD} times the operations at "
         f"{model.OF_FORWARD} of the throughput.\n"

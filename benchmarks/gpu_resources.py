@@ -113,7 +113,7 @@ def parts(
         f"{len(found)} spill registers or have a stack frame.\n"
         "A cell: registers of a thread · KiB of shared memory of a program · programs that a multiprocessor holds at a "
         "time · instructions of the tensor cores in the code; then bytes of spilled registers, where there are some.\n"
-        "Where a line has several versions, which differ in constants or in alignment, each figure is the worst of them.",
+        "Where a line has several versions, which differ in constants or in alignment, each figure is the worst.",
         table(["kernel", "at", "versions", *chips], rows),
     ]
     if missing:

@@ -121,7 +121,10 @@ class OtherCall:
 
 
 class _Others(TorchDispatchMode):
-    """Notes what torch itself would launch: all operators but ours, and but those that only look at a tensor anew."""
+    """Notes what torch itself would launch: all operators but ours, and but those that only look at a tensor anew.
+
+    Whether `to` or `contiguous` copies shows in its result: a copy has memory of its own.
+    """
 
     def __init__(self, calls: list[OtherCall]):
         super().__init__()
@@ -129,14 +132,21 @@ class _Others(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        views = any(x.alias_info is not None and not x.alias_info.is_write for x in func._schema.returns)
+        writes = any(x.alias_info is not None and x.alias_info.is_write for x in func._schema.arguments)
+        given = {_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        looks = all(_memory(x) in given for x in tree_leaves(results) if isinstance(x, Tensor)) and not writes
         name = func.overloadpacket.__name__
-        if func.namespace != "subquad" and not views and not name.removeprefix("new_").startswith(("empty", "detach")):
-            given = () if name.startswith(_FILLS) else (args, kwargs)  # a filled tensor takes no numbers of its model
-            tensors = {id(x): x for x in tree_leaves((given, results)) if isinstance(x, Tensor)}.values()
+        empty = name in ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
+        if func.namespace != "subquad" and not looks and not empty:
+            read = () if name.startswith(_FILLS) else (args, kwargs)  # a filled tensor takes no numbers of its model
+            tensors = {id(x): x for x in tree_leaves((read, results)) if isinstance(x, Tensor)}.values()
             largest = max((x.numel() for x in tensors), default=0)
             self.calls.append(OtherCall(name, largest, sum(map(_bytes, tensors)), *_products(name, args, results)))
         return results
+
+
+def _memory(x: Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
 
 
 _FILLS = "new_", "zeros", "ones", "full", "fill_", "zero_"
