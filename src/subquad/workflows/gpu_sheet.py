@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from subquad.environment import gpu_architecture
 from subquad.errors import InputError, as_input_error, check_device
 from subquad.measure import gpu_model as model
 from subquad.measure.fidelity import cosine
@@ -117,9 +118,7 @@ def plan_of(settings: BenchSettings) -> Plan:
 
 def measure(plan: Plan, progress: Progress = lambda what, done, total: None) -> Sheet:
     """Measure the sheet on the GPU of the plan."""
-    from subquad.ops.triton.tiles import architecture
-
-    sheet = Sheet(plan, torch.cuda.get_device_name(plan.device), architecture())
+    sheet = Sheet(plan, torch.cuda.get_device_name(plan.device), gpu_architecture())
     sheet.versions, sheet.hardware = machine.versions(), machine.hardware(plan.device)
     return fill(sheet, GpuTimer(plan.device), progress)
 

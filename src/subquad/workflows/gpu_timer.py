@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -16,6 +16,7 @@ MOST = 50  # calls of one
 WARM_UP = 3  # calls before one, the first of which compiles
 
 
+@runtime_checkable
 class Timer(Protocol):
     """What the sheet of a GPU asks for. Times are medians, in milliseconds."""
 

@@ -10,11 +10,11 @@ empty: nobody has measured any. `subquad bench --device cuda --gpu-sheet` prints
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from typing import NamedTuple
 
 import torch
 
+from subquad.environment import gpu_architecture
 from subquad.ops.triton.launch import padded
 
 
@@ -67,7 +67,7 @@ TABLE = {
 WIDTHS = 64, 128, 256
 Entry = tuple[str, int, int]  # kernel, bytes of a number, one of the widths
 
-# architecture, as `architecture` names it -> entries -> tiles
+# architecture, as `gpu_architecture` names it -> entries -> tiles
 MEASURED: dict[str, dict[Entry, Tiles]] = {}
 
 _override: ContextVar[tuple[Entry, Tiles] | None] = ContextVar("subquad_tiles", default=None)
@@ -83,7 +83,7 @@ def tiles_of(kernel: str, dtype: torch.dtype, width: int) -> Tiles:
     at, override = entry(kernel, dtype, width), _override.get()
     if override is not None and override[0] == at:
         return override[1]
-    return MEASURED.get(architecture(), {}).get(at) or _of_table(at)
+    return MEASURED.get(gpu_architecture(), {}).get(at) or _of_table(at)
 
 
 def _of_table(at: Entry) -> Tiles:
@@ -122,13 +122,3 @@ def candidates(kernel: str, dtype: torch.dtype, width: int) -> list[Tiles]:
         if getattr(least, name) <= value <= getattr(most, name)
     ]
     return [own, *others]
-
-
-@cache
-def architecture() -> str:
-    """The architecture of the GPU here, such as "sm_90" or "gfx942"; "" where there is none."""
-    if not torch.cuda.is_available():
-        return ""
-    if torch.version.hip is not None:
-        return torch.cuda.get_device_properties(0).gcnArchName.partition(":")[0]
-    return "sm_{}{}".format(*torch.cuda.get_device_capability(0))
