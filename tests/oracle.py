@@ -14,8 +14,10 @@ def naive(q: Tensor, k: Tensor, v: Tensor, allowed=None, bias=None, scale: float
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normal numbers that leave the global generator alone."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    """Normal numbers that leave the global generator alone, the same ones on every device."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    drawn = torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
+    return drawn.to(torch.get_default_device(), dtype)
 
 
 def qkv(

@@ -3,16 +3,26 @@
 import subprocess
 
 import pytest
+import torch
 
 from subquad.ops import triton
-from tests.triton.processes import KINDS, run
+from tests.triton.processes import run
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not triton.usable(), reason="Triton is not installed")
-@pytest.mark.parametrize("kind", KINDS)
-def test_kernels(kind, tmp_path):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["interpreted"],
+        ["compiled"],
+        pytest.param(["cuda", "--collect-only"], marks=pytest.mark.skipif(torch.cuda.is_available(), reason="runs")),
+        pytest.param(["cuda"], marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")),
+    ],
+    ids=" ".join,
+)
+def test_kernels(arguments, tmp_path):
     log = tmp_path / "log"
     with log.open("w") as file:
-        status = run(kind, stdout=file, stderr=subprocess.STDOUT)
+        status = run(*arguments, stdout=file, stderr=subprocess.STDOUT)
     assert status == 0, log.read_text()[-8000:]

@@ -3,6 +3,7 @@
 import os
 import platform
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ DECIDES = ("subquad", "torch", "transformers", "processor", "cores", "threads", 
 def versions() -> dict[str, str]:
     """Versions of everything that results depend on; packages that are not installed are left out."""
     found = {"python": platform.python_version()}
-    for package in ("subquad", "torch", "transformers", "scikit-learn", "matplotlib"):
+    for package in ("subquad", "torch", "triton", "transformers", "scikit-learn", "matplotlib"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -24,7 +25,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware(device: str = "cpu") -> dict[str, str]:
-    """Processor, cores, torch's threads and CPU capability; the GPU where one is used."""
+    """Processor, cores, torch's threads and CPU capability; the GPU and its architecture where one is used."""
     described = {
         "processor": _processor(),
         "cores": str(os.cpu_count()),
@@ -33,8 +34,18 @@ def hardware(device: str = "cpu") -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
     }
     if torch.device(device).type == "cuda":
-        described["gpu"] = torch.cuda.get_device_name(device)
+        described |= {"gpu": torch.cuda.get_device_name(device), "gpu_architecture": gpu_architecture()}
     return described
+
+
+@cache
+def gpu_architecture() -> str:
+    """The architecture of the GPU here, such as "sm_90" or "gfx942"; "" where there is none."""
+    if not torch.cuda.is_available():
+        return ""
+    if torch.version.hip is not None:
+        return torch.cuda.get_device_properties(0).gcnArchName.partition(":")[0]
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(0))
 
 
 def differences(made_on: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

@@ -2,6 +2,7 @@
 
     python -m tests.triton interpreted [PYTEST ARGUMENTS]    in Triton's interpreter, on CPU tensors
     python -m tests.triton compiled [PYTEST ARGUMENTS]       compiled for GPUs that need not be there
+    python -m tests.triton cuda [PYTEST ARGUMENTS]           on the GPU that is there: all methods, and the cases above
 
 The interpreter is chosen when Triton is imported, and the checks of shapes in the other tests would wrap the kernels.
 """

@@ -5,20 +5,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-KINDS = ("interpreted", "compiled")
+# The folders of each kind. On a GPU the cases of the interpreter run once more, compiled.
+KINDS = {"interpreted": ("interpreted",), "compiled": ("compiled",), "cuda": ("cuda", "interpreted")}
+FOLDERS = sorted({folder for folders in KINDS.values() for folder in folders})
 CHOSEN = "SUBQUAD_TRITON_TESTS"  # the kind that pytest collects; by default none
 
 
 def run(kind: str, *arguments: str, **options: object) -> int:
-    """Run the tests of one kind; the exit status of pytest."""
-    assert kind in KINDS, f"{kind!r} is not one of {KINDS}"
+    """Run the tests of one kind; the exit status of pytest. Arguments that are options run all tests of the kind."""
+    assert kind in KINDS, f"{kind!r} is not one of {', '.join(KINDS)}"
     environment = os.environ | {
         CHOSEN: kind,
         "TRITON_INTERPRET": str(int(kind == "interpreted")),
         "OMP_NUM_THREADS": "1",
     }
-    folder = str(Path(__file__).with_name(kind).relative_to(Path.cwd()))
+    folders = [str(Path(__file__).with_name(folder).relative_to(Path.cwd())) for folder in KINDS[kind]]
     plain = ("-o", "addopts=--strict-markers -ra -m 'not long'", "-p", "no:cacheprovider", "-q")
-    named = any("tests/triton" in argument for argument in arguments)
-    command = [sys.executable, "-m", "pytest", *plain, *arguments, *(() if named else (folder,))]
+    named = any(not argument.startswith("-") for argument in arguments)
+    command = [sys.executable, "-m", "pytest", *plain, *arguments, *([] if named else folders)]
     return subprocess.run(command, env=environment, **options).returncode  # type: ignore[call-overload, no-any-return]

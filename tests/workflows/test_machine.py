@@ -1,10 +1,16 @@
 """What `subquad doctor` says about the backends."""
 
+import sys
+from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 import subquad as sq
+from subquad import environment
 from subquad.ops import backends as registry
-from subquad.ops import native
+from subquad.ops import native, triton
 from subquad.workflows import machine
 
 
@@ -46,6 +52,101 @@ def test_the_backend_that_is_forced_is_the_one_in_use():
 def test_a_backend_that_cannot_run_says_so(monkeypatch):
     monkeypatch.setitem(registry._BACKENDS, "other", lambda: "no such machine")
     assert machine.backends()["backend other"] == "no such machine"
+
+
+# ---------------------------------------------------------------------- Triton
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Triton as it was told: installed in this version, wanted in that one, and why it cannot run."""
+
+    def say(have, want="3.7.1", reason=None, interpreted=False):
+        monkeypatch.setattr(triton, "usable", lambda: have is not None)
+        monkeypatch.setattr(triton, "installed_version", lambda: have)
+        monkeypatch.setattr(triton, "wanted_version", lambda: want)
+        monkeypatch.setattr(triton, "refusal", lambda: reason)
+        monkeypatch.setattr(triton, "INTERPRETED", interpreted)
+        return machine._triton_backend()
+
+    return say
+
+
+def test_without_triton_it_says_what_to_install(installed):
+    assert installed(None, reason="Triton is not installed: …") == "Triton is not installed: …"
+
+
+def test_triton_without_a_gpu_has_its_version_and_the_reason(installed):
+    assert installed("3.7.1", reason="there is no GPU") == "triton 3.7.1; there is no GPU"
+
+
+def test_another_version_of_triton_than_torchs_is_told(installed):
+    said = installed("3.5.0", reason="there is no GPU")
+    assert said == "triton 3.5.0, but this torch was built with 3.7.1; there is no GPU"
+
+
+def test_the_interpreter_is_told(installed):
+    assert installed("3.7.1", interpreted=True).endswith("in its interpreter, on CPU tensors (TRITON_INTERPRET=1)")
+
+
+@pytest.mark.parametrize(("measured", "says"), [(True, "with tiles measured there"), (False, "nobody has measured")])
+def test_on_a_gpu_it_says_whose_tiles_run(installed, monkeypatch, measured, says):
+    table = SimpleNamespace(MEASURED={"sm_90": {}} if measured else {})  # the module itself imports Triton
+    monkeypatch.setitem(sys.modules, "subquad.ops.triton.tiles", table)
+    monkeypatch.setattr(machine, "gpu_architecture", lambda: "sm_90")
+    said = installed("3.7.1")
+    assert said.startswith("triton 3.7.1, for sm_90, ")
+    assert says in said
+
+
+@pytest.mark.parametrize(
+    ("requirements", "wanted"),
+    [
+        (['triton==3.9.0; platform_system == "Linux"', "sympy>=1.13"], "3.9.0"),
+        (["sympy>=1.13", "tritonclient==1.0"], triton.VERSION),
+        (None, triton.VERSION),
+    ],
+)
+def test_torch_says_which_triton_it_wants(monkeypatch, requirements, wanted):
+    monkeypatch.setattr(triton, "requires", lambda package: requirements)
+    assert triton.wanted_version() == wanted
+
+
+def test_a_triton_under_another_name_has_no_version(monkeypatch):
+    def missing(package):
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(triton, "version", missing)
+    assert triton.installed_version() is None
+
+
+# ---------------------------------------------------------------------- the GPU
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU that is not here."""
+    environment.gpu_architecture.cache_clear()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    yield
+    environment.gpu_architecture.cache_clear()
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_gpu_and_its_architecture_are_named():
+    described = machine.hardware("cuda")
+    assert (described["gpu"], described["gpu_architecture"]) == ("NVIDIA H100", "sm_90")
+    assert "gpu" not in machine.hardware("cpu")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_an_amd_gpu_has_the_name_that_its_compiler_uses(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    made = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: made)
+    assert environment.gpu_architecture() == "gfx942"
 
 
 # ---------------------------------------------------------------------- what else the machine did

@@ -40,10 +40,13 @@ def methods(
 
 def doctor(as_json: AsJson = False) -> None:
     """Show versions, hardware, and which backends can run here, or why not."""
+    import torch
+
     from subquad.workflows import machine
 
     with user_errors():
-        found = machine.versions() | machine.hardware() | machine.backends()
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        found = machine.versions() | machine.hardware(device) | machine.backends()
         show(found, lambda: _pairs(found), as_json)
 
 

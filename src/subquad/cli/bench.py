@@ -1,14 +1,16 @@
 """`subquad bench`."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from subquad.cli.common import measured, needs, show, user_errors
+from subquad.cli.common import measured, needs, show, user_errors, working_in
 from subquad.cli.options import Again, AsJson, with_options
 from subquad.cli.output import say
+from subquad.cli.progress import progress_bar
 from subquad.workflows.settings import QUICK, BenchSettings
 
 
@@ -21,10 +23,20 @@ def bench(
     out: Annotated[Path, typer.Option(help="Folder for the results; interrupted runs resume from it.")] = Path(
         "subquad-bench"
     ),
+    gpu_sheet: Annotated[
+        bool,
+        typer.Option(
+            "--gpu-sheet",
+            help="Measure one GPU in ten minutes: methods beside SDPA and the cost model, and tiles of the kernels.",
+        ),
+    ] = False,
     again: Again = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure time and memory of methods against length, relative to SDPA in the same run."""
+    if gpu_sheet:
+        _gpu_sheet(settings, compare, out, as_json)
+        return
     with user_errors():
         from subquad.report.kinds import BENCH
         from subquad.workflows.bench import check, measure
@@ -47,3 +59,24 @@ def bench(
         found = measured(Claim(BENCH, settings, out), partial(check, settings), report, write_bench, again, beside_old)
         if not show(found, lambda: BENCH.table(found), as_json):
             say(f"Results: {out / BENCH.file}, {out / BENCH.page}, and the plots beside them")
+
+
+def _gpu_sheet(settings: BenchSettings, compare: Path | None, out: Path, as_json: bool) -> None:
+    """The sheet of the GPU here, written into the folder."""
+    with user_errors(again="the same command begins again"):
+        from subquad.errors import InputError
+        from subquad.files import write_all
+        from subquad.report.files import finite
+        from subquad.report.gpu_sheet import markdown
+        from subquad.workflows.gpu_sheet import measure, plan_of
+        from subquad.workflows.options import as_command
+
+        if compare is not None:
+            raise InputError(f"--gpu-sheet compares with the cost model, and --compare {compare} is given too")
+        plan = plan_of(settings)
+        with working_in(out), progress_bar() as progress:
+            sheet = measure(plan, progress).plain()
+        data = json.dumps(finite(sheet), indent=1)
+        page = markdown(sheet, f"{as_command('bench', settings)} --gpu-sheet")
+        write_all({"gpu-sheet.json": data, "gpu-sheet.md": page}, out)
+        print(data if as_json else page)

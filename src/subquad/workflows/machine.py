@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypedDict
 
-from subquad.environment import hardware, versions
+from subquad.environment import gpu_architecture, hardware, versions
 from subquad.measure.noise import Load
-from subquad.ops import native
+from subquad.ops import native, triton
 from subquad.ops.backends import backends as states
 from subquad.ops.backends import chosen_backend
 
@@ -75,7 +75,7 @@ def _busy_seconds() -> float | None:
 
 def backends() -> dict[str, str]:
     """For each backend, as "backend NAME": what runs, or what is missing, what that costs and the remedy."""
-    described = states() | {"reference": "plain PyTorch", "cpu": _cpu_backend()}
+    described = states() | {"reference": "plain PyTorch", "cpu": _cpu_backend(), "triton": _triton_backend()}
     in_use = chosen_backend()
     return {f"backend {name}": f"{'in use: ' * (name == in_use)}{what}" for name, what in described.items()}
 
@@ -87,3 +87,25 @@ def _cpu_backend() -> str:
     others = [name for name in native.variants() if name != native.variant()]
     threads = "OpenMP" if native.has_openmp() else "built without OpenMP: on one thread"
     return f"variant {native.variant()} ({', '.join(others) or 'no other'} could run here too), {threads}"
+
+
+def _triton_backend() -> str:
+    """Whether Triton is there, in which version, for which GPU, and whether its tiles were measured there."""
+    reason = triton.refusal()
+    if not triton.usable():
+        return str(reason)
+    have, want = triton.installed_version() or "of an unknown version", triton.wanted_version()
+    said = f"triton {have}" + (f", but this torch was built with {want}" if have != want else "")
+    if reason is not None:
+        return f"{said}; {reason}"
+    if triton.INTERPRETED:
+        return f"{said}, in its interpreter, on CPU tensors (TRITON_INTERPRET=1)"
+    return f"{said}, for {gpu_architecture()}, {_tiles()}"
+
+
+def _tiles() -> str:
+    from subquad.ops.triton.tiles import MEASURED
+
+    if gpu_architecture() in MEASURED:
+        return "with tiles measured there"
+    return "whose tiles nobody has measured: `subquad bench --device cuda --gpu-sheet` does"

@@ -19,20 +19,15 @@ _compiled: dict[tuple[str, ...], Resources] = {}  # the same kernels serve sever
 
 def distinct(launches: list[Launch]) -> list[Launch]:
     """The launches less those that would be compiled to the same code."""
-    return list({_code(x): x for x in launches}.values())
+    return list({x.code: x for x in launches}.values())
 
 
 def compiled(launch: Launch, name: str) -> Resources:
     """What the kernel takes on the GPU of this name."""
-    key = (name, *_code(launch))
+    key = (name, *launch.code)
     if key not in _compiled:
         _compiled[key] = compile_for(launch, CHIPS[name])
     return _compiled[key]
-
-
-def _code(launch: Launch) -> tuple[str, ...]:
-    """What decides the code that the compiler makes."""
-    return launch.name, *map(str, (launch.signature, launch.constants, launch.aligned, launch.options))
 
 
 def assert_fits(call: Callable[[], object]) -> list[Launch]:

@@ -8,7 +8,6 @@ from subquad.ops.parts.clustered.op import clustered_attention
 from subquad.ops.parts.tail.op import attend_with_tail
 from tests.oracle import normal, tracked
 
-CLOSE = {torch.float32: 1e-5, torch.float16: 5e-3}
 Sizes = dict[str, int]
 
 

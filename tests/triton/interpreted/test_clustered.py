@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests.oracle import qkv
-from tests.triton.interpreted.clustered_calls import CLOSE, both
+from tests.triton.devices import CLOSE, DTYPES
+from tests.triton.interpreted.clustered_calls import both
 from tests.triton.interpreted.fences import fenced
 
 SHAPES = {
@@ -14,8 +15,8 @@ SHAPES = {
     "one key": {"N": 5, "M": 1, "B": 1, "H": 1, "D": 3, "E": 2},
     "one query": {"N": 1, "M": 20, "B": 1, "H": 1, "D": 3, "E": 2},
 }
-# fp16 differs in its tiles alone.
-CASES = [(shape, torch.float32) for shape in SHAPES] + [("several tiles", torch.float16)]
+# Numbers of 16 bits differ in their tiles alone.
+CASES = [(shape, torch.float32) for shape in SHAPES] + [("several tiles", dtype) for dtype in DTYPES[1:]]
 CALLS = {
     "clustered": {"clusters": 4, "topk": 0},
     "improved": {"clusters": 4, "topk": 5},

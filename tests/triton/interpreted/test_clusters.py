@@ -9,6 +9,7 @@ from subquad.ops.choose.clusters.triton import move
 from subquad.ops.choose.kmeans.triton import Items
 from subquad.ops.triton.moments import moments
 from tests.oracle import normal
+from tests.triton.devices import DTYPES
 from tests.triton.interpreted.fences import fenced
 
 HOW = {"clusters": 7, "bits": 63, "iterations": 1, "refine": 1, "seed": 3}
@@ -33,7 +34,7 @@ def assert_alike(op, *args, **how):
     assert torch.equal(*(on(backend, op, *args, **how) for backend in ("triton", "reference")))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @SPACES
 def test_clusters_equal_the_reference(poisoned, dtype, space):
     q, k = vectors(71, 2, 20, 0, dtype), vectors(53, 1, 20, 1, dtype)
@@ -70,7 +71,7 @@ def test_the_lowest_of_equally_near_means_wins():
     assert (labels == 2).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_cells_equal_the_reference(poisoned, dtype):
     k, v = vectors(71, 1, 20, 0, dtype), vectors(71, 1, 35, 1, dtype) * 3 + 5
     assert_alike(key_cells, k, v, None, cells=5, seed=1)

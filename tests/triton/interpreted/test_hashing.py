@@ -4,9 +4,10 @@ import torch
 import subquad as sq
 from subquad.ops.choose.hashing.op import hash_codes
 from tests.oracle import normal
+from tests.triton.devices import DTYPES
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("N", "D", "bits"), [(1, 3, 1), (77, 20, 63), (130, 64, 17)])
 @pytest.mark.parametrize("centre", [False, True])
 def test_codes_equal_the_reference(poisoned, dtype, N, D, bits, centre):

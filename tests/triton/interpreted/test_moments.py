@@ -3,6 +3,7 @@ import torch
 
 from subquad.ops.triton.moments import RUN, covariance, moments
 from tests.oracle import normal
+from tests.triton.devices import DTYPES
 from tests.triton.interpreted.fences import fenced
 
 
@@ -30,7 +31,7 @@ def assert_moments(x, real=None):
                 torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6 * float(want.abs().max()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("N", "D"), [(1, 3), (77, 20), (RUN + 1, 35)])
 def test_moments(poisoned, dtype, N, D):
     x = fenced(normal(2, N, 1, D).to(dtype)).transpose(1, 2)

@@ -7,6 +7,7 @@ Triton's interpreter runs the same kernels on CPU tensors, slowly: set TRITON_IN
 """
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from os import environ
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor
 from subquad.ops import backends
 from subquad.ops.transforms import transform
 
-VERSION = "3.7.1"  # the one that torch 2.13 is built with
+VERSION = "3.7.1"  # the one that torch 2.13 is built with, where torch does not say so itself
 INTERPRETED = environ.get("TRITON_INTERPRET") == "1"
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 WIDEST = 256  # of a key or a value: a kernel holds whole vectors
@@ -27,6 +28,23 @@ WIDEST = 256  # of a key or a value: a kernel holds whole vectors
 def usable() -> bool:
     """Whether Triton is installed, so that the kernels can be imported."""
     return find_spec("triton") is not None
+
+
+def installed_version() -> str | None:
+    """The version of Triton that is installed; None where none is, or where it came under another name."""
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return None
+
+
+def wanted_version() -> str:
+    """The version of Triton that the installed torch was built with. Its builds for GPUs require it."""
+    for requirement in requires("torch") or []:
+        name, equal, rest = requirement.partition(";")[0].strip().partition("==")
+        if equal and name.strip() == "triton":
+            return rest.strip()
+    return VERSION
 
 
 def wanted() -> bool:
@@ -44,7 +62,7 @@ def load() -> None:
 def refusal() -> str | None:
     """Why the backend cannot run here; None where it can."""
     if not usable():
-        return f"Triton is not installed: `pip install triton=={VERSION}`"
+        return f"Triton is not installed: `pip install triton=={wanted_version()}`"
     if INTERPRETED:
         return None
     if torch.version.cuda is None and torch.version.hip is None:

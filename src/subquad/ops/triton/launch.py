@@ -1,6 +1,8 @@
 """How kernels are launched, and small functions that several of them call."""
 
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -12,6 +14,19 @@ from triton.language import target_info
 from subquad.ops.triton.recording import Launch, Work, recorded
 
 DEFAULTS = {"num_warps": 4, "num_stages": 2}  # of a launch
+Around = Callable[[str], AbstractContextManager[object]]
+_around: ContextVar[Around | None] = ContextVar("subquad_around_launches", default=None)
+
+
+@contextmanager
+def around_launches(around: Around) -> Iterator[None]:
+    """Run every launch inside the block between the two halves of `around(name of the kernel)`."""
+    token = _around.set(around)
+    try:
+        yield
+    finally:
+        _around.reset(token)
+
 
 
 def launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
@@ -29,8 +44,13 @@ def launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
         launches.append(Launch.of(kernel, grid, arguments, options, work))
         return
     device = next(x.device for x in arguments.values() if isinstance(x, Tensor))
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    around = _around.get() or _nothing_around
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), around(kernel.__name__):
         kernel[grid](**arguments, **options)
+
+
+def _nothing_around(name: str) -> AbstractContextManager[object]:
+    return nullcontext()
 
 
 def padded(width: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -70,6 +71,11 @@ class Launch:
         """The kernel's name."""
         return str(self.kernel.__name__)
 
+    @property
+    def code(self) -> tuple[str, ...]:
+        """What decides the code that the compiler makes: two launches with the same run the same."""
+        return self.name, *map(str, (self.signature, self.constants, self.aligned, self.options))
+
     @staticmethod
     def of(
         kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], options: dict[str, int], work: Work
@@ -102,16 +108,23 @@ class OtherCall:
     Attributes:
         name: the operator's.
         numbers: elements of its largest tensor.
-        bytes: of all tensors that it reads and writes.
+        bytes: of all tensors that it reads and writes, each once.
+        products: multiply-adds, if it is a product of matrices.
+        wide: whether these are of fp32.
     """
 
     name: str
     numbers: int
     bytes: int
+    products: int = 0
+    wide: bool = False
 
 
 class _Others(TorchDispatchMode):
-    """Notes what torch itself would launch: all operators but ours, and but those that only look at a tensor anew."""
+    """Notes what torch itself would launch: all operators but ours, and but those that only look at a tensor anew.
+
+    Whether `to` or `contiguous` copies shows in its result: a copy has memory of its own.
+    """
 
     def __init__(self, calls: list[OtherCall]):
         super().__init__()
@@ -119,14 +132,37 @@ class _Others(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        views = any(x.alias_info is not None and not x.alias_info.is_write for x in func._schema.returns)
-        empty = func.overloadpacket.__name__ in ("empty", "new_empty", "empty_like", "empty_strided", "detach")
-        if func.namespace != "subquad" and not views and not empty:
-            tensors = [x for x in tree_leaves((args, kwargs, results)) if isinstance(x, Tensor)]
-            size = sum(x.numel() * x.element_size() for x in tensors)
+        writes = any(x.alias_info is not None and x.alias_info.is_write for x in func._schema.arguments)
+        given = {_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        looks = all(_memory(x) in given for x in tree_leaves(results) if isinstance(x, Tensor)) and not writes
+        name = func.overloadpacket.__name__
+        empty = name in ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
+        if func.namespace != "subquad" and not looks and not empty:
+            read = () if name.startswith(_FILLS) else (args, kwargs)  # a filled tensor takes no numbers of its model
+            tensors = {id(x): x for x in tree_leaves((read, results)) if isinstance(x, Tensor)}.values()
             largest = max((x.numel() for x in tensors), default=0)
-            self.calls.append(OtherCall(func.overloadpacket.__name__, largest, size))
+            self.calls.append(OtherCall(name, largest, sum(map(_bytes, tensors)), *_products(name, args, results)))
         return results
+
+
+def _memory(x: Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
+
+
+_FILLS = "new_", "zeros", "ones", "full", "fill_", "zero_"
+_MATRICES = {"mm": 0, "bmm": 0, "matmul": 0, "addmm": 1, "baddbmm": 1}  # the operator, and which argument is the left
+
+
+def _bytes(x: Tensor) -> int:
+    """Of the numbers that are there: an expanded tensor holds each once."""
+    held = [size for size, step in zip(x.shape, x.stride(), strict=True) if step != 0]
+    return prod(held) * x.element_size()
+
+
+def _products(name: str, args: Any, results: Any) -> tuple[int, bool]:
+    if name not in _MATRICES:
+        return 0, False
+    return results.numel() * args[_MATRICES[name]].shape[-1], results.dtype.itemsize > 2
 
 
 _launches: ContextVar[list[Launch] | None] = ContextVar("subquad_launches", default=None)

@@ -55,6 +55,7 @@ class Resources:
         shared: bytes of shared memory of a program.
         threads: of a program.
         products: instructions of the tensor cores in its code.
+        kinds: the types of the numbers that these multiply, as the instructions name them; of NVIDIA's alone.
     """
 
     registers: int
@@ -63,6 +64,7 @@ class Resources:
     shared: int
     threads: int
     products: int
+    kinds: tuple[str, ...] = ()
 
     def resident(self, chip: Chip) -> int:
         """How many programs one multiprocessor holds at a time, by the occupancy rule."""
@@ -112,6 +114,7 @@ def _assembled(made: Any, chip: Chip, threads: int) -> Resources:
         shared=made.metadata.shared,
         threads=threads,
         products=sum(ptx.count(name) for name in chip.products),
+        kinds=tuple(sorted(set(re.findall(r"mma[\w.:]*\.f32\.(tf32|bf16|f16)\b", ptx)))),
     )
 
 

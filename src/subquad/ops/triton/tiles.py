@@ -2,12 +2,19 @@
 
 They are chosen by the bytes of a number and the wider of key and value. fp32 takes three products in TF32 each, whose
 parts need registers, so that its tiles are smaller. `resources.compile_for` says what a choice takes.
+
+Where tiles were measured on a GPU, `MEASURED` has those of its architecture, which go before the table of all. It is
+empty: nobody has measured any. `subquad bench --device cuda --gpu-sheet` prints the entries to put there.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
 
+from subquad.environment import gpu_architecture
 from subquad.ops.triton.launch import padded
 
 
@@ -57,6 +64,61 @@ TABLE = {
 }
 
 
+WIDTHS = 64, 128, 256
+Entry = tuple[str, int, int]  # kernel, bytes of a number, one of the widths
+
+# architecture, as `gpu_architecture` names it -> entries -> tiles
+MEASURED: dict[str, dict[Entry, Tiles]] = {}
+
+_override: ContextVar[tuple[Entry, Tiles] | None] = ContextVar("subquad_tiles", default=None)
+
+
+def entry(kernel: str, dtype: torch.dtype, width: int) -> Entry:
+    """Where the tiles of a kernel for vectors of this dtype, of at most `width` components, stand."""
+    return kernel, dtype.itemsize, max(64, padded(width))
+
+
 def tiles_of(kernel: str, dtype: torch.dtype, width: int) -> Tiles:
-    """The tiles of a kernel for vectors of this dtype, of at most `width` components."""
-    return TABLE[kernel][dtype.itemsize][(64, 128, 256).index(max(64, padded(width)))]
+    """The tiles of a kernel: those of the open `overridden`, else those measured on the GPU here, else the table's."""
+    at, override = entry(kernel, dtype, width), _override.get()
+    if override is not None and override[0] == at:
+        return override[1]
+    return MEASURED.get(gpu_architecture(), {}).get(at) or _of_table(at)
+
+
+def _of_table(at: Entry) -> Tiles:
+    kernel, size, width = at
+    return TABLE[kernel][size][WIDTHS.index(width)]
+
+
+@contextmanager
+def overridden(kernel: str, dtype: torch.dtype, width: int, tiles: Tiles) -> Iterator[None]:
+    """Give a kernel other tiles inside the block."""
+    token = _override.set((entry(kernel, dtype, width), tiles))
+    try:
+        yield
+    finally:
+        _override.reset(token)
+
+
+def candidates(kernel: str, dtype: torch.dtype, width: int) -> list[Tiles]:
+    """Tiles that are worth measuring: the table's, which are first, and those that differ from them in one thing.
+
+    That is half or twice the rows or the keys, half or twice the warps, one stage more or less. Some of them spill, or
+    take more shared memory than a GPU has.
+    """
+    own = _of_table(entry(kernel, dtype, width))
+    changes = {
+        "rows": (own.rows // 2, own.rows * 2),
+        "keys": (own.keys // 2, own.keys * 2),
+        "warps": (own.warps // 2, own.warps * 2),
+        "stages": (own.stages - 1, own.stages + 1),
+    }
+    least, most = Tiles(16, 16, 2, 1), Tiles(128, 128, 8, 4)
+    others = [
+        own._replace(**{name: value})
+        for name, values in changes.items()
+        for value in values
+        if getattr(least, name) <= value <= getattr(most, name)
+    ]
+    return [own, *others]

@@ -1,0 +1,208 @@
+"""The time of each method on GPUs that need not be here, predicted from the launches that it asks for.
+
+    python benchmarks/gpu_model.py --out benchmarks/results/gpu-model.md
+
+What is recorded and what is assumed is in `subquad/measure/gpu_model.py`; the peaks are in `gpu_chips.py` beside it.
+"""
+
+import argparse
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from sheet import MISSING, table
+
+import subquad as sq
+from subquad.files import write
+from subquad.measure import gpu_model as model
+from subquad.measure.fidelity import crossover
+from subquad.measure.gpu_chips import GPUS, Gpu
+from subquad.measure.gpu_model import Load, Recorded, captured, eager, exact, holding
+from subquad.methods.clustered_tail import by_length
+
+PASSES = "forward", "forward+backward"
+LEFT_OUT = "full", "shared-full", "oracle-top", "by-length", "mixed-heads"  # quadratic, or made of other methods
+# What the plan of these kernels expected of a forward pass at D=64 on an H100, and asked of clustered-tail.
+EXPECTED = {
+    "i-clustered": {4096: 1.3, 16384: 6, 65536: 24},
+    "clustered": {4096: 1.7, 16384: 8, 65536: 33},
+    "clustered-tail": {4096: 1.0, 16384: 5, 65536: 20},
+}
+
+Table = dict[str, dict[Load, Recorded]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024 << i for i in range(7)])
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--methods", nargs="+", default=methods())
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    loads = [Load(length, width=width) for width in given.widths for length in given.lengths]
+    found, missing = recorded(given.methods, loads)
+    text = "\n\n".join([*ABOUT, *parts(found, missing, loads), *assumptions()]) + "\n"
+    print(text)
+    if given.out is not None:
+        write(given.out, text)
+
+
+def methods() -> list[str]:
+    return [name for name in sq.list_methods() if name not in LEFT_OUT]
+
+
+def recorded(texts: list[str], loads: list[Load]) -> tuple[Table, dict[str, str]]:
+    """What each method asks for at each load; and why others cannot be recorded."""
+    found: Table = {}
+    missing = {}
+    for text in texts:
+        try:
+            found[text] = {load: model.record(sq.parse_method(text), load) for load in loads}
+        except (ValueError, RuntimeError, NotImplementedError) as error:
+            missing[text] = str(error).partition("\n")[0]
+    return found, missing
+
+
+ABOUT = [
+    "# The GPU cost model",
+    "No figure here was measured on a GPU.\n"
+    "They are times predicted from the launches that each method asks for, recorded on the meta device: the grids, "
+    "multiply-adds and bytes of our own kernels, and torch's own calls.\n"
+    "`subquad bench --device cuda --gpu-sheet` measures the same table, and writes this model's prediction beside it.",
+]
+
+
+def parts(found: Table, missing: dict[str, str], loads: list[Load]) -> list[str]:
+    lines = ["## Speed-ups over exact attention", "Captured in a CUDA graph, and in brackets launched from Python."]
+    for gpu in GPUS.values():
+        for passes in PASSES:
+            lines += [f"### {gpu.name}, {passes}", speedups(gpu, passes, found, loads)]
+    lines += ["## From which length on each method wins", crossovers(found, loads)]
+    lines += ["## Against what was expected", *against_expectation(found, loads)]
+    lines += ["## What holds each method", "On an H100, in a CUDA graph, forward.", held(found, loads)]
+    lines += ["## Settings", settings(found, loads)]
+    if missing:
+        lines += ["## Not predicted", "\n".join(f"- `{name}`: {reason}" for name, reason in missing.items())]
+    return lines
+
+
+def widths(loads: list[Load]) -> list[int]:
+    return list(dict.fromkeys(load.width for load in loads))
+
+
+def lengths(loads: list[Load]) -> list[int]:
+    return sorted({load.length for load in loads})
+
+
+def speedups(gpu: Gpu, passes: str, found: Table, loads: list[Load]) -> str:
+    """A line for each method and width; first the times of what it is compared with."""
+    at = lengths(loads)
+    rows = []
+    for width in widths(loads):
+        own = [replace(loads[0], length=length, width=width) for length in at]
+        for named in gpu.exact:
+            times = (1e3 * exact(gpu, load, passes, named) for load in own)
+            rows.append([f"{named}, D={width}, ms", *(f"{ms:.3g}" for ms in times)])
+        for name, of in found.items():
+            rows.append([f"{name}, D={width}", *(cell(gpu, of[load], load, passes) for load in own)])
+    return table(["", *(f"{length:,}" for length in at)], rows)
+
+
+def cell(gpu: Gpu, of: Recorded, load: Load, passes: str) -> str:
+    steps, base = of.of(passes), exact(gpu, load, passes)
+    return f"{base / captured(steps, gpu):.2f}× ({base / eager(steps, gpu):.2f}×)"
+
+
+def crossovers(found: Table, loads: list[Load]) -> str:
+    head = ["method", *(f"{gpu}, {how}" for gpu in GPUS for how in ("captured", "eager"))]
+    rows = []
+    for name, of in found.items():
+        for width in widths(loads):
+            row = [f"{name}, D={width}"]
+            for gpu in GPUS.values():
+                own = {load.length: (exact(gpu, load, PASSES[0]), r) for load, r in of.items() if load.width == width}
+                for time in (captured, eager):
+                    faster = crossover({n: base / time(r.forward, gpu) for n, (base, r) in own.items()})
+                    row.append(MISSING if faster is None else f"{faster:,.0f}")
+            rows.append(row)
+    return f"Forward, against the fastest exact attention; {MISSING}: not up to {max(lengths(loads)):,} tokens.\n\n" + (
+        table(head, rows)
+    )
+
+
+def against_expectation(found: Table, loads: list[Load]) -> list[str]:
+    gpu, rows = GPUS["H100"], []
+    for name, expected in EXPECTED.items():
+        for load in loads:
+            if name in found and load.width == 64 and load.length in expected:
+                have = exact(gpu, load, PASSES[0]) / captured(found[name][load].forward, gpu)
+                want = expected[load.length]
+                rows.append([f"{name}, {load.length:,}", f"{want:g}×", f"{have:.2f}×", f"{have / want:.2f}"])
+    text = "H100, D=64, forward, in a CUDA graph, against FlashAttention-3; expected before the kernels were written."
+    return [text, table(["", "expected or asked for", "by the model", "ratio"], rows)]
+
+
+def held(found: Table, loads: list[Load]) -> str:
+    """Milliseconds, what the device does most of the time, and how many launches there are."""
+    gpu = GPUS["H100"]
+    rows = []
+    for name, of in found.items():
+        for load, record in of.items():
+            most = ", ".join(f"`{kernel}` {share:.0%}" for kernel, share in holding(record.forward, gpu)[:3])
+            ours = sum(step.programs is not None for step in record.forward)
+            rows.append(
+                [
+                    f"{name}, D={load.width}, {load.length:,}",
+                    f"{1e3 * captured(record.forward, gpu):.3g}",
+                    f"{1e3 * eager(record.forward, gpu):.3g}",
+                    most,
+                    f"{ours} + {len(record.forward) - ours}",
+                ]
+            )
+    return table(["", "captured, ms", "eager, ms", "most of the time", "launches, ours + torch's"], rows)
+
+
+def settings(found: Table, loads: list[Load]) -> str:
+    rows = []
+    for name in found:
+        own = {key: value for key, value in sq.parse_method(name).to_dict().items() if key not in ("name", "seed")}
+        said = ", ".join(f"{key}={value}" for key, value in own.items())
+        if name.startswith("clustered-tail"):
+            for length in lengths(loads):
+                clusters, topk = (by_length(own[key], factor, length, None)[0] for key, factor in ROOTS.items())
+                said += f"; {length:,} tokens: {clusters} clusters, {topk} keys"
+        rows.append([name, said])
+    return table(["method", "settings"], rows)
+
+
+ROOTS = {"clusters": 2, "topk": 8}  # a setting of 0 is √(factor · length)
+
+
+def assumptions() -> list[str]:
+    names = list(GPUS)
+    rows = [
+        ["TFLOP/s of 16-bit products", *(f"{g.peak:g}" for g in GPUS.values())],
+        ["GB/s", *(f"{g.bandwidth:g}" for g in GPUS.values())],
+        ["multiprocessors", *(str(g.multiprocessors) for g in GPUS.values())],
+        ["sorts, 10⁹ keys/s (assumed)", *(f"{g.keys:g}" for g in GPUS.values())],
+    ]
+    reached = (
+        f"Assumed of the peaks: {model.OF_PEAK:g} of the products and {model.OF_BANDWIDTH:g} of the bandwidth; a "
+        f"kernel of a CUDA graph starts {1e6 * model.GAP:g} µs after the one before, and the host takes "
+        f"{1e6 * model.TORCH_CALL:g} µs for a call of torch and {1e6 * model.TRITON_LAUNCH:g} µs for a launch of "
+        "Triton. "
+        f"Choosing the largest is taken to be {model.TOPK} times as fast as a sort.\n"
+        f"The backward pass of exact attention is taken to have {model.BACKWARD} times the operations at "
+        f"{model.OF_FORWARD} of the throughput.\n"
+        "Bytes that kernels gather are counted as traffic of the memory also where the cache holds them."
+    )
+    made = (
+        f"`python benchmarks/gpu_model.py --out benchmarks/results/gpu-model.md`: 32 heads in all, bf16, torch "
+        f"{torch.__version__.partition('+')[0]}, triton {version('triton')}, subquad {version('subquad')}."
+    )
+    return ["## Peaks and assumptions", table(["", *names], rows), reached, made]
+
+
+if __name__ == "__main__":
+    main()

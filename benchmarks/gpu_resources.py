@@ -1,0 +1,141 @@
+"""What every Triton kernel takes of a GPU, compiled for four of them. No GPU is needed.
+
+    python benchmarks/gpu_resources.py --processes 2 --out benchmarks/results/gpu-resources.md
+
+The kernels are those that the methods launch, forward and backward, recorded on the meta device. Triton keeps what it
+compiled on the disk, so that a run that was interrupted goes on.
+"""
+
+import argparse
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from gpu_model import methods
+from sheet import MISSING, table
+
+import subquad as sq
+from subquad.files import write
+from subquad.measure.gpu_model import Load, call_of
+from subquad.ops.triton.recording import Launch, recording
+from subquad.ops.triton.resources import CHIPS, Resources, compile_for
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+Kernels = dict[tuple[str, ...], tuple[Launch, list[str]]]  # by the code: a launch, and the loads that it occurs at
+_launches: list[Launch] = []  # what the processes of a fork see; kernels cannot be sent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--methods", nargs="+", default=methods())
+    parser.add_argument("--chips", nargs="+", choices=CHIPS, default=list(CHIPS))
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    kernels, missing = of_methods(given.methods, given.length, given.widths)
+    found = compiled(list(kernels), [launch for launch, _ in kernels.values()], given.chips, given.processes)
+    text = "\n\n".join(parts(kernels, found, missing, given.chips, given.length)) + "\n"
+    print(text)
+    if given.out is not None:
+        write(given.out, text)
+
+
+def of_methods(texts: list[str], length: int, widths: list[int]) -> tuple[Kernels, dict[str, str]]:
+    kernels: Kernels = {}
+    missing = {}
+    for text in texts:
+        try:
+            for label, launch in launches(sq.parse_method(text), length, widths):
+                labels = kernels.setdefault(launch.code, (launch, []))[1]
+                if label not in labels:
+                    labels.append(label)
+        except (ValueError, RuntimeError, NotImplementedError) as error:
+            missing[text] = str(error).partition("\n")[0]
+    return kernels, missing
+
+
+def launches(method: sq.Method, length: int, widths: list[int]) -> Iterator[tuple[str, Launch]]:
+    """Every launch of a forward and backward pass, at each dtype and width, causal too where the method can be."""
+    for named, dtype in DTYPES.items():
+        for width in widths:
+            load = Load(length, width=width, dtype=dtype)
+            for causal in (False, True) if method.traits.causal == "strict" else (False,):
+                inputs = [
+                    torch.empty(1, load.heads, length, width, dtype=dtype, device="meta", requires_grad=True)
+                    for _ in range(3)
+                ]
+                with recording() as found:
+                    out = call_of(method, load)(*inputs, is_causal=causal)
+                    out.backward(torch.empty_like(out))
+                yield from ((f"{named} D={width}", launch) for launch in found)
+
+
+def compiled(
+    codes: list[tuple[str, ...]], kernels: list[Launch], chips: list[str], processes: int
+) -> dict[tuple[tuple[str, ...], str], Resources]:
+    _launches[:] = kernels
+    work = [(index, chip) for index in range(len(kernels)) for chip in chips]
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork")) as pool:
+        return {(codes[i], chip): made for (i, chip), made in zip(work, pool.map(_compile, work), strict=True)}
+
+
+def _compile(of: tuple[int, str]) -> Resources:
+    index, chip = of
+    return compile_for(_launches[index], CHIPS[chip])
+
+
+def parts(
+    kernels: Kernels,
+    found: dict[tuple[tuple[str, ...], str], Resources],
+    missing: dict[str, str],
+    chips: list[str],
+    length: int,
+) -> list[str]:
+    groups: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+    everywhere = {label for _, labels in kernels.values() for label in labels}
+    for code, (launch, labels) in kernels.items():
+        at = "all" if set(labels) == everywhere else ", ".join(labels)
+        groups.setdefault((launch.name, at), []).append(code)
+    rows = []
+    for (name, at), codes in sorted(groups.items()):
+        cells = [cell([found[code, chip] for code in codes], chip) for chip in chips]
+        rows.append([f"`{name}`", at, str(len(codes)), *cells])
+    faults = [made for made in found.values() if made.spills or made.stack]
+    lines = [
+        "# What the Triton kernels take of a GPU",
+        f"{len(kernels)} kernels and configurations, compiled for {', '.join(chips)}; {len(faults)} of these "
+        f"{len(found)} spill registers or have a stack frame.\n"
+        "A cell: registers of a thread · KiB of shared memory of a program · programs that a multiprocessor holds at a "
+        "time · instructions of the tensor cores in the code; then bytes of spilled registers, where there are some.\n"
+        "Where a line has several versions, which differ in constants or in alignment, each figure is the worst.",
+        table(["kernel", "at", "versions", *chips], rows),
+    ]
+    if missing:
+        lines.append("Not recorded:\n\n" + "\n".join(f"- `{name}`: {reason}" for name, reason in missing.items()))
+    lines.append(
+        f"`python benchmarks/gpu_resources.py --out benchmarks/results/gpu-resources.md`: {length:,} tokens, 32 heads, "
+        f"forward and backward, torch {torch.__version__.partition('+')[0]}, triton {version('triton')}, subquad "
+        f"{version('subquad')}."
+    )
+    return lines
+
+
+def cell(versions: list[Resources], chip: str) -> str:
+    worst = (
+        max(r.registers for r in versions),
+        f"{max(r.shared for r in versions) / 1024:.3g}",
+        min(r.resident(CHIPS[chip]) for r in versions),
+        min(r.products for r in versions) or MISSING,
+    )
+    spilled = max(r.spills + r.stack for r in versions)
+    return " · ".join(map(str, worst)) + (f" · **{spilled} B spilled**" if spilled else "")
+
+
+if __name__ == "__main__":
+    main()
