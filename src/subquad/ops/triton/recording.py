@@ -111,7 +111,10 @@ class OtherCall:
 
 
 class _Others(TorchDispatchMode):
-    """Notes what torch itself would launch: all operators but ours, and but those that only look at a tensor anew."""
+    """Notes what torch itself would launch: all operators but ours, and but those that only look at a tensor anew.
+
+    Whether `to` or `contiguous` copies shows in its result: a copy has memory of its own.
+    """
 
     def __init__(self, calls: list[OtherCall]):
         super().__init__()
@@ -119,14 +122,20 @@ class _Others(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        views = any(x.alias_info is not None and not x.alias_info.is_write for x in func._schema.returns)
-        empty = func.overloadpacket.__name__ in ("empty", "new_empty", "empty_like", "empty_strided", "detach")
-        if func.namespace != "subquad" and not views and not empty:
+        writes = any(x.alias_info is not None and x.alias_info.is_write for x in func._schema.arguments)
+        given = {_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        looks = all(_memory(x) in given for x in tree_leaves(results) if isinstance(x, Tensor)) and not writes
+        empty = func.overloadpacket.__name__ in ("empty", "new_empty", "empty_like", "empty_strided")
+        if func.namespace != "subquad" and not looks and not empty:
             tensors = [x for x in tree_leaves((args, kwargs, results)) if isinstance(x, Tensor)]
             size = sum(x.numel() * x.element_size() for x in tensors)
             largest = max((x.numel() for x in tensors), default=0)
             self.calls.append(OtherCall(func.overloadpacket.__name__, largest, size))
         return results
+
+
+def _memory(x: Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
 
 
 _launches: ContextVar[list[Launch] | None] = ContextVar("subquad_launches", default=None)
