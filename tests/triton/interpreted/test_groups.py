@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from subquad.ops.groups import group_mean
-from subquad.ops.triton.groups import CHUNK, group_means, group_order, group_sums
+from subquad.ops.triton.groups import Members, group_means, group_order, group_sums
 from tests.oracle import normal
 from tests.triton.interpreted.fences import fenced
 
@@ -35,29 +35,48 @@ def test_labels_that_are_no_groups_are_in_none(bad):
 def test_means_equal_the_reference(poisoned, dtype, N, C, D):
     x = fenced(normal(2, N, 3, D).to(dtype)).transpose(1, 2)
     labels = labels_of(2, 3, N, C)
-    torch.testing.assert_close(group_means(x, *group_order(labels, C)), group_mean(x.float(), labels, C))
+    torch.testing.assert_close(group_means(x, labels, C), group_mean(x.float(), labels, C))
 
 
-def test_a_group_of_several_chunks():
-    N = 2 * CHUNK + 3
-    x, labels = normal(1, 1, N, 4), torch.zeros(1, 1, N, dtype=torch.int64)
-    labels[..., 5] = 1
-    sums = group_sums(fenced(x), *group_order(labels, 3))
-    torch.testing.assert_close(sums[0, 0, 0], x[0, 0].sum(0) - x[0, 0, 5])
-    assert torch.equal(sums[0, 0, 1], x[0, 0, 5])
-    assert not sums[0, 0, 2].any()
+@pytest.mark.parametrize("C", [5, 70])
+def test_runs_and_tiles_make_no_difference(poisoned, C):
+    labels, x = fenced(labels_of(2, 1, 150, C)), fenced(normal(2, 1, 150, 4))
+    order, offsets = group_order(labels, C)
+    place = torch.empty_like(order)
+    Members.of(labels, C, x).fill_order(torch.empty_like(order), torch.empty_like(offsets), place)
+    for b in range(2):
+        assert order[b, 0].tolist() == labels[b, 0].sort(stable=True).indices.tolist()
+        assert offsets[b, 0].tolist() == torch.searchsorted(labels[b, 0].sort().values, torch.arange(C + 1)).tolist()
+        assert place[b, 0].tolist() == order[b, 0].argsort().tolist()
+    torch.testing.assert_close(group_means(x, labels, C), group_mean(x, labels, C))
+    sizes = offsets.diff(dim=-1)[..., None]
+    torch.testing.assert_close(group_sums(x, order, offsets), group_mean(x, labels, C) * sizes)
 
 
 def test_without_tokens_all_groups_are_empty(poisoned):
     x = torch.zeros(2, 1, 0, 4)
-    assert torch.equal(group_means(x, *group_order(torch.zeros(2, 1, 0).long(), 3)), torch.zeros(2, 1, 3, 4))
+    assert torch.equal(group_means(x, torch.zeros(2, 1, 0).long(), 3), torch.zeros(2, 1, 3, 4))
 
 
 def test_nan_stays_in_its_group():
     x, labels = normal(1, 2, 30, 4), labels_of(1, 2, 30, 4)
     token = int((labels[0, 1] == 1).nonzero()[0])
     x[0, 1, token] = torch.nan
-    means = group_means(x, *group_order(labels, 4))
+    means = group_means(x, labels, 4)
     assert means[0, 1, 1].isnan().all()
     means[0, 1, 1] = 0
     assert means.isfinite().all()
+
+
+def test_what_is_in_no_group_may_be_anything():
+    x = normal(1, 1, 30, 4)
+    labels = labels_of(1, 1, 30, 4)
+    want = group_means(x, labels, 4)
+    assert torch.equal(group_means(x.masked_fill((labels == 4)[..., None], torch.nan), labels, 4), want)
+
+
+def test_means_are_rounded_as_the_vectors_are():
+    x, labels = normal(1, 1, 30, 4).half(), labels_of(1, 1, 30, 4)
+    means = torch.empty(1, 1, 4, 4)
+    Members.of(labels, 4, x).fill_means(means, like=x)
+    assert torch.equal(means, group_means(x, labels, 4).half().float())

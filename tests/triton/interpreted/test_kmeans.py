@@ -35,8 +35,9 @@ def test_equals_the_reference_on_words_with_ties(problem):
 
 
 @pytest.mark.parametrize("side", [None, "left", "right"])
-@pytest.mark.parametrize(("bits", "clusters"), [(7, 6), (63, 70), (63, 100)])
-def test_equals_the_reference(poisoned, side, bits, clusters):
+@pytest.mark.parametrize(("bits", "clusters", "together"), [(7, 6, 128), (63, 70, 128), (63, 70, 1), (63, 100, 128)])
+def test_equals_the_reference(poisoned, monkeypatch, side, bits, clusters, together):
+    monkeypatch.setattr(kmeans, "TOGETHER", together)
     codes, real = codes_of(77, bits), side and real_of(77, side)
     assert torch.equal(on_triton(codes, real, clusters, bits, 3), reference(codes, real, clusters, bits, 3))
 
@@ -47,17 +48,21 @@ def test_short_ones(poisoned, N):
     assert torch.equal(on_triton(codes, real, 3, 63, 2), reference(codes, real, 3, 63, 2))
 
 
+@pytest.mark.parametrize("together", [1, 128])
 @pytest.mark.parametrize("side", [None, "left"])
-def test_each_item_has_its_own_number_of_clusters(poisoned, side):
+def test_each_item_has_its_own_number_of_clusters(poisoned, monkeypatch, side, together):
+    monkeypatch.setattr(kmeans, "TOGETHER", together)
     codes, real = codes_of(77), side and real_of(77, side)
     counts, labels = torch.tensor([5, 1, 3, 9, 2]), torch.empty_like(codes)
     kmeans.fill_labels(labels, codes, kmeans.Items.of(real, counts, 9, labels), 3)
     assert torch.equal(labels, reference(codes, real, 9, 63, 3, counts))
 
 
-def test_votes_in_several_runs_of_tokens(poisoned, monkeypatch):
+@pytest.mark.parametrize("together", [16, 128])
+def test_votes_in_several_runs_of_tokens(poisoned, monkeypatch, together):
     codes = codes_of(100, B=1)
     monkeypatch.setattr(kmeans, "EDGE", 16)
+    monkeypatch.setattr(kmeans, "TOGETHER", together)
     assert torch.equal(on_triton(codes, None, 20, 63, 3), reference(codes, None, 20, 63, 3))
 
 

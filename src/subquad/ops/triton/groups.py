@@ -1,15 +1,16 @@
 """Tokens by group on GPUs: their order by label, and the sums and means of groups, without atomics.
 
-Sums run over *sorted* tokens. A group of any size is cut into chunks, so that one large group is not one slow program:
+Each program looks at one run of a head's tokens and one tile of groups, by products with one-hot labels:
 
-    order     [ group 0 ········ | group 1 · | group 3 ··············· | padding ··· ]
-    chunks    [ 0      | 1       | 2         | 3      | 4      | 5     ]
-    sums        chunk 0 + chunk 1   chunk 2    chunk 3 + chunk 4 + chunk 5             in this order, always
+    members_of_run        counts[run, c] = Σ_i [label_i = c],   sums[run, c] = Σ_i [label_i = c]·x_i
+    place_members         a counting sort: a token of group c stands behind all tokens of lower groups, behind those of
+                          c in earlier runs, and behind those of c before it in its run
+    means_of_groups       Σ over the runs, first to last, divided by the number of members
 
-There are at most C + ⌊N / CHUNK⌋ chunks, which is known without reading a label.
+Tokens with labels outside of [0, C) are in a group of their own, number C, which has no sum.
 """
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -17,11 +18,89 @@ import triton.language as tl
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
-from subquad.ops.triton.launch import launch, load_rows, padded, rows, strides
+from subquad.ops.triton.launch import dot, launch, load_rows, padded, rows, runs_of, store_rows, strides, tile
 from subquad.ops.triton.recording import Work
+from subquad.ops.triton.tiles import tiles_of
 
-CHUNK = 128  # tokens that one program sums up
-TILE = 4096  # numbers of a tile of vectors
+TOKENS, GROUPS = 32, 64  # of a tile that has no vectors
+ROWS = 16  # groups whose sums one program adds up
+
+
+@dataclass(frozen=True)
+class Members:
+    """The members of each group in each run of tokens: what orders, sums and means are made from.
+
+    Attributes:
+        labels: (B,H,N), any kind of integer.
+        groups: C.
+        length: tokens of a run.
+        counts: (B,H,R,C+1) int32.
+        sums: (B,H,R,C,D) fp32, or None.
+    """
+
+    labels: Tensor
+    groups: int
+    length: int
+    counts: Tensor
+    sums: Tensor | None
+
+    @staticmethod
+    def of(labels: Int64[Tensor, "B H N"], groups: int, x: Float[Tensor, "B H N D"] | None = None) -> "Members":
+        """Count the members of `groups` groups, and add up the vectors of each if there are any."""
+        labels, (B, H, N), C = labels.contiguous(), labels.shape, groups
+        x = None if x is None else rows(x)
+        D, kind = (0, torch.float16) if x is None else (x.shape[3], x.dtype)
+        tiles = tiles_of("members_of_run", kind, D)
+        tokens, edge = tile(N, tiles.keys), tile(C + 1, tiles.rows)
+        of_groups = triton.cdiv(C + 1, edge)
+        # Not more runs than tokens of a group: `place_members` reads all counts of lower groups.
+        length, runs = runs_of(N, tokens, B * H * of_groups, most=max(1, N // C))
+        counts = torch.empty(B, H, runs, C + 1, dtype=torch.int32, device=labels.device)
+        sums = None if x is None else x.new_empty(B, H, runs, C, D, dtype=torch.float32)
+        launch(
+            members_of_run,
+            (of_groups, runs, B * H),
+            work=Work(B * H * N * C * D, B * H * N * (8 + (0 if x is None else D * x.element_size()))),
+            **{"labels": labels, "x": x, **({"x_b": 0, "x_h": 0, "x_n": 0} if x is None else strides("x", x))},
+            **{"counts": counts, "sums": sums, "H": H, "N": N, "C": C, "D": D, "length": length, "runs": runs},
+            **{"WIDTH": padded(D), "TOKENS": tokens, "GROUPS": edge},
+            **tiles.options(),
+        )
+        return Members(labels, C, length, counts, sums)
+
+    def arguments(self) -> dict[str, object]:
+        """What `load_sums` reads, by name."""
+        return {"sums": self.sums, "counts": self.counts, "C": self.groups, "runs": self.counts.shape[2]}
+
+    def fill_order(self, order: Tensor, offsets: Tensor, place: Tensor | None = None) -> None:
+        """Fill the tokens sorted by label, where each group begins, and where each token stands, all int32.
+
+        Args:
+            order: (B,H,N).
+            offsets: (B,H,C+1); the tokens in no group stand from the last offset on.
+            place: (B,H,N), or None.
+        """
+        (B, H, N), C, runs = self.labels.shape, self.groups, self.counts.shape[2]
+        tokens, edge = tile(N, TOKENS), tile(C + 1, GROUPS)
+        launch(
+            place_members,
+            (triton.cdiv(C + 1, edge), runs, B * H),
+            work=Work(bytes=B * H * (N * 12 + 4 * C * runs)),
+            **{"labels": self.labels, "counts": self.counts, "order": order, "offsets": offsets, "place": place},
+            **{"N": N, "C": C, "length": self.length, "runs": runs, "TOKENS": tokens, "GROUPS": edge},
+        )
+
+    def fill_means(self, means: Float[Tensor, "B H C D"], like: Tensor | None = None, divided: bool = True) -> None:
+        """Fill the means of the groups in fp32, rounded to the kind of `like`; or their sums. 0 for an empty group."""
+        B, H, C, D = means.shape
+        assert self.sums is not None
+        launch(
+            means_of_groups,
+            (triton.cdiv(C, ROWS), B * H),
+            work=Work(bytes=4 * (self.sums.numel() + means.numel())),
+            **self.arguments(),
+            **{"means": means, "like": like, "D": D, "WIDTH": padded(D), "GROUPS": ROWS, "DIVIDED": divided},
+        )
 
 
 def group_order(labels: Int64[Tensor, "B H N"], groups: int) -> tuple[Int32[Tensor, "B H N"], Int32[Tensor, "B H C1"]]:
@@ -30,112 +109,159 @@ def group_order(labels: Int64[Tensor, "B H N"], groups: int) -> tuple[Int32[Tens
     The members of group c are `order[offsets[c] : offsets[c + 1]]`. Tokens with labels outside of [0, groups), such as
     padding, are in none.
     """
-    # Sorting is by digits, and short numbers have fewer of them.
-    kind = torch.int16 if groups < torch.iinfo(torch.int16).max else torch.int32
-    ascending, order = labels.clamp(-1, groups).to(kind).sort(dim=-1, stable=True)
-    firsts = torch.arange(groups + 1, dtype=kind, device=labels.device).expand(*labels.shape[:2], -1).contiguous()
-    return order.to(torch.int32), torch.searchsorted(ascending, firsts, out_int32=True)
+    B, H, N = labels.shape
+    order, offsets = (torch.empty(B, H, size, dtype=torch.int32, device=labels.device) for size in (N, groups + 1))
+    Members.of(labels, groups).fill_order(order, offsets)
+    return order, offsets
 
 
-def group_means(
-    x: Float[Tensor, "B H N D"], order: Int32[Tensor, "B H N"], offsets: Int32[Tensor, "B H C1"]
-) -> Float[Tensor, "B H C D"]:
+def group_means(x: Float[Tensor, "B H N D"], labels: Int64[Tensor, "B H N"], groups: int) -> Float[Tensor, "B H C D"]:
     """The mean of each group's vectors in fp32; 0 for an empty group."""
-    return group_sums(x, order, offsets) / offsets.diff(dim=-1).clamp(min=1)[..., None]
+    means = x.new_empty(*x.shape[:2], groups, x.shape[3], dtype=torch.float32)
+    Members.of(labels, groups, x).fill_means(means)
+    return means
 
 
 def group_sums(
     x: Float[Tensor, "B H N D"], order: Int32[Tensor, "B H N"], offsets: Int32[Tensor, "B H C1"]
 ) -> Float[Tensor, "B H C D"]:
     """The sum of each group's vectors in fp32; 0 for an empty group."""
-    x, (B, H, N, D), C, width = rows(x), x.shape, offsets.shape[2] - 1, padded(x.shape[3])
-    most = C + N // CHUNK
-    chunks, of_chunk = _chunks(offsets, most)
-    partial = x.new_empty(B, H, most, D, dtype=torch.float32)
-    sums = x.new_empty(B, H, C, D, dtype=torch.float32)
-    sizes: dict[str, Any] = {"C": C, "D": D, "WIDTH": width, "most": most}
+    (B, H, N, D), C = x.shape, offsets.shape[2] - 1
+    sums, labels = x.new_empty(B, H, C, D, dtype=torch.float32), torch.empty_like(order)
     launch(
-        sum_of_chunk,
-        (most, B * H),
-        work=Work(bytes=B * H * N * (D * x.element_size() + 4) + 4 * partial.numel()),
-        x=x,
-        **strides("x", x),
-        order=order,
-        offsets=offsets,
-        chunks=chunks,
-        of_chunk=of_chunk,
-        partial=partial,
-        H=H,
-        N=N,
-        **sizes,
-        CHUNK=CHUNK,
-        ROWS=max(16, TILE // width),
+        labels_of_places,
+        (triton.cdiv(N, TOKENS), B * H),
+        work=Work(bytes=B * H * (8 * N + 4 * C)),
+        **{"order": order, "offsets": offsets, "labels": labels, "N": N, "C": C, "TOKENS": TOKENS, "GROUPS": GROUPS},
     )
-    launch(
-        sum_of_group,
-        (C, B * H),
-        num_warps=1,
-        work=Work(bytes=4 * (partial.numel() + sums.numel())),
-        partial=partial,
-        chunks=chunks,
-        sums=sums,
-        **sizes,
-    )
+    Members.of(labels, C, x).fill_means(sums, divided=False)
     return sums
 
 
-def _chunks(offsets: Int32[Tensor, "B H C1"], most: int) -> tuple[Int32[Tensor, "B H C1"], Int32[Tensor, "B H {most}"]]:
-    """How many chunks stand before each group, and the group of each chunk, C behind the last one."""
-    counts = (offsets.diff(dim=-1) + CHUNK - 1) // CHUNK
-    before = torch.nn.functional.pad(counts, (1, 0)).cumsum(-1, dtype=torch.int32)
-    chunk = torch.arange(most, dtype=torch.int32, device=offsets.device).expand(*offsets.shape[:2], most).contiguous()
-    return before, torch.searchsorted(before[..., 1:].contiguous(), chunk, right=True, out_int32=True)
+@triton.jit
+def load_labels(labels, token, there, C):
+    """The group of each token; C for those in none."""
+    label = tl.load(labels + token, mask=there, other=-1)
+    return tl.where((label >= 0) & (label < C), label, C).to(tl.int32)
 
 
 @triton.jit
-def sum_of_chunk(
+def sums_by_group(member, vectors):
+    """member·vectors, (groups, width): what is not finite makes the sum of its own group NaN, and no other one."""
+    wrong = (vectors != vectors) | (tl.abs(vectors) == float("inf"))
+    member = member.to(vectors.dtype)
+    total = dot(member, tl.where(wrong, 0.0, vectors).to(vectors.dtype))
+    if tl.max(tl.max(wrong.to(tl.int32), 1), 0) > 0:
+        total = tl.where(dot(member, wrong.to(vectors.dtype)) > 0, float("nan"), total)
+    return total
+
+
+@triton.jit
+def members_of_run(
+    labels,
     x,
     x_b,
     x_h,
     x_n,
-    order,
-    offsets,
-    chunks,
-    of_chunk,
-    partial,
+    counts,
+    sums,
     H,
     N,
     C,
     D,
-    most,
+    length,
+    runs,
     WIDTH: tl.constexpr,
-    CHUNK: tl.constexpr,
-    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    GROUPS: tl.constexpr,
 ):
-    """partial[chunk] = Σ x over the chunk's tokens. One program takes one chunk of a head."""
-    head, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    group = tl.load(of_chunk + head * most + chunk)
-    if group < C:  # else there are fewer chunks
-        offsets += head * (C + 1) + group
-        start = tl.load(offsets) + (chunk - tl.load(chunks + head * (C + 1) + group)) * CHUNK
-        end = tl.minimum(start + CHUNK, tl.load(offsets + 1))
-        x += head // H * x_b + head % H * x_h
-        total = tl.zeros((WIDTH,), tl.float32)
-        for first in range(start, end, ROWS):
-            place = first + tl.arange(0, ROWS)
-            token = tl.load(order + head * N + place, mask=place < end, other=0)
-            total += tl.sum(load_rows(x, x_n, token, place < end, D, WIDTH).to(tl.float32), 0)
-        column = tl.arange(0, WIDTH)
-        tl.store(partial + (head * most + chunk) * D + column, total, mask=column < D)
+    """The number of members of each group in a run of a head's tokens, and their sum if there are vectors."""
+    head, run = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    c = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    count = tl.zeros((GROUPS,), tl.int32)
+    total = tl.zeros((GROUPS, WIDTH), tl.float32)
+    for first in range(run * length, min(N, (run + 1) * length), TOKENS):
+        token = first + tl.arange(0, TOKENS)
+        label = load_labels(labels + head * N, token, token < N, C)
+        member = (label[None, :] == c[:, None]) & (token < N)[None, :]
+        count += tl.sum(member.to(tl.int32), 1)
+        if x is not None:
+            of_head = x + head // H * x_b + head % H * x_h
+            total += sums_by_group(member, load_rows(of_head, x_n, token, (token < N) & (label < C), D, WIDTH))
+    of_run = head * runs + run
+    tl.store(counts + of_run * (C + 1) + c, count, mask=c <= C)
+    if x is not None:
+        store_rows(sums + of_run * C * D, D, c, c < C, total, D, WIDTH)
 
 
 @triton.jit
-def sum_of_group(partial, chunks, sums, C, D, most, WIDTH: tl.constexpr):
-    """sums[group] = Σ partial over the group's chunks, first to last. One program takes one group of a head."""
-    head, group = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    column = tl.arange(0, WIDTH)
-    chunks += head * (C + 1) + group
-    total = tl.zeros((WIDTH,), tl.float32)
-    for chunk in range(tl.load(chunks), tl.load(chunks + 1)):
-        total += tl.load(partial + (head * most + chunk) * D + column, mask=column < D, other=0.0)
-    tl.store(sums + (head * C + group) * D + column, total, mask=column < D)
+def place_members(
+    labels, counts, order, offsets, place, N, C, length, runs, TOKENS: tl.constexpr, GROUPS: tl.constexpr
+):
+    """Where the members of a tile of groups stand, for those in one run of a head's tokens."""
+    head, run = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    counts += head * runs * (C + 1)
+    before = tl.zeros((GROUPS,), tl.int32)
+    for first in range(0, tl.program_id(0) * GROUPS, GROUPS):  # all tokens of lower tiles
+        for r in range(runs):
+            before += tl.load(counts + r * (C + 1) + first + tl.arange(0, GROUPS))
+    c = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    total, earlier = tl.zeros((GROUPS,), tl.int32), tl.zeros((GROUPS,), tl.int32)
+    for r in range(runs):
+        count = tl.load(counts + r * (C + 1) + c, mask=c <= C, other=0)
+        total += count
+        earlier += tl.where(r < run, count, 0)
+    begin = tl.sum(before, 0) + tl.cumsum(total, 0) - total
+    if run == 0:
+        tl.store(offsets + head * (C + 1) + c, begin, mask=c <= C)
+    begin += earlier
+    for first in range(run * length, min(N, (run + 1) * length), TOKENS):
+        token = first + tl.arange(0, TOKENS)
+        label = load_labels(labels + head * N, token, token < N, C)
+        member = ((label[:, None] == c[None, :]) & (token < N)[:, None]).to(tl.int32)
+        at = tl.sum(tl.where(member != 0, begin[None, :] + tl.cumsum(member, 0) - 1, 0), 1)
+        mine = tl.sum(member, 1) != 0
+        tl.store(order + head * N + at, token, mask=mine)
+        if place is not None:
+            tl.store(place + head * N + token, at, mask=mine)
+        begin += tl.sum(member, 0)
+
+
+@triton.jit
+def load_sums(sums, counts, head, c, C, D, runs, start, WIDTH: tl.constexpr):
+    """The components from `start` on of groups' sums over all runs, first to last, and how many members they have."""
+    total = tl.zeros((c.shape[0], WIDTH), tl.float32)
+    count = tl.zeros((c.shape[0],), tl.int32)
+    for run in range(runs):
+        total += load_rows(sums + (head * runs + run) * C * D + start, D, c, c < C, D - start, WIDTH)
+        count += tl.load(counts + (head * runs + run) * (C + 1) + c, mask=c < C, other=0)
+    return total, count
+
+
+@triton.jit
+def means_of_groups(
+    sums, counts, means, like, C, D, runs, WIDTH: tl.constexpr, GROUPS: tl.constexpr, DIVIDED: tl.constexpr
+):
+    """The means of a tile of groups, rounded as `like` is, or their sums."""
+    head = tl.program_id(1).to(tl.int64)
+    c = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    total, count = load_sums(sums, counts, head, c, C, D, runs, 0, WIDTH)
+    if DIVIDED:
+        total = total / tl.maximum(count, 1).to(tl.float32)[:, None]
+    if like is not None:
+        total = total.to(like.dtype.element_ty)
+    store_rows(means + head * C * D, D, c, c < C, total, D, WIDTH)
+
+
+@triton.jit
+def labels_of_places(order, offsets, labels, N, C, TOKENS: tl.constexpr, GROUPS: tl.constexpr):
+    """The group of each token, by its place in the order: how many groups end at or before it."""
+    head = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    group = tl.zeros((TOKENS,), tl.int32)
+    for first in range(0, C, GROUPS):
+        c = first + tl.arange(0, GROUPS)
+        end = tl.load(offsets + head * (C + 1) + 1 + c, mask=c < C, other=2147483647)
+        group += tl.sum((end[None, :] <= place[:, None]).to(tl.int32), 1)
+    token = tl.load(order + head * N + place, mask=place < N, other=0)
+    tl.store(labels + head * N + token, group, mask=place < N)

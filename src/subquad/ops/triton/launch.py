@@ -16,6 +16,7 @@ from subquad.ops.triton.recording import Launch, Work, recorded
 DEFAULTS = {"num_warps": 4, "num_stages": 2}  # of a launch
 Around = Callable[[str], AbstractContextManager[object]]
 _around: ContextVar[Around | None] = ContextVar("subquad_around_launches", default=None)
+PROGRAMS = 512  # into which work over runs of tokens is divided: several for each multiprocessor
 
 
 @contextmanager
@@ -26,7 +27,6 @@ def around_launches(around: Around) -> Iterator[None]:
         yield
     finally:
         _around.reset(token)
-
 
 
 def launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
@@ -61,6 +61,17 @@ def padded(width: int) -> int:
 def tile(size: int, most: int) -> int:
     """The edge of a tile for `size` rows: a power of two from 16 to `most`."""
     return min(most, padded(size))
+
+
+def runs_of(tokens: int, step: int, others: int, most: int = PROGRAMS) -> tuple[int, int]:
+    """How long the runs are into which tokens are cut, a multiple of `step`, and how many there are: (length, runs).
+
+    With `others` programs for each run there are some PROGRAMS in all, and at most `most` runs.
+    """
+    steps = max(1, triton.cdiv(tokens, step))
+    runs = max(1, min(steps, most, PROGRAMS // max(1, others)))
+    length = triton.cdiv(steps, runs) * step
+    return length, triton.cdiv(max(1, tokens), length)
 
 
 def rows(x: Tensor) -> Tensor:

@@ -1,8 +1,11 @@
 """Means, variances and covariances of each head's vectors on GPUs, in fp32 and without a wide copy of the vectors.
 
 A kernel reads vectors as y = f·x − μ, in registers. The factor f is a power of two, so that the product is exact and
-squares of large numbers do not overflow. The vectors are read three times: for the largest number, which gives f; for
-μ; and for the variance, with what rounding has left in μ. A program sums up one run of tokens; runs are added in fp64.
+squares of large numbers do not overflow. Each run of tokens has moments of its own, with its own factor; the program
+sweeps it three times, for the largest number, which gives f; for μ; and for the variance, with what rounding has left
+in μ. The moments of runs are merged in fp64, n_r being the tokens of a run and M_r = Σ ‖y − μ_r‖²:
+
+    f = min f_r,   μ = Σ n_r μ_r / n,   variance = Σ (M_r + n_r ‖μ_r − μ‖²) / (n·D)        in units of f
 """
 
 from dataclasses import dataclass
@@ -11,15 +14,15 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Bool, Float, Float32
+from jaxtyping import Bool, Float, Float32, Float64
 from torch import Tensor
 
-from subquad.ops.triton.launch import dot, launch, load_rows, padded, rows, strides
+from subquad.ops.triton.launch import dot, launch, load_rows, padded, rows, store_rows, strides
 from subquad.ops.triton.recording import Work
 
-RUN = 256  # tokens of a program
+RUN = 256  # tokens of a program, or more
 TILE = 2048  # numbers of a tile of vectors
-RUNS = 32  # of a covariance at most: each is a matrix
+RUNS = 32  # of a head at most
 BLOCK = 64  # rows and columns of a covariance that one program makes
 
 
@@ -28,32 +31,101 @@ class Moments:
     """How each head's real vectors are spread; all numbers are those of y = factor·x."""
 
     factor: Float32[Tensor, "B H"]
-    mean: Float32[Tensor, "B H D"] | None = None
-    variance: Float32[Tensor, "B H"] | None = None  # over all components
+    mean: Float32[Tensor, "B H D"]
+    variance: Float32[Tensor, "B H"]  # over all components
+    count: Float32[Tensor, "B H"]  # of real vectors, at least 1
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Tensor]:
         """What `load_centred` reads, by name."""
         return {"factor": self.factor, "mean": self.mean}
 
 
 def moments(x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Moments:
     """The moments of each head's real vectors; 0 where there are none."""
-    x, (B, H, N, D), count = rows(x), x.shape, counts(x, real)
-    largest, _, _ = _sums(x, real, None)
-    # At least 10⁻³⁰, so that the factor of vectors of zeros is finite.
-    factor = (-largest.amax(2).clamp(min=1e-30).log2().ceil()).exp2() if N else largest.new_ones(B, H)
-    _, sums, _ = _sums(x, real, Moments(factor))
-    mean = (sums.sum(2, dtype=torch.float64) / count[..., None]).float()
-    _, sums, squares = _sums(x, real, Moments(factor, mean))
-    rest = sums.sum(2, dtype=torch.float64) / count[..., None]
-    variance = squares.sum(2, dtype=torch.float64) / (count * D) - rest.square().mean(-1)
-    return Moments(factor, (mean + rest).float(), variance.clamp(min=0).float())
+    return moments_of((x, real))[0]
+
+
+def moments_of(*given: tuple[Float[Tensor, "B H N D"], Bool[Tensor, "B N"] | None]) -> list[Moments]:
+    """The moments of one or two kinds of vectors, each with the tokens that are real, by the same launches."""
+    parts = [_Runs.of(*each) for each in given]
+    names = dict(zip(("x", "y"), parts, strict=False))
+    heads = max(part.heads for part in parts)
+    launch(
+        moments_of_runs,
+        (max(part.runs for part in parts), heads, len(parts)),
+        work=Work(bytes=sum(part.x.numel() * part.x.element_size() for part in parts)),
+        **_named(names, "", "_b", "_h", "_n", "_real", "_H", "_N", "_TOKENS"),
+    )
+    launch(
+        merge_moments,
+        (heads, len(parts)),
+        work=Work(bytes=sum(8 * part.means.numel() for part in parts)),
+        **_named(names, "_merged_factor", "_merged_mean", "_merged_variance", "_merged_count"),
+    )
+    return [part.merged for part in parts]
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Vectors, and the moments of each run of them, (B,H,runs): factors, Σ 1, Σ ‖y − μ‖²; means (B,H,runs,D)."""
+
+    x: Tensor
+    real: Tensor | None
+    length: int
+    factors: Tensor
+    numbers: Tensor
+    squares: Float64[Tensor, "B H R"]
+    means: Float64[Tensor, "B H R D"]
+    merged: Moments
+
+    @staticmethod
+    def of(x: Tensor, real: Tensor | None) -> "_Runs":
+        x, (B, H, N, D) = rows(x), x.shape
+        length = max(RUN, triton.cdiv(triton.cdiv(N, RUNS), RUN) * RUN)
+        runs = max(1, triton.cdiv(N, length))
+        factors, numbers = x.new_empty(2, B, H, runs, dtype=torch.float32)
+        squares, means = (x.new_empty(B, H, runs, *width, dtype=torch.float64) for width in ((), (D,)))
+        factor, variance, count = x.new_empty(3, B, H, dtype=torch.float32)
+        merged = Moments(factor, x.new_empty(B, H, D, dtype=torch.float32), variance, count)
+        return _Runs(x, stored(real), length, factors, numbers, squares, means, merged)
+
+    @property
+    def runs(self) -> int:
+        return self.factors.shape[2]
+
+    @property
+    def heads(self) -> int:
+        return self.x.shape[0] * self.x.shape[1]
+
+    def arguments(self) -> dict[str, Any]:
+        """What the kernels read and write."""
+        _, H, N, D = self.x.shape
+        return {
+            **{"": self.x, **{f"_{axis}": step for axis, step in zip("bhn", self.x.stride(), strict=False)}},
+            **{"_real": self.real, "_H": H, "_N": N, "_TOKENS": max(16, TILE // padded(D))},
+            **{"_factors": self.factors, "_numbers": self.numbers, "_squares": self.squares, "_means": self.means},
+            **{"_heads": self.heads, "_runs": self.runs, "_length": self.length, "_D": D, "_WIDTH": padded(D)},
+            **{f"_merged_{name}": x for name, x in vars(self.merged).items()},
+        }
+
+
+OF_RUNS = ("_factors", "_numbers", "_squares", "_means", "_heads", "_runs", "_D", "_WIDTH")
+
+
+def _named(parts: dict[str, _Runs], *of_kernel: str) -> dict[str, Any]:
+    """The arguments of both kinds of vectors; None for those of a kind that is not there."""
+    what = (*OF_RUNS, *of_kernel, *(("_length",) if "_TOKENS" in of_kernel else ()))
+    given = {name: part.arguments() for name, part in parts.items()}
+    return {f"{name}{each}": given[name][each] if name in given else None for name in ("x", "y") for each in what}
 
 
 def covariance(
-    x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None, of: Moments
-) -> Float32[Tensor, "B H D D"]:
-    """The covariance of each head's real vectors, times factor²."""
+    x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None, of: Moments, jitter: float = 0.0
+) -> Float64[Tensor, "B H D D"]:
+    """The covariance of each head's real vectors, times factor², in fp64.
+
+    `jitter`, if not 0, is the share of the mean variance that is added to each; where that is 0, it is 1.
+    """
     x, (B, H, N, D), tokens, edge = rows(x), x.shape, 32, min(BLOCK, padded(x.shape[3]))
     length = triton.cdiv(max(RUN, triton.cdiv(N, RUNS)), tokens) * tokens
     runs, blocks = triton.cdiv(N, length), triton.cdiv(D, edge)
@@ -62,59 +134,25 @@ def covariance(
         products_of_run,
         (runs, B * H, blocks * blocks),
         work=Work(B * H * N * D * D, B * H * N * D * blocks * x.element_size() + 4 * products.numel()),
-        x=x,
-        **strides("x", x),
-        **of.arguments(),
-        real=_stored(real),
-        products=products,
-        H=H,
-        N=N,
-        D=D,
-        length=length,
-        runs=runs,
-        TOKENS=tokens,
-        EDGE=edge,
+        **{"x": x, **strides("x", x), **of.arguments(), "real": stored(real), "products": products},
+        **{"H": H, "N": N, "D": D, "length": length, "runs": runs, "TOKENS": tokens, "EDGE": edge},
     )
-    return products.sum(2) / counts(x, real)[..., None, None].float()
-
-
-def counts(x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Float[Tensor, "#B 1"]:
-    """How many real vectors each item has, at least 1, in fp64."""
-    if real is None:
-        return torch.full((1, 1), max(1, x.shape[2]), dtype=torch.float64, device=x.device)
-    return real.sum(1, keepdim=True).clamp(min=1).double()
-
-
-def _sums(x: Tensor, real: Tensor | None, of: Moments | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest number of each run, (B,H,runs), the sum of y by component, and that of all squares."""
-    (B, H, N, D), width = x.shape, padded(x.shape[3])
-    runs = triton.cdiv(N, RUN)
-    largest, squares = x.new_empty(2, B, H, runs, dtype=torch.float32)
-    sums = x.new_empty(B, H, runs, D, dtype=torch.float32)
-    given: dict[str, Any] = {"factor": None, "mean": None} if of is None else of.arguments()
+    spread = x.new_empty(B, H, D, D, dtype=torch.float64)
     launch(
-        sums_of_run,
-        (runs, B * H),
-        work=Work(bytes=B * H * N * D * x.element_size()),
-        x=x,
-        **strides("x", x),
-        **given,
-        real=_stored(real),
-        largest=largest,
-        sums=sums,
-        squares=squares,
-        H=H,
-        N=N,
-        D=D,
-        runs=runs,
-        WIDTH=width,
-        RUN=RUN,
-        TOKENS=max(16, TILE // width),
+        merge_products,
+        (triton.cdiv(D, ROWS), B * H),
+        work=Work(bytes=4 * products.numel() + 8 * spread.numel()),
+        **{"products": products, "count": of.count, "spread": spread, "jitter": jitter},
+        **{"D": D, "runs": runs, "WIDTH": padded(D), "ROWS": ROWS},
     )
-    return largest, sums, squares
+    return spread
 
 
-def _stored(real: Tensor | None) -> Tensor | None:
+ROWS = 16  # of a covariance that one program merges
+
+
+def stored(real: Tensor | None) -> Tensor | None:
+    """The tokens that are real as the kernels read them."""
     return None if real is None else real.contiguous()
 
 
@@ -141,40 +179,184 @@ def load_there(real, item, token, N):
 
 
 @triton.jit
-def sums_of_run(
+def factor_of(largest):
+    """The power of two that brings a number into [1/2, 1), made from its exponent; at most 2⁹⁹, for numbers near 0."""
+    exponent = tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, 27)
+    return (tl.maximum(253 - exponent, 1) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def moments_of_run(
+    factors,
+    numbers,
+    squares,
+    means,
     x,
     x_b,
     x_h,
     x_n,
-    factor,
-    mean,
     real,
-    largest,
-    sums,
-    squares,
+    heads,
+    runs,
+    length,
     H,
     N,
     D,
-    runs,
     WIDTH: tl.constexpr,
-    RUN: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """max |y|, Σ y and Σ ‖y‖² over the real tokens of a run. One program takes one run of a head."""
+    """The moments of the real tokens of one run of a head, if there are that run and that head."""
     head, run = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    x += head // H * x_b + head % H * x_h
-    most, total, square = tl.zeros((WIDTH,), tl.float32), tl.zeros((WIDTH,), tl.float32), tl.zeros((WIDTH,), tl.float32)
-    for first in range(run * RUN, min(N, (run + 1) * RUN), TOKENS):
-        token = first + tl.arange(0, TOKENS)
-        there = load_there(real, head // H, token, N)
-        y = load_centred(x, x_n, token, there, factor, mean, head, 0, D, WIDTH)
-        most = tl.maximum(most, tl.max(tl.abs(y), 0))
-        total += tl.sum(y, 0)
-        square += tl.sum(y * y, 0)
-    column = tl.arange(0, WIDTH)
-    tl.store(sums + (head * runs + run) * D + column, total, mask=column < D)
-    tl.store(largest + head * runs + run, tl.max(most, 0))
-    tl.store(squares + head * runs + run, tl.sum(square, 0))
+    if (head < heads) & (run < runs):
+        x += head // H * x_b + head % H * x_h
+        begin, end = run * length, tl.minimum(N, (run + 1) * length)
+        most, number = tl.zeros((WIDTH,), tl.float32), tl.zeros((TOKENS,), tl.float32)
+        for first in range(begin, end, TOKENS):
+            token = first + tl.arange(0, TOKENS)
+            there = load_there(real, head // H, token, N)
+            number += there.to(tl.float32)
+            most = tl.maximum(most, tl.max(tl.abs(load_rows(x, x_n, token, there, D, WIDTH).to(tl.float32)), 0))
+        factor, count = factor_of(tl.max(most, 0)), tl.sum(number, 0)
+        total = tl.zeros((WIDTH,), tl.float32)
+        for first in range(begin, end, TOKENS):
+            token = first + tl.arange(0, TOKENS)
+            there = load_there(real, head // H, token, N)
+            total += tl.sum(load_rows(x, x_n, token, there, D, WIDTH).to(tl.float32) * factor, 0)
+        mean = total / tl.maximum(count, 1.0)
+        rest, square = tl.zeros((WIDTH,), tl.float32), tl.zeros((WIDTH,), tl.float32)
+        for first in range(begin, end, TOKENS):
+            token = first + tl.arange(0, TOKENS)
+            there = load_there(real, head // H, token, N)
+            y = load_rows(x, x_n, token, there, D, WIDTH).to(tl.float32) * factor
+            y = tl.where(there[:, None], y - mean[None, :], 0.0)
+            rest += tl.sum(y, 0)
+            square += tl.sum(y * y, 0)
+        of_run, column = head * runs + run, tl.arange(0, WIDTH)
+        left = rest.to(tl.float64) / tl.maximum(count, 1.0)
+        tl.store(factors + of_run, factor)
+        tl.store(numbers + of_run, count)
+        tl.store(squares + of_run, tl.sum(square.to(tl.float64) - count * left * left, 0))
+        tl.store(means + of_run * D + column, mean.to(tl.float64) + left, mask=column < D)
+
+
+@triton.jit
+def moments_of_runs(
+    x,
+    x_b,
+    x_h,
+    x_n,
+    x_real,
+    x_factors,
+    x_numbers,
+    x_squares,
+    x_means,
+    x_heads,
+    x_runs,
+    x_length,
+    x_H,
+    x_N,
+    x_D,
+    y,
+    y_b,
+    y_h,
+    y_n,
+    y_real,
+    y_factors,
+    y_numbers,
+    y_squares,
+    y_means,
+    y_heads,
+    y_runs,
+    y_length,
+    y_H,
+    y_N,
+    y_D,
+    x_WIDTH: tl.constexpr,
+    x_TOKENS: tl.constexpr,
+    y_WIDTH: tl.constexpr,
+    y_TOKENS: tl.constexpr,
+):
+    """The moments of runs of x, and of those of y. One program takes one run of a head."""
+    if tl.program_id(2) == 0:
+        moments_of_run(
+            *(x_factors, x_numbers, x_squares, x_means, x, x_b, x_h, x_n, x_real, x_heads, x_runs, x_length),
+            *(x_H, x_N, x_D, x_WIDTH, x_TOKENS),
+        )
+    elif y is not None:
+        moments_of_run(
+            *(y_factors, y_numbers, y_squares, y_means, y, y_b, y_h, y_n, y_real, y_heads, y_runs, y_length),
+            *(y_H, y_N, y_D, y_WIDTH, y_TOKENS),
+        )
+
+
+@triton.jit
+def merge_runs(factor, mean, variance, count, factors, numbers, squares, means, heads, runs, D, WIDTH: tl.constexpr):
+    """The moments of a head by those of its runs, if there is that head."""
+    head, column = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    if head < heads:
+        least = tl.load(factors + head * runs)
+        n = tl.load(numbers + head * runs)
+        for run in range(1, runs):
+            least = tl.minimum(least, tl.load(factors + head * runs + run))
+            n += tl.load(numbers + head * runs + run)
+        n = tl.maximum(n, 1.0)
+        total = tl.zeros((WIDTH,), tl.float64)
+        for run in range(runs):
+            share = tl.load(numbers + head * runs + run).to(tl.float64) / n
+            share *= least.to(tl.float64) / tl.load(factors + head * runs + run)
+            total += share * tl.load(means + (head * runs + run) * D + column, mask=column < D, other=0.0)
+        square = tl.zeros((WIDTH,), tl.float64)
+        inside = n.to(tl.float64) * 0.0
+        for run in range(runs):
+            unit = least.to(tl.float64) / tl.load(factors + head * runs + run)
+            own = unit * tl.load(means + (head * runs + run) * D + column, mask=column < D, other=0.0)
+            square += tl.load(numbers + head * runs + run).to(tl.float64) * (own - total) * (own - total)
+            inside += unit * unit * tl.load(squares + head * runs + run)
+        spread = (tl.sum(square, 0) + inside) / (n.to(tl.float64) * D)
+        tl.store(factor + head, least)
+        tl.store(count + head, n)
+        tl.store(variance + head, tl.where(spread < 0, 0.0, spread).to(tl.float32))
+        tl.store(mean + head * D + column, total.to(tl.float32), mask=column < D)
+
+
+@triton.jit
+def merge_moments(
+    x_merged_factor,
+    x_merged_mean,
+    x_merged_variance,
+    x_merged_count,
+    x_factors,
+    x_numbers,
+    x_squares,
+    x_means,
+    x_heads,
+    x_runs,
+    x_D,
+    y_merged_factor,
+    y_merged_mean,
+    y_merged_variance,
+    y_merged_count,
+    y_factors,
+    y_numbers,
+    y_squares,
+    y_means,
+    y_heads,
+    y_runs,
+    y_D,
+    x_WIDTH: tl.constexpr,
+    y_WIDTH: tl.constexpr,
+):
+    """The moments of heads of x, and of those of y. One program takes one head."""
+    if tl.program_id(1) == 0:
+        merge_runs(
+            *(x_merged_factor, x_merged_mean, x_merged_variance, x_merged_count),
+            *(x_factors, x_numbers, x_squares, x_means, x_heads, x_runs, x_D, x_WIDTH),
+        )
+    elif y_means is not None:
+        merge_runs(
+            *(y_merged_factor, y_merged_mean, y_merged_variance, y_merged_count),
+            *(y_factors, y_numbers, y_squares, y_means, y_heads, y_runs, y_D, y_WIDTH),
+        )
 
 
 @triton.jit
@@ -209,3 +391,21 @@ def products_of_run(
     row, column = row + tl.arange(0, EDGE), column + tl.arange(0, EDGE)
     places = products + ((head * runs + run) * D + row)[:, None] * D + column[None, :]
     tl.store(places, total, mask=(row < D)[:, None] & (column < D)[None, :])
+
+
+@triton.jit
+def merge_products(products, count, spread, jitter, D, runs, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """Σ over the runs / count in fp64, with the jitter on the diagonal, for a few rows of a head's matrix."""
+    head, column = tl.program_id(1).to(tl.int64), tl.arange(0, WIDTH)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    n = tl.load(count + head)
+    total = tl.zeros((ROWS, WIDTH), tl.float32)
+    diagonal = tl.zeros((WIDTH,), tl.float32)
+    for run in range(runs):
+        of_run = products + (head * runs + run) * D * D
+        total += load_rows(of_run, D, row, row < D, D, WIDTH)
+        diagonal += tl.load(of_run + column * (D + 1), mask=column < D, other=0.0)
+    mean = tl.sum(diagonal.to(tl.float64), 0) / n / D
+    added = tl.where(jitter > 0, tl.where(mean > 0, mean * jitter, 1.0), 0.0)
+    result = total.to(tl.float64) / n + tl.where(row[:, None] == column[None, :], added, 0.0)
+    store_rows(spread + head * D * D, D, row, row < D, result, D, WIDTH)

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from subquad.ops.choose.cells.op import cell_labels, key_cells
-from subquad.ops.choose.hashing.triton import Projected, sign_hash
+from subquad.ops.choose.hashing.triton import Projected, planes_of, sign_hash
 from subquad.ops.choose.kmeans.triton import Items, fill_labels, refusal_of_sizes
 from subquad.ops.triton import refusal_of
-from subquad.ops.triton.moments import moments
-from subquad.randomness import orthogonal
+from subquad.ops.triton.moments import moments_of
 
 
 @key_cells.refusal("triton")
@@ -23,15 +22,9 @@ def refusal(key: Tensor, value: Tensor, *_: object, cells: int, **__: object) ->
 def compute(labels: Tensor, x: Any) -> None:
     """The Triton backend of `key_cells`."""
     D, E = x.key.shape[3], x.value.shape[3]
-    planes = orthogonal(x.seed, x.bits, D + E, like=x.key.new_empty(0).float())
+    planes = planes_of(x.seed, x.bits, D + E, x.key.device)
+    of_keys, of_values = moments_of((x.key, x.real), (x.value, x.real))
     codes = torch.empty_like(labels)
-    sign_hash(codes, x.real, standardised(x.key, x.real, planes[:, :D]), standardised(x.value, x.real, planes[:, D:]))
+    keys, values = Projected(x.key, planes[:, :D], of_keys, True), Projected(x.value, planes[:, D:], of_values, True)
+    sign_hash(codes, x.real, keys, values)
     fill_labels(labels, codes, Items.of(x.real, None, x.cells, labels), x.iterations)
-
-
-def standardised(x: Tensor, real: Tensor | None, planes: Tensor) -> Projected:
-    """The products of these directions with vectors less their mean, divided by one standard deviation of a head."""
-    of = moments(x, real)
-    assert of.variance is not None
-    deviation = torch.where(of.variance > 0, of.variance.sqrt(), 1.0)
-    return Projected(x, planes / deviation[..., None, None], of)

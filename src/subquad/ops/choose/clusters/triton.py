@@ -17,15 +17,13 @@ from torch import Tensor
 
 from subquad.ops.choose.clusters.op import cluster_labels, query_clusters
 from subquad.ops.choose.clusters.reference import JITTER
-from subquad.ops.choose.hashing.triton import SLICE, Projected, sign_hash
+from subquad.ops.choose.hashing.triton import SLICE, Projected, planes_of, sign_hash
 from subquad.ops.choose.kmeans.triton import Items, fill_labels, refusal_of_sizes, settled
-from subquad.ops.heads import repeat_heads
 from subquad.ops.triton import refusal_of
-from subquad.ops.triton.groups import group_means, group_order
-from subquad.ops.triton.launch import dot, launch, load_rows, padded, rows, strides, tile
-from subquad.ops.triton.moments import Moments, covariance, load_centred, moments
+from subquad.ops.triton.groups import ROWS, Members, load_sums
+from subquad.ops.triton.launch import dot, launch, load_rows, padded, rows, store_rows, strides, tile
+from subquad.ops.triton.moments import Moments, covariance, load_centred, moments, moments_of
 from subquad.ops.triton.recording import Work
-from subquad.randomness import orthogonal
 
 QUERIES, MEANS = 64, 32  # of a tile; with 64 means, scores and TF32 parts do not fit into an A100's registers
 
@@ -39,15 +37,15 @@ def refusal(query: Tensor, key: Tensor, *_: object, clusters: int, **__: object)
 @cluster_labels.on("triton")
 def compute(labels: Tensor, x: Any) -> None:
     """The Triton backend of `query_clusters`."""
-    query, items = rows(x.query), Items.of(x.query_real, x.counts, x.clusters, labels)
-    of, planes = (
-        moments(query, x.query_real),
-        orthogonal(x.seed, x.bits, query.shape[3], like=query.new_empty(0).float()),
-    )
+    query, items, width = rows(x.query), Items.of(x.query_real, x.counts, x.clusters, labels), x.query.shape[3]
     metric = None
     if x.space == "logits":
-        metric, factor = metric_of_keys(x.key, x.key_real, query.shape[1])
-        planes = planes @ factor.mT
+        of, of_keys = moments_of((query, x.query_real), (x.key, x.key_real))
+        metric = covariance(x.key, x.key_real, of_keys, JITTER)
+        factor, _ = torch.linalg.cholesky_ex(metric)
+        planes = planes_of(x.seed, x.bits, width, query.device, torch.float64) @ factor.mT
+    else:
+        of, planes = moments(query, x.query_real), planes_of(x.seed, x.bits, width, query.device)
     codes = torch.empty_like(labels)
     sign_hash(codes, x.query_real, Projected(query, planes, of))
     fill_labels(labels, codes, items, x.iterations)
@@ -56,25 +54,22 @@ def compute(labels: Tensor, x: Any) -> None:
             move(labels, query, of, metric, items)
 
 
-def metric_of_keys(key: Tensor, real: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
-    """Σ and L of each query head, up to a positive factor: the covariance of its keys, with the jitter."""
-    spread = covariance(key, real, moments(key, real)).double()
-    mean = spread.diagonal(dim1=-2, dim2=-1).mean(-1)
-    ones = torch.eye(key.shape[3], dtype=torch.float64, device=key.device)
-    spread = spread + torch.where(mean > 0, JITTER * mean, 1.0)[..., None, None] * ones
-    factor, _ = torch.linalg.cholesky_ex(spread)
-    return repeat_heads(spread.float(), heads), repeat_heads(factor.float(), heads)
-
-
 def move(labels: Tensor, query: Tensor, of: Moments, metric: Tensor | None, items: Items) -> None:
-    """One round of Lloyd's algorithm: the means of the clusters, then each query to the nearest, in place."""
+    """One round of Lloyd's algorithm: the means of the clusters, then each query to the nearest, in place.
+
+    `metric` is Σ of each key head, (B,G,D,D), in any precision.
+    """
     (B, H, N, D), C = query.shape, items.clusters
-    order, offsets = group_order(labels, C)
-    assert of.mean is not None
-    means = group_means(query, order, offsets) * of.factor[..., None, None] - of.mean[:, :, None]
-    directions = means if metric is None else means @ metric
-    halves = (means * directions).sum(-1) / 2
-    halves = halves.masked_fill(offsets.diff(dim=-1) == 0, torch.inf)  # an empty cluster is nearest to nothing
+    members = Members.of(labels, C, query)
+    directions, halves = (query.new_empty(B, H, C, *edge, dtype=torch.float32) for edge in ((D,), ()))
+    launch(
+        directions_of_means,
+        (triton.cdiv(C, ROWS), B * H),
+        work=Work(B * H * C * D * D, 4 * B * H * (C + D) * D),
+        **{**members.arguments(), **of.arguments(), "metric": metric},
+        **{"share": 1 if metric is None else H // metric.shape[1], "directions": directions, "halves": halves},
+        **{"D": D, "WIDTH": padded(D), "SLICE": min(SLICE, padded(D)), "GROUPS": ROWS},
+    )
     tokens = tile(N, QUERIES)
     launch(
         nearest_means,
@@ -95,6 +90,48 @@ def move(labels: Tensor, query: Tensor, of: Moments, metric: Tensor | None, item
         TOKENS=tokens,
         MEANS=tile(C, MEANS),
     )
+
+
+@triton.jit
+def load_means(sums, counts, factor, mean, head, c, C, D, runs, start, WIDTH: tl.constexpr):
+    """The components from `start` on of the means of clusters, as means of y, and how many members there are."""
+    total, count = load_sums(sums, counts, head, c, C, D, runs, start, WIDTH)
+    column = start + tl.arange(0, WIDTH)
+    shift = tl.load(mean + head * D + column, mask=column < D, other=0.0)
+    return total / tl.maximum(count, 1).to(tl.float32)[:, None] * tl.load(factor + head) - shift[None, :], count
+
+
+@triton.jit
+def directions_of_means(
+    sums,
+    counts,
+    factor,
+    mean,
+    metric,
+    share,
+    directions,
+    halves,
+    C,
+    D,
+    runs,
+    WIDTH: tl.constexpr,
+    SLICE: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """Σc and cᵀΣc / 2 of the means c of a tile of clusters; ∞ for an empty cluster, which is nearest to nothing."""
+    head = tl.program_id(1).to(tl.int64)
+    cluster = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    means, count = load_means(sums, counts, factor, mean, head, cluster, C, D, runs, 0, WIDTH)
+    direction = means
+    if metric is not None:
+        direction = tl.zeros_like(means)
+        for start in range(0, D, SLICE):
+            part, _ = load_means(sums, counts, factor, mean, head, cluster, C, D, runs, start, SLICE)
+            row = start + tl.arange(0, SLICE)
+            direction += dot(part, load_rows(metric + head // share * D * D, D, row, row < D, D, WIDTH).to(tl.float32))
+    store_rows(directions + head * C * D, D, cluster, cluster < C, direction, D, WIDTH)
+    half = tl.where(count > 0, tl.sum(means * direction, 1) / 2, float("inf"))
+    tl.store(halves + head * C + cluster, half, mask=cluster < C)
 
 
 @triton.jit

@@ -1,8 +1,10 @@
 """Sign hashes on GPUs: a tile of vectors meets all directions in one product, and its signs are packed at once."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,24 +30,38 @@ def refusal(x: Tensor, *_: object, **__: object) -> str | None:
 def compute(codes: Tensor, given: Any) -> None:
     """The Triton backend of `hash_codes`."""
     x = given.x
-    planes = orthogonal(given.seed, given.bits, x.shape[3], like=x.new_empty(0).float())
+    planes = planes_of(given.seed, given.bits, x.shape[3], x.device)
     sign_hash(codes, given.real, Projected(x, planes, moments(x, given.real) if given.centre else None))
+
+
+@lru_cache(maxsize=256)  # of layers, seeds and devices in use: to move them each time would wait for the device
+def planes_of(seed: int, bits: int, width: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Random directions, (bits,width), which stay on the device."""
+    with torch.inference_mode(False):
+        return orthogonal(seed, bits, width, like=torch.empty(0, dtype=dtype, device=device))
 
 
 @dataclass(frozen=True)
 class Projected:
-    """Vectors (B,H,N,D), centred by their moments if there are some, and directions (bits,D) or (B,H,bits,D)."""
+    """Vectors (B,H,N,D) with directions (bits,D) or (B,G,bits,D).
+
+    They are centred by their moments if there are some, and divided by one standard deviation if they are `scaled`.
+    """
 
     x: Tensor
     planes: Tensor
     of: Moments | None
+    scaled: bool = False
 
     def arguments(self, name: str) -> dict[str, Any]:
         """What the kernel reads, by name."""
-        x, planes = rows(self.x), self.planes.contiguous()
-        of_head = planes.shape[-2] * planes.shape[-1] if planes.ndim == 4 else 0  # from a head's directions to the next
-        given = {"planes": planes, "planes_h": of_head, "D": x.shape[3], "SLICE": min(SLICE, padded(x.shape[3]))}
+        x, planes = rows(self.x), rows(self.planes)
+        of_head = planes.stride(1) if planes.ndim == 4 else 0  # from a head's directions to the next
+        share = x.shape[1] // planes.shape[1] if planes.ndim == 4 else 1  # heads that have the same ones
+        given = {"planes": planes, "planes_h": of_head, "planes_n": planes.stride(-2), "share": share}
+        given |= {"D": x.shape[3], "SLICE": min(SLICE, padded(x.shape[3]))}
         given |= {"factor": None, "mean": None} if self.of is None else self.of.arguments()
+        given["variance"] = self.of.variance if self.scaled and self.of is not None else None
         return {name: x, **strides(name, x), **{f"{name}_{what}": value for what, value in given.items()}}
 
 
@@ -69,23 +85,45 @@ def sign_hash(codes: Tensor, real: Tensor | None, x: Projected, y: Projected | N
     )
 
 
-OF_Y = ("", "_b", "_h", "_n", "_planes", "_planes_h", "_factor", "_mean", "_D", "_SLICE")
-NOTHING: dict[str, Any] = dict.fromkeys(f"y{what}" for what in OF_Y)
+OF_Y = ("", "_b", "_h", "_n", "_planes", "_planes_h", "_planes_n", "_share", "_factor", "_mean", "_variance")
+NOTHING: dict[str, Any] = dict.fromkeys(f"y{what}" for what in (*OF_Y, "_D", "_SLICE"))
 
 
 @triton.jit
 def project(
-    total, x, x_b, x_h, x_n, planes, planes_h, factor, mean, head, H, token, there, bits, D, SLICE: tl.constexpr
+    total,
+    x,
+    x_b,
+    x_h,
+    x_n,
+    planes,
+    planes_h,
+    planes_n,
+    share,
+    factor,
+    mean,
+    variance,
+    head,
+    H,
+    token,
+    there,
+    bits,
+    D,
+    SLICE: tl.constexpr,
 ):
     """`total`, (tokens, bits), with the vectors' products with the directions added."""
     x += head // H * x_b + head % H * x_h
-    planes += head * planes_h
+    planes += head // share * planes_h
     bit = tl.arange(0, total.shape[1])
+    products = tl.zeros_like(total)
     for start in range(0, D, SLICE):
         vectors = load_centred(x, x_n, token, there, factor, mean, head, start, D, SLICE)
-        directions = load_rows(planes + start, D, bit, bit < bits, D - start, SLICE)
-        total += dot(vectors, tl.trans(directions))
-    return total
+        directions = load_rows(planes + start, planes_n, bit, bit < bits, D - start, SLICE).to(tl.float32)
+        products += dot(vectors, tl.trans(directions))
+    if variance is not None:
+        spread = tl.load(variance + head)
+        products = products / tl.where(spread > 0, tl.sqrt(spread), 1.0)
+    return total + products
 
 
 @triton.jit
@@ -96,16 +134,22 @@ def sign_words(
     x_n,
     x_planes,
     x_planes_h,
+    x_planes_n,
+    x_share,
     x_factor,
     x_mean,
+    x_variance,
     y,
     y_b,
     y_h,
     y_n,
     y_planes,
     y_planes_h,
+    y_planes_n,
+    y_share,
     y_factor,
     y_mean,
+    y_variance,
     real,
     codes,
     H,
@@ -125,11 +169,13 @@ def sign_words(
     there = load_there(real, head // H, token, N)
     total = tl.zeros((TOKENS, BITS), tl.float32)
     total = project(
-        total, x, x_b, x_h, x_n, x_planes, x_planes_h, x_factor, x_mean, head, H, token, there, bits, x_D, x_SLICE
+        *(total, x, x_b, x_h, x_n, x_planes, x_planes_h, x_planes_n, x_share, x_factor, x_mean, x_variance),
+        *(head, H, token, there, bits, x_D, x_SLICE),
     )
     if y is not None:
         total = project(
-            total, y, y_b, y_h, y_n, y_planes, y_planes_h, y_factor, y_mean, head, H, token, there, bits, y_D, y_SLICE
+            *(total, y, y_b, y_h, y_n, y_planes, y_planes_h, y_planes_n, y_share, y_factor, y_mean, y_variance),
+            *(head, H, token, there, bits, y_D, y_SLICE),
         )
     words = tl.sum(tl.where(total > 0, (tl.full((BITS,), 1, tl.int64) << bit.to(tl.int64))[None, :], 0), 1)
     tl.store(codes + head * N + token, tl.where(there, words, 0), mask=token < N)

@@ -8,6 +8,9 @@ of the reference, whatever the tiles:
     majority    the sign of the votes; where they are tied, the bit stays
 
 Bits that the codes do not use are 0 in all of them, which adds the same to every product.
+
+Where one tile holds all centroids a round is one launch: each program adds up the votes of all runs of tokens, which
+gives it the centroids, labels its own run and counts the votes of that. More centroids take three launches a round.
 """
 
 from dataclasses import dataclass
@@ -21,12 +24,12 @@ from torch import Tensor
 from subquad.ops.choose.kmeans.op import hamming_kmeans, kmeans_labels
 from subquad.ops.choose.kmeans.reference import ranks_and_counts
 from subquad.ops.triton import refusal_of_any_dtype
-from subquad.ops.triton.launch import dot, launch, tile
+from subquad.ops.triton.launch import dot, launch, padded, runs_of, tile
 from subquad.ops.triton.recording import Work
 
 EDGE = 64  # tokens of a tile, and centroids of one
 WORD = 64  # bits
-PROGRAMS = 512  # into which the votes of all heads are divided: several for each multiprocessor
+TOGETHER = 128  # centroids of a tile that holds all; with 256 registers are spilled
 MOST_CLUSTERS = 2**17  # score and number of a centroid are one integer below 2²⁴, which fp32 holds exactly
 MOST_TOKENS = 2**24  # votes are such integers, too
 
@@ -103,11 +106,36 @@ def fill_labels(labels: Tensor, codes: Tensor, items: Items, iterations: int) ->
         rank = rank if items.real is None else rank.where(items.real, C)
         labels.copy_(rank[:, None].expand_as(labels))
         return
+    if C <= TOGETHER:
+        return rounds(labels, codes, items, iterations)
     centroids = codes.gather(2, items.starts(N, codes.device)[:, None].expand(B, H, C))
     for _ in range(iterations):
         assign(labels, codes, centroids, items)
         vote(labels, codes, centroids)
     assign(labels, codes, centroids, items)
+
+
+def rounds(labels: Tensor, codes: Tensor, items: Items, iterations: int) -> None:
+    """All rounds for few clusters. A program keeps its own copy of the centroids; no other one reads it."""
+    (B, H, N), C = codes.shape, items.clusters
+    tokens = tile(N, EDGE)
+    length, splits = runs_of(N, tokens, 2 * B * H)  # fewer runs than elsewhere: each program reads the votes of all
+    votes = (2, B, H, splits, C, WORD)  # of the last round, and of this one
+    before, after = codes.new_empty(votes, dtype=torch.int16 if length < 2**15 else torch.int32)
+    centroids = codes.new_empty(B, H, splits, C)
+    for i in range(iterations + 1):
+        launch(
+            round_of_codes,
+            (splits, B * H),
+            work=Work(2 * B * H * N * C * WORD, B * H * (16 * N + splits * C * WORD * 2)),
+            **{"codes": codes, "centroids": centroids, "labels": labels, **items.arguments()},
+            starts=items.starts(N, codes.device) if i == 0 and items.rank is not None else None,
+            before=before if i > 0 else None,
+            after=after if i < iterations else None,
+            **{"H": H, "N": N, "C": C, "length": length, "splits": splits},
+            **{"SCALE": triton.next_power_of_2(C), "TOKENS": tokens, "CENTROIDS": padded(C)},
+        )
+        before, after = after, before
 
 
 def assign(labels: Tensor, codes: Tensor, centroids: Tensor, items: Items) -> None:
@@ -135,13 +163,12 @@ def vote(labels: Tensor, codes: Tensor, centroids: Tensor) -> None:
     """Each bit of a centroid becomes that of the most members, in place."""
     (B, H, N), C = codes.shape, centroids.shape[2]
     tokens, edge = tile(N, EDGE), tile(C, EDGE)
-    tiles, runs = triton.cdiv(N, tokens), triton.cdiv(C, edge)
-    length = triton.cdiv(tiles, min(tiles, max(1, PROGRAMS // (runs * B * H)))) * tokens  # of the tokens of a program
-    splits = triton.cdiv(N, length)
+    tiles = triton.cdiv(C, edge)
+    length, splits = runs_of(N, tokens, tiles * B * H)
     votes = codes.new_empty(B, H, splits, C, WORD, dtype=torch.float32)
     launch(
         votes_of_members,
-        (runs, B * H, splits),
+        (tiles, B * H, splits),
         work=Work(B * H * N * C * WORD, B * H * 16 * N + 4 * votes.numel()),
         codes=codes,
         labels=labels,
@@ -184,6 +211,85 @@ def settled(label, item, token, N, C, there, real, rank, count, wanted):
 
 
 @triton.jit
+def scores_of(own, words, c, C, number, SCALE: tl.constexpr):
+    """SCALE·(signs·centroid_c) − c for c < number, (tokens, centroids), with SCALE the power of two from C on.
+
+    It holds both numbers, and is greatest for the lowest of the nearest centroids.
+    """
+    score = dot(own, tl.trans(signs(words))) * SCALE - c[None, :]
+    return tl.where((c < C) & (c < number), 0.0, -float("inf"))[None, :] + score
+
+
+@triton.jit
+def voted(votes, old):
+    """The words of these votes' signs, (n, 64); a bit that is tied keeps its value."""
+    power = (tl.full((64,), 1, tl.int64) << tl.arange(0, 64).to(tl.int64))[None, :]
+    return tl.sum(tl.where(votes > 0, power, 0), 1) | (old & tl.sum(tl.where(votes == 0, power, 0), 1))
+
+
+@triton.jit
+def load_votes(votes, of_split, c, C):
+    """The votes for these centroids in one run of tokens, (n, 64)."""
+    places = votes + (of_split * C + c)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    return tl.load(places, mask=(c < C)[:, None], other=0).to(tl.float32)
+
+
+@triton.jit
+def round_of_codes(
+    codes,
+    centroids,
+    before,
+    after,
+    labels,
+    starts,
+    real,
+    rank,
+    count,
+    wanted,
+    H,
+    N,
+    C,
+    length,
+    splits,
+    SCALE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CENTROIDS: tl.constexpr,
+):
+    """The centroids by the votes of the last round, then the labels of one run of tokens, and then their votes."""
+    head, split = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    c = tl.arange(0, CENTROIDS)
+    mine = centroids + (head * splits + split) * C + c
+    if before is None:  # the codes of evenly spaced tokens
+        if starts is None:
+            start = c.to(tl.int64) * N // C
+        else:
+            start = tl.load(starts + head // H * C + c, mask=c < C, other=0)
+        words = tl.load(codes + head * N + start, mask=c < C, other=0)
+    else:
+        total = tl.zeros((CENTROIDS, 64), tl.float32)
+        for other in range(splits):
+            total += load_votes(before, head * splits + other, c, C)
+        words = voted(total, tl.load(mine, mask=c < C, other=0))
+    tl.store(mine, words, mask=c < C)
+    number = C if wanted is None else tl.load(wanted + head // H)
+    votes = tl.zeros((CENTROIDS, 64), tl.float32)
+    for first in range(split * length, min(N, (split + 1) * length), TOKENS):
+        token = first + tl.arange(0, TOKENS)
+        there = token < N
+        own = signs(tl.load(codes + head * N + token, mask=there, other=0))
+        best = tl.max(scores_of(own, words, c, C, number, SCALE), 1)
+        label = (-tl.maximum(best, -128.0 * SCALE).to(tl.int32)) & (SCALE - 1)
+        label = settled(label.to(tl.int64), head // H, token, N, C, there, real, rank, count, wanted)
+        tl.store(labels + head * N + token, label, mask=there)
+        if after is not None:
+            member = (label[None, :] == c[:, None]) & there[None, :]
+            votes += dot(member.to(tl.float16), own)
+    if after is not None:
+        places = after + ((head * splits + split) * C + c)[:, None] * 64 + tl.arange(0, 64)[None, :]
+        tl.store(places, votes.to(after.dtype.element_ty), mask=(c < C)[:, None])
+
+
+@triton.jit
 def nearest_codes(
     codes,
     centroids,
@@ -199,10 +305,7 @@ def nearest_codes(
     TOKENS: tl.constexpr,
     CENTROIDS: tl.constexpr,
 ):
-    """labels[token] = argmax_c signs·centroid_c, the lowest c of equal ones. One program takes a tile of tokens.
-
-    SCALE·(signs·centroid_c) − c, with SCALE the power of two from C on, holds both numbers, and is greatest there.
-    """
+    """labels[token] = argmax_c signs·centroid_c, the lowest c of equal ones. One program takes a tile of tokens."""
     head = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     there = token < N
@@ -211,9 +314,8 @@ def nearest_codes(
     best = tl.full((TOKENS, CENTROIDS), -128.0 * SCALE, tl.float32)  # below all scores, and of label 0
     for first in range(0, C, CENTROIDS):
         c = first + tl.arange(0, CENTROIDS)
-        theirs = signs(tl.load(centroids + head * C + c, mask=c < C, other=0))
-        score = dot(own, tl.trans(theirs)) * SCALE - c[None, :]
-        best = tl.maximum(best, tl.where((c < C) & (c < number), 0.0, -float("inf"))[None, :] + score)
+        words = tl.load(centroids + head * C + c, mask=c < C, other=0)
+        best = tl.maximum(best, scores_of(own, words, c, C, number, SCALE))
     label = (-tl.max(best, 1).to(tl.int32)) & (SCALE - 1)
     label = settled(label.to(tl.int64), head // H, token, N, C, there, real, rank, count, wanted)
     tl.store(labels + head * N + token, label, mask=there)
@@ -238,12 +340,9 @@ def votes_of_members(codes, labels, votes, N, C, length, splits, TOKENS: tl.cons
 def majority(votes, centroids, C, splits, CENTROIDS: tl.constexpr):
     """The bits of the votes' signs; a bit that is tied keeps its value. One program takes a tile of centroids."""
     head = tl.program_id(1).to(tl.int64)
-    c, bit = tl.program_id(0) * CENTROIDS + tl.arange(0, CENTROIDS), tl.arange(0, 64)
+    c = tl.program_id(0) * CENTROIDS + tl.arange(0, CENTROIDS)
     total = tl.zeros((CENTROIDS, 64), tl.float32)
     for split in range(splits):
-        places = votes + ((head * splits + split) * C + c)[:, None] * 64 + bit[None, :]
-        total += tl.load(places, mask=(c < C)[:, None], other=0.0)
-    power = (tl.full((64,), 1, tl.int64) << bit.to(tl.int64))[None, :]
+        total += load_votes(votes, head * splits + split, c, C)
     old = tl.load(centroids + head * C + c, mask=c < C, other=0)
-    word = tl.sum(tl.where(total > 0, power, 0), 1) | (old & tl.sum(tl.where(total == 0, power, 0), 1))
-    tl.store(centroids + head * C + c, word, mask=c < C)
+    tl.store(centroids + head * C + c, voted(total, old), mask=c < C)
