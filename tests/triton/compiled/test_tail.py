@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from subquad.ops.parts.clustered.op import clustered_attention
 from subquad.ops.parts.tail.op import attend_with_tail
 from tests.triton.compiled.fits import assert_fits, meta
 
@@ -16,4 +17,18 @@ def test_attention_with_a_tail(dtype, D):
         out, lse = attend_with_tail(query, key, value, labels, cell, None, **sizes)
         (out.sum() + lse.sum()).backward()
 
-    assert len(assert_fits(both_directions)) == 12
+    assert_fits(both_directions)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("D", [64, 128])
+def test_clustered_attention(dtype, D):
+    query, key, value = (meta(1, 32, 4096, D, dtype=dtype, grad=True) for _ in range(3))
+    labels, sizes = meta(1, 32, 4096, dtype=torch.int64), {"clusters": 128, "topk": 32, "scale": D**-0.5}
+
+    def both_directions() -> None:
+        how = {"bits": 63, "iterations": 10, "seed": 0, "labels": labels, "wants_lse": True}
+        out, lse = clustered_attention(query, key, value, None, None, **sizes, **how)
+        (out.sum() + lse.sum()).backward()
+
+    assert_fits(both_directions)

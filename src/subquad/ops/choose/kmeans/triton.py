@@ -260,7 +260,7 @@ def round_of_codes(
     c = tl.arange(0, CENTROIDS)
     mine = centroids + (head * splits + split) * C + c
     if before is None:  # the codes of evenly spaced tokens
-        if starts is None:
+        if starts is None:  # noqa: SIM108
             start = c.to(tl.int64) * N // C
         else:
             start = tl.load(starts + head // H * C + c, mask=c < C, other=0)

@@ -51,7 +51,7 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     labels = _labels(x)
     for mine, made in zip((order, offsets), group_order(labels, x.clusters), strict=True):
         mine.copy_(made)
-    centroids.copy_(group_means(x.query, order, offsets).to(x.query.dtype))
+    centroids.copy_(group_means(x.query, labels, x.clusters).to(x.query.dtype))
     of_top = _choose(x, centroids, top)
     key_order, cell_offsets = _chunks(x)
     inside = inside_words(top, key_order) if x.topk else None

@@ -49,7 +49,7 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
         mine.copy_(made)
     for mine, made in zip((key_order, cell_offsets), group_order(x.cell, x.cells), strict=True):
         mine.copy_(made)
-    centroids.copy_(group_means(x.query, order, offsets).to(x.query.dtype))
+    centroids.copy_(group_means(x.query, x.labels, x.clusters).to(x.query.dtype))
     top.copy_(_top_keys(x, centroids, key_order, cell_offsets) if x.keys is None else x.keys)
     cells = cell_keys, cell_values, cell_lse
     see_cells(centroids, x.key, x.value, key_order, cell_offsets, inside_words(top, key_order), x.scale, cells)
@@ -62,7 +62,7 @@ def _top_keys(x: Any, centroids: Tensor, key_order: Tensor, cell_offsets: Tensor
     M = x.key.shape[2]
     if x.topk == 0:
         return centroids.new_empty(*centroids.shape[:3], 0)
-    means = group_means(x.key, key_order, cell_offsets)
+    means = group_means(x.key, x.cell, x.cells)
     spread = log_distances(x.key, x.cell, means, NEAREST, FARTHEST)
     top, _ = top_scores(centroids, x.key, spread, x.cell < x.cells, x.topk, x.scale)
     if x.wanted is not None:  # the largest come first
