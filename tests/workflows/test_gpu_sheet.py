@@ -167,7 +167,9 @@ def test_methods_lengths_and_seed_can_be_given(monkeypatch):
 
 def test_the_command_writes_the_page_and_the_data(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_sheet, "plan_of", lambda settings: PLAN)
-    monkeypatch.setattr(gpu_sheet, "measure", lambda plan, progress: fill(Sheet(plan, "GPU", "sm_0"), Timer(), progress))
+    monkeypatch.setattr(
+        gpu_sheet, "measure", lambda plan, progress: fill(Sheet(plan, "GPU", "sm_0"), Timer(), progress)
+    )
     done = CliRunner().invoke(app, ["bench", "--gpu-sheet", "--device", "cuda", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     page = (tmp_path / "gpu-sheet.md").read_text("utf-8")
