@@ -161,7 +161,7 @@ def test_methods_lengths_and_seed_can_be_given(monkeypatch):
     assert plan_of(BenchSettings(device="cuda:1", seed=3)) == Plan(device="cuda:1", seed=3)
     plan = plan_of(BenchSettings(device="cuda", methods=("linear",), lengths=(512,)))
     assert (plan.methods, plan.lengths) == (("linear",), (512,))
-    with pytest.raises(InputError, match="no method 'lineer'|lineer"):
+    with pytest.raises(InputError, match="lineer"):
         plan_of(BenchSettings(device="cuda", methods=("lineer",)))
 
 
