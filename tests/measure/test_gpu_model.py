@@ -74,6 +74,11 @@ def test_every_gpu_has_exact_attention_at_both_widths(gpu):
             assert 0.1 * gpu.peak < gpu.exact_throughput(named, width, 4096) < gpu.peak
 
 
+def test_other_widths_are_as_the_next_wider_one():
+    at = [H100.exact_throughput("FlashAttention-3", width, 4096) for width in (32, 64, 65, 128, 256)]
+    assert at == [476.0, 476.0, 590.0, 590.0, 590.0]
+
+
 @pytest.mark.parametrize(
     ("device", "name"),
     [("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA A100-SXM4-80GB", "A100"), ("AMD Instinct MI300X", "MI300X")],

@@ -41,8 +41,12 @@ class Gpu:
     exact: Mapping[str, Mapping[int, Curve]]
 
     def exact_throughput(self, named: str, width: int, length: int) -> float:
-        """TFLOP/s of a forward pass, linear between the published lengths and constant outside of them."""
-        return between(self.exact[named][width], length)
+        """TFLOP/s of a forward pass, linear between the published lengths and constant outside of them.
+
+        Of the next wider heads where those of this width were not published.
+        """
+        curves = self.exact[named]
+        return between(curves[min((each for each in curves if each >= width), default=max(curves))], length)
 
 
 def between(curve: Curve, length: int) -> float:

@@ -3,7 +3,7 @@
     time of a launch = max(2 · multiply-adds / (peak · 0.4), bytes / (bandwidth · 0.75), what a sort takes) / share
     share            = programs / multiprocessors, where there are fewer programs, else 1
     captured         = Σ (time + 1.3 µs)              kernels of a CUDA graph follow each other by themselves
-    eager            = max(captured, host)            host = 4 µs a call of torch, 10 µs a launch of a Triton kernel
+    eager            = max(captured, host)            host = 4 µs per call of torch, 10 µs per launch of Triton
 
 The launches are recorded on the meta device (`ops.triton.recording`). So these are our kernels' own grids,
 multiply-adds and bytes; what is assumed is how much of a GPU's peaks they reach.

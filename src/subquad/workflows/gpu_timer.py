@@ -40,13 +40,13 @@ class GpuTimer:
         self.device = torch.device(device)
 
     def eager(self, call: Call) -> float:
-        """As `Timer` says."""
+        """Median over calls for 0.2 seconds, between two events each."""
         for _ in range(WARM_UP):
             call()
         return self._median(call)
 
     def graph(self, call: Call) -> float:
-        """As `Timer` says."""
+        """Median over replays, of a call that was captured after a warm-up on another stream."""
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
@@ -61,11 +61,11 @@ class GpuTimer:
         return self._median(graph.replay)
 
     def peak_mib(self, call: Call) -> float:
-        """As `Timer` says."""
+        """The peak of torch's allocator, above what it held before."""
         return peak_extra_mib(call, self.device)[0]
 
     def kernels(self, call: Call) -> dict[str, float]:
-        """As `Timer` says."""
+        """Median over three calls, with events around each launch."""
         from subquad.ops.triton.launch import around_launches
 
         call()

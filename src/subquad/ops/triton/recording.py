@@ -103,7 +103,7 @@ def _type(value: Any) -> str:
 
 @dataclass(frozen=True)
 class OtherCall:
-    """One call of torch that is no kernel of ours: an elementwise function, a sort, a product.
+    """One call of torch, beside our own kernels: an elementwise function, a sort, a product.
 
     Attributes:
         name: the operator's.
@@ -154,7 +154,7 @@ _MATRICES = {"mm": 0, "bmm": 0, "matmul": 0, "addmm": 1, "baddbmm": 1}  # the op
 
 
 def _bytes(x: Tensor) -> int:
-    """Of the numbers that are there: an expanded tensor holds each once."""
+    """The bytes of the numbers that are there: an expanded tensor holds each once."""
     held = [size for size, step in zip(x.shape, x.stride(), strict=True) if step != 0]
     return prod(held) * x.element_size()
 
