@@ -18,12 +18,15 @@ def launch(
     kernel: Any,
     grid: tuple[int, ...],
     *,
-    num_warps: int = 4,
-    num_stages: int = 2,
-    work: Work | None = None,
+    num_warps: Any = 4,
+    num_stages: Any = 2,
+    work: Any = None,
     **arguments: Any,
 ) -> None:
     """Run a kernel with a grid of programs, or write the launch down inside `recording`.
+
+    `num_warps` and `num_stages` are numbers and `work` is a `Work`: no type says so, because the checker takes any
+    dictionary of arguments for them, too.
 
     A grid without programs is skipped. Arguments go by name; tensors as they are, of any strides.
     """

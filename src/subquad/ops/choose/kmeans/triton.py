@@ -241,9 +241,8 @@ def round_of_codes(
     c = tl.arange(0, CENTROIDS)
     mine = centroids + (head * splits + split) * C + c
     if before is None:  # the codes of evenly spaced tokens
-        if starts is None:
-            start = c.to(tl.int64) * N // C
-        else:
+        start = c.to(tl.int64) * N // C
+        if starts is not None:
             start = tl.load(starts + head // H * C + c, mask=c < C, other=0)
         words = tl.load(codes + head * N + start, mask=c < C, other=0)
     else:
