@@ -37,9 +37,12 @@ class GroupBlocks:
         return self.group.shape[2]
 
 
-def group_blocks(offsets: Tensor, tokens: int, size: int) -> GroupBlocks:
-    """Cut groups whose tokens lie between their `offsets`, (B,H,groups+1) int32, into blocks."""
-    (B, H, _), groups = offsets.shape, offsets.shape[2] - 1
+def group_blocks(offsets: Tensor, tokens: int, size: int, rest: bool = False) -> GroupBlocks:
+    """Cut groups whose tokens lie between their `offsets`, (B,H,groups+1) int32, into blocks.
+
+    With `rest` the tokens behind the last offset, which are in no group, are one more group.
+    """
+    (B, H, known), groups = offsets.shape, offsets.shape[2] - (0 if rest else 1)
     count = -(-tokens // size) + groups
     lists = GroupBlocks(*offsets.new_empty(3, B, H, count, dtype=torch.int32))
     launch(
@@ -50,6 +53,8 @@ def group_blocks(offsets: Tensor, tokens: int, size: int) -> GroupBlocks:
         group=lists.group,
         start=lists.start,
         stop=lists.stop,
+        tokens=tokens,
+        known=known - 1,
         groups=groups,
         count=count,
         size=size,
@@ -60,14 +65,16 @@ def group_blocks(offsets: Tensor, tokens: int, size: int) -> GroupBlocks:
 
 
 @triton.jit
-def cut_groups(offsets, group, start, stop, groups, count, size, GROUPS: tl.constexpr, BLOCKS: tl.constexpr):
+def cut_groups(
+    offsets, group, start, stop, tokens, known, groups, count, size, GROUPS: tl.constexpr, BLOCKS: tl.constexpr
+):
     """The group of each block is how many groups end at blocks before it or at itself."""
     head = tl.program_id(1).to(tl.int64)
     c = tl.arange(0, GROUPS)
-    offsets += head * (groups + 1)
+    offsets += head * (known + 1)
     first = tl.load(offsets + c, mask=c < groups, other=0)
-    end = tl.load(offsets + c + 1, mask=c < groups, other=0)
-    used = (end - first + size - 1) // size
+    end = tl.load(offsets + c + 1, mask=c < known, other=tokens)
+    used = tl.where(c < groups, (end - first + size - 1) // size, 0)
     last = tl.where(c < groups, tl.cumsum(used, 0), 2147483647)
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     of_block = tl.sum((last[None, :] <= block[:, None]).to(tl.int32), 1)

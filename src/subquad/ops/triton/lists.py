@@ -12,23 +12,15 @@ WORD = 32  # bits
 WORDS = 64  # of a step
 
 
-def inside_words(top: Tensor, order: Tensor) -> Tensor:
+def inside_words(top: Tensor, order: Tensor, place: Tensor | None = None) -> Tensor:
     """Bits of the keys that a cluster lists, by their place in `order`: (B,H,C,⌈M/32⌉) int32.
 
-    `top` is (B,H,C,K), with M, or what is no key's number, where a slot is empty; `order` is (B,G,M).
+    `top` is (B,H,C,K), with M, or what is no key's number, where a slot is empty; `order` is (B,G,M), and so is
+    `place`, where each key stands in it, if that is known.
     """
     (B, H, C, K), (G, M) = top.shape, order.shape[1:]
     words = torch.empty(B, H, C, max(1, -(-M // WORD)), dtype=torch.int32, device=top.device)
-    place = torch.empty_like(order)
-    launch(
-        invert,
-        (triton.cdiv(M, 1024), B * G),
-        work=Work(bytes=8 * order.numel()),
-        order=order,
-        place=place,
-        M=M,
-        TOKENS=1024,
-    )
+    place = _inverse(order) if place is None else place
     launch(
         set_bits,
         (C, B * H),
@@ -43,13 +35,25 @@ def inside_words(top: Tensor, order: Tensor) -> Tensor:
     return words
 
 
-def log_distances(x: Tensor, labels: Tensor, means: Tensor, least: float, most: float) -> Tensor:
-    """ln ‖x_i − mean of its group‖, (B,H,N) in fp32, of squares between `least` and `most`; 0 where it is NaN.
+def _inverse(order: Tensor) -> Tensor:
+    B, G, M = order.shape
+    place = torch.empty_like(order)
+    launch(
+        invert,
+        (triton.cdiv(M, 1024), B * G),
+        work=Work(bytes=8 * order.numel()),
+        **{"order": order, "place": place, "M": M, "TOKENS": 1024},
+    )
+    return place
 
-    A label that is no group's number stands for a mean of 0.
+
+def log_distances(x: Tensor, labels: Tensor, means: Tensor, least: float, most: float) -> tuple[Tensor, Tensor]:
+    """ln ‖x_i − mean of its group‖ in fp32, of squares between `least` and `most`, and 1 for what is in a group.
+
+    Both are (B,H,N). A distance is 0 where it is NaN; a label that is no group's number stands for a mean of 0.
     """
     x, (B, H, N, D), groups = rows(x), x.shape, means.shape[2]
-    distances = x.new_empty(B, H, N, dtype=torch.float32)
+    distances, grouped = x.new_empty(B, H, N, dtype=torch.float32), x.new_empty(B, H, N, dtype=torch.uint8)
     launch(
         distances_to_means,
         (triton.cdiv(N, 32), B * H),
@@ -59,10 +63,11 @@ def log_distances(x: Tensor, labels: Tensor, means: Tensor, least: float, most: 
         labels=labels.contiguous(),
         means=means,
         distances=distances,
+        inside=grouped,
         **{"least": least, "most": most, "H": H, "N": N, "groups": groups, "D": D, "WIDTH": padded(D)},
         TOKENS=32,
     )
-    return distances
+    return distances, grouped
 
 
 @triton.jit
@@ -95,7 +100,22 @@ def set_bits(top, place, words, H, G, M, C, K, count, SLOTS: tl.constexpr, WORDS
 
 @triton.jit
 def distances_to_means(
-    x, x_b, x_h, x_n, labels, means, distances, least, most, H, N, groups, D, WIDTH: tl.constexpr, TOKENS: tl.constexpr
+    x,
+    x_b,
+    x_h,
+    x_n,
+    labels,
+    means,
+    distances,
+    inside,
+    least,
+    most,
+    H,
+    N,
+    groups,
+    D,
+    WIDTH: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):
     """The logarithm of the distance of each vector to the mean of its group, for a tile of tokens."""
     head = tl.program_id(1).to(tl.int64)
@@ -109,3 +129,4 @@ def distances_to_means(
     square = tl.sum(apart * apart, 1)
     distance = tl.log(tl.minimum(tl.maximum(square, least), most)) * 0.5
     tl.store(distances + head * N + token, tl.where(square == square, distance, 0.0), mask=there)
+    tl.store(inside + head * N + token, grouped.to(tl.uint8), mask=there)

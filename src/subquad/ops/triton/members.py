@@ -58,9 +58,9 @@ class Clustering:
     mass: Tensor | None = None
     rest: Tensor | None = None
 
-    def blocks(self, size: int) -> GroupBlocks:
-        """Blocks of queries of one cluster."""
-        return group_blocks(self.offsets, self.order.shape[2], size)
+    def blocks(self, size: int, rest: bool = False) -> GroupBlocks:
+        """Blocks of queries of one cluster, and with `rest` of those in none."""
+        return group_blocks(self.offsets, self.order.shape[2], size, rest)
 
     def arguments(self) -> dict[str, object]:
         """What all kernels read."""
@@ -94,11 +94,11 @@ def _sizes(query: Tensor, key: Tensor, value: Tensor, scale: float) -> dict[str,
 def attend_members(
     query: Tensor, key: Tensor, value: Tensor, clusters: Clustering, scale: float, out: Tensor, lse: Tensor | None
 ) -> None:
-    """Fill out (any layout) and lse, (B,H,N), of the queries that are in a cluster."""
+    """Fill out (any layout) and lse, (B,H,N); a query in no cluster has 0, and an lse of 0, or in a tail of −∞."""
     query, key, value = rows(query), rows(key), rows(value)
     (B, H, N, D), E, K = query.shape, value.shape[3], clusters.top.shape[3]
     tiles = tiles_of("members_forward", query.dtype, max(D, E))
-    blocks = clusters.blocks(tiles.rows)
+    blocks = clusters.blocks(tiles.rows, rest=True)
     arguments = clusters.arguments()
     met = B * H * N * (K + int(str(arguments["X"])))
     launch(
@@ -202,9 +202,15 @@ def members_forward(
     cluster = tl.load(group + block)
     place = tl.load(start + block) + tl.arange(0, QUERIES)
     member = place < tl.load(stop + block)
-    if cluster < C:
+    token = tl.load(order + head * N + place, mask=member, other=0)
+    of_head = out + head // H * out_b + head % H * out_h
+    if cluster >= C:
+        store_rows(of_head, out_n, token, member, tl.zeros((QUERIES, VALUES), tl.float32), E, VALUES)
+        if lse is not None:
+            nothing = float("-inf") if mass is None else 0.0
+            tl.store(lse + head * N + token, tl.full((QUERIES,), nothing, tl.float32), mask=member)
+    else:
         of_cluster = head * C + cluster
-        token = tl.load(order + head * N + place, mask=member, other=0)
         q = load_rows(query + head // H * query_b + head % H * query_h, query_n, token, member, D, WIDTH)
         largest = tl.full((QUERIES,), float("-inf"), tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
@@ -239,7 +245,7 @@ def members_forward(
             remainder = tl.load(rest + of_cluster * E + column, mask=column < E, other=0.0)
             result = result * share + remainder[None, :]
             sums -= tl.log(tl.where(share == 0, 1.0, share))
-        store_rows(out + head // H * out_b + head % H * out_h, out_n, token, member, result, E, VALUES)
+        store_rows(of_head, out_n, token, member, result, E, VALUES)
         if lse is not None:
             tl.store(lse + head * N + token, sums, mask=member)
 

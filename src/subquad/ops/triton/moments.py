@@ -290,6 +290,13 @@ def moments_of_runs(
 
 
 @triton.jit
+def unit_of(least, factor):
+    """least/factor for powers of two, by their exponents; 0 where a run's numbers are too small to count."""
+    exponent = (least.to(tl.int32, bitcast=True) >> 23) - (factor.to(tl.int32, bitcast=True) >> 23)
+    return (tl.maximum(exponent + 127, 0) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def merge_runs(factor, mean, variance, count, factors, numbers, squares, means, heads, runs, D, WIDTH: tl.constexpr):
     """The moments of a head by those of its runs, if there is that head."""
     head, column = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
@@ -300,19 +307,20 @@ def merge_runs(factor, mean, variance, count, factors, numbers, squares, means, 
             least = tl.minimum(least, tl.load(factors + head * runs + run))
             n += tl.load(numbers + head * runs + run)
         n = tl.maximum(n, 1.0)
+        inverse = 1.0 / (n.to(tl.float64) * D)  # one division for all: they take subroutines in fp64
         total = tl.zeros((WIDTH,), tl.float64)
         for run in range(runs):
-            share = tl.load(numbers + head * runs + run).to(tl.float64) / n
-            share *= least.to(tl.float64) / tl.load(factors + head * runs + run)
-            total += share * tl.load(means + (head * runs + run) * D + column, mask=column < D, other=0.0)
+            share = tl.load(numbers + head * runs + run) * unit_of(least, tl.load(factors + head * runs + run))
+            own = tl.load(means + (head * runs + run) * D + column, mask=column < D, other=0.0)
+            total += share.to(tl.float64) * own * (inverse * D)
         square = tl.zeros((WIDTH,), tl.float64)
-        inside = n.to(tl.float64) * 0.0
+        inside = inverse * 0.0
         for run in range(runs):
-            unit = least.to(tl.float64) / tl.load(factors + head * runs + run)
+            unit = unit_of(least, tl.load(factors + head * runs + run)).to(tl.float64)
             own = unit * tl.load(means + (head * runs + run) * D + column, mask=column < D, other=0.0)
             square += tl.load(numbers + head * runs + run).to(tl.float64) * (own - total) * (own - total)
             inside += unit * unit * tl.load(squares + head * runs + run)
-        spread = (tl.sum(square, 0) + inside) / (n.to(tl.float64) * D)
+        spread = (tl.sum(square, 0) + inside) * inverse
         tl.store(factor + head, least)
         tl.store(count + head, n)
         tl.store(variance + head, tl.where(spread < 0, 0.0, spread).to(tl.float32))

@@ -6,6 +6,7 @@ largest scores are the largest, so that only the keys of these are scored once m
     keys        [· · · · ∙ ∙][· · 7 · · ·][3 · · · · ·][· · 9 · 8 ·]      blocks
     maxima            2            7            3            9            C×M/16, and their top K by torch
     candidates                [· · 7 · · ·]             [· · 9 · 8 ·]      C×16K, and their top K by torch
+    top                       7 · 9 · 8 as numbers of keys, ascending: a key stands behind those with lower numbers
 """
 
 import torch
@@ -17,27 +18,46 @@ from subquad.ops.triton.launch import dot, launch, load_rows, padded, rows, stri
 from subquad.ops.triton.recording import Work
 
 BLOCK = 16  # keys
+SLOTS = 64  # of a list, for one program
 
 
-def top_scores(
-    centroids: Tensor, key: Tensor, bias: Tensor | None, there: Tensor | None, topk: int, scale: float
-) -> tuple[Tensor, Tensor]:
-    """The `topk` keys with the largest scale·centroid·key + bias, the largest first, and these: (B,H,C,topk) each.
+def choose_top(
+    centroids: Tensor,
+    key: Tensor,
+    bias: Tensor | None,
+    there: Tensor | None,
+    scale: float,
+    top: Tensor,
+    wanted: Tensor | None = None,
+    lse: Tensor | None = None,
+) -> None:
+    """Fill `top`, (B,H,C,K) int32, with the keys with the largest scale·centroid·key + bias, ascending; then M.
 
-    `bias` is (B,G,M), and keys that are not `there`, (B,G,M), are not taken; both may be None. Where no key is left
-    stand M and −∞. topk ≤ M.
+    Args:
+        centroids: (B,H,C,D).
+        key: (B,G,M,D).
+        bias: (B,G,M) fp32, or None.
+        there: (B,G,M), not 0 for keys that may be taken; None: all.
+        scale: of the products.
+        top: at most M slots for each centroid.
+        wanted: (B,), how many of the largest an item takes; None: all K.
+        lse: (B,H,C) fp32, to be filled with ln Σ e^score over the K keys, or None.
     """
-    (B, H, C, _), M = centroids.shape, key.shape[2]
+    (B, H, C, K), M = top.shape, key.shape[2]
+    if K == 0:
+        return
     key, blocks = rows(key), triton.cdiv(M, BLOCK)
     given = centroids, key, bias, there, scale
-    if blocks <= topk:
-        chosen = torch.arange(blocks, dtype=torch.int32, device=key.device).expand(B, H, C, blocks).contiguous()
-    else:
-        chosen = _maxima(*given, blocks).topk(topk, dim=-1, sorted=False).indices.int()
-    scores = _candidates(*given, chosen)
-    found, place = scores.topk(topk, dim=-1)
-    keys = chosen.gather(3, place // BLOCK).long() * BLOCK + place % BLOCK
-    return keys.masked_fill(torch.isneginf(found), M), found
+    chosen = None if blocks <= K else _maxima(*given, blocks).topk(K, dim=-1, sorted=False).indices
+    scores = _candidates(*given, chosen, min(blocks, K))
+    found, place = scores.topk(K, dim=-1)  # the largest first
+    launch(
+        list_keys,
+        (triton.cdiv(K, SLOTS), C, B * H),
+        work=Work(bytes=B * H * C * K * 24),
+        **{"found": found, "place": place, "chosen": chosen, "wanted": wanted, "top": top, "lse": lse},
+        **{"H": H, "M": M, "C": C, "K": K, "blocks": 0 if chosen is None else K, "BLOCK": BLOCK, "SLOTS": SLOTS},
+    )
 
 
 def _maxima(centroids: Tensor, key: Tensor, bias: Tensor | None, there: Tensor | None, scale: float, blocks: int):
@@ -71,9 +91,15 @@ def _maxima(centroids: Tensor, key: Tensor, bias: Tensor | None, there: Tensor |
 
 
 def _candidates(
-    centroids: Tensor, key: Tensor, bias: Tensor | None, there: Tensor | None, scale: float, chosen: Tensor
+    centroids: Tensor,
+    key: Tensor,
+    bias: Tensor | None,
+    there: Tensor | None,
+    scale: float,
+    chosen: Tensor | None,
+    K: int,
 ):
-    (B, H, C, D), (G, M), K = centroids.shape, key.shape[1:3], chosen.shape[3]
+    (B, H, C, D), (G, M) = centroids.shape, key.shape[1:3]
     scores = centroids.new_empty(B, H, C, K * BLOCK, dtype=torch.float32)
     launch(
         candidate_scores,
@@ -186,10 +212,49 @@ def candidate_scores(
     slot = tl.arange(0, BLOCKS * BLOCK)
     for start in range(0, K, BLOCKS):
         listed = start + slot // BLOCK < K
-        block = tl.load(chosen + (head * C + row) * K + start + slot // BLOCK, mask=listed, other=0)
+        block = start + slot // BLOCK
+        if chosen is not None:
+            block = tl.load(chosen + (head * C + row) * K + block, mask=listed, other=0).to(tl.int32)
         column = tl.where(listed, block * BLOCK + slot % BLOCK, M)
         vectors = load_rows(key, key_n, column, column < M, D, WIDTH).to(tl.float32)
         logits = tl.sum(vectors * mean[None, :], 1) * scale
         found = ranked(logits[None, :], bias, there, of_key * M, column, M)
         place = scores + (head * C + row) * K * BLOCK + start * BLOCK + slot
         tl.store(place[None, :], found, mask=listed[None, :])
+
+
+@triton.jit
+def load_keys(found, place, chosen, of_row, slot, count, blocks, M, K, BLOCK: tl.constexpr):
+    """The keys in these slots of a list whose largest scores come first; M where a slot is empty."""
+    at = tl.load(place + of_row * K + slot, mask=slot < K, other=0).to(tl.int32)
+    block = at // BLOCK
+    if chosen is not None:
+        block = tl.load(chosen + of_row * blocks + block, mask=slot < K, other=0).to(tl.int32)
+    score = tl.load(found + of_row * K + slot, mask=slot < K, other=-float("inf"))
+    return tl.where((score == -float("inf")) | (slot >= count), M, block * BLOCK + at % BLOCK)
+
+
+@triton.jit
+def list_keys(found, place, chosen, wanted, top, lse, H, M, C, K, blocks, BLOCK: tl.constexpr, SLOTS: tl.constexpr):
+    """A tile of one centroid's list: each key's slot is how many keys of the list stand before it."""
+    head, row = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    of_row = head * C + row
+    count = K if wanted is None else tl.load(wanted + head // H).to(tl.int32)
+    slot = tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
+    key = load_keys(found, place, chosen, of_row, slot, count, blocks, M, K, BLOCK)
+    before = tl.zeros((SLOTS,), tl.int32)
+    for first in range(0, K, SLOTS):
+        other = first + tl.arange(0, SLOTS)
+        theirs = load_keys(found, place, chosen, of_row, other, count, blocks, M, K, BLOCK)[None, :]
+        equal = (theirs == key[:, None]) & (other[None, :] < slot[:, None])  # empty slots keep their order
+        lower = ((theirs < key[:, None]) | equal) & (other < K)[None, :]
+        before += tl.sum(lower.to(tl.int32), 1)
+    tl.store(top + of_row * K + before, key, mask=slot < K)
+    if lse is not None and tl.program_id(0) == 0:
+        largest = tl.load(found + of_row * K)
+        safe = tl.where(largest == -float("inf"), 0.0, largest)
+        total = tl.zeros((SLOTS,), tl.float32)
+        for first in range(0, K, SLOTS):
+            other = first + tl.arange(0, SLOTS)
+            total += tl.exp(tl.load(found + of_row * K + other, mask=other < K, other=-float("inf")) - safe)
+        tl.store(lse + of_row, tl.log(tl.sum(total, 0)) + safe)

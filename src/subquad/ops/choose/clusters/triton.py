@@ -68,7 +68,7 @@ def move(labels: Tensor, query: Tensor, of: Moments, metric: Tensor | None, item
         work=Work(B * H * C * D * D, 4 * B * H * (C + D) * D),
         **{**members.arguments(), **of.arguments(), "metric": metric},
         **{"share": 1 if metric is None else H // metric.shape[1], "directions": directions, "halves": halves},
-        **{"D": D, "WIDTH": padded(D), "SLICE": min(SLICE, padded(D)), "GROUPS": ROWS},
+        **{"D": D, "WIDTH": padded(D), "SLICE": 16, "GROUPS": ROWS},
     )
     tokens = tile(N, QUERIES)
     launch(

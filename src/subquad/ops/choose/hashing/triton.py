@@ -45,7 +45,8 @@ def planes_of(seed: int, bits: int, width: int, device: torch.device, dtype: tor
 class Projected:
     """Vectors (B,H,N,D) with directions (bits,D) or (B,G,bits,D).
 
-    They are centred by their moments if there are some, and divided by one standard deviation if they are `scaled`.
+    They are centred by their moments if there are some. If both of two kinds are `scaled`, each is divided by its
+    standard deviation.
     """
 
     x: Tensor
@@ -102,7 +103,6 @@ def project(
     share,
     factor,
     mean,
-    variance,
     head,
     H,
     token,
@@ -115,15 +115,18 @@ def project(
     x += head // H * x_b + head % H * x_h
     planes += head // share * planes_h
     bit = tl.arange(0, total.shape[1])
-    products = tl.zeros_like(total)
     for start in range(0, D, SLICE):
         vectors = load_centred(x, x_n, token, there, factor, mean, head, start, D, SLICE)
         directions = load_rows(planes + start, planes_n, bit, bit < bits, D - start, SLICE).to(tl.float32)
-        products += dot(vectors, tl.trans(directions))
-    if variance is not None:
-        spread = tl.load(variance + head)
-        products = products / tl.where(spread > 0, tl.sqrt(spread), 1.0)
-    return total + products
+        total += dot(vectors, tl.trans(directions))
+    return total
+
+
+@triton.jit
+def deviation(variance, head):
+    """One standard deviation of a head's vectors; 1 where they are all equal."""
+    spread = tl.load(variance + head)
+    return tl.where(spread > 0, tl.sqrt(spread), 1.0)
 
 
 @triton.jit
@@ -169,13 +172,15 @@ def sign_words(
     there = load_there(real, head // H, token, N)
     total = tl.zeros((TOKENS, BITS), tl.float32)
     total = project(
-        *(total, x, x_b, x_h, x_n, x_planes, x_planes_h, x_planes_n, x_share, x_factor, x_mean, x_variance),
-        *(head, H, token, there, bits, x_D, x_SLICE),
+        *(total, x, x_b, x_h, x_n, x_planes, x_planes_h, x_planes_n, x_share, x_factor, x_mean, head),
+        *(H, token, there, bits, x_D, x_SLICE),
     )
     if y is not None:
+        if x_variance is not None:  # x/σ_x + y/σ_y, times σ_y, which changes no sign
+            total *= deviation(y_variance, head) / deviation(x_variance, head)
         total = project(
-            *(total, y, y_b, y_h, y_n, y_planes, y_planes_h, y_planes_n, y_share, y_factor, y_mean, y_variance),
-            *(head, H, token, there, bits, y_D, y_SLICE),
+            *(total, y, y_b, y_h, y_n, y_planes, y_planes_h, y_planes_n, y_share, y_factor, y_mean, head),
+            *(H, token, there, bits, y_D, y_SLICE),
         )
     words = tl.sum(tl.where(total > 0, (tl.full((BITS,), 1, tl.int64) << bit.to(tl.int64))[None, :], 0), 1)
     tl.store(codes + head * N + token, tl.where(there, words, 0), mask=token < N)

@@ -91,7 +91,7 @@ class Items:
         # The first position that reaches a rank is a real one: a pad has the rank of the last real token before it.
         return torch.searchsorted(self.rank, c * self.count[:, None] // wanted).clamp(max=tokens - 1)
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Tensor | None]:
         """What `settled` reads, by name."""
         return {"real": self.real, "rank": self.rank, "count": self.count, "wanted": self.wanted}
 
@@ -146,16 +146,8 @@ def assign(labels: Tensor, codes: Tensor, centroids: Tensor, items: Items) -> No
         nearest_codes,
         (triton.cdiv(N, tokens), B * H),
         work=Work(B * H * N * C * WORD, B * H * (16 * N + 8 * C)),
-        codes=codes,
-        centroids=centroids,
-        labels=labels,
-        **items.arguments(),
-        H=H,
-        N=N,
-        C=C,
-        SCALE=triton.next_power_of_2(C),
-        TOKENS=tokens,
-        CENTROIDS=tile(C, EDGE),
+        **{"codes": codes, "centroids": centroids, "labels": labels, **items.arguments()},
+        **{"H": H, "N": N, "C": C, "SCALE": triton.next_power_of_2(C), "TOKENS": tokens, "CENTROIDS": tile(C, EDGE)},
     )
 
 
@@ -170,26 +162,15 @@ def vote(labels: Tensor, codes: Tensor, centroids: Tensor) -> None:
         votes_of_members,
         (tiles, B * H, splits),
         work=Work(B * H * N * C * WORD, B * H * 16 * N + 4 * votes.numel()),
-        codes=codes,
-        labels=labels,
-        votes=votes,
-        N=N,
-        C=C,
-        length=length,
-        splits=splits,
-        TOKENS=tokens,
-        CENTROIDS=edge,
+        **{"codes": codes, "labels": labels, "votes": votes, "N": N, "C": C, "length": length},
+        **{"splits": splits, "TOKENS": tokens, "CENTROIDS": edge},
     )
     launch(
         majority,
         (triton.cdiv(C, 16), B * H),
         num_warps=1,
         work=Work(bytes=4 * votes.numel() + 16 * centroids.numel()),
-        votes=votes,
-        centroids=centroids,
-        C=C,
-        splits=splits,
-        CENTROIDS=16,
+        **{"votes": votes, "centroids": centroids, "C": C, "splits": splits, "CENTROIDS": 16},
     )
 
 
@@ -260,9 +241,8 @@ def round_of_codes(
     c = tl.arange(0, CENTROIDS)
     mine = centroids + (head * splits + split) * C + c
     if before is None:  # the codes of evenly spaced tokens
-        if starts is None:  # noqa: SIM108
-            start = c.to(tl.int64) * N // C
-        else:
+        start = c.to(tl.int64) * N // C
+        if starts is not None:
             start = tl.load(starts + head // H * C + c, mask=c < C, other=0)
         words = tl.load(codes + head * N + start, mask=c < C, other=0)
     else:

@@ -1,9 +1,9 @@
 """Clustered and improved clustered attention on GPUs.
 
     labels                          sign hashes and k-means, or as given                 `ops.choose`
-    Q^c                             segmented means of the queries by cluster            `ops.triton.groups`
+    Q^c                             means of the queries by cluster                      `ops.triton.groups`
     T: top keys of each cluster     maxima of blocks, then candidates                    `ops.triton.selection`
-    A^c V without T                 cells of CHUNK keys, merged by their log-sum-exps    `ops.triton.cells`
+    A^c V without T                 cells of CHUNK keys, merged by their log-sum-exps    `ops.triton.neighbours`, `cells`
     V̂                               m̂·softmax over T + the rest, for each member         `ops.triton.members`
 
 A centroid's weights are never stored. Q^c is rounded to the dtype of the queries, so that it meets the keys on tensor
@@ -21,7 +21,7 @@ from subquad.ops.parts.clustered.op import clustered_attention, clustered_backwa
 from subquad.ops.parts.clustered.reference import cluster_queries
 from subquad.ops.triton import refusal_of
 from subquad.ops.triton.cells import cells_backward, see_cells
-from subquad.ops.triton.groups import group_means, group_order, group_sums
+from subquad.ops.triton.groups import Members, group_sums
 from subquad.ops.triton.lists import inside_words
 from subquad.ops.triton.members import (
     Clustering,
@@ -31,7 +31,8 @@ from subquad.ops.triton.members import (
     member_sums,
     members_backward,
 )
-from subquad.ops.triton.selection import top_scores
+from subquad.ops.triton.neighbours import merge_cells, neighbours
+from subquad.ops.triton.selection import choose_top
 
 CHUNK = 1024  # keys that one program reads: more programs than clusters and heads alone would give
 
@@ -49,28 +50,26 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     """The output, what the backward pass needs, and the queries' log-sum-exps."""
     out, order, offsets, top, centroids, rest, lse, mass, query_lse = outputs
     labels = _labels(x)
-    for mine, made in zip((order, offsets), group_order(labels, x.clusters), strict=True):
-        mine.copy_(made)
-    centroids.copy_(group_means(x.query, labels, x.clusters).to(x.query.dtype))
-    of_top = _choose(x, centroids, top)
-    key_order, cell_offsets = _chunks(x)
-    inside = inside_words(top, key_order) if x.topk else None
-    (B, H, C), E, X = lse.shape, rest.shape[3], cell_offsets.shape[2] - 1
+    queries = Members.of(labels, x.clusters, x.query)
+    queries.fill_order(order, offsets)
+    queries.fill_means(centroids, like=x.query)
+    of_top = lse.new_empty(lse.shape) if x.topk else None
+    if x.topk:
+        real = None if x.key_real is None else x.key_real[:, None].expand(-1, x.key.shape[1], -1).contiguous()
+        choose_top(centroids, x.key, None, real, x.scale, top, lse=of_top)
+    chunks = neighbours(x.key, x.key_real, CHUNK)
+    (B, H, C), E, X = lse.shape, rest.shape[3], chunks.offsets.shape[2] - 1
     values, of_cells = rest.new_empty(B, H, C, X, E), rest.new_empty(B, H, C, X)
-    see_cells(centroids, x.key, x.value, key_order, cell_offsets, inside, x.scale, (None, values, of_cells))
-
-    lse.copy_(torch.cat([of_cells, of_top[..., None]], dim=3).logsumexp(3))
-    seen = lse.masked_fill(torch.isneginf(lse), 0.0)  # a cluster that sees no key has no weights
-    mass.copy_((of_top - seen).exp())
-    rest.copy_(((of_cells - seen[..., None]).exp()[..., None] * values).sum(3))
+    inside = inside_words(top, chunks.order, chunks.place) if x.topk else None
+    see_cells(centroids, x.key, x.value, chunks.order, chunks.offsets, inside, x.scale, (None, values, of_cells))
+    merge_cells(values, of_cells, of_top, (rest, lse, mass))
     if x.topk == 0:
         out.copy_(broadcast(rest, labels))
         if x.wants_lse:
             query_lse.copy_(broadcast(lse[..., None], labels)[..., 0])
         return
     clusters = Clustering(order, offsets, centroids, top, mass=mass, rest=rest)
-    lse_or_none = query_lse.zero_() if x.wants_lse else None
-    attend_members(x.query, x.key, x.value, clusters, x.scale, out.zero_(), lse_or_none)
+    attend_members(x.query, x.key, x.value, clusters, x.scale, out, query_lse if x.wants_lse else None)
 
 
 def _labels(x: Any) -> Tensor:
@@ -80,25 +79,6 @@ def _labels(x: Any) -> Tensor:
     else:
         labels = x.labels.masked_fill((x.labels < 0) | (x.labels > x.clusters), x.clusters)
     return labels if x.query_real is None else labels.masked_fill(~x.query_real[:, None], x.clusters)
-
-
-def _choose(x: Any, centroids: Tensor, top: Tensor) -> Tensor:
-    """Fill the top keys in ascending order; return ln Σ e^{scale·Q^c·K} over them."""
-    if x.topk == 0:
-        return centroids.new_full(centroids.shape[:3], -torch.inf)
-    G = x.key.shape[1]
-    real = None if x.key_real is None else x.key_real[:, None].expand(-1, G, -1).contiguous()
-    keys, scores = top_scores(centroids, x.key, None, real, x.topk, x.scale)
-    top.copy_(keys.sort(dim=-1).values)
-    return scores.logsumexp(3)
-
-
-def _chunks(x: Any) -> tuple[Tensor, Tensor]:
-    """Real keys as cells of neighbours: their order and where each cell begins."""
-    B, G, M = x.key.shape[:3]
-    cell = torch.arange(M, device=x.key.device) // CHUNK
-    cell, cells = cell.expand(B, G, M), max(1, -(-M // CHUNK))
-    return group_order(cell if x.key_real is None else cell.masked_fill(~x.key_real[:, None], cells), cells)
 
 
 @clustered_backward.on("triton")
@@ -123,8 +103,8 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
         of_mass = of_mass - of_lse / torch.where(mass == 0, torch.inf, mass)
         shared = shared + mass * of_mass
         of_inside = of_mass - shared
-    key_order, cell_offsets = _chunks(x)
-    cells = cell_offsets.shape[2] - 1
+    chunks = neighbours(x.key, x.key_real, CHUNK)
+    cells = chunks.offsets.shape[2] - 1
 
     def of_cells(x: Tensor) -> Tensor:
         return x.unsqueeze(3).expand(*x.shape[:3], cells, *x.shape[3:]).contiguous()
@@ -132,9 +112,9 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     of_means = cells_backward(
         x,
         centroids,
-        key_order,
-        cell_offsets,
-        inside_words(top, key_order) if x.topk else None,
+        chunks.order,
+        chunks.offsets,
+        inside_words(top, chunks.order, chunks.place) if x.topk else None,
         of_cells(lse),
         (None, of_cells(of_rest), of_cells(-shared), of_inside),
         listed_backward(*inputs, of_members) if x.topk else None,

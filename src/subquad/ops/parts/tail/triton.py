@@ -1,7 +1,7 @@
 """Attention to exact keys and a tail of cells on GPUs.
 
-    queries by cluster, keys by cell      stable sorts                                   `ops.triton.groups`
-    q̄ of each cluster                     segmented means                                `ops.triton.groups`
+    queries by cluster, keys by cell      counting sorts                                 `ops.triton.groups`
+    q̄ of each cluster                     means by cluster                               `ops.triton.groups`
     T: exact keys of each cluster         maxima of blocks, then candidates              `ops.triton.selection`
     k̄, v̄, λ of each cell and cluster      one softmax for each, over the cell's keys     `ops.triton.cells`
     out, lse                              one softmax over T and the cells               `ops.triton.members`
@@ -19,7 +19,7 @@ from subquad.ops.parts.tail.op import attend_with_tail, tail_backward, tail_forw
 from subquad.ops.parts.tail.reference import FARTHEST, NEAREST
 from subquad.ops.triton import refusal_of
 from subquad.ops.triton.cells import cells_backward, see_cells
-from subquad.ops.triton.groups import group_means, group_order
+from subquad.ops.triton.groups import Members
 from subquad.ops.triton.lists import inside_words, log_distances
 from subquad.ops.triton.members import (
     Clustering,
@@ -29,7 +29,7 @@ from subquad.ops.triton.members import (
     listed_backward,
     members_backward,
 )
-from subquad.ops.triton.selection import top_scores
+from subquad.ops.triton.selection import choose_top
 
 
 @attend_with_tail.refusal("triton")
@@ -45,29 +45,29 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     """The output, its log-sum-exp, and what the backward pass needs."""
     out, lse, *saved = outputs
     order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse = saved
-    for mine, made in zip((order, offsets), group_order(x.labels, x.clusters), strict=True):
-        mine.copy_(made)
-    for mine, made in zip((key_order, cell_offsets), group_order(x.cell, x.cells), strict=True):
-        mine.copy_(made)
-    centroids.copy_(group_means(x.query, x.labels, x.clusters).to(x.query.dtype))
-    top.copy_(_top_keys(x, centroids, key_order, cell_offsets) if x.keys is None else x.keys)
+    queries, keys = Members.of(x.labels, x.clusters, x.query), Members.of(x.cell, x.cells, x.key)
+    place = torch.empty_like(key_order)
+    queries.fill_order(order, offsets)
+    keys.fill_order(key_order, cell_offsets, place)
+    queries.fill_means(centroids, like=x.query)
+    if x.keys is None:
+        _fill_top(x, centroids, keys, top)
+    else:
+        top.copy_(x.keys)
+    inside = inside_words(top, key_order, place)
     cells = cell_keys, cell_values, cell_lse
-    see_cells(centroids, x.key, x.value, key_order, cell_offsets, inside_words(top, key_order), x.scale, cells)
-    clusters = Clustering(order, offsets, centroids, top, cells)
-    attend_members(x.query, x.key, x.value, clusters, x.scale, out.zero_(), lse.fill_(-torch.inf))
+    see_cells(centroids, x.key, x.value, key_order, cell_offsets, inside, x.scale, cells)
+    attend_members(x.query, x.key, x.value, Clustering(order, offsets, centroids, top, cells), x.scale, out, lse)
 
 
-def _top_keys(x: Any, centroids: Tensor, key_order: Tensor, cell_offsets: Tensor) -> Tensor:
+def _fill_top(x: Any, centroids: Tensor, keys: Members, top: Tensor) -> None:
     """The keys with the largest weight times distance to the mean of their cell, ascending; M where a slot is empty."""
-    M = x.key.shape[2]
     if x.topk == 0:
-        return centroids.new_empty(*centroids.shape[:3], 0)
-    means = group_means(x.key, x.cell, x.cells)
-    spread = log_distances(x.key, x.cell, means, NEAREST, FARTHEST)
-    top, _ = top_scores(centroids, x.key, spread, x.cell < x.cells, x.topk, x.scale)
-    if x.wanted is not None:  # the largest come first
-        top = top.masked_fill(torch.arange(x.topk, device=top.device) >= x.wanted[:, None, None, None], M)
-    return top.sort(dim=-1).values
+        return
+    means = centroids.new_empty(*x.key.shape[:2], x.cells, x.key.shape[3])
+    keys.fill_means(means)
+    spread, there = log_distances(x.key, x.cell, means, NEAREST, FARTHEST)
+    choose_top(centroids, x.key, spread, there, x.scale, top, x.wanted)
 
 
 @tail_backward.on("triton")
