@@ -21,6 +21,7 @@ METHODS = [
     *map(sq.parse_method, OF_OTHER_CODE),
 ]
 MISSING = "it does not have this op"  # the triton backend: those of an op are one file, which may not be there yet
+BY_DISTANCE = "the kernels add nothing to the logits by distance"  # "local" with relative positions
 
 every_method = pytest.mark.parametrize("method", METHODS, ids=str)
 RAISED = RuntimeError, NotImplementedError  # by the meta device, where a number is read or a shape follows data
@@ -62,7 +63,7 @@ def test_attention_never_waits(method, backend):
             assert_never_waits(method, Mask())
             assert_never_waits(method, real if method.traits.causal == "no" else real & Mask.causal())
     except ValueError as error:
-        if backend != "triton" or MISSING not in str(error):
+        if backend != "triton" or not any(reason in str(error) for reason in (MISSING, BY_DISTANCE)):
             raise
         pytest.skip(str(error))
 
