@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from subquad.ops.triton.moments import covariance, moments
+from subquad.ops.triton.covariance import covariance
+from subquad.ops.triton.moments import moments
 from tests.triton.compiled.fits import assert_fits, meta
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from subquad.ops.parts.clustered import triton as clustered
 from tests.oracle import qkv
 from tests.triton.devices import CLOSE, DTYPES
 from tests.triton.interpreted.clustered_calls import both
@@ -46,6 +47,16 @@ def test_equals_the_reference(poisoned, call, shape, dtype):
     for a, b in zip(have, want, strict=True):
         largest = max(1.0, b[b.isfinite()].abs().max().item()) if b.isfinite().any() else 1.0
         torch.testing.assert_close(a.float(), b.float(), atol=CLOSE[dtype] * largest, rtol=CLOSE[dtype])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("call", ["clustered", "improved"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_cells_of_neighbours_are_merged(poisoned, monkeypatch, call, padded):
+    monkeypatch.setattr(clustered, "CHUNK", 16)
+    inputs, padding = qkv(9, 37, B=2, H=2, G=1, D=5, E=6), real(2, 9, 37) if padded else (None, None)
+    have, want = (both("clustered", b, *inputs, padding, **CALLS[call]) for b in ("triton", "reference"))
+    torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5)
 
 
 def kind(call: str) -> str:

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from subquad.ops.triton.moments import RUN, covariance, moments
+from subquad.ops.triton.covariance import covariance
+from subquad.ops.triton.moments import RUN, moments
 from tests.oracle import normal
 from tests.triton.devices import DTYPES
 from tests.triton.interpreted.fences import fenced

@@ -97,6 +97,7 @@ class Members:
         launch(
             means_of_groups,
             (triton.cdiv(C, ROWS), B * H),
+            num_warps=2,
             work=Work(bytes=4 * (self.sums.numel() + means.numel())),
             **self.arguments(),
             **{"means": means, "like": like, "D": D, "WIDTH": padded(D), "GROUPS": ROWS, "DIVIDED": divided},
@@ -247,7 +248,7 @@ def means_of_groups(
     c = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     total, count = load_sums(sums, counts, head, c, C, D, runs, 0, WIDTH)
     if DIVIDED:
-        total = total / tl.maximum(count, 1).to(tl.float32)[:, None]
+        total *= (1.0 / tl.maximum(count, 1))[:, None]
     if like is not None:
         total = total.to(like.dtype.element_ty)
     store_rows(means + head * C * D, D, c, c < C, total, D, WIDTH)

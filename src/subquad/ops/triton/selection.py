@@ -104,7 +104,7 @@ def _candidates(
     launch(
         candidate_scores,
         (C, B * H),
-        work=Work(B * H * C * K * BLOCK * D, B * H * C * K * BLOCK * (D * key.element_size() + 4)),
+        work=Work(bytes=B * H * C * K * BLOCK * (D * key.element_size() + 4)),
         num_stages=3,
         centroids=centroids,
         key=key,

@@ -20,9 +20,10 @@ from subquad.ops.choose.clusters.reference import JITTER
 from subquad.ops.choose.hashing.triton import SLICE, Projected, planes_of, sign_hash
 from subquad.ops.choose.kmeans.triton import Items, fill_labels, refusal_of_sizes, settled
 from subquad.ops.triton import refusal_of
+from subquad.ops.triton.covariance import covariance
 from subquad.ops.triton.groups import ROWS, Members, load_sums
 from subquad.ops.triton.launch import dot, launch, load_rows, padded, rows, store_rows, strides, tile
-from subquad.ops.triton.moments import Moments, covariance, load_centred, moments, moments_of
+from subquad.ops.triton.moments import Moments, load_centred, moments, moments_of
 from subquad.ops.triton.recording import Work
 
 QUERIES, MEANS = 64, 32  # of a tile; with 64 means, scores and TF32 parts do not fit into an A100's registers
@@ -98,7 +99,7 @@ def load_means(sums, counts, factor, mean, head, c, C, D, runs, start, WIDTH: tl
     total, count = load_sums(sums, counts, head, c, C, D, runs, start, WIDTH)
     column = start + tl.arange(0, WIDTH)
     shift = tl.load(mean + head * D + column, mask=column < D, other=0.0)
-    return total / tl.maximum(count, 1).to(tl.float32)[:, None] * tl.load(factor + head) - shift[None, :], count
+    return total * (tl.load(factor + head) / tl.maximum(count, 1))[:, None] - shift[None, :], count
 
 
 @triton.jit

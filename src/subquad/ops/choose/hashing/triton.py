@@ -68,7 +68,8 @@ class Projected:
 
 def sign_hash(codes: Tensor, real: Tensor | None, x: Projected, y: Projected | None = None) -> None:
     """Fill codes (B,H,N) with the signs of x·planes, or of x·planes + y·planes: those of [x, y], without a copy."""
-    (B, H, N, D), bits, tokens = x.x.shape, x.planes.shape[-2], tile(x.x.shape[2], MOST_ROWS)
+    (B, H, N, D), bits = x.x.shape, x.planes.shape[-2]
+    tokens = tile(N, MOST_ROWS if y is None else MOST_ROWS // 2)
     width = D + (0 if y is None else y.x.shape[3])
     launch(
         sign_words,
