@@ -104,5 +104,10 @@ class GpuTimer:
         return statistics.median(times)
 
 
+def reason_of(error: Exception) -> str:
+    """An error in one line that fits into a table."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)
