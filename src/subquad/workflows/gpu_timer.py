@@ -93,7 +93,8 @@ class GpuTimer:
 
     def _median(self, call: Call) -> float:
         torch.cuda.synchronize(self.device)
-        began, times = time.perf_counter(), []
+        began = time.perf_counter()
+        times: list[float] = []
         while len(times) < 3 or (time.perf_counter() - began < SECONDS and len(times) < MOST):
             start, end = _event(), _event()
             start.record()
