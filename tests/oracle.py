@@ -20,6 +20,12 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
     return drawn.to(torch.get_default_device(), dtype)
 
 
+def integers(below: int, *shape: int, seed: int = 0) -> Tensor:
+    """Whole numbers from 0 to below `below`, the same ones on every device."""
+    drawn = torch.randint(below, shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+    return drawn.to(torch.get_default_device())
+
+
 def qkv(
     N: int = 24, M: int | None = None, *, B: int = 2, H: int = 2, G: int | None = None, D: int = 8, E: int = 6, **kind
 ) -> tuple[Tensor, Tensor, Tensor]:

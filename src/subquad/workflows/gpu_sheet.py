@@ -25,7 +25,7 @@ from subquad.report.bench_schema import EXACT
 from subquad.workflows import machine
 from subquad.workflows.bench_calls import DTYPES, Calls, Load
 from subquad.workflows.gpu_tiles import Tried, fastest, try_tiles
-from subquad.workflows.gpu_timer import Call, GpuTimer, Timer
+from subquad.workflows.gpu_timer import Call, GpuTimer, Timer, reason_of
 from subquad.workflows.settings import PASSES, BenchSettings
 from subquad.workflows.store import Progress
 
@@ -179,8 +179,8 @@ def measured(
         cell.eager_ms = timer.eager(call)
         cell.peak_mib = timer.peak_mib(call)
         cell.graph_ms = timer.graph(call)
-    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
-        cell.reason = " ".join(str(error).split())[:200]
+    except Exception as error:  # also of Triton's compiler: a method that does not run is a result of the sheet
+        cell.reason = reason_of(error)
     return cell, out
 
 

@@ -7,7 +7,7 @@ import torch
 
 from subquad.measure.fidelity import relative_error
 from subquad.workflows.bench_calls import DTYPES, Calls, Load
-from subquad.workflows.gpu_timer import Timer
+from subquad.workflows.gpu_timer import Timer, reason_of
 from subquad.workflows.store import Progress
 
 METHODS = "clustered-tail", "i-clustered", "clustered"  # which between them launch every kernel of the table
@@ -35,9 +35,14 @@ def try_tiles(load: Load, timer: Timer, is_time_left: Callable[[], bool], progre
     for method in METHODS:
         if not is_time_left():
             break
-        calls = Calls(load)
-        call = calls.of(method)
-        times = timer.kernels(call)
+        call = Calls(load).of(method)
+        try:
+            times = timer.kernels(call)
+        except Exception as error:  # that the method does not run is in the sheet's table, too
+            tried.append(
+                Tried(f"all of {method}", load.head_dim, DTYPES[load.dtype].itemsize, (), None, reason_of(error))
+            )
+            continue
         for kernel in sorted((name for name in times if name in TABLE and name not in done), key=lambda k: -times[k]):
             progress(f"tiles of {kernel}, D={load.head_dim}", len(done), len(TABLE))
             tried += _candidates(kernel, load, call, timer, is_time_left)
@@ -66,7 +71,7 @@ def _candidates(
                 else:
                     ms = timer.kernels(call).get(kernel)
         except Exception as error:  # out of shared memory, or what a compiler does not take: it is not a candidate here
-            reason = " ".join(str(error).split())[:100]
+            reason = reason_of(error)
         tried.append(Tried(kernel, load.head_dim, dtype.itemsize, tuple(tiles), ms, reason))
     return tried
 

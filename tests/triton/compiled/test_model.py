@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,9 @@ import subquad as sq
 from subquad.measure import gpu_model as model
 from subquad.measure.gpu_model import Load, record
 from subquad.ops.triton.recording import OtherCall, recording
-from subquad.ops.triton.resources import CHIPS, compile_for
+from subquad.ops.triton.resources import Resources
 from subquad.ops.triton.tiles import MEASURED, TABLE, Tiles, candidates, entry, overridden, tiles_of
-from tests.triton.compiled.fits import meta
+from tests.triton.compiled.fits import compiled, meta
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -60,8 +61,7 @@ def test_kernels_that_multiply_fp32_whatever_comes_in():
         sq.attention(*(meta(1, 32, 1024, 64) for _ in range(3)), method="clustered-tail")
     in_tf32 = set()
     for launch in {launch.code: launch for launch in launches}.values():
-        made = compile_for(launch, CHIPS["sm_80"])
-        if made.products and "tf32" in made.kinds:
+        if launch.work.products and "tf32" in compiled(launch, "sm_80").kinds:
             in_tf32.add(launch.name)
     assert in_tf32 == set(model.WIDE)
 
@@ -143,6 +143,24 @@ def test_the_fastest_candidate_is_found(monkeypatch):
     assert gpu_tiles.try_tiles(load, Timer(), lambda: False, lambda *of: None) == []
 
 
+def test_a_method_that_does_not_run_has_no_tiles(monkeypatch):
+    from subquad.workflows import gpu_tiles
+    from subquad.workflows.bench_calls import Load as BenchLoad
+
+    class Timer:
+        """Nothing runs."""
+
+        def kernels(self, call):
+            raise RuntimeError("an illegal\naccess")
+
+    load = BenchLoad(32, "bfloat16", "forward", 1, 2, 64, "cpu", 0)
+    tried = gpu_tiles.try_tiles(load, Timer(), lambda: True, lambda *of: None)
+    assert [(each.kernel, each.ms, each.reason) for each in tried] == [
+        (f"all of {method}", None, "an illegal access") for method in gpu_tiles.METHODS
+    ]
+    assert gpu_tiles.fastest(tried) == []
+
+
 # ---------------------------------------------------------------------- scripts
 
 
@@ -172,7 +190,12 @@ def test_the_page_of_the_resources(script, monkeypatch, tmp_path):
     page = tmp_path / "page.md"
     words = ["--length", "1024", "--widths", "64", "--methods", "clustered", "--chips", "sm_80"]
     monkeypatch.setattr(sys, "argv", ["gpu_resources.py", *words, "--out", str(page)])
-    script("gpu_resources").main()
+    module = script("gpu_resources")
+    made = Resources(registers=100, spills=0, stack=0, shared=2048, threads=128, products=3)
+    spilled = replace(made, spills=8)
+    monkeypatch.setattr(module, "compile_for", lambda launch, chip: spilled if launch.name == "majority" else made)
+    module.main()
     text = page.read_text("utf-8")
-    assert "| `members_sums` | bf16 D=64 |" in text
-    assert "compiled for sm_80; " in text
+    assert "| `members_sums` | bf16 D=64 | 1 | 100 · 2 · 4 · 3 |" in text
+    assert "| `majority` | all | 1 | 100 · 2 · 4 · 3 · **8 B spilled** |" in text
+    assert "compiled for sm_80; 1 of these" in text
