@@ -317,6 +317,7 @@ def alone() -> dict[str, dict]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.long  # other tests compile methods
 @pytest.mark.long
 @pytest.mark.parametrize("text", kept_alone.COMPILED)
 def test_compiles_without_a_break_for_indices_and_with_one_for_a_mask(alone, text):

@@ -93,8 +93,8 @@ class GpuTimer:
 
     def _median(self, call: Call) -> float:
         torch.cuda.synchronize(self.device)
-        times: list[float] = []
         began = time.perf_counter()
+        times: list[float] = []
         while len(times) < 3 or (time.perf_counter() - began < SECONDS and len(times) < MOST):
             start, end = _event(), _event()
             start.record()
@@ -103,6 +103,11 @@ class GpuTimer:
             end.synchronize()
             times.append(start.elapsed_time(end))
         return statistics.median(times)
+
+
+def reason_of(error: Exception) -> str:
+    """An error in one line that fits into a table."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _event() -> torch.cuda.Event:

@@ -193,9 +193,10 @@ def test_the_page_of_the_resources(script, monkeypatch, tmp_path):
     module = script("gpu_resources")
     made = Resources(registers=100, spills=0, stack=0, shared=2048, threads=128, products=3)
     spilled = replace(made, spills=8)
-    monkeypatch.setattr(module, "compile_for", lambda launch, chip: spilled if launch.name == "majority" else made)
+    of = {"members_to_queries": spilled}
+    monkeypatch.setattr(module, "compile_for", lambda launch, chip: of.get(launch.name, made))
     module.main()
     text = page.read_text("utf-8")
     assert "| `members_sums` | bf16 D=64 | 1 | 100 · 2 · 4 · 3 |" in text
-    assert "| `majority` | all | 1 | 100 · 2 · 4 · 3 · **8 B spilled** |" in text
-    assert "compiled for sm_80; 1 of these" in text
+    assert "| `members_to_queries` | bf16 D=64 | 1 | 100 · 2 · 4 · 3 · **8 B spilled** |" in text
+    assert "compiled for sm_80; 2 of these" in text

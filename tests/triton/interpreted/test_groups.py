@@ -9,7 +9,7 @@ from tests.triton.interpreted.fences import fenced
 
 def labels_of(B, H, N, C, seed=0):
     """Labels of which some are C, "in no group", and one group has no member."""
-    labels = torch.randint(0, C + 1, (B, H, N), generator=torch.Generator().manual_seed(seed))
+    labels = integers(C + 1, B, H, N, seed=seed)
     return labels.where(labels != C // 2, 0)
 
 

@@ -66,6 +66,7 @@ def move(labels: Tensor, query: Tensor, of: Moments, metric: Tensor | None, item
     launch(
         directions_of_means,
         (triton.cdiv(C, ROWS), B * H),
+        num_warps=8,
         work=Work(B * H * C * D * D, 4 * B * H * (C + D) * D),
         **{**members.arguments(), **of.arguments(), "metric": metric},
         **{"share": 1 if metric is None else H // metric.shape[1], "directions": directions, "halves": halves},
