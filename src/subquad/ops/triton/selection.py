@@ -1,13 +1,16 @@
 """The top keys of each centroid, without a matrix of all centroids and all keys.
 
-Of blocks of 16 keys only the largest score is kept. The K largest scores of a centroid lie in the K blocks whose
-largest scores are the largest, so that only the keys of these are scored once more:
+Of blocks of 8 keys only the largest score is kept. The K largest scores of a centroid lie in the K blocks whose
+largest scores are the largest, so that only the scores of these are written, when all are computed once more: a second
+product on tensor cores takes less time than gathering the keys of each centroid's own blocks.
 
     keys        [· · · · ∙ ∙][· · 7 · · ·][3 · · · · ·][· · 9 · 8 ·]      blocks
-    maxima            2            7            3            9            C×M/16, and their top K by torch
-    candidates                [· · 7 · · ·]             [· · 9 · 8 ·]      C×16K, and their top K by torch
+    maxima            2            7            3            9            C×M/8, and their top K by torch
+    candidates                [· · 7 · · ·]             [· · 9 · 8 ·]      C×8K, and their top K by torch
     top                       7 · 9 · 8 as numbers of keys, ascending: a key stands behind those with lower numbers
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -17,7 +20,7 @@ from torch import Tensor
 from subquad.ops.triton.launch import dot, launch, load_rows, padded, rows, strides, tile
 from subquad.ops.triton.recording import Work
 
-BLOCK = 16  # keys
+BLOCK = 8  # keys
 SLOTS = 64  # of a list, for one program
 
 
@@ -48,8 +51,8 @@ def choose_top(
         return
     key, blocks = rows(key), triton.cdiv(M, BLOCK)
     given = centroids, key, bias, there, scale
-    chosen = None if blocks <= K else _maxima(*given, blocks).topk(K, dim=-1, sorted=False).indices
-    scores = _candidates(*given, chosen, min(blocks, K))
+    chosen = None if blocks <= K else _maxima(*given, blocks=blocks).topk(K, dim=-1, sorted=False).indices
+    scores = _candidates(*given, blocks=blocks, chosen=chosen, K=min(blocks, K))
     found, place = scores.topk(K, dim=-1)  # the largest first
     launch(
         list_keys,
@@ -60,71 +63,48 @@ def choose_top(
     )
 
 
-def _maxima(centroids: Tensor, key: Tensor, bias: Tensor | None, there: Tensor | None, scale: float, blocks: int):
-    (B, H, C, D), (G, M) = centroids.shape, key.shape[1:3]
-    maxima = centroids.new_empty(B, H, C, blocks, dtype=torch.float32)
-    of_16_bits = key.element_size() == 2
-    rows_of_tile, keys_of_tile = tile(C, 64 if of_16_bits else 32), tile(M, 64)
-    launch(
-        block_maxima,
-        (triton.cdiv(M, keys_of_tile), triton.cdiv(C, rows_of_tile), B * H),
-        work=Work(B * H * C * M * D, B * G * M * D * key.element_size() + 4 * maxima.numel()),
-        centroids=centroids,
-        key=key,
-        **strides("key", key),
-        bias=bias,
-        there=there,
-        maxima=maxima,
-        scale=scale,
-        H=H,
-        G=G,
-        M=M,
-        C=C,
-        blocks=blocks,
-        D=D,
-        SLICE=min(padded(D), 64 if of_16_bits else 32),
-        ROWS=rows_of_tile,
-        KEYS=keys_of_tile,
-        BLOCK=BLOCK,
-    )
+def _maxima(centroids: Tensor, key: Tensor, *given: Any, blocks: int) -> Tensor:
+    """The largest score of each block: (B,H,C,blocks)."""
+    maxima = centroids.new_empty(*centroids.shape[:3], blocks, dtype=torch.float32)
+    _launch(block_maxima, centroids, key, *given, written=maxima.numel(), maxima=maxima, blocks=blocks)
     return maxima
 
 
-def _candidates(
+def _candidates(centroids: Tensor, key: Tensor, *given: Any, blocks: int, chosen: Tensor | None, K: int) -> Tensor:
+    """The scores of the keys in K chosen blocks, in the order in which these were chosen: (B,H,C,K·BLOCK)."""
+    scores = centroids.new_empty(*centroids.shape[:3], K * BLOCK, dtype=torch.float32)
+    ranks = None
+    if chosen is not None:
+        number = torch.arange(K, dtype=torch.int32, device=key.device).expand(chosen.shape)
+        ranks = torch.full((*chosen.shape[:3], blocks), -1, dtype=torch.int32, device=key.device)
+        ranks.scatter_(3, chosen, number)
+    sizes: dict[str, Any] = {"scores": scores, "ranks": ranks, "blocks": blocks, "K": K}
+    _launch(candidate_scores, centroids, key, *given, written=scores.numel(), **sizes)
+    return scores
+
+
+def _launch(
+    kernel: Any,
     centroids: Tensor,
     key: Tensor,
     bias: Tensor | None,
     there: Tensor | None,
-    scale: float,
-    chosen: Tensor | None,
-    K: int,
-):
-    (B, H, C, D), (G, M) = centroids.shape, key.shape[1:3]
-    scores = centroids.new_empty(B, H, C, K * BLOCK, dtype=torch.float32)
+    scale: Any,
+    *,
+    written: Any,
+    **more: Any,
+) -> None:
+    (B, H, C, D), (G, M), of_16_bits = centroids.shape, key.shape[1:3], key.element_size() == 2
+    rows_of_tile, keys_of_tile = tile(C, 64 if of_16_bits else 32), tile(M, 64)
     launch(
-        candidate_scores,
-        (C, B * H),
-        work=Work(bytes=B * H * C * K * BLOCK * (D * key.element_size() + 4)),
-        num_stages=3,
-        centroids=centroids,
-        key=key,
-        **strides("key", key),
-        bias=bias,
-        there=there,
-        chosen=chosen,
-        scores=scores,
-        scale=scale,
-        H=H,
-        G=G,
-        M=M,
-        C=C,
-        K=K,
-        D=D,
-        WIDTH=padded(D),
-        BLOCK=BLOCK,
-        BLOCKS=2,
+        kernel,
+        (triton.cdiv(M, keys_of_tile), triton.cdiv(C, rows_of_tile), B * H),
+        work=Work(B * H * C * M * D, B * G * M * D * key.element_size() + 4 * written),
+        **{"centroids": centroids, "key": key, **strides("key", key), "bias": bias, "there": there, "scale": scale},
+        **{"H": H, "G": G, "M": M, "C": C, "D": D, "SLICE": min(padded(D), 64 if of_16_bits else 32)},
+        **{"ROWS": rows_of_tile, "KEYS": keys_of_tile, "BLOCK": BLOCK},
+        **more,
     )
-    return scores
 
 
 @triton.jit
@@ -137,6 +117,39 @@ def ranked(logits, bias, there, base, key, M):
         inside = inside & (tl.load(there + base + key, mask=inside, other=0) != 0)
     logits = tl.where(logits == float("-inf"), -3e38, logits)
     return tl.where(inside[None, :], logits, float("-inf"))
+
+
+@triton.jit
+def scores_of_tile(
+    centroids,
+    key,
+    key_b,
+    key_h,
+    key_n,
+    bias,
+    there,
+    scale,
+    head,
+    row,
+    column,
+    H,
+    G,
+    M,
+    C,
+    D,
+    SLICE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """What the keys of a tile are ranked by for a tile of centroids: (ROWS, KEYS)."""
+    of_key = head // H * G + head % H // (H // G)
+    key += of_key // G * key_b + of_key % G * key_h
+    logits = tl.zeros((ROWS, KEYS), tl.float32)
+    for start in range(0, D, SLICE):
+        means = load_rows(centroids + head * C * D + start, D, row, row < C, D - start, SLICE)
+        vectors = load_rows(key + start, key_n, column, column < M, D - start, SLICE)
+        logits += dot(means.to(vectors.dtype), tl.trans(vectors))
+    return ranked(logits * scale, bias, there, of_key * M, column, M)
 
 
 @triton.jit
@@ -163,16 +176,10 @@ def block_maxima(
 ):
     """The largest score of each block of keys, for a tile of centroids and a tile of keys."""
     head = tl.program_id(2).to(tl.int64)
-    of_key = head // H * G + head % H // (H // G)
-    key += of_key // G * key_b + of_key % G * key_h
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
-    logits = tl.zeros((ROWS, KEYS), tl.float32)
-    for start in range(0, D, SLICE):
-        means = load_rows(centroids + head * C * D + start, D, row, row < C, D - start, SLICE)
-        vectors = load_rows(key + start, key_n, column, column < M, D - start, SLICE)
-        logits += dot(means.to(vectors.dtype), tl.trans(vectors))
-    scores = ranked(logits * scale, bias, there, of_key * M, column, M)
+    given = centroids, key, key_b, key_h, key_n, bias, there, scale
+    scores = scores_of_tile(*given, head, row, column, H, G, M, C, D, SLICE, ROWS, KEYS)
     scores = tl.where(scores != scores, float("inf"), scores)  # a maximum would drop NaN
     largest = tl.max(tl.reshape(scores, (ROWS, KEYS // BLOCK, BLOCK)), 2)
     block = tl.program_id(0) * (KEYS // BLOCK) + tl.arange(0, KEYS // BLOCK)
@@ -189,7 +196,7 @@ def candidate_scores(
     key_n,
     bias,
     there,
-    chosen,
+    ranks,
     scores,
     scale,
     H,
@@ -197,30 +204,26 @@ def candidate_scores(
     M,
     C,
     K,
+    blocks,
     D,
-    WIDTH: tl.constexpr,
+    SLICE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
 ):
-    """The scores of one centroid's chosen blocks of keys. Each centroid has its own: no product of tiles."""
-    head, row = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    of_key = head // H * G + head % H // (H // G)
-    key += of_key // G * key_b + of_key % G * key_h
-    width = tl.arange(0, WIDTH)
-    mean = tl.load(centroids + (head * C + row) * D + width, mask=width < D, other=0.0)
-    mean = mean.to(key.dtype.element_ty).to(tl.float32)
-    slot = tl.arange(0, BLOCKS * BLOCK)
-    for start in range(0, K, BLOCKS):
-        listed = start + slot // BLOCK < K
-        block = start + slot // BLOCK
-        if chosen is not None:
-            block = tl.load(chosen + (head * C + row) * K + block, mask=listed, other=0).to(tl.int32)
-        column = tl.where(listed, block * BLOCK + slot % BLOCK, M)
-        vectors = load_rows(key, key_n, column, column < M, D, WIDTH).to(tl.float32)
-        logits = tl.sum(vectors * mean[None, :], 1) * scale
-        found = ranked(logits[None, :], bias, there, of_key * M, column, M)
-        place = scores + (head * C + row) * K * BLOCK + start * BLOCK + slot
-        tl.store(place[None, :], found, mask=listed[None, :])
+    """The scores of each centroid's chosen blocks of keys, where they are among them; `ranks` is −1 for the others."""
+    head = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
+    given = centroids, key, key_b, key_h, key_n, bias, there, scale
+    found = scores_of_tile(*given, head, row, column, H, G, M, C, D, SLICE, ROWS, KEYS)
+    block = column // BLOCK
+    written = (row < C)[:, None] & (block < blocks)[None, :]
+    rank = tl.broadcast_to(block[None, :], (ROWS, KEYS))
+    if ranks is not None:
+        rank = tl.load(ranks + (head * C + row)[:, None] * blocks + block[None, :], mask=written, other=-1)
+    place = (head * C + row)[:, None] * K * BLOCK + rank * BLOCK + (column % BLOCK)[None, :]
+    tl.store(scores + place, found, mask=written & (rank >= 0))
 
 
 @triton.jit
