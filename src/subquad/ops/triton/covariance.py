@@ -1,5 +1,6 @@
 """The covariance of each head's vectors on GPUs: products of runs of tokens on tensor cores, added up in fp32."""
 
+import torch
 import triton
 import triton.language as tl
 from jaxtyping import Bool, Float, Float64

@@ -207,8 +207,8 @@ def members_forward(
     if cluster >= C:
         store_rows(of_head, out_n, token, member, tl.zeros((QUERIES, VALUES), tl.float32), E, VALUES)
         if lse is not None:
-            nothing = float("-inf") if mass is None else 0.0
-            tl.store(lse + head * N + token, tl.full((QUERIES,), nothing, tl.float32), mask=member)
+            no_lse: tl.constexpr = float("-inf") if mass is None else 0.0
+            tl.store(lse + head * N + token, tl.full((QUERIES,), no_lse, tl.float32), mask=member)
     else:
         of_cluster = head * C + cluster
         q = load_rows(query + head // H * query_b + head % H * query_h, query_n, token, member, D, WIDTH)

@@ -3,7 +3,7 @@
     labels                          sign hashes and k-means, or as given                 `ops.choose`
     Q^c                             means of the queries by cluster                      `ops.triton.groups`
     T: top keys of each cluster     maxima of blocks, then candidates                    `ops.triton.selection`
-    A^c V without T                 cells of CHUNK keys, merged by log-sum-exp           `ops.triton.neighbours`, `cells`
+    A^c V without T                 cells of CHUNK keys, merged by log-sum-exp          `ops.triton.neighbours`, `cells`
     V̂                               m̂·softmax over T + the rest, for each member         `ops.triton.members`
 
 A centroid's weights are never stored. Q^c is rounded to the dtype of the queries, so that it meets the keys on tensor
