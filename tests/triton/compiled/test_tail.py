@@ -16,4 +16,4 @@ def test_attention_with_a_tail(dtype, D):
         out, lse = attend_with_tail(query, key, value, labels, cell, None, **sizes)
         (out.sum() + lse.sum()).backward()
 
-    assert len(assert_fits(both_directions)) == 12
+    assert len(assert_fits(both_directions)) == 23
