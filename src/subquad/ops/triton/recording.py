@@ -97,7 +97,7 @@ def _type(value: Any) -> str:
 
 @dataclass(frozen=True)
 class OtherCall:
-    """One call of torch that is no kernel of ours: an elementwise function, a sort, a product.
+    """One call of torch that is not a kernel of ours: an elementwise function, a sort, a product.
 
     Attributes:
         name: the operator's.

@@ -7,7 +7,7 @@
     V̂                               m̂·softmax over T + the rest, for each member         `ops.triton.members`
 
 A centroid's weights are never stored. Q^c is rounded to the dtype of the queries, so that it meets the keys on tensor
-cores. Labels that are no cluster's number are taken as "in no cluster": reading them to refuse them would wait for the
+cores. Labels outside of the range are taken as "in no cluster": reading them to refuse them would wait for the
 device.
 """
 
