@@ -172,7 +172,7 @@ def _of_launch(launch: Launch) -> Step:
     return Step(launch.name, launch.work.products, launch.work.bytes, programs, "tf32x3" if wide else "16 bits")
 
 
-EXACT_IN_16_BITS = ("nearest_codes", "votes_of_members")  # products of signs
+EXACT_IN_16_BITS = ("nearest_codes", "round_of_codes", "votes_of_members")  # products of signs
 
 
 def _of_call(call: OtherCall) -> Step:

@@ -127,10 +127,11 @@ def directions_of_means(
     direction = means
     if metric is not None:
         direction = tl.zeros_like(means)
+        metric += (tl.program_id(1) // share).to(tl.int64) * D * D  # a division in 64 bits would spill registers
         for start in range(0, D, SLICE):
             part, _ = load_means(sums, counts, factor, mean, head, cluster, C, D, runs, start, SLICE)
             row = start + tl.arange(0, SLICE)
-            direction += dot(part, load_rows(metric + head // share * D * D, D, row, row < D, D, WIDTH).to(tl.float32))
+            direction += dot(part, load_rows(metric, D, row, row < D, D, WIDTH).to(tl.float32))
     store_rows(directions + head * C * D, D, cluster, cluster < C, direction, D, WIDTH)
     half = tl.where(count > 0, tl.sum(means * direction, 1) / 2, float("inf"))
     tl.store(halves + head * C + cluster, half, mask=cluster < C)
