@@ -144,7 +144,7 @@ def _write_card(path: Path, original: str, folder: str, loaded: Any, chosen: Cho
     original = path.read_text("utf-8") if path.exists() else original
     runs = hf.describe(loaded).methods
     card = saved_card(folder, type(loaded), chosen.name, chosen.tokens, runs, chosen.measured, original)
-    path.write_text(card, "utf-8")
+    files.write(path, card)
 
 
 def _check_empty(folder: Path) -> None:

@@ -3,7 +3,7 @@ import torch
 
 from subquad.ops.groups import group_mean
 from subquad.ops.triton.groups import Members, group_means, group_order, group_sums
-from tests.oracle import normal
+from tests.oracle import integers, normal
 from tests.triton.interpreted.fences import fenced
 
 

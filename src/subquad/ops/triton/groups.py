@@ -54,7 +54,7 @@ class Members:
         tokens, edge = tile(N, tiles.keys), tile(C + 1, tiles.rows)
         of_groups = triton.cdiv(C + 1, edge)
         # Not more runs than tokens of a group: `place_members` reads all counts of lower groups.
-        length, runs = runs_of(N, tokens, B * H * of_groups, most=max(1, N // C))
+        length, runs = runs_of(N, tokens, B * H * of_groups, most=max(1, N // max(1, C)))
         counts = torch.empty(B, H, runs, C + 1, dtype=torch.int32, device=labels.device)
         sums = None if x is None else x.new_empty(B, H, runs, C, D, dtype=torch.float32)
         launch(
