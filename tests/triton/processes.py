@@ -12,7 +12,7 @@ CHOSEN = "SUBQUAD_TRITON_TESTS"  # the kind that pytest collects; by default non
 
 
 def run(kind: str, *arguments: str, **options: object) -> int:
-    """Run the tests of one kind; the exit status of pytest. Arguments that are options run all tests of the kind."""
+    """Run the tests of one kind; the exit status of pytest. Without paths under tests/, all tests of the kind."""
     assert kind in KINDS, f"{kind!r} is not one of {', '.join(KINDS)}"
     environment = os.environ | {
         CHOSEN: kind,
@@ -21,6 +21,6 @@ def run(kind: str, *arguments: str, **options: object) -> int:
     }
     folders = [str(Path(__file__).with_name(folder).relative_to(Path.cwd())) for folder in KINDS[kind]]
     plain = ("-o", "addopts=--strict-markers -ra -m 'not long'", "-p", "no:cacheprovider", "-q")
-    named = any(not argument.startswith("-") for argument in arguments)
+    named = any(argument.startswith("tests/") for argument in arguments)
     command = [sys.executable, "-m", "pytest", *plain, *arguments, *([] if named else folders)]
     return subprocess.run(command, env=environment, **options).returncode  # type: ignore[call-overload, no-any-return]
