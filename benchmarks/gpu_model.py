@@ -183,6 +183,7 @@ def assumptions() -> list[str]:
     names = list(GPUS)
     rows = [
         ["TFLOP/s of 16-bit products", *(f"{g.peak:g}" for g in GPUS.values())],
+        ["10¹² operations/s outside of them", *(f"{g.lanes:g}" for g in GPUS.values())],
         ["GB/s", *(f"{g.bandwidth:g}" for g in GPUS.values())],
         ["multiprocessors", *(str(g.multiprocessors) for g in GPUS.values())],
         ["sorts, 10⁹ keys/s (assumed)", *(f"{g.keys:g}" for g in GPUS.values())],

@@ -26,6 +26,8 @@ class Gpu:
         peak: TFLOP/s of products of 16-bit numbers.
         slower: how many times as long products of fp32 take: ours, "tf32x3", which are three in TF32 at half the rate,
             or fp32 as it is on AMD's matrix cores; and torch's, "fp32", which leave the tensor cores alone.
+        lanes: 10¹² operations a second on single fp32 numbers: half of the TFLOP/s of the data sheet outside of tensor
+            cores, which counts a multiply-add as two.
         bandwidth: GB/s of the memory.
         multiprocessors: how many.
         keys: 10⁹ keys a second that a sort of torch is assumed to reach: some 2 on an A100, by bandwidth elsewhere.
@@ -35,6 +37,7 @@ class Gpu:
     name: str
     peak: float
     slower: Mapping[str, float]
+    lanes: float
     bandwidth: float
     multiprocessors: int
     keys: float
@@ -83,10 +86,10 @@ _OF_HOPPER = {"tf32x3": 6.0, "fp32": 989.4 / 66.9}
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("A100", 312.0, {"tf32x3": 6.0, "fp32": 16.0}, 2039.0, 108, 2.0, FLASH_2_ON_A100),
-        Gpu("H100", 989.4, _OF_HOPPER, 3350.0, 132, 3.3, HOPPER),
-        Gpu("H200", 989.4, _OF_HOPPER, 4800.0, 132, 4.7, HOPPER),
-        Gpu("MI300X", 1307.4, {"tf32x3": 8.0, "fp32": 8.0}, 5300.0, 304, 5.2, ON_MI300X),
+        Gpu("A100", 312.0, {"tf32x3": 6.0, "fp32": 16.0}, 9.7, 2039.0, 108, 2.0, FLASH_2_ON_A100),
+        Gpu("H100", 989.4, _OF_HOPPER, 33.5, 3350.0, 132, 3.3, HOPPER),
+        Gpu("H200", 989.4, _OF_HOPPER, 33.5, 4800.0, 132, 4.7, HOPPER),
+        Gpu("MI300X", 1307.4, {"tf32x3": 8.0, "fp32": 8.0}, 81.7, 5300.0, 304, 5.2, ON_MI300X),
     )
 }
 

@@ -1,6 +1,7 @@
 """The time that a method takes on a GPU, predicted from the launches that it asks for. No GPU is needed.
 
-    time of a launch = max(2 · multiply-adds / (peak · 0.4), bytes / (bandwidth · 0.75), what a sort takes) / share
+    time of a launch = max(2 · multiply-adds / (peak · 0.4), bytes / (bandwidth · 0.75), what a sort takes,
+                           operations / (those of the multiprocessors' own lanes · 0.4)) / share
     share            = programs / multiprocessors, where there are fewer programs, else 1
     captured         = Σ (time + 1.3 µs)              kernels of a CUDA graph follow each other by themselves
     eager            = max(captured, host)            host = 4 µs per call of torch, 10 µs per launch of Triton
@@ -51,6 +52,7 @@ class Step:
         programs: of the launch; None for a call of torch, which is taken to fill the GPU.
         kind: how the products are computed: of "16 bits", or as `Gpu.slower` has it.
         keys: numbers that it sorts.
+        operations: on single numbers.
         kernels: how many follow each other on the device.
     """
 
@@ -60,6 +62,7 @@ class Step:
     programs: int | None = None
     kind: str = "16 bits"
     keys: float = 0.0
+    operations: int = 0
     kernels: int = 1
 
     @property
@@ -72,7 +75,8 @@ class Step:
         of_products = 2 * self.products * gpu.slower.get(self.kind, 1) / (gpu.peak * 1e12 * OF_PEAK)
         of_bytes = self.bytes / (gpu.bandwidth * 1e9 * OF_BANDWIDTH)
         share = 1.0 if self.programs is None else min(1.0, self.programs / gpu.multiprocessors)
-        return max(of_products, of_bytes, self.keys / (gpu.keys * 1e9)) / share + GAP * self.kernels
+        of_lanes = self.operations / (gpu.lanes * 1e12 * OF_PEAK)
+        return max(of_products, of_bytes, of_lanes, self.keys / (gpu.keys * 1e9)) / share + GAP * self.kernels
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,9 @@ def _of_launch(launch: Launch) -> Step:
         programs *= extent
     of_16_bits = any(kind in ("*bf16", "*fp16") for kind in launch.signature.values())
     wide = launch.name in WIDE or not (of_16_bits or launch.name in EXACT_IN_16_BITS)
-    return Step(launch.name, launch.work.products, launch.work.bytes, programs, "tf32x3" if wide else "16 bits")
+    kind = "tf32x3" if wide else "16 bits"
+    work = launch.work
+    return Step(launch.name, work.products, work.bytes, programs, kind, operations=work.operations)
 
 
 EXACT_IN_16_BITS = ("nearest_codes", "round_of_codes", "votes_of_members")  # products of signs

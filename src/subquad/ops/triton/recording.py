@@ -38,10 +38,17 @@ _ALIGNED = 16  # bytes of an address, and what divides a number, where the compi
 
 @dataclass(frozen=True)
 class Work:
-    """What a launch does: multiply-adds of matrix products, and bytes that pass between the chip and its memory."""
+    """What a launch does.
+
+    Attributes:
+        products: multiply-adds of matrix products.
+        bytes: that pass between the chip and its memory.
+        operations: on single numbers, outside of matrix products; counted where they take the most time.
+    """
 
     products: int = 0
     bytes: int = 0
+    operations: int = 0
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ largest scores are the largest, so that only the scores of these are written, wh
 product on tensor cores takes less time than gathering the keys of each centroid's own blocks.
 
     keys        [· · · · ∙ ∙][· · 7 · · ·][3 · · · · ·][· · 9 · 8 ·]      blocks
-    maxima            2            7            3            9            C×M/8, and their top K by torch
-    candidates                [· · 7 · · ·]             [· · 9 · 8 ·]      C×8K, and their top K by torch
-    top                       7 · 9 · 8 as numbers of keys, ascending: a key stands behind those with lower numbers
+    maxima            2            7            3            9            C×M/8, of which the K largest are chosen
+    candidates                [· · 7 · · ·]             [· · 9 · 8 ·]      C×8K, of which the K largest are listed
+    top                       7 · 9 · 8 as numbers of keys, ascending
 """
 
 from typing import Any
@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from subquad.ops.triton.largest import list_largest
 from subquad.ops.triton.launch import dot, launch, load_rows, padded, rows, strides, tile
 from subquad.ops.triton.recording import Work
 
 BLOCK = 8  # keys
-SLOTS = 64  # of a list, for one program
 
 
 def choose_top(
@@ -46,21 +46,18 @@ def choose_top(
         wanted: (B,), how many of the largest an item takes; None: all K.
         lse: (B,H,C) fp32, to be filled with ln Σ e^score over the K keys, or None.
     """
-    (B, H, C, K), M = top.shape, key.shape[2]
+    K, M = top.shape[3], key.shape[2]
     if K == 0:
         return
     key, blocks = rows(key), triton.cdiv(M, BLOCK)
     given = centroids, key, bias, there, scale
-    chosen = None if blocks <= K else _maxima(*given, blocks=blocks).topk(K, dim=-1, sorted=False).indices
-    scores = _candidates(*given, blocks=blocks, chosen=chosen, K=min(blocks, K))
-    found, place = scores.topk(K, dim=-1)  # the largest first
-    launch(
-        list_keys,
-        (triton.cdiv(K, SLOTS), C, B * H),
-        work=Work(bytes=B * H * C * K * 24),
-        **{"found": found, "place": place, "chosen": chosen, "wanted": wanted, "top": top, "lse": lse},
-        **{"H": H, "M": M, "C": C, "K": K, "blocks": 0 if chosen is None else K, "BLOCK": BLOCK, "SLOTS": SLOTS},
-    )
+    chosen = ranks = None
+    if blocks > K:
+        maxima = _maxima(*given, blocks=blocks)
+        chosen, ranks = top.new_empty(top.shape), top.new_empty(maxima.shape)
+        list_largest(maxima, chosen, empty=0, finite=False, ranks=ranks)
+    scores = _candidates(*given, blocks=blocks, ranks=ranks, K=min(blocks, K))
+    list_largest(scores, top, empty=M, wanted=wanted, of_blocks=chosen, block=BLOCK, lse=lse)
 
 
 def _maxima(centroids: Tensor, key: Tensor, *given: Any, blocks: int) -> Tensor:
@@ -70,16 +67,12 @@ def _maxima(centroids: Tensor, key: Tensor, *given: Any, blocks: int) -> Tensor:
     return maxima
 
 
-def _candidates(centroids: Tensor, key: Tensor, *given: Any, blocks: int, chosen: Tensor | None, K: int) -> Tensor:
-    """The scores of the keys in K chosen blocks, in the order in which these were chosen: (B,H,C,K·BLOCK)."""
+def _candidates(*given: Any, blocks: int, ranks: Tensor | None, K: int) -> Tensor:
+    """The scores of the keys in K chosen blocks, in ascending order: (B,H,C,K·BLOCK)."""
+    centroids = given[0]
     scores = centroids.new_empty(*centroids.shape[:3], K * BLOCK, dtype=torch.float32)
-    ranks = None
-    if chosen is not None:
-        number = torch.arange(K, dtype=torch.int32, device=key.device).expand(chosen.shape)
-        ranks = torch.full((*chosen.shape[:3], blocks), -1, dtype=torch.int32, device=key.device)
-        ranks.scatter_(3, chosen, number)
     sizes: dict[str, Any] = {"scores": scores, "ranks": ranks, "blocks": blocks, "K": K}
-    _launch(candidate_scores, centroids, key, *given, written=scores.numel(), **sizes)
+    _launch(candidate_scores, *given, written=scores.numel(), **sizes)
     return scores
 
 
@@ -224,40 +217,3 @@ def candidate_scores(
         rank = tl.load(ranks + (head * C + row)[:, None] * blocks + block[None, :], mask=written, other=-1)
     place = (head * C + row)[:, None] * K * BLOCK + rank * BLOCK + (column % BLOCK)[None, :]
     tl.store(scores + place, found, mask=written & (rank >= 0))
-
-
-@triton.jit
-def load_keys(found, place, chosen, of_row, slot, count, blocks, M, K, BLOCK: tl.constexpr):
-    """The keys in these slots of a list whose largest scores come first; M where a slot is empty."""
-    at = tl.load(place + of_row * K + slot, mask=slot < K, other=0).to(tl.int32)
-    block = at // BLOCK
-    if chosen is not None:
-        block = tl.load(chosen + of_row * blocks + block, mask=slot < K, other=0).to(tl.int32)
-    score = tl.load(found + of_row * K + slot, mask=slot < K, other=-float("inf"))
-    return tl.where((score == -float("inf")) | (slot >= count), M, block * BLOCK + at % BLOCK)
-
-
-@triton.jit
-def list_keys(found, place, chosen, wanted, top, lse, H, M, C, K, blocks, BLOCK: tl.constexpr, SLOTS: tl.constexpr):
-    """A tile of one centroid's list: each key's slot is how many keys of the list stand before it."""
-    head, row = tl.program_id(2).to(tl.int64), tl.program_id(1)
-    of_row = head * C + row
-    count = K if wanted is None else tl.load(wanted + head // H).to(tl.int32)
-    slot = tl.program_id(0) * SLOTS + tl.arange(0, SLOTS)
-    key = load_keys(found, place, chosen, of_row, slot, count, blocks, M, K, BLOCK)
-    before = tl.zeros((SLOTS,), tl.int32)
-    for first in range(0, K, SLOTS):
-        other = first + tl.arange(0, SLOTS)
-        theirs = load_keys(found, place, chosen, of_row, other, count, blocks, M, K, BLOCK)[None, :]
-        equal = (theirs == key[:, None]) & (other[None, :] < slot[:, None])  # empty slots keep their order
-        lower = ((theirs < key[:, None]) | equal) & (other < K)[None, :]
-        before += tl.sum(lower.to(tl.int32), 1)
-    tl.store(top + of_row * K + before, key, mask=slot < K)
-    if lse is not None and tl.program_id(0) == 0:
-        largest = tl.load(found + of_row * K)
-        safe = tl.where(largest == -float("inf"), 0.0, largest)
-        total = tl.zeros((SLOTS,), tl.float32)
-        for first in range(0, K, SLOTS):
-            other = first + tl.arange(0, SLOTS)
-            total += tl.exp(tl.load(found + of_row * K + other, mask=other < K, other=-float("inf")) - safe)
-        tl.store(lse + of_row, tl.log(tl.sum(total, 0)) + safe)

@@ -1,16 +1,18 @@
-"""Balanced selection on GPUs, by torch's own stable sort of the scores: of equal ones the lower token goes first."""
+"""Balanced selection on GPUs: the largest scores of each bucket, of equal ones those of the lower tokens."""
 
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from subquad.ops.choose.top.op import top_and_best, top_by_hash, top_by_score
-from subquad.ops.choose.top.reference import top_of_each_bucket
+from subquad.ops.choose.top.reference import log_odds
 from subquad.ops.hash_functions import Hashed, perceptron
 from subquad.ops.heads import repeat_heads
 from subquad.ops.precision import wide
 from subquad.ops.triton import DTYPES, refusal_of_any_dtype
+from subquad.ops.triton.largest import list_largest
 
 SCORES = 1 << 26  # numbers that lie in memory at a time; where there are more, heads are ranked one by one
 
@@ -27,10 +29,8 @@ def refusal(scores: Tensor | Hashed, *_: object, **__: object) -> str | None:
 @top_by_score.on("triton")
 def by_score(outputs: tuple[Tensor, Tensor], x: Any) -> None:
     """The Triton backend of `top_and_best`."""
-    tokens, best = outputs
     (scores,) = wide(x.scores)
-    tokens.copy_(top_of_each_bucket(scores, x.sizes, x.most, x.real, odds=x.odds))
-    best.copy_(scores.argmax(-1))
+    _choose(scores, *outputs, x)
 
 
 @top_by_hash.on("triton")
@@ -40,9 +40,20 @@ def by_hash(outputs: tuple[Tensor, Tensor], x: Any) -> None:
     step = x.heads if outputs[1].numel() * buckets <= SCORES else 1
     for head in range(0, x.heads, step):
         tokens, best = (output[:, head : head + step] for output in outputs)
-        scores = _scores(x, head, step)
-        tokens.copy_(top_of_each_bucket(scores, x.sizes, x.most, x.real, odds=x.odds))
-        best.copy_(scores.argmax(-1))
+        _choose(_scores(x, head, step), tokens, best, x)
+
+
+def _choose(scores: Tensor, tokens: Tensor, best: Tensor, x: Any) -> None:
+    """Fill the slots and the best buckets of some heads."""
+    N = scores.shape[2]
+    ranked = (log_odds(scores) if x.odds else scores).transpose(2, 3).contiguous()
+    if x.real is not None:
+        ranked.masked_fill_(~x.real[:, None, None, :], -torch.inf)
+    slots = tokens if tokens.is_contiguous() else tokens.new_empty(tokens.shape)
+    list_largest(ranked, slots, empty=N, wanted=x.sizes)
+    if slots is not tokens:
+        tokens.copy_(slots)
+    best.copy_(scores.argmax(-1))
 
 
 def _scores(x: Any, head: int, step: int) -> Tensor:
