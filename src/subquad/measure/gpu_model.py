@@ -38,7 +38,7 @@ TOPK = 10  # how many times as fast as a sort a choice of the largest is: it rea
 BACKWARD = 2.5  # operations of exact attention's backward pass, in those of the forward pass
 OF_FORWARD = 0.8  # of its forward throughput that exact attention's backward pass reaches
 # Kernels that multiply centred vectors, which are fp32.
-WIDE = ("directions_of_means", "nearest_means", "products_of_run", "sign_words")
+WIDE = ("directions_of_means", "products_of_run")
 
 
 @dataclass(frozen=True)

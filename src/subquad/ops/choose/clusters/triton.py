@@ -6,6 +6,11 @@ With y = f·q − μ, the queries less their mean, and the covariance of the key
     distances   ‖y L − c L‖² = yᵀΣy − 2 y·(Σc) + cᵀΣc                   the mean c that is nearest in the metric Σ
 
 For the space of the queries themselves, Σ and L are 1.
+
+Queries of 16 bits meet the tensor cores as they are, not centred. A direction w = Σc, less its scale s = max |w|, is
+the sum of two vectors of 16 bits, h + l, which hold all but its last bits:
+
+    y·w = f·s·(q·h + q·l) − μ·w
 """
 
 from typing import Any
@@ -26,7 +31,7 @@ from subquad.ops.triton.launch import dot, launch, load_rows, padded, rows, stor
 from subquad.ops.triton.moments import Moments, load_centred, moments, moments_of
 from subquad.ops.triton.recording import Work
 
-QUERIES, MEANS = 64, 32  # of a tile; with 64 means, scores and TF32 parts do not fit into an A100's registers
+QUERIES, MEANS = 64, 32  # of a tile in fp32; with 64 means, TF32 parts do not fit into an A100's registers
 
 
 @query_clusters.refusal("triton")
@@ -62,35 +67,41 @@ def move(labels: Tensor, query: Tensor, of: Moments, metric: Tensor | None, item
     """
     (B, H, N, D), C = query.shape, items.clusters
     members = Members.of(labels, C, query)
-    directions, halves = (query.new_empty(B, H, C, *edge, dtype=torch.float32) for edge in ((D,), ()))
+    halves = query.new_empty(B, H, C, dtype=torch.float32)
+    split = query.element_size() == 2
+    directions = query.new_empty(B, H, C, 2 * D) if split else query.new_empty(B, H, C, D)
+    scales = torch.empty_like(halves) if split else None
+    parts = 2 if split else 1
     launch(
         directions_of_means,
         (triton.cdiv(C, ROWS), B * H),
         num_warps=8,
         work=Work(B * H * C * D * D, 4 * B * H * (C + D) * D),
         **{**members.arguments(), **of.arguments(), "metric": metric},
-        **{"share": 1 if metric is None else H // metric.shape[1], "directions": directions, "halves": halves},
+        **{"share": 1 if metric is None else H // metric.shape[1], "directions": directions},
+        **{"halves": halves, "scales": scales},
         **{"D": D, "WIDTH": padded(D), "SLICE": 16, "GROUPS": ROWS},
     )
     tokens = tile(N, QUERIES)
     launch(
         nearest_means,
         (triton.cdiv(N, tokens), B * H),
-        work=Work(B * H * N * C * D, B * H * (N * (D * query.element_size() + 8) + 4 * C * D)),
+        work=Work(parts * B * H * N * C * D, B * H * (N * (D * query.element_size() + 8) + 4 * C * D)),
         x=query,
         **strides("x", query),
         **of.arguments(),
         directions=directions,
         halves=halves,
+        scales=scales,
         labels=labels,
         **items.arguments(),
         H=H,
         N=N,
         C=C,
         D=D,
-        SLICE=min(SLICE, padded(D)),
+        SLICE=min(parts * SLICE, padded(D)),
         TOKENS=tokens,
-        MEANS=tile(C, MEANS),
+        MEANS=tile(C, parts * MEANS),
     )
 
 
@@ -113,6 +124,7 @@ def directions_of_means(
     share,
     directions,
     halves,
+    scales,
     C,
     D,
     runs,
@@ -120,7 +132,10 @@ def directions_of_means(
     SLICE: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """Σc and cᵀΣc / 2 of the means c of a tile of clusters; ∞ for an empty cluster, which is nearest to nothing."""
+    """Σc and cᵀΣc / 2 of the means c of a tile of clusters; ∞ for an empty cluster, which is nearest to nothing.
+
+    With `scales` Σc as two parts, and cᵀΣc / 2 + μ·Σc.
+    """
     head = tl.program_id(1).to(tl.int64)
     cluster = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     means, count = load_means(sums, counts, factor, mean, head, cluster, C, D, runs, 0, WIDTH)
@@ -132,8 +147,22 @@ def directions_of_means(
             part, _ = load_means(sums, counts, factor, mean, head, cluster, C, D, runs, start, SLICE)
             row = start + tl.arange(0, SLICE)
             direction += dot(part, load_rows(metric, D, row, row < D, D, WIDTH).to(tl.float32))
-    store_rows(directions + head * C * D, D, cluster, cluster < C, direction, D, WIDTH)
-    half = tl.where(count > 0, tl.sum(means * direction, 1) / 2, float("inf"))
+    half = tl.sum(means * direction, 1) / 2
+    if scales is None:
+        store_rows(directions + head * C * D, D, cluster, cluster < C, direction, D, WIDTH)
+    else:
+        column = tl.arange(0, WIDTH)
+        half += tl.sum(tl.load(mean + head * D + column, mask=column < D, other=0.0)[None, :] * direction, 1)
+        largest = tl.max(tl.abs(direction), 1)
+        largest = tl.where(largest > 0, largest, 1.0)
+        direction /= largest[:, None]
+        high = direction.to(directions.dtype.element_ty)
+        low = direction - high.to(tl.float32)
+        directions += head * C * 2 * D
+        store_rows(directions, 2 * D, cluster, cluster < C, high, D, WIDTH)
+        store_rows(directions + D, 2 * D, cluster, cluster < C, low, D, WIDTH)
+        tl.store(scales + head * C + cluster, largest * tl.load(factor + head), mask=cluster < C)
+    half = tl.where(count > 0, half, float("inf"))
     tl.store(halves + head * C + cluster, half, mask=cluster < C)
 
 
@@ -147,6 +176,7 @@ def nearest_means(
     mean,
     directions,
     halves,
+    scales,
     labels,
     real,
     rank,
@@ -169,15 +199,23 @@ def nearest_means(
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     there = token < N
     x += head // H * x_b + head % H * x_h
-    directions += head * C * D
+    directions += head * C * (D if scales is None else 2 * D)
     best = tl.full((TOKENS, MEANS), -float("inf"), tl.float32)
     found = tl.zeros((TOKENS, MEANS), tl.int32)
     for first in range(0, C, MEANS):
         c = first + tl.arange(0, MEANS)
         score = tl.zeros((TOKENS, MEANS), tl.float32)
         for start in range(0, D, SLICE):
-            y = load_centred(x, x_n, token, there, factor, mean, head, start, D, SLICE)
-            score += dot(y, tl.trans(load_rows(directions + start, D, c, c < C, D - start, SLICE)))
+            if scales is None:
+                y = load_centred(x, x_n, token, there, factor, mean, head, start, D, SLICE)
+                score += dot(y, tl.trans(load_rows(directions + start, D, c, c < C, D - start, SLICE)))
+            else:
+                vectors = load_rows(x + start, x_n, token, there, D - start, SLICE)
+                for part in tl.static_range(2):
+                    means = directions + part * D + start
+                    score += dot(vectors, tl.trans(load_rows(means, 2 * D, c, c < C, D - start, SLICE)))
+        if scales is not None:
+            score *= tl.load(scales + head * C + c, mask=c < C, other=0.0)[None, :]
         score -= tl.load(halves + head * C + c, mask=c < C, other=float("inf"))[None, :]
         found = tl.where(score > best, first, found)
         best = tl.where(score > best, score, best)

@@ -71,10 +71,11 @@ def sign_hash(codes: Tensor, real: Tensor | None, x: Projected, y: Projected | N
     (B, H, N, D), bits = x.x.shape, x.planes.shape[-2]
     tokens = tile(N, MOST_ROWS if y is None else MOST_ROWS // 2)
     width = D + (0 if y is None else y.x.shape[3])
+    products = B * H * N * width * bits * (2 if x.x.element_size() == 2 else 1)
     launch(
         sign_words,
         (triton.cdiv(N, tokens), B * H),
-        work=Work(B * H * N * width * bits, B * H * N * (width * x.x.element_size() + 8)),
+        work=Work(products, B * H * N * (width * x.x.element_size() + 8)),
         **x.arguments("x"),
         **(NOTHING if y is None else y.arguments("y")),
         real=None if real is None else real.contiguous(),
@@ -112,14 +113,32 @@ def project(
     D,
     SLICE: tl.constexpr,
 ):
-    """`total`, (tokens, bits), with the vectors' products with the directions added."""
+    """`total`, (tokens, bits), with the vectors' products with the directions added.
+
+    Vectors of 16 bits meet the tensor cores as they are. A direction w is then the sum of two of 16 bits, which hold
+    all but its last bits, and what centring changes is the same for all tokens: y·w = f·x·w − μ·w.
+    """
     x += head // H * x_b + head % H * x_h
     planes += head // share * planes_h
     bit = tl.arange(0, total.shape[1])
-    for start in range(0, D, SLICE):
-        vectors = load_centred(x, x_n, token, there, factor, mean, head, start, D, SLICE)
-        directions = load_rows(planes + start, planes_n, bit, bit < bits, D - start, SLICE).to(tl.float32)
-        total += dot(vectors, tl.trans(directions))
+    if x.dtype.element_ty == tl.float32:
+        for start in range(0, D, SLICE):
+            vectors = load_centred(x, x_n, token, there, factor, mean, head, start, D, SLICE)
+            directions = load_rows(planes + start, planes_n, bit, bit < bits, D - start, SLICE).to(tl.float32)
+            total += dot(vectors, tl.trans(directions))
+    else:
+        raw, shift = tl.zeros_like(total), tl.zeros((total.shape[1],), tl.float32)
+        for start in range(0, D, SLICE):
+            vectors = load_rows(x + start, x_n, token, there, D - start, SLICE)
+            directions = load_rows(planes + start, planes_n, bit, bit < bits, D - start, SLICE).to(tl.float32)
+            if mean is not None:
+                column = start + tl.arange(0, SLICE)
+                of_mean = tl.load(mean + head * D + column, mask=column < D, other=0.0)
+                shift += tl.sum(directions * of_mean[None, :], 1)
+            high = directions.to(vectors.dtype)
+            raw += dot(vectors, tl.trans(high))
+            raw += dot(vectors, tl.trans((directions - high.to(tl.float32)).to(vectors.dtype)))
+        total += raw * (1.0 if factor is None else tl.load(factor + head)) - shift[None, :]
     return total
 
 
