@@ -19,6 +19,7 @@ LEVELS = [
     {"files"},
     {"seals"},
     {"masks", "randomness", "data"},
+    {"parallel"},
     {"ops"},
     {"methods"},
     {"functional", "sdpa_arguments"},

@@ -10,7 +10,7 @@ from subquad.methods import __all__ as _methods
 from subquad.ops.backends import backends, use_backend
 
 if TYPE_CHECKING:
-    from subquad import hf, nn
+    from subquad import hf, nn, parallel
     from subquad.audits import Controlled, audit
     from subquad.hf.plans import Plan, load_plan
     from subquad.intercepts import intercept
@@ -28,6 +28,7 @@ __all__ = [
     "intercept",
     "load_plan",
     "nn",
+    "parallel",
     "plan",
     "use_backend",
     *_methods,
@@ -48,7 +49,7 @@ _SUBMODULES = ("audits", "intercepts", "methods", "training")  # public, beside 
 
 def __getattr__(name: str) -> Any:
     """Load `sq.nn`, `sq.hf`, and what needs SciPy or transformers, on first use."""
-    if name in ("nn", "hf"):
+    if name in ("nn", "hf", "parallel"):
         return importlib.import_module(f"subquad.{name}")
     if name in _ELSEWHERE:
         return getattr(importlib.import_module(f"subquad.{_ELSEWHERE[name]}"), name)

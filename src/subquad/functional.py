@@ -29,6 +29,7 @@ def attention(
     seed: int | None = None,
     return_lse: bool = False,
     keep: Keep | None = None,
+    parallel: Any = None,
     attn_mask: Tensor | None = None,
 ) -> Any:
     """Attention by any method, exact or not; layout, names and meanings as `scaled_dot_product_attention`.
@@ -53,6 +54,9 @@ def attention(
         keep: tokens whose row and column are exact, in self-attention by methods whose trait `lse` is true: indices
             for all items ([0, -1]) or for each item, int (B,S), or a bool (B,N). Padding is never kept, and a window
             does not restrict kept tokens; all other masks do. For a bool, the call waits for its device once.
+        parallel: a `sq.parallel.Sequence`, of whose tokens query, key, value and the mask's tensors are this rank's
+            part. Lengths of padded items count all tokens. `bias`, `keep`, dropout, offsets and dense masks do not go
+            with it.
         attn_mask: not taken; `mask=sq.Mask.from_sdpa(attn_mask)` reads one, `bias=` is what floats add.
 
     Returns:
@@ -76,9 +80,12 @@ def attention(
         )
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "dropout_p": dropout_p, "seed": seed}
     if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
-        _refuse_beside_nested(query, key, value, bias=bias is not None, keep=keep is not None, return_lse=return_lse)
+        others = {"bias": bias is not None, "keep": keep is not None, "parallel": parallel is not None}
+        _refuse_beside_nested(query, key, value, return_lse=return_lse, **others)
         return _nested_attention(query, key, value, resolve(method), mask or Mask(), options)
-    return resolve(method)(query, key, value, mask=mask, bias=bias, return_lse=return_lse, keep=keep, **options)
+    return resolve(method)(
+        query, key, value, mask=mask, bias=bias, return_lse=return_lse, keep=keep, parallel=parallel, **options
+    )
 
 
 def _nested_attention(

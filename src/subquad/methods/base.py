@@ -15,6 +15,7 @@ from subquad.methods import settings
 from subquad.methods.bound_method import BoundMethod
 from subquad.methods.call import Call, Partial
 from subquad.methods.checks import as_autocast, check_options, without_autocast
+from subquad.methods.in_parallel import check_parallel, mask_of_rank, run_parallel
 from subquad.methods.keep import Keep, completed, inputs_of_rest, kept_tokens
 from subquad.methods.settings import FEW, MOST_REPEATS, WIDEST, choice, number, whole
 from subquad.methods.traits import FAMILIES, Fit, Traits
@@ -72,6 +73,8 @@ class Method:
     takes_segments: ClassVar[bool] = False  # whether `attend` reads packed segments: else each comes as a batch item
     clamped: ClassVar[tuple[str, ...]] = ()  # settings for which more than there are tokens means as many
     counts: ClassVar[tuple[str, ...]] = ()  # settings that say into how many parts the tokens go
+    split: ClassVar[str | None] = None  # how ranks sum up their keys: "states" in `attend`, or "halo" by `reach`
+    heads_differ: ClassVar[bool] = False  # whether heads that do not have learned parameters differ all the same
     former: ClassVar[dict[str, str]] = {}  # settings by the names that they had in earlier versions
 
     def __init_subclass__(cls) -> None:
@@ -141,6 +144,7 @@ class Method:
         seed: int | None = None,
         return_lse: bool = False,
         keep: Keep | None = None,
+        parallel: Any = None,
         learned: nn.Module | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Call]:
         """Check the arguments of a call, and return the arguments of `run`. Errors as in `subquad.attention`."""
@@ -150,6 +154,8 @@ class Method:
         check_options(query, key, mask, bias, scale, dropout_p, seed)
         mask = mask or Mask()
         mask = mask & Mask.causal(offset=0) if is_causal else mask
+        if parallel is not None:
+            mask = mask_of_rank(mask, query, key, parallel)
         mask.check(sizes, query.device)
         self.check_counts(sizes.N, sizes.M)
         kept = None if keep is None else kept_tokens(keep, query, key, mask)
@@ -161,6 +167,9 @@ class Method:
             kept = None
         scale = sizes.D**-0.5 if scale is None else scale
         call = Call(mask, bias, scale, dropout_p, seed, learned, return_lse, kept)
+        if parallel is not None:
+            check_parallel(self, query, key, value, call, parallel, keep is not None)
+            call = replace(call, parallel=parallel)
         if kept is not None or not self.skips_padding:
             query, key, value = cleared_inputs(query, key, value, mask)
         return query, key, value, call
@@ -168,7 +177,9 @@ class Method:
     def run(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Any:
         """Attention on inputs from `prepare`: out, or (out, lse) if the call wants both."""
         with without_autocast(query.device.type):
-            if call.kept is None:
+            if call.parallel is not None:
+                out, lse = run_parallel(self, query, key, value, call)
+            elif call.kept is None:
                 out, lse = self._attended(query, key, value, call)
             else:
                 rest = inputs_of_rest(query, key, value, call, skips_padding=self.skips_padding)

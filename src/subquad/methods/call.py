@@ -24,6 +24,7 @@ class Call:
     learned: Any = None  # the learned parameters, as `Method.make_learned` made them
     wants_lse: bool = False  # whether the log-sum-exp is asked for
     kept: Any = None  # tokens whose row and column are exact: a `keep.Kept`, whose module imports this one
+    parallel: Any = None  # a `sq.parallel.Sequence`, of whose tokens these are one rank's
 
     def under(self, mask: Mask) -> Call:
         """A copy of the call with another mask."""

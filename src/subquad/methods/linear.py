@@ -60,6 +60,7 @@ class LinearAttention(Method):
     feature_map: str = choice(*FEATURE_MAPS)
 
     name: ClassVar[str] = "linear"
+    split: ClassVar[str | None] = "states"
     traits: ClassVar[Traits] = Traits(
         family="features",
         causal="strict",
@@ -74,7 +75,7 @@ class LinearAttention(Method):
         """Map, sum over the keys, read."""
         query, key, value = wide(query, key, value)
         query, key = self._exponents(query, key, call.scale)
-        return attend_features(query, key, drop_rows(value, call.dropout_p), call.mask)
+        return attend_features(query, key, drop_rows(value, call.dropout_p), call.mask, parallel=call.parallel)
 
     def _exponents(self, query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """ln φ of queries and keys."""

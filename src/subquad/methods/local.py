@@ -28,6 +28,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from subquad.masks import Mask
 from subquad.methods.base import Call, Partial, Traits, choice, whole, wide
 from subquad.methods.bucketed import Bucketed, attend_inside
 from subquad.ops.choose.neighbours import neighbours
@@ -56,6 +57,7 @@ class Local(Bucketed):
     positions: str = choice("none", "relative")
 
     name: ClassVar[str] = "local"
+    split: ClassVar[str | None] = "halo"
     zeroes_padding: ClassVar[bool] = True  # it is in no block
     skips_padding: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(
@@ -89,6 +91,11 @@ class Local(Bucketed):
         if self.positions == "relative":
             query, terms = call.learned(*wide(query), call.scale, buckets.span, call.mask.is_causal)
         return attend_inside(query, key, value, buckets, call, of_distance=terms)
+
+    def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
+        """How many tokens before and behind itself a query sees."""
+        span = min(self.window if mask.span is None else min(self.window, mask.span), tokens)
+        return span, 0 if mask.is_causal else span
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""

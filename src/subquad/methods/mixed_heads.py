@@ -98,6 +98,7 @@ class MixedHeads(Method):
     )
 
     name: ClassVar[str] = "mixed-heads"
+    heads_differ: ClassVar[bool] = True
     traits: ClassVar[Traits] = of_heads((Local(), LearnedHash()))
 
     def __post_init__(self) -> None:

@@ -119,6 +119,7 @@ class Performer(Method):
     seed: int = whole(0)
 
     name: ClassVar[str] = "performer"
+    split: ClassVar[str | None] = "states"
     traits: ClassVar[Traits] = Traits(
         family="features",
         causal="strict",
@@ -150,6 +151,7 @@ class Performer(Method):
         query, key, value = (x.double() if signed else x for x in wide(query, key, value))
         of_query, of_key, maps = self._mapped(query, key, call)
         value = drop_rows(value, call.dropout_p)
+        maps["parallel"] = call.parallel
         out, lse = attend_features(of_query, of_key, value, call.mask, **maps)
         if signed:
             return difference((out, lse), attend_features(crossed(of_query), of_key, value, call.mask, **maps)), None

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.ops.parts.features.op import feature_attention
+from subquad.ops.parts.features.parallel import attend_other_ranks
 from subquad.ops.softmax import merge_partials
+from subquad.parallel import Sequence
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 
@@ -21,9 +23,15 @@ def attend_features(
     mask: Mask,
     *,
     key_bias: Float[Tensor, "B #G M"] | None = None,
+    parallel: Sequence | None = None,
     **maps: Any,
 ) -> Partial:
-    """`feature_attention` to the keys that the mask shows: padding, causal. `maps` are its other arguments."""
+    """`feature_attention` to the keys that the mask shows: padding, causal. `maps` are its other arguments.
+
+    With `parallel`, to those of the other ranks too.
+    """
+    if parallel is not None:
+        return _on_all_ranks(query, key, value, mask, parallel, key_bias, maps)
     N, M = query.shape[2], key.shape[2]
     real = mask.key_padding(M)
 
@@ -44,6 +52,17 @@ def attend_features(
     shown = inside if real is None else inside & real.gather(1, own.clamp(max=M - 1).expand(len(real), -1))
     before = attend(key, value, key_bias, _both(real, position < first), False)
     return merge_partials([before, attend(own_key, own_value, own_bias, shown, True)])
+
+
+def _on_all_ranks(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask, of: Sequence, key_bias: Tensor | None, maps: dict[str, Any]
+) -> Partial:
+    """Attention to this rank's keys, merged with that to the others'."""
+    real = mask.key_padding(key.shape[2])
+    bias = key_bias if real is None else _hidden(key_bias, real, key)
+    others = attend_other_ranks(query, key, value, of, causal=mask.is_causal, key_bias=bias, **maps)
+    own = attend_features(query, key, value, mask, key_bias=key_bias, **maps)
+    return merge_partials([own, others])
 
 
 def drop_rows(value: Float[Tensor, "B G M E"], dropout_p: float) -> Float[Tensor, "B G M E"]:

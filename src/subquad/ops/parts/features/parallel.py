@@ -1,0 +1,64 @@
+"""Attention by features to the keys of other ranks, by sums that are as large as a few keys.
+
+What the keys of one rank leave behind is, for each feature r, its weight and the mean of the values that have it:
+
+    λ_r = ln Σ_j e^{y_jr},   μ_r = Σ_j e^{y_jr − λ_r} v_j
+
+These are what a query with the feature r alone reads, so that `feature_attention` itself makes them. To other queries
+they are one key for each feature: with the exponent λ_r for r, none for the others, and the value μ_r. Partials over
+the keys of different ranks merge to the whole.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subquad.ops.parts.features.op import feature_attention
+from subquad.parallel import Sequence
+from subquad.parallel.collectives import gather
+
+Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
+
+
+def attend_other_ranks(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M C"],
+    value: Float[Tensor, "B G M E"],
+    of: Sequence,
+    *,
+    causal: bool,
+    key_bias: Float[Tensor, "B #G M"] | None,
+    of_query: Tensor | None = None,
+    of_key: Tensor | None = None,
+    feature_bias: Tensor | None = None,
+) -> Partial:
+    """Attention of this rank's queries to the keys of the others, or of those before it.
+
+    All ranks send their sums, by one exchange of G·R·(E + 1) numbers for each item and other rank.
+    """
+    means, weights = _left_behind(key, value, of_key, key_bias)
+    sums = torch.cat([means, weights.unsqueeze(-1)], dim=-1)
+    every = gather(sums, [sums.shape] * of.ranks, of.group)
+    seen = every[: of.rank] if causal else [x for rank, x in enumerate(every) if rank != of.rank]
+    if not seen:  # still this rank waits for what the others' gradients say of its own keys
+        none = sums.new_zeros(sums.shape[3])
+        none[-1] = -torch.inf
+        seen = [torch.where(torch.ones_like(sums, dtype=torch.bool), none, every[of.rank])]
+    means, weights = torch.cat(seen, dim=2).split([means.shape[3], 1], dim=3)
+    keys = _one_feature_each(weights.squeeze(-1), sums.shape[2])
+    return feature_attention(query.to(means.dtype), keys, means, of_query=of_query, feature_bias=feature_bias)
+
+
+def _left_behind(key: Tensor, value: Tensor, of_key: Tensor | None, key_bias: Tensor | None) -> Partial:
+    """μ, (B,G,R,E), and λ, (B,G,R), of these keys, in fp32 or better; 0 and −∞ where there are none."""
+    features = key.shape[3] if of_key is None else of_key.shape[1]
+    fine = torch.promote_types(key.dtype, torch.float32)
+    alone = _one_feature_each(key.new_zeros(*key.shape[:2], features, dtype=fine), features)
+    return feature_attention(alone, key.to(fine), value.to(fine), of_key=of_key, key_bias=key_bias)
+
+
+def _one_feature_each(exponents: Float[Tensor, "B G K"], features: int) -> Float[Tensor, "B G K {features}"]:
+    """Exponents of tokens of which each has one feature: 0, 1, …, R − 1, 0, 1, …."""
+    number = torch.arange(exponents.shape[2], device=exponents.device) % features
+    own = number[:, None] == torch.arange(features, device=exponents.device)
+    return torch.where(own, exponents.unsqueeze(-1), -torch.inf)

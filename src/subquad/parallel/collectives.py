@@ -1,0 +1,97 @@
+"""What ranks send each other, with gradients, and a count of it.
+
+Everything is made of one collective in which each rank sends each other one what is meant for it. Its backward pass is
+the same with the roles exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Shape = Sequence[int]
+
+
+@dataclass
+class Traffic:
+    """What this rank sent to others inside `traffic`, backward passes included.
+
+    Attributes:
+        bytes: of tensors.
+        calls: of collectives.
+    """
+
+    bytes: int = 0
+    calls: int = 0
+
+
+_counted: ContextVar[Traffic | None] = ContextVar("subquad_traffic", default=None)
+
+
+@contextmanager
+def traffic() -> Iterator[Traffic]:
+    """Count what this rank sends inside the block.
+
+    A backward pass is counted where it runs in the thread of the block, as on CPUs.
+    """
+    counted = Traffic()
+    token = _counted.set(counted)
+    try:
+        yield counted
+    finally:
+        _counted.reset(token)
+
+
+def exchange(parts: Sequence[Tensor], shapes: Sequence[Shape], group: Any) -> list[Tensor]:
+    """Send part p to rank p, and receive a tensor of shape p from rank p, all of one dtype. Differentiable."""
+    sent = torch.cat([part.reshape(-1) for part in parts])
+    received = _Exchange.apply(sent, [part.numel() for part in parts], [prod(shape) for shape in shapes], group)
+    sizes = [prod(shape) for shape in shapes]
+    return [part.view(tuple(shape)) for part, shape in zip(received.split(sizes), shapes, strict=True)]
+
+
+def gather(x: Tensor, shapes: Sequence[Shape], group: Any) -> list[Tensor]:
+    """What every rank has, in their order; x has this rank's shape. Differentiable: gradients of all ranks add up."""
+    return exchange([x] * len(shapes), shapes, group)
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, sent: Tensor, sizes: list[int], from_each: list[int], group: Any) -> Tensor:
+        ctx.sizes, ctx.from_each, ctx.group = sizes, from_each, group
+        return _all_to_all(sent, sizes, from_each, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = gradients
+        return _all_to_all(gradient.contiguous(), ctx.from_each, ctx.sizes, ctx.group), None, None, None
+
+
+def _all_to_all(sent: Tensor, sizes: list[int], from_each: list[int], group: Any) -> Tensor:
+    rank = dist.get_rank(group)
+    counted = _counted.get()
+    if counted is not None:
+        counted.calls += 1
+        counted.bytes += (sum(sizes) - sizes[rank]) * sent.element_size()
+    received = sent.new_empty(sum(from_each))
+    # gloo knows fewer dtypes than torch: only numbers of bytes matter here.
+    width = sent.element_size()
+    out, into = received.view(torch.uint8), sent.view(torch.uint8)
+    received_bytes, sent_bytes = ([n * width for n in each] for each in (from_each, sizes))
+    try:
+        dist.all_to_all_single(out, into, received_bytes, sent_bytes, group)
+    except RuntimeError as error:
+        ranks = dist.get_world_size(group)
+        raise RuntimeError(
+            f"rank {rank} of {ranks} waited for the others in vain: one of them has ended, hangs, or makes another "
+            f"call ({str(error).splitlines()[0]})"
+        ) from error
+    return received

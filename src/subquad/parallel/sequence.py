@@ -1,0 +1,183 @@
+"""Which tokens of a sequence are on which rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.parallel.collectives import gather
+
+MODES = "auto", "summary", "heads"
+
+
+@dataclass(frozen=True, eq=False)
+class Sequence:
+    """A sequence whose tokens are split over the ranks of a process group, in the order of the ranks.
+
+    Every rank of the group makes the same one, and all make the same calls with it.
+
+    Args:
+        lengths: how many tokens each rank has, 1 or more.
+        keys: how many keys each rank has, where these are other tokens (cross-attention).
+        group: a process group, or a one-dimensional `DeviceMesh` such as `mesh["sp"]`; None: all processes.
+        mode: "summary": ranks send what stands for their keys, whose size does not grow with their number, and methods
+            that cannot are refused; "heads": each rank receives all tokens of its share of the heads; "auto": the first
+            where the method can, otherwise the second.
+
+    Raises:
+        ValueError: the lengths do not fit the group, or the mode is unknown.
+        RuntimeError: there is no process group.
+    """
+
+    lengths: tuple[int, ...]
+    keys: tuple[int, ...] | None = None
+    group: Any = None
+    mode: str = "auto"
+    _agreed: set[Any] = field(default_factory=set, init=False, repr=False)
+
+    def __init__(
+        self, lengths: Iterable[int], *, keys: Iterable[int] | None = None, group: Any = None, mode: str = "auto"
+    ) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError(
+                "there is no process group; start the processes by torchrun and call torch.distributed."
+                "init_process_group()"
+            )
+        if mode not in MODES:
+            raise ValueError(f"mode={mode!r}, but it must be one of {', '.join(map(repr, MODES))}")
+        group = group.get_group() if hasattr(group, "get_group") else group
+        ranks = dist.get_world_size(group)
+        for name, given in (("lengths", lengths), ("keys", keys)):
+            own = None if given is None else tuple(given)
+            if own is not None and (len(own) != ranks or any(not isinstance(n, int) or n < 1 for n in own)):
+                raise ValueError(
+                    f"{name}={own}, but the group has {ranks} ranks, and each has at least 1 token: give {ranks} "
+                    "numbers, or use a smaller group"
+                )
+            object.__setattr__(self, name, own)
+        object.__setattr__(self, "group", group)
+        object.__setattr__(self, "mode", mode)
+        object.__setattr__(self, "_agreed", set())
+
+    @staticmethod
+    def even(tokens: int, group: Any = None, *, keys: int | None = None, mode: str = "auto") -> Sequence:
+        """An even split: the first ranks have one token more where the number does not divide."""
+        known = group.get_group() if hasattr(group, "get_group") else group
+        ranks = dist.get_world_size(known) if dist.is_available() and dist.is_initialized() else 1
+        of_keys = None if keys is None else even_shares(keys, ranks)
+        return Sequence(even_shares(tokens, ranks), keys=of_keys, group=group, mode=mode)
+
+    @property
+    def rank(self) -> int:
+        """The number of this process in the group."""
+        return dist.get_rank(self.group)
+
+    @property
+    def ranks(self) -> int:
+        """How many processes the group has."""
+        return len(self.lengths)
+
+    @property
+    def key_lengths(self) -> tuple[int, ...]:
+        """How many keys each rank has."""
+        return self.lengths if self.keys is None else self.keys
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are on all ranks."""
+        return sum(self.lengths)
+
+    @property
+    def own(self) -> slice:
+        """The tokens of this rank in the whole sequence."""
+        return spans(self.lengths)[self.rank]
+
+    def shard(self, x: Tensor, dim: int = 1) -> Tensor:
+        """This rank's part of a tensor that holds all tokens along an axis.
+
+        Raises:
+            ValueError: the axis has another length than the sequence.
+        """
+        if x.shape[dim] != self.tokens:
+            raise ValueError(f"axis {dim} has {x.shape[dim]} positions, but the sequence has {self.tokens} tokens")
+        return x.narrow(dim, self.own.start, self.lengths[self.rank])
+
+    def unshard(self, x: Tensor, dim: int = 1) -> Tensor:
+        """The whole tensor of which each rank has its part. Differentiable; its size grows with the length."""
+        self.check_part(x.shape[dim], f"axis {dim}")
+        shapes = [(*x.shape[:dim], n, *x.shape[dim:][1:]) for n in self.lengths]
+        return torch.cat(gather(x, shapes, self.group), dim=dim)
+
+    def check_part(self, have: int, what: str, keys: bool = False) -> None:
+        """Raise ValueError if this rank's part has another length than the sequence says."""
+        own = (self.key_lengths if keys else self.lengths)[self.rank]
+        if have != own:
+            raise ValueError(f"{what} has {have} positions on rank {self.rank}, but its share of the sequence is {own}")
+
+    def agree(self, what: dict[str, Any]) -> None:
+        """Raise ValueError on all ranks, once for each set of values, if these differ between ranks."""
+        key = tuple(what.items())
+        if key in self._agreed:
+            return
+        said: list[Any] = [None] * self.ranks
+        dist.all_gather_object(said, what, group=self.group)
+        for rank, other in enumerate(said):
+            for name, value in said[0].items():
+                if other.get(name) != value:
+                    raise ValueError(
+                        f"rank {rank} has {name} {other.get(name)} but rank 0 has {value}; all ranks must make the "
+                        "same call"
+                    )
+        self._agreed.add(key)
+
+    def local(self, mask: Mask) -> Mask:
+        """The mask as this rank sees it: lengths of items, which count all tokens, become its own real tokens."""
+
+        def own(padding: Tensor, lengths: tuple[int, ...]) -> Tensor:
+            if padding.ndim == 2:
+                return padding
+            span = spans(lengths)[self.rank]
+            return torch.arange(span.start, span.stop, device=padding.device) < padding[:, None]
+
+        of_queries, of_keys = self.lengths, self.key_lengths
+        return replace(
+            mask,
+            both=tuple(own(x, of_queries) for x in mask.both),
+            queries=tuple(own(x, of_queries) for x in mask.queries),
+            keys=tuple(own(x, of_keys) for x in mask.keys),
+        )
+
+    def whole(self, mask: Mask) -> Mask:
+        """The mask of all tokens, whose padding and segments the ranks send each other."""
+        return replace(
+            mask,
+            both=tuple(self._joined(x, self.lengths) for x in mask.both),
+            queries=tuple(self._joined(x, self.lengths) for x in mask.queries),
+            keys=tuple(self._joined(x, self.key_lengths) for x in mask.keys),
+            ids=tuple(self._joined(x, self.lengths) for x in mask.ids),
+        )
+
+    def _joined(self, x: Tensor, lengths: tuple[int, ...]) -> Tensor:
+        kind = x.dtype
+        parts = gather(x.to(torch.uint8) if kind == torch.bool else x, [(len(x), n) for n in lengths], self.group)
+        return torch.cat(parts, dim=1).to(kind)
+
+
+def even_shares(number: int, parts: int) -> tuple[int, ...]:
+    """A number in parts that differ by 1 at most, the larger ones first."""
+    return tuple(number // parts + (part < number % parts) for part in range(parts))
+
+
+def spans(lengths: Iterable[int]) -> list[slice]:
+    """Where parts of these lengths stand one after the other."""
+    found, start = [], 0
+    for length in lengths:
+        found.append(slice(start, start + length))
+        start += length
+    return found

@@ -1,0 +1,163 @@
+"""What each rank of a few processes finds: how far its part is from what one process computes.
+
+torchrun --standalone --nproc-per-node 3 -m tests.parallel.ranks FOLDER
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import subquad as sq
+from tests.oracle import normal
+
+TOKENS = 53
+
+
+@dataclass(frozen=True)
+class Case:
+    method: str
+    mode: str = "auto"
+    mask: str = "none"
+    heads: int = 6
+    kv_heads: int = 6
+    lengths: tuple[int, ...] | None = None  # None: an even split
+    keys: int | None = None
+    dtype: torch.dtype = torch.float32
+    lse: bool = False
+
+    @property
+    def name(self) -> str:
+        """The settings that are not the defaults, in one word."""
+        own = [
+            str(value).replace("torch.", "")
+            for field, value in vars(self).items()
+            if value != getattr(Case, field, None)
+        ]
+        return "-".join(own).replace(" ", "")
+
+
+def masks(name: str, B: int) -> tuple[Callable[[], sq.Mask], Callable[[sq.parallel.Sequence], sq.Mask]]:
+    """A mask of the whole sequence, and this rank's part of it."""
+    real = torch.arange(TOKENS) < torch.tensor([TOKENS, 20])[:B, None]
+    left = real.flip(1)
+    ids = (torch.arange(TOKENS) // 17).expand(B, -1).contiguous()
+    whole = {
+        "none": lambda: sq.Mask(),
+        "causal": lambda: sq.Mask.causal(),
+        "lengths": lambda: sq.Mask.padding(torch.tensor([TOKENS, 20])),
+        "padded": lambda: sq.Mask.padding(real),
+        "causal left": lambda: sq.Mask.causal() & sq.Mask.padding(left),
+        "window": lambda: sq.Mask.window(5),
+        "segments": lambda: sq.Mask.segments(ids),
+    }[name]
+
+    def part(of: sq.parallel.Sequence) -> sq.Mask:
+        own = {
+            field: tuple(x if x.ndim == 1 else of.shard(x) for x in getattr(whole(), field))
+            for field in ("both", "ids")
+        }
+        return replace(whole(), **own)
+
+    return whole, part
+
+
+def error_of(case: Case) -> float:
+    """The largest difference of this rank's output and gradients from those of one process."""
+    ranks = dist.get_world_size()
+    if case.lengths is None:
+        of = sq.parallel.Sequence.even(TOKENS, keys=case.keys, mode=case.mode)
+    else:
+        of = sq.parallel.Sequence(shares(case.lengths, ranks), mode=case.mode)
+    q = normal(2, case.heads, TOKENS, 8).to(case.dtype)
+    k, v = (normal(2, case.kv_heads, case.keys or TOKENS, 8, seed=seed).to(case.dtype) for seed in (1, 2))
+    g = normal(2, case.heads, TOKENS, 8, seed=3).to(case.dtype)
+    whole, part = masks(case.mask, 2)
+    how = {"method": case.method, "enable_gqa": True, "return_lse": case.lse, "seed": 3}
+
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    want = sq.attention(*inputs, mask=whole(), **how)
+    loss(want, g).backward()
+
+    keys = of if case.keys is None else sq.parallel.Sequence(of.key_lengths)
+    own = [s.shard(x, dim=2).clone().requires_grad_() for s, x in ((of, q), (keys, k), (keys, v))]
+    have = sq.attention(*own, mask=part(of), parallel=of, **how)
+    loss(have, of.shard(g, dim=2)).backward()
+
+    outs = (want, have) if case.lse else ((want,), (have,))
+    pairs = [(of.shard(w, dim=2), h) for w, h in zip(*outs, strict=True)]
+    pairs += [(s.shard(gradient(w), dim=2), gradient(h)) for s, w, h in zip((of, keys, keys), inputs, own, strict=True)]
+    return max((far(w, h) for w, h in pairs), default=0.0)
+
+
+def gradient(x: torch.Tensor) -> torch.Tensor:
+    """Of an input that has no part in the output, 0."""
+    return torch.zeros_like(x) if x.grad is None else x.grad
+
+
+def shares(lengths: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+    """Lengths for so many ranks: the last one takes what is left."""
+    own = lengths[: ranks - 1] + (1,) * (ranks - 1 - len(lengths))
+    return (*own, TOKENS - sum(own))
+
+
+def loss(given: Any, g: torch.Tensor) -> torch.Tensor:
+    """A scalar that depends on every output, and on every log-sum-exp that is finite."""
+    out, lse = given if isinstance(given, tuple) else (given, None)
+    total = (out * g).sum()
+    return total if lse is None else total + lse.where(~lse.isneginf(), 0.0).sum()
+
+
+def far(want: torch.Tensor, have: torch.Tensor) -> float:
+    """The largest difference, of numbers beyond 1 the relative one; equal infinities are none."""
+    want, have = (x.detach().float().nan_to_num() for x in (want, have))
+    return float((want - have).abs().max() / want.abs().max().clamp(min=1.0))
+
+
+def sent(method: str, mode: str, tokens: int) -> tuple[int, int]:
+    """Bytes and collective calls of this rank for a forward and a backward pass."""
+    of = sq.parallel.Sequence.even(tokens, mode=mode)
+    parts = [of.shard(normal(1, 4, tokens, 8, seed=seed), dim=2).clone().requires_grad_() for seed in range(3)]
+    sq.attention(*parts, method=method, parallel=of)  # the ranks agree
+    with sq.parallel.traffic() as counted:
+        sq.attention(*parts, method=method, parallel=of).sum().backward()
+    return counted.bytes, counted.calls
+
+
+def disagreement() -> str:
+    """What this rank is told when the last one has another seed."""
+    of = sq.parallel.Sequence.even(9)
+    part = of.shard(normal(1, 3, 9, 4), dim=2)
+    try:
+        sq.attention(part, part, part, method="performer", parallel=of, seed=int(of.rank == of.ranks - 1))
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+def main(folder: Path) -> None:
+    from tests.parallel.cases import CASES, REFUSED, SENT
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    found: dict[str, Any] = {}
+    for case in (*CASES, *REFUSED):
+        try:
+            found[case.name] = error_of(case)
+        except (ValueError, TypeError) as error:
+            found[case.name] = str(error)
+    for method, mode in SENT:
+        found[f"{method} {mode}"] = [sent(method, mode, tokens) for tokens in (96, 960)]
+    found["disagreeing"] = disagreement()
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
