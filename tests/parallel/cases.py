@@ -11,6 +11,13 @@ OF_FEATURES = (
     "performer:features=32",
     "performer:features=16,kind=trigonometric",
 )
+OF_CLUSTERS = (
+    "clustered:clusters=7",
+    "clustered:clusters=60",
+    "i-clustered:clusters=7,topk=5",
+    "i-clustered:clusters=30,topk=32",
+    "i-clustered:clusters=3,topk=60",
+)
 UNEVEN = (5, 1, 30)
 
 
@@ -43,6 +50,9 @@ CASES = [
         for w in (0, 4, 60)
         for mask in ("none", "causal", "padded", "causal left")
     ),
+    *(Case(name, "summary", mask, kv_heads=2) for name in OF_CLUSTERS for mask in ("none", "padded", "lengths")),
+    *(Case(name, "summary", lengths=UNEVEN, keys=None, lse=True) for name in OF_CLUSTERS),
+    *(Case(name, "summary", keys=31) for name in OF_CLUSTERS),
     Case("local:window=9", "summary", "window"),
     Case("local:window=9", "summary", lengths=UNEVEN, kv_heads=3),
     Case("local:window=25", "summary", "causal", lengths=UNEVEN),
@@ -53,7 +63,12 @@ CASES = [
     Case("i-clustered:clusters=5,topk=4", "heads", dtype=torch.bfloat16),
 ]
 
-REFUSED = [Case("linear", "summary", "segments"), Case("clustered", "summary")]
+REFUSED = [
+    Case("linear", "summary", "segments"),
+    Case("clustered-tail", "summary"),
+    Case("clustered:refine=1", "summary"),
+]
 
 # What grows with the length, and what does not.
 SENT = [("linear", "summary"), ("performer:features=16", "summary"), ("local:window=8", "summary"), ("full", "heads")]
+SENT += [("clustered:clusters=8,iterations=2", "summary"), ("i-clustered:clusters=8,iterations=2,topk=4", "summary")]

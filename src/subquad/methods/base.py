@@ -73,7 +73,7 @@ class Method:
     takes_segments: ClassVar[bool] = False  # whether `attend` reads packed segments: else each comes as a batch item
     clamped: ClassVar[tuple[str, ...]] = ()  # settings for which more than there are tokens means as many
     counts: ClassVar[tuple[str, ...]] = ()  # settings that say into how many parts the tokens go
-    split: ClassVar[str | None] = None  # how ranks sum up their keys: "states" in `attend`, or "halo" by `reach`
+    split: ClassVar[str | None] = None  # how ranks sum up their keys: by "partials" in `attend`, a "halo" by `reach`
     heads_differ: ClassVar[bool] = False  # whether heads that do not have learned parameters differ all the same
     former: ClassVar[dict[str, str]] = {}  # settings by the names that they had in earlier versions
 
@@ -105,6 +105,10 @@ class Method:
     def describe(self) -> Traits:
         """The traits of the method with these settings."""
         return type(self).traits
+
+    def split_by(self) -> str | None:
+        """How ranks sum up their keys with these settings; None: they cannot."""
+        return self.split
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """The computation, on inputs that `__call__` has checked: (out, lse), in the inputs' dtype or a wider one.

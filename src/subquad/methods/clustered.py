@@ -38,6 +38,7 @@ from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, ch
 from subquad.ops.choose.clusters.op import query_clusters
 from subquad.ops.choose.hashing.op import MAX_BITS
 from subquad.ops.parts.clustered.op import clustered_attention
+from subquad.ops.parts.clustered.parallel import clustered_attention_of_ranks
 
 SPACES = ("queries", "logits")  # of `query_clusters`; the first is the paper's
 TOO_MANY_BITS = f"a hash is one 64-bit word: at most {MAX_BITS}"
@@ -53,6 +54,10 @@ def attend_clustered(query: Tensor, key: Tensor, value: Tensor, call: Call, meth
         "iterations": method.iterations,
         "seed": call.seed,
     }
+    if call.parallel is not None:
+        clustering["clusters"] = min(method.clusters, call.parallel.tokens)
+        how = {"topk": topk, "scale": call.scale, **clustering}
+        return clustered_attention_of_ranks(query, key, value, real_queries, real_keys, call.parallel, **how)
     labels = None  # the op itself finds the paper's clusters
     if method.space != "queries" or method.refine > 0:
         with torch.no_grad():
@@ -71,6 +76,11 @@ def attend_clustered(query: Tensor, key: Tensor, value: Tensor, call: Call, meth
         dropout_p=call.dropout_p,
         wants_lse=call.wants_lse,
     )
+
+
+def split_of(method: Any) -> str | None:
+    """How ranks sum up their keys, with the paper's clusters."""
+    return "partials" if method.space == "queries" and method.refine == 0 else None
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,10 @@ class Clustered(Method):
         complexity="O(C·M·D + N·C·iterations) time, O(N + C·D) memory (plain PyTorch: see its page)",
         source="Vyas et al. 2020, section 3.2",
     )
+
+    def split_by(self) -> str | None:
+        """With the paper's clusters, ranks send what each finds among its own keys."""
+        return split_of(self)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, attend with the centroids, broadcast."""

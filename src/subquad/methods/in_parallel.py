@@ -70,7 +70,7 @@ def refusal(method: Method, mask: Mask, of: Sequence) -> str | None:
     if by_summary(method, mask, of):
         return None
     if of.mode == "summary":
-        why = "packed segments" if mask.ids and method.split else f"{method.name!r}"
+        why = "packed segments" if mask.ids and method.split_by() else f"{method.name!r}"
         return (
             f"mode='summary' is not available for {why}: there is no summary of a rank's keys whose size does not grow "
             "with their number; use mode='heads'"
@@ -85,7 +85,7 @@ def refusal(method: Method, mask: Mask, of: Sequence) -> str | None:
 
 def by_summary(method: Method, mask: Mask, of: Sequence) -> bool:
     """Whether ranks send summaries and not their tokens."""
-    return method.split is not None and of.mode != "heads" and not mask.ids
+    return method.split_by() is not None and of.mode != "heads" and not mask.ids
 
 
 def run_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
@@ -93,7 +93,7 @@ def run_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, call
     of: Sequence = call.parallel
     if not by_summary(method, call.mask, of):
         return _by_heads(method, query, key, value, call)
-    if method.split == "halo":
+    if method.split_by() == "halo":
         return _with_halo(method, query, key, value, call)
     return method._attended(query, key, value, call)
 

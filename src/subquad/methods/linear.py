@@ -60,7 +60,7 @@ class LinearAttention(Method):
     feature_map: str = choice(*FEATURE_MAPS)
 
     name: ClassVar[str] = "linear"
-    split: ClassVar[str | None] = "states"
+    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = Traits(
         family="features",
         causal="strict",

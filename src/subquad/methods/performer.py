@@ -119,7 +119,7 @@ class Performer(Method):
     seed: int = whole(0)
 
     name: ClassVar[str] = "performer"
-    split: ClassVar[str | None] = "states"
+    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = Traits(
         family="features",
         causal="strict",

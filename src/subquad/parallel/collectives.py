@@ -63,6 +63,11 @@ def gather(x: Tensor, shapes: Sequence[Shape], group: Any) -> list[Tensor]:
     return exchange([x] * len(shapes), shapes, group)
 
 
+def add(x: Tensor, group: Any) -> Tensor:
+    """The sum over all ranks, in their order, so that each has the same. Differentiable."""
+    return torch.stack(gather(x, [x.shape] * dist.get_world_size(group), group)).sum(0)
+
+
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sent: Tensor, sizes: list[int], from_each: list[int], group: Any) -> Tensor:

@@ -27,15 +27,16 @@ def hamming_kmeans(
             2, _starts(rank, count, clusters, wanted)[:, None, :, None].expand(B, H, clusters, bits)
         )
         for _ in range(iterations):
-            labels = _keep_real(_nearest(signs, centroids, wanted), real, clusters)
-            centroids = _majority(signs, labels, centroids)
-        labels = torch.where((count <= wanted)[:, None, None], rank[:, None], _nearest(signs, centroids, wanted))
-    return _keep_real(labels, real, clusters)
+            labels = keep_real(nearest(signs, centroids, wanted), real, clusters)
+            centroids = majority(votes_of(signs, labels, clusters), centroids)
+        labels = torch.where((count <= wanted)[:, None, None], rank[:, None], nearest(signs, centroids, wanted))
+    return keep_real(labels, real, clusters)
 
 
-def _nearest(
+def nearest(
     signs: Float[Tensor, "B H N L"], centroids: Float[Tensor, "B H C L"], wanted: Int64[Tensor, "B"]
 ) -> Int64[Tensor, "B H N"]:
+    """The nearest centroid of each code, the lowest of equally near ones."""
     C = centroids.shape[2]
     # signs·centroid = L − 2·(Hamming distance). Scaled by C and less the cluster's number, scores are distinct integers
     # (exact in fp32 while 64·C < 2²⁴), so that the lowest number wins ties on every device.
@@ -45,13 +46,17 @@ def _nearest(
     return scores.masked_fill(absent, -torch.inf).argmax(-1)
 
 
-def _majority(
-    signs: Float[Tensor, "B H N L"], labels: Int64[Tensor, "B H N"], old: Float[Tensor, "B H C L"]
-) -> Float[Tensor, "B H C L"]:
-    B, H, C, L = old.shape
-    votes = signs.new_zeros(B, H, C + 1, L)
-    votes = votes.scatter_add(2, labels[..., None].expand_as(signs), signs)[:, :, :C]
+def majority(votes: Float[Tensor, "B H C L"], old: Float[Tensor, "B H C L"]) -> Float[Tensor, "B H C L"]:
+    """The signs that most members have; the old ones where there are as many of each, or no members."""
     return torch.where(votes == 0, old, votes.sign())
+
+
+def votes_of(
+    signs: Float[Tensor, "B H N L"], labels: Int64[Tensor, "B H N"], clusters: int
+) -> Float[Tensor, "B H {clusters} L"]:
+    """The sums of the members' signs."""
+    B, H, _, L = signs.shape
+    return signs.new_zeros(B, H, clusters + 1, L).scatter_add(2, labels[..., None].expand_as(signs), signs)[:, :, :-1]
 
 
 def ranks_and_counts(real: Tensor | None, B: int, N: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -70,5 +75,6 @@ def _starts(rank: Tensor, count: Tensor, clusters: int, of_item: Tensor) -> Int6
     return first.clamp(max=rank.shape[1] - 1)
 
 
-def _keep_real(labels: Tensor, real: Tensor | None, clusters: int) -> Int64[Tensor, "B H N"]:
+def keep_real(labels: Tensor, real: Tensor | None, clusters: int) -> Int64[Tensor, "B H N"]:
+    """Labels of `clusters`, which is none, for padding."""
     return labels.contiguous() if real is None else torch.where(real[:, None], labels, clusters)
