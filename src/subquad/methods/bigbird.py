@@ -147,8 +147,9 @@ class BigBird(Bucketed):
         drawn = draw(choices, torch.sym_min(self.random, most), heads, own, call.seed)
         before, behind = before[:, None, :, None], behind[:, None, :, None]
         drawn = torch.where(drawn < before, drawn + self.first, drawn - before + behind).where(drawn >= 0, NONE)
-        *lists, _ = drawn.shape
-        ends, near = (x.expand(*lists, -1) for x in (ends[:, None, None], near[:, None]))
+        parts = ends[:, None, None], near[:, None], drawn
+        lists = torch.broadcast_shapes(*(part.shape[:3] for part in parts))
+        ends, near, drawn = (part.expand(*lists, -1) for part in parts)
         return (Slots(ends, NONE) | Slots(near, NONE) | Slots(drawn, NONE)).tokens
 
 

@@ -81,8 +81,7 @@ class Fixed(Bucketed):
         """Raise ValueError if there are more columns than a block has tokens."""
         if self.columns > self.block:
             raise ValueError(
-                f"{self.name!r}: columns={self.columns} of a block={self.block}, but a block has no more columns than "
-                "tokens; lower columns, or raise block"
+                f"{self.name!r}: columns={self.columns} needs a block of at least as many tokens, but block={self.block}"
             )
 
     def describe(self) -> Traits:
