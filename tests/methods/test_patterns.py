@@ -153,3 +153,178 @@ def test_equals_exact_attention_under_the_mask_of_its_definition(text):
 @every_pattern
 def test_equals_it_on_more_shapes(text):
     check(text, range(40, 200))
+
+
+CACHED = [*ORACLES][::2]
+
+
+@pytest.mark.parametrize("text", CACHED)
+def test_steps_on_a_cache_equal_the_rows_of_the_whole(text):
+    q, k, v = qkv(23)
+    for mask in (Mask(), Mask.causal()):
+        if text.startswith("bigbird") and not mask.is_causal:
+            continue  # its last blocks, and what may be drawn, follow from the number of keys
+        whole = sq.attention(q, k, v, method=text, mask=mask)
+        for offset in (0, 5, 21):
+            at = slice(offset, offset + 2)
+            step = sq.attention(q[:, :, at], k, v, method=text, mask=mask & Mask(offset=offset))
+            torch.testing.assert_close(step, whole[:, :, at])
+        starts = torch.tensor([3, 20])
+        step = sq.attention(
+            torch.stack([x[:, s : s + 2] for x, s in zip(q, starts.tolist(), strict=True)]),
+            *(k, v), method=text, mask=mask & Mask(offset=starts),
+        )  # fmt: skip
+        torch.testing.assert_close(step[1], whole[1, :, 20:22])
+
+
+@pytest.mark.parametrize("text", CACHED)
+def test_a_left_padded_prompt_and_its_steps(text):
+    """As generation does it: a prompt, and then one query at a time on all keys so far."""
+    q, k, v = qkv(20)
+    real = torch.arange(20) >= torch.tensor([[0], [6]])
+    whole = sq.attention(q, k, v, method=text, mask=Mask.padding(real) & Mask.causal())
+    for t in (8, 13, 19):
+        so_far = [x[:, :, : t + 1] for x in (k, v)]
+        mask = Mask.padding(keys=real[:, : t + 1]) & Mask.causal(offset=t)
+        step = sq.attention(q[:, :, t : t + 1], *so_far, method=text, mask=mask)
+        torch.testing.assert_close(step, whole[:, :, t : t + 1])
+
+
+@every_pattern
+def test_each_key_meets_a_query_once(text):
+    """Merged, `strided` lists a query with itself in both parts, one of which leaves it out."""
+    q, k, _ = qkv(29)
+    method = sq.parse_method(text)
+    for mask in (Mask(), Mask.causal() & Mask.padding([29, 12])):
+        call = method.prepare(q, k, k, mask=mask)[3]
+        met = sum(buckets.multiplicity(29, 29, call.mask) for buckets in method.meetings(q, k, call))
+        if text.startswith("strided") and method.parts == "merged":
+            met = met - torch.eye(29) * (met == 2)
+        assert torch.equal(met, allowed(text, 2, mask, 29, 29, 2).float())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "longformer:window=8,dilation=2,first=4",
+        "bigbird:block=16",
+        "strided:stride=45",
+        "fixed:block=128,columns=4",
+        "logsparse:window=8",
+    ],
+)
+def test_nothing_in_it_is_as_large_as_a_mask(text):
+    largest = []
+    inputs = tracked(*qkv(2048, B=1))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: largest.append(x.numel()) or x, lambda x: x):
+        sq.attention(*inputs, method=text).sum().backward()
+    assert max(largest) < 2 * 2048 * 2048 / 4
+
+
+# ---------------------------------------------------------------------- BigBird's random blocks
+
+
+def test_drawn_blocks_are_different_and_each_set_is_as_likely():
+    choices = torch.full((1, 2000), 5)
+    picks = draw(choices, 2, 3, torch.arange(2000)[None], seed=0)
+    assert (picks[..., 0] != picks[..., 1]).all()
+    pairs = picks.sort(-1).values.view(-1, 2)
+    counts = torch.bincount(pairs[:, 0] * 5 + pairs[:, 1])
+    counts = counts[counts > 0]
+    assert len(counts) == 10
+    assert (counts - 600).abs().max() < 5 * 600**0.5
+
+
+def test_fewer_blocks_than_asked_for_are_all_drawn():
+    picks = draw(torch.tensor([[0, 1, 3]]), 3, 2, torch.arange(3)[None], seed=0)
+    assert [sorted(of_block) for of_block in picks[0, 1].tolist()] == [[-1, -1, -1], [-1, -1, 0], [0, 1, 2]]
+
+
+def test_heads_blocks_and_seeds_draw_their_own():
+    block, choices = torch.arange(300)[None], torch.full((1, 300), 1000)
+    one, other = (draw(choices, 1, 2, block, seed=seed)[0, ..., 0] for seed in (0, 1))
+    for a, b in ((one[0], one[1]), (one[0], other[0]), (one[0, 1:], one[0, :-1])):
+        assert (a == b).float().mean() < 0.05
+
+
+def test_random_blocks_do_not_depend_on_the_batch_or_on_padding():
+    q, k, v = qkv(40)
+    method = sq.BigBird(block=3, random=2)
+    real = torch.arange(40) < torch.tensor([[40], [25]])
+    together = method(q, k, v, mask=Mask.padding(real))
+    alone = method(*(x[1:, :, :25] for x in (q, k, v)))
+    torch.testing.assert_close(together[1:, :, :25], alone)
+    moved = method(*(x.roll(15, 2) for x in (q, k, v)), mask=Mask.padding(real.roll(15, 1)))
+    torch.testing.assert_close(moved[1:, :, 15:], alone)
+
+
+# ---------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("longformer:dilation=0", "'longformer': dilation=0, but it must be a whole number ≥ 1"),
+        ("longformer:first=-1", "'longformer': first=-1, but it must be a whole number ≥ 0"),
+        ("bigbird:block=0", "'bigbird': block=0, but it must be a whole number ≥ 1"),
+        ("bigbird:random=1001", "'bigbird': random=1001, but it must be at most 1000"),
+        ("strided:stride=0", "'strided': stride=0, but it must be a whole number ≥ 1"),
+        ("strided:parts=layers", "'strided': parts='layers', but it must be one of 'merged', 'heads', 'near', 'far'"),
+        ("fixed:block=0", "'fixed': block=0, but it must be a whole number ≥ 1"),
+        ("fixed:columns=0", "'fixed': columns=0, but it must be a whole number ≥ 1"),
+        ("fixed:block=4", "'fixed': columns=8 needs a block of at least as many tokens, but block=4"),
+        ("logsparse:window=-1", "'logsparse': window=-1, but it must be a whole number ≥ 0"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(text, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        sq.parse_method(text)
+
+
+LARGE = 10**9
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"longformer:window={LARGE}",
+        f"longformer:first={LARGE}",
+        f"bigbird:block={LARGE}",
+        f"bigbird:block=2,window={LARGE}",
+        "bigbird:block=2,random=1000",
+        f"bigbird:block=2,first={LARGE}",
+        f"bigbird:block=2,last={LARGE}",
+        f"strided:stride={LARGE}",
+        f"fixed:block={LARGE}",
+        f"fixed:block={LARGE},columns={LARGE},parts=far",
+        f"logsparse:window={LARGE}",
+    ],
+)
+@pytest.mark.parametrize("mask", [Mask(), Mask.padding([17, 3])], ids=str)
+def test_patterns_longer_than_the_input_are_exact(text, mask):
+    q, k, v = qkv(17)
+    exact = sq.attention(q, k, v, method="full", mask=mask)
+    torch.testing.assert_close(sq.attention(q, k, v, method=text, mask=mask), exact)
+
+
+def test_a_dilation_or_stride_beyond_the_input_leaves_the_token_itself():
+    q, k, v = qkv(17)
+    for text in (f"longformer:dilation={LARGE},first=0", f"strided:stride={LARGE},parts=far"):
+        torch.testing.assert_close(sq.attention(q, k, v, method=text)[..., :], v)
+
+
+def test_global_tokens_are_those_of_each_item():
+    """Of a padded one those behind the padding; of a short one all."""
+    q, k, v = qkv(17)
+    real = torch.arange(17) >= torch.tensor([[0], [15]])
+    out = sq.attention(q, k, v, method="longformer:window=0,first=3", mask=Mask.padding(real))
+    exact = sq.attention(q, k, v, method="full", mask=Mask.padding(real))
+    torch.testing.assert_close(out[0, :, :3], exact[0, :, :3])
+    torch.testing.assert_close(out[1], exact[1])
+
+
+@pytest.mark.parametrize("text", ["strided:stride=2", "fixed:block=2,columns=1"])
+def test_of_an_odd_number_of_heads_the_first_half_is_the_larger(text):
+    q, k, v = qkv(17, H=3)
+    near, far, heads = (sq.attention(q, k, v, method=f"{text},parts={parts}") for parts in ("near", "far", "heads"))
+    torch.testing.assert_close(heads, torch.cat([near[:, :2], far[:, 2:]], dim=1))
