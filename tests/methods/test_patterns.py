@@ -26,7 +26,7 @@ def longformer(method: sq.Longformer, n: int, head: int, heads: int, causal: boo
 
 def strided(method: sq.Strided, n: int, head: int, heads: int, causal: bool) -> Pairs:
     """Near, or a multiple of the stride away, or one of the two by heads."""
-    kinds = kinds_of(method.parts, head, heads)
+    kinds = kinds_of(method.sets, head, heads)
     return lambda i, j: (
         ("near" in kinds and abs(i - j) <= method.stride) or ("far" in kinds and (i - j) % method.stride == 0)
     )
@@ -34,17 +34,17 @@ def strided(method: sq.Strided, n: int, head: int, heads: int, causal: bool) -> 
 
 def fixed(method: sq.Fixed, n: int, head: int, heads: int, causal: bool) -> Pairs:
     """In the own block, or in a column, or one of the two by heads."""
-    kinds, size = kinds_of(method.parts, head, heads), method.block
+    kinds, size = kinds_of(method.sets, head, heads), method.block
     return lambda i, j: (
         ("near" in kinds and i // size == j // size)
         or ("far" in kinds and (j % size >= size - method.columns or i == j))
     )
 
 
-def kinds_of(parts: str, head: int, heads: int) -> tuple[str, ...]:
-    if parts == "heads":
+def kinds_of(sets: str, head: int, heads: int) -> tuple[str, ...]:
+    if sets == "heads":
         return ("near",) if head < heads / 2 else ("far",)
-    return ("near", "far") if parts == "merged" else (parts,)
+    return ("near", "far") if sets == "merged" else (sets,)
 
 
 def logsparse(method: sq.LogSparse, n: int, head: int, heads: int, causal: bool) -> Pairs:
@@ -76,11 +76,11 @@ ORACLES = {
     "bigbird:block=2,random=3,first=0,last=2": bigbird,
     "strided:stride=5": strided,
     "strided:stride=1": strided,
-    "strided:stride=4,parts=heads": strided,
-    "strided:stride=3,parts=far": strided,
+    "strided:stride=4,sets=heads": strided,
+    "strided:stride=3,sets=far": strided,
     "fixed:block=5,columns=2": fixed,
-    "fixed:block=4,columns=1,parts=heads": fixed,
-    "fixed:block=64,columns=50,parts=far": fixed,
+    "fixed:block=4,columns=1,sets=heads": fixed,
+    "fixed:block=64,columns=50,sets=far": fixed,
     "logsparse:window=3": logsparse,
     "logsparse:window=0": logsparse,
 }
@@ -121,7 +121,9 @@ def some_mask(rng: random.Random, B: int, N: int) -> Mask:
             row[rng.sample(range(N), rng.choice([0, N // 5]))] = False
         return rows
 
-    mask = rng.choice([Mask(), Mask.padding(real()), Mask.padding(keys=real()), Mask.padding(keys=real(), queries=real())])
+    mask = rng.choice(
+        [Mask(), Mask.padding(real()), Mask.padding(keys=real()), Mask.padding(keys=real(), queries=real())]
+    )
     return mask & rng.choice([Mask(), Mask.causal()])
 
 
@@ -192,13 +194,13 @@ def test_a_left_padded_prompt_and_its_steps(text):
 
 @every_pattern
 def test_each_key_meets_a_query_once(text):
-    """Merged, `strided` lists a query with itself in both parts, one of which leaves it out."""
+    """Merged, `strided` lists a query with itself in both sets, one of which leaves it out."""
     q, k, _ = qkv(29)
     method = sq.parse_method(text)
     for mask in (Mask(), Mask.causal() & Mask.padding([29, 12])):
         call = method.prepare(q, k, k, mask=mask)[3]
         met = sum(buckets.multiplicity(29, 29, call.mask) for buckets in method.meetings(q, k, call))
-        if text.startswith("strided") and method.parts == "merged":
+        if text.startswith("strided") and method.sets == "merged":
             met = met - torch.eye(29) * (met == 2)
         assert torch.equal(met, allowed(text, 2, mask, 29, 29, 2).float())
 
@@ -269,7 +271,7 @@ def test_random_blocks_do_not_depend_on_the_batch_or_on_padding():
         ("bigbird:block=0", "'bigbird': block=0, but it must be a whole number ≥ 1"),
         ("bigbird:random=1001", "'bigbird': random=1001, but it must be at most 1000"),
         ("strided:stride=0", "'strided': stride=0, but it must be a whole number ≥ 1"),
-        ("strided:parts=layers", "'strided': parts='layers', but it must be one of 'merged', 'heads', 'near', 'far'"),
+        ("strided:sets=layers", "'strided': sets='layers', but it must be one of 'merged', 'heads', 'near', 'far'"),
         ("fixed:block=0", "'fixed': block=0, but it must be a whole number ≥ 1"),
         ("fixed:columns=0", "'fixed': columns=0, but it must be a whole number ≥ 1"),
         ("fixed:block=4", "'fixed': columns=8 needs a block of at least as many tokens, but block=4"),
@@ -296,7 +298,7 @@ LARGE = 10**9
         f"bigbird:block=2,last={LARGE}",
         f"strided:stride={LARGE}",
         f"fixed:block={LARGE}",
-        f"fixed:block={LARGE},columns={LARGE},parts=far",
+        f"fixed:block={LARGE},columns={LARGE},sets=far",
         f"logsparse:window={LARGE}",
     ],
 )
@@ -309,7 +311,7 @@ def test_patterns_longer_than_the_input_are_exact(text, mask):
 
 def test_a_dilation_or_stride_beyond_the_input_leaves_the_token_itself():
     q, k, v = qkv(17)
-    for text in (f"longformer:dilation={LARGE},first=0", f"strided:stride={LARGE},parts=far"):
+    for text in (f"longformer:dilation={LARGE},first=0", f"strided:stride={LARGE},sets=far"):
         torch.testing.assert_close(sq.attention(q, k, v, method=text), v)
 
 
@@ -326,5 +328,5 @@ def test_global_tokens_are_those_of_each_item():
 @pytest.mark.parametrize("text", ["strided:stride=2", "fixed:block=2,columns=1"])
 def test_of_an_odd_number_of_heads_the_first_half_is_the_larger(text):
     q, k, v = qkv(17, H=3)
-    near, far, heads = (sq.attention(q, k, v, method=f"{text},parts={parts}") for parts in ("near", "far", "heads"))
+    near, far, heads = (sq.attention(q, k, v, method=f"{text},sets={sets}") for sets in ("near", "far", "heads"))
     torch.testing.assert_close(heads, torch.cat([near[:, :2], far[:, 2:]], dim=1))

@@ -34,7 +34,7 @@ Blocks are counted in each item, from its first token to its last. Random blocks
 block's number and how many there are to choose from, never on the batch or on padding.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -42,7 +42,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from subquad.methods.base import MOST_REPEATS, Call, Traits, whole
-from subquad.methods.bucketed import Bucketed
+from subquad.methods.pattern import Pattern
 from subquad.ops.choose.places import Places
 from subquad.ops.slots import Buckets, Slots
 from subquad.randomness import uniform
@@ -67,7 +67,7 @@ def draw(choices: Int64[Tensor, "#B T"], picks: int, heads: int, block: Tensor, 
 
 
 @dataclass(frozen=True)
-class BigBird(Bucketed):
+class BigBird(Pattern):
     """Blocks of tokens: near ones, random ones, and global ones at both ends. Self-attention only.
 
     Args:
@@ -92,17 +92,9 @@ class BigBird(Bucketed):
     seed: int = whole(0)
 
     name: ClassVar[str] = "bigbird"
-    zeroes_padding: ClassVar[bool] = True  # it is in no block
-    skips_padding: ClassVar[bool] = True
-    traits: ClassVar[Traits] = Traits(
-        family="window",
-        causal="strict",
-        cross=False,
-        cached=True,
-        window=True,
+    traits: ClassVar[Traits] = replace(
+        Pattern.shared_traits,
         stochastic=True,
-        order_free=False,
-        positional=True,
         exact_limit={"block": "N"},
         example={"block": 4, "random": 1},
         complexity="O(N·b·(g + w + r)·D) time, with blocks of b tokens of which each sees g + w + r",

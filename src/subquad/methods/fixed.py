@@ -4,7 +4,7 @@ Child, Gray, Radford, Sutskever 2019, "Generating Long Sequences with Sparse Tra
 
     own_i     = {j: ⌊j/l⌋ = ⌊i/l⌋}
     summary_i = {j: j mod l ≥ l − c}
-    out_i     = Σ_j softmax_j(scale · q_i·k_j) v_j,   j ∈ own_i ∪ summary_i      parts="merged"
+    out_i     = Σ_j softmax_j(scale · q_i·k_j) v_j,   j ∈ own_i ∪ summary_i      sets="merged"
                                                       j ∈ own_i                  "near"
                                                       j ∈ summary_i ∪ {i}        "far"; "heads": half of the heads each
 
@@ -18,7 +18,7 @@ l           block
 c           columns
 A^(1)       near
 A^(2)       far
-p           the parts: merged, by heads, or by layers
+p           sets: merged, by heads, or by layers
 ==========  ==============================================
 
 Deviations from the paper. A query sees itself in the distant part too: the first ones of a causal sequence would see
@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from subquad.methods.base import Call, Traits, choice, whole
-from subquad.methods.bucketed import Bucketed
+from subquad.methods.pattern import SETS, Pattern, with_sets
 from subquad.ops.choose.places import Places, of_half
 from subquad.ops.slots import Buckets
 
@@ -40,13 +40,13 @@ NOWHERE = -1  # where there is no token
 
 
 @dataclass(frozen=True)
-class Fixed(Bucketed):
+class Fixed(Pattern):
     """A query's own block, and the last columns of every block. Self-attention only.
 
     Args:
         block: l, tokens of a block. About √(columns · N) is cheapest.
         columns: c, tokens at the end of each block that all queries see.
-        parts: "merged", the block and the columns in one softmax; "heads", the block in the first half of the heads and
+        sets: "merged", the block and the columns in one softmax; "heads", the block in the first half of the heads and
             the columns in the others; "near" or "far", the block or the columns in all heads.
 
     >>> import torch, subquad as sq
@@ -57,19 +57,11 @@ class Fixed(Bucketed):
 
     block: int = whole(128, least=1)
     columns: int = whole(8, least=1)
-    parts: str = choice("merged", "heads", "near", "far")
+    sets: str = choice(*SETS)
 
     name: ClassVar[str] = "fixed"
-    zeroes_padding: ClassVar[bool] = True  # it is in no block
-    skips_padding: ClassVar[bool] = True
-    traits: ClassVar[Traits] = Traits(
-        family="window",
-        causal="strict",
-        cross=False,
-        cached=True,
-        window=True,
-        order_free=False,
-        positional=True,
+    traits: ClassVar[Traits] = replace(
+        Pattern.shared_traits,
         subquadratic=False,
         exact_limit={"block": "N"},
         example={"block": 4, "columns": 1},
@@ -81,15 +73,14 @@ class Fixed(Bucketed):
         """Raise ValueError if there are more columns than a block has tokens."""
         if self.columns > self.block:
             raise ValueError(
-                f"{self.name!r}: columns={self.columns} needs a block of at least as many tokens, but block={self.block}"
+                f"{self.name!r}: columns={self.columns} needs a block of at least as many tokens, but "
+                f"block={self.block}"
             )
 
     def describe(self) -> Traits:
-        """The traits: which settings see all keys depends on the parts, and blocks alone take linear time."""
+        """The traits: which settings see all keys depends on the sets, and blocks alone take linear time."""
         why = "half of the heads see their own block only, and half the columns only"
-        limits = {"heads": why, "far": {"block": 1, "columns": 1}}
-        traits = replace(type(self).traits, subquadratic=self.parts == "near")
-        return replace(traits, exact_limit=limits.get(self.parts, traits.exact_limit))
+        return with_sets(type(self).traits, self.sets, far={"block": 1, "columns": 1}, heads=why)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: those of their own block, and the columns of the other blocks."""
@@ -97,21 +88,20 @@ class Fixed(Bucketed):
         own = places.blocks(self.block)
         tokens = torch.arange(torch.sym_min(self.block, places.timeline.M), device=query.device)
         block = own[:, None, :, None] * self.block + tokens
-        if self.parts == "merged":
+        if self.sets == "merged":
             columns = self._columns(places)
             elsewhere = columns // self.block < own[:, None, :, None]
             if not call.mask.is_causal:
                 elsewhere = elsewhere | (columns // self.block > own[:, None, :, None])
             columns = torch.where(elsewhere, columns, NOWHERE)
-            blocks, *_ = own.shape
             keys = torch.cat([block.expand(len(columns), -1, -1, -1), columns], dim=3)
             return (places.buckets(places.queries(block), places.keys(keys)),)
         near = places.buckets(places.queries(block), places.keys(block))
-        if self.parts == "near":
+        if self.sets == "near":
             return (near,)
         far = places.all_meet(places.queries(block), places.keys(self._columns(places)))
         itself = places.meet_themselves(self._in_no_column(places))
-        if self.parts == "far":
+        if self.sets == "far":
             return far, itself
         return of_half(near, N, first=True), of_half(far, N, first=False), of_half(itself, N, first=False)
 

@@ -14,21 +14,21 @@ subsequences that do not see each other, are packed segments: `Mask.segments`. D
 either side changes nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from subquad.methods.base import Call, Traits, whole
-from subquad.methods.bucketed import Bucketed
+from subquad.methods.pattern import Pattern
 from subquad.ops.choose.neighbours import farthest, neighbours
 from subquad.ops.choose.places import each_at
 from subquad.ops.slots import Buckets
 
 
 @dataclass(frozen=True)
-class LogSparse(Bucketed):
+class LogSparse(Pattern):
     """A window, and the keys that are 1, 2, 4, 8, … tokens away. Self-attention only.
 
     Args:
@@ -43,17 +43,8 @@ class LogSparse(Bucketed):
     window: int = whole(16)
 
     name: ClassVar[str] = "logsparse"
-    zeroes_padding: ClassVar[bool] = True  # it is in no block
-    skips_padding: ClassVar[bool] = True
-    traits: ClassVar[Traits] = Traits(
-        family="window",
-        causal="strict",
-        cross=False,
-        cached=True,
-        window=True,
-        order_free=False,
-        positional=True,
-        exact_limit={"window": "N"},
+    traits: ClassVar[Traits] = replace(
+        Pattern.shared_traits,
         example={"window": 2},
         complexity="O(N·(W + log N)·D) time with a window of W",
         source="Li et al. 2019, section 4.2",

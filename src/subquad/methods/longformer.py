@@ -27,14 +27,14 @@ import torch
 from torch import Tensor
 
 from subquad.methods.base import Call, Traits, whole
-from subquad.methods.bucketed import Bucketed
+from subquad.methods.pattern import Pattern
 from subquad.ops.choose.neighbours import neighbours
 from subquad.ops.choose.places import Places
 from subquad.ops.slots import Buckets
 
 
 @dataclass(frozen=True)
-class Longformer(Bucketed):
+class Longformer(Pattern):
     """A window, and the first tokens of each item, which see all tokens and are seen by all. Self-attention only.
 
     Args:
@@ -55,16 +55,8 @@ class Longformer(Bucketed):
     first: int = whole(1, clamped=True)
 
     name: ClassVar[str] = "longformer"
-    zeroes_padding: ClassVar[bool] = True  # it is in no block
-    skips_padding: ClassVar[bool] = True
-    traits: ClassVar[Traits] = Traits(
-        family="window",
-        causal="strict",
-        cross=False,
-        cached=True,
-        window=True,
-        order_free=False,
-        positional=True,
+    traits: ClassVar[Traits] = replace(
+        Pattern.shared_traits,
         exact_limit={"window": "N", "dilation": 1},
         example={"window": 3, "dilation": 2, "first": 2},
         complexity="O(N·(W + g)·D) time, O(N·(W + g + D)) memory with a window of W and g global tokens",
