@@ -274,7 +274,7 @@ def test_random_blocks_do_not_depend_on_the_batch_or_on_padding():
         ("strided:sets=layers", "'strided': sets='layers', but it must be one of 'merged', 'heads', 'near', 'far'"),
         ("fixed:block=0", "'fixed': block=0, but it must be a whole number ≥ 1"),
         ("fixed:columns=0", "'fixed': columns=0, but it must be a whole number ≥ 1"),
-        ("fixed:block=4", "'fixed': columns=8 needs a block of at least as many tokens, but block=4"),
+        ("fixed:block=4", "'fixed': columns=8 needs a larger block: with block=4 it must be at most 4"),
         ("logsparse:window=-1", "'logsparse': window=-1, but it must be a whole number ≥ 0"),
     ],
 )

@@ -73,8 +73,8 @@ class Fixed(Pattern):
         """Raise ValueError if there are more columns than a block has tokens."""
         if self.columns > self.block:
             raise ValueError(
-                f"{self.name!r}: columns={self.columns} needs a block of at least as many tokens, but "
-                f"block={self.block}"
+                f"{self.name!r}: columns={self.columns} needs a larger block: with block={self.block} it must be at "
+                f"most {self.block}"
             )
 
     def describe(self) -> Traits:

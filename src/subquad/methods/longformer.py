@@ -39,7 +39,7 @@ class Longformer(Pattern):
 
     Args:
         window: tokens to each side that a query sees; with a causal mask, to the past.
-        dilation: a query sees only every so many tokens of a window that is so much wider.
+        dilation: a query sees every dilation-th token only, so that the window reaches window · dilation tokens.
         first: global tokens at the start of each item.
 
     >>> import torch, subquad as sq

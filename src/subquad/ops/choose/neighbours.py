@@ -28,8 +28,8 @@ def neighbours(
     """Blocks of queries that follow each other, each with the run of keys that reaches from the first one's window to
     the last one's. Padding is left out.
 
-    With a dilation only every so many tokens meet, `window` of them to each side, so that blocks and runs consist of
-    every so many tokens too:
+    With a dilation tokens meet whose distance is a multiple of it, `window` of them to each side, so that blocks and
+    runs consist of such tokens too:
 
         dilation 2     queries  0 2 4 6 | 1 3 5 7 | 8 10 …     keys  0 2 4 6 8 | 1 3 5 7 9 | 4 6 8 10 …
     """
