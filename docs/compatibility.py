@@ -14,7 +14,7 @@ FAMILY = {
     "exact": "Exact: all N·M products",
     "clusters": "Clusters: queries that are alike share work",
     "buckets": "Buckets: a query attends to the keys of its buckets",
-    "window": "Windows: a query attends to the keys near it",
+    "window": "Windows and patterns: which keys a query attends to follows from where they stand",
     "features": "Features: sums over feature maps in place of the softmax",
     "summary": "Summaries: few rows stand for all keys",
     "mixture": "Mixtures: several methods in one",

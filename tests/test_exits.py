@@ -18,6 +18,11 @@ METHODS = {name: str(cls(**cls.traits.example)) for name, cls in sq.methods.METH
 FEW = "all but lengths of a single block or of very few tokens, whose shapes the tracer treats as special cases"
 NOT_EVERY_LENGTH: dict[str, tuple[list[int] | None, str]] = {
     "local": ([3], FEW),
+    "bigbird": ([3], FEW),
+    "fixed": ([3], FEW),
+    "longformer": ([3, 17], FEW),
+    "strided": ([3, 100], "lengths on the same side of 16 · `stride` tokens as the traced length, but very short ones"),
+    "logsparse": ([3, 17, 100], "lengths between the same two powers of two as the traced length"),
     "mixed-heads": ([3], FEW),
     "smyrf": ([3], FEW),
     "reformer": ([3], FEW),
@@ -39,6 +44,7 @@ NOT_EVERY_LENGTH: dict[str, tuple[list[int] | None, str]] = {
 NOT_COMPILED_ONCE: dict[str, str] = {
     "rfa": "causal: a traced step for each chunk of 64 tokens",
     "tilted-pool": "the layout of the pools is computed from the length",
+    "logsparse": "one program for the lengths between two powers of two",
 }
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from subquad.randomness import gumbel, normal, orthogonal
+from subquad.randomness import gumbel, normal, orthogonal, uniform
 
 LIKE = torch.zeros(1)
 
@@ -65,6 +65,14 @@ def test_normal_numbers_are_normal():
     assert rows.mean(0).abs().max() < 0.03  # standard error 0.007
     torch.testing.assert_close(rows.T.cov(), torch.eye(4, dtype=torch.float64), atol=0.04, rtol=0)
     assert ((rows.abs() < 0.6745).double().mean(0) - 0.5).abs().max() < 0.015
+
+
+def test_uniform_numbers_of_two_seeds_or_places_have_nothing_in_common():
+    rows, columns = torch.arange(30)[:, None], torch.arange(30)
+    drawn = torch.stack([uniform(seed, rows, columns) for seed in range(3)])
+    assert len(drawn.unique()) == 2700
+    assert abs(drawn.mean() - 0.5) < 0.03  # standard error 0.006
+    assert torch.equal(drawn[1, :5, 7], uniform(1, rows[:5, 0], torch.tensor(7)))
 
 
 def test_gumbel_numbers_of_two_seeds_have_no_step_in_common():

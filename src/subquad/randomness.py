@@ -168,6 +168,22 @@ def gumbel(seed: int, step: Tensor, places: Tensor, like: Tensor) -> Tensor:
     return (-(-_uniform(_mix(started + places * _GOLDEN)).log()).log()).to(device=like.device, dtype=like.dtype)
 
 
+def uniform(seed: int, *places: Tensor) -> Tensor:
+    """Independent uniform numbers inside (0, 1), in fp64: one for each combination of whole numbers, broadcast.
+
+    A number depends on the seed and on its own whole numbers alone. Nothing is drawn: as in `gumbel`.
+
+    >>> import torch
+    >>> row, column = torch.arange(6)[:, None], torch.arange(3)
+    >>> torch.equal(uniform(7, row, column)[4, 2], uniform(7, torch.tensor(4), torch.tensor(2)))
+    True
+    """
+    mixed = _mix(torch.full((), seed, dtype=torch.int64, device=places[0].device))
+    for place in places:
+        mixed = _mix(mixed + place * _GOLDEN)
+    return _uniform(mixed)
+
+
 def _uniform(mixed: Tensor) -> Tensor:
     """Numbers inside (0, 1) from the upper 52 bits of these words."""
     return ((mixed >> 12 & (2**52 - 1)).double() + 0.5) / 2**52

@@ -43,6 +43,11 @@ OTHERS = (
     "sinkhorn:block=4",
     "mixed-heads:methods=local:window=3+lsh:buckets=4",
     "oracle-top:topk=3",
+    "longformer:window=3,first=2",
+    "bigbird:block=3,random=1",
+    "strided:stride=4",
+    "fixed:block=4,columns=1",
+    "logsparse:window=1",
 )
 EVERY = BUCKETED + OTHERS
 FEW = ("local:window=3", "smyrf:clusters=4", OTHERS[1], OTHERS[2], "linear")

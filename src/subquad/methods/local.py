@@ -30,14 +30,15 @@ from torch import Tensor, nn
 
 from subquad.masks import Mask
 from subquad.methods.base import Call, Partial, Traits, choice, whole, wide
-from subquad.methods.bucketed import Bucketed, attend_inside
+from subquad.methods.bucketed import attend_inside
+from subquad.methods.pattern import Pattern
 from subquad.ops.choose.neighbours import neighbours
 from subquad.ops.relative_positions import RelativePositions
 from subquad.ops.slots import Buckets
 
 
 @dataclass(frozen=True)
-class Local(Bucketed):
+class Local(Pattern):
     """Window attention: each query sees the keys at most `window` tokens away.
 
     Args:
@@ -58,19 +59,8 @@ class Local(Bucketed):
 
     name: ClassVar[str] = "local"
     split: ClassVar[str | None] = "halo"
-    zeroes_padding: ClassVar[bool] = True  # it is in no block
-    skips_padding: ClassVar[bool] = True
-    traits: ClassVar[Traits] = Traits(
-        family="window",
-        causal="strict",
-        cross=False,
-        cached=True,
-        window=True,
-        order_free=False,
-        positional=True,
-        exact_limit={"window": "N"},
-        example={"window": 4},
-        complexity="O(N·W·D) time, O(N·(W + D)) memory with a window of W",
+    traits: ClassVar[Traits] = replace(
+        Pattern.shared_traits,
         source="Child et al. 2019 and Beltagy et al. 2020 (windows); Dai et al. 2019 (relative positions)",
     )
 

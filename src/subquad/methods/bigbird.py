@@ -1,0 +1,151 @@
+"""BigBird: blocks of tokens that see the blocks beside them, some at random, and the first and last ones.
+
+Zaheer, Guruganesh, Dubey, Ainslie, Alberti, Ontanon, Pham, Ravula, Wang, Yang, Ahmed 2020, "Big Bird: Transformers for
+Longer Sequences", section 2 and appendix D (BigBird-ITC):
+
+    an item's tokens are cut into blocks of b; block t sees the blocks
+
+    G       = the first and the last ones                           global: they see all blocks
+    W_t     = {s: |s − t| ≤ window}                                 near ones
+    R_t     = `random` others, uniform among those outside of G and W_t, for each head its own
+    out_i   = Σ_j softmax_j(scale · q_i·k_j) v_j, j in the blocks G ∪ W_t ∪ R_t of i's block t
+
+          0 1 2 3 4 5 6 7
+    0     g g g g g g g g          g global
+    1     g w w . r . . g          w window = 1
+    2     g w w w . . r g          r random = 1
+    3     g r w w w . . g
+          …
+    7     g g g g g g g g
+
+==========  =============================================
+paper       here
+==========  =============================================
+b           block
+g           first + last, in blocks
+w           2 · window + 1, in blocks
+r           random, in blocks
+==========  =============================================
+
+Under a causal mask block t sees what of G and W_t is not behind it, and R_t is drawn among the blocks before it. There
+the last blocks are not global, since a sequence that grows has none.
+
+Blocks are counted in each item, from its first token to its last. Random blocks depend on the seed, the head, the
+block's number and how many there are to choose from, never on the batch or on padding.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from subquad.methods.base import MOST_REPEATS, Call, Traits, whole
+from subquad.methods.pattern import Pattern
+from subquad.ops.choose.places import Places
+from subquad.ops.slots import Buckets, Slots
+from subquad.randomness import uniform
+
+NONE = -1  # in lists of blocks
+
+
+def draw(choices: Int64[Tensor, "#B T"], picks: int, heads: int, block: Tensor, seed: int) -> Int64[Tensor, "#B H T R"]:
+    """For each head and block `picks` different numbers below `choices`, each set as likely; −1 where there are fewer.
+
+    Floyd's way: the k-th pick is uniform up to choices − picks + k, or that number itself where it is taken already.
+    """
+    head, block = torch.arange(heads, device=block.device)[:, None], block[:, None]
+    picked = choices.new_full((len(choices), heads, choices.shape[1], 0), NONE)
+    for k in range(picks):
+        last = (choices - picks + k)[:, None]
+        pick = (uniform(seed, head, block, torch.full_like(block, k)) * (last + 1)).long().minimum(last)
+        taken = (picked == pick[..., None]).any(-1)
+        pick = torch.where(taken, last, pick).clamp(min=NONE)
+        picked = torch.cat([picked, pick[..., None]], dim=-1)
+    return picked
+
+
+@dataclass(frozen=True)
+class BigBird(Pattern):
+    """Blocks of tokens: near ones, random ones, and global ones at both ends. Self-attention only.
+
+    Args:
+        block: tokens of a block.
+        window: blocks to each side that a block sees, beside itself; with a causal mask, in the past.
+        random: further blocks that each block sees, drawn for each head.
+        first: blocks at the start of an item that see all and that all see.
+        last: such blocks at its end. They have no part under a causal mask.
+        seed: random seed of the random blocks.
+
+    >>> import torch, subquad as sq
+    >>> q, k, v = torch.randn(3, 1, 2, 300, 4)
+    >>> sq.attention(q, k, v, method=sq.BigBird(block=16, random=2)).shape
+    torch.Size([1, 2, 300, 4])
+    """
+
+    block: int = whole(64, least=1, clamped=True)
+    window: int = whole(1, clamped=True)
+    random: int = whole(3, most=MOST_REPEATS)
+    first: int = whole(1, clamped=True)
+    last: int = whole(1, clamped=True)
+    seed: int = whole(0)
+
+    name: ClassVar[str] = "bigbird"
+    heads_differ: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(
+        Pattern.shared_traits,
+        stochastic=True,
+        exact_limit={"block": "N"},
+        example={"block": 4, "random": 1},
+        complexity="O(N·b·(g + w + r)·D) time, with blocks of b tokens of which each sees g + w + r",
+        source="Zaheer et al. 2020",
+    )
+
+    def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
+        """Which queries meet which keys: those of the blocks that each block sees, and all for the global blocks."""
+        places, causal = Places.of(call.mask, query, key), call.mask.is_causal
+        size = torch.sym_min(self.block, places.timeline.M)
+        most = -(-places.timeline.M // size)
+        own, ends = places.blocks(size), self.global_blocks(-(-places.length // size), most, causal)
+        others = own if causal else torch.where((own[..., None] == ends[:, None]).any(-1), NONE, own)
+        seen = self.blocks_seen(own, ends, -(-places.length // size), most, query.shape[1], call)
+        keys = places.keys(tokens_of(seen, size))
+        rest = places.buckets(places.queries(tokens_of(others[:, None, :, None], size)), keys)
+        if causal or self.first == self.last == 0:
+            return (rest,)
+        return rest, places.meet_all(places.queries(tokens_of(ends[:, None, None], size)))
+
+    def global_blocks(self, count: Int64[Tensor, "#B 1"], most: int, causal: bool) -> Int64[Tensor, "#B S"]:
+        """The first blocks of each item of `count` blocks, and its last ones."""
+        first = torch.arange(torch.sym_min(self.first, most), device=count.device).expand(len(count), -1)
+        if causal:
+            return first
+        last = count - 1 - torch.arange(torch.sym_min(self.last, most), device=count.device)
+        last = torch.where(last < self.first, NONE, last)  # it is among the first ones, or there are no more
+        return torch.cat([torch.where(first < count, first, NONE), last], dim=1)
+
+    def blocks_seen(
+        self, own: Int64[Tensor, "#B T"], ends: Int64[Tensor, "#B S"], count: Tensor, most: int, heads: int, call: Call
+    ) -> Int64[Tensor, "#B H T C"]:
+        """The blocks that each block sees, if it is not global itself: each once."""
+        causal, window = call.mask.is_causal, torch.sym_min(self.window, most)
+        near = own[..., None] + torch.arange(-window, 1 if causal else window + 1, device=own.device)
+        near = torch.where((near >= 0) & (causal | (near < count[..., None])), near, NONE)
+        # What may be drawn stands between the global blocks, before the near ones or behind them.
+        end = own if causal else count - self.last
+        before = ((own - window).minimum(end) - self.first).clamp(min=0)
+        behind = (own + window + 1).clamp(min=self.first)
+        choices = before if causal else before + (end - behind).clamp(min=0)
+        drawn = draw(choices, torch.sym_min(self.random, most), heads, own, call.seed)
+        before, behind = before[:, None, :, None], behind[:, None, :, None]
+        drawn = torch.where(drawn < before, drawn + self.first, drawn - before + behind).where(drawn >= 0, NONE)
+        parts = ends[:, None, None], near[:, None], drawn
+        lists = torch.broadcast_shapes(*(part.shape[:3] for part in parts))
+        ends, near, drawn = (part.expand(*lists, -1) for part in parts)
+        return (Slots(ends, NONE) | Slots(near, NONE) | Slots(drawn, NONE)).tokens
+
+
+def tokens_of(blocks: Int64[Tensor, "#B H T C"], size: int) -> Int64[Tensor, "#B H T _"]:
+    """The places of the tokens in these blocks; below 0 for those of no block."""
+    return (blocks[..., None] * size + torch.arange(size, device=blocks.device)).flatten(3)

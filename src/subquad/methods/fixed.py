@@ -1,0 +1,118 @@
+"""Fixed attention of the Sparse Transformer: a query's own block, and the last columns of every block.
+
+Child, Gray, Radford, Sutskever 2019, "Generating Long Sequences with Sparse Transformers", section 4.3:
+
+    own_i     = {j: ⌊j/l⌋ = ⌊i/l⌋}
+    summary_i = {j: j mod l ≥ l − c}
+    out_i     = Σ_j softmax_j(scale · q_i·k_j) v_j,   j ∈ own_i ∪ summary_i      sets="merged"
+                                                      j ∈ own_i                  "near"
+                                                      j ∈ summary_i ∪ {i}        "far"; "heads": half of the heads each
+
+Under a causal mask j ≤ i, as in the paper. The last c tokens of each block are where it can be summed up: all others
+see them.
+
+==========  ==============================================
+paper       here
+==========  ==============================================
+l           block
+c           columns
+A^(1)       near
+A^(2)       far
+p           sets: merged, by heads, or by layers
+==========  ==============================================
+
+Deviations from the paper. A query sees itself in the distant part too: the first ones of a causal sequence would see
+nothing there. i and j are counted from each item's first real token, so that padding moves no block.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subquad.methods.base import Call, Traits, choice, whole
+from subquad.methods.pattern import SETS, Pattern, with_sets
+from subquad.ops.choose.places import Places, of_half
+from subquad.ops.slots import Buckets
+
+NOWHERE = -1  # where there is no token
+
+
+@dataclass(frozen=True)
+class Fixed(Pattern):
+    """A query's own block, and the last columns of every block. Self-attention only.
+
+    Args:
+        block: l, tokens of a block. About √(columns · N) is cheapest.
+        columns: c, tokens at the end of each block that all queries see.
+        sets: "merged", the block and the columns in one softmax; "heads", the block in the first half of the heads and
+            the columns in the others; "near" or "far", the block or the columns in all heads.
+
+    >>> import torch, subquad as sq
+    >>> q, k, v = torch.randn(3, 1, 2, 300, 4)
+    >>> sq.attention(q, k, v, method=sq.Fixed(block=16, columns=2), is_causal=True).shape
+    torch.Size([1, 2, 300, 4])
+    """
+
+    block: int = whole(128, least=1)
+    columns: int = whole(8, least=1)
+    sets: str = choice(*SETS)
+
+    name: ClassVar[str] = "fixed"
+    heads_differ: ClassVar[bool] = True
+    traits: ClassVar[Traits] = replace(
+        Pattern.shared_traits,
+        subquadratic=False,
+        exact_limit={"block": "N"},
+        example={"block": 4, "columns": 1},
+        complexity="O(N·(l + c·N/l)·D) time with blocks of l and c columns, which is O(N√N·D) at l = √N",
+        source="Child et al. 2019, section 4.3",
+    )
+
+    def check(self) -> None:
+        """Raise ValueError if there are more columns than a block has tokens."""
+        if self.columns > self.block:
+            raise ValueError(
+                f"{self.name!r}: columns={self.columns} needs a larger block: with block={self.block} it must be at "
+                f"most {self.block}"
+            )
+
+    def describe(self) -> Traits:
+        """The traits: which settings see all keys depends on the sets, and blocks alone take linear time."""
+        why = "half of the heads see their own block only, and half the columns only"
+        return with_sets(type(self).traits, self.sets, far={"block": 1, "columns": 1}, heads=why)
+
+    def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
+        """Which queries meet which keys: those of their own block, and the columns of the other blocks."""
+        places, N = Places.of(call.mask, query, key), query.shape[2]
+        own = places.blocks(self.block)
+        tokens = torch.arange(torch.sym_min(self.block, places.timeline.M), device=query.device)
+        block = own[:, None, :, None] * self.block + tokens
+        if self.sets == "merged":
+            columns = self._columns(places)
+            elsewhere = columns // self.block < own[:, None, :, None]
+            if not call.mask.is_causal:
+                elsewhere = elsewhere | (columns // self.block > own[:, None, :, None])
+            columns = torch.where(elsewhere, columns, NOWHERE)
+            keys = torch.cat([block.expand(len(columns), -1, -1, -1), columns], dim=3)
+            return (places.buckets(places.queries(block), places.keys(keys)),)
+        near = places.buckets(places.queries(block), places.keys(block))
+        if self.sets == "near":
+            return (near,)
+        far = places.all_meet(places.queries(block), places.keys(self._columns(places)))
+        itself = places.meet_themselves(self._in_no_column(places))
+        if self.sets == "far":
+            return far, itself
+        return of_half(near, N, first=True), of_half(far, N, first=False), of_half(itself, N, first=False)
+
+    def _columns(self, places: Places) -> Tensor:
+        """The places of all columns, (1,1,1,K)."""
+        M = places.timeline.M
+        start = self.block * torch.arange(-(-M // self.block), device=places.first.device)[:, None]
+        column = self.block - self.columns + torch.arange(torch.sym_min(self.columns, M), device=start.device)
+        return (start + column).view(1, 1, 1, -1)
+
+    def _in_no_column(self, places: Places) -> Tensor:
+        """Which queries stand beside a key that is in no column, (#B,N)."""
+        return (places.timeline.positions - places.first) % self.block < self.block - self.columns

@@ -1,0 +1,81 @@
+"""Longformer: a window for every token, and a few global tokens that all see and that see all.
+
+    N_i   = {j: |i − j| ≤ window · dilation, i − j a multiple of dilation}
+    G     = the first tokens of the item
+    out_i = Σ_{j ∈ N_i ∪ G} softmax_j(scale · q_i·k_j) v_j           for i not in G
+    out_i = Σ_j softmax_j(scale · q_i·k_j) v_j                       for i in G, all keys
+
+Under a causal mask a query sees what of this is not behind it, so that a global token is one that all later tokens see.
+
+==========  ==========================================================
+paper       here
+==========  ==========================================================
+w           2 · window: the paper counts both sides, as `attention_window` of published models does
+d           dilation
+G           first; other tokens, or other ones in each item, by `keep=`
+==========  ==========================================================
+
+Deviations from the paper, each on purpose. Global attention has the projections of all other attention, since a method
+sees queries, keys and values only; published models have projections of their own for it. All heads have one dilation:
+`mixed-heads` gives others to some of them.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subquad.methods.base import Call, Traits, whole
+from subquad.methods.pattern import Pattern
+from subquad.ops.choose.neighbours import neighbours
+from subquad.ops.choose.places import Places
+from subquad.ops.slots import Buckets
+
+
+@dataclass(frozen=True)
+class Longformer(Pattern):
+    """A window, and the first tokens of each item, which see all tokens and are seen by all. Self-attention only.
+
+    Args:
+        window: tokens to each side that a query sees; with a causal mask, to the past.
+        dilation: a query sees every dilation-th token only, so that the window reaches window · dilation tokens.
+        first: global tokens at the start of each item.
+
+    >>> import torch, subquad as sq
+    >>> q, k, v = torch.randn(3, 1, 2, 300, 4)
+    >>> out = sq.attention(q, k, v, method=sq.Longformer(window=20, first=1))
+    >>> kept = sq.attention(q, k, v, method=sq.Local(window=20), keep=[0])
+    >>> torch.allclose(out, kept, atol=1e-5)
+    True
+    """
+
+    window: int = whole(64)
+    dilation: int = whole(1, least=1, clamped=True)
+    first: int = whole(1, clamped=True)
+
+    name: ClassVar[str] = "longformer"
+    traits: ClassVar[Traits] = replace(
+        Pattern.shared_traits,
+        exact_limit={"window": "N", "dilation": 1},
+        example={"window": 3, "dilation": 2, "first": 2},
+        complexity="O(N·(W + g)·D) time, O(N·(W + g + D)) memory with a window of W and g global tokens",
+        source="Beltagy et al. 2020",
+    )
+
+    def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
+        """Which queries meet which keys: near ones, the global keys, and all keys for the global queries."""
+        near = neighbours(query, key, self.window, call.mask, self.dilation)
+        if self.first == 0:
+            return (near,)
+        places, N, M = Places.of(call.mask, query, key), query.shape[2], key.shape[2]
+        first = torch.arange(torch.sym_min(self.first, M), device=query.device).view(1, 1, 1, -1)
+        others = torch.where(self._are_global(places.of_queries(near.queries)), N, near.queries)
+        keys = torch.where(self._are_global(places.of_keys(near.keys)), M, near.keys)
+        # Under a causal mask what a global query sees is not behind it, so that those keys are global too.
+        seeing = near.queries if call.mask.is_causal else others
+        parts = replace(near, queries=others, keys=keys), places.all_meet(seeing, places.keys(first))
+        return parts if call.mask.is_causal else (*parts, places.meet_all(places.queries(first)))
+
+    def _are_global(self, places: Tensor) -> Tensor:
+        return (places >= 0) & (places < self.first)

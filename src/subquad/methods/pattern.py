@@ -1,0 +1,44 @@
+"""Methods whose queries meet keys by where they stand, whatever the tokens hold."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from subquad.methods.base import Traits
+from subquad.methods.bucketed import Bucketed
+
+SETS = "merged", "heads", "near", "far"  # near and distant keys: in one softmax, by heads, or one kind alone
+
+
+class Pattern(Bucketed):
+    """A method that lists real tokens alone, each key once for a query, in self-attention and steps on a cache."""
+
+    zeroes_padding: ClassVar[bool] = True  # it is in no bucket
+    skips_padding: ClassVar[bool] = True
+    shared_traits: ClassVar[Traits] = Traits(
+        family="window",
+        causal="strict",
+        cross=False,
+        cached=True,
+        window=True,
+        order_free=False,
+        positional=True,
+        exact_limit={"window": "N"},
+        example={"window": 4},
+        complexity="O(N·W·D) time, O(N·(W + D)) memory with a window of W",
+        source="Child et al. 2019 and Beltagy et al. 2020",
+    )
+
+
+def with_sets(traits: Traits, sets: str, *, far: Mapping[str, int | str], heads: str) -> Traits:
+    """The traits of near and distant keys with one of `SETS`, from those where they are merged.
+
+    Args:
+        traits: those with sets="merged", which take quadratic time in the end.
+        sets: which it is.
+        far: the exact limit of distant keys alone.
+        heads: why there is none where each half of the heads sees one kind.
+    """
+    if sets == "near":
+        return replace(traits, subquadratic=True)
+    return traits if sets == "merged" else replace(traits, exact_limit=far if sets == "far" else heads)
