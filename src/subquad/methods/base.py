@@ -15,6 +15,7 @@ from subquad.methods import settings
 from subquad.methods.bound_method import BoundMethod
 from subquad.methods.call import Call, Partial
 from subquad.methods.checks import as_autocast, check_options, without_autocast
+from subquad.methods.grammar import as_term
 from subquad.methods.keep import Keep, completed, inputs_of_rest, kept_tokens
 from subquad.methods.settings import FEW, MOST_REPEATS, WIDEST, choice, number, whole
 from subquad.methods.traits import FAMILIES, Fit, Traits
@@ -73,6 +74,8 @@ class Method:
     clamped: ClassVar[tuple[str, ...]] = ()  # settings for which more than there are tokens means as many
     counts: ClassVar[tuple[str, ...]] = ()  # settings that say into how many parts the tokens go
     former: ClassVar[dict[str, str]] = {}  # settings by the names that they had in earlier versions
+    units: ClassVar[tuple[str, ...]] = ()  # settings that mean 1 where a text gives them without a value
+    of_texts: ClassVar[bool] = False  # whether its one setting is a text of other methods
 
     def __init_subclass__(cls) -> None:
         rules = {name: field.metadata for name, field in vars(cls).items() if isinstance(field, Field)}
@@ -340,6 +343,12 @@ class Method:
         """The method as on the command line, with the settings that differ from the defaults."""
         changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
         return f"{self.name}:{','.join(changed)}" if changed else self.name
+
+    def __add__(self, other: Method) -> Method:
+        """The sum of two methods, in which each key counts once: see `sq.Sum`."""
+        if not isinstance(other, Method):
+            return NotImplemented
+        return METHODS["sum"].from_settings({"terms": f"{as_term(self)}+{as_term(other)}"})
 
     def check_counts(self, N: int, M: int) -> None:
         """Raise ValueError if tokens would be divided into far more parts than there are tokens."""

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.methods.base import Call, Method, Partial, Traits, choice, wide
+from subquad.methods.rest import Rest
 from subquad.ops.parts.features.recurrent import advanced, no_tokens
 from subquad.ops.parts.features.visible import attend_features, drop_rows
 from subquad.shapes import Sizes
@@ -75,6 +76,12 @@ class LinearAttention(Method):
         query, key, value = wide(query, key, value)
         query, key = self._exponents(query, key, call.scale)
         return attend_features(query, key, drop_rows(value, call.dropout_p), call.mask)
+
+    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
+        """The same, with the features that say what each key has in it."""
+        of_query, of_key = self._exponents(*wide(query, key), call.scale)
+        out, lse = self.attend(query, key, value, call)
+        return Rest(out, lse, of_query, of_key, by_features=True)
 
     def _exponents(self, query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """ln φ of queries and keys."""

@@ -58,6 +58,7 @@ class Local(Bucketed):
     name: ClassVar[str] = "local"
     zeroes_padding: ClassVar[bool] = True  # it is in no block
     skips_padding: ClassVar[bool] = True
+    pairs_once: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(
         family="window",
         causal="strict",

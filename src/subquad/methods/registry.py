@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from subquad.methods.base import METHODS, Method
+from subquad.methods.grammar import bare, settings, terms
 from subquad.spelling import instead
 
 
@@ -28,19 +29,27 @@ def resolve(method: str | Method) -> Method:
 
 
 def parse_method(text: str) -> Method:
-    """Read a method as the command line writes it: a name, or `name:setting=value,…`.
+    """Read a method as the command line writes it: a name, `name:setting=value,…`, or several with `+` between them.
 
     >>> parse_method("i-clustered:clusters=25,topk=16")
     ImprovedClustered(clusters=25, bits=63, iterations=10, topk=16, seed=0, space='queries', refine=0)
+    >>> parse_method("local:window=32+keep:first")
+    Sum(terms='local:window=32+keep')
     """
+    text = bare(text)
     name, _, rest = text.partition(":")
-    settings: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        setting, equals, value = part.partition("=")
-        if not equals:
+    of_texts = name in METHODS and METHODS[name].of_texts
+    if not of_texts and len(terms(text)) > 1:
+        return _class("sum").from_settings({"terms": text})
+    given: dict[str, Any] = {}
+    for part in filter(None, [rest] if of_texts else settings(rest)):
+        setting, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals and setting in _class(name).units:
+            value = "1"
+        elif not equals:
             raise ValueError(f"{text!r}: write settings as {name}:setting=value, not {part!r}")
-        settings[setting.strip()] = _read_value(_class(name), setting.strip(), value.strip())
-    return _class(name).from_settings(settings)
+        given[setting] = _read_value(_class(name), setting, value)
+    return _class(name).from_settings(given)
 
 
 def from_dict(data: Mapping[str, Any]) -> Method:
