@@ -1,5 +1,6 @@
 """The methods by name, and the ways to name one: a name, a text with settings, plain data."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,9 +39,9 @@ def parse_method(text: str) -> Method:
     """
     text = bare(text)
     name, _, rest = text.partition(":")
-    of_texts = name in METHODS and METHODS[name].of_texts
-    if not of_texts and len(terms(text)) > 1:
+    if name_of(text) == "sum" != name:
         return _class("sum").from_settings({"terms": text})
+    of_texts = name in METHODS and METHODS[name].of_texts
     given: dict[str, Any] = {}
     for part in filter(None, [rest] if of_texts else settings(rest)):
         setting, equals, value = (piece.strip() for piece in part.partition("="))
@@ -50,6 +51,17 @@ def parse_method(text: str) -> Method:
             raise ValueError(f"{text!r}: write settings as {name}:setting=value, not {part!r}")
         given[setting] = _read_value(_class(name), setting, value)
     return _class(name).from_settings(given)
+
+
+def name_of(text: str) -> str:
+    """The name of the method that a text begins with; "sum" where there are several with `+` between them.
+
+    >>> name_of("clustered:clusters=25"), name_of("local:window=32+keep:first")
+    ('clustered', 'sum')
+    """
+    name = re.split("[:@ +]", text.lstrip(" ("))[0]
+    of_texts = name in METHODS and METHODS[name].of_texts
+    return "sum" if not of_texts and len(terms(text)) > 1 else name
 
 
 def from_dict(data: Mapping[str, Any]) -> Method:
