@@ -55,7 +55,7 @@ def of_sum(methods: Sequence[Method]) -> Traits:
         methods,
         unit="none",
         exact_limit="a sum is exact where its parts together choose all keys of each query",
-        example={"terms": "local:window=4+keep:first+lha-tail:buckets=4;keys=6;cells=3;hidden=8"},
+        example={"terms": "local:window=4+keep:first+performer:features=16"},
         source="the parts' own: " + said(methods, "source"),
     )
 
