@@ -18,6 +18,8 @@ METHODS = {name: str(cls(**cls.traits.example)) for name, cls in sq.methods.METH
 FEW = "all but lengths of a single block or of very few tokens, whose shapes the tracer treats as special cases"
 NOT_EVERY_LENGTH: dict[str, tuple[list[int] | None, str]] = {
     "local": ([3], FEW),
+    "keep": ([3], FEW),
+    "sum": ([3], FEW),
     "mixed-heads": ([3], FEW),
     "smyrf": ([3], FEW),
     "reformer": ([3], FEW),

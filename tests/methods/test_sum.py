@@ -180,7 +180,9 @@ def test_every_spelling_becomes_one(text, wanted):
 
 def test_methods_are_added():
     added = sq.Local(window=5) + sq.Keep(first=2) + sq.LinearAttention()
-    assert added == sq.parse_method("local:window=5+keep:first=2+linear") == Sum.of("linear", "keep:first=2", sq.Local(5))
+    assert (
+        added == sq.parse_method("local:window=5+keep:first=2+linear") == Sum.of("linear", "keep:first=2", sq.Local(5))
+    )
     assert [part.name for part in added.addends] == ["local", "keep", "linear"]
     with pytest.raises(TypeError, match="unsupported operand"):
         sq.Local() + "keep"
@@ -227,9 +229,11 @@ def test_a_bad_text_says_what_is_wrong(text, message):
 
 def test_refusals_name_the_part():
     q, k, v = qkv()
-    with pytest.raises(ValueError, match="'sum' does not support a causal mask.*another method for 'clustered'"):
+    with pytest.raises(ValueError, match=r"'sum' does not support a causal mask.*another method for 'clustered'"):
         sq.attention(q, k, v, method="local+clustered", is_causal=True)
-    with pytest.raises(ValueError, match="'sum': its part 'lha-tail' has learned parameters, .* only as a bound method"):
+    with pytest.raises(
+        ValueError, match=r"'sum': its part 'lha-tail' has learned parameters, .* only as a bound method"
+    ):
         sq.attention(q, k, v, method="local:window=3+keep:first+lha-tail")
 
 
@@ -279,7 +283,9 @@ def test_the_seed_of_the_parts_is_the_default():
 
 
 def test_a_layer_of_sums_learns():
-    layer = sq.nn.MultiheadAttention(32, 4, method="local:window=4+keep:first+lha-tail:buckets=4,keys=6,cells=3").train()
+    layer = sq.nn.MultiheadAttention(
+        32, 4, method="local:window=4+keep:first+lha-tail:buckets=4,keys=6,cells=3"
+    ).train()
     layer(normal(2, 40, 32)).square().sum().backward()
     layer.attention.auxiliary_loss().backward()
     assert all(p.grad is not None for p in layer.parameters())

@@ -38,8 +38,8 @@ def attend_with_cells(
 def rest_in_cells(query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call) -> Rest:
     """The two parts of `attend_with_cells`, for a sum."""
     given = _of_tail(query, key, value, buckets, cells, call)
-    partial, exact, *weights = attend_to_cells(*given, **_sizes(buckets, cells, call))
-    return Rest(*partial, *weights, by_features=False, exact=(exact,))
+    partial, exact, of_query, of_key = attend_to_cells(*given, **_sizes(buckets, cells, call))
+    return Rest(partial, of_query, of_key, by_features=False, exact=(exact,))
 
 
 def _of_tail(query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call) -> tuple[Tensor, ...]:

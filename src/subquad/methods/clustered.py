@@ -126,8 +126,9 @@ class Clustered(Method):
     def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
         """The same; a key's weight is that for the centroid of the query."""
         labels = clusters_of(query, key, call, self)
-        out, lse = attend_clustered(query, key, value, call, self, topk=0, labels=labels)
+        partial = attend_clustered(query, key, value, call, self, topk=0, labels=labels)
         query, key = wide(query, key)
-        of_query = broadcast(group_mean(query, labels, torch.sym_min(self.clusters, query.shape[2])), labels) * call.scale
-        assert lse is not None
-        return Rest(out, lse, of_query, key, by_features=False)
+        of_query = (
+            broadcast(group_mean(query, labels, torch.sym_min(self.clusters, query.shape[2])), labels) * call.scale
+        )
+        return Rest(partial, of_query, key, by_features=False)

@@ -93,10 +93,10 @@ class ClusteredTail(Method):
     def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
         """The cells by themselves, and the top keys of each cluster."""
         tensors, sizes = self._of_tail(query, key, value, call)
-        partial, exact, *weights = attend_to_cells(*tensors, **sizes)
-        return Rest(*partial, *weights, by_features=False, exact=(exact,))
+        partial, exact, of_query, of_key = attend_to_cells(*tensors, **sizes)
+        return Rest(partial, of_query, of_key, by_features=False, exact=(exact,))
 
-    def _of_tail(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[tuple, dict[str, Any]]:
+    def _of_tail(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `attend_with_tail`: clusters of queries and cells of keys."""
         N, M, line = query.shape[2], key.shape[2], Timeline.of(call.mask, query, key)
         clusters, counts = by_length(self.clusters, 2, N, None if line.real_queries is None else line.query_lengths)

@@ -23,9 +23,13 @@ def terms(text: str, begin: str = A_METHOD) -> list[str]:
     >>> terms("3*(local+keep)+lha", A_SHARE)
     ['3*(local+keep)', 'lha']
     """
-    ends = [found.start() for found in re.finditer(rf"\+(?=\s*{begin})", text) if _depth(text[: found.start()]) == 0]
-    starts = [0, *(end + 1 for end in ends)]
-    return [text[start:end].strip() for start, end in zip(starts, [*ends, len(text)], strict=True)]
+    found: list[str] = []
+    for piece in re.split(rf"\+(?=\s*{begin})", text):  # no iterator of matches, which torch.compile cannot trace
+        if found and found[-1].count("(") > found[-1].count(")"):
+            found[-1] += f"+{piece}"
+        else:
+            found.append(piece)
+    return [term.strip() for term in found]
 
 
 def settings(text: str) -> list[str]:

@@ -25,7 +25,7 @@ from subquad.methods.bucketed import Bucketed
 from subquad.ops.slots import Buckets, real_slots
 from subquad.ops.timeline import Ranks, Timeline
 
-BLOCK = 64  # queries of a block, which all meet the same keys
+BLOCK = 16  # queries of a block; all blocks meet the same keys
 
 
 @dataclass(frozen=True)

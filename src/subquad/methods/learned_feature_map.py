@@ -175,9 +175,9 @@ class LearnedFeatureMap(Method):
 
     def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
         """The same without near keys and sinks, with the features that say what each key has in it."""
-        of_query, of_key = self._maps(*wide(query, key), call)
-        out, lse = self.attend(query, key, value, call)
-        return Rest(out, lse, of_query, of_key, by_features=True)
+        query, key, value = wide(query, key, value)
+        of_query, of_key = self._maps(query, key, call)
+        return Rest(self.attend(query, key, value, call), of_query, of_key, by_features=True)
 
     def _with_near(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         B, M, is_causal = query.shape[0], key.shape[2], call.mask.is_causal

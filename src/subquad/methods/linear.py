@@ -79,9 +79,9 @@ class LinearAttention(Method):
 
     def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
         """The same, with the features that say what each key has in it."""
-        of_query, of_key = self._exponents(*wide(query, key), call.scale)
-        out, lse = self.attend(query, key, value, call)
-        return Rest(out, lse, of_query, of_key, by_features=True)
+        query, key, value = wide(query, key, value)
+        of_query, of_key = self._exponents(query, key, call.scale)
+        return Rest(self.attend(query, key, value, call), of_query, of_key, by_features=True)
 
     def _exponents(self, query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """ln φ of queries and keys."""

@@ -49,9 +49,7 @@ def is_mixture(method: Method) -> bool:
     return method.parts != (Part(method, 1),)
 
 
-def refusal(
-    mixture: Method, methods: Iterable[Method], mask: Mask, general: str | None, **asked: bool
-) -> str | None:
+def refusal(mixture: Method, methods: Iterable[Method], mask: Mask, general: str | None, **asked: bool) -> str | None:
     """Why a mixture cannot take a call, naming the parts that refuse it; None where it can.
 
     Args:

@@ -158,13 +158,13 @@ class Performer(Method):
 
     def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
         """The same, with the features that say what each key has in it."""
-        out, lse = self.attend(query, key, value, call)
+        partial = self.attend(query, key, value, call)
         query, key = wide(query, key)
         mapped, of_key, maps = self._mapped(query, key, call)
         of_query, of_key = exponents(mapped, of_key, **maps)
         common = self._common(query, call)
         of_query = of_query + (common[..., None] if isinstance(common, Tensor) else common)
-        return Rest(out, lse, of_query, of_key, by_features=True)
+        return Rest(partial, of_query, of_key, by_features=True)
 
     def _common(self, query: Tensor, call: Call) -> Tensor | float:
         """What all features of a query, and all keys, share: the output does not depend on it, the log-sum-exp does."""

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from subquad.methods.base import Call, Method
+from subquad.methods.base import Call, Method, Partial
 from subquad.ops.slots import Buckets
 
 
@@ -25,8 +25,7 @@ class Rest:
     keys sum to e^lse, and the output is their mean of the values.
     """
 
-    out: Float[Tensor, "B H N E"]
-    lse: Float[Tensor, "B H N"]
+    partial: Partial
     of_query: Float[Tensor, "B H N F"]  # a
     of_key: Float[Tensor, "B G M F"]  # b
     by_features: bool

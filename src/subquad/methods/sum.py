@@ -74,7 +74,9 @@ def read(text: str) -> list[Method]:
         raise ValueError(f"only {str(methods[0])!r} is named, which needs no sum")
     kept = [method for method in methods if isinstance(method, Keep)]
     if len(kept) > 1:
-        raise ValueError(f"{str(kept[0])!r} and {str(kept[1])!r} are two lists of kept tokens; write one, as first=4,every=64")
+        raise ValueError(
+            f"{str(kept[0])!r} and {str(kept[1])!r} are two lists of kept tokens; write one, as first=4,every=64"
+        )
     pairs = sorted((method for method in methods if chooses(method)), key=str)
     rest = [method for method in methods if method not in kept and not chooses(method)]
     if len(rest) > 1:
@@ -128,7 +130,8 @@ class Sum(Method):
     """
 
     terms: str = field(
-        default="local:window=64+keep", metadata={"examples": ("local:window=2+keep:last", "local:window=3+lsh:buckets=2")}
+        default="local:window=64+keep",
+        metadata={"examples": ("local:window=2+keep:last", "local:window=3+lsh:buckets=2")},
     )
 
     name: ClassVar[str] = "sum"
@@ -212,7 +215,7 @@ class Sum(Method):
         for part, own in choosing:
             part.follow(*seen[:2], own)
 
-        partials: list[Partial] = []
+        partials: list[Any] = []
         if rest is None:
             first = met.pop(0) if met and choosing[0][0].pairs_once else ()
             sure, standing = (*kept, *first), None
@@ -225,13 +228,13 @@ class Sum(Method):
         if sure:  # sets without a pair in common
             partials.append(attend_inside(query, key, value, sure, call))
         if met:
-            alone = len(met) == 1 and not first and choosing[0][0].pairs_once
+            alone = len(met) == 1 and len(first) == 0 and choosing[0][0].pairs_once
             partials.append(_attend_once(query, key, value, sum(met, ()), first, standing, call, alone))
         return partials[0] if len(partials) == 1 else merge_partials(partials)
 
     def _without_kept(self, query: Tensor, key: Tensor, call: Call) -> tuple[tuple[Buckets, ...], Call]:
         """Who meets whom by the kept tokens, and the call in which these are padding."""
-        keep = next((part for part in self.addends if isinstance(part, Keep)), None)
+        keep: Any = next((part for part in self.addends if isinstance(part, Keep)), None)
         if keep is None:
             return (), call
         N, M = query.shape[2], key.shape[2]
@@ -283,11 +286,12 @@ def _attend_once(
     partial = attend_inside(query, key, value, met, call, shown=shown)
     if rest is None:
         return partial
-    real, lse = call.mask.query_padding(query.shape[2]), rest.lse
+    real, (out, lse) = call.mask.query_padding(query.shape[2]), rest.partial
+    assert lse is not None
     lse = lse if real is None else lse.masked_fill(~real[:, None], -torch.inf)
     how: dict[str, Any] = {"scale": 1.0, "shown": shown, "by_features": rest.by_features}
     of_met = attend_pairs(rest.of_query, rest.of_key, value, met, call.mask, **how)
-    return merge_with_rest(partial, (rest.out, lse), of_met)
+    return merge_with_rest(partial, (out, lse), of_met)
 
 
 def _sum_of(losses: Sequence[Tensor | None]) -> Tensor | None:

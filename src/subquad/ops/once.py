@@ -32,9 +32,7 @@ class Signature:
         C = buckets.keys.shape[2]
         number = torch.arange(C, device=buckets.keys.device).expand(buckets.keys.shape[:3])
         of_block = number if buckets.bucket is None else buckets.bucket
-        return Signature(
-            _words(buckets.queries, of_block, N, C), _words(buckets.keys, number, M, C), buckets.span
-        )
+        return Signature(_words(buckets.queries, of_block, N, C), _words(buckets.keys, number, M, C), buckets.span)
 
     def shared(
         self, queries: Int64[Tensor, "B H T S"], keys: Int64[Tensor, "B H T K"], mask: Mask
@@ -62,7 +60,9 @@ class Signature:
         return [(_at(of_query, queries), _at(of_key, keys)) for of_query, of_key in words]
 
 
-def _words(slots: Int64[Tensor, "B H T S"], bucket: Int64[Tensor, "B H T"], tokens: int, buckets: int) -> tuple:
+def _words(
+    slots: Int64[Tensor, "B H T S"], bucket: Int64[Tensor, "B H T"], tokens: int, buckets: int
+) -> tuple[Tensor, ...]:
     """The words of each token."""
     B, H, T, S = slots.shape
     words = []

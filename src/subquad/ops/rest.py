@@ -11,7 +11,8 @@ ROUNDING = 64  # in units of the dtype's resolution: what is left of the rest be
 def merge_with_rest(met: Partial, everything: Partial, of_met: Partial) -> Partial:
     """Merge `met`, attention to some keys, with that to `everything`, less `of_met`, what the latter gave those keys.
 
-        lse = ln (e^{lse_m} + e^{lse_a} − e^{lse_o}),   out = (e^{lse_m} out_m + e^{lse_a} out_a − e^{lse_o} out_o) / e^lse
+        lse = ln (e^{lse_m} + e^{lse_e} − e^{lse_o})
+        out = (e^{lse_m} out_m + e^{lse_e} out_e − e^{lse_o} out_o) / e^lse
 
     Weights are subtracted once and divided by the sum of what remains. Where nothing remains of `everything` but
     rounding, as where all visible keys were met, it is left out, and the result is `met`.

@@ -1,7 +1,6 @@
 """What all plots share: the look of methods, axes, PNGs. matplotlib's global state is left as it was."""
 
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -56,7 +56,8 @@ def attend_pairs(
             the buckets together, which must have one.
         hidden: query number i does not see the keys j at which row i mod R holds True.
         shown: for each set which pairs of its blocks count at all, such as those of `first_meetings`; None: all.
-        by_features: s_ij = ln Σ_r e^{q_ir + k_jr} instead of scale·q_i·k_j: queries and keys are logarithms of features.
+        by_features: s_ij = ln Σ_r e^{q_ir + k_jr} instead of scale·q_i·k_j, for queries and keys that are logarithms of
+            features.
         union: a key counts once in each set, however many of its buckets it shares with the query.
         other_keys_only: a query does not see the key of its own number.
 
