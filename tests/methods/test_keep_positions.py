@@ -9,7 +9,7 @@ from tests.oracle import naive, qkv
 
 
 @pytest.mark.parametrize(
-    "text", ["keep", "keep:first=2,last=3", "keep:every=7", "keep:first=3,sides=columns", "keep:last"]
+    "text", ["keep", "keep:first=2,last=3", "keep:every=7", "keep:first=3,sides=columns", "keep:first=0,last"]
 )
 def test_equals_dense_attention(text: str):
     method, (q, k, v) = sq.parse_method(text), qkv(20)
@@ -38,13 +38,18 @@ def test_segments_keep_tokens_of_their_own():
     ("keep", "keep", Keep(first=1)),
     ("keep:first", "keep", Keep()),
     ("keep:first=4", "keep:first=4", Keep(4)),
-    ("keep:last", "keep:last=1", Keep(last=1)),
-    ("keep:first,last", "keep:first=1,last=1", Keep(1, 1)),
-    ("keep:sides=columns", "keep:first=1,sides=columns", Keep(sides="columns")),
+    ("keep:last", "keep:last=1", Keep(1, 1)),
+    ("keep:first=0,last", "keep:first=0,last=1", Keep(first=0, last=1)),
+    ("keep:sides=columns", "keep:sides=columns", Keep(sides="columns")),
 ])  # fmt: skip
 def test_what_is_named_is_kept(text: str, wanted: str, method: Keep):
     assert sq.parse_method(text) == method == sq.parse_method(wanted)
     assert str(method) == wanted
+
+
+def test_at_least_one_token_is_kept():
+    with pytest.raises(ValueError, match="'keep': first=0, last=0 and every=0 keep no token; give one"):
+        Keep(first=0)
 
 
 def test_every_some_th_needs_its_number():

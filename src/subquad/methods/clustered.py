@@ -124,7 +124,7 @@ class Clustered(Method):
         return attend_clustered(query, key, value, call, self, topk=0)
 
     def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
-        """The same; a key's weight is that for the centroid of the query."""
+        """Attention of the centroids to all keys; a key's weight is that for the centroid of the query's cluster."""
         labels = clusters_of(query, key, call, self)
         partial = attend_clustered(query, key, value, call, self, topk=0, labels=labels)
         query, key = wide(query, key)

@@ -78,7 +78,7 @@ class Keep(Bucketed):
     """Attention to and from some tokens of each item: sinks or global tokens, by their rank.
 
     Args:
-        first: tokens at the start of each item. Without any other setting: 1.
+        first: tokens at the start of each item.
         last: tokens at its end.
         every: also each token whose rank is a multiple of this. 0: none.
         sides: "both": the kept tokens see all keys, too; "columns": they see what other queries see.
@@ -89,7 +89,7 @@ class Keep(Bucketed):
     torch.Size([1, 2, 300, 4])
     """
 
-    first: int = whole(0, clamped=True)
+    first: int = whole(1, clamped=True)
     last: int = whole(0, clamped=True)
     every: int = whole(0)
     sides: str = choice("both", "columns")
@@ -113,20 +113,15 @@ class Keep(Bucketed):
         source="Xiao et al. 2024 (sinks); Beltagy et al. 2020 (global tokens)",
     )
 
-    def __post_init__(self) -> None:
-        if (self.first, self.last, self.every) == (0, 0, 0):
-            object.__setattr__(self, "first", 1)
-        super().__post_init__()
+    def check(self) -> None:
+        """Raise ValueError where no token is kept."""
+        if self.first == self.last == self.every == 0:
+            raise ValueError(f"{self.name!r}: first=0, last=0 and every=0 keep no token; give one")
 
     def describe(self) -> Traits:
         """The traits: the last tokens are not known before the end, and every some-th are many."""
         traits = replace(type(self).traits, subquadratic=self.every == 0)
         return replace(traits, causal="values-only") if self.last > 0 else traits
-
-    def __str__(self) -> str:
-        """The method as on the command line; the first token alone is the default."""
-        text = super().__str__()
-        return self.name if text == "keep:first=1" else text
 
     def kept(self, line: Timeline) -> KeptPositions:
         """The kept tokens of a call."""

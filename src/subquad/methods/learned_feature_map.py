@@ -174,7 +174,7 @@ class LearnedFeatureMap(Method):
         return "window=0,sinks=0" if self.window or self.sinks else None
 
     def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
-        """The same without near keys and sinks, with the features that say what each key has in it."""
+        """Attention to all keys without near keys and sinks, with the features that give the weight of each."""
         query, key, value = wide(query, key, value)
         of_query, of_key = self._maps(query, key, call)
         return Rest(self.attend(query, key, value, call), of_query, of_key, by_features=True)

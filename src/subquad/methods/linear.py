@@ -78,7 +78,7 @@ class LinearAttention(Method):
         return attend_features(query, key, drop_rows(value, call.dropout_p), call.mask)
 
     def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
-        """The same, with the features that say what each key has in it."""
+        """Attention to all keys, with the features that give the weight of each."""
         query, key, value = wide(query, key, value)
         of_query, of_key = self._exponents(query, key, call.scale)
         return Rest(self.attend(query, key, value, call), of_query, of_key, by_features=True)

@@ -157,7 +157,7 @@ class Performer(Method):
         return out, lse + self._common(query, call) if call.wants_lse else None
 
     def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
-        """The same, with the features that say what each key has in it."""
+        """Attention to all keys, with the features that give the weight of each."""
         partial = self.attend(query, key, value, call)
         query, key = wide(query, key)
         mapped, of_key, maps = self._mapped(query, key, call)

@@ -110,9 +110,9 @@ class Sum(Method):
     """Several methods as one attention, in which each key counts once.
 
     Args:
-        terms: the methods with `+` between them. Any number choose pairs ("local", "lha", "smyrf", …), one may be
-            "keep", and one may stand for the rest ("lha-tail", "clustered-tail", "performer", …). In Python the same is
-            `sq.Local(window=32) + sq.Keep(first=1)`, or `Sum.of(…)`.
+        terms: the methods with `+` between them. Any number choose pairs, such as "local", "lha" or "smyrf", one may be
+            "keep", and one may stand for the rest, such as "lha-tail", "clustered-tail" or "performer". In Python the
+            same is `sq.Local(window=32) + sq.Keep(first=1)`, or `Sum.of`.
 
     Raises:
         ValueError: a text that names no methods, one method only, one twice, two that stand for the rest, a method that
@@ -130,7 +130,7 @@ class Sum(Method):
     """
 
     terms: str = field(
-        default="local:window=64+keep",
+        default="local+keep",
         metadata={"examples": ("local:window=2+keep:last", "local:window=3+lsh:buckets=2")},
     )
 

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
-ROUNDING = 64  # in units of the dtype's resolution: what is left of the rest below this is no number
+ROUNDING = 64  # in units of the dtype's resolution: less than this of the rest is rounding error
 
 
 def merge_with_rest(met: Partial, everything: Partial, of_met: Partial) -> Partial:
