@@ -3,7 +3,6 @@
 import copy
 import pickle
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 import subquad as sq
 from subquad import Mask, Sum
+from tests.hf.models import build
 from tests.oracle import gradients, naive, normal, qkv, tracked
 
 PAIRS = (
@@ -291,7 +291,27 @@ def test_a_layer_of_sums_learns():
     assert all(p.grad is not None for p in layer.parameters())
 
 
-def test_work_beside_a_window_is_not_quadratic_in_memory_of_pairs():
-    method = replace(sq.Local(window=4)) + sq.Keep(first=1)
-    assert method.traits.subquadratic
+def test_traits_are_what_all_parts_can_do():
+    assert (sq.Local(window=4) + sq.Keep(first=1)).traits.subquadratic
     assert not (sq.Local(window=4) + sq.Keep(every=8)).traits.subquadratic
+    assert sq.parse_method("local+keep+performer").traits.causal == "strict"
+    assert sq.parse_method("local+clustered-tail").traits.causal == "no"
+    assert Sum().traits == Sum.traits
+
+
+# ---------------------------------------------------------------------- in models
+
+
+def test_in_a_pretrained_model_saved_and_loaded(tmp_path):
+    case = build("bert")
+    exact = case.output()
+    sq.hf.swap(case.model, "local:window=32+keep:first")  # 17 tokens: all are near
+    torch.testing.assert_close(case.output(), exact, atol=1e-5, rtol=1e-5)
+    method = sq.Local(window=2) + sq.Keep(first=1) + sq.LinearAttention()
+    sq.hf.swap(case.model, method)
+    want = case.output()
+    assert not torch.allclose(want, exact, atol=1e-3)
+    case.model.save_pretrained(tmp_path)
+    case.model = type(case.model).from_pretrained(tmp_path).eval()
+    assert set(sq.hf.reattach(case.model).methods.values()) == {method}
+    torch.testing.assert_close(case.output(), want)
