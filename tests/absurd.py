@@ -38,6 +38,8 @@ MORE = (
     "performer:rows=independent,features={n}",
     "linformer:projection=mean,k={n}",
     "mixed-heads:methods=local:window={n}+lsh:buckets={n}",
+    "local:window={n}+lsh:buckets={n}+keep:first={n}",
+    "local:window=2+lsh:buckets=64+keep:every={n}+clustered-tail:cells={n}",
 )
 
 

@@ -23,6 +23,8 @@ NOT_EVERY_LENGTH: dict[str, tuple[list[int] | None, str]] = {
     "longformer": ([3, 17], FEW),
     "strided": ([3, 100], "lengths on the same side of 16 · `stride` tokens as the traced length, but very short ones"),
     "logsparse": ([3, 17, 100], "lengths between the same two powers of two as the traced length"),
+    "keep": ([3], FEW),
+    "sum": ([3], FEW),
     "mixed-heads": ([3], FEW),
     "smyrf": ([3], FEW),
     "reformer": ([3], FEW),

@@ -209,10 +209,12 @@ def test_any_layout_of_the_inputs():
     [
         ({"dropout_p": 0.1}, "no dropout"),
         ({"union": True}, "union=True"),
+        ({"shown": (torch.ones(2, 2, 1, 20, 20, dtype=torch.bool),)}, "`shown` names some"),
+        ({"by_features": True}, "by_features=True"),
         ({"dtype": torch.float64}, "the dtype is torch.float64"),
         ({"of_distance": True}, "add nothing to the logits by distance"),
     ],
-    ids=["dropout", "union", "fp64", "distances"],
+    ids=["dropout", "union", "shown", "features", "fp64", "distances"],
 )
 def test_what_the_kernels_cannot_do_is_refused_when_forced(options, reason):
     inputs, every = qkv(20, dtype=options.pop("dtype", torch.float32)), torch.arange(20).expand(2, 2, 1, -1)

@@ -26,7 +26,7 @@ def plain() -> list[str]:
     found = []
     for name in sq.list_methods():
         method = sq.parse_method(name)
-        if not (method.traits.learned or method.heads_differ):
+        if method.treats_heads_alike():
             found.append(name)
     return found
 

@@ -15,6 +15,7 @@ from subquad.methods import settings
 from subquad.methods.bound_method import BoundMethod
 from subquad.methods.call import Call, Partial
 from subquad.methods.checks import as_autocast, check_options, without_autocast
+from subquad.methods.grammar import as_term
 from subquad.methods.in_parallel import check_parallel, mask_of_rank, run_parallel
 from subquad.methods.keep import Keep, completed, inputs_of_rest, kept_tokens
 from subquad.methods.settings import FEW, MOST_REPEATS, WIDEST, choice, number, whole
@@ -76,6 +77,8 @@ class Method:
     split: ClassVar[str | None] = None  # how ranks sum up their keys: by "partials" in `attend`, a "halo" by `reach`
     heads_differ: ClassVar[bool] = False  # whether heads that do not have learned parameters differ all the same
     former: ClassVar[dict[str, str]] = {}  # settings by the names that they had in earlier versions
+    units: ClassVar[tuple[str, ...]] = ()  # settings that mean 1 where a text gives them without a value
+    of_texts: ClassVar[bool] = False  # whether its one setting is a text of other methods
 
     def __init_subclass__(cls) -> None:
         rules = {name: field.metadata for name, field in vars(cls).items() if isinstance(field, Field)}
@@ -109,6 +112,10 @@ class Method:
     def split_by(self) -> str | None:
         """How ranks sum up their keys with these settings; None: they cannot."""
         return self.split
+
+    def treats_heads_alike(self) -> bool:
+        """Whether what a head gives depends on its query, key and value alone, not on which head it is."""
+        return not (self.traits.learned or self.heads_differ)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """The computation, on inputs that `__call__` has checked: (out, lse), in the inputs' dtype or a wider one.
@@ -355,6 +362,12 @@ class Method:
         """The method as on the command line, with the settings that differ from the defaults."""
         changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
         return f"{self.name}:{','.join(changed)}" if changed else self.name
+
+    def __add__(self, other: Method) -> Method:
+        """The sum of two methods, in which each key counts once: see `sq.Sum`."""
+        if not isinstance(other, Method):
+            return NotImplemented
+        return METHODS["sum"].from_settings({"terms": f"{as_term(self)}+{as_term(other)}"})
 
     def check_counts(self, N: int, M: int) -> None:
         """Raise ValueError if tokens would be divided into far more parts than there are tokens."""

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Partial, Traits
+from subquad.methods.rest import Rest
 from subquad.ops.choose.balanced import balanced_buckets, same_label_buckets
 from subquad.ops.choose.cells.op import cells_of_keys
 from subquad.ops.hash_functions import Hashed, HashFunctions, hashed
 from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.parts.tail.cells import attend_to_cells
 from subquad.ops.parts.tail.op import attend_with_tail
 from subquad.ops.slots import Buckets
 
@@ -30,29 +32,46 @@ def attend_with_cells(
     query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call
 ) -> tuple[Tensor, Tensor]:
     """Attention of each query to the keys of its one bucket, and to the other keys as `cells` centroids."""
+    return attend_with_tail(*_of_tail(query, key, value, buckets, cells, call), **_sizes(buckets, cells, call))
+
+
+def rest_in_cells(query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call) -> Rest:
+    """The two parts of `attend_with_cells`, for a sum."""
+    given = _of_tail(query, key, value, buckets, cells, call)
+    partial, exact, of_query, of_key = attend_to_cells(*given, **_sizes(buckets, cells, call))
+    return Rest(partial, of_query, of_key, by_features=False, exact=(exact,))
+
+
+def _of_tail(query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call) -> tuple[Tensor, ...]:
     with torch.no_grad():
         cell = cells_of_keys(key, call.mask.key_padding(key.shape[2]), cells=cells, seed=call.seed)
-    return attend_with_tail(
-        query,
-        key,
-        value,
-        buckets.labels(query.shape[2]),
-        cell,
-        buckets.keys,
-        clusters=buckets.keys.shape[2],
-        topk=buckets.keys.shape[3],
-        cells=cells,
-        scale=call.scale,
-        dropout_p=call.dropout_p,
-    )
+    return query, key, value, buckets.labels(query.shape[2]), cell, buckets.keys
+
+
+def _sizes(buckets: Buckets, cells: int, call: Call) -> dict[str, Any]:
+    _, _, C, K = buckets.keys.shape
+    return {"clusters": C, "topk": K, "cells": cells, "scale": call.scale, "dropout_p": call.dropout_p}
 
 
 class Bucketed(Method):
-    """A method that defines `meetings` instead of `attend`. A key counts as often as it meets a query."""
+    """A method that defines `meetings` instead of `attend`. A key counts as often as it meets a query.
+
+    In a sum with others, a key counts once, by the product of query and key: only the choice is the method's.
+    """
+
+    pairs_once: ClassVar[bool] = False  # whether no pair meets twice
+
+    @property
+    def summarises(self) -> bool:
+        """Whether the keys outside of a query's buckets count too, as summaries."""
+        return False
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""
         raise NotImplementedError(f"{type(self).__name__} defines no meetings")
+
+    def follow(self, query: Tensor, key: Tensor, call: Call) -> None:
+        """In training, let what the choice is made by follow the tokens, where it learns without a gradient."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend inside the buckets."""

@@ -11,7 +11,6 @@ each query does, so that later tokens change nothing: the first queries run the 
 follows them.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -23,12 +22,11 @@ from torch import Tensor, nn
 from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Part, Partial, Traits
 from subquad.methods.full import Full
+from subquad.methods.grammar import A_LENGTH, as_term, joined, terms
 from subquad.methods.i_clustered import ImprovedClustered
-from subquad.methods.mixture import combined, common_seed, refusal, said
+from subquad.methods.mixture import combined, common_seed, is_mixture, refusal, said
 from subquad.methods.registry import parse_method, resolve
 from subquad.sdpa_masks import can_be_read
-
-BETWEEN = re.compile(r"\+(?=\s*\d+\s*:)")  # and not the plus of a number, as in 1e+20
 
 
 class Step(NamedTuple):
@@ -52,12 +50,12 @@ def of_lengths(methods: list[Method]) -> Traits:
 def written(steps: list[Step]) -> str:
     """The canonical text of steps: sorted, without redundant steps and default settings."""
     kept = steps[:1] + [step for before, step in pairwise(steps) if step.method != before.method]
-    return "+".join(f"{start}:{str(method).replace(',', ';')}" for start, method in kept)
+    return joined(f"{start}:{as_term(method)}" for start, method in kept)
 
 
 def read(text: str) -> list[Step]:
     """The steps of a text like `0:full+700:i-clustered:clusters=25;topk=16`. ValueError says what is wrong with it."""
-    steps = [_read_step(part) for part in BETWEEN.split(text)]
+    steps = [_read_step(part) for part in terms(text, A_LENGTH)]
     starts = [step.start for step in steps]
     if starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
         listed = ", ".join(map(str, starts))
@@ -70,8 +68,8 @@ def _read_step(text: str) -> Step:
     start, colon, name = text.strip().partition(":")
     if not colon or not start.strip().isdecimal():
         raise ValueError(f"{text.strip()!r} is not a number of keys, a ':' and a method")
-    method = parse_method(name.strip().replace(";", ","))
-    if method.traits.family == "mixture":
+    method = parse_method(name)
+    if is_mixture(method):
         raise ValueError(f"{method.name!r} is a mixture itself")
     return Step(int(start), method)
 
@@ -107,6 +105,7 @@ class ByLength(Method):
     )
 
     name: ClassVar[str] = "by-length"
+    of_texts: ClassVar[bool] = True
     traits: ClassVar[Traits] = of_lengths([Full(), ImprovedClustered()])
 
     def __post_init__(self) -> None:
@@ -159,7 +158,12 @@ class ByLength(Method):
 
     def refuses(self, mask: Mask, **asked: Any) -> str | None:
         """Why the method refuses a call; the reason names the steps that refuse."""
-        return refusal(self, mask, super().refuses(mask, **asked), **asked)
+        methods = [step.method for step in self.at]
+        return refusal(self, methods, mask, super().refuses(mask, **asked), **asked)
+
+    def treats_heads_alike(self) -> bool:
+        """Whether the methods of all steps do."""
+        return all(step.method.treats_heads_alike() for step in self.at)
 
     def check_counts(self, N: int, M: int) -> None:
         """Check the numbers of queries and keys against the method that runs for M keys."""

@@ -34,9 +34,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, choice, whole
+from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, choice, whole, wide
+from subquad.methods.rest import Rest
 from subquad.ops.choose.clusters.op import query_clusters
 from subquad.ops.choose.hashing.op import MAX_BITS
+from subquad.ops.groups import broadcast, group_mean
 from subquad.ops.parts.clustered.op import clustered_attention
 from subquad.ops.parts.clustered.parallel import clustered_attention_of_ranks
 
@@ -44,32 +46,24 @@ SPACES = ("queries", "logits")  # of `query_clusters`; the first is the paper's
 TOO_MANY_BITS = f"a hash is one 64-bit word: at most {MAX_BITS}"
 
 
-def attend_clustered(query: Tensor, key: Tensor, value: Tensor, call: Call, method: Any, topk: int) -> Partial:
-    """Call the op with a method's settings."""
+def attend_clustered(
+    query: Tensor, key: Tensor, value: Tensor, call: Call, method: Any, topk: int, labels: Tensor | None = None
+) -> Partial:
+    """Call the op with a method's settings, and with its clusters if they are known."""
     N, mask = query.shape[2], call.mask
-    real_queries, real_keys = mask.query_padding(N), mask.key_padding(key.shape[2])
-    clustering = {
-        "clusters": torch.sym_min(method.clusters, N),
-        "bits": method.bits,
-        "iterations": method.iterations,
-        "seed": call.seed,
-    }
     if call.parallel is not None:
-        clustering["clusters"] = min(method.clusters, call.parallel.tokens)
-        how = {"topk": topk, "scale": call.scale, **clustering}
-        return clustered_attention_of_ranks(query, key, value, real_queries, real_keys, call.parallel, **how)
-    labels = None  # the op itself finds the paper's clusters
-    if method.space != "queries" or method.refine > 0:
-        with torch.no_grad():
-            how = {"space": method.space, "refine": method.refine, **clustering}
-            labels = query_clusters(query, key, real_queries, real_keys, **how)
+        how = {"topk": topk, "scale": call.scale, **_clustering(call.parallel.tokens, call, method)}
+        real = mask.query_padding(N), mask.key_padding(key.shape[2])
+        return clustered_attention_of_ranks(query, key, value, *real, call.parallel, **how)
+    if labels is None and (method.space != "queries" or method.refine > 0):
+        labels = clusters_of(query, key, call, method)  # else the op itself finds the paper's clusters
     return clustered_attention(
         query,
         key,
         value,
-        real_queries,
-        real_keys,
-        **clustering,
+        mask.query_padding(N),
+        mask.key_padding(key.shape[2]),
+        **_clustering(N, call, method),
         topk=topk,
         scale=call.scale,
         labels=labels,
@@ -81,6 +75,19 @@ def attend_clustered(query: Tensor, key: Tensor, value: Tensor, call: Call, meth
 def split_of(method: Any) -> str | None:
     """How ranks sum up their keys, with the paper's clusters."""
     return "partials" if method.space == "queries" and method.refine == 0 else None
+
+
+def clusters_of(query: Tensor, key: Tensor, call: Call, method: Any) -> Tensor:
+    """The cluster of each query; as many as there are clusters for padding."""
+    real = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
+    with torch.no_grad():
+        how = {"space": method.space, "refine": method.refine, **_clustering(query.shape[2], call, method)}
+        return query_clusters(query, key, *real, **how)
+
+
+def _clustering(N: int, call: Call, method: Any) -> dict[str, Any]:
+    clusters = torch.sym_min(method.clusters, N)
+    return {"clusters": clusters, "bits": method.bits, "iterations": method.iterations, "seed": call.seed}
 
 
 @dataclass(frozen=True)
@@ -129,3 +136,13 @@ class Clustered(Method):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, attend with the centroids, broadcast."""
         return attend_clustered(query, key, value, call, self, topk=0)
+
+    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
+        """Attention of the centroids to all keys; a key's weight is that for the centroid of the query's cluster."""
+        labels = clusters_of(query, key, call, self)
+        partial = attend_clustered(query, key, value, call, self, topk=0, labels=labels)
+        query, key = wide(query, key)
+        of_query = (
+            broadcast(group_mean(query, labels, torch.sym_min(self.clusters, query.shape[2])), labels) * call.scale
+        )
+        return Rest(partial, of_query, key, by_features=False)

@@ -24,16 +24,18 @@ A query that is alone in its cluster has exact attention. Not causal: means and 
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole
 from subquad.methods.clustered import TOO_MANY_BITS
+from subquad.methods.rest import Rest
 from subquad.ops.choose.cells.op import key_cells
 from subquad.ops.choose.clusters.op import query_clusters
 from subquad.ops.choose.hashing.op import MAX_BITS
+from subquad.ops.parts.tail.cells import attend_to_cells
 from subquad.ops.parts.tail.op import attend_with_tail
 from subquad.ops.timeline import Timeline
 
@@ -85,6 +87,17 @@ class ClusteredTail(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, sort the keys into cells, and attend to top keys and cells in one softmax."""
+        tensors, sizes = self._of_tail(query, key, value, call)
+        return attend_with_tail(*tensors, **sizes)
+
+    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
+        """The cells by themselves, and the top keys of each cluster."""
+        tensors, sizes = self._of_tail(query, key, value, call)
+        partial, exact, of_query, of_key = attend_to_cells(*tensors, **sizes)
+        return Rest(partial, of_query, of_key, by_features=False, exact=(exact,))
+
+    def _of_tail(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of `attend_with_tail`: clusters of queries and cells of keys."""
         N, M, line = query.shape[2], key.shape[2], Timeline.of(call.mask, query, key)
         clusters, counts = by_length(self.clusters, 2, N, None if line.real_queries is None else line.query_lengths)
         topk, wanted = by_length(self.topk, 8, M, None if line.real_keys is None else line.key_lengths)
@@ -103,20 +116,8 @@ class ClusteredTail(Method):
                 counts=counts,
             )
             cell = key_cells(key, value, line.real_keys, cells=self.cells, seed=call.seed)
-        return attend_with_tail(
-            query,
-            key,
-            value,
-            labels,
-            cell,
-            None,
-            clusters=clusters,
-            topk=topk,
-            cells=self.cells,
-            scale=call.scale,
-            wanted=wanted,
-            dropout_p=call.dropout_p,
-        )
+        sizes = {"clusters": clusters, "topk": topk, "cells": self.cells, "wanted": wanted}
+        return (query, key, value, labels, cell, None), sizes | {"scale": call.scale, "dropout_p": call.dropout_p}
 
 
 def by_length(setting: int, factor: int, tokens: int, lengths: Tensor | None) -> tuple[int, Tensor | None]:

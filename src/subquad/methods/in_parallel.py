@@ -75,7 +75,7 @@ def refusal(method: Method, mask: Mask, of: Sequence) -> str | None:
             f"mode='summary' is not available for {why}: there is no summary of a rank's keys whose size does not grow "
             "with their number; use mode='heads'"
         )
-    if method.traits.learned or method.heads_differ:
+    if not method.treats_heads_alike():
         return (
             f"{method.name!r} treats each head in its own way, which mode='heads' cannot divide yet; use a method "
             "without learned parameters such as 'i-clustered', or one with mode='summary' such as 'linear'"

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from subquad.masks import Mask
 from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, whole, wide
 from subquad.methods.fitting import output_error
+from subquad.methods.rest import Rest
 from subquad.ops.parts.features.op import feature_attention
 from subquad.ops.parts.features.recurrent import no_tokens
 from subquad.ops.parts.features.state import FeatureState, merge, read, state_of
@@ -166,6 +167,17 @@ class LearnedFeatureMap(Method):
         """Near keys, sinks and the sums over the others, in one normalisation."""
         query, key, value = wide(query, key, value)
         return (self._with_near if self.window else self._without_near)(query, key, value, call)
+
+    @property
+    def keeps_rest(self) -> str | None:
+        """The settings with which the method counts no keys by themselves; None where it has them."""
+        return "window=0,sinks=0" if self.window or self.sinks else None
+
+    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
+        """Attention to all keys without near keys and sinks, with the features that give the weight of each."""
+        query, key, value = wide(query, key, value)
+        of_query, of_key = self._maps(query, key, call)
+        return Rest(self.attend(query, key, value, call), of_query, of_key, by_features=True)
 
     def _with_near(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         B, M, is_causal = query.shape[0], key.shape[2], call.mask.is_causal

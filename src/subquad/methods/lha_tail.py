@@ -27,8 +27,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.methods.base import WIDEST, Call, Fit, Partial, Traits, choice, whole
-from subquad.methods.bucketed import LearnsHashes, attend_with_cells
+from subquad.methods.bucketed import LearnsHashes, attend_with_cells, rest_in_cells
 from subquad.methods.full import exact
+from subquad.methods.rest import Rest
 from subquad.ops.attention_sums import attention_sums
 from subquad.ops.choose.balanced import best_bucket
 from subquad.ops.hash_functions import KINDS, divergence
@@ -87,6 +88,16 @@ class LearnedHashTail(LearnsHashes):
             return exact(query, key, value, call)
         (buckets,) = self.meetings(query, key, call)
         return attend_with_cells(query, key, value, buckets, self.cells, call)
+
+    @property
+    def summarises(self) -> bool:
+        """Whether the keys outside of a query's bucket count too: as centroids."""
+        return True
+
+    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
+        """The centroids by themselves, and the keys of each query's bucket."""
+        (buckets,) = self.meetings(query, key, call)
+        return rest_in_cells(query, key, value, buckets, self.cells, call)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys exactly."""

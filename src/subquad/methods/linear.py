@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.methods.base import Call, Method, Partial, Traits, choice, wide
+from subquad.methods.rest import Rest
 from subquad.ops.parts.features.recurrent import advanced, no_tokens
 from subquad.ops.parts.features.visible import attend_features, drop_rows
 from subquad.shapes import Sizes
@@ -76,6 +77,12 @@ class LinearAttention(Method):
         query, key, value = wide(query, key, value)
         query, key = self._exponents(query, key, call.scale)
         return attend_features(query, key, drop_rows(value, call.dropout_p), call.mask, parallel=call.parallel)
+
+    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
+        """Attention to all keys, with the features that give the weight of each."""
+        query, key, value = wide(query, key, value)
+        of_query, of_key = self._exponents(query, key, call.scale)
+        return Rest(self.attend(query, key, value, call), of_query, of_key, by_features=True)
 
     def _exponents(self, query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """ln φ of queries and keys."""

@@ -59,6 +59,7 @@ class Local(Pattern):
 
     name: ClassVar[str] = "local"
     split: ClassVar[str | None] = "halo"
+    pairs_once: ClassVar[bool] = True
     traits: ClassVar[Traits] = replace(
         Pattern.shared_traits,
         source="Child et al. 2019 and Beltagy et al. 2020 (windows); Dai et al. 2019 (relative positions)",

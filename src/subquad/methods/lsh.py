@@ -23,7 +23,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.methods.base import Call, Partial, Traits, choice, number, whole, wide
-from subquad.methods.bucketed import HashedBuckets, attend_with_cells
+from subquad.methods.bucketed import HashedBuckets, attend_with_cells, rest_in_cells
+from subquad.methods.rest import Rest
 from subquad.ops.choose.balanced import best_bucket, bucket_sizes, most_of
 from subquad.ops.heads import repeat_heads
 from subquad.ops.slots import Buckets
@@ -104,6 +105,16 @@ class RandomHash(HashedBuckets):
             return super().attend(query, key, value, call)
         (buckets,) = self.meetings(query, key, call)
         return attend_with_cells(query, key, value, buckets, self.tail, call)
+
+    @property
+    def summarises(self) -> bool:
+        """Whether the keys outside of a query's bucket count too: with a tail."""
+        return self.tail > 0
+
+    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
+        """The centroids of the tail by themselves, and the keys of each query's bucket."""
+        (buckets,) = self.meetings(query, key, call)
+        return rest_in_cells(query, key, value, buckets, self.tail, call)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys, in a bucket."""

@@ -10,7 +10,6 @@ learned parameters, its random planes and its auxiliary loss are those that it w
 """
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
@@ -21,12 +20,11 @@ from torch import Tensor, nn
 
 from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Part, Partial, Traits
+from subquad.methods.grammar import A_SHARE, as_term, joined, terms
 from subquad.methods.lha import LearnedHash
 from subquad.methods.local import Local
-from subquad.methods.mixture import combined, common_seed, refusal, said
+from subquad.methods.mixture import combined, common_seed, is_mixture, refusal, said
 from subquad.methods.registry import parse_method
-
-BETWEEN = re.compile(r"\+(?=\s*(?:\d+\s*\*\s*)?[A-Za-z])")  # and not the plus of a number, as in 1e+20
 
 
 def of_heads(methods: Sequence[Method]) -> Traits:
@@ -41,19 +39,18 @@ def of_heads(methods: Sequence[Method]) -> Traits:
 
 def written(parts: Sequence[Part]) -> str:
     """The canonical text of parts: equal neighbours joined, smallest shares, no default settings."""
-    together = [(text, sum(p.share for p in run)) for text, run in groupby(parts, key=lambda part: str(part.method))]
+    together = [(text, sum(p.share for p in run)) for text, run in groupby(parts, key=lambda p: as_term(p.method))]
     common = math.gcd(*(share for _, share in together))
-    shares = ((text.replace(",", ";"), share // common) for text, share in together)
-    return "+".join(text if share == 1 else f"{share}*{text}" for text, share in shares)
+    return joined(text if share == common else f"{share // common}*{text}" for text, share in together)
 
 
 def read(text: str) -> list[Part]:
     """The parts of a text like `3*local:window=32+lha:buckets=8;hash=mlp`. ValueError says what is wrong with it."""
-    parts = [_read_part(part.strip()) for part in BETWEEN.split(text)]
+    parts = [_read_part(part) for part in terms(text, A_SHARE)]
     for method, _ in parts:
         if isinstance(method, MixedHeads):
             raise ValueError(f"{method.name!r} inside itself: write its parts beside the others")
-        if method.traits.family == "mixture":
+        if is_mixture(method):
             raise ValueError(f"{method.name!r} is a mixture itself")
         if method.traits.one_for_all_layers:
             raise ValueError(f"{str(method)!r} has one module for all layers, which some of the heads cannot share")
@@ -64,10 +61,10 @@ def read(text: str) -> list[Part]:
 
 
 def _read_part(text: str) -> Part:
-    share, star, name = text.rpartition("*")
+    share, star, name = text.partition("*") if "*" in text else ("", "", text)
     if star and not (share.strip().isdecimal() and int(share) > 0):
         raise ValueError(f"the share of {name.strip()!r} is {share.strip()!r}, not a whole number ≥ 1")
-    return Part(parse_method(name.strip().replace(";", ",")), int(share) if star else 1)
+    return Part(parse_method(name), int(share) if star else 1)
 
 
 @dataclass(frozen=True)
@@ -99,6 +96,7 @@ class MixedHeads(Method):
 
     name: ClassVar[str] = "mixed-heads"
     heads_differ: ClassVar[bool] = True
+    of_texts: ClassVar[bool] = True
     traits: ClassVar[Traits] = of_heads((Local(), LearnedHash()))
 
     def __post_init__(self) -> None:
@@ -121,7 +119,7 @@ class MixedHeads(Method):
     @classmethod
     def of(cls, *parts: tuple[str | Method, int]) -> "MixedHeads":
         """From methods and their shares of the heads: `MixedHeads.of(("local:window=32", 3), (LearnedHash(), 1))`."""
-        return cls("+".join(f"{share}*{method}".replace(",", ";") for method, share in parts))
+        return cls(joined(f"{share}*{as_term(method)}" for method, share in parts))
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -152,7 +150,8 @@ class MixedHeads(Method):
 
     def refuses(self, mask: Mask, **asked: Any) -> str | None:
         """Why the method refuses a call; the reason names the parts that refuse."""
-        return refusal(self, mask, super().refuses(mask, **asked), **asked)
+        methods = [part.method for part in self.parts]
+        return refusal(self, methods, mask, super().refuses(mask, **asked), **asked)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """The learned parameters of each part that has some, under the part's number."""

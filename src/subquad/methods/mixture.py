@@ -1,10 +1,10 @@
-"""The combined traits and refusals of methods that share a call, in `mixed-heads` and `by-length`."""
+"""The combined traits and refusals of methods that share a call, in `sum`, `mixed-heads` and `by-length`."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from subquad.masks import Mask
-from subquad.methods.base import Method, Traits
+from subquad.methods.base import Method, Part, Traits
 
 WEAKEST_FIRST: tuple[Literal["no", "values-only", "strict"], ...] = ("no", "values-only", "strict")
 # How traits that are yes or no combine: what all methods must be able to do or be, and what one of them is enough for.
@@ -44,16 +44,22 @@ def said(methods: Iterable[Method], trait: str) -> str:
     return "; ".join(dict.fromkeys(f"{method.name}: {getattr(method.traits, trait)}" for method in methods))
 
 
-def refusal(mixture: Method, mask: Mask, general: str | None, **asked: bool) -> str | None:
+def is_mixture(method: Method) -> bool:
+    """Whether a method runs others on some of the heads or some of the lengths. A sum does not: it is one attention."""
+    return method.parts != (Part(method, 1),)
+
+
+def refusal(mixture: Method, methods: Iterable[Method], mask: Mask, general: str | None, **asked: bool) -> str | None:
     """Why a mixture cannot take a call, naming the parts that refuse it; None where it can.
 
     Args:
         mixture: whose parts are asked.
+        methods: its parts.
         mask: of the call.
         general: what the mixture's own traits say of the call.
         asked: as in `Method.refuses`.
     """
-    reasons = {str(part.method): part.method.refuses(mask, **asked) for part in mixture.parts}
+    reasons = {str(method): method.refuses(mask, **asked) for method in methods}
     refusing = {part: reason for part, reason in reasons.items() if reason}
     if not refusing:
         return None

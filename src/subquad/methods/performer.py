@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, whole, wide
 from subquad.methods.fitting import output_error
+from subquad.methods.rest import Rest
 from subquad.ops.feature_maps import EXPONENTIAL, KINDS, exponential_map, relu_exponents, trigonometric_features
 from subquad.ops.heads import repeat_heads
 from subquad.ops.parts.features.op import exponents
@@ -156,6 +157,16 @@ class Performer(Method):
         if signed:
             return difference((out, lse), attend_features(crossed(of_query), of_key, value, call.mask, **maps)), None
         return out, lse + self._common(query, call) if call.wants_lse else None
+
+    def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
+        """Attention to all keys, with the features that give the weight of each."""
+        partial = self.attend(query, key, value, call)
+        query, key = wide(query, key)
+        mapped, of_key, maps = self._mapped(query, key, call)
+        of_query, of_key = exponents(mapped, of_key, **maps)
+        common = self._common(query, call)
+        of_query = of_query + (common[..., None] if isinstance(common, Tensor) else common)
+        return Rest(partial, of_query, of_key, by_features=True)
 
     def _common(self, query: Tensor, call: Call) -> Tensor | float:
         """What all features of a query, and all keys, share: the output does not depend on it, the log-sum-exp does."""

@@ -1,9 +1,11 @@
 """The methods by name, and the ways to name one: a name, a text with settings, plain data."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from subquad.methods.base import METHODS, Method
+from subquad.methods.grammar import bare, settings, terms
 from subquad.spelling import instead
 
 
@@ -12,9 +14,9 @@ def list_methods() -> list[str]:
 
     >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
     ['full', 'oracle-top', 'shared-full', 'clustered', 'clustered-tail', 'i-clustered', 'cluster-former', 'lha',
-     'lha-tail', 'lsh', 'reformer', 'routing', 'sinkhorn', 'smyrf', 'bigbird', 'fixed', 'local', 'logsparse',
+     'lha-tail', 'lsh', 'reformer', 'routing', 'sinkhorn', 'smyrf', 'bigbird', 'fixed', 'keep', 'local', 'logsparse',
      'longformer', 'strided', 'learned-feature-map', 'linear', 'performer', 'rfa', 'linformer', 'nystrom',
-     'tilted-pool', 'by-length', 'mixed-heads']
+     'tilted-pool', 'by-length', 'mixed-heads', 'sum']
     """
     return list(METHODS)
 
@@ -29,19 +31,38 @@ def resolve(method: str | Method) -> Method:
 
 
 def parse_method(text: str) -> Method:
-    """Read a method as the command line writes it: a name, or `name:setting=value,…`.
+    """Read a method as the command line writes it: a name, `name:setting=value,…`, or several with `+` between them.
 
     >>> parse_method("i-clustered:clusters=25,topk=16")
     ImprovedClustered(clusters=25, bits=63, iterations=10, topk=16, seed=0, space='queries', refine=0)
+    >>> parse_method("local:window=32+keep:first")
+    Sum(terms='local:window=32+keep')
     """
+    text = bare(text)
     name, _, rest = text.partition(":")
-    settings: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        setting, equals, value = part.partition("=")
-        if not equals:
+    if name_of(text) == "sum" != name:
+        return _class("sum").from_settings({"terms": text})
+    of_texts = name in METHODS and METHODS[name].of_texts
+    given: dict[str, Any] = {}
+    for part in filter(None, [rest] if of_texts else settings(rest)):
+        setting, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals and setting in _class(name).units:
+            value = "1"
+        elif not equals:
             raise ValueError(f"{text!r}: write settings as {name}:setting=value, not {part!r}")
-        settings[setting.strip()] = _read_value(_class(name), setting.strip(), value.strip())
-    return _class(name).from_settings(settings)
+        given[setting] = _read_value(_class(name), setting, value)
+    return _class(name).from_settings(given)
+
+
+def name_of(text: str) -> str:
+    """The name of the method that a text begins with; "sum" where there are several with `+` between them.
+
+    >>> name_of("clustered:clusters=25"), name_of("local:window=32+keep:first")
+    ('clustered', 'sum')
+    """
+    name = re.split("[:@ +]", text.lstrip(" ("))[0]
+    of_texts = name in METHODS and METHODS[name].of_texts
+    return "sum" if not of_texts and len(terms(text)) > 1 else name
 
 
 def from_dict(data: Mapping[str, Any]) -> Method:

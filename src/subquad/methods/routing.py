@@ -91,9 +91,13 @@ class Routing(Bucketed):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Gather, attend inside the clusters, merge; in training the centroids then follow the queries."""
         buckets, value = self.meetings(query, key, call), repeat_heads(value, query.shape[1])
+        self.follow(query, key, call)
+        return attend_inside(query, query, value, buckets, call)
+
+    def follow(self, query: Tensor, key: Tensor, call: Call) -> None:
+        """In training, move the centroids towards their queries."""
         if call.learned.training:
             call.learned.follow(wide(query.detach())[0], Timeline.of(call.mask, query, key).tokens(real_as="both"))
-        return attend_inside(query, query, value, buckets, call)
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""

@@ -1,7 +1,6 @@
 """What all plots share: the look of methods, axes, PNGs. matplotlib's global state is left as it was."""
 
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from subquad.methods.registry import name_of
 from subquad.report.content import pieces
 
 Marker = str | tuple[int, int, int]  # as matplotlib names them: a letter, or (points, 1, turn) of a star
@@ -78,7 +78,7 @@ def styles(names: Sequence[str]) -> dict[str, Style]:
     """A colour for each family of methods, a shade for each of its settings; every method has its own marker."""
     members: dict[str, list[str]] = {}
     for name in names:
-        members.setdefault(re.split("[: @]", name)[0], []).append(name)
+        members.setdefault(name_of(name), []).append(name)
     strangers = [family for family in members if family not in FAMILIES]
     bases = FAMILIES | {family: OTHERS[i % len(OTHERS)] for i, family in enumerate(strangers)}
     order = [name for name in names if name != "full"]

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from subquad.methods import METHODS
+from subquad.methods.registry import name_of
 
 TERMS = {
     # Comparisons
@@ -82,7 +83,7 @@ def term_of(word: str) -> str:
 
 def family_of(row: str) -> str:
     """The name of the method in the name of a row, "clustered" of "clustered:clusters=25"; empty if it has none."""
-    name = re.split("[:@ ]", row)[0]
+    name = name_of(row)
     return name if name in METHODS else ""
 
 

@@ -21,6 +21,7 @@ from subquad.hf.model_files import (
 from subquad.hf.plans import joined, load_plan
 from subquad.hf.reattaching import ADAPTER
 from subquad.methods import Bound, Full, Method
+from subquad.methods.mixture import is_mixture
 from subquad.report.saved_card import Measured, saved_card
 from subquad.report.schema import Report
 from subquad.training import models
@@ -80,7 +81,7 @@ def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -
     row = next(row for row in c.rows if row.name == found["method"])
     pays = [n for n, same in fastest([found], c.lengths, c.settings.min_fidelity, tokens).items() if same is not None]
     from_crossover = max(c.length + 1, math.ceil(found.get("crossover") or length))
-    whole = length == c.length or row.plan is not None or row.method.traits.family == "mixture"  # at all lengths
+    whole = length == c.length or row.plan is not None or is_mixture(row.method)  # at all lengths
     start = 0 if whole else min(length, from_crossover)
     name = f"{row.name} from {start:,} tokens on and exact attention below" if start else row.name
     lines = [f"{n:,} tokens: {figures_of(found, str(n))}." for n in pays]

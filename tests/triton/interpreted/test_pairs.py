@@ -180,6 +180,7 @@ def test_values_near_the_largest():
     [
         ({"dropout_p": 0.1}, "no dropout"),
         ({"union": True}, "union=True"),
+        ({"by_features": True}, "by_features=True"),
         ({"of_distance": torch.zeros(1, 1, 4, 7)}, "add nothing to the logits by distance"),
         ({"dtype": torch.float64}, r"the dtype is torch\.float64"),
         ({"D": 257}, "vectors have 257 components"),

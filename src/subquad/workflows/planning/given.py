@@ -11,7 +11,7 @@ from torch import Tensor
 
 from subquad.errors import InputError
 from subquad.methods import Bound
-from subquad.methods.mixture import common_seed
+from subquad.methods.mixture import common_seed, is_mixture
 from subquad.workflows.planning.measure import Candidate
 from subquad.workflows.settings import PlanSettings
 
@@ -74,7 +74,7 @@ def check_together(at: Mapping[int, Sequence[Candidate]]) -> None:
     """InputError where the candidates of all lengths could not be joined to one `by-length` in a layer."""
     methods = [m.method if isinstance(m, Bound) else m for of in at.values() for c in of for m in c.by_layer.values()]
     for method in methods:
-        if method.traits.family == "mixture":
+        if is_mixture(method):
             raise InputError(
                 f"{method} is a mixture, but a plan joins its methods by length and takes only single ones"
             )

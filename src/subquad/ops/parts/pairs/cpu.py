@@ -15,6 +15,8 @@ def refusal(
     query: Tensor,
     *_: object,
     of_distance: Tensor | None = None,
+    shown: tuple[Tensor, ...] | None = None,
+    by_features: bool = False,
     union: bool = False,
     dropout_p: float = 0.0,
     **__: object,
@@ -24,6 +26,10 @@ def refusal(
         return "the kernels add nothing to the logits by distance"
     if dropout_p > 0:
         return f"dropout_p={dropout_p}, and the kernels have no dropout"
+    if shown is not None:
+        return "the kernels count all pairs of a block, and `shown` names some"
+    if by_features:
+        return "by_features=True, and the kernels' logits are products"
     if union:
         return "union=True, and the kernels count a key as often as it shares a bucket with the query"
     return interface.refusal(query)

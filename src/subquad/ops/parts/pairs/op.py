@@ -34,6 +34,8 @@ def attend_pairs(
     key_bias: Float[Tensor, "B H M"] | None = None,
     of_distance: Float[Tensor, "B H N P"] | None = None,
     hidden: Bool[Tensor, "B H R M"] | None = None,
+    shown: tuple[Bool[Tensor, "B H _ _ _"], ...] | None = None,
+    by_features: bool = False,
     union: bool = False,
     other_keys_only: bool = False,
     dropout_p: float = 0.0,
@@ -53,6 +55,9 @@ def attend_pairs(
             distances −w, …, w in tokens ahead, or −w, …, 0 under a causal mask. The window w is that of the mask and
             the buckets together, which must have one.
         hidden: query number i does not see the keys j at which row i mod R holds True.
+        shown: for each set which pairs of its blocks count at all, such as those of `first_meetings`; None: all.
+        by_features: s_ij = ln Σ_r e^{q_ir + k_jr} instead of scale·q_i·k_j, for queries and keys that are logarithms of
+            features.
         union: a key counts once in each set, however many of its buckets it shares with the query.
         other_keys_only: a query does not see the key of its own number.
 
@@ -65,12 +70,14 @@ def attend_pairs(
         query,
         key,
         value,
-        _sets(buckets),
+        (buckets,) if isinstance(buckets, Buckets) else buckets,
         mask,
         scale=scale,
         key_bias=key_bias,
         of_distance=of_distance,
         hidden=hidden,
+        shown=shown,
+        by_features=by_features,
         union=union,
         other_keys_only=other_keys_only,
         dropout_p=dropout_p,
@@ -97,6 +104,8 @@ def _(
     key_bias: Tensor | None = None,
     of_distance: Tensor | None = None,
     hidden: Tensor | None = None,
+    shown: tuple[Tensor, ...] | None = None,
+    by_features: bool = False,
     union: bool = False,
     other_keys_only: bool = False,
     dropout_p: float = 0.0,

@@ -22,6 +22,7 @@ def attend_pairs(
     mask: Mask,
     *,
     of_distance: Tensor | None,
+    shown: tuple[Tensor, ...] | None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """The reference of `attend_pairs`."""
@@ -30,9 +31,11 @@ def attend_pairs(
     narrowed = [each.narrowed(mask) for each in buckets]
     if of_distance is not None:
         _check_distances(of_distance.shape[3], narrowed)
+    pairs = [None] * len(buckets) if shown is None else shown
     parts = [
-        attend_set(query, key, value, each, window, of_distance=of_distance, **options)
-        for each, window in zip(buckets, narrowed, strict=True)
+        attend_set(query, key, value, each, window, of_distance=of_distance, shown=own, **options)
+        for number, (each, window, own) in enumerate(zip(buckets, narrowed, pairs, strict=True))
+        if number == 0 or each.queries.shape[2] > 0
     ]
     return parts[0] if len(parts) == 1 else merge_partials(parts)
 
@@ -57,6 +60,8 @@ def attend_set(
     key_bias: Tensor | None,
     of_distance: Tensor | None,
     hidden: Tensor | None,
+    shown: Tensor | None,
+    by_features: bool,
     union: bool,
     other_keys_only: bool,
     dropout_p: float,
@@ -64,7 +69,8 @@ def attend_set(
     """The op on one set of buckets, whose span the mask holds; query, key and value have the same heads."""
     N, M = query.shape[2], key.shape[2]
     queries, keys = buckets.queries, buckets.keys_of_block()
-    logits = vectors_at(query, queries) @ vectors_at(key, keys).transpose(-1, -2) * scale
+    of_query, of_key = vectors_at(query, queries), vectors_at(key, keys)
+    logits = log_products(of_query, of_key) if by_features else of_query @ of_key.transpose(-1, -2) * scale
     if key_bias is not None:
         logits = logits + vectors_at(key_bias[..., None], keys).transpose(-1, -2)
     if of_distance is not None:
@@ -74,10 +80,19 @@ def attend_set(
     seen = visible(queries, keys, N, M, mask, other_keys_only)
     if hidden is not None:
         seen = seen & ~hidden_pairs(hidden, queries, keys)
+    if shown is not None:
+        seen = seen & shown
     weights = F.dropout(visible_softmax(logits, seen), dropout_p)
     lse = logits.masked_fill(~seen, -torch.inf).logsumexp(-1)
     out = (weights @ vectors_at(value, keys)).masked_fill(~seen.any(-1, keepdim=True), 0.0)
     return merge_blocks(out, lse, queries, N)
+
+
+def log_products(x: Float[Tensor, "B H T S R"], y: Float[Tensor, "B H T K R"]) -> Float[Tensor, "B H T S K"]:
+    """ln Σ_r e^{x_sr + y_kr}."""
+    most = [z.detach().amax(-1, keepdim=True) for z in (x, y)]
+    products = (x - most[0]).exp() @ (y - most[1]).exp().mT
+    return products.clamp(min=torch.finfo(x.dtype).tiny).log() + most[0] + most[1].mT
 
 
 def visible(

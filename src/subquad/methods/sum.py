@@ -1,0 +1,304 @@
+"""Sums of methods: each part says which keys a query meets, and each key counts once.
+
+    K_i    = the kept tokens ("keep")                          columns, and rows of the kept tokens themselves
+    P_i    = keys that one of the other parts chooses for query i, less K_i
+    R      = the part that stands for the rest: a summary of all keys, in which key j has the weight r_ij ≥ 0
+
+    w_ij   = e^{scale·q_i·k_j}    for j in K_i or P_i
+           = r_ij                 for all others; 0 without such a part
+    out_i  = Σ_j w_ij v_j / Σ_j w_ij,   lse_i = ln Σ_j w_ij
+
+The parts other than "keep" see a sequence from which the kept tokens are missing, as if they were padding. A pair that
+several parts choose, or one part several times, counts once (`ops.once`). Of the rest, what it gives the keys in P_i is
+subtracted (`ops.rest`): for feature maps that is how Chen et al. 2021, "Scatterbrain: Unifying Sparse and Low-rank
+Attention", section 4, add a sparse and a low-rank attention; for cells of keys r_ij is the weight of k_j for the
+cluster's mean query, moved to q_i to first order (`ops.parts.tail`), and its exact keys belong to P_i.
+
+A part gives its choice of keys and nothing else: those of "reformer" or "routing", say, are then attended to by the
+products of queries and keys, as all others.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from subquad.masks import Mask
+from subquad.methods.base import Call, Method, Partial, Traits
+from subquad.methods.bucketed import Bucketed, attend_inside
+from subquad.methods.fitting import output_error
+from subquad.methods.grammar import as_term, joined, terms
+from subquad.methods.keep_positions import Keep
+from subquad.methods.local import Local
+from subquad.methods.mixture import combined, common_seed, is_mixture, refusal, said
+from subquad.methods.registry import parse_method
+from subquad.methods.rest import Rest, refusal_of_rest
+from subquad.ops.once import first_meetings
+from subquad.ops.padding import cleared_inputs
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.rest import merge_with_rest
+from subquad.ops.slots import Buckets
+from subquad.ops.softmax import merge_partials
+from subquad.ops.timeline import Timeline
+
+
+def chooses(method: Method) -> bool:
+    """Whether a part is a choice of pairs and nothing more."""
+    return isinstance(method, Bucketed) and not isinstance(method, Keep) and not method.summarises
+
+
+def of_sum(methods: Sequence[Method]) -> Traits:
+    """The combined traits of the parts of a sum."""
+    return combined(
+        methods,
+        unit="none",
+        exact_limit="a sum is exact where its parts together choose all keys of each query",
+        example={"terms": "local:window=4+keep:first+performer:features=16"},
+        source="the parts' own: " + said(methods, "source"),
+    )
+
+
+def read(text: str) -> list[Method]:
+    """The parts of a text like `local:window=32+keep:first`, in their order. ValueError says what is wrong with it."""
+    methods: list[Method] = []
+    for term in terms(text):
+        method = parse_method(term)
+        methods += method.addends if isinstance(method, Sum) else [method]
+    for number, method in enumerate(methods):
+        _check_part(method)
+        if method in methods[:number]:
+            raise ValueError(f"{str(method)!r} is named twice; a key counts once, so name it once")
+    if len(methods) == 1:
+        raise ValueError(f"only {str(methods[0])!r} is named, which needs no sum")
+    kept = [method for method in methods if isinstance(method, Keep)]
+    if len(kept) > 1:
+        raise ValueError(
+            f"{str(kept[0])!r} and {str(kept[1])!r} are two lists of kept tokens; write one, as first=4,every=64"
+        )
+    pairs = sorted((method for method in methods if chooses(method)), key=str)
+    rest = [method for method in methods if method not in kept and not chooses(method)]
+    if len(rest) > 1:
+        raise ValueError(
+            f"{str(rest[0])!r} and {str(rest[1])!r} both stand for all keys, which would count twice; leave one out"
+        )
+    if pairs and rest:
+        refused = refusal_of_rest(rest[0], pairs[0])
+        if refused:
+            raise ValueError(refused)
+    common_seed(methods)
+    return [*pairs, *kept, *rest]
+
+
+def _check_part(method: Method) -> None:
+    """Raise ValueError for a method that cannot be a part of any sum."""
+    if is_mixture(method):
+        raise ValueError(f"{method.name!r} divides the heads or the lengths; write the sum inside it, in parentheses")
+    if method.is_exact:
+        raise ValueError(f"{str(method)!r} counts every key by itself, which leaves nothing to add")
+    if method.traits.relative:
+        raise ValueError(f"{str(method)!r} has terms of the distance in its logits, which the other parts have not")
+    if method.traits.one_for_all_layers:
+        raise ValueError(f"{str(method)!r} has one module for all layers, which a part of a sum cannot share")
+    if not method.traits.lse:
+        raise ValueError(f"{str(method)!r} has no log-sum-exp, without which it cannot be added to other attention")
+
+
+@dataclass(frozen=True)
+class Sum(Method):
+    """Several methods as one attention, in which each key counts once.
+
+    Args:
+        terms: the methods with `+` between them. Any number choose pairs, such as "local", "lha" or "smyrf", one may be
+            "keep", and one may stand for the rest, such as "lha-tail", "clustered-tail" or "performer". In Python the
+            same is `sq.Local(window=32) + sq.Keep(first=1)`, or `Sum.of`.
+
+    Raises:
+        ValueError: a text that names no methods, one method only, one twice, two that stand for the rest, a method that
+            cannot be a part, or methods of different seeds.
+
+    >>> import torch, subquad as sq
+    >>> q, k, v = torch.randn(3, 1, 2, 300, 4)
+    >>> method = sq.Local(window=20) + sq.Keep(first=2) + sq.Performer()
+    >>> sq.attention(q, k, v, method=method).shape
+    torch.Size([1, 2, 300, 4])
+    >>> print(method)
+    local:window=20+keep:first=2+performer
+    >>> method == sq.parse_method("keep:first=2+performer+local:window=20")
+    True
+    """
+
+    terms: str = field(
+        default="local+keep",
+        metadata={"examples": ("local:window=2+keep:last", "local:window=3+lsh:buckets=2")},
+    )
+
+    name: ClassVar[str] = "sum"
+    of_texts: ClassVar[bool] = True
+    traits: ClassVar[Traits] = of_sum((Local(), Keep()))
+
+    def __post_init__(self) -> None:
+        try:
+            parts = read(self.terms)
+            text = joined(map(as_term, parts))
+        except ValueError as error:
+            raise ValueError(
+                f"{self.name!r}: terms={self.terms!r}, but it must be methods with '+' between them, as in "
+                f"'local:window=32+keep:first': {error}"
+            ) from None
+        object.__setattr__(self, "terms", text)
+        object.__setattr__(self, "_addends", tuple(parts))
+        super().__post_init__()
+
+    def __str__(self) -> str:
+        """The parts with `+` between them, as on the command line."""
+        return joined(map(str, self.addends))
+
+    @classmethod
+    def of(cls, *methods: str | Method) -> "Sum":
+        """From methods: `Sum.of("local:window=32", sq.Keep(first=1))`."""
+        return cls(joined(map(as_term, methods)))
+
+    def describe(self) -> Traits:
+        """The combined traits of all parts."""
+        return of_sum(self.addends)
+
+    @property
+    def addends(self) -> tuple[Method, ...]:
+        """The parts: those that choose pairs, the kept tokens, the rest."""
+        return self.__dict__["_addends"]
+
+    @property
+    def default_seed(self) -> int:
+        """The seed of the parts."""
+        return common_seed(self.addends)
+
+    @property
+    def has_auxiliary_loss(self) -> bool:
+        """Whether one of the parts has an auxiliary loss."""
+        return any(part.has_auxiliary_loss for part in self.addends)
+
+    def refuses(self, mask: Mask, **asked: Any) -> str | None:
+        """Why the method refuses a call; the reason names the parts that refuse."""
+        return refusal(self, self.addends, mask, super().refuses(mask, **asked), **asked)
+
+    def treats_heads_alike(self) -> bool:
+        """Whether all parts do."""
+        return all(part.treats_heads_alike() for part in self.addends)
+
+    def check_counts(self, N: int, M: int) -> None:
+        """Check the numbers of queries and keys against each part."""
+        for part in self.addends:
+            part.check_counts(N, M)
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
+        """The learned parameters of each part that has some, under the part's number."""
+        made = [part.make_learned(heads, kv_heads, head_dim, max_length) for part in self.addends]
+        learned = {str(number): module for number, module in enumerate(made) if module is not None}
+        return nn.ModuleDict(learned) if learned else None
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Any:
+        """Attention by this method; arguments, shapes and errors as in `subquad.attention`."""
+        learned = [part.name for part in self.addends if part.traits.learned]
+        if learned:
+            raise ValueError(
+                f"{self.name!r}: its part {learned[0]!r} has learned parameters, so it runs only as a bound method: in "
+                "sq.nn.MultiheadAttention, by sq.hf.swap, or by method.bind(heads=…, head_dim=…)"
+            )
+        return super().__call__(query, key, value, **how)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """Merge what the parts count: kept tokens, chosen pairs, the rest."""
+        kept, call = self._without_kept(query, key, call)
+        seen = cleared_inputs(query, key, value, call.mask) if kept else (query, key, value)
+        ready = list(self._ready(call, query.shape[2], key.shape[2]))
+        choosing = sorted((each for each in ready if chooses(each[0])), key=lambda each: not each[0].pairs_once)
+        rest = next((each for each in ready if not chooses(each[0])), None)
+        met = [part.meetings(*seen[:2], own) for part, own in choosing]
+        for part, own in choosing:
+            part.follow(*seen[:2], own)
+
+        partials: list[Any] = []
+        if rest is None:
+            first = met.pop(0) if met and choosing[0][0].pairs_once else ()
+            sure, standing = (*kept, *first), None
+        elif met:
+            standing = rest[0].rest(*seen, replace(rest[1], wants_lse=True))
+            first, sure = standing.exact, (*kept, *standing.exact)
+        else:
+            standing, first, sure = None, (), kept
+            partials.append(rest[0]._attended(*seen, replace(rest[1], wants_lse=True)))
+        if sure:  # sets without a pair in common
+            partials.append(attend_inside(query, key, value, sure, call))
+        if met:
+            alone = len(met) == 1 and len(first) == 0 and choosing[0][0].pairs_once
+            partials.append(_attend_once(query, key, value, sum(met, ()), first, standing, call, alone))
+        return partials[0] if len(partials) == 1 else merge_partials(partials)
+
+    def _without_kept(self, query: Tensor, key: Tensor, call: Call) -> tuple[tuple[Buckets, ...], Call]:
+        """Who meets whom by the kept tokens, and the call in which these are padding."""
+        keep: Any = next((part for part in self.addends if isinstance(part, Keep)), None)
+        if keep is None:
+            return (), call
+        N, M = query.shape[2], key.shape[2]
+        kept = keep.clamped_to(N, M).kept(Timeline.of(call.mask, query, key))
+        return kept.meetings(query.shape[1]), call.under(kept.left_out())
+
+    def _ready(self, call: Call, N: int, M: int) -> Iterator[tuple[Any, Call]]:
+        """The parts but the kept tokens, each with the call that has its own learned parameters."""
+        learned = dict(call.learned.items()) if isinstance(call.learned, nn.ModuleDict) else {}
+        for number, part in enumerate(self.addends):
+            if not isinstance(part, Keep):
+                yield part.clamped_to(N, M), replace(call, learned=learned.get(str(number)))
+
+    def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
+        """Which queries meet which keys by themselves; a pair may be listed several times."""
+        kept, call = self._without_kept(query, key, call)
+        ready = self._ready(call, query.shape[2], key.shape[2])
+        return kept + sum((part.meetings(query, key, own) for part, own in ready if isinstance(part, Bucketed)), ())
+
+    def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
+        """The sum of the auxiliary losses of the parts that have one; None if none has."""
+        _, call = self._without_kept(query, key, call)
+        ready = self._ready(call, query.shape[2], key.shape[2])
+        return _sum_of([part.auxiliary_loss(query, key, value, own) for part, own in ready])
+
+    def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
+        """The auxiliary losses, and where a part learns from its output, the relative error of the sum's."""
+        losses = [self.run_auxiliary_loss(query, key, value, call)]
+        if any(part.traits.fit is not None and not part.has_auxiliary_loss for part in self.addends):
+            losses.append(output_error(self, query, key, value, call, of_mean=1.0))
+        return _sum_of(losses)
+
+
+def _attend_once(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    met: tuple[Buckets, ...],
+    first: tuple[Buckets, ...],
+    rest: Rest | None,
+    call: Call,
+    alone: bool,
+) -> Partial:
+    """Attention to the pairs that meet, less those of `first`, each once; with a rest, to all other keys too.
+
+    `alone` says that no pair meets twice.
+    """
+    shown = None if alone else first_meetings(met, query.shape[2], key.shape[2], call.mask, first)
+    partial = attend_inside(query, key, value, met, call, shown=shown)
+    if rest is None:
+        return partial
+    real, (out, lse) = call.mask.query_padding(query.shape[2]), rest.partial
+    assert lse is not None
+    lse = lse if real is None else lse.masked_fill(~real[:, None], -torch.inf)
+    how: dict[str, Any] = {"scale": 1.0, "shown": shown, "by_features": rest.by_features}
+    of_met = attend_pairs(rest.of_query, rest.of_key, value, met, call.mask, **how)
+    return merge_with_rest(partial, (out, lse), of_met)
+
+
+def _sum_of(losses: Sequence[Tensor | None]) -> Tensor | None:
+    """The sum of losses; None entries are skipped, and None if all are None."""
+    there = [loss for loss in losses if loss is not None]
+    return torch.stack(there).sum() if there else None
