@@ -164,8 +164,21 @@ def gumbel(seed: int, step: Tensor, places: Tensor, like: Tensor) -> Tensor:
     >>> torch.equal(gumbel(7, zero, places, like=torch.zeros(1))[:2], gumbel(7, zero, places[:2], like=torch.zeros(1)))
     True
     """
-    started = _mix(_mix(torch.full((), seed, dtype=torch.int64, device=places.device)) + step.to(places.device))
-    return (-(-_uniform(_mix(started + places * _GOLDEN)).log()).log()).to(device=like.device, dtype=like.dtype)
+    return (-(-uniform(seed, places, step).log()).log()).to(device=like.device, dtype=like.dtype)
+
+
+def uniform(seed: int, places: Tensor, step: Tensor | None = None) -> Tensor:
+    """Independent uniform numbers inside (0, 1), one for each place (a whole number), in fp64, computed there.
+
+    A number depends on the seed, the step (0 where none is given) and its place alone.
+
+    >>> import torch
+    >>> torch.equal(uniform(7, torch.arange(6))[:2], uniform(7, torch.arange(2)))
+    True
+    """
+    started = _mix(torch.full((), seed, dtype=torch.int64, device=places.device))
+    started = _mix(started if step is None else started + step.to(places.device))
+    return _uniform(_mix(started + places * _GOLDEN))
 
 
 def _uniform(mixed: Tensor) -> Tensor:
