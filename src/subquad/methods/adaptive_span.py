@@ -71,6 +71,12 @@ class Spans(nn.Module):
         return torch.where(share <= 0, -torch.inf, torch.where(share <= 0, 1.0, share).log())
 
 
+def mean_span(model: nn.Module) -> float | None:
+    """The mean span in tokens of the heads of a model that learn one; None where none does."""
+    spans = [module.tokens.detach() for module in model.modules() if isinstance(module, Spans)]
+    return float(torch.cat(spans).mean()) if spans else None
+
+
 @dataclass(frozen=True)
 class AdaptiveSpan(Bucketed):
     """Window attention whose span each head learns. Only as a bound method.

@@ -260,10 +260,10 @@ class Method:
         return None
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
-        """A loss for parameters without a gradient from the output; None if there are none.
+        """A loss for parameters without a gradient from the output, or a price of their size; None if there is none.
 
         Inputs are constants in fp32 or fp64, one batch item a segment: see `run_auxiliary_loss`. The output's gradient
-        to those parameters is exactly 0.
+        to parameters of the first kind is exactly 0.
         """
         return None
 

@@ -12,8 +12,9 @@ def list_methods() -> list[str]:
 
     >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
     ['full', 'oracle-top', 'shared-full', 'clustered', 'clustered-tail', 'i-clustered', 'cluster-former', 'lha',
-     'lha-tail', 'lsh', 'reformer', 'routing', 'sinkhorn', 'smyrf', 'local', 'learned-feature-map', 'linear',
-     'performer', 'rfa', 'linformer', 'nystrom', 'tilted-pool', 'by-length', 'mixed-heads']
+     'lha-tail', 'lsh', 'reformer', 'routing', 'sinkhorn', 'smyrf', 'adaptive-span', 'local',
+     'learned-feature-map', 'linear', 'performer', 'rfa', 'linformer', 'nystrom', 'probsparse', 'synthesizer',
+     'tilted-pool', 'by-length', 'mixed-heads']
     """
     return list(METHODS)
 
