@@ -69,7 +69,7 @@ OF_OTHER_CODE = (  # than their method's example
     "performer:features=16,kind=favor++,norm=30.0",
     "linformer:k=5,sharing=key-value,start=random,ends=pooled",
     "linformer:k=5,projection=convolution",
-    "synthesizer:logits=random-and-dense",
+    "synthesizer:logits=factorised-dense-and-dot,rank=5",
     "nystrom:landmarks=5,convolution=4",
     "tilted-pool:pools=0,window=5",
     "learned-feature-map:features=12,window=0,sinks=2",

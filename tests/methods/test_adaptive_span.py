@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import subquad as sq
 from subquad import Mask
 from subquad.methods.base import Call
-from tests.methods.random_calls import FEW_AND_MANY, RandomCall, assert_equal_both_ways, random_calls
+from tests.methods.random_calls import FEW_AND_MANY, assert_equal_both_ways, random_calls
 from tests.oracle import gradients, naive, normal, qkv, tracked
 
 

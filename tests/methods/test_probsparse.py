@@ -128,14 +128,20 @@ def test_the_choice_alone_looks_ahead():
     torch.testing.assert_close(theirs[changed], prefix[changed])
 
 
-def test_causal_queries_in_the_middle_of_the_keys():
-    q, k, v = qkv(6, 50)
-    exact = sq.ProbSparse(factor=50)
-    for offset in (0, 20, 44, torch.tensor([3, 44])):
+def test_causal_queries_that_stand_elsewhere_among_the_keys():
+    q, k, v = qkv(20)
+    for offset in (3, 25, torch.tensor([2, 11])):
         mask = Mask.causal(offset=offset)
-        torch.testing.assert_close(exact(q, k, v, mask=mask), naive(q, k, v, mask.to_dense(6, 50)))
-    flat = sq.ProbSparse(factor=1)(0 * q, k, v, mask=Mask.causal(offset=20))
-    torch.testing.assert_close(flat, torch.stack([v[:, :, : i + 21].mean(2) for i in range(6)], dim=2))
+        out = sq.attention(q, k, v, method="probsparse:factor=20", mask=mask)
+        torch.testing.assert_close(out, naive(q, k, v, mask.to_dense(20, 20)))
+    flat = sq.attention(0 * q, k, v, method="probsparse:factor=1", mask=Mask.causal(offset=3))
+    torch.testing.assert_close(flat, torch.stack([v[:, :, : i + 4].mean(2) for i in range(20)], dim=2))
+
+
+@pytest.mark.parametrize("offset", [0, 49])
+def test_causal_steps_are_refused_with_the_reason(offset):
+    with pytest.raises(ValueError, match=r"'probsparse' compares all queries .* no step on a cache .*use_cache=False"):
+        sq.attention(*qkv(1, 50), method="probsparse", mask=Mask.causal(offset=offset))
 
 
 # ---------------------------------------------------------------------- log-sum-exp, dropout, what it refuses
@@ -172,7 +178,7 @@ def test_dropout_drops_keys_of_the_mean_for_all_queries_together():
 
 @pytest.mark.parametrize("bad", ["factor=0", "factor=-1", "factor=0.5"])
 def test_a_factor_below_one_is_refused(bad):
-    with pytest.raises(ValueError, match="'probsparse': factor=.*a whole number"):
+    with pytest.raises(ValueError, match=r"'probsparse': factor=.*a whole number"):
         sq.attention(*qkv(), method=f"probsparse:{bad}")
 
 

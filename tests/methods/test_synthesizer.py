@@ -186,7 +186,7 @@ def test_without_the_input_it_is_refused_with_the_remedy():
     with pytest.raises(ValueError, match=r"'synthesizer' .* reads the layer's input .*sq\.nn\.MultiheadAttention"):
         sq.attention(q, k, v, method="synthesizer:logits=dense")
     bound = sq.Synthesizer(logits="dense").bind(heads=2, head_dim=8, max_length=30)
-    with pytest.raises(ValueError, match=r"reads the layer's input .* call the bound method with hidden=…, \(2, 20, wid"):
+    with pytest.raises(ValueError, match=r"reads the layer's input .* call the bound method with hidden=…, \(2, 20"):
         bound(q, k, v)
     with pytest.raises(ValueError, match=r"`hidden` is \(2, 19, 16\) but `query` is \(2, 2, 20, 8\)"):
         bound(q, k, v, hidden=normal(2, 19, 16))
@@ -196,7 +196,7 @@ def test_without_the_input_it_is_refused_with_the_remedy():
 
 def test_transformers_models_refuse_dense_logits_by_name_and_take_random_ones():
     case = build("bert")
-    with pytest.raises(ValueError, match="'synthesizer' reads the layer's input .* sq.nn.MultiheadAttention"):
+    with pytest.raises(ValueError, match=r"'synthesizer' reads the layer's input .* sq\.nn.MultiheadAttention"):
         sq.hf.swap(case.model, "synthesizer:logits=dense-and-dot")
     sq.hf.swap(case.model, "synthesizer:logits=random-and-dot")
     assert case.output().isfinite().all()
@@ -218,7 +218,7 @@ def test_impossible_settings_are_refused(text, message):
 
 
 def test_the_longest_input_must_be_known_and_not_exceeded():
-    with pytest.raises(ValueError, match="'synthesizer' learns a logit for each position.*max_length"):
+    with pytest.raises(ValueError, match=r"'synthesizer' learns a logit for each position.*max_length"):
         sq.nn.MultiheadAttention(12, 2, method="synthesizer")
     layer = sq.nn.MultiheadAttention(12, 2, method="synthesizer", max_length=8)
     with pytest.raises(ValueError, match=r"bound for at most 8 tokens \(max_length\), but there are 9 keys"):

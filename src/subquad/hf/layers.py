@@ -65,8 +65,8 @@ class Layer:
             return self.reason
         if traits.needs_hidden and not self.hands_hidden:
             return (
-                f"{name!r} reads the layer's input ({method}), which transformers does not hand to attention functions; "
-                "run it in sq.nn.MultiheadAttention, or in a model that `subquad train` makes"
+                f"{name!r} reads the layer's input ({method}), which transformers does not hand to attention functions;"
+                " run it in sq.nn.MultiheadAttention, or in a model that `subquad train` makes"
             )
         if self.causal and traits.causal != "strict":
             parts = [p.method.name for p in method.parts if p.method.traits.causal != "strict"]

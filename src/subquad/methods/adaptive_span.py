@@ -13,10 +13,10 @@ R           `ramp`
 m_z         `Spans.mask`
 ==========  ===========================================
 
-So a head sees the keys nearer than z + R tokens, those up to z fully. The keys that are computed are those that the head
-with the largest z sees: as spans shrink, time falls. That reads one number from the parameters, for which the call waits
-where they are on a GPU; under torch.compile, torch.func, export and CUDA graphs, whose shapes cannot follow numbers, the window is
-always the largest that z = S asks for, with the same outputs.
+So a head sees the keys nearer than z + R tokens, those up to z fully. The window that is computed is that of the head
+with the largest z, so time falls as spans shrink. To find it, a number is read from the parameters, for which a call
+waits where they are on a GPU. While a program is recorded (torch.compile, export, CUDA graphs) and under vmap, shapes
+cannot follow numbers, and the window is that of z = S, with the same outputs.
 
 Deviations: the ramp begins at S for the largest span, so that z = S means that S tokens count fully; published code has
 no key farther away than S. z has a gradient where the optimiser has moved it out of [0, S], from the output alone, so

@@ -23,7 +23,7 @@ the largest lower bound of the true one that their mean gives (Jensen's inequali
 Deviations: the sample of a head is one key out of each of U equal runs of the item's keys, so that no key is drawn
 twice and early queries of a causal item see their share of it. It depends on the seed, the head and the item's own
 length, where published code shares one sample over a batch, padding included. At least one key and one query are taken.
-Under a causal mask the published code adds the values up without dividing by their number, which is no average.
+Under a causal mask the published code adds the values up without dividing by their number.
 """
 
 import math
@@ -166,10 +166,19 @@ class ProbSparse(Method):
         source="Zhou et al. 2021",
     )
 
+    def refuses(self, mask: Mask, *, cross: bool = False, **asked: bool) -> str | None:
+        """Why the method refuses a call; under a causal mask it must see all queries to choose some of them."""
+        if not (mask.is_causal and cross):
+            return super().refuses(mask, cross=cross, **asked)
+        return (
+            f"{self.name!r} compares all queries of a sequence to choose the exact ones, so under a causal mask it "
+            "takes no cross-attention and no step on a cache (generate with use_cache=False)"
+        )
+
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Choose queries, compute their rows, and give all others the mean."""
         wide_query, wide_key, wide_value = wide(query, key, value)
-        (_, H, N, D), line = query.shape, Timeline.of(call.mask, query, key)
+        (_, H, N, _), line = query.shape, Timeline.of(call.mask, query, key)
         with torch.no_grad():
             measure = sparsity(wide_query, wide_key, sample(line, H, self.factor, call.seed), call)
             top = top_queries(measure, line, self.factor)

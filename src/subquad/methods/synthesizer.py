@@ -118,9 +118,7 @@ class Synthesizer(Method):
 
     def describe(self) -> Traits:
         """Dense logits read the layer's input; random ones tell where a query stands."""
-        return replace(
-            type(self).traits, needs_hidden="dense" in self.logits, order_free="random" not in self.logits
-        )
+        return replace(type(self).traits, needs_hidden="dense" in self.logits, order_free="random" not in self.logits)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
         """The initial logits, or what they are computed with."""

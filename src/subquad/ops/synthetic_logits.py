@@ -60,8 +60,7 @@ class Perceptron(nn.Module):
                 f"{self.inner.shape[1]} wide together, and reads an input of that width"
             )
         inner, inner_bias, outer, outer_bias = (
-            x.to(like.dtype)
-            for x in (self.inner, self.inner_bias, self.outer[..., :out], self.outer_bias[..., :out])
+            x.to(like.dtype) for x in (self.inner, self.inner_bias, self.outer[..., :out], self.outer_bias[..., :out])
         )
         x = F.relu(hidden.to(like.dtype)[:, None] @ inner + inner_bias)
         return x @ outer + outer_bias
