@@ -43,7 +43,7 @@ VARIANTS = [  # settings that change what a method does, beside each method's ex
     "linformer:k=5,projection=mean-pool,ends=pooled",
     "probsparse:factor=1",
     "adaptive-span:span=6,ramp=1,start=3",
-    "adaptive-span:span=30,ramp=9,start=30",
+    "adaptive-span:span=30,ramp=9,start=8",
     "synthesizer:logits=factorised-random,rank=3",
     "synthesizer:logits=dense",
     "synthesizer:logits=factorised-dense-and-dot,rank=5",

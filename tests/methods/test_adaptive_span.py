@@ -119,6 +119,14 @@ def test_the_window_of_spans_anywhere(share, reach):
     assert out.isnan().all() == (share != share)
 
 
+def test_spans_in_bf16_are_those_of_their_rounded_shares():
+    bound = layer("adaptive-span:span=1000,ramp=4", 341.3, 100.7).bfloat16()
+    wide = layer("adaptive-span:span=1000,ramp=4")
+    wide.learned.span.data = bound.learned.span.data.float()
+    torch.testing.assert_close(bound.learned.tokens, wide.learned.tokens)
+    assert bound.learned.reach() == wide.learned.reach()
+
+
 # ---------------------------------------------------------------------- how it learns
 
 

@@ -51,9 +51,9 @@ class Spans(nn.Module):
     @property
     def tokens(self) -> Float[Tensor, "H"]:
         """z in tokens, in [0, S]."""
-        inside = self.span.clamp(0, 1).detach()
+        (span,) = wide(self.span)
         # The gradient is that of z also outside of [0, S]: else a z that a step moved there would stay there.
-        return (self.span + (inside - self.span).detach()) * self.largest
+        return (span + (span.clamp(0, 1) - span).detach()) * self.largest
 
     def reach(self) -> int:
         """How far away a key may be that the head with the largest span sees."""

@@ -43,8 +43,6 @@ from subquad.ops.slots import Slots, taken
 from subquad.ops.timeline import Ranks, Timeline
 from subquad.randomness import uniform
 
-LEAST = 0.0  # the measure of a query that sees no sampled key
-
 
 def budget(tokens: int, factor: int) -> int:
     """c·⌈ln n⌉ out of n tokens: one at least, and no more than there are."""
@@ -87,7 +85,7 @@ def sparsity(query: Tensor, key: Tensor, sampled: Slots, call: Call) -> Float[Te
     count = seen.sum(-1).clamp(min=1)
     largest = torch.where(seen, logits, -torch.inf).amax(-1)
     mean = torch.where(seen, logits, 0.0).sum(-1) / count
-    return torch.where(seen.any(-1), largest - mean, LEAST)
+    return torch.where(seen.any(-1), largest - mean, 0.0 * logits[..., 0])  # 0, where no NaN is to be passed on
 
 
 def top_queries(measure: Float[Tensor, "B H N"], line: Timeline, factor: int) -> Int64[Tensor, "B H u"]:
