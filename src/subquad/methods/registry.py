@@ -11,10 +11,10 @@ def list_methods() -> list[str]:
     """The names of all methods, by families.
 
     >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
-    ['full', 'oracle-top', 'shared-full', 'clustered', 'clustered-tail', 'i-clustered', 'cluster-former', 'lha',
-     'lha-tail', 'lsh', 'reformer', 'routing', 'sinkhorn', 'smyrf', 'adaptive-span', 'local',
-     'learned-feature-map', 'linear', 'performer', 'rfa', 'linformer', 'nystrom', 'probsparse', 'synthesizer',
-     'tilted-pool', 'by-length', 'mixed-heads']
+    ['full', 'oracle-top', 'shared-full', 'synthesizer', 'clustered', 'clustered-tail', 'i-clustered',
+     'cluster-former', 'lha', 'lha-tail', 'lsh', 'reformer', 'routing', 'sinkhorn', 'smyrf', 'adaptive-span', 'local',
+     'learned-feature-map', 'linear', 'performer', 'rfa', 'linformer', 'nystrom', 'probsparse', 'tilted-pool',
+     'by-length', 'mixed-heads']
     """
     return list(METHODS)
 

@@ -94,7 +94,7 @@ class Synthesizer(Method):
 
     name: ClassVar[str] = "synthesizer"
     traits: ClassVar[Traits] = Traits(
-        family="summary",
+        family="exact",
         causal="strict",
         cross=False,
         cached=True,
