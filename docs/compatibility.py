@@ -11,7 +11,7 @@ from subquad.methods.traits import FAMILIES
 from subquad.ops.backends import Op
 
 FAMILY = {
-    "exact": "Exact: all N·M products",
+    "exact": "Exact: all N·M weights",
     "clusters": "Clusters: queries that are alike share work",
     "buckets": "Buckets: a query attends to the keys of its buckets",
     "window": "Windows and patterns: which keys a query attends to follows from where they stand",

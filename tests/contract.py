@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import subquad as sq
 from subquad import Mask, Method, Traits
 from subquad.ops.softmax import merge_partials
-from tests.oracle import gradients, naive, normal, qkv, tracked
+from tests.oracle import gradients, hidden_for, naive, normal, qkv, tracked
 
 LENGTHS = (24, 1, 17, 0, 3)  # a full item, one token, a prime, none at all, fewer than clusters and top-k
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -58,7 +58,7 @@ def run(method: Method, *inputs: Tensor, **options: object) -> Tensor:
     if not method.traits.learned:
         return method(*inputs, **options)
     options.pop("enable_gqa", None)
-    return bound_for(method, *inputs)(*inputs, **options)
+    return bound_for(method, *inputs)(*inputs, **hidden_for(method, inputs[0]), **options)
 
 
 def bound_for(method: Method, query: Tensor, key: Tensor, value: Tensor) -> sq.Bound:
@@ -75,7 +75,7 @@ def run_with_parameters_of(method: Method, grouped: Sequence[Tensor], repeated: 
     for wanted, own in zip(few.parameters(), many.parameters(), strict=True):
         times = len(own) // len(wanted)
         own.data = wanted.data.repeat_interleave(times, dim=0)
-    return many(*repeated)
+    return many(*repeated, **hidden_for(method, repeated[0]))
 
 
 def another_value(method: Method, setting: Field) -> object:
@@ -219,14 +219,20 @@ class MethodContract:
         close(run(method, 2 * q, 3 * k, v), run(method, q, k, v))
         assert not torch.allclose(run(method, q, k, v, scale=0.1), run(method, q, k, v), atol=1e-3)
 
-    @where(lambda traits: not traits.relative and traits.unit != "both")
+    @where(lambda traits: not traits.relative and not traits.synthetic and traits.unit != "both")
     def test_scale_multiplies_the_products(self, method: Method):
         q, k, v = qkv()
         grown = {"keys": 2, "none": 4}[method.traits.unit] * 8**-0.5
         torch.testing.assert_close(run(method, q, k, v, scale=grown), run(method, 2 * q, 2 * k, v))
         assert not torch.allclose(run(method, q, k, v, scale=0.1), run(method, q, k, v), atol=1e-3)
 
-    @where(lambda traits: traits.relative)
+    @where(lambda traits: traits.synthetic)
+    def test_scale_multiplies_all_logits(self, method: Method):
+        q, k, v = qkv()
+        close(run(method, q, k, v, scale=0.0), v.mean(2, keepdim=True).expand_as(v))
+        assert not torch.allclose(run(method, q, k, v, scale=0.1), run(method, q, k, v), atol=1e-3)
+
+    @where(lambda traits: traits.relative and not traits.synthetic)
     def test_scale_multiplies_more_than_the_products(self, method: Method):
         q, k, v = qkv()
         doubled = run(method, 2 * q, 2 * k, v)
@@ -682,7 +688,7 @@ class MethodContract:
     def test_bound_to_shared_key_heads(self, method: Method):
         q, k, v = qkv(H=4, G=2)
         bound = method.bind(heads=4, kv_heads=2, head_dim=8, max_length=64).eval()
-        assert torch.equal(bound(q, k, v), run(method, q, k, v, enable_gqa=True))
+        assert torch.equal(bound(q, k, v, **hidden_for(method, q)), run(method, q, k, v, enable_gqa=True))
 
     def test_activation_checkpointing_changes_no_gradient(self, method: Method):
         results = []

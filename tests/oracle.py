@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from subquad.methods import Method
+
 
 def naive(q: Tensor, k: Tensor, v: Tensor, allowed=None, bias=None, scale: float | None = None) -> Tensor:
     """softmax(scale · q kᵀ + bias) v over the allowed keys; 0 for a query that may see none."""
@@ -33,6 +35,11 @@ def qkv(
     M, G, seed = N if M is None else M, H if G is None else G, kind.pop("seed", 0)
     shapes = (B, H, N, D), (B, G, M, D), (B, G, M, E)
     return tuple(normal(*shape, seed=3 * seed + i, **kind) for i, shape in enumerate(shapes))
+
+
+def hidden_for(method: Method, query: Tensor) -> dict[str, Tensor]:
+    """An input of the layer for methods that read it, {"hidden": (B,N,H·D)}: the heads of the query side by side."""
+    return {"hidden": query.transpose(1, 2).flatten(2)} if method.traits.needs_hidden else {}
 
 
 def gradients(out: Tensor, *inputs: Tensor) -> list[Tensor]:

@@ -48,6 +48,19 @@ def test_it_learns_in_bf16_as_in_fp32(plain: Outcome, tmp_path: Path):
     assert losses[0] != losses[1]
 
 
+def test_the_log_has_the_mean_span_which_its_price_shortens(plain: Outcome, tmp_path: Path):
+    def spans(price: float) -> list[float]:
+        method = "model.method=adaptive-span:span=12,ramp=2,start=6"
+        outcome = train(small(method, f"training.auxiliary={price}", "training.every=0"), tmp_path / str(price))
+        return [entry["mean_span"] for entry in outcome.history if "loss" in entry]
+
+    dear, free = spans(0.9), spans(0.0)
+    assert len(dear) == len(free) == 2
+    assert 6 > dear[0] > dear[1] > 4
+    assert free[1] > dear[1]
+    assert not any("mean_span" in entry for entry in plain.history)
+
+
 def test_schedules(plain: Outcome, tmp_path: Path):
     assert rates(plain) == {10: 0.003, 20: 0.003}
     linear = train(small("training.schedule=linear", "training.warmup=14", "training.every=0"), tmp_path / "linear")

@@ -85,9 +85,13 @@ def attend(
     dropout: float = 0.0,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
+    hidden: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Run the method that is attached to this layer. (B,H,N,D) in, (B,N,H,E) out, no attention weights."""
+    """Run the method that is attached to this layer. (B,H,N,D) in, (B,N,H,E) out, no attention weights.
+
+    `hidden` is the layer's input, from models made by subquad.
+    """
     layer = getattr(module, NAME, None)
     if not isinstance(layer, Attached):
         raise ValueError(
@@ -121,7 +125,7 @@ def attend(
             return state.attend(layer.bound, query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
     handed = decode(attention_mask, query.shape[2], key.shape[2], causal=causal, label=layer.label)
     mask, own = _mask_of(layer, query.shape[2], key.shape[2], handed)
-    extras = {"bias": position_bias, "softcap": softcap, "sinks": sinks}
+    extras = {"bias": position_bias, "softcap": softcap, "sinks": sinks, "hidden": hidden}
     out = layer(query, key, value, mask=mask, real=handed.real, own=own, scale=scaling, dropout_p=dropout, **extras)
     return out.transpose(1, 2).contiguous(), None
 

@@ -44,6 +44,7 @@ class Layer:
     beside_softmax: tuple[str, ...] = ()  # "capped logits", "sinks": what only exact attention does here
     reason: str | None = None  # why nothing but the model's own attention can run here
     in_causal_decoder: bool = False  # cross-attention whose queries come one after the other
+    hands_hidden: bool = False  # passes its input on to the attention function, as models made by subquad do
 
     @property
     def label(self) -> str:
@@ -62,6 +63,11 @@ class Layer:
         traits, name = method.traits, method.name
         if self.reason is not None:
             return self.reason
+        if traits.needs_hidden and not self.hands_hidden:
+            return (
+                f"{name!r} reads the layer's input ({method}), which transformers does not hand to attention functions;"
+                " run it in sq.nn.MultiheadAttention, or in a model that `subquad train` makes"
+            )
         if self.causal and traits.causal != "strict":
             parts = [p.method.name for p in method.parts if p.method.traits.causal != "strict"]
             own = f" (its part {', '.join(map(repr, parts))} is not)" if len(method.parts) > 1 else ""
@@ -127,6 +133,7 @@ class Attached(nn.Module):
         bias: Tensor | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        hidden: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
         """Run the method for all queries: `mask`, `real` and `own` as in `attend_all`."""
@@ -138,7 +145,8 @@ class Attached(nn.Module):
                 )
             seen = mask if real is None else mask & Mask.padding(keys=real)
             return attend_exactly(query, key, value, seen, softcap=softcap, sinks=sinks, **options)
-        return attend_all(self.bound, query, key, value, mask=mask, real=real, own=own, bias=bias, keep=keep, **options)
+        options |= {"bias": bias, "keep": keep, "hidden": hidden}
+        return attend_all(self.bound, query, key, value, mask=mask, real=real, own=own, **options)
 
     def _keep(self, mask: Mask, real: Tensor | None, N: int, M: int) -> Keep | None:
         """Which tokens' attention is exact in this call, as methods take it."""
@@ -242,7 +250,8 @@ def _describe(number: int, name: str, module: nn.Module) -> Layer:
         cross = bool(_CROSS.search(type(module).__name__) or _CROSS.search(".".join(name.split(".")[-3:])))
     causal = bool(getattr(module, "is_causal", False)) and not cross
     biased = "position_bias" in inspect.signature(type(module).forward).parameters
-    return Layer(number, name, module, bool(cross), causal, biased=biased)
+    hands_hidden = bool(getattr(module, "hands_hidden", False))
+    return Layer(number, name, module, bool(cross), causal, biased=biased, hands_hidden=hands_hidden)
 
 
 def _is_beside_causal(layer: Layer, layers: list[Layer]) -> bool:

@@ -14,7 +14,7 @@ from subquad.masks import Mask
 from subquad.methods import settings
 from subquad.methods.bound_method import BoundMethod
 from subquad.methods.call import Call, Partial
-from subquad.methods.checks import as_autocast, check_options, without_autocast
+from subquad.methods.checks import as_autocast, check_options, checked_hidden, only_bound, without_autocast
 from subquad.methods.grammar import as_term
 from subquad.methods.in_parallel import check_parallel, mask_of_rank, run_parallel
 from subquad.methods.keep import Keep, completed, inputs_of_rest, kept_tokens
@@ -134,10 +134,7 @@ class Method:
     ) -> Any:
         """Attention by this method; arguments, shapes and errors as in `subquad.attention`."""
         if self.traits.learned:
-            raise ValueError(
-                f"{self.name!r} has learned parameters, so it runs only as a bound method: in "
-                "sq.nn.MultiheadAttention, by sq.hf.swap, or by method.bind(heads=…, head_dim=…)"
-            )
+            raise ValueError(only_bound(self))
         return self.run(*self.prepare(query, key, value, **how))
 
     def prepare(
@@ -157,8 +154,12 @@ class Method:
         keep: Keep | None = None,
         parallel: Any = None,
         learned: nn.Module | None = None,
+        hidden: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Call]:
-        """Check the arguments of a call, and return the arguments of `run`. Errors as in `subquad.attention`."""
+        """Check the arguments of a call, and return the arguments of `run`. Errors as in `subquad.attention`.
+
+        `hidden`, the layer's input at the queries, (B,N,width), is read by methods with the trait `needs_hidden` alone.
+        """
         query, key, value = as_autocast(query), as_autocast(key), as_autocast(value)
         sizes = validate(query, key, value, enable_gqa)
         seed = self.default_seed if seed is None else seed
@@ -177,7 +178,8 @@ class Method:
         if self.is_exact and mask.span is None:
             kept = None
         scale = sizes.D**-0.5 if scale is None else scale
-        call = Call(mask, bias, scale, dropout_p, seed, learned, return_lse, kept)
+        hidden = checked_hidden(self, query, hidden, mask) if self.traits.needs_hidden else None
+        call = Call(mask, bias, scale, dropout_p, seed, learned, return_lse, hidden, kept)
         if parallel is not None:
             check_parallel(self, query, key, value, call, parallel, keep is not None)
             call = replace(call, parallel=parallel)
@@ -202,8 +204,9 @@ class Method:
         (_, _, N, _), M, mask = query.shape, key.shape[2], call.mask
         method = self.clamped_to(N, M)
         if mask.ids and not self.takes_segments:
-            (query, key, value), inner, together = take_apart((query, key, value), mask)
-            out, lse = method.attend(query, key, value, call.under(inner))
+            (query, key, value, *hidden), inner, together = take_apart((query, key, value, *call.hidden_as_head), mask)
+            call = replace(call.under(inner), hidden=hidden[0][:, 0] if hidden else None)
+            out, lse = method.attend(query, key, value, call)
             out, lse = together(out), together(lse) if call.wants_lse and lse is not None else None
         else:
             out, lse = method.attend(query, key, value, call)
@@ -279,10 +282,10 @@ class Method:
         return None
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
-        """A loss for parameters without a gradient from the output; None if there are none.
+        """A loss for parameters without a gradient from the output, or a price of their size; None if there is none.
 
         Inputs are constants in fp32 or fp64, one batch item a segment: see `run_auxiliary_loss`. The output's gradient
-        to those parameters is exactly 0.
+        to parameters of the first kind is exactly 0.
         """
         return None
 

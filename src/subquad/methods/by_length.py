@@ -216,7 +216,12 @@ class ByLength(Method):
         outs, lses, places = [], [], []
         for number in chosen.unique().tolist():
             items = (chosen == number).nonzero()[:, 0]
-            own = replace(call, mask=_mask_of_items(call.mask, items), bias=_of_items(call.bias, items))
+            own = replace(
+                call,
+                mask=_mask_of_items(call.mask, items),
+                bias=_of_items(call.bias, items),
+                hidden=_of_items(call.hidden, items),
+            )
             out, lse = self._run(number, query[items], key[items], value[items], own)
             outs.append(out)
             lses.append(lse)

@@ -23,8 +23,14 @@ class Call:
     seed: int
     learned: Any = None  # the learned parameters, as `Method.make_learned` made them
     wants_lse: bool = False  # whether the log-sum-exp is asked for
+    hidden: Tensor | None = None  # the layer's input at the queries, (B,N,width), for methods that need it
     kept: Any = None  # tokens whose row and column are exact: a `keep.Kept`, whose module imports this one
     parallel: Any = None  # a `sq.parallel.Sequence`, of whose tokens these are one rank's
+
+    @property
+    def hidden_as_head(self) -> tuple[Tensor, ...]:
+        """The layer's input as one head, (B,1,N,width); empty where the method does not need it."""
+        return () if self.hidden is None else (self.hidden[:, None],)
 
     def under(self, mask: Mask) -> Call:
         """A copy of the call with another mask."""

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from subquad.masks import Mask
+from subquad.ops.padding import cleared
 
 MAX_SEED = 2**63 - 1
 
@@ -60,6 +62,37 @@ def check_options(
         )
     if bias.device != query.device:
         raise ValueError(f"`bias` is on {bias.device} but `query` is on {query.device}; move them together")
+
+
+def only_bound(method: Any) -> str:
+    """Why a method with learned parameters takes no bare call, and where it runs."""
+    if method.traits.needs_hidden:
+        return (
+            f"{method.name!r} has learned parameters and reads the layer's input ({method}), so it runs only in a "
+            "layer: sq.nn.MultiheadAttention(…, method=…), or method.bind(heads=…, head_dim=…) called with hidden=…"
+        )
+    return (
+        f"{method.name!r} has learned parameters, so it runs only as a bound method: in sq.nn.MultiheadAttention, by "
+        "sq.hf.swap, or by method.bind(heads=…, head_dim=…)"
+    )
+
+
+def checked_hidden(method: Any, query: Tensor, hidden: Tensor | None, mask: Mask) -> Tensor:
+    """The layer's input, with its padding cleared. ValueError where it is missing or of another shape or device."""
+    B, _, N, _ = query.shape
+    if hidden is None:
+        raise ValueError(
+            f"{method.name!r} reads the layer's input ({method}), which this caller does not hand on; run it in "
+            f"sq.nn.MultiheadAttention, or call the bound method with hidden=…, ({B}, {N}, width)"
+        )
+    if hidden.ndim != 3 or hidden.shape[:2] != (B, N):
+        raise ValueError(
+            f"`hidden` is {tuple(hidden.shape)} but `query` is {tuple(query.shape)}; the layer's input at the queries "
+            f"is ({B}, {N}, width)"
+        )
+    if hidden.device != query.device:
+        raise ValueError(f"`hidden` is on {hidden.device} but `query` is on {query.device}; move them together")
+    return cleared(as_autocast(hidden)[:, None], mask.query_padding(N))[:, 0]
 
 
 def check_step_mask(mask: Mask | None) -> None:

@@ -52,6 +52,8 @@ def read(text: str) -> list[Part]:
             raise ValueError(f"{method.name!r} inside itself: write its parts beside the others")
         if is_mixture(method):
             raise ValueError(f"{method.name!r} is a mixture itself")
+        if method.traits.needs_hidden:
+            raise ValueError(f"{str(method)!r} reads the layer's input for all heads together; give it whole layers")
         if method.traits.one_for_all_layers:
             raise ValueError(f"{str(method)!r} has one module for all layers, which some of the heads cannot share")
     if len({part.method for part in parts}) == 1:

@@ -19,7 +19,7 @@ ALL = (
     "subquadratic",
     "yardstick",
 )
-ANY = ("stochastic", "positional", "by_values", "relative", "learned")
+ANY = ("stochastic", "positional", "by_values", "relative", "synthetic", "needs_hidden", "learned")
 
 
 def combined(methods: Sequence[Method], **own: Any) -> Traits:

@@ -13,10 +13,10 @@ def list_methods() -> list[str]:
     """The names of all methods, by families.
 
     >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
-    ['full', 'oracle-top', 'shared-full', 'clustered', 'clustered-tail', 'i-clustered', 'cluster-former', 'lha',
-     'lha-tail', 'lsh', 'reformer', 'routing', 'sinkhorn', 'smyrf', 'bigbird', 'fixed', 'keep', 'local', 'logsparse',
-     'longformer', 'strided', 'learned-feature-map', 'linear', 'performer', 'rfa', 'linformer', 'nystrom',
-     'tilted-pool', 'by-length', 'mixed-heads', 'sum']
+    ['full', 'oracle-top', 'shared-full', 'synthesizer', 'clustered', 'clustered-tail', 'i-clustered',
+     'cluster-former', 'lha', 'lha-tail', 'lsh', 'reformer', 'routing', 'sinkhorn', 'smyrf', 'adaptive-span', 'bigbird',
+     'fixed', 'keep', 'local', 'logsparse', 'longformer', 'strided', 'learned-feature-map', 'linear', 'performer',
+     'rfa', 'linformer', 'nystrom', 'probsparse', 'tilted-pool', 'by-length', 'mixed-heads', 'sum']
     """
     return list(METHODS)
 

@@ -34,6 +34,8 @@ class Traits:
     by_values: bool = False  # what its choices are made from includes the values: its outputs are not linear in them
     cached: bool = False  # not `cross`, but steps on a cache: N ≠ M under a mask that says where the queries stand
     relative: bool = False  # the logits hold learned terms of the distance, beside the products
+    synthetic: bool = False  # some logits are not products of queries and keys; `scale` multiplies all of them
+    needs_hidden: bool = False  # reads the layer's input, which layers of sq.nn hand on
     yardstick: bool = False  # computes all N·M logits: there to compare with, never recommended
     learned: bool = False
     one_for_all_layers: bool = False  # the layers of a model share its learned parameters

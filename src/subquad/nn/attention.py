@@ -148,9 +148,10 @@ class MultiheadAttention(nn.Module):
         same = key is query
         step = method.traits.cached and mask is not None and mask.offset is not None
         (query, key, value), lengths, back = as_batches(query, key, value, batch_first=self.batch_first)
-        query = self._split(self.q_proj(query), self.num_heads)
+        hidden, query = query, self._split(self.q_proj(query), self.num_heads)
         key, value = self._split(self.k_proj(key), self.kv_heads), self._split(self.v_proj(value), self.kv_heads)
         options: dict[str, Any] = {"seed": seed, "keep": keep, "dropout_p": self.dropout if self.training else 0.0}
+        options["hidden"] = hidden
         if key_padding_mask is not None or attn_mask is not None:
             if mask is not None or bias is not None or lengths is not None:
                 other = "nested inputs" if lengths is not None else "`mask` or `bias`"

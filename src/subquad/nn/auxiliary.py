@@ -1,4 +1,4 @@
-"""The auxiliary losses of a model's attention layers, for parameters that the output has no gradient to."""
+"""The auxiliary losses of a model's attention layers: for parameters without a gradient, or for shorter spans."""
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,8 @@ def auxiliary_loss(model: nn.Module) -> Float[Tensor, ""]:
         ValueError: no layer has an auxiliary loss, or none was computed since the last call: in eval mode, without
             gradients, or without a forward pass, there is none.
 
-    Its gradient to everything but the parameters that it is for is exactly 0, and the task's gradient to those is.
+    Its gradient to everything but the parameters that it is for is exactly 0, and the task's gradient to those is,
+    except for the spans of "adaptive-span", which the task lengthens and this loss shortens.
 
     >>> import torch, subquad as sq
     >>> layer = sq.nn.MultiheadAttention(32, 4, method="lha:buckets=4")

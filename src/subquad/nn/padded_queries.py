@@ -30,17 +30,20 @@ def attend_all(
     own: Tensor | None,
     bias: Tensor | None = None,
     keep: Keep | None = None,
+    hidden: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     """Run a method for all queries, padded ones included.
 
     `mask` holds no padding: `real` (B,M) says which keys are real, `own` (B,N) which queries; None: all, or not known.
+    `hidden` is the layer's input.
     """
     seen = mask if real is None else mask & Mask.padding(keys=real)
     one_by_one = bound.method.traits.yardstick or mask.span is not None
     if real is None or own is None or one_by_one:  # what a query gets does not depend on the other queries
-        return bound(query, key, value, mask=seen, bias=bias, keep=keep, **options)
-    out = bound(query, key, value, mask=seen & Mask.padding(queries=own), bias=bias, keep=keep, **options)
+        return bound(query, key, value, mask=seen, bias=bias, keep=keep, hidden=hidden, **options)
+    seen = seen & Mask.padding(queries=own)
+    out = bound(query, key, value, mask=seen, bias=bias, keep=keep, hidden=hidden, **options)
     padded = padded_queries(own, mask.is_causal) if query.shape[2] == key.shape[2] else None
     return out if padded is None else out + attend_padded(query, key, value, real, padded, **options)
 

@@ -43,6 +43,7 @@ def forward(layer: Any, *args: Any, **kwargs: Any) -> Tensor:
     ) -> Tensor:
         ran.append(True)
         mask, bias = mask_and_bias(layer.subquad.method, query, key, attn_mask, is_causal)
+        options["hidden"] = args[0] if args else kwargs.get("x")
         return layer.subquad(query, key, value, mask=mask, bias=bias, dropout_p=dropout_p, **options)
 
     with SdpaCalls(attend, _cannot):

@@ -61,6 +61,7 @@ def forward(
         attn_mask=attn_mask,
         is_causal=is_causal,
         lengths=lengths,
+        hidden=inputs[0],
         dropout_p=layer.dropout if layer.training else 0.0,
     )
     return back(layer.out_proj(out.transpose(1, 2).flatten(2))), None

@@ -19,6 +19,7 @@ from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerState,
 from transformers.trainer import TRAINER_STATE_NAME
 
 from subquad.errors import Ended, InputError
+from subquad.methods.adaptive_span import mean_span
 from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
 from subquad.training import processes
 from subquad.training.callbacks import SHOWN, Carried, Patience, Progress, Reporting, Saving
@@ -241,12 +242,15 @@ class MethodTrainer(Trainer):
         """Log like Trainer, with the seconds that the steps took, and without its closing summary.
 
         The loss is the mean per step since the log's last line with one, even where that was before an interruption.
+        Beside it stands the mean span of the heads that learn one.
         """
         if "train_runtime" in logs:
             return
         if "loss" in logs:
             logs["loss"] = self._mean_loss() / (self.state.global_step - self.carried.logged)
             self.carried.loss, self.carried.logged = 0.0, self.state.global_step
+            span = mean_span(self.model)
+            logs |= {} if span is None else {"mean_span": span}
         self.state.epoch = self.state.global_step * self.settings.batch / len(cast(Any, self.train_dataset))
         super().log({**logs, "seconds": round(self.carried.seconds, 3)}, None)
 

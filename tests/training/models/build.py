@@ -48,6 +48,9 @@ SMALL = {
     "linformer": "k=4",
     "nystrom": "landmarks=4",
     "tilted-pool": "pools=4,window=2,sinks=1",
+    "probsparse": "factor=2",
+    "adaptive-span": "span=12,ramp=3,start=2",
+    "synthesizer": "logits=random-and-dot",
     "learned-feature-map": "features=4,window=2,sinks=1",
 }
 METHODS = {name: f"{name}:{settings}" if settings else name for name, settings in SMALL.items()}

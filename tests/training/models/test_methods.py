@@ -149,8 +149,8 @@ def _ran(model, batch):
 
 
 @every_method
-def test_only_hash_functions_have_an_auxiliary_loss(method):
-    assert has_auxiliary_loss(build(method=method)) == (method.split(":")[0] in WITH_AUXILIARY)
+def test_only_hash_functions_and_spans_have_an_auxiliary_loss(method):
+    assert has_auxiliary_loss(build(method=method)) == (method.split(":")[0] in (*WITH_AUXILIARY, "adaptive-span"))
 
 
 @pytest.mark.parametrize("method", ["full", METHODS["i-clustered"], METHODS["lha"]])

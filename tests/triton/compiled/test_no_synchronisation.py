@@ -11,6 +11,7 @@ import torch
 import subquad as sq
 from subquad import Mask
 from subquad.ops.triton.recording import recording
+from tests.oracle import hidden_for
 from tests.test_contract import OF_OTHER_CODE
 from tests.triton.compiled.fits import meta
 from tests.triton.compiled.waits import waits
@@ -49,7 +50,8 @@ def assert_never_waits(method: sq.Method, mask: Mask, **how: object) -> None:
     layer = bound(method)
 
     def call() -> None:
-        out = layer(*inputs(grad=True), mask=mask, **how)
+        q, k, v = inputs(grad=True)
+        out = layer(q, k, v, mask=mask, **hidden_for(method, q), **how)
         loss = layer.auxiliary_loss()
         (out.sum() if loss is None else out.sum() + loss).backward()
 
@@ -64,7 +66,8 @@ def test_attention_never_waits(method, backend):
     try:
         with on(backend):
             with torch.no_grad():
-                assert waits(lambda: layer(*inputs(), mask=lengths)) == []
+                q, k, v = inputs()
+                assert waits(lambda: layer(q, k, v, mask=lengths, **hidden_for(method, q))) == []
             assert_never_waits(method, Mask())
             assert_never_waits(method, real if method.traits.causal == "no" else real & Mask.causal())
     except ValueError as error:
@@ -96,8 +99,9 @@ def test_only_packed_segments_wait_where_a_method_takes_none(method):
         if method.takes_segments:
             assert_never_waits(method, mask)
         else:
+            q, k, v = inputs()
             with pytest.raises(RAISED, match="nonzero"):
-                bound(method)(*inputs(), mask=mask)
+                bound(method)(q, k, v, mask=mask, **hidden_for(method, q))
 
 
 def test_redraws_wait():

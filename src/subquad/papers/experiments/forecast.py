@@ -73,6 +73,7 @@ def variants(window: int, buckets: int, clusters: int, topk: int, seeds: int, **
         Variant(HYBRID, hybrid, task, seeds),
         Variant(EXACT, {"method": "full"}, task, seeds),
         Variant("i-clustered", {"method": f"i-clustered:clusters={clusters},topk={topk}"}, task, 1),
+        Variant("ProbSparse, Informer's", {"method": "probsparse"}, task, 1),
         Variant(f"encoder only, {HYBRID}", hybrid, {**task, "architecture": "encoder"}, 1),
         Variant(f"{HYBRID}, {other}", hybrid, {**task, "subtract_last": not subtracts}, 1),
     )

@@ -20,6 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import ModelOutput
 
 from subquad import hf
+from subquad.hf.layers import attached_to
 from subquad.hf.saved import asks_for_ours
 from subquad.methods import from_dict
 from subquad.ops.projections import Projections
@@ -40,6 +41,8 @@ class SelfOrCrossAttention(nn.Module):
 
     `number` is that among all attention layers of the model, `layer_idx` that among the causal ones: a cache's.
     """
+
+    hands_hidden = True  # to attention functions of subquad, for methods that read the layer's input
 
     def __init__(
         self, config: AttentionConfig, number: int, *, causal: bool = False, cross: bool = False, layer_idx: int = 0
@@ -78,6 +81,8 @@ class SelfOrCrossAttention(nn.Module):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, sdpa_attention_forward)
         dropout = self.config.attention_dropout if self.training else 0.0
         options: dict[str, Any] = {"scaling": self.head_dim**-0.5, "is_causal": self.is_causal}
+        if attached_to(self) is not None:
+            options["hidden"] = hidden
         out, _ = attend(self, query, key, value, attention_mask, dropout=dropout, **options)
         return self.o_proj(out.flatten(2))
 

@@ -53,7 +53,7 @@ def attend_pairs(
         key_bias: b, added to the logits of each key.
         of_distance: added to the logits too, by how far the key stands from the query: row i holds its terms for the
             distances −w, …, w in tokens ahead, or −w, …, 0 under a causal mask. The window w is that of the mask and
-            the buckets together, which must have one.
+            the buckets together, which must have one. At a distance of −∞ a query sees no key.
         hidden: query number i does not see the keys j at which row i mod R holds True.
         shown: for each set which pairs of its blocks count at all, such as those of `first_meetings`; None: all.
         by_features: s_ij = ln Σ_r e^{q_ir + k_jr} instead of scale·q_i·k_j, for queries and keys that are logarithms of

@@ -73,11 +73,12 @@ def attend_set(
     logits = log_products(of_query, of_key) if by_features else of_query @ of_key.transpose(-1, -2) * scale
     if key_bias is not None:
         logits = logits + vectors_at(key_bias[..., None], keys).transpose(-1, -2)
+    seen = visible(queries, keys, N, M, mask, other_keys_only)
     if of_distance is not None:
-        logits = logits + of_pairs(of_distance, queries, keys, mask)
+        terms = of_pairs(of_distance, queries, keys, mask)
+        logits, seen = logits + terms, seen & ~terms.isneginf()
     if union:
         logits = logits - shared_buckets(buckets, N, M).to(logits.dtype).log()
-    seen = visible(queries, keys, N, M, mask, other_keys_only)
     if hidden is not None:
         seen = seen & ~hidden_pairs(hidden, queries, keys)
     if shown is not None:
