@@ -30,6 +30,8 @@ def main() -> None:
     for name, module in sets.items():
         cases[name] = (module.eval(), {})
         cases[f"{name}, padded"] = (module, {"mask": sq.Mask.padding(~PADDED)})
+    remembering = sq.nn.MultiheadAttention(12, 4, method="full:positions=relative").eval()
+    cases["memory"] = (remembering, {"memory": normal(2, 5, 12, seed=1), "is_causal": True})
     x, equal = normal(2, 9, 12), {}
     for name, (module, masks) in cases.items():
         compiled = torch.compile(module, backend="eager", fullgraph=True)

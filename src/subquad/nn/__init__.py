@@ -2,6 +2,7 @@
 
 from subquad.nn.attention import MultiheadAttention
 from subquad.nn.auxiliary import auxiliary_loss, has_auxiliary_loss, with_auxiliary_loss
+from subquad.nn.memory import remember
 from subquad.nn.sets import InducedSetAttention, PoolingByAttention, SetAttention, SetTransformer
 from subquad.nn.swapping import Swapped, describe, restore, swap
 
@@ -15,6 +16,7 @@ __all__ = [
     "auxiliary_loss",
     "describe",
     "has_auxiliary_loss",
+    "remember",
     "restore",
     "swap",
     "with_auxiliary_loss",

@@ -319,7 +319,7 @@ def with_cross_attention(method: str | Method, where: str) -> Method:
     method = resolve(method)
     if not method.traits.cross:
         raise ValueError(
-            f"{method.name!r} cannot run in {where}, which attends from learned elements to a set: its keys are those "
+            f"{method.label!r} cannot run in {where}, which attends from learned elements to a set: its keys are those "
             "of the queries; use a method with cross-attention, such as 'full', 'lsh' or 'linear'"
         )
     return method
