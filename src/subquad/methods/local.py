@@ -86,6 +86,7 @@ class Local(Bucketed):
         """Attend by blocks; within a segment its own tokens are counted."""
         (buckets,), terms = self.meetings(query, key, call), None
         if self.positions == "relative":
+            assert buckets.span is not None
             ahead = window_ahead(buckets.span, call.mask.is_causal, query.device)
             query, terms = call.learned(*wide(query), call.scale, ahead)
         return attend_inside(query, key, value, buckets, call, of_distance=terms)

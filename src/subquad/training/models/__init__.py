@@ -25,6 +25,7 @@ from subquad.training.models.encoder import (
 )
 from subquad.training.models.forecaster import EncoderDecoderForecaster, EncoderForecaster, ForecastConfig
 from subquad.training.models.language import CausalLanguageModel, LanguageConfig
+from subquad.training.models.memory import Memory
 from subquad.training.models.speech import CTCEncoder, SpeechConfig, Transcription
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "ForecastConfig",
     "LanguageConfig",
     "MaskedSymbolEncoder",
+    "Memory",
     "Prediction",
     "SpeechConfig",
     "Transcription",
