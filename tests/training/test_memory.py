@@ -9,6 +9,7 @@ from subquad.errors import InputError
 from subquad.training.models import CausalLanguageModel, Memory
 from subquad.training.run import train
 from subquad.training.settings import settings_of
+from subquad.training.tasks.lm import Lm
 from tests.training.test_language import build, text
 
 RELATIVE = "full:positions=relative"
@@ -176,10 +177,26 @@ def test_it_trains_and_the_memory_helps_to_copy(tmp_path):
     assert again == settings
 
 
+def test_relative_positions_are_those_of_every_method():
+    def config(**model):
+        return Lm(files="my.txt").model(settings_of("lm", {"model": {"layers": 2, **model}}).model).config
+
+    assert config(positions="relative").method == RELATIVE
+    assert config(positions="relative").positions == "none"
+    mixed = config(positions="relative", method=["local:window=8", "mixed-heads:methods=local:positions=relative+full"])
+    assert mixed.method == ["local:window=8,positions=relative", "mixed-heads:methods=local:positions=relative+full"]
+    assert config(method="local").method == "local"
+
+
 @pytest.mark.parametrize(
     ("task", "model", "message"),
     [
         ("text", {"segment": 8}, "segment=8 is for causal language models: the tasks lm and genome"),
+        (
+            "lm",
+            {"positions": "relative", "method": "linear"},
+            "'linear' has no relative positions; 'full' and 'local' do",
+        ),
         ("lm", {"memory": 8}, "memory=8 needs segments that it comes before"),
         ("lm", {"memory": -8}, "memory=-8, but it must be at least 0"),
         (
