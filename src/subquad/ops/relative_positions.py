@@ -33,7 +33,7 @@ class RelativePositions(nn.Module):
     def forward(
         self, query: Float[Tensor, "B H N D"], scale: float, ahead: Int64[Tensor, "#B P"]
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B H N P"]]:
-        """(q + u, scale · (q + v)·W_R r): what meets the keys, and the terms of keys so many tokens ahead."""
+        """(q + u, scale · (q + v)·W_R r): what meets the keys, and the terms of keys `ahead` of the query."""
         r = sinusoids(-ahead, self.weight.shape[1], query.dtype)[:, None]
         of_distance = r @ self.weight.to(query.dtype)
         terms = (query + self.position.to(query.dtype)) @ of_distance.transpose(-1, -2) * scale

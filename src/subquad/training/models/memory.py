@@ -29,7 +29,7 @@ class Memory:
         self.padded = False  # whether some of those may have been padding
         self.states: dict[int, Float[Tensor, "B R W"]] = {}  # by block
         self.places: Int[Tensor, "B R"] | None = None  # the positions of the tokens in the memory
-        self.real: Bool[Tensor, "B R"] | None = None  # which of them are no padding
+        self.real: Bool[Tensor, "B R"] | None = None  # which of them are not padding
         self.seen: Int[Tensor, "B 1"] | None = None  # real tokens so far
 
     @property
@@ -71,7 +71,7 @@ class Memory:
 
     @staticmethod
     def as_cache(tokens: int, x: Tensor) -> Cache | None:
-        """A cache as transformers' mask functions read it: of so many tokens, without anything else of them."""
+        """A cache of this number of tokens as transformers' mask functions read it; None without a token."""
         if tokens == 0:
             return None
         cache, nothing = DynamicCache(), x.new_empty(1, 1, tokens, 1)
