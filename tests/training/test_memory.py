@@ -1,4 +1,4 @@
-"""Language models that read segments with a memory: equality with one long pass, gradients, padding, training."""
+"""Language models that read pieces with a memory: equality with one long pass, gradients, padding, training."""
 
 import pytest
 import torch
@@ -22,8 +22,8 @@ PLACED = [
 ]
 
 
-def remembering(method=RELATIVE, positions="none", *, segment=7, memory=20, **more) -> CausalLanguageModel:
-    model = build(method, positions, segment=segment, memory=memory, **more)
+def remembering(method=RELATIVE, positions="none", *, piece=7, memory=20, **more) -> CausalLanguageModel:
+    model = build(method, positions, piece=piece, memory=memory, **more)
     for name, parameter in model.named_parameters():
         if "learned" in name and "positions" not in positions:
             parameter.data.mul_(5.0)
@@ -32,11 +32,11 @@ def remembering(method=RELATIVE, positions="none", *, segment=7, memory=20, **mo
 
 def at_once(model: CausalLanguageModel, ids: torch.Tensor, **more) -> torch.Tensor:
     """The logits of one long pass of the same model."""
-    segment, model.config.segment = model.config.segment, 0
+    piece, model.config.piece = model.config.piece, 0
     try:
         return model(ids, **more).logits
     finally:
-        model.config.segment = segment
+        model.config.piece = piece
 
 
 @pytest.mark.parametrize(("method", "positions"), PLACED)
@@ -61,7 +61,7 @@ def test_a_short_memory_is_seen_and_nothing_before_it():
 
 def test_layers_reach_further_than_the_memory():
     def reach(layers: int) -> int:
-        model, ids = remembering(segment=4, memory=4, num_hidden_layers=layers), text(1)
+        model, ids = remembering(piece=4, memory=4, num_hidden_layers=layers), text(1)
         other = ids.clone()
         other[:, 0] += 1
         changed = (model(ids).logits - model(other).logits).abs().amax(-1)[0] > 1e-6
@@ -106,13 +106,13 @@ def test_padding_in_a_memory_is_not_seen():
 
 
 def test_generation_and_saving(tmp_path):
-    model, ids = remembering(segment=4, memory=4), text(1, 9)
+    model, ids = remembering(piece=4, memory=4), text(1, 9)
     said = model.generate(ids, max_new_tokens=5, do_sample=False)
     for at in range(9, 14):
         assert said[0, at] == model(said[:, :at]).logits[0, -1].argmax()
     model.save_pretrained(tmp_path)
     loaded = CausalLanguageModel.from_pretrained(tmp_path).eval()
-    assert (loaded.config.segment, loaded.config.memory) == (4, 4)
+    assert (loaded.config.piece, loaded.config.memory) == (4, 4)
     assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
@@ -122,10 +122,10 @@ def test_generation_and_saving(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"memory": 4}, "memory=4 needs segments that it comes before: give segment, their length"),
-        ({"segment": -1}, "segment=-1, but it must be at least 0"),
+        ({"memory": 4}, "memory=4 needs pieces that it comes before: give piece, their length"),
+        ({"piece": -1}, "piece=-1, but it must be at least 0"),
         (
-            {"segment": 4, "memory": 4, "method": ["full", "lsh:selection=argmax,buckets=3"]},
+            {"piece": 4, "memory": 4, "method": ["full", "lsh:selection=argmax,buckets=3"]},
             "'lsh' takes no memory: its keys are those of the queries",
         ),
     ],
@@ -147,13 +147,13 @@ def test_a_memory_of_another_model_or_batch_is_refused():
         model.bfloat16()(ids, memory=memory)
 
 
-def test_what_segments_do_not_go_with():
+def test_what_pieces_do_not_go_with():
     model, ids = remembering(), text()
     with pytest.raises(ValueError, match="keeps a memory and no key-value cache: pass use_cache=False"):
         model(ids, use_cache=True)
     left = torch.ones_like(ids)
     left[0, :3] = 0
-    with pytest.raises(ValueError, match="the padding is on the left, where it would move the segments"):
+    with pytest.raises(ValueError, match="the padding is on the left, where it would move the pieces"):
         model(ids, attention_mask=left)
     with pytest.raises(ValueError, match="`position_ids` count them otherwise"):
         model(ids, position_ids=torch.arange(20)[None] % 10)
@@ -169,9 +169,9 @@ def test_it_trains_and_the_memory_helps_to_copy(tmp_path):
     path.write_text("all work and no play makes a dull text\n" * 40)
     sizes = {"layers": 1, "heads": 2, "width": 16, "method": RELATIVE, "positions": "none"}
     tables = {"task": {"files": [str(path)], "length": 33}, "training": {"steps": 4, "batch": 2, "warmup": 0}}
-    settings = settings_of("lm", tables, {"model": {**sizes, "segment": 8, "memory": 8}})
+    settings = settings_of("lm", tables, {"model": {**sizes, "piece": 8, "memory": 8}})
     outcome = train(settings, tmp_path / "run")
-    assert (outcome.model.config.segment, outcome.model.config.memory) == (8, 8)
+    assert (outcome.model.config.piece, outcome.model.config.memory) == (8, 8)
     assert 3 < outcome.test["bits_per_byte"] < 9
     again = settings_of("lm", settings.to_dict())
     assert again == settings
@@ -191,17 +191,17 @@ def test_relative_positions_are_those_of_every_method():
 @pytest.mark.parametrize(
     ("task", "model", "message"),
     [
-        ("text", {"segment": 8}, "segment=8 is for causal language models: the tasks lm and genome"),
+        ("text", {"piece": 8}, "piece=8 is for causal language models: the tasks lm and genome"),
         (
             "lm",
             {"positions": "relative", "method": "linear"},
             "'linear' has no relative positions; 'full' and 'local' do",
         ),
-        ("lm", {"memory": 8}, "memory=8 needs segments that it comes before"),
+        ("lm", {"memory": 8}, "memory=8 needs pieces that it comes before"),
         ("lm", {"memory": -8}, "memory=-8, but it must be at least 0"),
         (
             "lm",
-            {"memory": 8, "segment": 8, "method": "routing"},
+            {"memory": 8, "piece": 8, "method": "routing"},
             "'routing' takes no memory: its keys are those of the",
         ),
     ],

@@ -31,8 +31,8 @@ class ModelSettings:
         attention_dropout: dropout rate in attention; the method's page says what is dropped.
         positions: "learned" or "sinusoidal" (added to the input), "layer-sinusoidal" (added to queries and keys),
             "rotary", "relative" (learned terms of the distance in every method, which must have them), or "none".
-        segment: of the tasks lm and genome: number of tokens that are read at a time; 0 means the whole input.
-        memory: of the tasks lm and genome: number of tokens before a segment whose hidden states each layer remembers.
+        piece: of the tasks lm and genome: number of tokens that are read at a time; 0 means the whole input.
+        memory: of the tasks lm and genome: number of tokens before a piece whose hidden states each layer remembers.
     """
 
     __pydantic_config__ = STRICT
@@ -46,14 +46,14 @@ class ModelSettings:
     dropout: float = 0.1
     attention_dropout: float = 0.0
     positions: Positions | Literal["relative"] = "rotary"
-    segment: int = 0
+    piece: int = 0
     memory: int = 0
 
     def __post_init__(self) -> None:
         check_least(self, layers=1, heads=1, width=1)
         if self.layers > MOST_LAYERS:
             raise ValueError(f"layers={self.layers}, but it must be at most {MOST_LAYERS:,}")
-        check_least(self, kv_heads=0, feed_forward=0, segment=0, memory=0)
+        check_least(self, kv_heads=0, feed_forward=0, piece=0, memory=0)
         if not self.method:
             raise ValueError(f"method={self.method!r} names no method")
         for method in [self.method] if isinstance(self.method, str) else self.method:
@@ -80,7 +80,7 @@ class ModelSettings:
             "positions": "none" if self.positions == "relative" else self.positions,
             "max_position_embeddings": longest,
         }
-        for name in ("segment", "memory"):
+        for name in ("piece", "memory"):
             if given := getattr(self, name):
                 if not hasattr(kind, name):
                     raise ValueError(f"{name}={given} is for causal language models: the tasks lm and genome")

@@ -30,7 +30,7 @@ PREDICTABLE = ("constant", "halving", "plateau")  # schedules that do not look a
 # What may change while a run is interrupted: where memory and time go, not what is learned.
 FREE = ("accumulate", "evaluation_batch", "workers", "checkpoint_minutes")
 # Settings that have come since, with the values that mean what there was before.
-SINCE = {"model.segment": 0, "model.memory": 0}
+SINCE = {"model.piece": 0, "model.memory": 0}
 
 Tables = dict[str, dict[str, Any]]
 

@@ -101,7 +101,7 @@ def test_methods_with_random_features_come_back(tmp_path):
         ({"model": {"method": ["full", "full"]}}, "2 methods are given, but a model of sets has one"),
         ({"model": {"kv_heads": 2}}, "as many heads of keys and values as of queries"),
         ({"model": {"attention_dropout": 0.5}}, "attention_dropout=0.5, but in a model of sets it is `dropout`"),
-        ({"model": {"segment": 5}}, "segment=5 is for causal language models"),
+        ({"model": {"piece": 5}}, "piece=5 is for causal language models"),
     ],
 )
 def test_settings_that_are_refused(tables, message, tmp_path):

@@ -27,8 +27,8 @@ class LanguageConfig(AttentionConfig):
     Attributes:
         vocab_size: symbols. By default the 256 bytes, what stands before the first byte, and padding.
         tie_word_embeddings: whether the output reads the table of the input's embeddings.
-        segment: tokens that are read at a time; 0 reads the whole input at once.
-        memory: tokens before a segment whose hidden states every layer remembers, without a gradient (Transformer-XL).
+        piece: tokens that are read at a time; 0 reads the whole input at once.
+        memory: tokens before a piece whose hidden states every layer remembers, without a gradient (Transformer-XL).
     """
 
     model_type = "subquad-language"
@@ -37,17 +37,17 @@ class LanguageConfig(AttentionConfig):
     bos_token_id: int | None = 256
     pad_token_id: int | None = 257
     tie_word_embeddings: bool = True
-    segment: int = 0
+    piece: int = 0
     memory: int = 0
 
     def validate_architecture(self) -> None:
         """Refuse sizes and words that no model can be made of."""
         super().validate_architecture()
-        for name in ("segment", "memory"):
+        for name in ("piece", "memory"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}, but it must be at least 0")
-        if self.memory and not self.segment:
-            raise ValueError(f"memory={self.memory} needs segments that it comes before: give segment, their length")
+        if self.memory and not self.piece:
+            raise ValueError(f"memory={self.memory} needs pieces that it comes before: give piece, their length")
         if self.memory:
             for method in [self.method] if isinstance(self.method, str) else self.method:
                 refuse_without_memory(parse_method(method))
@@ -103,19 +103,19 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
         `labels` are those of the places of `input_ids`, as transformers has them: what place i says is compared with
         label i + 1; −100 is not a place. `attention_mask` (B, tokens before and new): which are real.
 
-        With `config.segment` the input is read in segments; each attends to the hidden states of the `config.memory`
+        With `config.piece` the input is read in pieces; each attends to the hidden states of the `config.memory`
         tokens before it, too. `memory` is a `Memory` of what was read in earlier calls, which this call adds to.
 
         Raises:
-            ValueError: more tokens than there are learned positions; segments or a memory together with a key-value
+            ValueError: more tokens than there are learned positions; pieces or a memory together with a key-value
                 cache, packed sequences, padding on the left, or a method that has as many keys as queries.
         """
-        if memory is not None or self.config.segment:
-            self._check_segments(
+        if memory is not None or self.config.piece:
+            self._check_pieces(
                 input_ids, attention_mask, position_ids, past_key_values is not None or use_cache, memory
             )
             memory = Memory(self.config.memory) if memory is None else memory
-            x = self._in_segments(input_ids, attention_mask, memory)
+            x = self._in_pieces(input_ids, attention_mask, memory)
         else:
             x, past_key_values = self._at_once(input_ids, attention_mask, position_ids, past_key_values, use_cache)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -143,13 +143,13 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
         mask = create_causal_mask(self.config, x, attention_mask, past_key_values, position_ids=position_ids)
         return self.stack(x, mask, positions, past_key_values=past_key_values), past_key_values
 
-    def _in_segments(self, input_ids: Tensor, attention_mask: Tensor | None, memory: Memory) -> Tensor:
-        """The hidden states of all tokens, each segment behind the memory of those before it."""
+    def _in_pieces(self, input_ids: Tensor, attention_mask: Tensor | None, memory: Memory) -> Tensor:
+        """The hidden states of all tokens, each piece behind the memory of those before it."""
         self._check_length(memory.count + input_ids.shape[1])
         memory.padded |= attention_mask is not None
         real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-        segment, hidden = self.config.segment or input_ids.shape[1], []
-        for ids, here in zip(input_ids.split(segment, 1), real.split(segment, 1), strict=True):
+        piece, hidden = self.config.piece or input_ids.shape[1], []
+        for ids, here in zip(input_ids.split(piece, 1), real.split(piece, 1), strict=True):
             remembered = memory.tokens
             positions, seen = memory.placed(here)
             x = self.input_positions(self.embedding(ids), positions[:, remembered:])
@@ -158,7 +158,7 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
             hidden.append(self.stack(x, mask, positions, memory=memory))
         return torch.cat(hidden, dim=1)
 
-    def _check_segments(
+    def _check_pieces(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None,
@@ -166,26 +166,24 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
         caches: bool | None,
         memory: Memory | None,
     ) -> None:
-        """ValueError for what segments and a memory do not go with."""
+        """ValueError for what pieces and a memory do not go with."""
         if caches:
-            raise ValueError("a model that reads segments keeps a memory and no key-value cache: pass use_cache=False")
+            raise ValueError("a model that reads pieces keeps a memory and no key-value cache: pass use_cache=False")
         if memory is not None:
             for bound in hf.bounds(self).values():
                 refuse_without_memory(bound.method)
-        several = memory is not None or input_ids.shape[1] > self.config.segment > 0
+        several = memory is not None or input_ids.shape[1] > self.config.piece > 0
         if torch.compiler.is_compiling():
             return
         if attention_mask is not None and several and not bool(attention_mask[:, 0].all()):
             raise ValueError(
-                "the padding is on the left, where it would move the segments of an item: pad on the right, or give "
+                "the padding is on the left, where it would move the pieces of an item: pad on the right, or give "
                 "texts of one length"
             )
         if position_ids is not None:
             positions = self._positions(input_ids, attention_mask, 0 if memory is None else memory.count)
             if not bool((position_ids == positions).all()):
-                raise ValueError(
-                    "segments and a memory count the tokens themselves; `position_ids` count them otherwise"
-                )
+                raise ValueError("pieces and a memory count the tokens themselves; `position_ids` count them otherwise")
 
     def generate(self, *args: Any, **options: Any) -> Any:
         """Generate tokens, without a cache where a method takes no steps on one, such as LHA.
@@ -198,8 +196,8 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
 
     @property
     def takes_steps(self) -> bool:
-        """Whether every layer's method takes steps on a key-value cache, which segments do not."""
-        if self.config.segment:
+        """Whether every layer's method takes steps on a key-value cache, which pieces do not."""
+        if self.config.piece:
             return False
         traits = [bound.method.traits for bound in hf.bounds(self).values()]
         return all(t.cross or t.cached for t in traits)

@@ -17,7 +17,7 @@ class Memory:
 
     >>> import torch
     >>> from subquad.training.models import CausalLanguageModel, LanguageConfig, Memory
-    >>> model = CausalLanguageModel(LanguageConfig(hidden_size=32, memory=8, segment=8)).eval()
+    >>> model = CausalLanguageModel(LanguageConfig(hidden_size=32, memory=8, piece=8)).eval()
     >>> memory, text = Memory(8), torch.tensor([list(b"It was the best of times")])
     >>> parts = [model(part, memory=memory).logits for part in text.split(8, dim=1)]
     >>> torch.allclose(torch.cat(parts, 1), model(text).logits, atol=1e-5)
