@@ -38,3 +38,9 @@ def pytest_runtest_teardown() -> None:
 def shapes_are_checked(request: pytest.FixtureRequest) -> bool:
     """Whether the annotations of shapes are checked in this test."""
     return request.node.stash[CHECKED]
+
+
+@pytest.fixture
+def unchecked() -> None:
+    """No checks of shapes: for errors that they would come before, and for nested tensors of the strided layout."""
+    jaxtyping_config.update("jaxtyping_disable", True)  # until the end of the test

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxtyping import config as jaxtyping_config
 
 import subquad as sq
 from subquad import Mask
@@ -196,12 +195,6 @@ def test_other_lists_are_no_cu_seqlens(cu_seqlens, tokens, message):
 
 
 # ---------------------------------------------------------------- nested tensors
-
-
-@pytest.fixture
-def unchecked() -> None:
-    """No checks of shapes, which nested tensors of the strided layout do not have."""
-    jaxtyping_config.update("jaxtyping_disable", True)  # until the end of the test
 
 
 def jagged(lengths, width=8, heads=2, seed=0, layout=torch.jagged):

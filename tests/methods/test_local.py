@@ -41,13 +41,18 @@ def distance_terms(query: Tensor, positions: torch.nn.Module, offset: int, M: in
     return torch.stack(terms, dim=-1).unflatten(-1, (N, M))
 
 
+def dense_of_distances(
+    positions: torch.nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | float = 0.0
+) -> Tensor:
+    """The whole N×M softmax with the terms of all distances."""
+    N, M = q.shape[2], k.shape[2]
+    terms = distance_terms(q, positions, mask.offset or 0, M) * q.shape[-1] ** -0.5
+    return naive(q + positions.content.to(q.dtype), k, v, mask.to_dense(N, M), bias=terms + bias)
+
+
 def dense(layer: sq.Bound, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-    """The whole N×M softmax."""
-    N, M, positions = q.shape[2], k.shape[2], layer.learned
-    offset = mask.offset or 0
-    terms = distance_terms(q, positions, offset, M) * q.shape[-1] ** -0.5
-    allowed = (mask & Mask.window(layer.method.window)).to_dense(N, M)
-    return naive(q + positions.content.to(q.dtype), k, v, allowed, bias=terms)
+    """The whole N×M softmax under the window."""
+    return dense_of_distances(layer.learned, q, k, v, mask & Mask.window(layer.method.window))
 
 
 def relative(window: int = 5, heads: int = 2, **sizes: int) -> sq.Bound:

@@ -132,7 +132,7 @@ def test_layers_compile_in_one_graph():
         check=True,
     )
     equal = json.loads(done.stdout)
-    assert len(equal) == 3
+    assert len(equal) == 12
     assert {name for name, right in equal.items() if not right} == set()
 
 

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from jaxtyping import config as jaxtyping_config
 from torch import nn
 
 import subquad as sq
@@ -15,12 +14,6 @@ from tests.oracle import gradients, normal
 ROUGH = "clustered:clusters=2"
 REAL = torch.tensor([[True] * 9, [True] * 5 + [False] * 4])
 FUTURE = torch.ones(9, 9).triu(1).bool()
-
-
-@pytest.fixture
-def unchecked() -> None:
-    """No checks of shapes, which nested tensors of the strided layout do not have."""
-    jaxtyping_config.update("jaxtyping_disable", True)  # until the end of the test
 
 
 def pair(method="full", **options) -> tuple[sq.nn.MultiheadAttention, nn.MultiheadAttention]:

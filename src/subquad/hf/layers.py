@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from subquad.hf.exact import attend_exactly
 from subquad.masks import Mask
-from subquad.methods import Bound, Full, Method
+from subquad.methods import Bound, Method
 from subquad.methods.keep import Keep
 from subquad.nn.padded_queries import attend_all
 
@@ -60,7 +60,7 @@ class Layer:
 
     def refusal(self, method: Method, *, keep: bool = False) -> str | None:
         """The reason why a method cannot run in this layer, or not with kept tokens; None if it can."""
-        traits, name = method.traits, method.name
+        traits, name = method.traits, method.label
         if self.reason is not None:
             return self.reason
         if traits.needs_hidden and not self.hands_hidden:
@@ -86,7 +86,7 @@ class Layer:
             return f"{name!r} has no window and this layer attends to a window only (and is cheap already)"
         if self.biased and not traits.bias:
             return f"{name!r} takes no additive bias and this layer adds a position bias to its logits"
-        if self.beside_softmax and not isinstance(method, Full):
+        if self.beside_softmax and not method.is_exact:
             return f"{name!r} knows no {' and no '.join(self.beside_softmax)}, which this layer has; 'full' does"
         return keep_refusal(method, cross=self.cross, window=self.window) if keep else None
 
@@ -139,7 +139,7 @@ class Attached(nn.Module):
         """Run the method for all queries: `mask`, `real` and `own` as in `attend_all`."""
         keep = self._keep(mask, real, query.shape[2], key.shape[2])
         if softcap is not None or sinks is not None:
-            if not isinstance(self.bound.method, Full):
+            if not self.bound.method.is_exact:
                 raise ValueError(
                     f"layer {self.label} has capped logits or sinks, which {self.bound.method} does not know"
                 )

@@ -19,7 +19,7 @@ import torch
 
 from subquad.functional import attention
 from subquad.measure.gpu_chips import Gpu
-from subquad.methods import Full, Method
+from subquad.methods import Method
 from subquad.ops.triton.recording import Launch, OtherCall, recording
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def call_of(method: Method, load: Load) -> "Callable[..., Tensor]":
 
 def is_exact(method: Method) -> bool:
     """Whether this is SDPA itself, whose time is not made up of recorded launches."""
-    return isinstance(method, Full)
+    return method.is_exact
 
 
 def _steps(launches: Sequence[Launch], others: Sequence[OtherCall]) -> list[Step]:

@@ -219,6 +219,11 @@ class Method:
         return out, lse if real is None else lse.masked_fill(~real[:, None], -torch.inf)
 
     @property
+    def label(self) -> str:
+        """The method in refusals: its name, or what else tells it from the method that refuses nothing."""
+        return self.name
+
+    @property
     def default_seed(self) -> int:
         """The seed of a call without a seed: the field `seed`, if the method has one."""
         return getattr(self, "seed", 0)
@@ -257,7 +262,7 @@ class Method:
             return None
         why = f": {_CAUSAL_REASON}" if lacks[0] == "a causal mask" else ""
         causal = ", or a causal one such as 'local' or 'learned-feature-map'" if lacks == ["a causal mask"] else ""
-        return f"{self.name!r} does not support {' or '.join(lacks)}{why}; use method='full' here{causal}"
+        return f"{self.label!r} does not support {' or '.join(lacks)}{why}; use method='full' here{causal}"
 
     def bind(
         self,

@@ -68,11 +68,11 @@ def only_bound(method: Any) -> str:
     """Why a method with learned parameters takes no bare call, and where it runs."""
     if method.traits.needs_hidden:
         return (
-            f"{method.name!r} has learned parameters and reads the layer's input ({method}), so it runs only in a "
+            f"{method.label!r} has learned parameters and reads the layer's input ({method}), so it runs only in a "
             "layer: sq.nn.MultiheadAttention(…, method=…), or method.bind(heads=…, head_dim=…) called with hidden=…"
         )
     return (
-        f"{method.name!r} has learned parameters, so it runs only as a bound method: in sq.nn.MultiheadAttention, by "
+        f"{method.label!r} has learned parameters, so it runs only as a bound method: in sq.nn.MultiheadAttention, by "
         "sq.hf.swap, or by method.bind(heads=…, head_dim=…)"
     )
 

@@ -1,22 +1,27 @@
 """Full attention: exact, through `torch.nn.functional.scaled_dot_product_attention`.
 
-    out_i = Σ_j softmax_j(q_i·k_j / √D + bias_ij) v_j          Vaswani et al. 2017, equation 1
+    out_i = Σ_j softmax_j(a_ij + bias_ij) v_j
+    a_ij  = q_i·k_j / √D                                        positions="none": Vaswani et al. 2017, equation 1
+    a_ij  = ((q_i + u)·k_j + (q_i + v)·W_R r_{i−j}) / √D         positions="relative": Dai et al. 2019, section 3.3
 
 The baseline of everything here. SDPA runs its flash kernel where the mask is empty, causal or padding alone; windows,
 segments, dense masks and biases take a mask over queries and keys, as in any exact attention. SDPA does not return the
 log-sum-exp: where it is asked for, the logits are computed once more, for some queries at a time.
+
+Relative positions are those of "local", over all distances; their terms are handed to SDPA as a bias.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from subquad.methods.base import Call, Method, Partial, Traits, wide
+from subquad.methods.base import Call, Method, Partial, Traits, choice, wide
 from subquad.ops.heads import repeat_heads
+from subquad.ops.relative_positions import NOT_EXACT, RelativePositions, every_ahead
 from subquad.ops.softmax import visible_logsumexp
 from subquad.ops.transforms import exact_attention
 
@@ -64,15 +69,31 @@ def logits_of(query: Tensor, key: Tensor, call: Call) -> Iterator[tuple[Tensor, 
         yield logits, visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
 
 
+def with_distances(query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Call]:
+    """The queries and the call of exact attention in which the terms of the distances are a bias."""
+    assert call.learned is not None
+    (B, H, N, _), M = query.shape, key.shape[2]
+    ahead, pairs = every_ahead(call.mask, N, M, query.device)
+    query, terms = call.learned(query, call.scale, ahead)
+    bias = terms.gather(3, pairs[:, None].expand(B, H, N, M))
+    return query, replace(call, bias=bias if call.bias is None else bias + call.bias)
+
+
 @dataclass(frozen=True)
 class Full(Method):
-    """Exact attention (SDPA).
+    """Exact attention (SDPA), or with learned terms of the distance in its logits.
+
+    Args:
+        positions: "none", or "relative": learned terms of the distance in the logits, as in Transformer-XL. With them
+            it runs only as a bound method, and is not exact attention.
 
     >>> import torch, subquad as sq
     >>> q = k = v = torch.eye(3).view(1, 1, 3, 3)
     >>> sq.attention(q, k, v, method="full", is_causal=True)[0, 0, 0]
     tensor([1., 0., 0.])
     """
+
+    positions: str = choice("none", "relative")
 
     name: ClassVar[str] = "full"
     skips_padding: ClassVar[bool] = True  # which must be finite, as for SDPA
@@ -90,6 +111,35 @@ class Full(Method):
         source="Vaswani et al. 2017; Dao et al. 2022",
     )
 
+    @property
+    def label(self) -> str:
+        """The method with its settings: 'full' alone is the remedy in refusals."""
+        return str(self)
+
+    def describe(self) -> Traits:
+        """The traits; with relative positions the method has learned parameters, and cross-attention no distances."""
+        if self.positions == "none":
+            return type(self).traits
+        return replace(
+            type(self).traits,
+            cross=False,
+            cached=True,
+            order_free=False,
+            positional=True,
+            learned=True,
+            relative=True,
+            exact_limit=NOT_EXACT,
+            complexity="O(N·M·D) time, O(N·M) memory",
+        )
+
+    def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
+        """u, v and W_R, for relative positions."""
+        return RelativePositions(heads, head_dim) if self.positions == "relative" else None
+
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Exact attention."""
+        """Exact attention, with the terms of the distances where there are positions."""
+        if self.positions == "none":
+            return exact(query, key, value, call)
+        query, key, value = wide(query, key, value)
+        query, call = with_distances(query, key, call)
         return exact(query, key, value, call)

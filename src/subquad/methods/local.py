@@ -33,7 +33,7 @@ from subquad.methods.base import Call, Partial, Traits, choice, whole, wide
 from subquad.methods.bucketed import attend_inside
 from subquad.methods.pattern import Pattern
 from subquad.ops.choose.neighbours import neighbours
-from subquad.ops.relative_positions import RelativePositions
+from subquad.ops.relative_positions import NOT_EXACT, RelativePositions, window_ahead
 from subquad.ops.slots import Buckets
 
 
@@ -69,8 +69,7 @@ class Local(Pattern):
         """The traits; with relative positions the method has learned parameters."""
         if self.positions == "none":
             return type(self).traits
-        why = "its logits hold learned terms of the distance, which exact attention does not have"
-        return replace(type(self).traits, learned=True, relative=True, exact_limit=why)
+        return replace(type(self).traits, learned=True, relative=True, exact_limit=NOT_EXACT)
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """u, v and W_R, for relative positions."""
@@ -80,7 +79,9 @@ class Local(Pattern):
         """Attend by blocks; within a segment its own tokens are counted."""
         (buckets,), terms = self.meetings(query, key, call), None
         if self.positions == "relative":
-            query, terms = call.learned(*wide(query), call.scale, buckets.span, call.mask.is_causal)
+            assert buckets.span is not None
+            ahead = window_ahead(buckets.span, call.mask.is_causal, query.device)
+            query, terms = call.learned(*wide(query), call.scale, ahead)
         return attend_inside(query, key, value, buckets, call, of_distance=terms)
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:

@@ -1,15 +1,22 @@
-"""Modules: attention layers that run any method, doors into others' modules, and the losses that they learn from."""
+"""Modules: attention layers that run any method, layers for sets, swaps in others' modules, auxiliary losses."""
 
 from subquad.nn.attention import MultiheadAttention
 from subquad.nn.auxiliary import auxiliary_loss, has_auxiliary_loss, with_auxiliary_loss
+from subquad.nn.memory import remember
+from subquad.nn.sets import InducedSetAttention, PoolingByAttention, SetAttention, SetTransformer
 from subquad.nn.swapping import Swapped, describe, restore, swap
 
 __all__ = [
+    "InducedSetAttention",
     "MultiheadAttention",
+    "PoolingByAttention",
+    "SetAttention",
+    "SetTransformer",
     "Swapped",
     "auxiliary_loss",
     "describe",
     "has_auxiliary_loss",
+    "remember",
     "restore",
     "swap",
     "with_auxiliary_loss",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from subquad.masks import Mask
 from subquad.methods import Method, resolve
 from subquad.methods.keep import Keep
+from subquad.nn.memory import mask_behind, preceded, refuse_without_memory
 from subquad.nn.torch_calls import as_batches, attend_as_torch, empty_outputs, refuse_weights
 from subquad.nn.torch_weights import rename_torch_weights
 
@@ -117,6 +118,7 @@ class MultiheadAttention(nn.Module):
         bias: Tensor | None = None,
         seed: int | None = None,
         keep: Keep | None = None,
+        memory: Float[Tensor, "... _q"] | None = None,
     ) -> Any:
         """Attend from `query` to `key` and `value`; alone, self-attention; `value` defaults to `key`.
 
@@ -137,12 +139,23 @@ class MultiheadAttention(nn.Module):
             bias: (B|1,H|1,N,M), added to the logits.
             seed: as in `subquad.attention`.
             keep: tokens whose attention is exact in self-attention, as in `subquad.attention`.
+            memory: (B,R,embed_dim), hidden states that come before those of `query` in self-attention, as `remember`
+                keeps them. They are keys and values, without a gradient to them. `mask` is then that of N queries and
+                R + N keys, or padding of the new tokens.
 
         Raises:
-            ValueError: need_weights=True; both kinds of masks; what the method cannot take.
+            ValueError: need_weights=True; both kinds of masks; what the method cannot take; a memory of another batch,
+                width or device, or beside `key` or torch's masks.
+            TypeError: a memory of another dtype.
         """
         refuse_weights(need_weights)
         method = self.attention.method
+        if memory is not None:
+            self._check_memory(query, key, value, key_padding_mask, attn_mask)
+            axis = 1 if self.batch_first and query.ndim == 3 else 0
+            key = preceded(query, memory, axis, "query")
+            mask = mask_behind(memory.shape[axis], mask, query.shape[axis], is_causal=is_causal)
+            is_causal = False
         key = query if key is None else key
         value = key if value is None else value
         same = key is query
@@ -160,7 +173,9 @@ class MultiheadAttention(nn.Module):
             out = attend_as_torch(self.attention, query, key, value, is_causal=is_causal, **options)
         else:
             if not (same or method.traits.cross or step):
-                raise ValueError(f"{method.name!r} does not support cross-attention: its keys are those of the queries")
+                raise ValueError(
+                    f"{method.label!r} does not support cross-attention: its keys are those of the queries"
+                )
             if lengths is not None:
                 mask = (mask or Mask()) & Mask.padding(lengths)
             empty = empty_outputs(query, key, value)
@@ -170,6 +185,21 @@ class MultiheadAttention(nn.Module):
                 out = empty
         out = back(self._join(out))
         return out if need_weights is None else (out, None)
+
+    def _check_memory(self, query: Tensor, key: Tensor | None, value: Tensor | None, *torchs: Tensor | None) -> None:
+        """ValueError where a memory cannot be: in cross-attention, and beside torch's masks and nested tensors."""
+        refuse_without_memory(self.attention.method)
+        if query.is_nested or any(x is not None and x is not query for x in (key, value)):
+            raise ValueError("`memory` is for self-attention to padded tokens: give `query` alone")
+        if self.kdim != self.embed_dim or self.vdim != self.embed_dim:
+            raise ValueError(
+                f"`memory` is for self-attention, but this layer has queries of width {self.embed_dim}, keys of "
+                f"{self.kdim} and values of {self.vdim}"
+            )
+        if any(mask is not None for mask in torchs):
+            raise ValueError(
+                "`memory` goes with `mask` and `is_causal`, not with torch's key_padding_mask and attn_mask"
+            )
 
     def init_state(self, batch: int) -> dict[str, Tensor]:
         """The state before the first token, for `step`; ValueError where the method has none.

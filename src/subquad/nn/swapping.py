@@ -170,7 +170,7 @@ def _refusal(module: nn.Module, name: str, layer: nn.Module, method: Method) -> 
     if in_decoder and own_name == "multihead_attn":
         pick = "; pass a mapping to swap only the layers that can"
         if not method.traits.cross:
-            return f"{method.name!r} is for self-attention, and this is cross-attention{pick}"
+            return f"{method.label!r} is for self-attention, and this is cross-attention{pick}"
         if method.traits.causal == "no":
             return (
                 f"{method.name!r} mixes queries, and those of this cross-attention are a decoder's: the output at one "

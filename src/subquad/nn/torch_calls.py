@@ -103,7 +103,7 @@ def attend_as_torch(
     if (empty := empty_outputs(query, key, value)) is not None:
         return empty
     if not (self_attention or method.traits.cross):
-        raise ValueError(f"{method.name!r} does not support cross-attention: its keys are those of the queries")
+        raise ValueError(f"{method.label!r} does not support cross-attention: its keys are those of the queries")
     allowed = _allowed(attn_mask, B, H, N, M)
     hint = is_causal and (allowed is None or not can_be_read(allowed))
     mask, bias = mask_and_bias(method, query, key, None if hint else allowed, hint, named=MASK)

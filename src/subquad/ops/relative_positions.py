@@ -1,20 +1,22 @@
-"""Learned terms of the distance between query and key (Dai et al. 2019), for "local"."""
+"""Learned terms of the distance between query and key (Dai et al. 2019), for "local" and "full"."""
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from subquad.masks import Mask
 from subquad.randomness import normal
 
 START = 0.02  # deviation of the parameters as they start, Transformer-XL's own
+NOT_EXACT = "its logits hold learned terms of the distance, which exact attention does not have"
 
 
-def sinusoids(distances: Int64[Tensor, "P"], width: int, dtype: torch.dtype) -> Float[Tensor, "P {width}"]:
+def sinusoids(distances: Int64[Tensor, "*P"], width: int, dtype: torch.dtype) -> Float[Tensor, "*P {width}"]:
     """r: sines of the distances at geometric frequencies from 1 to 1/10000, then as many cosines, or one fewer."""
     sines = -(-width // 2)
     frequency = 10000.0 ** (-torch.arange(sines, device=distances.device, dtype=dtype) * 2 / width)
-    angles = distances[:, None].to(dtype) * frequency
-    return torch.cat([angles.sin(), angles[:, : width - sines].cos()], dim=-1)
+    angles = distances[..., None].to(dtype) * frequency
+    return torch.cat([angles.sin(), angles[..., : width - sines].cos()], dim=-1)
 
 
 class RelativePositions(nn.Module):
@@ -29,12 +31,35 @@ class RelativePositions(nn.Module):
         self.content, self.position, self.weight = u, v, w
 
     def forward(
-        self, query: Float[Tensor, "B H N D"], scale: float, span: int, is_causal: bool
+        self, query: Float[Tensor, "B H N D"], scale: float, ahead: Int64[Tensor, "#B P"]
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B H N P"]]:
-        """(q + u, scale · (q + v)·W_R r): what meets the keys, and the terms of the distances, nearest to the past
-        first: of keys that stand −span, …, span (or 0) tokens ahead.
-        """
-        ahead = torch.arange(-span, 1 if is_causal else span + 1, device=query.device)
-        of_distance = sinusoids(-ahead, self.weight.shape[1], query.dtype) @ self.weight.to(query.dtype)
+        """(q + u, scale · (q + v)·W_R r): what meets the keys, and the terms of keys `ahead` of the query."""
+        r = sinusoids(-ahead, self.weight.shape[1], query.dtype)[:, None]
+        of_distance = r @ self.weight.to(query.dtype)
         terms = (query + self.position.to(query.dtype)) @ of_distance.transpose(-1, -2) * scale
         return query + self.content.to(query.dtype), terms
+
+
+def window_ahead(span: int, is_causal: bool, device: torch.device) -> Int64[Tensor, "1 P"]:
+    """−span, …, span, or up to 0: how far ahead the keys of a window stand, the nearest to the past first."""
+    return torch.arange(-span, 1 if is_causal else span + 1, device=device)[None]
+
+
+def every_ahead(
+    mask: Mask, N: int, M: int, device: torch.device
+) -> tuple[Int64[Tensor, "#B P"], Int64[Tensor, "#B N M"]]:
+    """How far ahead of a query a key may stand, in order, and which of these distances each pair has.
+
+    In a packed segment its own tokens are counted. Under a causal mask, keys of the future have the last distance.
+    """
+    offset = mask.offset
+    most = M if not mask.is_causal or isinstance(offset, Tensor) else min(M, (offset or 0) + 1)
+    start = mask.positions(torch.zeros(1, 1, dtype=torch.int64, device=device))
+    ahead = torch.arange(1 - N, most, device=device) - start
+    if mask.ids:
+        together = torch.stack([ids[:, :, None] == ids[:, None] for ids in mask.ids]).all(0)
+        queries = keys = together.tril(-1).sum(-1)
+    else:
+        queries, keys = (torch.arange(n, device=device)[None] for n in (N, M))
+    pairs = keys[:, None, :] - queries[:, :, None] + N - 1
+    return ahead, pairs.clamp(max=ahead.shape[1] - 1)

@@ -26,6 +26,7 @@ MODULES = (  # in the order of the papers
     "linformer_efficiency",
     "spectrum",
     "performer_approximation",
+    "set_clustering",
 )
 
 NAMES = tuple(module.replace("_", "-") for module in MODULES)

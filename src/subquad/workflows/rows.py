@@ -43,7 +43,7 @@ class CompareRow:
     @property
     def is_exact(self) -> bool:
         """Whether this is the baseline, exact attention."""
-        return isinstance(self.method, Full) and self.plan is None
+        return self.method.is_exact and self.plan is None
 
     @property
     def swap(self) -> dict[int, Method | Bound] | None:

@@ -25,6 +25,8 @@ from subquad.training.models.encoder import (
 )
 from subquad.training.models.forecaster import EncoderDecoderForecaster, EncoderForecaster, ForecastConfig
 from subquad.training.models.language import CausalLanguageModel, LanguageConfig
+from subquad.training.models.memory import Memory
+from subquad.training.models.sets import MixtureModel, SetConfig
 from subquad.training.models.speech import CTCEncoder, SpeechConfig, Transcription
 
 __all__ = [
@@ -39,14 +41,18 @@ __all__ = [
     "ForecastConfig",
     "LanguageConfig",
     "MaskedSymbolEncoder",
+    "Memory",
+    "MixtureModel",
     "Prediction",
+    "SetConfig",
     "SpeechConfig",
     "Transcription",
 ]
 
-for config in (EncoderConfig, ForecastConfig, LanguageConfig, SpeechConfig):
+for config in (EncoderConfig, ForecastConfig, LanguageConfig, SetConfig, SpeechConfig):
     AutoConfig.register(config.model_type, config, exist_ok=True)
 AutoModel.register(EncoderConfig, EncoderModel, exist_ok=True)
+AutoModel.register(SetConfig, MixtureModel, exist_ok=True)
 AutoModelForCTC.register(SpeechConfig, CTCEncoder, exist_ok=True)
 AutoModelForCausalLM.register(LanguageConfig, CausalLanguageModel, exist_ok=True)
 AutoModelForMaskedLM.register(EncoderConfig, MaskedSymbolEncoder, exist_ok=True)

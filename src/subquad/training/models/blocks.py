@@ -25,6 +25,7 @@ from subquad.hf.saved import asks_for_ours
 from subquad.methods import from_dict
 from subquad.ops.projections import Projections
 from subquad.training.models.configuration import AttentionConfig
+from subquad.training.models.memory import Memory
 from subquad.training.models.positions import rotate, sinusoid
 
 
@@ -63,19 +64,22 @@ class SelfOrCrossAttention(nn.Module):
         self,
         hidden: Float[Tensor, "B N W"],
         attention_mask: Tensor | None,
-        positions: Int[Tensor, "B N"],
+        positions: Int[Tensor, "B _tokens"],
         *,
         source: Float[Tensor, "B M W"] | None = None,
         past_key_values: Cache | None = None,
     ) -> Float[Tensor, "B N W"]:
-        """Self-attention, or attention to `source` where there is one."""
+        """Self-attention, or attention to `source` where there is one.
+
+        Without cross-attention, `source` is a memory and `hidden` behind it, and `positions` are those of both.
+        """
         source = hidden if source is None else source
         query, key, value = (
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project, x in ((self.q_proj, hidden), (self.k_proj, source), (self.v_proj, source))
         )
         if not self.is_cross_attention:
-            query, key = self._place(query, positions), self._place(key, positions)
+            query, key = self._place(query, positions[:, -query.shape[2] :]), self._place(key, positions)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, sdpa_attention_forward)
@@ -107,7 +111,7 @@ class Block(nn.Module):
         self, config: AttentionConfig, first: int, *, causal: bool = False, cross: bool = False, index: int = 0
     ):
         super().__init__()
-        width = config.hidden_size
+        width, self.index = config.hidden_size, index
         self.norm = nn.LayerNorm(width)
         self.attention = SelfOrCrossAttention(config, first, causal=causal, layer_idx=index)
         self.cross_norm = nn.LayerNorm(width) if cross else None
@@ -126,9 +130,12 @@ class Block(nn.Module):
         *,
         source: Tensor | None = None,
         past_key_values: Cache | None = None,
+        memory: Memory | None = None,
     ) -> Tensor:
-        """One block."""
-        attended = self.attention(self.norm(x), attention_mask, positions, past_key_values=past_key_values)
+        """One block; with a memory, what it read before comes before the keys, and `positions` are those of both."""
+        remembered = None if memory is None else self.norm(memory.behind(self.index, x))
+        hidden = self.norm(x) if remembered is None else remembered[:, -x.shape[1] :]
+        attended = self.attention(hidden, attention_mask, positions, source=remembered, past_key_values=past_key_values)
         x = x + self.dropout(attended)
         if self.cross_norm is not None and self.cross_attention is not None:
             attended = self.cross_attention(self.cross_norm(x), None, positions, source=source)
