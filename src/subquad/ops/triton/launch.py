@@ -16,6 +16,15 @@ from subquad.ops.triton.recording import Launch, Work, recorded
 DEFAULTS = {"num_warps": 4, "num_stages": 2}  # of a launch
 Around = Callable[[str], AbstractContextManager[object]]
 _around: ContextVar[Around | None] = ContextVar("subquad_around_launches", default=None)
+# Numbers of tokens, heads, groups and list entries. Triton would compile a kernel again where one of these is 1 or is
+# divisible by 16. With `kernel` one version serves all of them, so that what is known of it holds at every length.
+COUNTS = (
+    *("H", "G", "GROUP", "share", "heads", "of_state"),
+    *("N", "M", "tokens", "length", "runs", "first", "begin", "unit", "tiles", "chunks"),
+    *("C", "K", "X", "R", "S", "T", "groups", "known", "count", "words", "size"),
+    *("blocks", "slots", "key_slots", "first_query", "first_key", "offset", "span"),
+)
+kernel = triton.jit(do_not_specialize=COUNTS)
 PROGRAMS = 512  # into which work over runs of tokens is divided: several for each multiprocessor
 
 
@@ -82,6 +91,32 @@ def rows(x: Tensor) -> Tensor:
 def strides(name: str, x: Tensor) -> dict[str, int]:
     """The steps of a (B,H,N,·) tensor as arguments of a kernel: `name_b`, `name_h` and `name_n`."""
     return {f"{name}_{axis}": step for axis, step in zip("bhn", x.stride(), strict=False)}
+
+
+@triton.jit
+def of_head(x, head, H, x_b, x_h):
+    """Where a head's vectors begin; heads of all items have numbers in a row."""
+    return x + head // H * x_b + head % H * x_h
+
+
+@triton.jit
+def key_head(head, H, G):
+    """The key head that a query head meets."""
+    return head // H * G + head % H // (H // G)
+
+
+@triton.jit
+def load_ends(offsets, head, group, groups):
+    """Where a group begins and ends in the order of its head's tokens."""
+    at = offsets + head * (groups + 1) + group
+    return tl.load(at), tl.load(at + 1)
+
+
+@triton.jit
+def load_places(order, place, end):
+    """The tokens at these places of an order, and which of the places come before the end."""
+    there = place < end
+    return tl.load(order + place, mask=there, other=0), there
 
 
 @triton.jit

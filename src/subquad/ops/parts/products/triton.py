@@ -26,7 +26,7 @@ from subquad.ops.parts.products.op import (
     refusal_of_dtype,
 )
 from subquad.ops.triton import refusal_of
-from subquad.ops.triton.launch import dot, launch, load_rows, rows, store_rows, strides, tile
+from subquad.ops.triton.launch import dot, kernel, launch, load_rows, rows, store_rows, strides, tile
 from subquad.ops.triton.recording import Work
 
 CHUNK = 64  # tokens
@@ -89,7 +89,7 @@ def compute(out: Tensor, given: Any) -> None:
     )
 
 
-@triton.jit
+@kernel
 def sum_chunks(
     key,
     key_b,
@@ -129,7 +129,7 @@ def sum_chunks(
     store_rows(states + (head * chunks + chunk) * R * E + left, E, feature, feature < R, sums, E - left, WIDTH)
 
 
-@triton.jit
+@kernel
 def scan(
     states,
     chunks,
@@ -153,7 +153,7 @@ def scan(
         sums += more
 
 
-@triton.jit
+@kernel
 def read_chunks(
     query,
     query_b,

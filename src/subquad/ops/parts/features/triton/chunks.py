@@ -13,7 +13,6 @@ weights of 0 have 0 for what is not finite, which comes in beside them: for the 
 
 from typing import Any
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -33,7 +32,7 @@ from subquad.ops.parts.features.triton.tiles import (
     seen_itself,
     seen_squares,
 )
-from subquad.ops.triton.launch import dot_wide, launch, load_rows, padded, store_rows, strides
+from subquad.ops.triton.launch import dot_wide, kernel, launch, load_rows, padded, store_rows, strides
 from subquad.ops.triton.recording import Work
 
 
@@ -123,7 +122,7 @@ def _warps(places: Places) -> int:
     return 8 if places.unit == 64 else 4
 
 
-@triton.jit
+@kernel
 def read_chunks(
     query,
     query_b,
@@ -224,7 +223,7 @@ def read_chunks(
     store_rows(out, out_n, place, there, result, E, WIDTH)
 
 
-@triton.jit
+@kernel
 def chunk_slopes(
     query,
     query_b,
@@ -328,7 +327,7 @@ def chunk_slopes(
         store_rows(of_keys + start, R, row, there, dy, R - start, FEATURES)
 
 
-@triton.jit
+@kernel
 def chunk_values(
     query,
     query_b,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subquad.ops.parts.features.triton.states import Side, States, slice_of
 from subquad.ops.parts.features.triton.tiles import base_of, dot_as, exponents, inner
-from subquad.ops.triton.launch import launch, load_rows, padded, store_rows, strides, tile
+from subquad.ops.triton.launch import kernel, launch, load_rows, padded, store_rows, strides, tile
 from subquad.ops.triton.recording import Work
 
 
@@ -151,7 +151,7 @@ def _work(side: Side, places: Places, E: int, times: int) -> Work:
     return Work(B * heads * products, 4 * B * heads * (count * (D + E) + places.slots * R * E))
 
 
-@triton.jit
+@kernel
 def read_states(
     query,
     query_b,
@@ -217,7 +217,7 @@ def read_states(
     tl.store(lse + head * N + place, logarithm, mask=there)
 
 
-@triton.jit
+@kernel
 def query_slopes(
     query,
     query_b,
@@ -286,7 +286,7 @@ def query_slopes(
         store_rows(slopes + start, R, row, there, slope, R - start, FEATURES)
 
 
-@triton.jit
+@kernel
 def key_slopes(
     key,
     key_b,

@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.ops.parts.features.triton.tiles import base_of, exponents
-from subquad.ops.triton.launch import dot_wide, launch, load_rows, padded, rows, store_rows, strides, tile
+from subquad.ops.triton.launch import dot_wide, kernel, launch, load_rows, padded, rows, store_rows, strides, tile
 from subquad.ops.triton.recording import Work
 
 CHUNK, CHUNK_OF_WIDE = 64, 32  # tokens that a program holds; the three parts of fp32 numbers take more registers
@@ -219,7 +219,7 @@ def state_of_all(side: Side) -> States:
 SCANNED = 16  # features of a program that merges states
 
 
-@triton.jit
+@kernel
 def sum_units(
     token,
     token_b,
@@ -305,7 +305,7 @@ def sum_units(
         tl.store(weights + of_slot + feature, of_weight / some, mask=feature < R)
 
 
-@triton.jit
+@kernel
 def scan(
     fresh,
     means,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from subquad.ops.parts.pairs.triton.sets import BucketSet
 from subquad.ops.parts.pairs.triton.tiles import call_arguments, load_block, load_slots, position_of, tile_of, visible
-from subquad.ops.triton.launch import dot, dot_wide, launch, load_rows, store_rows
+from subquad.ops.triton.launch import dot, dot_wide, kernel, launch, load_rows, store_rows
 from subquad.ops.triton.recording import Work
 
 LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)  # of fp32: a logit of −∞ that is seen
@@ -51,7 +51,7 @@ def attend_blocks(x: Any, of: BucketSet, partials: Tensor, lses: Tensor) -> None
     )
 
 
-@triton.jit
+@kernel
 def attend_tile(
     query,
     query_b,

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from subquad.ops.parts.pairs.triton.sets import BucketSet
 from subquad.ops.parts.pairs.triton.tiles import call_arguments, load_block, load_slots, position_of, tile_of, visible
-from subquad.ops.triton.launch import dot, dot_wide, launch, load_rows, store_rows
+from subquad.ops.triton.launch import dot, dot_wide, kernel, launch, load_rows, store_rows
 from subquad.ops.triton.recording import Work
 
 
@@ -83,7 +83,7 @@ def gradient_of_logits(logits, seen, lse, products, delta):
     return weights, tl.where(seen, weights * (products - delta), 0.0)
 
 
-@triton.jit
+@kernel
 def gradient_of_queries(
     query,
     query_b,
@@ -169,7 +169,7 @@ def gradient_of_queries(
     store_rows(parts, D, head * slots + first_query + block * S + place, place < S, total * scale, D, D_PADDED)
 
 
-@triton.jit
+@kernel
 def gradient_of_keys(
     query,
     query_b,
