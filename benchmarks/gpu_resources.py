@@ -19,8 +19,8 @@ from sheet import MISSING, table
 
 import subquad as sq
 from subquad.files import write
-from subquad.measure.gpu_model import Load, call_of
-from subquad.ops.triton.recording import Launch, recording
+from subquad.measure.gpu_model import Load, launches_of
+from subquad.ops.triton.recording import Launch
 from subquad.ops.triton.resources import CHIPS, Resources, compile_for
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -66,13 +66,7 @@ def launches(method: sq.Method, length: int, widths: list[int]) -> Iterator[tupl
         for width in widths:
             load = Load(length, width=width, dtype=dtype)
             for causal in (False, True) if method.traits.causal == "strict" else (False,):
-                inputs = [
-                    torch.empty(1, load.heads, length, width, dtype=dtype, device="meta", requires_grad=True)
-                    for _ in range(3)
-                ]
-                with recording() as found:
-                    out = call_of(method, load)(*inputs, is_causal=causal)
-                    out.backward(torch.empty_like(out))
+                found = launches_of(method, load, causal)
                 yield from ((f"{named} D={width}", launch) for launch in found)
 
 

@@ -147,6 +147,22 @@ def record(method: Method, load: Load) -> Recorded:
         return Recorded(_steps(*forward), _steps(launches[before[0] :], others[before[1] :]))
 
 
+def launches_of(method: Method, load: Load, causal: bool = False) -> list[Launch]:
+    """What a forward and backward pass launch of our own kernels.
+
+    Raises:
+        ValueError: an op of the method has no kernel, or the method is not causal.
+        RuntimeError: Triton is not installed, or something is read back from the device.
+    """
+    call = call_of(method, load)
+    shape = 1, load.heads, load.length, load.width
+    inputs = [torch.empty(shape, dtype=load.dtype, device="meta", requires_grad=True) for _ in range(3)]
+    with recording() as launches:
+        out = call(*inputs, is_causal=causal)
+        out.backward(torch.empty_like(out))
+    return launches
+
+
 def call_of(method: Method, load: Load) -> "Callable[..., Tensor]":
     """The method as a function of q, k and v; with the parameters that it starts with, where it has some."""
     if method.traits.learned:

@@ -10,10 +10,10 @@ import torch
 
 import subquad as sq
 from subquad.measure import gpu_model as model
-from subquad.measure.gpu_model import Load, record
+from subquad.measure.gpu_model import Load, launches_of, record
 from subquad.ops.triton.recording import OtherCall, recording
 from subquad.ops.triton.resources import Resources
-from subquad.ops.triton.tiles import MEASURED, TABLE, Tiles, candidates, entry, overridden, tiles_of
+from subquad.ops.triton.tiles import FIXED, MEASURED, TABLE, Tiles, candidates, entry, overridden, tiles_of
 from tests.triton.compiled.fits import compiled, meta
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -133,7 +133,7 @@ def test_the_fastest_candidate_is_found(monkeypatch):
                 raise RuntimeError("out of resource")
             return {"members_forward": float(tiles.rows), "not in the table": 9.0}
 
-    monkeypatch.setattr(gpu_tiles, "METHODS", ("i-clustered:clusters=4,topk=3",))
+    monkeypatch.setattr(gpu_tiles, "METHODS", (("i-clustered:clusters=4,topk=3", False),))
     load = BenchLoad(32, "bfloat16", "forward+backward", 1, 2, 64, "cpu", 0)
     tried = gpu_tiles.try_tiles(load, Timer(), lambda: True, lambda *of: None)
     assert [each.tiles for each in tried] == [tuple(t) for t in candidates("members_forward", torch.bfloat16, 64)]
@@ -141,6 +141,17 @@ def test_the_fastest_candidate_is_found(monkeypatch):
     assert best.ms == min(each.tiles[0] for each in tried)
     assert {each.reason for each in tried if each.tiles[2] == 8} == {"out of resource"}
     assert gpu_tiles.try_tiles(load, Timer(), lambda: False, lambda *of: None) == []
+
+
+def test_methods_whose_tiles_are_tried_launch_every_kernel_of_the_table():
+    from subquad.workflows.gpu_tiles import METHODS
+
+    found = {x.name for method, causal in METHODS for x in launches_of(sq.parse_method(method), Load(256), causal)}
+    assert set(TABLE) <= found
+
+
+def test_a_kernel_that_cannot_choose_its_rows_has_no_candidates_for_them():
+    assert {tiles.rows for tiles in candidates("chunk_slopes", torch.bfloat16, 64)} == {FIXED}
 
 
 def test_a_method_that_does_not_run_has_no_tiles(monkeypatch):
@@ -156,7 +167,7 @@ def test_a_method_that_does_not_run_has_no_tiles(monkeypatch):
     load = BenchLoad(32, "bfloat16", "forward", 1, 2, 64, "cpu", 0)
     tried = gpu_tiles.try_tiles(load, Timer(), lambda: True, lambda *of: None)
     assert [(each.kernel, each.ms, each.reason) for each in tried] == [
-        (f"all of {method}", None, "an illegal access") for method in gpu_tiles.METHODS
+        (f"all of {method}", None, "an illegal access") for method, _ in gpu_tiles.METHODS
     ]
     assert gpu_tiles.fastest(tried) == []
 

@@ -72,6 +72,11 @@ def tile(size: int, most: int) -> int:
     return min(most, padded(size))
 
 
+def slice_of(x: Tensor, most: int = 256) -> int:
+    """Components of a row at a time in products over them: of fp32 few, else as many as there are, up to `most`."""
+    return min(padded(x.shape[-1]), 32 if x.dtype == torch.float32 else most)
+
+
 def runs_of(tokens: int, step: int, others: int, most: int = PROGRAMS) -> tuple[int, int]:
     """How long the runs are into which tokens are cut, a multiple of `step`, and how many there are: (length, runs).
 
@@ -140,6 +145,30 @@ def dot(a, b):
     """a·b in fp32, on tensor cores: numbers of 16 bits as they are, fp32 as three products in TF32 (not as one)."""
     precision: tl.constexpr = "ieee" if target_info.is_hip() else "tf32x3"  # matrix cores of AMD take fp32 as it is
     return tl.dot(a, b, input_precision=precision)
+
+
+@triton.jit
+def inner(a, a_n, i, i_there, b, b_n, j, j_there, width, SLICE: tl.constexpr, KIND: tl.constexpr):
+    """The inner products of rows i of a with rows j of b, a slice of their width at a time.
+
+    The warps of a small tile hold the same rows, in fp32 as parts in TF32: whole ones would not fit their registers.
+    """
+    products = tl.zeros((i.shape[0], j.shape[0]), tl.float32)
+    for start in range(0, width, SLICE):
+        of_a = load_rows(a + start, a_n, i, i_there, width - start, SLICE)
+        of_b = load_rows(b + start, b_n, j, j_there, width - start, SLICE)
+        products += dot(of_a.to(KIND), tl.trans(of_b.to(KIND)))
+    return products
+
+
+@triton.jit
+def inner_of(x, a, a_n, i, i_there, y, b, b_n, j, j_there, width, SLICE: tl.constexpr):
+    """`inner`, by one product of the whole rows x of a and y of b where a slice is as wide as they are."""
+    if x.shape[1] > SLICE:
+        products = inner(a, a_n, i, i_there, b, b_n, j, j_there, width, SLICE, y.dtype)
+    else:
+        products = dot(x, tl.trans(y))
+    return products
 
 
 @triton.jit

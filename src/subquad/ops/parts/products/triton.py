@@ -4,9 +4,9 @@
 
 Backwards it is i ≥ t, and the chunks behind. One program takes
 
-    sum_chunks     a tile of a chunk's matrix (R,E)
-    scan           a tile of a head's matrices, from chunk to chunk
-    read_chunks    a chunk's queries and a tile of E; it walks through R
+    sum_products     a tile of a chunk's matrix (R,E)
+    scan_products    a tile of a head's matrices, from chunk to chunk
+    read_products    a chunk's queries and a tile of E; it walks through R
 
 With more key heads than query heads, a query head's sums are those of all of its key heads.
 """
@@ -54,7 +54,7 @@ def compute(out: Tensor, given: Any) -> None:
     keys: dict[str, Any] = {"key": key, **strides("key", key), "value": value, **strides("value", value)}
     products, passed = multiplications(shapes_of(given)) // 2, states.nbytes
     launch(
-        sum_chunks,
+        sum_products,
         (chunks * tiles, B * heads),
         work=Work(products, key.nbytes + value.nbytes + passed),
         states=states,
@@ -66,10 +66,16 @@ def compute(out: Tensor, given: Any) -> None:
     )
     sizes = {name: x for name, x in shape.items() if name != "N"}
     launch(
-        scan, (tiles, B * heads), work=Work(0, 2 * passed), states=states, chunks=chunks, REVERSE=given.reverse, **sizes
+        scan_products,
+        (tiles, B * heads),
+        work=Work(0, 2 * passed),
+        states=states,
+        chunks=chunks,
+        REVERSE=given.reverse,
+        **sizes,
     )
     launch(
-        read_chunks,
+        read_products,
         (chunks * of_width, B * H),
         num_warps=8,
         work=Work(products, query.nbytes + key.nbytes + value.nbytes + passed),
@@ -90,7 +96,7 @@ def compute(out: Tensor, given: Any) -> None:
 
 
 @kernel
-def sum_chunks(
+def sum_products(
     key,
     key_b,
     key_h,
@@ -130,7 +136,7 @@ def sum_chunks(
 
 
 @kernel
-def scan(
+def scan_products(
     states,
     chunks,
     R: tl.constexpr,
@@ -154,7 +160,7 @@ def scan(
 
 
 @kernel
-def read_chunks(
+def read_products(
     query,
     query_b,
     query_h,

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from subquad.ops.triton.cells.weights import listed_inside
 from subquad.ops.triton.launch import (
-    dot,
     dot_wide,
+    inner_of,
     kernel,
     key_head,
     launch,
@@ -18,6 +18,7 @@ from subquad.ops.triton.launch import (
     padded,
     rows,
     seen_exponentials,
+    slice_of,
     store_rows,
     strides,
 )
@@ -69,6 +70,7 @@ def see_cells(
         VALUES=padded(E),
         ROWS=tiles.rows,
         KEYS=tiles.keys,
+        SLICE=slice_of(key),
         **tiles.options(),
     )
 
@@ -103,6 +105,7 @@ def cells_forward(
     VALUES: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    SLICE: tl.constexpr,
 ):
     """λ, k̄ and v̄ of one cell, for a tile of clusters: one softmax over the cell's keys."""
     head, cell = tl.program_id(2).to(tl.int64), tl.program_id(1)
@@ -110,7 +113,8 @@ def cells_forward(
     key, value = of_head(key, of_key, G, key_b, key_h), of_head(value, of_key, G, value_b, value_h)
     order += of_key * M
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    means = load_rows(centroids + head * C * D, D, row, row < C, D, WIDTH).to(key.dtype.element_ty)
+    centroids += head * C * D
+    means = load_rows(centroids, D, row, row < C, D, WIDTH).to(key.dtype.element_ty)
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     keys = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -124,7 +128,8 @@ def cells_forward(
         seen = there[None, :] & (row < C)[:, None]
         if inside is not None:
             seen = seen & ~listed_inside(inside, words, head, C, row, place, there)
-        largest, factor, weights = seen_exponentials(dot(means, tl.trans(k)) * scale, seen, largest)
+        logits = inner_of(means, centroids, D, row, row < C, k, key, key_n, token, there, D, SLICE) * scale
+        largest, factor, weights = seen_exponentials(logits, seen, largest)
         total = total * factor + tl.sum(weights, 1)
         values = values * factor[:, None] + dot_wide(weights, v)
         if cell_keys is not None:

@@ -8,13 +8,14 @@ from torch import Tensor
 from subquad.ops.triton.blocks import group_blocks
 from subquad.ops.triton.cells.weights import listed_inside, weight_gradients
 from subquad.ops.triton.launch import (
-    dot,
     dot_wide,
+    inner_of,
     kernel,
     launch,
     load_places,
     load_rows,
     of_head,
+    slice_of,
     store_rows,
     strides,
 )
@@ -57,6 +58,7 @@ def differentiate_keys(
         **common,
         ROWS=tiles.rows,
         KEYS=tiles.keys,
+        SLICE=slice_of(key),
         **tiles.options(),
     )
 
@@ -109,6 +111,7 @@ def cells_to_keys(
     VALUES: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    SLICE: tl.constexpr,
 ):
     """The gradients of a block of one cell's keys and values: from all clusters of the heads that share them."""
     of_key, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
@@ -116,32 +119,37 @@ def cells_to_keys(
     place = tl.load(start + of_key * blocks + block) + tl.arange(0, KEYS)
     token, there = load_places(order + of_key * M, place, tl.load(stop + of_key * blocks + block))
     b, g, per = of_key // G, of_key % G, H // G
-    k = load_rows(of_head(key, of_key, G, key_b, key_h), key_n, token, there, D, WIDTH)
-    v = load_rows(of_head(value, of_key, G, value_b, value_h), value_n, token, there, E, VALUES)
+    key, value = of_head(key, of_key, G, key_b, key_h), of_head(value, of_key, G, value_b, value_h)
+    k = load_rows(key, key_n, token, there, D, WIDTH)
+    v = load_rows(value, value_n, token, there, E, VALUES)
+    keyed, valued = (k, key, key_n, token, there), (v, value, value_n, token, there)
     keys = tl.zeros((KEYS, WIDTH), tl.float32)
     values = tl.zeros((KEYS, VALUES), tl.float32)
     if x < X:
         for unit in range(0, per * tl.cdiv(C, ROWS)):  # the heads that share the keys, and tiles of their clusters
             head = b * H + g * per + unit // tl.cdiv(C, ROWS)
             row = unit % tl.cdiv(C, ROWS) * ROWS + tl.arange(0, ROWS)
-            means = load_rows(centroids + head * C * D, D, row, row < C, D, WIDTH).to(k.dtype)
-            of_row = (head * C + row) * X + x
-            lse = tl.load(shift + of_row, mask=row < C, other=float("-inf"))
-            added = tl.load(constant + of_row, mask=row < C, other=0.0)
-            grad_values = load_rows(cell_values + (head * C * X + x) * E, X * E, row, row < C, E, VALUES).to(k.dtype)
+            of_row, in_row = (head * C + row) * X + x, row < C
+            of_means, of_values = centroids + head * C * D, cell_values + (head * C * X + x) * E
+            means = load_rows(of_means, D, row, in_row, D, WIDTH).to(k.dtype)
+            grad_values = load_rows(of_values, X * E, row, in_row, E, VALUES).to(k.dtype)
+            lse = tl.load(shift + of_row, mask=in_row, other=float("-inf"))
+            added = tl.load(constant + of_row, mask=in_row, other=0.0)
             seen = there[None, :] & (lse != float("-inf"))[:, None]
             hidden = seen & False
             if inside is not None:
                 hidden = listed_inside(inside, words, head, C, row, place, there)
             of_listed = None
             if of_inside is not None:
-                of_listed = tl.load(of_inside + head * C + row, mask=row < C, other=0.0)[:, None]
-            logits = tl.where(seen, dot(means, tl.trans(k)) * scale - lse[:, None], float("-inf"))
-            vs = dot(grad_values, tl.trans(v))
+                of_listed = tl.load(of_inside + head * C + row, mask=in_row, other=0.0)[:, None]
+            logits = inner_of(means, of_means, D, row, in_row, *keyed, D, SLICE) * scale
+            logits = tl.where(seen, logits - lse[:, None], float("-inf"))
+            vs = inner_of(grad_values, of_values, X * E, row, in_row, *valued, E, SLICE)
             ks = 0.0
             if cell_keys is not None:
-                grad_keys = load_rows(cell_keys + (head * C * X + x) * D, X * D, row, row < C, D, WIDTH).to(k.dtype)
-                ks = dot(grad_keys, tl.trans(k))
+                of_keys = cell_keys + (head * C * X + x) * D
+                grad_keys = load_rows(of_keys, X * D, row, in_row, D, WIDTH).to(k.dtype)
+                ks = inner_of(grad_keys, of_keys, X * D, row, in_row, *keyed, D, SLICE)
             weights, of_logits = weight_gradients(tl.exp(logits), ks, vs, added[:, None], seen, hidden, of_listed)
             keys += dot_wide(tl.trans(of_logits), means) * scale
             if cell_keys is not None:

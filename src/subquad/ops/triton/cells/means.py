@@ -8,8 +8,8 @@ from torch import Tensor
 
 from subquad.ops.triton.cells.weights import listed_inside, weight_gradients
 from subquad.ops.triton.launch import (
-    dot,
     dot_wide,
+    inner_of,
     kernel,
     key_head,
     launch,
@@ -17,6 +17,7 @@ from subquad.ops.triton.launch import (
     load_places,
     load_rows,
     of_head,
+    slice_of,
     store_rows,
 )
 from subquad.ops.triton.recording import Work
@@ -38,6 +39,7 @@ def differentiate_means(common: dict[str, Any], key: Tensor, value: Tensor, offs
         **common,
         ROWS=tiles.rows,
         KEYS=tiles.keys,
+        SLICE=slice_of(key),
         **tiles.options(),
     )
     return of_means.sum(3)
@@ -76,6 +78,7 @@ def cells_to_means(
     VALUES: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    SLICE: tl.constexpr,
 ):
     """Σ_j ∂L/∂u_j·scale·k_j over one cell's keys, for a tile of clusters."""
     head, cell = tl.program_id(2).to(tl.int64), tl.program_id(1)
@@ -84,13 +87,16 @@ def cells_to_means(
     order += of_key * M
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     kind = key.dtype.element_ty
-    means = load_rows(centroids + head * C * D, D, row, row < C, D, WIDTH).to(kind)
+    centroids += head * C * D
+    cell_values += (head * C * X + cell) * E
+    means = load_rows(centroids, D, row, row < C, D, WIDTH).to(kind)
     of_row = (head * C + row) * X + cell
     lse = tl.load(shift + of_row, mask=row < C, other=float("-inf"))
     added = tl.load(constant + of_row, mask=row < C, other=0.0)
-    grad_values = load_rows(cell_values + (head * C * X + cell) * E, X * E, row, row < C, E, VALUES).to(kind)
+    grad_values = load_rows(cell_values, X * E, row, row < C, E, VALUES).to(kind)
     if cell_keys is not None:
-        grad_keys = load_rows(cell_keys + (head * C * X + cell) * D, X * D, row, row < C, D, WIDTH).to(kind)
+        cell_keys += (head * C * X + cell) * D
+        grad_keys = load_rows(cell_keys, X * D, row, row < C, D, WIDTH).to(kind)
     of_listed = None
     if of_inside is not None:
         of_listed = tl.load(of_inside + head * C + row, mask=row < C, other=0.0)[:, None]
@@ -101,13 +107,17 @@ def cells_to_means(
         token, there = load_places(order, place, end)
         k = load_rows(key, key_n, token, there, D, WIDTH)
         v = load_rows(value, value_n, token, there, E, VALUES)
+        keyed = k, key, key_n, token, there
         seen = there[None, :] & (lse != float("-inf"))[:, None]
         hidden = seen & False
         if inside is not None:
             hidden = listed_inside(inside, words, head, C, row, place, there)
-        logits = tl.where(seen, dot(means, tl.trans(k)) * scale - lse[:, None], float("-inf"))
-        ks = dot(grad_keys, tl.trans(k)) if cell_keys is not None else 0.0
-        vs = dot(grad_values, tl.trans(v))
+        logits = inner_of(means, centroids, D, row, row < C, *keyed, D, SLICE) * scale
+        logits = tl.where(seen, logits - lse[:, None], float("-inf"))
+        ks = 0.0
+        if cell_keys is not None:
+            ks = inner_of(grad_keys, cell_keys, X * D, row, row < C, *keyed, D, SLICE)
+        vs = inner_of(grad_values, cell_values, X * E, row, row < C, v, value, value_n, token, there, E, SLICE)
         _, of_logits = weight_gradients(tl.exp(logits), ks, vs, added[:, None], seen, hidden, of_listed)
         gradient += dot_wide(of_logits, k)
     store_rows(of_means + (head * C * X + cell) * D, X * D, row, row < C, gradient * scale, D, WIDTH)

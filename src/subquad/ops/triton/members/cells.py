@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.ops.triton.launch import (
-    dot,
     dot_wide,
+    inner_of,
     kernel,
     launch,
     load_ends,
@@ -16,6 +16,7 @@ from subquad.ops.triton.launch import (
     of_head,
     padded,
     rows,
+    slice_of,
     store_rows,
     strides,
 )
@@ -51,6 +52,7 @@ def cells_of_members(
         scale=scale,
         **{"H": H, "N": N, "D": D, "E": E, "WIDTH": padded(D), "VALUES": padded(E)},
         QUERIES=tiles.rows,
+        SLICE=slice_of(query),
         **tiles.options(),
     )
     return grads
@@ -89,13 +91,15 @@ def members_to_cells(
     VALUES: tl.constexpr,
     QUERIES: tl.constexpr,
     CELLS: tl.constexpr,
+    SLICE: tl.constexpr,
 ):
     """Σ_i dt_ix·scale·(q_i − q̄), Σ_i p_ix g_i and Σ_i dt_ix over a cluster's queries, for a tile of its cells."""
     head, cluster = tl.program_id(2).to(tl.int64), tl.program_id(0)
     of_cluster = head * C + cluster
     x = tl.program_id(1) * CELLS + tl.arange(0, CELLS)
     kind = query.dtype.element_ty
-    v = load_rows(cell_values + of_cluster * X * E, E, x, x < X, E, VALUES).to(kind)
+    cell_values += of_cluster * X * E
+    v = load_rows(cell_values, E, x, x < X, E, VALUES).to(kind)
     keys = tl.zeros((CELLS, WIDTH), tl.float32)
     values = tl.zeros((CELLS, VALUES), tl.float32)
     biases = tl.zeros((CELLS,), tl.float32)
@@ -106,11 +110,13 @@ def members_to_cells(
         token, member = load_places(order, begin + tl.arange(0, QUERIES), end)
         q = load_rows(query, query_n, token, member, D, WIDTH)
         g = load_rows(grad, grad_n, token, member, E, VALUES)
+        queries, grads = (q, query, query_n, token, member), (g, grad, grad_n, token, member)
         of_shift, of_rho, h = load_member(shift, rho, grad_lse, head * N + token, member)
         mean = load_mean(centroids, of_cluster, D, q, WIDTH)
-        _, logits, there = cell_logits(q, mean, cell_keys, cell_lse, of_cluster, x, X, D, scale, WIDTH)
+        _, logits, there = cell_logits(*queries, mean, cell_keys, cell_lse, of_cluster, x, X, D, scale, WIDTH, SLICE)
         seen = there[None, :] & member[:, None]
-        p, of_logits = logit_gradients(logits, dot(g, tl.trans(v)), of_shift, of_rho, h, 1.0, seen)
+        gv = inner_of(*grads, v, cell_values, E, x, there, E, SLICE)
+        p, of_logits = logit_gradients(logits, gv, of_shift, of_rho, h, 1.0, seen)
         apart = tl.where(member[:, None], q.to(tl.float32) - mean[None, :], 0.0).to(kind)
         keys += dot_wide(tl.trans(of_logits), apart)
         values += dot_wide(tl.trans(p), g)

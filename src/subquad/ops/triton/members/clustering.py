@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.ops.triton.blocks import GroupBlocks, group_blocks
-from subquad.ops.triton.launch import dot, load_places, load_rows, padded, strides
+from subquad.ops.triton.launch import inner_of, load_places, load_rows, padded, strides
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,30 @@ def load_listed(top, of_cluster, slot, K, M):
 
 
 @triton.jit
-def cell_logits(q, mean, cell_keys, cell_lse, of_cluster, x, X, D, scale, WIDTH: tl.constexpr):
+def cell_logits(
+    q,
+    query,
+    query_n,
+    token,
+    member,
+    mean,
+    cell_keys,
+    cell_lse,
+    of_cluster,
+    x,
+    X,
+    D,
+    scale,
+    WIDTH: tl.constexpr,
+    SLICE: tl.constexpr,
+):
     """(k̄ as queries meet it, scale·(q − q̄)·k̄ + λ): −∞ for a cell that is not there."""
-    k = load_rows(cell_keys + of_cluster * X * D, D, x, x < X, D, WIDTH).to(q.dtype)
+    cell_keys += of_cluster * X * D
+    k = load_rows(cell_keys, D, x, x < X, D, WIDTH).to(q.dtype)
     own = tl.sum(k.to(tl.float32) * mean[None, :], 1)
     bias = tl.load(cell_lse + of_cluster * X + x, mask=x < X, other=float("-inf"))
-    return k, (dot(q, tl.trans(k)) - own[None, :]) * scale + bias[None, :], bias != float("-inf")
+    met = inner_of(q, query, query_n, token, member, k, cell_keys, D, x, x < X, D, SLICE)
+    return k, (met - own[None, :]) * scale + bias[None, :], bias != float("-inf")
 
 
 @triton.jit

@@ -4,8 +4,8 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.ops.triton.launch import (
-    dot,
     dot_wide,
+    inner_of,
     kernel,
     key_head,
     launch,
@@ -13,6 +13,7 @@ from subquad.ops.triton.launch import (
     of_head,
     rows,
     seen_exponentials,
+    slice_of,
     store_rows,
     strides,
 )
@@ -39,6 +40,7 @@ def attend_members(
         **arguments,
         QUERIES=tiles.rows,
         KEYS=tiles.keys,
+        SLICE=slice_of(query),
         **tiles.options(),
         rest=clusters.rest,
         group=blocks.group,
@@ -97,6 +99,7 @@ def members_forward(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     CELLS: tl.constexpr,
+    SLICE: tl.constexpr,
 ):
     """One softmax over a cluster's listed keys and its cells, for a block of its queries."""
     head = tl.program_id(1).to(tl.int64)
@@ -111,7 +114,9 @@ def members_forward(
             tl.store(lse + head * N + token, of_none, mask=member)
     else:
         of_cluster = head * C + cluster
-        q = load_rows(of_head(query, head, H, query_b, query_h), query_n, token, member, D, WIDTH)
+        query = of_head(query, head, H, query_b, query_h)
+        q = load_rows(query, query_n, token, member, D, WIDTH)
+        queries = q, query, query_n, token, member
         largest = tl.full((QUERIES,), float("-inf"), tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
         values = tl.zeros((QUERIES, VALUES), tl.float32)
@@ -121,7 +126,8 @@ def members_forward(
             k = load_rows(key, key_n, listed, there, D, WIDTH)
             v = load_rows(value, value_n, listed, there, E, VALUES)
             seen = there[None, :] & member[:, None]
-            largest, factor, weights = seen_exponentials(dot(q, tl.trans(k)) * scale, seen, largest)
+            logits = inner_of(*queries, k, key, key_n, listed, there, D, SLICE) * scale
+            largest, factor, weights = seen_exponentials(logits, seen, largest)
             total = total * factor + tl.sum(weights, 1)
             values = values * factor[:, None] + dot_wide(weights, v)
             some += tl.sum(there.to(tl.int32), 0)
@@ -129,7 +135,25 @@ def members_forward(
             mean = load_mean(centroids, of_cluster, D, q, WIDTH)
             for first in range(0, X, CELLS):
                 x = first + tl.arange(0, CELLS)
-                _, logits, there = cell_logits(q, mean, cell_keys, cell_lse, of_cluster, x, X, D, scale, WIDTH)
+                _, logits, there = cell_logits(
+                    *(
+                        q,
+                        query,
+                        query_n,
+                        token,
+                        member,
+                        mean,
+                        cell_keys,
+                        cell_lse,
+                        of_cluster,
+                        x,
+                        X,
+                        D,
+                        scale,
+                        WIDTH,
+                        SLICE,
+                    )
+                )
                 v = load_rows(cell_values + of_cluster * X * E, E, x, there, E, VALUES).to(q.dtype)
                 largest, factor, weights = seen_exponentials(logits, there[None, :] & member[:, None], largest)
                 total = total * factor + tl.sum(weights, 1)

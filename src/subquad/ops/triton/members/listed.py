@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.ops.triton.launch import (
-    dot,
     dot_wide,
+    inner_of,
     kernel,
     key_head,
     launch,
@@ -16,6 +16,7 @@ from subquad.ops.triton.launch import (
     load_rows,
     of_head,
     rows,
+    slice_of,
     store_rows,
 )
 from subquad.ops.triton.members.clustering import Clustering, load_listed, sizes
@@ -41,6 +42,7 @@ def listed_backward(
         **{name: arguments[name] for name in ("order", "top", "mass", "C", "K")},
         QUERIES=tiles.rows,
         KEYS=tiles.keys,
+        SLICE=slice_of(query),
         **tiles.options(),
         **of_members.arguments(),
         offsets=clusters.offsets,
@@ -99,14 +101,16 @@ def members_to_listed(
     VALUES: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
+    SLICE: tl.constexpr,
 ):
     """Σ_i ds_ij·scale·q_i and Σ_i m p_ij g_i over a cluster's queries, for a tile of its listed keys."""
     head, cluster = tl.program_id(2).to(tl.int64), tl.program_id(0)
     of_key, of_cluster = key_head(head, H, G), head * C + cluster
     slot = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
     listed, there = load_listed(top, of_cluster, slot, K, M)
-    k = load_rows(of_head(key, of_key, G, key_b, key_h), key_n, listed, there, D, WIDTH)
-    v = load_rows(of_head(value, of_key, G, value_b, value_h), value_n, listed, there, E, VALUES)
+    key, value = of_head(key, of_key, G, key_b, key_h), of_head(value, of_key, G, value_b, value_h)
+    k = load_rows(key, key_n, listed, there, D, WIDTH)
+    v = load_rows(value, value_n, listed, there, E, VALUES)
     share = 1.0
     if mass is not None:
         share = tl.load(mass + of_cluster)
@@ -119,10 +123,12 @@ def members_to_listed(
         token, member = load_places(order, begin + tl.arange(0, QUERIES), end)
         q = load_rows(query, query_n, token, member, D, WIDTH)
         g = load_rows(grad, grad_n, token, member, E, VALUES)
+        queries, grads = (q, query, query_n, token, member), (g, grad, grad_n, token, member)
         of_shift, of_rho, h = load_member(shift, rho, grad_lse, head * N + token, member)
         seen = there[None, :] & member[:, None]
-        logits = dot(q, tl.trans(k)) * scale
-        p, of_logits = logit_gradients(logits, dot(g, tl.trans(v)), of_shift, of_rho, h, share, seen)
+        logits = inner_of(*queries, k, key, key_n, listed, there, D, SLICE) * scale
+        gv = inner_of(*grads, v, value, value_n, listed, there, E, SLICE)
+        p, of_logits = logit_gradients(logits, gv, of_shift, of_rho, h, share, seen)
         keys += dot_wide(tl.trans(of_logits), q)
         values += dot_wide(tl.trans(p), g)
     store_rows(of_keys + of_cluster * K * D, D, slot, slot < K, keys * scale, D, WIDTH)

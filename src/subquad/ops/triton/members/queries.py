@@ -4,8 +4,8 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.ops.triton.launch import (
-    dot,
     dot_wide,
+    inner_of,
     kernel,
     key_head,
     launch,
@@ -13,6 +13,7 @@ from subquad.ops.triton.launch import (
     load_rows,
     of_head,
     rows,
+    slice_of,
     store_rows,
     strides,
 )
@@ -48,6 +49,7 @@ def members_backward(
         **arguments,
         QUERIES=tiles.rows,
         KEYS=tiles.keys,
+        SLICE=slice_of(query),
         **tiles.options(),
         **of_members.arguments(),
         offsets=clusters.offsets,
@@ -114,6 +116,7 @@ def members_to_queries(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     CELLS: tl.constexpr,
+    SLICE: tl.constexpr,
 ):
     """dq_i = scale·(Σ_j ds_ij k_j + Σ_x dt_ix k̄_x) + dq̄ / (queries of the cluster), for a block of its queries."""
     head = tl.program_id(1).to(tl.int64)
@@ -122,8 +125,10 @@ def members_to_queries(
     cluster, token, member = load_block(order, group, start, stop, blocks, head, N, QUERIES)
     if cluster < C:
         of_cluster = head * C + cluster
-        q = load_rows(of_head(query, head, H, query_b, query_h), query_n, token, member, D, WIDTH)
-        g = load_rows(of_head(grad, head, H, grad_b, grad_h), grad_n, token, member, E, VALUES)
+        query, grad = of_head(query, head, H, query_b, query_h), of_head(grad, head, H, grad_b, grad_h)
+        q = load_rows(query, query_n, token, member, D, WIDTH)
+        g = load_rows(grad, grad_n, token, member, E, VALUES)
+        queries, grads = (q, query, query_n, token, member), (g, grad, grad_n, token, member)
         of_shift, of_rho, h = load_member(shift, rho, grad_lse, head * N + token, member)
         share = 1.0
         if mass is not None:
@@ -134,17 +139,38 @@ def members_to_queries(
             k = load_rows(key, key_n, listed, there, D, WIDTH)
             v = load_rows(value, value_n, listed, there, E, VALUES)
             seen = there[None, :] & member[:, None]
-            logits = dot(q, tl.trans(k)) * scale
-            _, of_logits = logit_gradients(logits, dot(g, tl.trans(v)), of_shift, of_rho, h, share, seen)
+            logits = inner_of(*queries, k, key, key_n, listed, there, D, SLICE) * scale
+            gv = inner_of(*grads, v, value, value_n, listed, there, E, SLICE)
+            _, of_logits = logit_gradients(logits, gv, of_shift, of_rho, h, share, seen)
             gradient += dot_wide(of_logits, k)
         if cell_lse is not None:
             mean = load_mean(centroids, of_cluster, D, q, WIDTH)
             for first in range(0, X, CELLS):
                 x = first + tl.arange(0, CELLS)
-                k, logits, there = cell_logits(q, mean, cell_keys, cell_lse, of_cluster, x, X, D, scale, WIDTH)
-                v = load_rows(cell_values + of_cluster * X * E, E, x, there, E, VALUES).to(g.dtype)
+                k, logits, there = cell_logits(
+                    *(
+                        q,
+                        query,
+                        query_n,
+                        token,
+                        member,
+                        mean,
+                        cell_keys,
+                        cell_lse,
+                        of_cluster,
+                        x,
+                        X,
+                        D,
+                        scale,
+                        WIDTH,
+                        SLICE,
+                    )
+                )
+                of_cells = cell_values + of_cluster * X * E
+                v = load_rows(of_cells, E, x, there, E, VALUES).to(g.dtype)
+                gv = inner_of(*grads, v, of_cells, E, x, there, E, SLICE)
                 seen = there[None, :] & member[:, None]
-                _, of_logits = logit_gradients(logits, dot(g, tl.trans(v)), of_shift, of_rho, h, share, seen)
+                _, of_logits = logit_gradients(logits, gv, of_shift, of_rho, h, share, seen)
                 gradient += dot_wide(of_logits, k)
         begin, end = load_ends(offsets, head, cluster, C)
         width = tl.arange(0, WIDTH)

@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.ops.triton.launch import (
-    dot,
+    inner_of,
     kernel,
     key_head,
     launch,
@@ -13,6 +13,7 @@ from subquad.ops.triton.launch import (
     of_head,
     rows,
     seen_exponentials,
+    slice_of,
     strides,
 )
 from subquad.ops.triton.members.clustering import Clustering, load_block, load_listed, sizes
@@ -27,7 +28,7 @@ def member_sums(
     query, key, value, grad_out = rows(query), rows(key), rows(value), rows(grad_out)
     (B, H, N, D), E, K = query.shape, value.shape[3], clusters.top.shape[3]
     shift, rho = query.new_zeros(2, B, H, N, dtype=torch.float32)
-    tiles = tiles_of("members_forward", query.dtype, max(D, E))
+    tiles = tiles_of("members_sums", query.dtype, max(D, E))
     blocks = clusters.blocks(tiles.rows)
     arguments = clusters.arguments()
     launch(
@@ -38,6 +39,7 @@ def member_sums(
         **{name: arguments[name] for name in ("order", "top", "C", "K")},
         QUERIES=tiles.rows,
         KEYS=tiles.keys,
+        SLICE=slice_of(query),
         **tiles.options(),
         grad=grad_out,
         **strides("grad", grad_out),
@@ -90,6 +92,7 @@ def members_sums(
     VALUES: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
+    SLICE: tl.constexpr,
 ):
     """ln Σ_j e^{s_ij} and Σ_j p_ij g_i·v_j over the listed keys, for a block of a cluster's queries."""
     head = tl.program_id(1).to(tl.int64)
@@ -97,8 +100,10 @@ def members_sums(
     key, value = of_head(key, of_key, G, key_b, key_h), of_head(value, of_key, G, value_b, value_h)
     cluster, token, member = load_block(order, group, start, stop, blocks, head, N, QUERIES)
     if cluster < C:
-        q = load_rows(of_head(query, head, H, query_b, query_h), query_n, token, member, D, WIDTH)
-        g = load_rows(of_head(grad, head, H, grad_b, grad_h), grad_n, token, member, E, VALUES)
+        query, grad = of_head(query, head, H, query_b, query_h), of_head(grad, head, H, grad_b, grad_h)
+        q = load_rows(query, query_n, token, member, D, WIDTH)
+        g = load_rows(grad, grad_n, token, member, E, VALUES)
+        queries, grads = (q, query, query_n, token, member), (g, grad, grad_n, token, member)
         largest = tl.full((QUERIES,), float("-inf"), tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
         sums = tl.zeros((QUERIES,), tl.float32)
@@ -107,9 +112,11 @@ def members_sums(
             k = load_rows(key, key_n, listed, there, D, WIDTH)
             v = load_rows(value, value_n, listed, there, E, VALUES)
             seen = there[None, :] & member[:, None]
-            largest, factor, weights = seen_exponentials(dot(q, tl.trans(k)) * scale, seen, largest)
+            logits = inner_of(*queries, k, key, key_n, listed, there, D, SLICE) * scale
+            gv = inner_of(*grads, v, value, value_n, listed, there, E, SLICE)
+            largest, factor, weights = seen_exponentials(logits, seen, largest)
             total = total * factor + tl.sum(weights, 1)
-            sums = sums * factor + tl.sum(weights * dot(g, tl.trans(v)), 1)
+            sums = sums * factor + tl.sum(weights * gv, 1)
         some = total != 0
         tl.store(shift + head * N + token, tl.where(some, tl.log(tl.where(some, total, 1.0)) + largest, 0.0), member)
         tl.store(rho + head * N + token, tl.where(some, sums / tl.where(some, total, 1.0), 0.0), mask=member)
