@@ -18,7 +18,7 @@ import torch
 
 from subquad.functional import attention
 from subquad.measure.gpu_chips import Gpu
-from subquad.methods import Full, Method
+from subquad.methods import Full, Method, list_methods
 from subquad.ops.triton.recording import Launch, OtherCall, recording
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ KERNELS = {"sort": 10, "topk": 4, "linalg_cholesky_ex": 8, "cumsum": 2}  # of on
 TOPK = 10  # how many times as fast as a sort a choice of the largest is: it reads the numbers 16 times, from caches
 BACKWARD = 2.5  # operations of exact attention's backward pass, in those of the forward pass
 OF_FORWARD = 0.8  # of its forward throughput that exact attention's backward pass reaches
+LEFT_OUT = "full", "shared-full", "oracle-top", "by-length", "mixed-heads"  # quadratic, or made of other methods
 # Kernels that multiply centred vectors, which are fp32.
 WIDE = ("directions_of_means", "nearest_means", "products_of_run", "sign_words")
 
@@ -147,6 +148,11 @@ def record(method: Method, load: Load) -> Recorded:
         return Recorded(_steps(*forward), _steps(launches[before[0] :], others[before[1] :]))
 
 
+def methods() -> list[str]:
+    """The names of the methods with kernels of their own."""
+    return [name for name in list_methods() if name not in LEFT_OUT]
+
+
 def launches_of(method: Method, load: Load, causal: bool = False) -> list[Launch]:
     """What a forward and backward pass launch of our own kernels.
 
@@ -161,6 +167,12 @@ def launches_of(method: Method, load: Load, causal: bool = False) -> list[Launch
         out = call(*inputs, is_causal=causal)
         out.backward(torch.empty_like(out))
     return launches
+
+
+def launches_of_passes(method: Method, loads: Sequence[Load]) -> list[Launch]:
+    """The launches of both passes at each of these loads, causal too where the method can be."""
+    ways = (False, True) if method.traits.causal == "strict" else (False,)
+    return [launch for load in loads for causal in ways for launch in launches_of(method, load, causal)]
 
 
 def call_of(method: Method, load: Load) -> "Callable[..., Tensor]":

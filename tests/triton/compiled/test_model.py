@@ -12,9 +12,9 @@ import subquad as sq
 from subquad.measure import gpu_model as model
 from subquad.measure.gpu_model import Load, launches_of, record
 from subquad.ops.triton.recording import OtherCall, recording
-from subquad.ops.triton.resources import Resources
+from subquad.ops.triton.resources import CHIPS, Resources, compile_for
 from subquad.ops.triton.tiles import FIXED, MEASURED, TABLE, Tiles, candidates, entry, overridden, tiles_of
-from tests.triton.compiled.fits import compiled, meta
+from tests.triton.compiled.fits import distinct, meta
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -60,8 +60,8 @@ def test_kernels_that_multiply_fp32_whatever_comes_in():
     with recording() as launches:
         sq.attention(*(meta(1, 32, 1024, 64) for _ in range(3)), method="clustered-tail")
     in_tf32 = set()
-    for launch in {launch.code: launch for launch in launches}.values():
-        if launch.work.products and "tf32" in compiled(launch, "sm_80").kinds:
+    for launch in distinct(launches):
+        if launch.work.products and "tf32" in compile_for(launch, CHIPS["sm_90"]).kinds:
             in_tf32.add(launch.name)
     assert in_tf32 == set(model.WIDE)
 
@@ -199,7 +199,7 @@ def test_the_page_of_the_model(script, monkeypatch, tmp_path, capsys):
 
 def test_the_page_of_the_resources(script, monkeypatch, tmp_path):
     page = tmp_path / "page.md"
-    words = ["--length", "1024", "--widths", "64", "--methods", "clustered", "--chips", "sm_80"]
+    words = ["--lengths", "1024", "4096", "--widths", "64", "--methods", "clustered", "--chips", "sm_80"]
     monkeypatch.setattr(sys, "argv", ["gpu_resources.py", *words, "--out", str(page)])
     module = script("gpu_resources")
     made = Resources(registers=100, spills=0, stack=0, shared=2048, threads=128, products=3)

@@ -116,13 +116,6 @@ def group_order(labels: Int64[Tensor, "B H N"], groups: int) -> tuple[Int32[Tens
     return order, offsets
 
 
-def group_means(x: Float[Tensor, "B H N D"], labels: Int64[Tensor, "B H N"], groups: int) -> Float[Tensor, "B H C D"]:
-    """The mean of each group's vectors in fp32; 0 for an empty group."""
-    means = x.new_empty(*x.shape[:2], groups, x.shape[3], dtype=torch.float32)
-    Members.of(labels, groups, x).fill_means(means)
-    return means
-
-
 def group_sums(
     x: Float[Tensor, "B H N D"], order: Int32[Tensor, "B H N"], offsets: Int32[Tensor, "B H C1"]
 ) -> Float[Tensor, "B H C D"]:

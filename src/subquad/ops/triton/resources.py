@@ -74,8 +74,21 @@ class Resources:
         return min([*limits, chip.shared // self.shared] if self.shared else limits)
 
 
+_made: dict[tuple[str, ...], Resources] = {}
+
+
 def compile_for(launch: Launch, chip: Chip) -> Resources:
-    """Compile the kernel of a launch, as it would be specialised, for a GPU that need not be here."""
+    """Compile the kernel of a launch, as it would be specialised, for a GPU that need not be here.
+
+    The same code is compiled once in a process, whichever methods launch it.
+    """
+    at = str(chip.target), *launch.code
+    if at not in _made:
+        _made[at] = _compile(launch, chip)
+    return _made[at]
+
+
+def _compile(launch: Launch, chip: Chip) -> Resources:
     attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(launch.signature) if name in launch.aligned}
     constants = {(list(launch.signature).index(name),): value for name, value in launch.constants.items()}
     source = ASTSource(launch.kernel, launch.signature, constants, attributes)

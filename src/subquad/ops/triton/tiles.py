@@ -53,7 +53,7 @@ TABLE = {
         4: (Tiles(16, 32, 4, 1), Tiles(16, 16, 4, 1), Tiles(16, 16, 8, 1)),
     },
     "members_of_run": {  # its rows are groups, its keys are tokens
-        2: (Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 32, 8, 2)),
+        2: (Tiles(64, 32, 4, 2), Tiles(64, 16, 4, 2), Tiles(32, 32, 8, 2)),
         4: (Tiles(32, 32, 4, 2), Tiles(16, 32, 4, 2), Tiles(16, 32, 8, 1)),
     },
     "members_forward": {
@@ -65,11 +65,11 @@ TABLE = {
         4: (Tiles(32, 32, 4, 2), Tiles(16, 32, 4, 1), Tiles(16, 16, 8, 1)),
     },
     "members_to_cells": {
-        2: (Tiles(64, 16, 4, 2), Tiles(64, 16, 4, 2), Tiles(32, 16, 8, 1)),
+        2: (Tiles(64, 16, 4, 2), Tiles(32, 16, 4, 2), Tiles(32, 16, 8, 1)),
         4: (Tiles(32, 16, 4, 1), Tiles(32, 16, 4, 1), Tiles(16, 16, 8, 1)),
     },
     "members_to_listed": {
-        2: (Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 16, 8, 1)),
+        2: (Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 2), Tiles(32, 16, 8, 1)),
         4: (Tiles(32, 32, 4, 1), Tiles(16, 16, 4, 1), Tiles(16, 16, 8, 1)),
     },
     "members_to_queries": {
