@@ -23,7 +23,7 @@ def test_kernels_of_a_method(method, D, dtype):
 
 
 def test_most_kernels_are_compiled_once_for_all_lengths():
-    """Kernels of counts are: those of `launch.kernel`."""
+    """All that `launch.kernel` makes, unless constants differ."""
     method = sq.parse_method("clustered-tail")
     short, long = (launches_of_passes(method, [Load(length)]) for length in (1000, 4096))
     names = "cells_forward", "cells_to_keys", "members_forward", "members_to_queries", "place_members"

@@ -42,7 +42,7 @@ def _alike(tiles: Tiles) -> tuple[Tiles, Tiles, Tiles]:
 TABLE = {
     "cells_forward": {
         2: (Tiles(64, 64, 4, 1), Tiles(64, 32, 4, 1), Tiles(32, 32, 8, 1)),
-        4: (Tiles(32, 32, 4, 2), Tiles(32, 16, 4, 1), Tiles(16, 16, 8, 1)),
+        4: (Tiles(32, 32, 4, 2), Tiles(32, 16, 8, 1), Tiles(16, 16, 8, 1)),
     },
     "cells_to_means": {
         2: (Tiles(64, 32, 4, 2), Tiles(32, 64, 4, 2), Tiles(16, 32, 4, 1)),
@@ -58,7 +58,7 @@ TABLE = {
     },
     "members_forward": {
         2: (Tiles(64, 32, 4, 1), Tiles(64, 32, 4, 2), Tiles(32, 32, 8, 1)),
-        4: (Tiles(32, 32, 4, 2), Tiles(16, 32, 4, 1), Tiles(16, 16, 8, 1)),
+        4: (Tiles(32, 32, 4, 2), Tiles(16, 16, 4, 2), Tiles(16, 16, 8, 1)),
     },
     "members_sums": {
         2: (Tiles(64, 32, 4, 1), Tiles(64, 32, 4, 2), Tiles(32, 32, 8, 1)),
@@ -69,7 +69,7 @@ TABLE = {
         4: (Tiles(32, 16, 4, 1), Tiles(32, 16, 4, 1), Tiles(16, 16, 8, 1)),
     },
     "members_to_listed": {
-        2: (Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 2), Tiles(32, 16, 8, 1)),
+        2: (Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1), Tiles(32, 16, 8, 1)),
         4: (Tiles(32, 32, 4, 1), Tiles(16, 16, 4, 1), Tiles(16, 16, 8, 1)),
     },
     "members_to_queries": {
