@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -24,8 +25,14 @@ COUNTS = (
     *("C", "K", "X", "R", "S", "T", "groups", "known", "count", "words", "size"),
     *("blocks", "slots", "key_slots", "first_query", "first_key", "offset", "span"),
 )
-kernel = triton.jit(do_not_specialize=COUNTS)
 PROGRAMS = 512  # into which work over runs of tokens is divided: several for each multiprocessor
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Make a kernel of a function: `triton.jit` that compiles it once whatever its COUNTS are, less its constants."""
+    given = signature(function).parameters
+    counts = [name for name in COUNTS if name in given and given[name].annotation is Parameter.empty]
+    return triton.jit(function, do_not_specialize=counts)
 
 
 @contextmanager

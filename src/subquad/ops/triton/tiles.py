@@ -86,7 +86,7 @@ TABLE = {
         4: (Tiles(32, 32, 4, 1), Tiles(16, 32, 4, 1), Tiles(16, 16, 8, 1)),
     },
     "gradient_of_keys": {
-        2: (Tiles(32, 64, 4, 2), Tiles(32, 32, 4, 2), Tiles(32, 16, 4, 2)),
+        2: (Tiles(32, 64, 4, 2), Tiles(32, 32, 4, 1), Tiles(32, 16, 4, 2)),
         4: (Tiles(16, 32, 4, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
     },
     # Of features: the rows are tokens, the keys are features. Chunks have the tokens that the whole pass divides by.
