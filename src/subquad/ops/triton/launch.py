@@ -81,7 +81,7 @@ def tile(size: int, most: int) -> int:
 
 def slice_of(x: Tensor, most: int = 256) -> int:
     """Components of a row at a time in products over them: of fp32 few, else as many as there are, up to `most`."""
-    return min(padded(x.shape[-1]), 32 if x.dtype == torch.float32 else most)
+    return min(padded(x.shape[-1]), most, 32 if x.dtype == torch.float32 else most)
 
 
 def runs_of(tokens: int, step: int, others: int, most: int = PROGRAMS) -> tuple[int, int]:
