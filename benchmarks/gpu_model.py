@@ -18,11 +18,10 @@ from subquad.files import write
 from subquad.measure import gpu_model as model
 from subquad.measure.fidelity import crossover
 from subquad.measure.gpu_chips import GPUS, Gpu
-from subquad.measure.gpu_model import Load, Recorded, captured, eager, exact, holding
+from subquad.measure.gpu_model import Load, Recorded, captured, eager, exact, holding, methods
 from subquad.methods.clustered_tail import by_length
 
 PASSES = "forward", "forward+backward"
-LEFT_OUT = "full", "shared-full", "oracle-top", "by-length", "mixed-heads"  # quadratic, or made of other methods
 # What the plan of these kernels expected of a forward pass at D=64 on an H100, and asked of clustered-tail.
 EXPECTED = {
     "i-clustered": {4096: 1.3, 16384: 6, 65536: 24},
@@ -46,10 +45,6 @@ def main() -> None:
     print(text)
     if given.out is not None:
         write(given.out, text)
-
-
-def methods() -> list[str]:
-    return [name for name in sq.list_methods() if name not in LEFT_OUT]
 
 
 def recorded(texts: list[str], loads: list[Load]) -> tuple[Table, dict[str, str]]:

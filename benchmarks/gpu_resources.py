@@ -11,16 +11,16 @@ import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 
 import torch
-from gpu_model import methods
 from sheet import MISSING, table
 
 import subquad as sq
 from subquad.files import write
-from subquad.measure.gpu_model import Load, call_of
-from subquad.ops.triton.recording import Launch, recording
+from subquad.measure.gpu_model import Load, launches_of_passes, methods
+from subquad.ops.triton.recording import Launch
 from subquad.ops.triton.resources import CHIPS, Resources, compile_for
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -31,27 +31,27 @@ _launches: list[Launch] = []  # what the processes of a fork see; kernels cannot
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1000, 4096])
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--methods", nargs="+", default=methods())
     parser.add_argument("--chips", nargs="+", choices=CHIPS, default=list(CHIPS))
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    kernels, missing = of_methods(given.methods, given.length, given.widths)
+    kernels, missing = of_methods(given.methods, given.lengths, given.widths)
     found = compiled(list(kernels), [launch for launch, _ in kernels.values()], given.chips, given.processes)
-    text = "\n\n".join(parts(kernels, found, missing, given.chips, given.length)) + "\n"
+    text = "\n\n".join(parts(kernels, found, missing, given.chips, given.lengths)) + "\n"
     print(text)
     if given.out is not None:
         write(given.out, text)
 
 
-def of_methods(texts: list[str], length: int, widths: list[int]) -> tuple[Kernels, dict[str, str]]:
+def of_methods(texts: list[str], lengths: list[int], widths: list[int]) -> tuple[Kernels, dict[str, str]]:
     kernels: Kernels = {}
     missing = {}
     for text in texts:
         try:
-            for label, launch in launches(sq.parse_method(text), length, widths):
+            for label, launch in launches(sq.parse_method(text), lengths, widths):
                 labels = kernels.setdefault(launch.code, (launch, []))[1]
                 if label not in labels:
                     labels.append(label)
@@ -60,20 +60,11 @@ def of_methods(texts: list[str], length: int, widths: list[int]) -> tuple[Kernel
     return kernels, missing
 
 
-def launches(method: sq.Method, length: int, widths: list[int]) -> Iterator[tuple[str, Launch]]:
-    """Every launch of a forward and backward pass, at each dtype and width, causal too where the method can be."""
-    for named, dtype in DTYPES.items():
-        for width in widths:
-            load = Load(length, width=width, dtype=dtype)
-            for causal in (False, True) if method.traits.causal == "strict" else (False,):
-                inputs = [
-                    torch.empty(1, load.heads, length, width, dtype=dtype, device="meta", requires_grad=True)
-                    for _ in range(3)
-                ]
-                with recording() as found:
-                    out = call_of(method, load)(*inputs, is_causal=causal)
-                    out.backward(torch.empty_like(out))
-                yield from ((f"{named} D={width}", launch) for launch in found)
+def launches(method: sq.Method, lengths: list[int], widths: list[int]) -> Iterator[tuple[str, Launch]]:
+    """Every launch of the passes, at each dtype and width."""
+    for (named, dtype), width in product(DTYPES.items(), widths):
+        for launch in launches_of_passes(method, [Load(length, width=width, dtype=dtype) for length in lengths]):
+            yield f"{named} D={width}", launch
 
 
 def compiled(
@@ -95,7 +86,7 @@ def parts(
     found: dict[tuple[tuple[str, ...], str], Resources],
     missing: dict[str, str],
     chips: list[str],
-    length: int,
+    lengths: list[int],
 ) -> list[str]:
     groups: dict[tuple[str, str], list[tuple[str, ...]]] = {}
     everywhere = {label for _, labels in kernels.values() for label in labels}
@@ -113,15 +104,17 @@ def parts(
         f"{len(found)} spill registers or have a stack frame.\n"
         "A cell: registers of a thread · KiB of shared memory of a program · programs that a multiprocessor holds at a "
         "time · instructions of the tensor cores in the code; then bytes of spilled registers, where there are some.\n"
-        "Where a line has several versions, which differ in constants or in alignment, each figure is the worst.",
+        "Where a line has several versions, which differ in constants, in what is given or in alignment, a figure is "
+        "the worst.",
         table(["kernel", "at", "versions", *chips], rows),
     ]
     if missing:
         lines.append("Not recorded:\n\n" + "\n".join(f"- `{name}`: {reason}" for name, reason in missing.items()))
+    tokens = " and ".join(f"{length:,}" for length in lengths)
+    made_by = ", ".join(f"{name} {version(name)}" for name in ("triton", "subquad"))
     lines.append(
-        f"`python benchmarks/gpu_resources.py --out benchmarks/results/gpu-resources.md`: {length:,} tokens, 32 heads, "
-        f"forward and backward, torch {torch.__version__.partition('+')[0]}, triton {version('triton')}, subquad "
-        f"{version('subquad')}."
+        f"`python benchmarks/gpu_resources.py --out benchmarks/results/gpu-resources.md`: {tokens} tokens, 32 heads, "
+        f"forward and backward, torch {torch.__version__.partition('+')[0]}, {made_by}."
     )
     return lines
 

@@ -19,7 +19,7 @@ import torch
 
 from subquad.functional import attention
 from subquad.measure.gpu_chips import Gpu
-from subquad.methods import Method
+from subquad.methods import Method, list_methods
 from subquad.ops.triton.recording import Launch, OtherCall, recording
 
 if TYPE_CHECKING:
@@ -37,6 +37,15 @@ KERNELS = {"sort": 10, "topk": 4, "linalg_cholesky_ex": 8, "cumsum": 2}  # of on
 TOPK = 10  # how many times as fast as a sort a choice of the largest is: it reads the numbers 16 times, from caches
 BACKWARD = 2.5  # operations of exact attention's backward pass, in those of the forward pass
 OF_FORWARD = 0.8  # of its forward throughput that exact attention's backward pass reaches
+LEFT_OUT = (
+    "full",
+    "shared-full",
+    "oracle-top",
+    "synthesizer",
+    "by-length",
+    "mixed-heads",
+    "sum",
+)  # quadratic, or made of others
 # Kernels that multiply centred vectors, which are fp32.
 WIDE = ("directions_of_means", "products_of_run")
 
@@ -149,6 +158,33 @@ def record(method: Method, load: Load) -> Recorded:
         before = len(launches), len(others)
         out.backward(torch.empty_like(out))
         return Recorded(_steps(*forward), _steps(launches[before[0] :], others[before[1] :]))
+
+
+def methods() -> list[str]:
+    """The names of the methods with kernels of their own."""
+    return [name for name in list_methods() if name not in LEFT_OUT]
+
+
+def launches_of(method: Method, load: Load, causal: bool = False) -> list[Launch]:
+    """What a forward and backward pass launch of our own kernels.
+
+    Raises:
+        ValueError: an op of the method has no kernel, or the method is not causal.
+        RuntimeError: Triton is not installed, or something is read back from the device.
+    """
+    call = call_of(method, load)
+    shape = 1, load.heads, load.length, load.width
+    inputs = [torch.empty(shape, dtype=load.dtype, device="meta", requires_grad=True) for _ in range(3)]
+    with recording() as launches:
+        out = call(*inputs, is_causal=causal)
+        out.backward(torch.empty_like(out))
+    return launches
+
+
+def launches_of_passes(method: Method, loads: Sequence[Load]) -> list[Launch]:
+    """The launches of both passes at each of these loads, causal too where the method can be."""
+    ways = (False, True) if method.traits.causal == "strict" else (False,)
+    return [launch for load in loads for causal in ways for launch in launches_of(method, load, causal)]
 
 
 def call_of(method: Method, load: Load) -> "Callable[..., Tensor]":

@@ -1,7 +1,7 @@
 """Which tiles of each kernel are the fastest on a GPU: a few candidates, each in a whole forward and backward pass."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,7 +10,11 @@ from subquad.workflows.bench_calls import DTYPES, Calls, Load
 from subquad.workflows.gpu_timer import Timer, reason_of
 from subquad.workflows.store import Progress
 
-METHODS = "clustered-tail", "i-clustered", "clustered"  # which between them launch every kernel of the table
+# Methods, and whether causal: these launch every kernel of the table.
+METHODS = (
+    *(("clustered-tail", False), ("i-clustered", False), ("clustered", False)),
+    *(("lsh", False), ("performer", False), ("performer", True)),
+)
 EQUAL = 2e-2  # how far outputs with other tiles may be apart, relative, in 16 bits
 
 
@@ -32,10 +36,10 @@ def try_tiles(load: Load, timer: Timer, is_time_left: Callable[[], bool], progre
 
     tried: list[Tried] = []
     done: set[str] = set()
-    for method in METHODS:
+    for method, causal in METHODS:
         if not is_time_left():
             break
-        call = Calls(load).of(method)
+        call = Calls(replace(load, causal=causal)).of(method)
         try:
             times = timer.kernels(call)
         except Exception as error:  # that the method does not run is in the sheet's table, too

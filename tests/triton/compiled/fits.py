@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from subquad.ops.triton.recording import Launch, recording
-from subquad.ops.triton.resources import CHIPS, Resources, compile_for
+from subquad.ops.triton.resources import CHIPS, compile_for
 
 IN_CI = ("sm_90",)
 NAMES = tuple(CHIPS) if os.environ.get("SUBQUAD_ALL_CHIPS") else IN_CI
@@ -18,33 +18,27 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16, grad: bool = False) -
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad)
 
 
-_compiled: dict[tuple[str, ...], Resources] = {}  # the same kernels serve several ops
-
-
 def distinct(launches: list[Launch]) -> list[Launch]:
     """The launches less those that would be compiled to the same code."""
     return list({x.code: x for x in launches}.values())
-
-
-def compiled(launch: Launch, name: str) -> Resources:
-    """What the kernel takes on the GPU of this name."""
-    key = (name, *launch.code)
-    if key not in _compiled:
-        _compiled[key] = compile_for(launch, CHIPS[name])
-    return _compiled[key]
 
 
 def assert_fits(call: Callable[[], object]) -> list[Launch]:
     """Record the launches of a call on meta tensors and compile each for the GPUs in NAMES; return them."""
     with recording() as launches:
         call()
+    assert_all_fit(launches)
+    return launches
+
+
+def assert_all_fit(launches: list[Launch]) -> None:
+    """Compile the kernels of these launches for the GPUs in NAMES."""
     assert launches, "no kernel was launched"
     for launch in distinct(launches):
         multiplies = launch.work.products > 0 or "dot" in inspect.getsource(launch.kernel.fn)
         for name in NAMES:
-            chip, found = CHIPS[name], compiled(launch, name)
+            chip, found = CHIPS[name], compile_for(launch, CHIPS[name])
             what = f"{launch.name} for {name} with {launch.constants}, {launch.options}: {found}"
             assert found.spills == found.stack == 0, what
             assert found.shared <= chip.shared_of_program, what
             assert found.products > 0 or not multiplies, what
-    return launches

@@ -36,4 +36,4 @@ def test_causal_products(R, E):
     shapes = (1, 32, 4096, R), (1, 32, 4096, R), (1, 32, 4096, E)
     inputs = [meta(*shape, dtype=torch.float32, grad=True) for shape in shapes]
     launches = assert_fits(lambda: causal_product(*inputs).sum().backward())
-    assert [launch.name for launch in launches] == ["sum_chunks", "scan", "read_chunks"] * 4
+    assert [launch.name for launch in launches] == ["sum_products", "scan_products", "read_products"] * 4

@@ -10,11 +10,11 @@ import torch
 
 import subquad as sq
 from subquad.measure import gpu_model as model
-from subquad.measure.gpu_model import Load, record
+from subquad.measure.gpu_model import Load, launches_of, record
 from subquad.ops.triton.recording import OtherCall, recording
-from subquad.ops.triton.resources import Resources
-from subquad.ops.triton.tiles import MEASURED, TABLE, Tiles, candidates, entry, overridden, tiles_of
-from tests.triton.compiled.fits import compiled, meta
+from subquad.ops.triton.resources import CHIPS, Resources, compile_for
+from subquad.ops.triton.tiles import FIXED, MEASURED, TABLE, Tiles, candidates, entry, overridden, tiles_of
+from tests.triton.compiled.fits import distinct, meta
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -60,8 +60,8 @@ def test_kernels_that_multiply_fp32_whatever_comes_in():
     with recording() as launches:
         sq.attention(*(meta(1, 32, 1024, 64) for _ in range(3)), method="clustered-tail")
     in_tf32 = set()
-    for launch in {launch.code: launch for launch in launches}.values():
-        if launch.work.products and "tf32" in compiled(launch, "sm_80").kinds:
+    for launch in distinct(launches):
+        if launch.work.products and "tf32" in compile_for(launch, CHIPS["sm_90"]).kinds:
             in_tf32.add(launch.name)
     assert in_tf32 == set(model.WIDE)
 
@@ -133,7 +133,7 @@ def test_the_fastest_candidate_is_found(monkeypatch):
                 raise RuntimeError("out of resource")
             return {"members_forward": float(tiles.rows), "not in the table": 9.0}
 
-    monkeypatch.setattr(gpu_tiles, "METHODS", ("i-clustered:clusters=4,topk=3",))
+    monkeypatch.setattr(gpu_tiles, "METHODS", (("i-clustered:clusters=4,topk=3", False),))
     load = BenchLoad(32, "bfloat16", "forward+backward", 1, 2, 64, "cpu", 0)
     tried = gpu_tiles.try_tiles(load, Timer(), lambda: True, lambda *of: None)
     assert [each.tiles for each in tried] == [tuple(t) for t in candidates("members_forward", torch.bfloat16, 64)]
@@ -141,6 +141,17 @@ def test_the_fastest_candidate_is_found(monkeypatch):
     assert best.ms == min(each.tiles[0] for each in tried)
     assert {each.reason for each in tried if each.tiles[2] == 8} == {"out of resource"}
     assert gpu_tiles.try_tiles(load, Timer(), lambda: False, lambda *of: None) == []
+
+
+def test_methods_whose_tiles_are_tried_launch_every_kernel_of_the_table():
+    from subquad.workflows.gpu_tiles import METHODS
+
+    found = {x.name for method, causal in METHODS for x in launches_of(sq.parse_method(method), Load(256), causal)}
+    assert set(TABLE) <= found
+
+
+def test_a_kernel_that_cannot_choose_its_rows_has_no_candidates_for_them():
+    assert {tiles.rows for tiles in candidates("chunk_slopes", torch.bfloat16, 64)} == {FIXED}
 
 
 def test_a_method_that_does_not_run_has_no_tiles(monkeypatch):
@@ -156,7 +167,7 @@ def test_a_method_that_does_not_run_has_no_tiles(monkeypatch):
     load = BenchLoad(32, "bfloat16", "forward", 1, 2, 64, "cpu", 0)
     tried = gpu_tiles.try_tiles(load, Timer(), lambda: True, lambda *of: None)
     assert [(each.kernel, each.ms, each.reason) for each in tried] == [
-        (f"all of {method}", None, "an illegal access") for method in gpu_tiles.METHODS
+        (f"all of {method}", None, "an illegal access") for method, _ in gpu_tiles.METHODS
     ]
     assert gpu_tiles.fastest(tried) == []
 
@@ -188,7 +199,7 @@ def test_the_page_of_the_model(script, monkeypatch, tmp_path, capsys):
 
 def test_the_page_of_the_resources(script, monkeypatch, tmp_path):
     page = tmp_path / "page.md"
-    words = ["--length", "1024", "--widths", "64", "--methods", "clustered", "--chips", "sm_80"]
+    words = ["--lengths", "1024", "4096", "--widths", "64", "--methods", "clustered", "--chips", "sm_80"]
     monkeypatch.setattr(sys, "argv", ["gpu_resources.py", *words, "--out", str(page)])
     module = script("gpu_resources")
     made = Resources(registers=100, spills=0, stack=0, shared=2048, threads=128, products=3)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from subquad.ops.groups import group_mean
-from subquad.ops.triton.groups import Members, group_means, group_order, group_sums
+from subquad.ops.triton.groups import Members, group_order, group_sums
 from tests.oracle import integers, normal
 from tests.triton.interpreted.fences import fenced
 
@@ -11,6 +11,12 @@ def labels_of(B, H, N, C, seed=0):
     """Labels of which some are C, "in no group", and one group has no member."""
     labels = integers(C + 1, B, H, N, seed=seed)
     return labels.where(labels != C // 2, 0)
+
+
+def means_of(x, labels, C):
+    means = torch.empty(*x.shape[:2], C, x.shape[3])
+    Members.of(labels, C, x).fill_means(means)
+    return means
 
 
 def test_order_lists_each_groups_members_in_their_order():
@@ -35,7 +41,7 @@ def test_labels_that_are_no_groups_are_in_none(bad):
 def test_means_equal_the_reference(poisoned, dtype, N, C, D):
     x = fenced(normal(2, N, 3, D).to(dtype)).transpose(1, 2)
     labels = labels_of(2, 3, N, C)
-    torch.testing.assert_close(group_means(x, labels, C), group_mean(x.float(), labels, C))
+    torch.testing.assert_close(means_of(x, labels, C), group_mean(x.float(), labels, C))
 
 
 @pytest.mark.parametrize("C", [5, 70])
@@ -48,21 +54,21 @@ def test_runs_and_tiles_make_no_difference(poisoned, C):
         assert order[b, 0].tolist() == labels[b, 0].sort(stable=True).indices.tolist()
         assert offsets[b, 0].tolist() == torch.searchsorted(labels[b, 0].sort().values, torch.arange(C + 1)).tolist()
         assert place[b, 0].tolist() == order[b, 0].argsort().tolist()
-    torch.testing.assert_close(group_means(x, labels, C), group_mean(x, labels, C))
+    torch.testing.assert_close(means_of(x, labels, C), group_mean(x, labels, C))
     sizes = offsets.diff(dim=-1)[..., None]
     torch.testing.assert_close(group_sums(x, order, offsets), group_mean(x, labels, C) * sizes)
 
 
 def test_without_tokens_all_groups_are_empty(poisoned):
     x = torch.zeros(2, 1, 0, 4)
-    assert torch.equal(group_means(x, torch.zeros(2, 1, 0).long(), 3), torch.zeros(2, 1, 3, 4))
+    assert torch.equal(means_of(x, torch.zeros(2, 1, 0).long(), 3), torch.zeros(2, 1, 3, 4))
 
 
 def test_nan_stays_in_its_group():
     x, labels = normal(1, 2, 30, 4), labels_of(1, 2, 30, 4)
     token = int((labels[0, 1] == 1).nonzero()[0])
     x[0, 1, token] = torch.nan
-    means = group_means(x, labels, 4)
+    means = means_of(x, labels, 4)
     assert means[0, 1, 1].isnan().all()
     means[0, 1, 1] = 0
     assert means.isfinite().all()
@@ -71,12 +77,12 @@ def test_nan_stays_in_its_group():
 def test_what_is_in_no_group_may_be_anything():
     x = normal(1, 1, 30, 4)
     labels = labels_of(1, 1, 30, 4)
-    want = group_means(x, labels, 4)
-    assert torch.equal(group_means(x.masked_fill((labels == 4)[..., None], torch.nan), labels, 4), want)
+    want = means_of(x, labels, 4)
+    assert torch.equal(means_of(x.masked_fill((labels == 4)[..., None], torch.nan), labels, 4), want)
 
 
 def test_means_are_rounded_as_the_vectors_are():
     x, labels = normal(1, 1, 30, 4).half(), labels_of(1, 1, 30, 4)
     means = torch.empty(1, 1, 4, 4)
     Members.of(labels, 4, x).fill_means(means, like=x)
-    assert torch.equal(means, group_means(x, labels, 4).half().float())
+    assert torch.equal(means, means_of(x, labels, 4).half().float())

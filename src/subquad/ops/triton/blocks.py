@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.ops.triton.launch import launch, padded
+from subquad.ops.triton.launch import kernel, launch, padded
 from subquad.ops.triton.recording import Work
 
 BLOCKS = 32  # that one program looks up
@@ -64,7 +64,7 @@ def group_blocks(offsets: Tensor, tokens: int, size: int, rest: bool = False) ->
     return lists
 
 
-@triton.jit
+@kernel
 def cut_groups(
     offsets, group, start, stop, tokens, known, groups, count, size, GROUPS: tl.constexpr, BLOCKS: tl.constexpr
 ):

@@ -18,7 +18,7 @@ import triton.language as tl
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
-from subquad.ops.triton.launch import dot, launch, load_rows, padded, rows, runs_of, store_rows, strides, tile
+from subquad.ops.triton.launch import dot, kernel, launch, load_rows, padded, rows, runs_of, store_rows, strides, tile
 from subquad.ops.triton.recording import Work
 from subquad.ops.triton.tiles import tiles_of
 
@@ -116,13 +116,6 @@ def group_order(labels: Int64[Tensor, "B H N"], groups: int) -> tuple[Int32[Tens
     return order, offsets
 
 
-def group_means(x: Float[Tensor, "B H N D"], labels: Int64[Tensor, "B H N"], groups: int) -> Float[Tensor, "B H C D"]:
-    """The mean of each group's vectors in fp32; 0 for an empty group."""
-    means = x.new_empty(*x.shape[:2], groups, x.shape[3], dtype=torch.float32)
-    Members.of(labels, groups, x).fill_means(means)
-    return means
-
-
 def group_sums(
     x: Float[Tensor, "B H N D"], order: Int32[Tensor, "B H N"], offsets: Int32[Tensor, "B H C1"]
 ) -> Float[Tensor, "B H C D"]:
@@ -157,7 +150,7 @@ def sums_by_group(member, vectors):
     return total
 
 
-@triton.jit
+@kernel
 def members_of_run(
     labels,
     x,
@@ -195,7 +188,7 @@ def members_of_run(
         store_rows(sums + of_run * C * D, D, c, c < C, total, D, WIDTH)
 
 
-@triton.jit
+@kernel
 def place_members(
     labels, counts, order, offsets, place, N, C, length, runs, TOKENS: tl.constexpr, GROUPS: tl.constexpr
 ):
@@ -239,7 +232,7 @@ def load_sums(sums, counts, head, c, C, D, runs, start, WIDTH: tl.constexpr):
     return total, count
 
 
-@triton.jit
+@kernel
 def means_of_groups(
     sums, counts, means, like, C, D, runs, WIDTH: tl.constexpr, GROUPS: tl.constexpr, DIVIDED: tl.constexpr
 ):
@@ -254,7 +247,7 @@ def means_of_groups(
     store_rows(means + head * C * D, D, c, c < C, total, D, WIDTH)
 
 
-@triton.jit
+@kernel
 def labels_of_places(order, offsets, labels, N, C, TOKENS: tl.constexpr, GROUPS: tl.constexpr):
     """The group of each token, by its place in the order: how many groups end at or before it."""
     head = tl.program_id(1).to(tl.int64)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -16,7 +17,22 @@ from subquad.ops.triton.recording import Launch, Work, recorded
 DEFAULTS = {"num_warps": 4, "num_stages": 2}  # of a launch
 Around = Callable[[str], AbstractContextManager[object]]
 _around: ContextVar[Around | None] = ContextVar("subquad_around_launches", default=None)
+# Numbers of tokens, heads, groups and list entries. Triton would compile a kernel again where one of these is 1 or is
+# divisible by 16. With `kernel` one version serves all of them, so that what is known of it holds at every length.
+COUNTS = (
+    *("H", "G", "GROUP", "share", "heads", "of_state"),
+    *("N", "M", "tokens", "length", "runs", "first", "begin", "unit", "tiles", "chunks"),
+    *("C", "K", "X", "R", "S", "T", "groups", "known", "count", "words", "size"),
+    *("blocks", "slots", "key_slots", "first_query", "first_key", "offset", "span"),
+)
 PROGRAMS = 512  # into which work over runs of tokens is divided: several for each multiprocessor
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Make a kernel of a function: `triton.jit` that compiles it once whatever its COUNTS are, less its constants."""
+    given = signature(function).parameters
+    counts = [name for name in COUNTS if name in given and given[name].annotation is Parameter.empty]
+    return triton.jit(function, do_not_specialize=counts)
 
 
 @contextmanager
@@ -63,6 +79,11 @@ def tile(size: int, most: int) -> int:
     return min(most, padded(size))
 
 
+def slice_of(x: Tensor, most: int = 256) -> int:
+    """Components of a row at a time in products over them: of fp32 few, else as many as there are, up to `most`."""
+    return min(padded(x.shape[-1]), most, 32 if x.dtype == torch.float32 else most)
+
+
 def runs_of(tokens: int, step: int, others: int, most: int = PROGRAMS) -> tuple[int, int]:
     """How long the runs are into which tokens are cut, a multiple of `step`, and how many there are: (length, runs).
 
@@ -82,6 +103,32 @@ def rows(x: Tensor) -> Tensor:
 def strides(name: str, x: Tensor) -> dict[str, int]:
     """The steps of a (B,H,N,·) tensor as arguments of a kernel: `name_b`, `name_h` and `name_n`."""
     return {f"{name}_{axis}": step for axis, step in zip("bhn", x.stride(), strict=False)}
+
+
+@triton.jit
+def of_head(x, head, H, x_b, x_h):
+    """Where a head's vectors begin; heads of all items have numbers in a row."""
+    return x + head // H * x_b + head % H * x_h
+
+
+@triton.jit
+def key_head(head, H, G):
+    """The key head that a query head meets."""
+    return head // H * G + head % H // (H // G)
+
+
+@triton.jit
+def load_ends(offsets, head, group, groups):
+    """Where a group begins and ends in the order of its head's tokens."""
+    at = offsets + head * (groups + 1) + group
+    return tl.load(at), tl.load(at + 1)
+
+
+@triton.jit
+def load_places(order, place, end):
+    """The tokens at these places of an order, and which of the places come before the end."""
+    there = place < end
+    return tl.load(order + place, mask=there, other=0), there
 
 
 @triton.jit
@@ -105,6 +152,30 @@ def dot(a, b):
     """a·b in fp32, on tensor cores: numbers of 16 bits as they are, fp32 as three products in TF32 (not as one)."""
     precision: tl.constexpr = "ieee" if target_info.is_hip() else "tf32x3"  # matrix cores of AMD take fp32 as it is
     return tl.dot(a, b, input_precision=precision)
+
+
+@triton.jit
+def inner(a, a_n, i, i_there, b, b_n, j, j_there, width, SLICE: tl.constexpr, KIND: tl.constexpr):
+    """The inner products of rows i of a with rows j of b, a slice of their width at a time.
+
+    The warps of a small tile hold the same rows, in fp32 as parts in TF32: whole ones would not fit their registers.
+    """
+    products = tl.zeros((i.shape[0], j.shape[0]), tl.float32)
+    for start in range(0, width, SLICE):
+        of_a = load_rows(a + start, a_n, i, i_there, width - start, SLICE)
+        of_b = load_rows(b + start, b_n, j, j_there, width - start, SLICE)
+        products += dot(of_a.to(KIND), tl.trans(of_b.to(KIND)))
+    return products
+
+
+@triton.jit
+def inner_of(x, a, a_n, i, i_there, y, b, b_n, j, j_there, width, SLICE: tl.constexpr):
+    """`inner`, by one product of the whole rows x of a and y of b where a slice is as wide as they are."""
+    if x.shape[1] > SLICE:
+        products = inner(a, a_n, i, i_there, b, b_n, j, j_there, width, SLICE, y.dtype)
+    else:
+        products = dot(x, tl.trans(y))
+    return products
 
 
 @triton.jit

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.ops.triton.launch import launch, load_rows, padded, rows, strides
+from subquad.ops.triton.launch import kernel, launch, load_rows, padded, rows, strides
 from subquad.ops.triton.recording import Work
 
 WORD = 32  # bits
@@ -70,7 +70,7 @@ def log_distances(x: Tensor, labels: Tensor, means: Tensor, least: float, most: 
     return distances, grouped
 
 
-@triton.jit
+@kernel
 def invert(order, place, M, TOKENS: tl.constexpr):
     """place[order[i]] = i."""
     head = tl.program_id(1).to(tl.int64)
@@ -79,7 +79,7 @@ def invert(order, place, M, TOKENS: tl.constexpr):
     tl.store(place + head * M + token, at, mask=at < M)
 
 
-@triton.jit
+@kernel
 def set_bits(top, place, words, H, G, M, C, K, count, SLOTS: tl.constexpr, WORDS: tl.constexpr):
     """One cluster's words: each the sum of its keys' bits, which are all different."""
     head, cluster = tl.program_id(1).to(tl.int64), tl.program_id(0)
@@ -98,7 +98,7 @@ def set_bits(top, place, words, H, G, M, C, K, count, SLOTS: tl.constexpr, WORDS
         tl.store(words + of_cluster * count + word, bits, mask=word < count)
 
 
-@triton.jit
+@kernel
 def distances_to_means(
     x,
     x_b,

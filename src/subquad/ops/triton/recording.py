@@ -81,7 +81,8 @@ class Launch:
     @property
     def code(self) -> tuple[str, ...]:
         """What decides the code that the compiler makes: two launches with the same run the same."""
-        return self.name, *map(str, (self.signature, self.constants, self.aligned, self.options))
+        made_of = self.signature, self.constants, self.aligned, self.options
+        return self.kernel.__module__, self.name, *map(str, made_of)
 
     @staticmethod
     def of(
@@ -91,11 +92,12 @@ class Launch:
         signature, constants, aligned = {}, {}, []
         for parameter in kernel.params:
             name, value = parameter.name, arguments[parameter.name]
-            if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+            number = isinstance(value, int) and not parameter.do_not_specialize
+            if parameter.is_constexpr or value is None or (number and value == 1):
                 signature[name], constants[name] = "constexpr", value
                 continue
             signature[name] = _type(value)
-            if isinstance(value, Tensor) or (isinstance(value, int) and value % _ALIGNED == 0):
+            if isinstance(value, Tensor) or (number and value % _ALIGNED == 0):
                 aligned.append(name)
         return Launch(kernel, grid, signature, constants, tuple(aligned), options, work)
 

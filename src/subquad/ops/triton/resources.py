@@ -1,5 +1,6 @@
 """What a compiled kernel takes of a GPU: registers, shared memory, spills. No GPU is needed to compile one."""
 
+import os
 import re
 import subprocess
 import tempfile
@@ -73,8 +74,21 @@ class Resources:
         return min([*limits, chip.shared // self.shared] if self.shared else limits)
 
 
+_made: dict[tuple[str, ...], Resources] = {}
+
+
 def compile_for(launch: Launch, chip: Chip) -> Resources:
-    """Compile the kernel of a launch, as it would be specialised, for a GPU that need not be here."""
+    """Compile the kernel of a launch, as it would be specialised, for a GPU that need not be here.
+
+    The same code is compiled once in a process, whichever methods launch it.
+    """
+    at = str(chip.target), *launch.code
+    if at not in _made:
+        _made[at] = _compile(launch, chip)
+    return _made[at]
+
+
+def _compile(launch: Launch, chip: Chip) -> Resources:
     attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(launch.signature) if name in launch.aligned}
     constants = {(list(launch.signature).index(name),): value for name, value in launch.constants.items()}
     source = ASTSource(launch.kernel, launch.signature, constants, attributes)
@@ -97,25 +111,33 @@ def _active(target: GPUTarget) -> Iterator[None]:
 
 def _assembled(made: Any, chip: Chip, threads: int) -> Resources:
     ptx = made.asm["ptx"]
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    assembler = tools / ("ptxas-blackwell" if chip.target.arch >= 100 else "ptxas")
-    architecture = re.search(r"\.target (sm_\w+)", ptx)
-    assert architecture is not None, "ptx without a target"
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.ptx"
-        file.write_text(ptx)
-        output = str(Path(folder) / "kernel.cubin")
-        command = [str(assembler), "-v", f"--gpu-name={architecture[1]}", str(file), "-o", output]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    said = _said_of("cuobjdump", made.asm["cubin"], "--dump-resource-usage")
+    stack, spills = _number(r"STACK:(\d+)", said), 0
+    if stack:  # what spills lies on the stack: the assembler says how much, and takes its time
+        architecture = re.search(r"\.target (sm_\w+)", ptx)
+        assert architecture is not None, "ptx without a target"
+        assembler = "ptxas-blackwell" if chip.target.arch >= 100 else "ptxas"
+        log = _said_of(assembler, ptx.encode(), "-v", f"--gpu-name={architecture[1]}", "-o", os.devnull)
+        spills = _number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log)
     return Resources(
-        registers=_number(r"Used (\d+) registers", said),
-        spills=_number(r"(\d+) bytes spill stores", said) + _number(r"(\d+) bytes spill loads", said),
-        stack=_number(r"(\d+) bytes stack frame", said),
+        registers=_number(r"REG:(\d+)", said),
+        spills=spills,
+        stack=stack,
         shared=made.metadata.shared,
         threads=threads,
         products=sum(ptx.count(name) for name in chip.products),
         kinds=tuple(sorted(set(re.findall(r"mma[\w.:]*\.f32\.(tf32|bf16|f16)\b", ptx)))),
     )
+
+
+def _said_of(tool: str, code: bytes, *options: str) -> str:
+    """What a tool of Triton's wheel says about some code."""
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(code)
+        file.flush()
+        done = subprocess.run([str(path), *options, file.name], capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
 
 
 def _of_amd(made: Any, threads: int) -> Resources:

@@ -1,7 +1,8 @@
 """Tiles and warps of the kernels that hold whole vectors: the largest that spill nothing on any of the GPUs.
 
 They are chosen by the bytes of a number and the wider of key and value. fp32 takes three products in TF32 each, whose
-parts need registers, so that its tiles are smaller. `resources.compile_for` says what a choice takes.
+parts need registers, so that its tiles are smaller, and inner products take rows in slices (`launch.inner`).
+`resources.compile_for` says what a choice takes.
 
 Where tiles were measured on a GPU, `MEASURED` has those of its architecture, which go before the table of all. It is
 empty: nobody has measured any. `subquad bench --device cuda --gpu-sheet` prints the entries to put there.
@@ -17,6 +18,8 @@ import torch
 from subquad.environment import gpu_architecture
 from subquad.ops.triton.launch import padded
 
+FIXED = 0  # rows that a kernel cannot choose
+
 
 class Tiles(NamedTuple):
     """The rows and keys that a program takes at a time, its warps, and how many loads ahead it is."""
@@ -31,40 +34,75 @@ class Tiles(NamedTuple):
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
+def _alike(tiles: Tiles) -> tuple[Tiles, Tiles, Tiles]:
+    return tiles, tiles, tiles
+
+
 # kernel -> bytes of a number -> tiles for vectors of up to 64, 128 and 256 components
 TABLE = {
     "cells_forward": {
         2: (Tiles(64, 64, 4, 1), Tiles(64, 32, 4, 1), Tiles(32, 32, 8, 1)),
-        4: (Tiles(32, 32, 4, 2), Tiles(16, 32, 4, 2), Tiles(16, 16, 8, 1)),
+        4: (Tiles(32, 32, 4, 2), Tiles(32, 16, 8, 1), Tiles(16, 16, 8, 1)),
     },
     "cells_to_means": {
         2: (Tiles(64, 32, 4, 2), Tiles(32, 64, 4, 2), Tiles(16, 32, 4, 1)),
-        4: (Tiles(32, 16, 8, 2), Tiles(16, 16, 8, 2), Tiles(16, 16, 8, 1)),
+        4: (Tiles(32, 16, 4, 1), Tiles(32, 16, 4, 1), Tiles(16, 16, 8, 1)),
     },
     "cells_to_keys": {
         2: (Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 2), Tiles(16, 16, 4, 1)),
-        4: (Tiles(16, 32, 8, 2), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+        4: (Tiles(16, 32, 4, 1), Tiles(16, 16, 4, 1), Tiles(16, 16, 8, 1)),
     },
     "members_of_run": {  # its rows are groups, its keys are tokens
-        2: (Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 32, 8, 2)),
+        2: (Tiles(64, 32, 4, 2), Tiles(64, 16, 4, 2), Tiles(32, 32, 8, 2)),
         4: (Tiles(32, 32, 4, 2), Tiles(16, 32, 4, 2), Tiles(16, 32, 8, 1)),
     },
     "members_forward": {
         2: (Tiles(64, 32, 4, 1), Tiles(64, 32, 4, 2), Tiles(32, 32, 8, 1)),
         4: (Tiles(32, 32, 4, 2), Tiles(16, 16, 4, 2), Tiles(16, 16, 8, 1)),
     },
+    "members_sums": {
+        2: (Tiles(64, 32, 4, 1), Tiles(64, 32, 4, 2), Tiles(32, 32, 8, 1)),
+        4: (Tiles(32, 32, 4, 2), Tiles(16, 32, 4, 1), Tiles(16, 16, 8, 1)),
+    },
     "members_to_cells": {
-        2: (Tiles(64, 16, 4, 2), Tiles(64, 16, 4, 2), Tiles(32, 16, 8, 1)),
-        4: (Tiles(32, 16, 8, 2), Tiles(16, 16, 8, 2), Tiles(16, 16, 8, 1)),
+        2: (Tiles(64, 16, 4, 2), Tiles(32, 16, 4, 2), Tiles(32, 16, 8, 1)),
+        4: (Tiles(32, 16, 4, 1), Tiles(32, 16, 4, 1), Tiles(16, 16, 8, 1)),
     },
     "members_to_listed": {
-        2: (Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 16, 8, 1)),
+        2: (Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1), Tiles(32, 16, 8, 1)),
         4: (Tiles(32, 32, 4, 1), Tiles(16, 16, 4, 1), Tiles(16, 16, 8, 1)),
     },
     "members_to_queries": {
         2: (Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 16, 8, 1)),
-        4: (Tiles(32, 32, 4, 2), Tiles(16, 16, 4, 1), Tiles(16, 16, 8, 1)),
+        4: (Tiles(32, 32, 4, 1), Tiles(32, 32, 4, 1), Tiles(16, 16, 8, 1)),
     },
+    # Of pairs: lists of queries and of keys, which may be shorter.
+    "attend_tile": {
+        2: (Tiles(64, 64, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 2)),
+        4: (Tiles(32, 32, 4, 1), Tiles(16, 32, 4, 1), Tiles(16, 16, 8, 1)),
+    },
+    "gradient_of_queries": {
+        2: (Tiles(64, 64, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 2)),
+        4: (Tiles(32, 32, 4, 1), Tiles(16, 32, 4, 1), Tiles(16, 16, 8, 1)),
+    },
+    "gradient_of_keys": {
+        2: (Tiles(32, 64, 4, 2), Tiles(32, 32, 4, 1), Tiles(32, 16, 4, 2)),
+        4: (Tiles(16, 32, 4, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+    },
+    # Of features: the rows are tokens, the keys are features. Chunks have the tokens that the whole pass divides by.
+    "sum_units": {2: _alike(Tiles(64, 32, 4, 2)), 4: _alike(Tiles(32, 32, 4, 2))},
+    "read_states": {2: _alike(Tiles(64, 32, 8, 2)), 4: _alike(Tiles(32, 32, 8, 2))},
+    "query_slopes": {
+        2: (Tiles(64, 32, 4, 2), Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2)),
+        4: (Tiles(32, 32, 4, 2), Tiles(32, 32, 8, 2), Tiles(32, 32, 8, 2)),
+    },
+    "key_slopes": {
+        2: (Tiles(64, 32, 4, 2), Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2)),
+        4: (Tiles(32, 32, 4, 2), Tiles(32, 32, 8, 2), Tiles(32, 32, 8, 2)),
+    },
+    "read_chunks": {2: _alike(Tiles(FIXED, 16, 8, 2)), 4: _alike(Tiles(FIXED, 16, 4, 2))},
+    "chunk_slopes": {2: _alike(Tiles(FIXED, 16, 8, 2)), 4: _alike(Tiles(FIXED, 16, 4, 2))},
+    "chunk_values": {2: _alike(Tiles(FIXED, 16, 8, 2)), 4: _alike(Tiles(FIXED, 16, 4, 2))},
 }
 
 
@@ -108,8 +146,8 @@ def overridden(kernel: str, dtype: torch.dtype, width: int, tiles: Tiles) -> Ite
 def candidates(kernel: str, dtype: torch.dtype, width: int) -> list[Tiles]:
     """Tiles that are worth measuring: the table's, which are first, and those that differ from them in one thing.
 
-    That is half or twice the rows or the keys, half or twice the warps, one stage more or less. Some of them spill, or
-    take more shared memory than a GPU has.
+    That is half or twice the rows (where a kernel can choose them) or the keys, half or twice the warps, one stage more
+    or less. Some of them spill, or take more shared memory than a GPU has.
     """
     own = _of_table(entry(kernel, dtype, width))
     changes = {

@@ -20,17 +20,16 @@ from subquad.ops.groups import broadcast
 from subquad.ops.parts.clustered.op import clustered_attention, clustered_backward, clustered_forward
 from subquad.ops.parts.clustered.reference import cluster_queries
 from subquad.ops.triton import refusal_of
-from subquad.ops.triton.cells import cells_backward, see_cells
+from subquad.ops.triton.cells.backward import cells_backward
+from subquad.ops.triton.cells.forward import see_cells
 from subquad.ops.triton.groups import Members, group_sums
 from subquad.ops.triton.lists import inside_words
-from subquad.ops.triton.members import (
-    Clustering,
-    MemberGradients,
-    attend_members,
-    listed_backward,
-    member_sums,
-    members_backward,
-)
+from subquad.ops.triton.members.clustering import Clustering
+from subquad.ops.triton.members.forward import attend_members
+from subquad.ops.triton.members.gradients import MemberGradients
+from subquad.ops.triton.members.listed import listed_backward
+from subquad.ops.triton.members.queries import members_backward
+from subquad.ops.triton.members.sums import member_sums
 from subquad.ops.triton.neighbours import merge_cells, neighbours
 from subquad.ops.triton.selection import choose_top
 

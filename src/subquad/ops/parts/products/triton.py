@@ -4,9 +4,9 @@
 
 Backwards it is i ≥ t, and the chunks behind. One program takes
 
-    sum_chunks     a tile of a chunk's matrix (R,E)
-    scan           a tile of a head's matrices, from chunk to chunk
-    read_chunks    a chunk's queries and a tile of E; it walks through R
+    sum_products     a tile of a chunk's matrix (R,E)
+    scan_products    a tile of a head's matrices, from chunk to chunk
+    read_products    a chunk's queries and a tile of E; it walks through R
 
 With more key heads than query heads, a query head's sums are those of all of its key heads.
 """
@@ -26,7 +26,7 @@ from subquad.ops.parts.products.op import (
     refusal_of_dtype,
 )
 from subquad.ops.triton import refusal_of
-from subquad.ops.triton.launch import dot, launch, load_rows, rows, store_rows, strides, tile
+from subquad.ops.triton.launch import dot, kernel, launch, load_rows, rows, store_rows, strides, tile
 from subquad.ops.triton.recording import Work
 
 CHUNK = 64  # tokens
@@ -54,7 +54,7 @@ def compute(out: Tensor, given: Any) -> None:
     keys: dict[str, Any] = {"key": key, **strides("key", key), "value": value, **strides("value", value)}
     products, passed = multiplications(shapes_of(given)) // 2, states.nbytes
     launch(
-        sum_chunks,
+        sum_products,
         (chunks * tiles, B * heads),
         work=Work(products, key.nbytes + value.nbytes + passed),
         states=states,
@@ -66,10 +66,16 @@ def compute(out: Tensor, given: Any) -> None:
     )
     sizes = {name: x for name, x in shape.items() if name != "N"}
     launch(
-        scan, (tiles, B * heads), work=Work(0, 2 * passed), states=states, chunks=chunks, REVERSE=given.reverse, **sizes
+        scan_products,
+        (tiles, B * heads),
+        work=Work(0, 2 * passed),
+        states=states,
+        chunks=chunks,
+        REVERSE=given.reverse,
+        **sizes,
     )
     launch(
-        read_chunks,
+        read_products,
         (chunks * of_width, B * H),
         num_warps=8,
         work=Work(products, query.nbytes + key.nbytes + value.nbytes + passed),
@@ -89,8 +95,8 @@ def compute(out: Tensor, given: Any) -> None:
     )
 
 
-@triton.jit
-def sum_chunks(
+@kernel
+def sum_products(
     key,
     key_b,
     key_h,
@@ -129,8 +135,8 @@ def sum_chunks(
     store_rows(states + (head * chunks + chunk) * R * E + left, E, feature, feature < R, sums, E - left, WIDTH)
 
 
-@triton.jit
-def scan(
+@kernel
+def scan_products(
     states,
     chunks,
     R: tl.constexpr,
@@ -153,8 +159,8 @@ def scan(
         sums += more
 
 
-@triton.jit
-def read_chunks(
+@kernel
+def read_products(
     query,
     query_b,
     query_h,

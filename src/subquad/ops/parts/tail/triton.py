@@ -18,17 +18,16 @@ from torch import Tensor
 from subquad.ops.parts.tail.op import attend_with_tail, tail_backward, tail_forward
 from subquad.ops.parts.tail.reference import FARTHEST, NEAREST
 from subquad.ops.triton import refusal_of
-from subquad.ops.triton.cells import cells_backward, see_cells
+from subquad.ops.triton.cells.backward import cells_backward
+from subquad.ops.triton.cells.forward import see_cells
 from subquad.ops.triton.groups import Members
 from subquad.ops.triton.lists import inside_words, log_distances
-from subquad.ops.triton.members import (
-    Clustering,
-    MemberGradients,
-    attend_members,
-    cells_of_members,
-    listed_backward,
-    members_backward,
-)
+from subquad.ops.triton.members.cells import cells_of_members
+from subquad.ops.triton.members.clustering import Clustering
+from subquad.ops.triton.members.forward import attend_members
+from subquad.ops.triton.members.gradients import MemberGradients
+from subquad.ops.triton.members.listed import listed_backward
+from subquad.ops.triton.members.queries import members_backward
 from subquad.ops.triton.selection import choose_top
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from subquad.ops.parts.features.op import check_pattern, feature_attention, features_backward, features_forward
-from subquad.ops.parts.features.triton.chunks import read_own, slopes_of_own
+from subquad.ops.parts.features.triton.chunk_slopes import slopes_of_own
+from subquad.ops.parts.features.triton.chunks import read_own
 from subquad.ops.parts.features.triton.reads import Places, read, slopes_of_keys, slopes_of_queries
 from subquad.ops.parts.features.triton.states import SEGMENT, Side, States, chunk_of, state_of_all, update
 from subquad.ops.triton import refusal_of
@@ -103,20 +104,20 @@ def _readers(side: Side, others: Side, given: Any, *, reverse: bool) -> Iterator
     Under a pattern, states are those of the tokens before each unit, or behind it: slot s of units [first, …) is read
     by unit first + s, or by the unit that is lag − 1 units further from the tokens of the state.
     """
-    tokens, chunk = others.rows.shape[2], chunk_of(given.value)
+    tokens = others.rows.shape[2]
     if given.block == 0:
         states = state_of_all(side)
         for first in range(0, tokens, SEGMENT):
-            yield states, Places(first, SEGMENT if tokens > SEGMENT else tokens, 1, chunk)
+            yield states, Places(first, SEGMENT if tokens > SEGMENT else tokens, 1)
         return
-    unit, further = (given.block, given.lag - 1) if given.lag else (chunk, 0)
+    unit, further = (given.block, given.lag - 1) if given.lag else (chunk_of(given.value), 0)
     units = -(-tokens // unit)
     slots = min(units, max(1, SEGMENT // unit))
     states = States.none(side, slots)
     starts = range(0, units, slots) if slots else ()
     for first in reversed(starts) if reverse else starts:
         update(states, side, first, unit, reverse=reverse)
-        yield states, Places((first - further if reverse else first + further) * unit, unit, slots, chunk)
+        yield states, Places((first - further if reverse else first + further) * unit, unit, slots)
 
 
 def _slopes_of_outputs(given: Any) -> tuple[Tensor, Tensor, Tensor]:

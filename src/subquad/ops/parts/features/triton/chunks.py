@@ -1,4 +1,4 @@
-"""Causal attention by features inside a chunk on GPUs, and its gradients.
+"""Causal attention by features inside a chunk on GPUs; its gradients are in `chunk_slopes`.
 
     w_ij = Σ_r e^{x_ir + y_jr},  j ≤ i            out_i, lse_i: of the state before the chunk and of these
     p_ij = e^{−lse_i} w_ij                        dv_j  = Σ_i p_ij dO_i
@@ -13,18 +13,16 @@ weights of 0 have 0 for what is not finite, which comes in beside them: for the 
 
 from typing import Any
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from subquad.ops.parts.features.triton.reads import Places
-from subquad.ops.parts.features.triton.states import Side, slice_of
+from subquad.ops.parts.features.triton.states import Side
 from subquad.ops.parts.features.triton.tiles import (
     base_of,
     dot_as,
     exchanged,
     exponents,
-    inner,
     is_finite,
     is_later,
     numbers,
@@ -32,14 +30,18 @@ from subquad.ops.parts.features.triton.tiles import (
     of_later,
     seen_itself,
     seen_squares,
+    shift_of,
+    side_of,
 )
-from subquad.ops.triton.launch import dot_wide, launch, load_rows, padded, store_rows, strides
+from subquad.ops.triton.launch import dot_wide, kernel, launch, load_rows, padded, slice_of, store_rows, strides
 from subquad.ops.triton.recording import Work
+from subquad.ops.triton.tiles import tiles_of
 
 
-def _both(queries: Side, keys: Side, places: Places) -> dict[str, Any]:
-    """Arguments of both kernels."""
+def both_sides(name: str, queries: Side, keys: Side, places: Places) -> dict[str, Any]:
+    """What the kernels of chunks read."""
     (_, H, N, D), (_, G, _, E) = queries.rows.shape, keys.payload.shape
+    tiles = tiles_of(name, queries.rows.dtype, max(D, E))
     return {
         **queries.arguments("query"),
         **queries.biases("query"),
@@ -49,9 +51,10 @@ def _both(queries: Side, keys: Side, places: Places) -> dict[str, Any]:
         **strides("value", keys.payload),
         **{"H": H, "share": H // G, "N": N, "first": places.first},
         **{"D": D, "C": keys.rows.shape[3], "R": queries.features, "E": E},
-        "SLICE": min(slice_of(queries.rows), 64 if places.unit == 64 else 16),
+        "SLICE": slice_of(queries.rows, 64 if places.unit == 64 else 16),
         "TOKENS": places.unit,
-        "FEATURES": FEATURES,
+        "FEATURES": tiles.keys,
+        **tiles.options(),
         "SIZES": places.unit.bit_length() - 1,  # of squares: 1, 2, 4, …
     }
 
@@ -62,52 +65,16 @@ def read_own(out: Tensor, lse: Tensor, queries: Side, keys: Side, places: Places
     launch(
         read_chunks,
         (places.slots, B * H),
-        num_warps=_warps(places),
-        work=_work(queries, keys, places, 1),
+        work=work_of(queries, keys, places, 1),
         out=out,
         **strides("out", out),
         lse=lse,
         WIDTH=padded(out.shape[3]),
-        **_both(queries, keys, places),
+        **both_sides("read_chunks", queries, keys, places),
     )
 
 
-def slopes_of_own(
-    of_queries: Tensor, of_keys: Tensor, grad_value: Tensor, queries: Side, keys: Side, places: Places
-) -> None:
-    """Fill dx, dy and dv, for each query head's part; queries with −lse, dO and a."""
-    B, H = queries.rows.shape[:2]
-    both = _both(queries, keys, places) | {
-        "query_shift": queries.shift,
-        "grad": queries.payload,
-        **strides("grad", queries.payload),
-        "weight": queries.weight,
-    }
-    launch(
-        chunk_slopes,
-        (places.slots, B * H),
-        num_warps=_warps(places),
-        work=_work(queries, keys, places, 2),
-        of_queries=of_queries,
-        of_keys=of_keys,
-        slopes_h=of_queries.stride(1),
-        OF_E=slice_of(keys.payload),
-        **both,
-    )
-    arguments = {name: x for name, x in both.items() if not name.startswith("value")}
-    launch(
-        chunk_values,
-        (places.slots, B * H),
-        num_warps=_warps(places),
-        work=_work(queries, keys, places, 1),
-        grad_value=grad_value,
-        **strides("grad_value", grad_value),
-        WIDTH=padded(grad_value.shape[3]),
-        **arguments,
-    )
-
-
-def _work(queries: Side, keys: Side, places: Places, times: int) -> Work:
+def work_of(queries: Side, keys: Side, places: Places, times: int) -> Work:
     """What one launch does, in which products of pairs come this often."""
     (B, H, N, D), (*_, C), E, R = queries.rows.shape, keys.rows.shape, keys.payload.shape[3], queries.features
     tokens = min(N, places.unit * places.slots)
@@ -116,14 +83,7 @@ def _work(queries: Side, keys: Side, places: Places, times: int) -> Work:
     return Work(B * H * tokens * (R * made + pairs), 4 * B * H * tokens * times * (D + C + 2 * E))
 
 
-FEATURES = 16
-
-
-def _warps(places: Places) -> int:
-    return 8 if places.unit == 64 else 4
-
-
-@triton.jit
+@kernel
 def read_chunks(
     query,
     query_b,
@@ -173,21 +133,10 @@ def read_chunks(
     g = h // share
     place = first + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     there = place < N
-    query += b * query_b + h * query_h
-    key += b * key_b + g * key_h
+    query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
+    key, of_key, _ = side_of(key, of_key, None, b, g, key_b, key_h, of_key_h, 0)
     out += b * out_b + h * out_h
-    if of_query is not None:
-        of_query += h * of_query_h
-    if query_bias is not None:
-        query_bias += h * query_bias_h
-    if of_key is not None:
-        of_key += g * of_key_h
-    shift = None
-    visible = there
-    if key_shift is not None:
-        shifts = key_shift + b * key_shift_b + g * key_shift_h + place.to(tl.int64) * key_shift_n
-        shift = tl.load(shifts, mask=there, other=-float("inf"))
-        visible = there & (shift != -float("inf"))
+    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, place, there)
     largest = tl.full((TOKENS,), -float("inf"), tl.float32)
     weights = tl.zeros((TOKENS, TOKENS), tl.float32)
     for start in range(0, R, FEATURES):
@@ -222,199 +171,3 @@ def read_chunks(
     result = tl.where(spoilt, float("nan"), result)
     result += load_rows(out, out_n, place, there, E, WIDTH) * (of_state / norm)[:, None]
     store_rows(out, out_n, place, there, result, E, WIDTH)
-
-
-@triton.jit
-def chunk_slopes(
-    query,
-    query_b,
-    query_h,
-    query_n,
-    of_query,
-    of_query_h,
-    query_bias,
-    query_bias_h,
-    query_shift,
-    key,
-    key_b,
-    key_h,
-    key_n,
-    of_key,
-    of_key_h,
-    key_shift,
-    key_shift_b,
-    key_shift_h,
-    key_shift_n,
-    value,
-    value_b,
-    value_h,
-    value_n,
-    grad,
-    grad_b,
-    grad_h,
-    grad_n,
-    weight,
-    of_queries,
-    of_keys,
-    slopes_h,
-    H,
-    share,
-    N,
-    first,
-    D: tl.constexpr,
-    C: tl.constexpr,
-    R: tl.constexpr,
-    E: tl.constexpr,
-    SLICE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    FEATURES: tl.constexpr,
-    OF_E: tl.constexpr,
-    SIZES: tl.constexpr,
-):
-    """dx and dy of a chunk's pairs, of one query head. Their buffers begin with the token at `first`."""
-    KIND: tl.constexpr = value.dtype.element_ty
-    head = tl.program_id(1).to(tl.int64)
-    b, h = head // H, head % H
-    g = h // share
-    row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    place = first + row
-    there = place < N
-    query += b * query_b + h * query_h
-    key += b * key_b + g * key_h
-    grad += b * grad_b + h * grad_h
-    of_queries += head * slopes_h
-    of_keys += head * slopes_h
-    if of_query is not None:
-        of_query += h * of_query_h
-    if query_bias is not None:
-        query_bias += h * query_bias_h
-    if of_key is not None:
-        of_key += g * of_key_h
-    shift = None
-    visible = there
-    if key_shift is not None:
-        shifts = key_shift + b * key_shift_b + g * key_shift_h + place.to(tl.int64) * key_shift_n
-        shift = tl.load(shifts, mask=there, other=-float("inf"))
-        visible = there & (shift != -float("inf"))
-    of_lse = tl.load(query_shift + head * N + place, mask=there, other=-float("inf"))
-    sees = there & (of_lse != -float("inf"))
-    a = tl.load(weight + head * N + place, mask=sees, other=0.0)
-    value += b * value_b + g * value_h
-    slopes = inner(grad, grad_n, place, sees, value, value_n, place, visible, E, OF_E, TOKENS, TOKENS, KIND)
-    slopes += a[:, None]
-    token = tl.arange(0, TOKENS)
-    seen = token[:, None] >= token[None, :]
-    slopes = tl.where(seen, slopes, 0.0)
-    of_itself = tl.sum(tl.where(seen_itself(TOKENS), slopes, 0.0), 1)[:, None]
-    for start in range(0, R, FEATURES):
-        x = exponents(query, query_n, of_query, query_bias, of_lse, place, sees, start, D, R, SLICE, TOKENS, FEATURES)
-        y = exponents(key, key_n, of_key, None, shift, place, visible, start, C, R, SLICE, TOKENS, FEATURES)
-        itself = tl.exp(x + y)
-        dx = itself * of_itself
-        dy = dx
-        block = y  # the maxima over each `size` tokens
-        for step in range(0, SIZES):
-            size = 1 << step
-            other = exchanged(block, size, TOKENS, FEATURES)
-            later = of_later(x, other, size, TOKENS)
-            earlier = of_earlier(y, block, size, TOKENS)
-            square = seen_squares(size, TOKENS)
-            of_square = tl.where(square, slopes, 0.0)
-            dx += later * dot_as(of_square, numbers(earlier), KIND)
-            dy += earlier * dot_as(tl.trans(of_square), numbers(later), KIND)
-            block = tl.maximum(block, other)
-        dy = tl.where(visible[:, None], dy, 0.0)  # hidden: no gradient
-        store_rows(of_queries + start, R, row, there, dx, R - start, FEATURES)
-        store_rows(of_keys + start, R, row, there, dy, R - start, FEATURES)
-
-
-@triton.jit
-def chunk_values(
-    query,
-    query_b,
-    query_h,
-    query_n,
-    of_query,
-    of_query_h,
-    query_bias,
-    query_bias_h,
-    query_shift,
-    key,
-    key_b,
-    key_h,
-    key_n,
-    of_key,
-    of_key_h,
-    key_shift,
-    key_shift_b,
-    key_shift_h,
-    key_shift_n,
-    grad,
-    grad_b,
-    grad_h,
-    grad_n,
-    weight,
-    grad_value,
-    grad_value_b,
-    grad_value_h,
-    grad_value_n,
-    H,
-    share,
-    N,
-    first,
-    D: tl.constexpr,
-    C: tl.constexpr,
-    R: tl.constexpr,
-    E: tl.constexpr,
-    SLICE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    FEATURES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SIZES: tl.constexpr,
-):
-    """dv of a chunk's keys, of one query head."""
-    KIND: tl.constexpr = grad.dtype.element_ty
-    head = tl.program_id(1).to(tl.int64)
-    b, h = head // H, head % H
-    g = h // share
-    row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    place = first + row
-    there = place < N
-    query += b * query_b + h * query_h
-    key += b * key_b + g * key_h
-    grad += b * grad_b + h * grad_h
-    if of_query is not None:
-        of_query += h * of_query_h
-    if query_bias is not None:
-        query_bias += h * query_bias_h
-    if of_key is not None:
-        of_key += g * of_key_h
-    shift = None
-    visible = there
-    if key_shift is not None:
-        shifts = key_shift + b * key_shift_b + g * key_shift_h + place.to(tl.int64) * key_shift_n
-        shift = tl.load(shifts, mask=there, other=-float("inf"))
-        visible = there & (shift != -float("inf"))
-    of_lse = tl.load(query_shift + head * N + place, mask=there, other=-float("inf"))
-    sees = there & (of_lse != -float("inf"))
-    a = tl.load(weight + head * N + place, mask=sees, other=0.0)
-    weights = tl.zeros((TOKENS, TOKENS), tl.float32)
-    for start in range(0, R, FEATURES):
-        x = exponents(query, query_n, of_query, query_bias, of_lse, place, sees, start, D, R, SLICE, TOKENS, FEATURES)
-        y = exponents(key, key_n, of_key, None, shift, place, visible, start, C, R, SLICE, TOKENS, FEATURES)
-        weights += tl.where(seen_itself(TOKENS), tl.sum(tl.exp(x + y), 1)[:, None], 0.0)
-        block = y  # the maxima over each `size` tokens
-        for step in range(0, SIZES):
-            size = 1 << step
-            other = exchanged(block, size, TOKENS, FEATURES)
-            later = of_later(x, other, size, TOKENS)
-            earlier = of_earlier(y, block, size, TOKENS)
-            more = dot_as(later, tl.trans(earlier), KIND)
-            weights += tl.where(seen_squares(size, TOKENS), more, 0.0)
-            block = tl.maximum(block, other)
-    token = tl.arange(0, TOKENS)
-    seen = token[:, None] >= token[None, :]
-    weights = tl.where(seen & (sees & ~is_finite(a))[:, None], float("nan"), weights)
-    grads = numbers(load_rows(grad, grad_n, place, sees, E, WIDTH).to(tl.float32))
-    of_values = tl.where(visible[:, None], dot_as(tl.trans(weights), grads, KIND), 0.0)
-    store_rows(grad_value + b * grad_value_b + h * grad_value_h, grad_value_n, place, there, of_values, E, WIDTH)

@@ -15,45 +15,43 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.ops.parts.features.triton.states import Side, States, slice_of
-from subquad.ops.parts.features.triton.tiles import base_of, dot_as, exponents, inner
-from subquad.ops.triton.launch import launch, load_rows, padded, store_rows, strides, tile
+from subquad.ops.parts.features.triton.states import Side, States
+from subquad.ops.parts.features.triton.tiles import base_of, dot_as, exponents, shift_of, side_of
+from subquad.ops.triton.launch import inner, kernel, launch, load_rows, padded, slice_of, store_rows, strides, tile
 from subquad.ops.triton.recording import Work
+from subquad.ops.triton.tiles import Tiles, tiles_of
+
+SLICE = 64  # components of a row at a time, at most
 
 
 class Places(NamedTuple):
     """Which tokens read which slot: slot s those from first + s·unit on, for this many slots.
 
-    `first` may be negative: there are no tokens before 0. `most`: the tokens of a program at most.
+    `first` may be negative: there are no tokens before 0.
     """
 
     first: int
     unit: int
     slots: int
-    most: int
 
-    def arguments(self) -> dict[str, int]:
-        """What a kernel is given of it."""
-        return {"first": self.first, "unit": self.unit, "tiles": triton.cdiv(self.unit, self.tokens)}
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a program."""
-        return tile(self.unit, self.most)
-
-    @property
-    def programs(self) -> int:
+    def programs(self, tiles: Tiles) -> int:
         """How many programs take a head's tokens."""
-        return self.slots * triton.cdiv(self.unit, self.tokens)
+        return self.slots * triton.cdiv(self.unit, tile(self.unit, tiles.rows))
+
+    def arguments(self, tiles: Tiles, R: int) -> dict[str, int]:
+        """What a kernel is given of it, with its tiles of tokens and of features."""
+        tokens = tile(self.unit, tiles.rows)
+        of_unit = {"first": self.first, "unit": self.unit, "tiles": triton.cdiv(self.unit, tokens)}
+        return of_unit | tiles.options() | {"TOKENS": tokens, "FEATURES": tile(R, tiles.keys)}
 
 
 def read(out: Tensor, lse: Tensor, queries: Side, states: States, places: Places) -> None:
     """Fill the rows of out and lse."""
     (B, H, N, D), E, R = queries.rows.shape, out.shape[3], queries.features
+    tiles = tiles_of("read_states", queries.rows.dtype, max(D, E))
     launch(
         read_states,
-        (places.programs, B * H),
-        num_warps=8,
+        (places.programs(tiles), B * H),
         work=_work(queries, places, E, 1),
         **queries.arguments("query"),
         **queries.biases("query"),
@@ -64,13 +62,11 @@ def read(out: Tensor, lse: Tensor, queries: Side, states: States, places: Places
         H=H,
         share=B * H // states.logs.shape[0],
         N=N,
-        **places.arguments(),
+        **places.arguments(tiles, R),
         D=D,
         R=R,
         E=E,
-        SLICE=slice_of(queries.rows),
-        TOKENS=places.tokens,
-        FEATURES=tile(R, 32),
+        SLICE=slice_of(queries.rows, SLICE),
         WIDTH=padded(E),
     )
 
@@ -78,10 +74,10 @@ def read(out: Tensor, lse: Tensor, queries: Side, states: States, places: Places
 def slopes_of_queries(slopes: Tensor, queries: Side, states: States, places: Places, *, add: bool) -> None:
     """Fill dx of the queries from places.first on, or add to it; queries with −lse, dO and a."""
     (B, H, N, D), E, R = queries.rows.shape, queries.payload.shape[3], queries.features
+    tiles = tiles_of("query_slopes", queries.rows.dtype, max(D, E))
     launch(
         query_slopes,
-        (places.programs, B * H),
-        num_warps=4 if E <= 64 else 8,
+        (places.programs(tiles), B * H),
         work=_work(queries, places, E, 1),
         **queries.arguments("query"),
         **queries.biases("query"),
@@ -95,14 +91,12 @@ def slopes_of_queries(slopes: Tensor, queries: Side, states: States, places: Pla
         H=H,
         share=B * H // states.logs.shape[0],
         N=N,
-        **places.arguments(),
+        **places.arguments(tiles, R),
         D=D,
         R=R,
         E=E,
-        SLICE=slice_of(queries.rows),
-        TOKENS=places.tokens,
-        FEATURES=tile(R, 32),
-        OF_E=slice_of(queries.payload),
+        SLICE=slice_of(queries.rows, SLICE),
+        OF_E=slice_of(queries.payload, SLICE),
         ADD=add,
     )
 
@@ -112,10 +106,10 @@ def slopes_of_keys(
 ) -> None:
     """Fill dy of the keys from places.first on, and add to dv or fill it, for each query head's part."""
     (B, H, M, E), C, R = grad_value.shape, keys.rows.shape[3], keys.features
+    tiles = tiles_of("key_slopes", keys.rows.dtype, max(C, E))
     launch(
         key_slopes,
-        (places.programs, B * H),
-        num_warps=4 if E <= 64 else 8,
+        (places.programs(tiles), B * H),
         work=_work(keys, places, E, 2),
         **keys.arguments("key"),
         **keys.shifts("key"),
@@ -130,14 +124,12 @@ def slopes_of_keys(
         H=H,
         share=H // keys.rows.shape[1],
         M=M,
-        **places.arguments(),
+        **places.arguments(tiles, R),
         D=C,
         R=R,
         E=E,
-        SLICE=slice_of(keys.rows),
-        TOKENS=places.tokens,
-        FEATURES=tile(R, 32),
-        OF_E=slice_of(keys.payload),
+        SLICE=slice_of(keys.rows, SLICE),
+        OF_E=slice_of(keys.payload, SLICE),
         WIDTH=padded(E),
         ADD=add,
     )
@@ -151,7 +143,7 @@ def _work(side: Side, places: Places, E: int, times: int) -> Work:
     return Work(B * heads * products, 4 * B * heads * (count * (D + E) + places.slots * R * E))
 
 
-@triton.jit
+@kernel
 def read_states(
     query,
     query_b,
@@ -190,12 +182,8 @@ def read_states(
     b, h = head // H, head % H
     place = first + slot * unit + tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)
     there = (place >= 0) & (place < tl.minimum(first + (slot + 1) * unit, N))
-    query += b * query_b + h * query_h
+    query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
     state = head // share * states_head + slot * R
-    if of_query is not None:
-        of_query += h * of_query_h
-    if query_bias is not None:
-        query_bias += h * query_bias_h
     largest = tl.full((TOKENS,), -float("inf"), tl.float32)
     total = tl.zeros((TOKENS,), tl.float32)
     sums = tl.zeros((TOKENS, WIDTH), tl.float32)
@@ -217,7 +205,7 @@ def read_states(
     tl.store(lse + head * N + place, logarithm, mask=there)
 
 
-@triton.jit
+@kernel
 def query_slopes(
     query,
     query_b,
@@ -261,13 +249,9 @@ def query_slopes(
     row = slot * unit + tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)
     place = first + row
     there = (place >= 0) & (row < (slot + 1) * unit) & (place < N)
-    query += b * query_b + h * query_h
+    query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
     slopes += head * slopes_h
     state = head // share * states_head + slot * R
-    if of_query is not None:
-        of_query += h * of_query_h
-    if query_bias is not None:
-        query_bias += h * query_bias_h
     shift = tl.load(query_shift + head * N + place, mask=there, other=-float("inf"))
     sees = there & (shift != -float("inf"))
     a = tl.load(weight + head * N + place, mask=sees, other=0.0)
@@ -277,16 +261,14 @@ def query_slopes(
         feature = start + tl.arange(0, FEATURES)
         exists = feature < R
         log = tl.load(logs + state + feature, mask=exists, other=-float("inf"))
-        reads = inner(
-            *(grad, grad_n, place, sees, means + state * E, E, feature, exists, E, OF_E, TOKENS, FEATURES, KIND)
-        )
+        reads = inner(grad, grad_n, place, sees, means + state * E, E, feature, exists, E, OF_E, KIND)
         slope = tl.exp(x + log[None, :]) * (reads + a[:, None])
         if ADD:
             slope += load_rows(slopes + start, R, row, there, R - start, FEATURES)
         store_rows(slopes + start, R, row, there, slope, R - start, FEATURES)
 
 
-@triton.jit
+@kernel
 def key_slopes(
     key,
     key_b,
@@ -337,18 +319,11 @@ def key_slopes(
     row = slot * unit + tl.program_id(0) % tiles * TOKENS + tl.arange(0, TOKENS)
     place = first + row
     there = (place >= 0) & (row < (slot + 1) * unit) & (place < M)
-    key += b * key_b + g * key_h
+    key, of_key, _ = side_of(key, of_key, None, b, g, key_b, key_h, of_key_h, 0)
     slopes += head * slopes_h
     grad_value += b * grad_value_b + h * grad_value_h
     state = head * states_head + slot * R
-    if of_key is not None:
-        of_key += g * of_key_h
-    shift = None
-    visible = there
-    if key_shift is not None:
-        shifts = key_shift + b * key_shift_b + g * key_shift_h + place.to(tl.int64) * key_shift_n
-        shift = tl.load(shifts, mask=there, other=-float("inf"))
-        visible = there & (shift != -float("inf"))
+    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, place, there)
     value += b * value_b + g * value_h
     of_values = tl.zeros((TOKENS, WIDTH), tl.float32)
     for start in range(0, R, FEATURES):
@@ -360,9 +335,7 @@ def key_slopes(
         mean = load_rows(means + state * E, E, feature, exists, E, WIDTH).to(KIND)
         weight = tl.exp(y + log[None, :])
         of_values += dot_as(weight, mean, KIND)
-        reads = inner(
-            *(value, value_n, place, visible, means + state * E, E, feature, exists, E, OF_E, TOKENS, FEATURES, KIND)
-        )
+        reads = inner(value, value_n, place, visible, means + state * E, E, feature, exists, E, OF_E, KIND)
         slope = weight * (reads + a[None, :])
         slope = tl.where(visible[:, None], slope, 0.0)  # hidden: no gradient, also where the state is NaN
         store_rows(slopes + start, R, row, there, slope, R - start, FEATURES)

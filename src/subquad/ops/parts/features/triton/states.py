@@ -25,9 +25,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.ops.parts.features.triton.tiles import base_of, exponents
-from subquad.ops.triton.launch import dot_wide, launch, load_rows, padded, rows, store_rows, strides, tile
+from subquad.ops.parts.features.triton.tiles import base_of, exponents, shift_of, side_of
+from subquad.ops.triton.launch import (
+    dot_wide,
+    kernel,
+    launch,
+    load_rows,
+    padded,
+    rows,
+    slice_of,
+    store_rows,
+    strides,
+    tile,
+)
 from subquad.ops.triton.recording import Work
+from subquad.ops.triton.tiles import tiles_of
 
 CHUNK, CHUNK_OF_WIDE = 64, 32  # tokens that a program holds; the three parts of fp32 numbers take more registers
 SEGMENT = 4096  # tokens whose units' states exist at a time, where each has its own
@@ -146,22 +158,17 @@ def chunk_of(x: Tensor) -> int:
     return CHUNK_OF_WIDE if x.dtype == torch.float32 else CHUNK
 
 
-def slice_of(x: Tensor) -> int:
-    """Components of a row at a time in products over them."""
-    return min(padded(x.shape[3]), 32 if x.dtype == torch.float32 else 64)
-
-
 def update(states: States, side: Side, first: int, unit: int, *, reverse: bool) -> None:
     """Make the states of `slots` units from number `first` on, and merge each with the last state and those before."""
     (B, heads, tokens, D), E, R = side.rows.shape, side.payload.shape[3], side.features
     slots = states.slots
     fresh = states.logs.new_empty(B * heads, slots, R)
-    features = tile(R, 32)
-    count = min(tokens, slots * unit)
+    tiles = tiles_of("sum_units", side.rows.dtype, max(D, E))
+    features, count = tile(R, tiles.keys), min(tokens, slots * unit)
     launch(
         sum_units,
         (slots * triton.cdiv(R, features), B * heads),
-        num_warps=4,
+        **tiles.options(),
         work=Work(
             B * heads * count * R * (E + (0 if side.of is None else D)),
             B * heads * (count * (D + E) + slots * R * E) * 4,
@@ -183,8 +190,8 @@ def update(states: States, side: Side, first: int, unit: int, *, reverse: bool) 
         D=D,
         R=R,
         E=E,
-        SLICE=min(slice_of(side.rows), 16 if side.payload.dtype == torch.float32 else 64),
-        TOKENS=tile(unit, chunk_of(side.payload)),
+        SLICE=slice_of(side.rows, 16 if side.payload.dtype == torch.float32 else 64),
+        TOKENS=tile(unit, tiles.rows),
         FEATURES=features,
         WIDTH=padded(E),
     )
@@ -219,7 +226,7 @@ def state_of_all(side: Side) -> States:
 SCANNED = 16  # features of a program that merges states
 
 
-@triton.jit
+@kernel
 def sum_units(
     token,
     token_b,
@@ -260,12 +267,8 @@ def sum_units(
     first = tl.program_id(0) % TILES * FEATURES
     head = tl.program_id(1).to(tl.int64)
     b, h = head // heads, head % heads
-    token += b * token_b + h * token_h
+    token, of_token, token_bias = side_of(token, of_token, token_bias, b, h, token_b, token_h, of_token_h, token_bias_h)
     payload += b * payload_b + h * payload_h
-    if of_token is not None:
-        of_token += h * of_token_h
-    if token_bias is not None:
-        token_bias += h * token_bias_h
     largest = tl.full((FEATURES,), -float("inf"), tl.float32)
     total = tl.zeros((FEATURES,), tl.float32)
     of_weight = tl.zeros((FEATURES,), tl.float32)
@@ -274,12 +277,7 @@ def sum_units(
     end = tl.minimum(begin + unit, tokens)
     for start in range(begin, end, TOKENS):
         place = start + tl.arange(0, TOKENS)
-        there = place < end
-        shift = None
-        if token_shift is not None:
-            shifts = token_shift + b * token_shift_b + h * token_shift_h + place.to(tl.int64) * token_shift_n
-            shift = tl.load(shifts, mask=there, other=-float("inf"))
-            there = there & (shift != -float("inf"))
+        shift, there = shift_of(token_shift, b, h, token_shift_b, token_shift_h, token_shift_n, place, place < end)
         y = exponents(token, token_n, of_token, token_bias, shift, place, there, first, D, R, SLICE, TOKENS, FEATURES)
         now = tl.maximum(largest, tl.max(y, 0))
         shrink = tl.exp(largest - base_of(now))
@@ -305,7 +303,7 @@ def sum_units(
         tl.store(weights + of_slot + feature, of_weight / some, mask=feature < R)
 
 
-@triton.jit
+@kernel
 def scan(
     fresh,
     means,

@@ -26,6 +26,27 @@ from subquad.ops.triton.launch import dot, load_rows
 
 
 @triton.jit
+def side_of(rows, of, bias, b, head, rows_b, rows_h, of_h, bias_h):
+    """(the rows, the projection, the bias) of one head, the last two None where there are none."""
+    rows += b * rows_b + head * rows_h
+    if of is not None:
+        of += head * of_h
+    if bias is not None:
+        bias += head * bias_h
+    return rows, of, bias
+
+
+@triton.jit
+def shift_of(shift, b, head, shift_b, shift_h, shift_n, token, there):
+    """(the shift of these tokens, which of them are there and not taken out)."""
+    if shift is not None:
+        at = shift + b * shift_b + head * shift_h + token.to(tl.int64) * shift_n
+        shift = tl.load(at, mask=there, other=-float("inf"))
+        there = there & (shift != -float("inf"))
+    return shift, there
+
+
+@triton.jit
 def exponents(
     rows,
     step,
@@ -69,31 +90,6 @@ def _projected(rows, of):
     else:
         high = of.to(rows.dtype)
         return dot(rows, high) + dot(rows, (of - high.to(tl.float32)).to(rows.dtype))
-
-
-@triton.jit
-def inner(
-    a,
-    a_n,
-    token,
-    a_there,
-    b,
-    b_n,
-    other,
-    b_there,
-    E: tl.constexpr,
-    SLICE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    OTHERS: tl.constexpr,
-    KIND: tl.constexpr,
-):
-    """(TOKENS, OTHERS) inner products of rows of a and of b; in slices, since parts of fp32 rows fill registers."""
-    products = tl.zeros((TOKENS, OTHERS), tl.float32)
-    for start in range(0, E, SLICE):
-        of_a = load_rows(a + start, a_n, token, a_there, E - start, SLICE)
-        of_b = load_rows(b + start, b_n, other, b_there, E - start, SLICE)
-        products += dot(of_a.to(KIND), tl.trans(of_b.to(KIND)))
-    return products
 
 
 @triton.jit

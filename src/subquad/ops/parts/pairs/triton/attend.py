@@ -21,7 +21,7 @@ from torch import Tensor
 
 from subquad.ops.parts.pairs.triton.sets import BucketSet
 from subquad.ops.parts.pairs.triton.tiles import call_arguments, load_block, load_slots, position_of, tile_of, visible
-from subquad.ops.triton.launch import dot, dot_wide, launch, load_rows, store_rows
+from subquad.ops.triton.launch import dot, dot_wide, kernel, launch, load_rows, store_rows
 from subquad.ops.triton.recording import Work
 
 LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)  # of fp32: a logit of −∞ that is seen
@@ -29,15 +29,14 @@ LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)  # of fp32: a logit 
 
 def attend_blocks(x: Any, of: BucketSet, partials: Tensor, lses: Tensor) -> None:
     """Fill what the set's query slots hold of the partials (B,H,slots,E) and their log-sum-exps (B,H,slots)."""
-    (B, H, _, D), E, tile = x.query.shape, x.value.shape[3], tile_of(x, of.queries.shape[3], of.keys.shape[3])
+    (B, H, _, D), E, tiles = x.query.shape, x.value.shape[3], tile_of("attend_tile", x, of)
     moved = (of.queries.numel() * D + of.keys.numel() * (D + E)) * x.query.element_size() + 4 * of.queries.numel() * (
         E + 1
     )
     launch(
         attend_tile,
-        (of.queries.shape[2] * triton.cdiv(of.queries.shape[3], tile.queries), B * H),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        (of.queries.shape[2] * triton.cdiv(of.queries.shape[3], tiles.rows), B * H),
+        **tiles.options(),
         work=Work(of.pairs * (D + E), moved),
         **call_arguments(x),
         **of.arguments(),
@@ -46,12 +45,12 @@ def attend_blocks(x: Any, of: BucketSet, partials: Tensor, lses: Tensor) -> None
         partials=partials,
         lses=lses,
         slots=lses.shape[2],
-        QUERIES=tile.queries,
-        KEYS=tile.keys,
+        QUERIES=tiles.rows,
+        KEYS=tiles.keys,
     )
 
 
-@triton.jit
+@kernel
 def attend_tile(
     query,
     query_b,

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.ops.parts.pairs.triton.sets import Places
-from subquad.ops.triton.launch import launch, load_rows, padded, store_rows, strides, tile
+from subquad.ops.triton.launch import kernel, launch, load_rows, padded, store_rows, strides, tile
 from subquad.ops.triton.recording import Work
 
 MOST_TOKENS = 32  # of a tile
@@ -60,7 +60,7 @@ def sum_slots(parts: Tensor, at: Places, out: Tensor) -> None:
     )
 
 
-@triton.jit
+@kernel
 def merge_tile(
     partials,
     lses,
@@ -111,7 +111,7 @@ def merge_tile(
     tl.store(lse + head * N + token, tl.where(seen, tl.log(safe) + base, -float("inf")), mask=there)
 
 
-@triton.jit
+@kernel
 def sum_tile(
     parts,
     order,

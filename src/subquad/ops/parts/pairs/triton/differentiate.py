@@ -23,19 +23,18 @@ from torch import Tensor
 
 from subquad.ops.parts.pairs.triton.sets import BucketSet
 from subquad.ops.parts.pairs.triton.tiles import call_arguments, load_block, load_slots, position_of, tile_of, visible
-from subquad.ops.triton.launch import dot, dot_wide, launch, load_rows, store_rows
+from subquad.ops.triton.launch import dot, dot_wide, kernel, launch, load_rows, store_rows
 from subquad.ops.triton.recording import Work
 
 
 def differentiate_queries(x: Any, of: BucketSet, given: dict[str, Any], parts: Tensor) -> None:
     """Fill what the set's query slots hold of the parts (B,H,slots,D) of the gradient of the queries."""
-    (B, H, _, D), E, tile = x.query.shape, x.value.shape[3], tile_of(x, of.queries.shape[3], of.keys.shape[3])
+    (B, H, _, D), E, tiles = x.query.shape, x.value.shape[3], tile_of("gradient_of_queries", x, of)
     read = (of.queries.numel() + of.keys.numel()) * (D + E) * x.query.element_size()
     launch(
         gradient_of_queries,
-        (of.queries.shape[2] * triton.cdiv(of.queries.shape[3], tile.queries), B * H),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        (of.queries.shape[2] * triton.cdiv(of.queries.shape[3], tiles.rows), B * H),
+        **tiles.options(),
         work=Work(of.pairs * (2 * D + E), read + 4 * of.queries.numel() * D),
         **call_arguments(x),
         **of.arguments(),
@@ -44,8 +43,8 @@ def differentiate_queries(x: Any, of: BucketSet, given: dict[str, Any], parts: T
         first_query=of.first_query,
         parts=parts,
         slots=parts.shape[2],
-        QUERIES=tile.queries,
-        KEYS=tile.keys,
+        QUERIES=tiles.rows,
+        KEYS=tiles.keys,
     )
 
 
@@ -53,13 +52,12 @@ def differentiate_keys(
     x: Any, of: BucketSet, given: dict[str, Any], of_keys: Tensor, of_values: Tensor, of_bias: Tensor | None
 ) -> None:
     """Fill what the set's key slots hold of the parts of the gradients of keys, values and biases."""
-    (B, H, _, D), E, tile = x.query.shape, x.value.shape[3], tile_of(x, of.queries.shape[3], of.keys.shape[3], sums=2)
+    (B, H, _, D), E, tiles = x.query.shape, x.value.shape[3], tile_of("gradient_of_keys", x, of)
     read = (of.queries.numel() + of.keys.numel()) * (D + E) * x.query.element_size()
     launch(
         gradient_of_keys,
-        (of.keys.shape[2] * triton.cdiv(of.keys.shape[3], tile.keys), B * H),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        (of.keys.shape[2] * triton.cdiv(of.keys.shape[3], tiles.keys), B * H),
+        **tiles.options(),
         work=Work(2 * of.pairs * (D + E), read + 4 * of.keys.numel() * (D + E)),
         **call_arguments(x),
         **of.arguments(),
@@ -70,8 +68,8 @@ def differentiate_keys(
         of_bias=of_bias,
         first_key=of.first_key,
         slots=of_keys.shape[2],
-        QUERIES=tile.queries,
-        KEYS=tile.keys,
+        QUERIES=tiles.rows,
+        KEYS=tiles.keys,
     )
 
 
@@ -83,7 +81,7 @@ def gradient_of_logits(logits, seen, lse, products, delta):
     return weights, tl.where(seen, weights * (products - delta), 0.0)
 
 
-@triton.jit
+@kernel
 def gradient_of_queries(
     query,
     query_b,
@@ -169,7 +167,7 @@ def gradient_of_queries(
     store_rows(parts, D, head * slots + first_query + block * S + place, place < S, total * scale, D, D_PADDED)
 
 
-@triton.jit
+@kernel
 def gradient_of_keys(
     query,
     query_b,

@@ -14,7 +14,7 @@ from torch import Tensor
 from subquad.ops.parts.pairs.triton.differentiate import gradient_of_logits
 from subquad.ops.parts.pairs.triton.sets import BucketSet
 from subquad.ops.parts.pairs.triton.tiles import call_arguments, load_slots, position_of, visible
-from subquad.ops.triton.launch import launch, load_rows, store_rows, tile
+from subquad.ops.triton.launch import kernel, launch, load_rows, store_rows, tile
 from subquad.ops.triton.recording import Work
 
 MOST_BLOCKS = 32  # of a tile
@@ -89,7 +89,7 @@ def logits_of_pairs(q, k, key_bias, head, number, M, scale):
     return logits
 
 
-@triton.jit
+@kernel
 def attend_pair(
     query,
     query_b,
@@ -151,7 +151,7 @@ def attend_pair(
     store_rows(partials, E, slot, block < T, out, E, E_PADDED)
 
 
-@triton.jit
+@kernel
 def gradient_of_pair(
     query,
     query_b,

@@ -1,39 +1,29 @@
 """Tiles of pairs: their edges, what every kernel is told about a call, and which pairs see each other."""
 
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
+from subquad.ops.parts.pairs.triton.sets import BucketSet
 from subquad.ops.triton.launch import padded, rows, strides, tile
+from subquad.ops.triton.tiles import Tiles, tiles_of
 
 FAR = 1 << 40  # an offset beyond all tokens, to which a position can be added
 
 
-@dataclass(frozen=True)
-class Tile:
-    """The edges of a tile of pairs, and how the program that computes it runs."""
-
-    queries: int
-    keys: int
-    num_warps: int
-    num_stages: int
+# bytes of a number -> the most queries and keys of a tile where pairs are hidden: their pointers take registers
+HIDDEN = {2: (32, 32), 4: (16, 32)}
 
 
-def tile_of(x: Any, queries: int, keys: int, sums: int = 1) -> Tile:
-    """The tile for lists of `queries` and `keys` slots, in a kernel that accumulates `sums` tiles of whole vectors.
-
-    It is smaller for wide vectors, for fp32, whose three TF32 parts fill the registers, and where pairs are hidden.
-    """
-    width = padded(max(x.query.shape[3], x.value.shape[3]))
-    held, few = sums * width, x.hidden is not None
-    if x.query.dtype == torch.float32:
-        most = (32 if held <= 64 and not few else 16), (32 if held <= 128 else 16)
-        return Tile(tile(queries, most[0]), tile(keys, most[1]), 4 if held <= 128 else 8, 1)
-    most = (64 if held <= 128 and sums == 1 and not few else 32), (64 if width <= 64 and not few else 32)
-    return Tile(tile(queries, most[0]), tile(keys, most[1] if held <= 256 else 16), 4, 2)
+def tile_of(kernel: str, x: Any, of: BucketSet) -> Tiles:
+    """The tile of a kernel for the lists of a set, which may be shorter than those that it has by its table."""
+    tiles = tiles_of(kernel, x.query.dtype, max(x.query.shape[3], x.value.shape[3]))
+    queries, keys = tiles.rows, tiles.keys
+    if x.hidden is not None:
+        most = HIDDEN[x.query.element_size()]
+        queries, keys = min(queries, most[0]), min(keys, most[1])
+    return tiles._replace(rows=tile(of.queries.shape[3], queries), keys=tile(of.keys.shape[3], keys))
 
 
 def call_arguments(x: Any) -> dict[str, Any]:
