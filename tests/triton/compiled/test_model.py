@@ -40,7 +40,7 @@ def test_both_passes_of_a_method_are_recorded(name):
     assert all(sum(step.products for step in steps) > 10**8 for steps in ours)
     assert not {step.name for step in ours[0]} & {"members_to_queries"}
     assert "members_to_queries" in {step.name for step in ours[1]}
-    assert ("topk" in {step.name for step in found.forward if step.keys}) == (name != "clustered")
+    assert ("list_row" in {step.name for step in found.forward if step.operations}) == (name != "clustered")
 
 
 def test_the_work_of_a_method_grows_with_its_length():
