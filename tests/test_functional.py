@@ -43,7 +43,7 @@ def test_a_keyword_that_a_method_does_not_have_is_answered_with_the_nearest_one(
     [
         ("clustered:clusters", "write settings as clustered:setting=value, not 'clusters'"),
         ("clustered:cluster=3", r"'clustered' has no setting 'cluster'; did you mean 'clusters'\?"),
-        ("full:topk=3", "'full' has no setting 'topk'; it has none"),
+        ("full:topk=3", "'full' has no setting 'topk'; it has positions"),
         ("clustered:clusters=three", r"clusters='three' is not a whole number \(default: 100\)"),
         ("clustered:bits=64", "'clustered': bits=64, but a hash is one 64-bit word: at most 63"),
         ("i-clustered:bits=64", "'i-clustered': bits=64, but a hash"),

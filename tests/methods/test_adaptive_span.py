@@ -185,7 +185,7 @@ def test_queries_in_the_middle_of_a_cache(offset):
 @pytest.mark.parametrize(("text", "message"), [
     ("span=0", "span=0, but it must be a whole number ≥ 1"),
     ("ramp=0", "ramp=0, but it must be a whole number ≥ 1"),
-    ("span=8,start=9", "start=9 is beyond the largest span, which needs span=9 or more, but span=8"),
+    ("span=8,start=9", "start=9 is beyond the largest span, span=8; it must be at most that"),
     ("span=2000000", "span=2000000, but it must be at most 1048576"),
 ])  # fmt: skip
 def test_impossible_spans_are_refused(text, message):

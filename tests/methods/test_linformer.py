@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import subquad as sq
 from subquad import Mask
-from tests.methods.test_dense_oracles import some_mask
+from tests.methods.random_calls import some_mask
 from tests.oracle import gradients, naive, normal, qkv, tracked
 
 LONGEST = 40

@@ -9,7 +9,7 @@ from torch import Tensor
 import subquad as sq
 from subquad import Mask
 from subquad.methods.nystrom import MOST_ITERATIONS, pseudo_inverse
-from tests.methods.test_dense_oracles import some_mask
+from tests.methods.random_calls import some_mask
 from tests.oracle import gradients, naive, normal, qkv, tracked
 
 

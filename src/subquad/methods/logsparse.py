@@ -29,7 +29,7 @@ from subquad.ops.slots import Buckets
 
 @dataclass(frozen=True)
 class LogSparse(Pattern):
-    """A window, and the keys that are 1, 2, 4, 8, … tokens away. Self-attention only.
+    """A window, and the keys that are 1, 2, 4, 8 and so on tokens away. Self-attention only.
 
     Args:
         window: tokens to each side that a query sees all of; with a causal mask, to the past. 0 is the query itself.

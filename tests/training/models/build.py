@@ -30,6 +30,8 @@ SMALL = {
     "lha": "buckets=3,hidden=8",
     "lha-tail": "buckets=3,keys=6,cells=3,hidden=8",
     "local": "window=3,positions=relative",
+    "keep": "first=2,every=4",
+    "sum": "terms=local:window=2+keep:first=1",
     "by-length": "steps=0:full+5:local:window=3",
     "mixed-heads": "methods=local:window=3;positions=relative+lha:buckets=3;hidden=8",
     "smyrf": "clusters=3",

@@ -42,7 +42,7 @@ def test_labels_of_no_bucket_are_in_none(number):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize(("N", "C", "most"), [(1, 1, 1), (61, 40, 20), (50, 3, 70)])
+@pytest.mark.parametrize(("N", "C", "most"), [(1, 1, 1), (61, 5, 20), (50, 3, 70)])
 @pytest.mark.parametrize("kind", ["normal", "ties", "none", "nan"])
 def test_scores_are_ranked_as_by_the_reference(poisoned, dtype, N, C, most, kind):
     scores = normal(2, 3, N, C).to(dtype)
@@ -62,7 +62,7 @@ def test_scores_are_ranked_as_by_the_reference(poisoned, dtype, N, C, most, kind
 def test_hashes_that_are_still_to_be_computed(poisoned, monkeypatch, kind, tied, at_once):
     """Also where two terms have different numbers of heads; scores that nearly tie may go either way."""
     monkeypatch.setattr(triton, "SCORES", 10**9 if at_once else 0)
-    functions = HashFunctions(6, 2, 24, 16, kind=kind, hidden=7, seed=1)
+    functions = HashFunctions(6, 2, 24, 5, kind=kind, hidden=7, seed=1)
     with torch.no_grad():
         for parameter in functions.parameters():
             parameter += 0.3 * normal(*parameter.shape, seed=7)
