@@ -240,7 +240,7 @@ def test_fidelity_is_measured_at_every_length_that_has_a_speed(measured, name):
         assert all(0 <= fidelity <= 1 + 1e-9 for fidelity in row["fidelity"].values())
     assert report["settings"]["sequences"] == {"96": 10}
     assert "over 6 passages at 48, 10 sequences at 96" in legend(report)
-    assert 0 < by_method(report)["clustered:clusters=4"]["fidelity"]["96"] < 1
+    assert 0 < by_method(report)["oracle-top:topk=2"]["fidelity"]["96"] < 1
 
 
 def test_the_order_of_the_rows_changes_from_turn_to_turn(measured):
