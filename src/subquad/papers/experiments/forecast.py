@@ -74,6 +74,7 @@ def variants(window: int, buckets: int, clusters: int, topk: int, seeds: int, **
         Variant(EXACT, {"method": "full"}, task, seeds),
         Variant("i-clustered", {"method": f"i-clustered:clusters={clusters},topk={topk}"}, task, 1),
         Variant("ProbSparse, Informer's", {"method": "probsparse"}, task, 1),
+        Variant("LogSparse, LogTrans's", {"method": f"logsparse:window={window}"}, task, 1),
         Variant(f"encoder only, {HYBRID}", hybrid, {**task, "architecture": "encoder"}, 1),
         Variant(f"{HYBRID}, {other}", hybrid, {**task, "subtract_last": not subtracts}, 1),
     )
