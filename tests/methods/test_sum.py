@@ -20,6 +20,8 @@ PAIRS = (
     "cluster-former:window=2,chunk=4,clusters=3+reformer:rounds=2,chunk=4",
     "local:window=2+lsh:buckets=3,selection=argmax+routing:clusters=3,cluster_size=4",
     "local:window=3+lsh:buckets=70,bucket_size=2",
+    "bigbird:block=3,random=1+strided:stride=5",
+    "longformer:window=2,first=2+fixed:block=4,columns=1+logsparse:window=1",
 )
 KEPT = (
     "local:window=2+keep",
@@ -43,7 +45,7 @@ RESTS = (
     "performer:features=8,kind=favor++",
     "learned-feature-map:features=12,window=0,sinks=0",
 )
-BESIDE = ("local:window=2", "local:window=2+lsh:buckets=3", "smyrf:clusters=3+keep:first=2,last=1")
+BESIDE = ("local:window=2", "strided:stride=4+bigbird:block=2,random=1", "smyrf:clusters=3+keep:first=2,last=1")
 
 
 def texts() -> list[str]:
@@ -213,6 +215,7 @@ def test_sums_stand_inside_mixed_heads_and_by_length():
     ("keep+keep:every=9", "'keep' and 'keep:every=9' are two lists of kept tokens; write one"),
     ("local+full", "'full' counts every key by itself"),
     ("local:positions=relative+keep", "'local:positions=relative' has terms of the distance"),
+    ("adaptive-span+keep", "'adaptive-span' has terms of the distance"),
     ("linear+performer", "'linear' and 'performer' both stand for all keys"),
     ("local+nystrom", "'nystrom' has no log-sum-exp"),
     ("local+i-clustered", "'i-clustered' cannot leave out the pairs that 'local' counts; take 'clustered-tail'"),

@@ -99,6 +99,7 @@ class AdaptiveSpan(Bucketed):
     name: ClassVar[str] = "adaptive-span"
     zeroes_padding: ClassVar[bool] = True  # it is in no block
     skips_padding: ClassVar[bool] = True
+    weighs: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(
         family="window",
         causal="strict",

@@ -97,7 +97,7 @@ def _check_part(method: Method) -> None:
         raise ValueError(f"{method.name!r} divides the heads or the lengths; write the sum inside it, in parentheses")
     if method.is_exact:
         raise ValueError(f"{str(method)!r} counts every key by itself, which leaves nothing to add")
-    if method.traits.relative:
+    if method.traits.relative or getattr(method, "weighs", False):
         raise ValueError(f"{str(method)!r} has terms of the distance in its logits, which the other parts have not")
     if method.traits.one_for_all_layers:
         raise ValueError(f"{str(method)!r} has one module for all layers, which a part of a sum cannot share")
