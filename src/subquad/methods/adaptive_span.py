@@ -119,7 +119,8 @@ class AdaptiveSpan(Bucketed):
         """Raise ValueError where spans start beyond the largest one."""
         if self.start > self.span:
             raise ValueError(
-                f"{self.name!r}: start={self.start} is beyond the largest span, span={self.span}; it must be at most that"
+                f"{self.name!r}: start={self.start} is beyond the largest span, span={self.span}; "
+                "it must be at most that"
             )
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
