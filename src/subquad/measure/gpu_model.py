@@ -37,15 +37,8 @@ KERNELS = {"sort": 10, "topk": 4, "linalg_cholesky_ex": 8, "cumsum": 2}  # of on
 TOPK = 10  # how many times as fast as a sort a choice of the largest is: it reads the numbers 16 times, from caches
 BACKWARD = 2.5  # operations of exact attention's backward pass, in those of the forward pass
 OF_FORWARD = 0.8  # of its forward throughput that exact attention's backward pass reaches
-LEFT_OUT = (
-    "full",
-    "shared-full",
-    "oracle-top",
-    "synthesizer",
-    "by-length",
-    "mixed-heads",
-    "sum",
-)  # quadratic, or made of others
+# Methods that are quadratic, or made of others.
+LEFT_OUT = "full", "shared-full", "oracle-top", "synthesizer", "by-length", "mixed-heads", "sum"
 # Kernels that multiply centred vectors, which are fp32.
 WIDE = ("directions_of_means", "products_of_run")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from subquad.parallel.collectives import gather
 MODES = "auto", "summary", "heads"
 
 
-@dataclass(frozen=True, eq=False)
 class Sequence:
     """A sequence whose tokens are split over the ranks of a process group, in the order of the ranks.
 
@@ -35,12 +34,6 @@ class Sequence:
         RuntimeError: there is no process group.
     """
 
-    lengths: tuple[int, ...]
-    keys: tuple[int, ...] | None = None
-    group: Any = None
-    mode: str = "auto"
-    _agreed: set[Any] = field(default_factory=set, init=False, repr=False)
-
     def __init__(
         self, lengths: Iterable[int], *, keys: Iterable[int] | None = None, group: Any = None, mode: str = "auto"
     ) -> None:
@@ -53,17 +46,10 @@ class Sequence:
             raise ValueError(f"mode={mode!r}, but it must be one of {', '.join(map(repr, MODES))}")
         group = group.get_group() if hasattr(group, "get_group") else group
         ranks = dist.get_world_size(group)
-        for name, given in (("lengths", lengths), ("keys", keys)):
-            own = None if given is None else tuple(given)
-            if own is not None and (len(own) != ranks or any(not isinstance(n, int) or n < 1 for n in own)):
-                raise ValueError(
-                    f"{name}={own}, but the group has {ranks} ranks, and each has at least 1 token: give {ranks} "
-                    "numbers, or use a smaller group"
-                )
-            object.__setattr__(self, name, own)
-        object.__setattr__(self, "group", group)
-        object.__setattr__(self, "mode", mode)
-        object.__setattr__(self, "_agreed", set())
+        self.lengths = _checked("lengths", lengths, ranks)
+        self.keys = None if keys is None else _checked("keys", keys, ranks)
+        self.group, self.mode = group, mode
+        self._agreed: set[Any] = set()
 
     @staticmethod
     def even(tokens: int, group: Any = None, *, keys: int | None = None, mode: str = "auto") -> Sequence:
@@ -167,6 +153,17 @@ class Sequence:
         kind = x.dtype
         parts = gather(x.to(torch.uint8) if kind == torch.bool else x, [(len(x), n) for n in lengths], self.group)
         return torch.cat(parts, dim=1).to(kind)
+
+
+def _checked(name: str, given: Iterable[int], ranks: int) -> tuple[int, ...]:
+    """One length for each rank. ValueError where they are not."""
+    own = tuple(given)
+    if len(own) != ranks or any(not isinstance(n, int) or n < 1 for n in own):
+        raise ValueError(
+            f"{name}={own}, but the group has {ranks} ranks, and each has at least 1 token: give {ranks} numbers, or "
+            "use a smaller group"
+        )
+    return own
 
 
 def even_shares(number: int, parts: int) -> tuple[int, ...]:
