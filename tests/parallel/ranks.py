@@ -18,6 +18,7 @@ import subquad as sq
 from tests.oracle import normal
 
 TOKENS = 53
+UNEVEN = (5, 1, 30)
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,19 @@ class Case:
             if value != getattr(Case, field, None)
         ]
         return "-".join(own).replace(" ", "")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What is sent in a forward and a backward pass: so many exchanges, whose size grows with the length or not."""
+
+    method: str
+    mode: str
+    calls: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.mode}"
 
 
 def masks(name: str, B: int) -> tuple[Callable[[], sq.Mask], Callable[[sq.parallel.Sequence], sq.Mask]]:
@@ -151,8 +165,8 @@ def main(folder: Path) -> None:
             found[case.name] = error_of(case)
         except (ValueError, TypeError) as error:
             found[case.name] = str(error)
-    for method, mode in SENT:
-        found[f"{method} {mode}"] = [sent(method, mode, tokens) for tokens in (96, 960)]
+    for case in SENT:
+        found[case.name] = [sent(case.method, case.mode, tokens) for tokens in (96, 960)]
     found["disagreeing"] = disagreement()
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()

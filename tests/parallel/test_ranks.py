@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from tests.parallel.cases import CASES, REFUSED, SENT
-from tests.parallel.ranks import Case
+from tests.parallel.ranks import Case, Sent
 
-# Of a forward and a backward pass. K-means has one for the counts, the mean, the starts and each iteration.
-CALLS = {"full": 4, "clustered:clusters=8,iterations=2": 9, "i-clustered:clusters=8,iterations=2,topk=4": 10}
 ROOT = Path(__file__).parents[2]
 RANKS = [3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 4))]
 BY_DTYPE = {"torch.float32": 1e-5, "torch.bfloat16": 2e-2, "torch.float64": 1e-10}
@@ -56,12 +54,12 @@ def test_what_cannot_be_split_is_refused_on_every_rank(case: Case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "mode"), SENT)
-def test_summaries_do_not_grow_with_the_length(method: str, mode: str):
+@pytest.mark.parametrize("case", SENT, ids=lambda case: case.name)
+def test_summaries_do_not_grow_with_the_length(case: Sent):
     for of_rank in found(3):
-        (few, calls), (many, again) = of_rank[f"{method} {mode}"]
-        assert calls == again == CALLS.get(method, 2)
-        assert many == (10 * few if mode == "heads" else few)
+        (few, calls), (many, again) = of_rank[case.name]
+        assert calls == again == case.calls
+        assert many == (10 * few if case.mode == "heads" else few)
 
 
 @pytest.mark.slow

@@ -1,0 +1,13 @@
+"""The calls that a few ranks make together, by what the ranks send each other.
+
+Each module lists CASES, whose results equal those of one process, REFUSED, and SENT: a method, a mode, and the number
+of exchanges of a forward and a backward pass.
+"""
+
+from tests.parallel.cases import by_heads, clusters, features, halo
+
+OF_ALL = by_heads, clusters, features, halo
+
+CASES = [case for module in OF_ALL for case in module.CASES]
+REFUSED = [case for module in OF_ALL for case in module.REFUSED]
+SENT = [sent for module in OF_ALL for sent in module.SENT]
