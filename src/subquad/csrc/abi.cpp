@@ -22,7 +22,7 @@ SUBQUAD_VARIANTS
 
 namespace {
 
-constexpr int ABI_VERSION = 10;  // one higher with every change that an older `ops/native/*.py` cannot call
+constexpr int ABI_VERSION = 11;  // one higher with every change that an older `ops/native/*.py` cannot call
 
 namespace runs {
 
@@ -140,7 +140,7 @@ EXPORT const char *subquad_interface(void) {
   static const std::string text = [] {
 #define KERNEL(name, Arguments) , Arguments
     const std::string all = layouts<ClusteredInputs, Saved, BucketSet, BucketInputs, HashLayer, HashTerm,
-                                    FeatureInputs, TailInputs, TailSaved KERNELS>();
+                                    FeatureInputs, TailInputs, TailSaved, CodedTerm KERNELS>();
 #undef KERNEL
     std::string kernels;
 #define KERNEL(name, Arguments) kernels += (kernels.empty() ? "" : ", ") + quoted(#name) + ": " + quoted(#Arguments);

@@ -241,20 +241,83 @@ struct TailForward {
   TailInputs inputs;
   const int64_t *keys;  // (B,H,clusters,topk) the exact keys, any other number: empty; null: those with the largest logits
   const int64_t *wanted;  // (B) how many of these each item takes; null: `topk`
+  const float *cell_means;  // (B,G,cells,D), which distances are from; null: the means of these keys
   RowsOut out;
   float *lse;  // (B,H,N)
   TailSaved saved;
 };
-DESCRIBE(TailForward, inputs, keys, wanted, out, lse, saved)
+DESCRIBE(TailForward, inputs, keys, wanted, cell_means, out, lse, saved)
 
 struct TailBackward {
   TailInputs inputs;
   TailSaved saved;
   Rows grad_out;          // null where nobody reads `out`
   const float *grad_lse;  // (B,H,N); null where nobody reads `lse`
+  // As `cell_keys`, `cell_values` and `cell_lse`; null where nobody else reads these.
+  const float *grad_cell_keys, *grad_cell_values, *grad_cell_lse;
   RowsOut grad_query, grad_key, grad_value;
 };
-DESCRIBE(TailBackward, inputs, saved, grad_out, grad_lse, grad_query, grad_key, grad_value)
+DESCRIBE(TailBackward, inputs, saved, grad_out, grad_lse, grad_cell_keys, grad_cell_values, grad_cell_lse, grad_query,
+         grad_key, grad_value)
+
+// What follows serves clusters that hold tokens of several ranks; see `ranks.hpp`.
+struct Moments {
+  int64_t B, H, N, D, threads;
+  Dtype dtype;
+  Rows x;
+  const uint8_t *real;  // (B,N), or null
+  double *mean;         // (B,H,D)
+  double *squares;      // (B,H) the sum of the squared distances to the mean, or null where nobody wants it
+};
+DESCRIBE(Moments, B, H, N, D, threads, dtype, x, real, mean, squares)
+
+struct CodedTerm {
+  int64_t width;
+  Rows x;
+  const double *mean, *factor;  // (B,H,width), (B,H)
+};
+DESCRIBE(CodedTerm, width, x, mean, factor)
+
+struct Coding {
+  int64_t B, H, N, bits, threads;
+  Dtype dtype;
+  List<CodedTerm> terms;
+  const float *planes;  // (bits,widths), or such planes of each head
+  int64_t planes_head;  // from one head's to the next; 0 where all have the same
+  const uint8_t *real;  // (B,N), or null
+  int64_t *codes;       // (B,H,N)
+};
+DESCRIBE(Coding, B, H, N, bits, threads, dtype, terms, planes, planes_head, real, codes)
+
+struct CodeAssignment {
+  int64_t B, H, N, clusters, threads;
+  const int64_t *codes, *centroids;  // (B,H,N), (B,H,clusters)
+  const uint8_t *real;               // (B,N), or null
+  int64_t *labels;                   // (B,H,N); `clusters` for padding
+  int32_t *votes;                    // (B,H,clusters,64) members with each bit; in bit 63 all members
+};
+DESCRIBE(CodeAssignment, B, H, N, clusters, threads, codes, centroids, real, labels, votes)
+
+struct MeanAssignment {
+  int64_t B, H, N, D, clusters, threads;
+  Dtype dtype;
+  Rows x;
+  const double *mean;               // (B,H,D)
+  const float *directions, *halves;  // (B,H,D,clusters), (B,H,clusters)
+  const uint8_t *real;               // (B,N), or null
+  int64_t *labels;                   // (B,H,N); `clusters` for padding
+};
+DESCRIBE(MeanAssignment, B, H, N, D, clusters, threads, dtype, x, mean, directions, halves, real, labels)
+
+struct GroupSums {
+  int64_t B, H, N, D, groups, threads;
+  Dtype dtype;
+  Rows x;
+  const int64_t *labels;  // (B,H,N)
+  float *sums;            // (B,H,groups,D)
+  int64_t *sizes;         // (B,H,groups) members
+};
+DESCRIBE(GroupSums, B, H, N, D, groups, threads, dtype, x, labels, sums, sizes)
 
 // Each kernel, with its arguments: KERNEL(name, structure). It returns the bytes of workspace that it needs; with a
 // workspace it runs, and returns BAD_LIST where a list of tokens among its arguments names one that is not there.
@@ -273,4 +336,9 @@ DESCRIBE(TailBackward, inputs, saved, grad_out, grad_lse, grad_query, grad_key, 
   KERNEL(query_clusters, QueryClusters)          \
   KERNEL(key_cells, KeyCells)                    \
   KERNEL(tail_forward, TailForward)              \
-  KERNEL(tail_backward, TailBackward)
+  KERNEL(tail_backward, TailBackward)            \
+  KERNEL(moments, Moments)                       \
+  KERNEL(centred_codes, Coding)                  \
+  KERNEL(assign_codes, CodeAssignment)           \
+  KERNEL(assign_means, MeanAssignment)           \
+  KERNEL(group_sums, GroupSums)

@@ -57,6 +57,7 @@ constexpr int64_t BAD_LIST = -1;  // returned instead of the workspace's bytes: 
 #include "key_cells.hpp"
 #include "tail_forward.hpp"
 #include "tail_backward.hpp"
+#include "ranks.hpp"
 
 }  // namespace SUBQUAD_VARIANT
 

@@ -154,6 +154,27 @@ static void tail_members_backward(const TailBackward &a, const SortedKeys &sorte
   }
 }
 
+// What others who read the cells of cluster c give.
+static void add_given_gradients(const TailBackward &a, int64_t bh, int64_t c, const TailHeadGradients &to) {
+  const TailInputs &in = a.inputs;
+  const int64_t C = round_up(in.clusters, W), D = round_up(in.D, W), E = round_up(in.E, W), X = in.cells;
+  for (int64_t x = 0; x < X; x++) {
+    const int64_t at = (bh * in.clusters + c) * X + x;
+    if (a.saved.cell_lse[at] == -__builtin_inff()) continue;
+    float *dk = to.cell_keys + (x * C + c) * D, *dv = to.cell_values + (x * C + c) * E, shift = 0;
+    for (int64_t d = 0; a.grad_cell_keys && d < in.D; d++) {
+      dk[d] += a.grad_cell_keys[at * in.D + d];
+      shift += a.grad_cell_keys[at * in.D + d] * a.saved.cell_keys[at * in.D + d];
+    }
+    for (int64_t e = 0; a.grad_cell_values && e < in.E; e++) {
+      dv[e] += a.grad_cell_values[at * in.E + e];
+      shift += a.grad_cell_values[at * in.E + e] * a.saved.cell_values[at * in.E + e];
+    }
+    to.shift[x * C + c] += a.grad_cell_lse ? shift - a.grad_cell_lse[at] : shift;
+    to.lse[x * C + c] = a.saved.cell_lse[at];
+  }
+}
+
 // One head's means, laid out for the products over the keys; the lanes behind the last cluster give nothing.
 static void prepare_means(const TailBackward &a, int64_t bh, const TailHeadGradients &to) {
   const TailInputs &in = a.inputs;
@@ -325,6 +346,7 @@ static int64_t tail_backward_of(const TailBackward &a, void *workspace) {
     const Stage members = {now * group * steps, [&](int64_t task, int thread) {
       over_clusters(task, [&](int64_t head, int64_t bh, int64_t c) {
         tail_members_backward<T>(a, sorted, head / group, bh, c, heads[head], scratch.of[thread]);
+        if (a.grad_cell_keys || a.grad_cell_values || a.grad_cell_lse) add_given_gradients(a, bh, c, heads[head]);
       });
     }};
     const Stage means = {now * group, [&](int64_t i, int) { prepare_means(a, head_of(i), heads[i]); }};

@@ -129,13 +129,15 @@ static void sort_queries(const TailForward &a, int64_t b, int64_t h) {
   }
 }
 
-// ln ‖k − mean of its cell‖ of each key, in their order. `mean` is scratch of D'.
-static void spread_of_cells(const TailInputs &in, const float *keys, const int32_t *cells, float *mean, float *spread) {
+// ln ‖k − mean of its cell‖ of each key, in their order. `given` means (cells,D), or null. `mean` is scratch of D'.
+static void spread_of_cells(const TailInputs &in, const float *keys, const int32_t *cells, const float *given,
+                            float *mean, float *spread) {
   const int64_t D = round_up(in.D, W);
   for (int64_t x = 0; x < in.cells; x++) {
-    const float norm = 1 / (float)(cells[x + 1] - cells[x]);
+    const float norm = given ? 1 : 1 / (float)(cells[x + 1] - cells[x]);
     zero(mean, D);
-    for (int64_t i = cells[x]; i < cells[x + 1]; i++)
+    if (given) load_row(given + x * in.D, in.D, mean, D);
+    for (int64_t i = cells[x]; !given && i < cells[x + 1]; i++)
       for (int64_t d = 0; d < D; d += W) store(mean + d, load(mean + d) + load(keys + i * D + d));
     for (int64_t i = cells[x]; i < cells[x + 1]; i++) {
       vf squares = {};
@@ -495,7 +497,8 @@ static int64_t tail_forward_of(const TailForward &a, void *workspace) {
     for (int64_t i = 0; i < in.M; i++) sorted.place[task][i] = -1;
     for (int64_t i = 0; i < offsets[in.cells]; i++) sorted.place[task][order[i]] = (int32_t)i;
     pack_keys<T>(in, order, offsets[in.cells], bg, task, sorted);
-    spread_of_cells(in, sorted.keys[task], offsets, centroids.of[thread].rows, sorted.spread[task]);
+    const float *means = a.cell_means ? a.cell_means + bg * in.cells * in.D : nullptr;
+    spread_of_cells(in, sorted.keys[task], offsets, means, centroids.of[thread].rows, sorted.spread[task]);
   }};
   const Stage over_blocks = {heads * blocks, [&](int64_t round, int64_t task, int thread) {
     const int64_t first = task % blocks * lanes, last = first + lanes < in.clusters ? first + lanes : in.clusters;

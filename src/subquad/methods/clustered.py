@@ -38,6 +38,7 @@ from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, ch
 from subquad.methods.rest import Rest
 from subquad.ops.choose.clusters.op import query_clusters
 from subquad.ops.choose.hashing.op import MAX_BITS
+from subquad.ops.choose.ranks.clusters import Clustering
 from subquad.ops.groups import broadcast, group_mean
 from subquad.ops.parts.clustered.op import clustered_attention
 from subquad.ops.parts.clustered.parallel import clustered_attention_of_ranks
@@ -52,9 +53,10 @@ def attend_clustered(
     """Call the op with a method's settings, and with its clusters if they are known."""
     N, mask = query.shape[2], call.mask
     if call.parallel is not None:
-        how = {"topk": topk, "scale": call.scale, **_clustering(call.parallel.tokens, call, method)}
+        how = Clustering(**_clustering(call.parallel.tokens, call, method), space=method.space, refine=method.refine)
         real = mask.query_padding(N), mask.key_padding(key.shape[2])
-        return clustered_attention_of_ranks(query, key, value, *real, call.parallel, **how)
+        settings = {"topk": topk, "scale": call.scale}
+        return clustered_attention_of_ranks(query, key, value, *real, call.parallel, how, **settings)
     if labels is None and (method.space != "queries" or method.refine > 0):
         labels = clusters_of(query, key, call, method)  # else the op itself finds the paper's clusters
     return clustered_attention(
@@ -70,11 +72,6 @@ def attend_clustered(
         dropout_p=call.dropout_p,
         wants_lse=call.wants_lse,
     )
-
-
-def split_of(method: Any) -> str | None:
-    """How ranks sum up their keys, with the paper's clusters."""
-    return "partials" if method.space == "queries" and method.refine == 0 else None
 
 
 def clusters_of(query: Tensor, key: Tensor, call: Call, method: Any) -> Tensor:
@@ -118,6 +115,7 @@ class Clustered(Method):
     name: ClassVar[str] = "clustered"
     zeroes_padding: ClassVar[bool] = True  # they are in no cluster
     skips_padding: ClassVar[bool] = True
+    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = Traits(
         family="clusters",
         dropout="weights of the centroids, one draw for all members of a cluster",
@@ -128,10 +126,6 @@ class Clustered(Method):
         complexity="O(C·M·D + N·C·iterations) time, O(N + C·D) memory (plain PyTorch: see its page)",
         source="Vyas et al. 2020, section 3.2",
     )
-
-    def split_by(self) -> str | None:
-        """With the paper's clusters, ranks send what each finds among its own keys."""
-        return split_of(self)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, attend with the centroids, broadcast."""

@@ -30,7 +30,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, choice, whole
-from subquad.methods.clustered import SPACES, TOO_MANY_BITS, Clustered, attend_clustered, split_of
+from subquad.methods.clustered import SPACES, TOO_MANY_BITS, Clustered, attend_clustered
 from subquad.ops.choose.hashing.op import MAX_BITS
 
 
@@ -64,6 +64,7 @@ class ImprovedClustered(Method):
     name: ClassVar[str] = "i-clustered"
     zeroes_padding: ClassVar[bool] = True  # they are in no cluster
     skips_padding: ClassVar[bool] = True
+    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = replace(
         Clustered.traits,
         dropout="weights of the centroids on the other keys, one draw a cluster, and of each query on its top keys",
@@ -72,10 +73,6 @@ class ImprovedClustered(Method):
         complexity="O(C·M·D + N·(C·iterations + K·D)) time, O(N + C·(D + K)) memory (plain PyTorch: see its page)",
         source="Vyas et al. 2020, section 3.3",
     )
-
-    def split_by(self) -> str | None:
-        """With the paper's clusters, ranks send what each finds among its own keys."""
-        return split_of(self)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, attend with the centroids, redo each cluster's top keys for its members."""

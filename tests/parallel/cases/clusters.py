@@ -8,6 +8,7 @@ METHODS = (
     "i-clustered:clusters=7,topk=5",
     "i-clustered:clusters=30,topk=32",
     "i-clustered:clusters=3,topk=60",
+    "i-clustered:clusters=6,topk=5,space=logits,refine=2",
 )
 
 CASES = [
@@ -15,9 +16,10 @@ CASES = [
     *(Case(name, "summary", lengths=UNEVEN, lse=True) for name in METHODS),
     *(Case(name, "summary", keys=31) for name in METHODS),
 ]
-REFUSED = [Case("clustered-tail", "summary"), Case("clustered:refine=1", "summary")]
-# K-means has one exchange for the counts, the mean, the starts and each iteration.
+REFUSED: list[Case] = []
+# Moments, first centroids, two iterations, means and partials; the last two come back.
 SENT = [
-    Sent("clustered:clusters=8,iterations=2", "summary", 9),
-    Sent("i-clustered:clusters=8,iterations=2,topk=4", "summary", 10),
+    Sent("clustered:clusters=8,iterations=2", "summary", 8),
+    Sent("i-clustered:clusters=8,iterations=2,topk=4", "summary", 9),
+    Sent("clustered:clusters=8,iterations=2,space=logits,refine=2", "summary", 10),
 ]

@@ -14,7 +14,8 @@ from torch import Tensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in layout.hpp
 _NUMBERS = {"int64": "q", "int32": "i"}
-_ELEMENTS = {"bool": torch.bool, "int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
+_ELEMENTS = {"bool": torch.bool, "int32": torch.int32, "int64": torch.int64}
+_ELEMENTS |= {"float32": torch.float32, "float64": torch.float64}
 
 
 class Packing:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from subquad.ops.native import interface
+from subquad.ops.parts.clustered.centroids import attend_and_list, lists_of
 from subquad.ops.parts.clustered.op import clustered_attention, clustered_backward, clustered_forward
 from subquad.randomness import orthogonal
 
@@ -19,6 +20,24 @@ def refusal(query: Tensor, *_: object, dropout_p: float = 0.0, **__: object) -> 
     if dropout_p > 0:
         return f"dropout_p={dropout_p}, and the kernels have no dropout"
     return interface.refusal(query)
+
+
+@attend_and_list.refusal("cpu")
+def refusal_of_few(query: Tensor, *_: object, **__: object) -> str | None:
+    """Why the compiled kernels cannot take these queries; None where they can."""
+    return interface.refusal(query)
+
+
+@lists_of("cpu")
+def numbers(top: Tensor, real: Tensor | None, keys: int) -> Tensor:
+    """Keys by their ranks among the real ones; where there are fewer, the list goes on with any numbers."""
+    top = top.long()
+    if real is None:
+        return top
+    count = real.sum(1)[:, None, None, None]
+    positions = (~real).byte().argsort(dim=1, stable=True)
+    found = positions[:, None, None].expand(*top.shape[:3], keys).gather(3, top.clamp(max=keys - 1))
+    return torch.where(torch.arange(top.shape[3], device=top.device) < count, found, keys)
 
 
 @clustered_forward.on("cpu")

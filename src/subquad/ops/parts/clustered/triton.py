@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from subquad.ops.groups import broadcast
+from subquad.ops.parts.clustered.centroids import attend_and_list, lists_of
 from subquad.ops.parts.clustered.op import clustered_attention, clustered_backward, clustered_forward
 from subquad.ops.parts.clustered.reference import cluster_queries
 from subquad.ops.triton import refusal_of
@@ -42,6 +43,18 @@ def refusal(query: Tensor, key: Tensor, value: Tensor, *_: object, dropout_p: fl
     if dropout_p > 0:
         return f"dropout_p={dropout_p}, and the kernels have no dropout"
     return refusal_of(query, key, value)
+
+
+@attend_and_list.refusal("triton")
+def refusal_of_few(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> str | None:
+    """Why the kernels cannot take this call; None where they can."""
+    return refusal_of(query, key, value)
+
+
+@lists_of("triton")
+def numbers(top: Tensor, real: Tensor | None, keys: int) -> Tensor:
+    """They are numbers of keys already."""
+    return top.long()
 
 
 @clustered_forward.on("triton")

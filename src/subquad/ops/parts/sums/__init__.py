@@ -1,0 +1,1 @@
+"""Sums of the vectors of groups of tokens."""
