@@ -35,8 +35,10 @@ from subquad.methods.rest import Rest
 from subquad.ops.choose.cells.op import key_cells
 from subquad.ops.choose.clusters.op import query_clusters
 from subquad.ops.choose.hashing.op import MAX_BITS
+from subquad.ops.choose.ranks.clusters import Clustering
 from subquad.ops.parts.tail.cells import attend_to_cells
 from subquad.ops.parts.tail.op import attend_with_tail
+from subquad.ops.parts.tail.parallel import tail_of_ranks
 from subquad.ops.timeline import Timeline
 
 
@@ -72,6 +74,7 @@ class ClusteredTail(Method):
     name: ClassVar[str] = "clustered-tail"
     zeroes_padding: ClassVar[bool] = True  # padded queries are in no cluster
     skips_padding: ClassVar[bool] = True
+    split_needs: ClassVar[str] = "numbers for `clusters` and `topk`, which 0 lets grow with the length"
     traits: ClassVar[Traits] = Traits(
         family="clusters",
         dropout="weights of each query on its top keys and on the cells",
@@ -85,8 +88,14 @@ class ClusteredTail(Method):
         source="extends Vyas et al. 2020",
     )
 
+    def split_by(self) -> str | None:
+        """Ranks send top keys and cells, unless the number of these grows with the length."""
+        return "partials" if self.clusters > 0 and self.topk > 0 else None
+
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, sort the keys into cells, and attend to top keys and cells in one softmax."""
+        if call.parallel is not None:
+            return self._of_ranks(query, key, value, call)
         tensors, sizes = self._of_tail(query, key, value, call)
         return attend_with_tail(*tensors, **sizes)
 
@@ -95,6 +104,13 @@ class ClusteredTail(Method):
         tensors, sizes = self._of_tail(query, key, value, call)
         partial, exact, of_query, of_key = attend_to_cells(*tensors, **sizes)
         return Rest(partial, of_query, of_key, by_features=False, exact=(exact,))
+
+    def _of_ranks(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        of, clusters = call.parallel, min(self.clusters, call.parallel.tokens)
+        how = Clustering(clusters, self.bits, self.iterations, call.seed, space="logits", refine=self.refine)
+        real = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
+        sizes = {"topk": self.topk, "cells": self.cells}
+        return tail_of_ranks(query, key, value, *real, of, how, **sizes, scale=call.scale)
 
     def _of_tail(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `attend_with_tail`: clusters of queries and cells of keys."""

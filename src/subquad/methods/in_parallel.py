@@ -73,7 +73,7 @@ def refusal(method: Method, mask: Mask, of: Sequence) -> str | None:
         why = "packed segments" if mask.ids and method.split_by() else f"{method.name!r}"
         return (
             f"mode='summary' is not available for {why}: there is no summary of a rank's keys whose size does not grow "
-            "with their number; use mode='heads'"
+            f"with their number; use mode='heads'{method.split_needs and ', or ' + method.split_needs}"
         )
     if not method.treats_heads_alike():
         return (

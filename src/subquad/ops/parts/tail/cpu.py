@@ -7,6 +7,7 @@ from torch import Tensor
 
 from subquad.ops.native import interface
 from subquad.ops.parts.tail.op import attend_with_tail, tail_backward, tail_forward
+from subquad.ops.parts.tail.seen import lists_of, see_cells
 
 # What the forward pass gives beside `out` and `lse`, in its order.
 SAVED = ("order", "offsets", "key_order", "cell_offsets", "top", "centroids", "cell_keys", "cell_values", "cell_lse")
@@ -20,6 +21,21 @@ def refusal(query: Tensor, *_: object, dropout_p: float = 0.0, **__: object) -> 
     return interface.refusal(query)
 
 
+@see_cells.refusal("cpu")
+def refusal_of_few(query: Tensor, *_: object, **__: object) -> str | None:
+    """Why the compiled kernels cannot take these queries; None where they can."""
+    return interface.refusal(query)
+
+
+@lists_of("cpu")
+def numbers(top: Tensor, key_order: Tensor, keys: int) -> Tensor:
+    """Keys by their places in the order of the cells, −1 behind the last."""
+    B, H, C, K = top.shape
+    share = H // key_order.shape[1]
+    places = top.long().clamp(min=0).view(B, key_order.shape[1], share * C * K)
+    return torch.where(top < 0, keys, key_order.long().gather(2, places).view(B, H, C, K))
+
+
 @tail_forward.on("cpu")
 def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     """The output, its log-sum-exp, and all that the backward pass needs.
@@ -30,12 +46,14 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     out, lse, *saved = outputs
     B, H = x.query.shape[:2]
     of_keys = x.keys, torch.int64, (B, H, x.clusters, x.topk)
-    interface.check("tail_forward", keys=of_keys, wanted=(x.wanted, torch.int64, (B,)))
+    of_means = x.cell_means, torch.float32, (B, x.key.shape[1], x.cells, x.key.shape[3])
+    interface.check("tail_forward", keys=of_keys, wanted=(x.wanted, torch.int64, (B,)), cell_means=of_means)
     interface.run(
         "tail_forward",
         inputs=_inputs("tail_forward", x),
         keys=x.keys,
         wanted=x.wanted,
+        cell_means=x.cell_means,
         out=out,
         lse=lse,
         saved=dict(zip(SAVED, saved, strict=True)),
@@ -49,13 +67,19 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     Raises:
         ValueError: the lists hold numbers that the forward pass cannot have made.
     """
-    inputs, (_, _, *saved), (grad_out, grad_lse, *_) = _inputs("tail_backward", x), x.outputs, x.grads
+    inputs, (_, _, *saved), (grad_out, grad_lse, *_, of_keys, of_values, of_lse) = (
+        _inputs("tail_backward", x),
+        x.outputs,
+        x.grads,
+    )
     (B, H, N, D), (_, G, M, E), C, X = x.query.shape, x.value.shape, x.clusters, x.cells
     lists = (B, H, N), (B, H, C + 1), (B, G, M), (B, G, X + 1), (B, H, C, x.topk)
     numbers = (B, H, C, D), (B, H, C, X, D), (B, H, C, X, E), (B, H, C, X)
     wanted = [(torch.int32, shape) for shape in lists] + [(torch.float32, shape) for shape in numbers]
     fitting = {name: (each, *of) for name, each, of in zip(SAVED, saved, wanted, strict=True)}
     grad_of_out = (grad_out, x.query.dtype, (B, H, N, E))
+    of_cells = {"cell_keys": of_keys, "cell_values": of_values, "cell_lse": of_lse}
+    fitting |= {f"grad_{name}": (grad, *fitting[name][1:]) for name, grad in of_cells.items()}
     interface.check("tail_backward", grad_out=grad_of_out, grad_lse=(grad_lse, torch.float32, (B, H, N)), **fitting)
     interface.run(
         "tail_backward",
@@ -63,6 +87,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
         saved={name: each.contiguous() for name, each in zip(SAVED, saved, strict=True)},
         grad_out=grad_out,
         grad_lse=grad_lse,
+        **{f"grad_{name}": grad for name, grad in of_cells.items()},
         **dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=True)),
     )
 

@@ -81,7 +81,7 @@ def _(
     dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     topk = torch.sym_min(topk, key.shape[2]) if keys is None else keys.shape[3]
-    given = query, key, value, labels, cell, keys, wanted
+    given = query, key, value, labels, cell, keys, wanted, None
     out, lse, *_ = tail_forward(backend, *given, clusters, topk, cells, scale)
     return out, lse
 
@@ -95,12 +95,17 @@ def tail_forward(
     cell: Tensor,
     keys: Tensor | None,
     wanted: Tensor | None,
+    cell_means: Tensor | None,
     clusters: int,
     topk: int,
     cells: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Allocate (out, lse), and what the backward pass needs: lists of tokens, means, and the cells as they see them."""
+    """Allocate (out, lse), and what the backward pass needs: lists of tokens, means, and the cells as they see them.
+
+    The gradient flows through the cells too, not through the means. With `cell_means`, (B,G,X,D) in fp32, distances are
+    from these.
+    """
     (B, H, N, D), (_, G, M, E), C, X = query.shape, value.shape, clusters, cells
     if clusters < 1 or cells < 1 or topk < 0:
         raise ValueError(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from subquad.ops.parts.tail.op import attend_with_tail, tail_backward, tail_forward
 from subquad.ops.parts.tail.reference import FARTHEST, NEAREST
+from subquad.ops.parts.tail.seen import lists_of, see_cells
 from subquad.ops.triton import refusal_of
 from subquad.ops.triton.cells.backward import cells_backward
 from subquad.ops.triton.cells.forward import see_cells
@@ -37,6 +38,18 @@ def refusal(query: Tensor, key: Tensor, value: Tensor, *_: object, dropout_p: fl
     if dropout_p > 0:
         return f"dropout_p={dropout_p}, and the kernels have no dropout"
     return refusal_of(query, key, value)
+
+
+@see_cells.refusal("triton")
+def refusal_of_few(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> str | None:
+    """Why the kernels cannot take this call; None where they can."""
+    return refusal_of(query, key, value)
+
+
+@lists_of("triton")
+def numbers(top: Tensor, key_order: Tensor, keys: int) -> Tensor:
+    """They are numbers of keys already."""
+    return top.long()
 
 
 @tail_forward.on("triton")
@@ -63,8 +76,10 @@ def _fill_top(x: Any, centroids: Tensor, keys: Members, top: Tensor) -> None:
     """The keys with the largest weight times distance to the mean of their cell, ascending; M where a slot is empty."""
     if x.topk == 0:
         return
-    means = centroids.new_empty(*x.key.shape[:2], x.cells, x.key.shape[3])
-    keys.fill_means(means)
+    means = x.cell_means
+    if means is None:
+        means = centroids.new_empty(*x.key.shape[:2], x.cells, x.key.shape[3])
+        keys.fill_means(means)
     spread, there = log_distances(x.key, x.cell, means, NEAREST, FARTHEST)
     choose_top(centroids, x.key, spread, there, x.scale, top, x.wanted)
 
@@ -72,7 +87,7 @@ def _fill_top(x: Any, centroids: Tensor, keys: Members, top: Tensor) -> None:
 @tail_backward.on("triton")
 def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     """Gradients of query, key and value."""
-    (out, lse, *lists), (grad_out, grad_lse, *_) = x.outputs, x.grads
+    (out, lse, *lists), (grad_out, grad_lse, *_, from_keys, from_values, from_lse) = x.outputs, x.grads
     order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse = lists
     grad_query, grad_key, grad_value = grads
     clusters = Clustering(order, offsets, centroids, top, (cell_keys, cell_values, cell_lse))
@@ -81,6 +96,15 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     of_members = MemberGradients(lse, rho if grad_lse is None else rho - grad_lse, grad_out)
 
     of_keys, of_values, of_lse = cells_of_members(x.query, clusters, x.scale, of_members)
+    of_bias = of_lse
+    of_keys, of_values, of_lse = (
+        own if given is None else own + given.where(~torch.isneginf(cell_lse).view(*cell_lse.shape, *extra), 0.0)
+        for own, given, extra in (
+            (of_keys, from_keys, (1,)),
+            (of_values, from_values, (1,)),
+            (of_lse, from_lse, ()),
+        )
+    )
     constant = of_lse - torch.linalg.vecdot(of_keys, cell_keys) - torch.linalg.vecdot(of_values, cell_values)
     of_means = cells_backward(
         x,
@@ -93,5 +117,5 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
         listed_backward(x.query, x.key, x.value, clusters, x.scale, of_members) if x.topk else None,
         (grad_key, grad_value),
     )
-    of_means = of_means - x.scale * (of_lse[..., None] * cell_keys).sum(3)
+    of_means = of_means - x.scale * (of_bias[..., None] * cell_keys).sum(3)
     members_backward(x.query, x.key, x.value, clusters, x.scale, of_members, of_means, grad_query)

@@ -1,0 +1,112 @@
+"""Attention with a tail over the tokens of all ranks.
+
+Clusters hold queries of all ranks, cells hold keys of all ranks. Beside what makes these (`ops.choose.ranks.clusters`)
+is sent, in rows of C, X, or C·k:
+
+    means        sums of each cluster's queries and each cell's keys, and how many there are      (C + X)·(D + 1)
+    scores       each rank's k keys with the largest weight times distance to their cell's mean   C·k
+    cells        k̄, v̄ and ln Σ of each rank's keys of each cell as each mean sees them, without
+                 the exact keys, and of the candidates those that are exact                       C·(X + k)·(D + E)
+
+A rank leaves all its candidates out of its cells, in the pass over its keys that finds them; those that are not among
+the exact keys of all ranks join their cells afterwards. Nothing is taken out of a sum.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.ops.choose.ranks.clusters import Clustering, clusters_of_ranks
+from subquad.ops.heads import repeat_heads
+from subquad.ops.padding import cleared
+from subquad.ops.parts.clustered.parallel import choose_top, rows_of, send_rows
+from subquad.ops.parts.pairs.of_clusters import attend_in_clusters
+from subquad.ops.parts.sums.op import group_sums
+from subquad.ops.parts.tail.reference import spread_of
+from subquad.ops.parts.tail.seen import Seen, see_cells
+from subquad.ops.precision import wide
+from subquad.ops.softmax import merge_partials
+from subquad.parallel import Sequence
+from subquad.parallel.together import add_together
+
+Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
+
+
+def tail_of_ranks(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    real_queries: Bool[Tensor, "B N"] | None,
+    real_keys: Bool[Tensor, "B M"] | None,
+    of: Sequence,
+    how: Clustering,
+    *,
+    topk: int,
+    cells: int,
+    scale: float,
+) -> Partial:
+    """`query_clusters`, `key_cells` and `attend_with_tail` of all ranks' tokens, of which these are one rank's."""
+    query, key, value = cleared(query, real_queries), cleared(key, real_keys), cleared(value, real_keys)
+    labels, cell = clusters_of_ranks(query, key, value, (real_queries, real_keys), of, how, cells)
+    assert cell is not None
+    query, key, value = wide(query, key, value)
+    means, cell_means = _means(query, labels, how.clusters, key.detach(), cell, cells, of)
+    seen = see_cells(means, key, value, cell, cell_means, topk=topk, scale=scale)
+    keys, values = rows_of(key, seen.top), rows_of(value, seen.top)
+    cell_of = rows_of(cell.unsqueeze(-1), seen.top).squeeze(-1)
+    logits = (means.unsqueeze(3) * keys).sum(-1) * scale
+    with torch.no_grad():
+        apart = keys - rows_of(cell_means, cell_of)
+        scores = (logits + spread_of(apart)).masked_fill(seen.top == key.shape[2], -torch.inf)
+    top = choose_top(scores, min(topk, sum(of.key_lengths)), of)
+    joining = ~top.taken & (seen.top < key.shape[2])
+    seen = _joined(seen, keys, values, logits.masked_fill(~joining, -torch.inf), cell_of)
+
+    X, D, E = cells, key.shape[3], value.shape[3]
+    both = torch.cat([seen.key, seen.value, seen.lse.unsqueeze(-1)], dim=-1)
+    parts, (keys, values) = send_rows(both.flatten(3), (keys, values), top, of)
+    cells_of = [part.unflatten(3, (X, D + E + 1)) for part in parts]
+    both, lse = merge_partials([(part[..., :-1], part[..., -1]) for part in cells_of])
+    bias = lse - (both[..., :D] * means.unsqueeze(3)).sum(-1) * scale
+    return attend_in_clusters(
+        query,
+        labels,
+        torch.cat([keys, both[..., :D]], dim=3),
+        torch.cat([values, both[..., D:]], dim=3),
+        torch.cat([torch.zeros_like(keys[..., 0]), bias], dim=3),
+        torch.cat([top.there, ~torch.isneginf(lse)], dim=3),
+        scale,
+    )
+
+
+def _means(
+    query: Tensor, labels: Tensor, clusters: int, key: Tensor, cell: Tensor, cells: int, of: Sequence
+) -> tuple[Float[Tensor, "B H C D"], Float[Tensor, "B G X D"]]:
+    """The means of the clusters and of the cells over all ranks, by one exchange; 0 for an empty one."""
+    both = [*group_sums(query, labels, clusters), *group_sums(key, cell, cells)]
+    sums, sizes, of_cells, in_cells = add_together([x.to(both[0].dtype) for x in both], of.group)
+    return sums / sizes.clamp(min=1).unsqueeze(-1), (of_cells / in_cells.clamp(min=1).unsqueeze(-1)).detach()
+
+
+def _joined(
+    seen: Seen,
+    keys: Float[Tensor, "B H C K D"],
+    values: Float[Tensor, "B H C K E"],
+    logits: Float[Tensor, "B H C K"],
+    cell_of: Int64[Tensor, "B H C K"],
+) -> Seen:
+    """The cells with those of the listed keys whose logit is not −inf."""
+    X, D = seen.lse.shape[3], keys.shape[-1]
+    inside = cell_of.unsqueeze(3) == torch.arange(X, device=keys.device)[:, None]
+    spread = logits.unsqueeze(3).masked_fill(~inside, -torch.inf)  # (B,H,C,X,K)
+    both = torch.cat([spread, seen.lse.unsqueeze(-1)], dim=-1)
+    highest = both.detach().amax(-1, keepdim=True)
+    weights = (both - torch.where(torch.isneginf(highest), 0.0, highest)).exp()
+    total = weights.sum(-1, keepdim=True)
+    there = total > 0
+    shares = weights / torch.where(there, total, 1.0)
+    rows = torch.cat([keys, values], dim=-1).masked_fill(torch.isneginf(logits).unsqueeze(-1), 0.0)
+    old = torch.cat([seen.key, seen.value], dim=-1)
+    new = shares[..., :-1] @ rows + shares[..., -1:] * old
+    lse = torch.where(there, torch.where(there, total, 1.0).log() + highest, -torch.inf).squeeze(-1)
+    return Seen(new[..., :D], new[..., D:], lse, seen.top)
