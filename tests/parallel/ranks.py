@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,21 +94,29 @@ def error_of(case: Case) -> float:
     k, v = (normal(2, case.kv_heads, case.keys or TOKENS, 8, seed=seed).to(case.dtype) for seed in (1, 2))
     g = normal(2, case.heads, TOKENS, 8, seed=3).to(case.dtype)
     whole, part = masks(case.mask, 2)
-    how = {"method": case.method, "enable_gqa": True, "return_lse": case.lse, "seed": 3}
+    attend = caller(case.method, case.heads, case.kv_heads)
+    how = {"return_lse": case.lse, "seed": 3}
 
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-    want = sq.attention(*inputs, mask=whole(), **how)
+    want = attend(*inputs, mask=whole(), **how)
     loss(want, g).backward()
 
     keys = of if case.keys is None else sq.parallel.Sequence(of.key_lengths)
     own = [s.shard(x, dim=2).clone().requires_grad_() for s, x in ((of, q), (keys, k), (keys, v))]
-    have = sq.attention(*own, mask=part(of), parallel=of, **how)
+    have = attend(*own, mask=part(of), parallel=of, **how)
     loss(have, of.shard(g, dim=2)).backward()
 
     outs = (want, have) if case.lse else ((want,), (have,))
     pairs = [(of.shard(w, dim=2), h) for w, h in zip(*outs, strict=True)]
     pairs += [(s.shard(gradient(w), dim=2), gradient(h)) for s, w, h in zip((of, keys, keys), inputs, own, strict=True)]
     return max((far(w, h) for w, h in pairs), default=0.0)
+
+
+def caller(method: str, heads: int, kv_heads: int) -> Callable[..., Any]:
+    """The method as a function; one with learned parameters is bound, with the same ones on each rank."""
+    if not sq.parse_method(method).traits.learned:
+        return partial(sq.attention, method=method, enable_gqa=True)
+    return sq.parse_method(method).bind(heads=heads, kv_heads=kv_heads, head_dim=8, max_length=TOKENS).eval()
 
 
 def gradient(x: torch.Tensor) -> torch.Tensor:
@@ -138,9 +147,10 @@ def sent(method: str, mode: str, tokens: int) -> tuple[int, int]:
     """Bytes and collective calls of this rank for a forward and a backward pass."""
     of = sq.parallel.Sequence.even(tokens, mode=mode)
     parts = [of.shard(normal(1, 4, tokens, 8, seed=seed), dim=2).clone().requires_grad_() for seed in range(3)]
-    sq.attention(*parts, method=method, parallel=of)  # the ranks agree
+    attend = caller(method, 4, 4)
+    attend(*parts, parallel=of)  # the ranks agree
     with sq.parallel.traffic() as counted:
-        sq.attention(*parts, method=method, parallel=of).sum().backward()
+        attend(*parts, parallel=of).sum().backward()
     return counted.bytes, counted.calls
 
 

@@ -169,9 +169,11 @@ class Method:
         if parallel is not None:
             mask = mask_of_rank(mask, query, key, parallel)
         mask.check(sizes, query.device)
-        self.check_counts(sizes.N, sizes.M)
+        tokens = (sizes.N, sizes.M) if parallel is None else parallel.all_tokens
+        self.check_counts(*tokens)
         kept = None if keep is None else kept_tokens(keep, query, key, mask)
-        asked = {"bias": bias is not None, "cross": sizes.N != sizes.M, "lse": return_lse, "keep": keep is not None}
+        cross = tokens[0] != tokens[1] if parallel is None else parallel.lengths != parallel.key_lengths
+        asked = {"bias": bias is not None, "cross": cross, "lse": return_lse, "keep": keep is not None}
         reason = self.refuses(mask, **asked)
         if reason:
             raise ValueError(reason)

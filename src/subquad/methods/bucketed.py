@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Partial, Traits
 from subquad.methods.rest import Rest
-from subquad.ops.choose.balanced import balanced_buckets, same_label_buckets
+from subquad.ops.choose.balanced import balanced_buckets, fixed_size, same_label_buckets
 from subquad.ops.choose.cells.op import cells_of_keys
 from subquad.ops.hash_functions import Hashed, HashFunctions, hashed
 from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.parts.pairs.parallel import attend_balanced_of_ranks
 from subquad.ops.parts.tail.cells import attend_to_cells
 from subquad.ops.parts.tail.op import attend_with_tail
 from subquad.ops.slots import Buckets
@@ -145,6 +146,11 @@ class HashedBuckets(Bucketed):
         limit: dict[str, int | str] = {"buckets": 1, "bucket_size": "M"}
         return replace(traits, subquadratic=self.merge == "multiplicity", exact_limit=limit)
 
+    def split_by(self) -> str | None:
+        """With so many buckets of such a size, ranks send the keys of these; otherwise there are more of longer inputs."""
+        fixed = self.buckets > 0 and self.bucket_size > 0 and self.selection == "balanced"
+        return "partials" if fixed else None
+
     def refuses(self, mask: Mask, *, cross: bool = False, **asked: bool) -> str | None:
         """Why the method refuses a call; causal hashes are tied, so queries and keys must be the same tokens."""
         if not (mask.is_causal and cross):
@@ -179,4 +185,11 @@ class HashedBuckets(Bucketed):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend inside the buckets, and merge."""
-        return attend_inside(query, key, value, self.meetings(query, key, call), call, union=self.merge == "union")
+        union = self.merge == "union"
+        if call.parallel is not None:
+            with torch.no_grad():
+                scores = self.hashes(query, key, call)
+            size = fixed_size(self.bucket_size, self.enlarge)
+            how: dict[str, Any] = {"size": size, "scale": call.scale, "union": union}
+            return attend_balanced_of_ranks(query, key, value, scores, call.mask, call.parallel, **how)
+        return attend_inside(query, key, value, self.meetings(query, key, call), call, union=union)

@@ -1,0 +1,23 @@
+"""Buckets of a fixed size, whose tokens score highest of those of all ranks."""
+
+from tests.parallel.ranks import UNEVEN, Case, Sent
+
+METHODS = (
+    "lsh:buckets=4,bucket_size=5",
+    "lsh:buckets=5,bucket_size=9,merge=union",
+    "lsh:buckets=2,bucket_size=60,enlarge=1",
+    "lha:buckets=4,bucket_size=5,hidden=8",
+    "lha:buckets=3,bucket_size=9,hash=linear,merge=union",
+)
+
+CASES = [
+    *(
+        Case(name, "summary", mask, kv_heads=2)
+        for name in METHODS
+        for mask in ("none", "causal", "padded", "causal left")
+    ),
+    *(Case(name, "summary", lengths=UNEVEN, lse=True) for name in METHODS),
+    *(Case(name, "summary", keys=31) for name in METHODS),
+]
+REFUSED = [Case("lsh", "summary"), Case("lsh:selection=argmax", "summary")]
+SENT = [Sent("lsh:buckets=4,bucket_size=6", "summary", 2)]
