@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.methods.base import Call, Partial, Traits, choice, number, whole, wide
-from subquad.methods.bucketed import HashedBuckets, attend_with_cells, rest_in_cells
+from subquad.methods.bucketed import HashedBuckets, attend_with_cells, attend_with_cells_of_ranks, rest_in_cells
 from subquad.methods.rest import Rest
 from subquad.ops.choose.balanced import best_bucket, bucket_sizes, most_of
 from subquad.ops.heads import repeat_heads
@@ -80,6 +80,7 @@ class RandomHash(HashedBuckets):
     seed: int = whole(0)
 
     name: ClassVar[str] = "lsh"
+    splits_as: ClassVar[str] = "lsh:buckets=16,bucket_size=64"
     traits: ClassVar[Traits] = replace(
         HashedBuckets.shared_traits, stochastic=True, source="Sun et al. 2022, equation 9; Kitaev et al. 2020"
     )
@@ -103,8 +104,14 @@ class RandomHash(HashedBuckets):
         """Attend inside the buckets, and merge; with a tail, to the one bucket and the centroids together."""
         if self.tail == 0:
             return super().attend(query, key, value, call)
+        if call.parallel is not None:
+            return attend_with_cells_of_ranks(self, query, key, value, self.fixed_size, self.tail, call)
         (buckets,) = self.meetings(query, key, call)
         return attend_with_cells(query, key, value, buckets, self.tail, call)
+
+    def split_by(self) -> str | None:
+        """Like all hashed buckets, unless the scores are random numbers of a token's place among all tokens."""
+        return super().split_by() if self.hash == "planes" else None
 
     @property
     def summarises(self) -> bool:

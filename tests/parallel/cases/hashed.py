@@ -10,7 +10,17 @@ METHODS = (
     "lha:buckets=3,bucket_size=9,hash=linear,merge=union",
 )
 
+TAILS = (
+    "lsh:buckets=4,bucket_size=5,tail=3",
+    "lha-tail:buckets=4,keys=6,cells=3,hidden=8",
+    "lha-tail:buckets=3,keys=60,cells=4,hash=linear",
+    "lha-tail:buckets=3,keys=20,cells=40,hidden=8",
+)
+
 CASES = [
+    *(Case(name, "summary", mask, kv_heads=2) for name in TAILS for mask in ("none", "padded", "lengths")),
+    *(Case(name, "summary", lengths=UNEVEN, lse=True) for name in TAILS),
+    *(Case(name, "summary", keys=31) for name in TAILS),
     *(
         Case(name, "summary", mask, kv_heads=2)
         for name in METHODS
@@ -20,4 +30,4 @@ CASES = [
     *(Case(name, "summary", keys=31) for name in METHODS),
 ]
 REFUSED = [Case("lsh", "summary"), Case("lsh:selection=argmax", "summary")]
-SENT = [Sent("lsh:buckets=4,bucket_size=6", "summary", 2)]
+SENT = [Sent("lsh:buckets=4,bucket_size=6", "summary", 2), Sent("lha-tail:buckets=4,keys=6,cells=3", "summary", 12)]

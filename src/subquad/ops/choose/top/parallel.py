@@ -52,13 +52,14 @@ def candidates(
     scores: Float[Tensor, "B H N C"] | Hashed, most: int, real: Bool[Tensor, "B N"] | None, *, odds: bool
 ) -> Candidates:
     """The `most` tokens of this rank that score highest in each bucket; `odds` as in `top_and_best`."""
-    B, _, N, C = scores.shape
+    B, _, N, _ = scores.shape
     most = min(most, N)
     sizes = real_lengths(real, B, N, scores.device).clamp(max=most)
     tokens, best = top_and_best(scores, sizes, most, real, odds=odds)
     empty = tokens == N
-    found = _scores_at(scores, tokens.clamp(max=N - 1))  # (B,H,C,k,C), of which a bucket reads its own
-    found = (log_odds(found) if odds else found).diagonal(dim1=2, dim2=4).movedim(-1, 2)
+    found = _scores_at(scores, tokens.clamp(max=N - 1).flatten(2))
+    found = (log_odds(found) if odds else found).unflatten(2, tokens.shape[2:])  # of which a bucket reads its own
+    found = found.diagonal(dim1=2, dim2=4).movedim(-1, 2)
     return Candidates(tokens, found.masked_fill(empty, -torch.inf), best)
 
 
@@ -71,9 +72,8 @@ def taken(scores: list[Float[Tensor, "B H C _"]], K: int, rank: int) -> Taken:
     return Taken(among.split([x.shape[3] for x in scores], dim=3)[rank], place, there)
 
 
-def _scores_at(scores: Tensor | Hashed, tokens: Int64[Tensor, "B H C k"]) -> Float[Tensor, "B H C k C"]:
+def _scores_at(scores: Tensor | Hashed, tokens: Int64[Tensor, "B H S"]) -> Float[Tensor, "B H S C"]:
     """The scores of these tokens in all buckets."""
     if isinstance(scores, Hashed):
-        return scores.at(tokens.flatten(2)).unflatten(2, tokens.shape[2:])
-    rows = scores.gather(2, tokens.flatten(2)[..., None].expand(-1, -1, -1, scores.shape[3]))
-    return rows.unflatten(2, tokens.shape[2:])
+        return scores.at(tokens)
+    return scores.gather(2, tokens[..., None].expand(-1, -1, -1, scores.shape[3]))

@@ -24,7 +24,7 @@ from subquad.ops.precision import wide
 from subquad.ops.slots import vectors_at
 from subquad.ops.softmax import merge_partials
 from subquad.parallel import Sequence
-from subquad.parallel.collectives import gather
+from subquad.parallel.collectives import gather_columns
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 
@@ -67,7 +67,8 @@ def attend_balanced_of_ranks(
     others = tuple(replace(each, keys=elsewhere) for each in own[:2])
     how: dict[str, Any] = {"scale": scale, "union": union}
     of_own = attend_pairs(query, key, value, own, mask, **how)
-    return merge_partials([of_own, attend_pairs(*wide(query), rows.key, rows.value, others, Mask(), **how)])
+    (query,) = wide(query)
+    return merge_partials([of_own, attend_pairs(query, rows.key, rows.value, others, Mask(), **how)])
 
 
 def _exchanged(
@@ -75,24 +76,15 @@ def _exchanged(
 ) -> tuple[Taken, Taken, Rows]:
     """Which candidates of all ranks are taken, as queries and as keys, and the rows of those that are keys."""
     D, width = key.shape[3], key.shape[3] + value.shape[3]
-    rows = torch.cat(wide(_rows_at(key, keys.tokens), _rows_at(value, keys.tokens)), dim=-1)
+    rows = torch.cat(wide(vectors_at(key, keys.tokens), vectors_at(value, keys.tokens)), dim=-1)
     places = _first_places(keys.tokens, key.shape[2]).to(rows.dtype)
-    sent = torch.cat([queries.scores, keys.scores, places, rows.flatten(3)], dim=3)
-    parts = [(min(size, n), min(size, m)) for n, m in zip(of.lengths, of.key_lengths, strict=True)]
-    sizes = [[n, m, m, m * width] for n, m in parts]
-    received = gather(sent, [(*sent.shape[:3], sum(each)) for each in sizes], of.group)
-    every = [part.split(each, dim=3) for part, each in zip(received, sizes, strict=True)]
-
+    of_ranks = [(min(size, n), min(size, m)) for n, m in zip(of.lengths, of.key_lengths, strict=True)]
+    widths = [[n, m, m, m * width] for n, m in of_ranks]
+    every = gather_columns([queries.scores, keys.scores, places, rows.flatten(3)], widths, of.group)
     of_queries, of_keys = (taken([part[side].detach() for part in every], size, of.rank) for side in (0, 1))
     number = _numbers([part[2].detach().long() for part in every])
     rows = torch.cat([part[3].unflatten(3, (-1, width)) for part in every], dim=3).flatten(2, 3)
     return of_queries, of_keys, Rows(rows[..., :D], rows[..., D:], number)
-
-
-def _rows_at(x: Float[Tensor, "B G M D"], tokens: Int64[Tensor, "B H C k"]) -> Float[Tensor, "B H C k D"]:
-    """The rows of tokens that each head chose for itself; 0 for an empty slot."""
-    B, H, C, k = tokens.shape
-    return vectors_at(x, tokens.reshape(B, x.shape[1], -1, k)).view(B, H, C, k, x.shape[3])
 
 
 def _first_places(tokens: Int64[Tensor, "B H C k"], M: int) -> Int64[Tensor, "B H C k"]:
