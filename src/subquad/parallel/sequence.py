@@ -80,11 +80,6 @@ class Sequence:
         return sum(self.lengths)
 
     @property
-    def all_tokens(self) -> tuple[int, int]:
-        """How many queries and how many keys there are on all ranks."""
-        return self.tokens, sum(self.key_lengths)
-
-    @property
     def own(self) -> slice:
         """The tokens of this rank in the whole sequence."""
         return spans(self.lengths)[self.rank]

@@ -1,6 +1,29 @@
 """Buckets of a fixed size, whose tokens score highest of those of all ranks."""
 
+from dataclasses import dataclass
+
+import subquad as sq
+from tests.oracle import normal
 from tests.parallel.ranks import UNEVEN, Case, Sent
+
+
+@dataclass(frozen=True)
+class Training:
+    """A layer in training, whose hash functions learn from a loss over all tokens."""
+
+    method: str
+    mode: str = "summary"
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} in training"
+
+    def error(self) -> float:
+        of = sq.parallel.Sequence.even(9, mode=self.mode)
+        part = of.shard(normal(1, 4, 9, 8), dim=2)
+        sq.parse_method(self.method).bind(heads=4, head_dim=8)(part, part, part, parallel=of)
+        return 0.0
+
 
 METHODS = (
     "lsh:buckets=4,bucket_size=5",
@@ -29,5 +52,11 @@ CASES = [
     *(Case(name, "summary", lengths=UNEVEN, lse=True) for name in METHODS),
     *(Case(name, "summary", keys=31) for name in METHODS),
 ]
-REFUSED = [Case("lsh", "summary"), Case("lsh:selection=argmax", "summary")]
+REFUSED = [
+    Case("lsh", "summary"),
+    Case("lsh:buckets=4,bucket_size=5,hash=random", "summary"),
+    Case("lha:buckets=0,bucket_size=5", "summary"),
+    Case("lha:bucket_size=5,selection=argmax", "summary"),
+    Training("lha-tail:buckets=3,keys=5,cells=2"),
+]
 SENT = [Sent("lsh:buckets=4,bucket_size=6", "summary", 2), Sent("lha-tail:buckets=4,keys=6,cells=3", "summary", 12)]
