@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import torch
+
 import subquad as sq
 from tests.oracle import normal
 from tests.parallel.ranks import UNEVEN, Case, Sent
@@ -25,38 +27,54 @@ class Training:
         return 0.0
 
 
-METHODS = (
+BUCKETS = (
     "lsh:buckets=4,bucket_size=5",
-    "lsh:buckets=5,bucket_size=9,merge=union",
-    "lsh:buckets=2,bucket_size=60,enlarge=1",
+    "lsh:buckets=4,bucket_size=5,hash=random",
     "lha:buckets=4,bucket_size=5,hidden=8",
     "lha:buckets=3,bucket_size=9,hash=linear,merge=union",
 )
-
 TAILS = (
     "lsh:buckets=4,bucket_size=5,tail=3",
     "lha-tail:buckets=4,keys=6,cells=3,hidden=8",
+)
+# More slots than there are tokens, of a rank or of all, and a cell for each key.
+WIDE = (
+    "lsh:buckets=2,bucket_size=60,enlarge=1",
+    "lsh:buckets=5,bucket_size=9,merge=union",
     "lha-tail:buckets=3,keys=60,cells=4,hash=linear",
     "lha-tail:buckets=3,keys=20,cells=40,hidden=8",
 )
 
 CASES = [
-    *(Case(name, "summary", mask, kv_heads=2) for name in TAILS for mask in ("none", "padded", "lengths")),
-    *(Case(name, "summary", lengths=UNEVEN, lse=True) for name in TAILS),
-    *(Case(name, "summary", keys=31) for name in TAILS),
+    *(Case(name, "summary", "causal left", kv_heads=2) for name in BUCKETS),
+    *(Case(name, "summary", "lengths", kv_heads=2) for name in TAILS),
+    *(Case(name, "summary", keys=31) for name in WIDE),
+    *(Case(name, "summary", lengths=UNEVEN, lse=True) for name in (BUCKETS[0], BUCKETS[-1], *TAILS)),
+    Case(BUCKETS[0], "summary", "short"),
+    Case(TAILS[-1], "summary", "short", lengths=UNEVEN),
+    Case(BUCKETS[0], "summary", dtype=torch.bfloat16),
+    Case(TAILS[-1], "summary", dtype=torch.float64),
+]
+LONG = [
     *(
         Case(name, "summary", mask, kv_heads=2)
-        for name in METHODS
-        for mask in ("none", "causal", "padded", "causal left")
+        for name in (*BUCKETS, *WIDE[:2])
+        for mask in ("none", "causal", "padded", "short")
     ),
-    *(Case(name, "summary", lengths=UNEVEN, lse=True) for name in METHODS),
-    *(Case(name, "summary", keys=31) for name in METHODS),
+    *(Case(name, "summary", mask, kv_heads=3) for name in (*TAILS, *WIDE[2:]) for mask in ("none", "padded", "short")),
+    *(Case(name, "summary", lengths=UNEVEN, lse=True) for name in (*BUCKETS[1:-1], *WIDE)),
+    *(Case(name, "summary", keys=31) for name in (*BUCKETS, *TAILS)),
 ]
 REFUSED = [
     Case("lsh", "summary"),
-    Case("lsh:buckets=4,bucket_size=5,hash=random", "summary"),
-    Case("lha:buckets=0,bucket_size=5", "summary"),
+    Case("lsh:buckets=0,bucket_size=5", "summary"),
     Case("lha:bucket_size=5,selection=argmax", "summary"),
     Training("lha-tail:buckets=3,keys=5,cells=2"),
 ]
-SENT = [Sent("lsh:buckets=4,bucket_size=6", "summary", 2), Sent("lha-tail:buckets=4,keys=6,cells=3", "summary", 12)]
+# Buckets make one exchange in each direction. A tail makes two, and eight for the k-means of its cells.
+SENT = [
+    Sent("lsh:buckets=4,bucket_size=6", "summary", 2),
+    Sent("lsh:buckets=4,bucket_size=6,hash=random", "summary", 3),
+    Sent("lha:buckets=4,bucket_size=6", "summary", 2),
+    Sent("lha-tail:buckets=4,keys=6,cells=3", "summary", 12),
+]

@@ -39,12 +39,17 @@ FEW, ENDS = (0,), (0, 20, -1)
 METHODS = ("clustered:clusters=7", "i-clustered:clusters=7,topk=5", "local:window=4")
 
 CASES = [
-    *(Kept(Case(name, "summary", mask, kv_heads=2), ENDS) for name in METHODS for mask in ("none", "padded")),
+    *(Kept(Case(name, "summary", "padded", kv_heads=2), ENDS) for name in METHODS),
     *(Kept(Case(name, "summary", "lengths", lse=True)) for name in METHODS),
     Kept(Case("local:window=9", "summary", "causal left", lengths=UNEVEN, lse=True), ENDS),
     Kept(Case("linear", "summary", "causal", lengths=UNEVEN)),
     Kept(Case("lsh:buckets=3,bucket_size=6", "summary", "short"), FEW),
+]
+LONG = [
+    *(Kept(Case(name, "summary", lengths=UNEVEN, kv_heads=3), FEW) for name in METHODS),
+    *(Kept(Case(name, "summary", "short")) for name in METHODS),
+    Kept(Case("performer:features=16", "summary", "causal left", lse=True), ENDS),
     Kept(Case("lha-tail:buckets=3,keys=5,cells=2", "summary"), ENDS),
 ]
-REFUSED = []
+REFUSED = [Kept(Case("clustered:refine=1", "summary"), FEW)]
 SENT: list[Sent] = []
