@@ -78,10 +78,14 @@ def _constant(draw: Callable[..., Tensor], like: Tensor, *sizes: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _normal_drawn(seed: int, rows: int, columns: int) -> Tensor:
+    return _normal_rows(seed, torch.arange(rows, device="cpu"), columns)
+
+
+def _normal_rows(seed: int, rows: Tensor, columns: int) -> Tensor:
     # Each number comes from its own row, column and the seed, so that fewer rows are the first of more rows.
-    row, column = torch.arange(rows, device="cpu")[:, None], torch.arange(columns, device="cpu")
-    mixed = _mix(_mix(_mix(torch.tensor(seed, device="cpu")) + row) + column * _GOLDEN)
-    return torch.special.ndtri(_uniform(mixed))
+    column = torch.arange(columns, device=rows.device)
+    mixed = _mix(torch.full((), seed, dtype=torch.int64, device=rows.device))
+    return torch.special.ndtri(_uniform(_mix(_mix(mixed + rows[..., None]) + column * _GOLDEN)))
 
 
 _GOLDEN = -7046029254386353131  # 2⁶⁴ / the golden ratio, as a signed number
@@ -113,6 +117,17 @@ def normal(seed: int, rows: int, columns: int, like: Tensor) -> Tensor:
     if _become_constants(rows, columns):
         return _constant(_normal_drawn, like, seed, rows, columns)
     return _normal(seed, rows, columns, like.dtype, like.device)
+
+
+def normal_rows(seed: int, rows: Tensor, columns: int, like: Tensor) -> Tensor:
+    """The rows of `normal` with these numbers, (…, columns), computed on the device of `rows`.
+
+    >>> import torch
+    >>> every = normal(7, 5, 3, like=torch.zeros(1))
+    >>> torch.equal(normal_rows(7, torch.tensor([[4], [1]]), 3, like=torch.zeros(1)), every[[[4], [1]]])
+    True
+    """
+    return _normal_rows(seed, rows, columns).to(device=like.device, dtype=like.dtype)
 
 
 def _directions_drawn(seed: int, rows: int, columns: int, independent: bool) -> Tensor:

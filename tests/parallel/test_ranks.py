@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.parallel.cases import CASES, REFUSED, SENT
+from tests.parallel.cases import CASES, LONG, REFUSED, SENT
 from tests.parallel.ranks import Case, Sent
 
 ROOT = Path(__file__).parents[2]
@@ -20,12 +20,12 @@ BY_DTYPE = {"torch.float32": 1e-5, "torch.bfloat16": 2e-2, "torch.float64": 1e-1
 
 
 @cache
-def found(ranks: int) -> list[dict[str, Any]]:
-    """What each rank found, by the name of the case."""
+def found(ranks: int, *which: str) -> list[dict[str, Any]]:
+    """What each rank found, by the name of the case; `which` are the "long" ones."""
     folder = Path(mkdtemp())
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(
-        [*launcher, "-m", "tests.parallel.ranks", str(folder)],
+        [*launcher, "-m", "tests.parallel.ranks", str(folder), *which],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -40,7 +40,18 @@ def found(ranks: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_outputs_and_gradients_are_those_of_one_process(ranks: int, case: Case):
-    for of_rank in found(ranks):
+    check(case, found(ranks))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
+def test_outputs_and_gradients_of_more_cases(ranks: int, case: Case):
+    check(case, found(ranks, "long"))
+
+
+def check(case: Case, of_ranks: list[dict[str, Any]]) -> None:
+    for of_rank in of_ranks:
         assert isinstance(of_rank[case.name], float), of_rank[case.name]
         assert of_rank[case.name] <= BY_DTYPE[str(case.dtype)] * 4
 
@@ -59,7 +70,7 @@ def test_summaries_do_not_grow_with_the_length(case: Sent):
     for of_rank in found(3):
         (few, calls), (many, again) = of_rank[case.name]
         assert calls == again == case.calls
-        assert many == (10 * few if case.mode == "heads" else few)
+        assert many == (few if case.mode == "summary" else 10 * few)
 
 
 @pytest.mark.slow

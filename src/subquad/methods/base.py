@@ -16,7 +16,7 @@ from subquad.methods.bound_method import BoundMethod
 from subquad.methods.call import Call, Partial
 from subquad.methods.checks import as_autocast, check_options, checked_hidden, only_bound, without_autocast
 from subquad.methods.grammar import as_term
-from subquad.methods.in_parallel import check_parallel, mask_of_rank, run_parallel
+from subquad.methods.in_parallel import check_parallel, kept_of_rank, loss_of_rank, mask_of_rank, run_parallel
 from subquad.methods.keep import Keep, completed, inputs_of_rest, kept_tokens
 from subquad.methods.settings import FEW, MOST_REPEATS, WIDEST, choice, number, whole
 from subquad.methods.traits import FAMILIES, Fit, Traits
@@ -75,7 +75,7 @@ class Method:
     clamped: ClassVar[tuple[str, ...]] = ()  # settings for which more than there are tokens means as many
     counts: ClassVar[tuple[str, ...]] = ()  # settings that say into how many parts the tokens go
     split: ClassVar[str | None] = None  # how ranks sum up their keys: by "partials" in `attend`, a "halo" by `reach`
-    split_needs: ClassVar[str] = ""  # what settings must be for that, where it depends on them
+    splits_as: ClassVar[str] = ""  # settings with which ranks can sum up their keys, where others cannot
     heads_differ: ClassVar[bool] = False  # whether heads that do not have learned parameters differ all the same
     former: ClassVar[dict[str, str]] = {}  # settings by the names that they had in earlier versions
     units: ClassVar[tuple[str, ...]] = ()  # settings that mean 1 where a text gives them without a value
@@ -171,7 +171,9 @@ class Method:
             mask = mask_of_rank(mask, query, key, parallel)
         mask.check(sizes, query.device)
         self.check_counts(sizes.N, sizes.M)
-        kept = None if keep is None else kept_tokens(keep, query, key, mask)
+        kept: Any = None
+        if keep is not None:
+            kept = kept_tokens(keep, query, key, mask) if parallel is None else kept_of_rank(keep, query, parallel)
         asked = {"bias": bias is not None, "cross": sizes.N != sizes.M, "lse": return_lse, "keep": keep is not None}
         reason = self.refuses(mask, **asked)
         if reason:
@@ -182,7 +184,7 @@ class Method:
         hidden = checked_hidden(self, query, hidden, mask) if self.traits.needs_hidden else None
         call = Call(mask, bias, scale, dropout_p, seed, learned, return_lse, hidden, kept)
         if parallel is not None:
-            check_parallel(self, query, key, value, call, parallel, keep is not None)
+            check_parallel(self, query, key, value, call, parallel)
             call = replace(call, parallel=parallel)
         if kept is not None or not self.skips_padding:
             query, key, value = cleared_inputs(query, key, value, mask)
@@ -305,6 +307,8 @@ class Method:
         if not self.has_auxiliary_loss:
             return None
         with without_autocast(query.device.type):
+            if call.parallel is not None:
+                return loss_of_rank(self, query, key, value, call)
             (query, key, value), mask = wide(query.detach(), key.detach(), value.detach()), call.mask
             if call.kept is not None:  # the method does not see them
                 mask, call = call.kept.left_out_of(mask, query.shape[2]), replace(call, kept=None)

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Partial, Traits
 from subquad.methods.rest import Rest
-from subquad.ops.choose.balanced import balanced_buckets, same_label_buckets
+from subquad.ops.choose.balanced import balanced_buckets, fixed_size, same_label_buckets
 from subquad.ops.choose.cells.op import cells_of_keys
 from subquad.ops.hash_functions import Hashed, HashFunctions, hashed
 from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.parts.pairs.parallel import attend_balanced_of_ranks
 from subquad.ops.parts.tail.cells import attend_to_cells
 from subquad.ops.parts.tail.op import attend_with_tail
+from subquad.ops.parts.tail.scored import attend_with_scored_tail
 from subquad.ops.slots import Buckets
 
 
@@ -33,6 +35,16 @@ def attend_with_cells(
 ) -> tuple[Tensor, Tensor]:
     """Attention of each query to the keys of its one bucket, and to the other keys as `cells` centroids."""
     return attend_with_tail(*_of_tail(query, key, value, buckets, cells, call), **_sizes(buckets, cells, call))
+
+
+def attend_with_cells_of_ranks(
+    method: Any, query: Tensor, key: Tensor, value: Tensor, topk: int, cells: int, call: Call
+) -> tuple[Tensor, Tensor]:
+    """Like `attend_with_cells`, over the tokens of all ranks, by the scores of a method."""
+    with torch.no_grad():
+        scores = method.hashes(query, key, call)
+    how: dict[str, Any] = {"topk": topk, "cells": cells, "seed": call.seed, "scale": call.scale}
+    return attend_with_scored_tail(query, key, value, scores, call.mask, call.parallel, **how)
 
 
 def rest_in_cells(query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, cells: int, call: Call) -> Rest:
@@ -145,6 +157,16 @@ class HashedBuckets(Bucketed):
         limit: dict[str, int | str] = {"buckets": 1, "bucket_size": "M"}
         return replace(traits, subquadratic=self.merge == "multiplicity", exact_limit=limit)
 
+    @property
+    def fixed_size(self) -> int:
+        """Tokens of a bucket where `bucket_size` says it, in an item that has enough."""
+        return fixed_size(self.bucket_size, self.enlarge)
+
+    def split_by(self) -> str | None:
+        """Ranks send the keys of the buckets where neither the number nor the size of these grows with the length."""
+        fixed = self.buckets > 0 and self.bucket_size > 0 and self.selection == "balanced"
+        return "partials" if fixed else None
+
     def refuses(self, mask: Mask, *, cross: bool = False, **asked: bool) -> str | None:
         """Why the method refuses a call; causal hashes are tied, so queries and keys must be the same tokens."""
         if not (mask.is_causal and cross):
@@ -179,4 +201,10 @@ class HashedBuckets(Bucketed):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend inside the buckets, and merge."""
-        return attend_inside(query, key, value, self.meetings(query, key, call), call, union=self.merge == "union")
+        union = self.merge == "union"
+        if call.parallel is not None:
+            with torch.no_grad():
+                scores = self.hashes(query, key, call)
+            how: dict[str, Any] = {"size": self.fixed_size, "scale": call.scale, "union": union}
+            return attend_balanced_of_ranks(query, key, value, scores, call.mask, call.parallel, **how)
+        return attend_inside(query, key, value, self.meetings(query, key, call), call, union=union)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.methods.call import Call, Partial
+from subquad.methods.keep import check_bools, named_tokens
+from subquad.methods.keep_in_parallel import run_with_kept
 from subquad.parallel.halo import Halo
 from subquad.parallel.heads import to_heads, to_tokens
 from subquad.parallel.sequence import Sequence
@@ -31,15 +34,28 @@ def mask_of_rank(mask: Mask, query: Tensor, key: Tensor, of: Any) -> Mask:
     return of.local(mask)
 
 
-def check_parallel(
-    method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call, of: Sequence, keeps: bool
-) -> None:
+def kept_of_rank(keep: Any, query: Tensor, of: Sequence) -> Tensor | None:
+    """The argument `keep` as a tensor: numbers of tokens of the sequence, or bools for this rank's.
+
+    Raises:
+        TypeError: it holds neither ints nor bools.
+        ValueError: it does not fit the tokens, or the keys are other tokens.
+    """
+    if of.keys is not None:
+        raise ValueError("`keep` is for self-attention, but the sequence has keys of its own; leave out one of the two")
+    named = named_tokens(keep, of.tokens)
+    if named.dtype == torch.bool and named.numel():
+        check_bools(named, query)
+    return named if named.numel() else None
+
+
+def check_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call, of: Sequence) -> None:
     """Raise ValueError if the ranks disagree, or the call cannot be split."""
     refused = {
         "a mask with an offset": not call.mask.aligned,
         "a dense mask": bool(call.mask.allowed),
         "`bias`": call.bias is not None,
-        "`keep`": keeps,
+        "`keep`": call.kept is not None and not by_summary(method, call.mask, of),
         "dropout": call.dropout_p > 0,
     }
     for what, asked in refused.items():
@@ -61,6 +77,11 @@ def check_parallel(
             "the scale": call.scale,
             "the mask": repr(call.mask),
             "return_lse": call.wants_lse,
+            "keep": None
+            if call.kept is None
+            else "bools"
+            if call.kept.dtype == torch.bool
+            else str(call.kept.tolist()),
         }
     )
 
@@ -71,9 +92,10 @@ def refusal(method: Method, mask: Mask, of: Sequence) -> str | None:
         return None
     if of.mode == "summary":
         why = "packed segments" if mask.ids and method.split_by() else f"{method.name!r}"
+        settings = f", or settings such as {method.splits_as!r}" if method.splits_as and not mask.ids else ""
         return (
             f"mode='summary' is not available for {why}: there is no summary of a rank's keys whose size does not grow "
-            f"with their number; use mode='heads'{method.split_needs and ', or ' + method.split_needs}"
+            f"with their number; use mode='heads'{settings}"
         )
     if not method.treats_heads_alike():
         return (
@@ -93,9 +115,28 @@ def run_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, call
     of: Sequence = call.parallel
     if not by_summary(method, call.mask, of):
         return _by_heads(method, query, key, value, call)
+    if call.kept is not None:
+        return run_with_kept(partial(_by_summary, method), query, key, value, call)
+    return _by_summary(method, query, key, value, call)
+
+
+def _by_summary(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+    """Attention by what ranks send of their keys."""
     if method.split_by() == "halo":
         return _with_halo(method, query, key, value, call)
     return method._attended(query, key, value, call)
+
+
+def loss_of_rank(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
+    """This rank's part of the auxiliary loss: the parts of all ranks add up to that of one device.
+
+    Raises:
+        ValueError: the ranks send summaries, from which the loss cannot be computed.
+    """
+    raise ValueError(
+        f"{method.name!r} learns by an auxiliary loss over all tokens, which mode='summary' does not compute; use "
+        "mode='heads' in training, or .eval() on its layer"
+    )
 
 
 def _by_heads(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:

@@ -80,24 +80,21 @@ def kept_tokens(keep: Keep, query: Tensor, key: Tensor, mask: Mask) -> Kept | No
             f"`keep` needs query i beside key i, but the mask places the first query at key {mask.offset}; leave out "
             "the mask's offset, or `keep`"
         )
-    named = _as_tensor(keep, N)
+    named = named_tokens(keep, N)
     if named.numel() == 0 and named.dtype != torch.bool:
         return None
     if named.dtype != torch.bool:
         # Nobody writes to the memory of what a list became, so that nobody need wait until it is copied.
         own = not isinstance(keep, Tensor)
-        return _of_indices(named.to(query.device, torch.int64, non_blocking=own), B, N)
-    if named.shape != (B, N):
-        raise ValueError(_misfit(named, B, N))
-    if named.device != query.device:
-        raise ValueError(f"`keep` is on {named.device} but `query` is on {query.device}; move them together")
+        return of_indices(named.to(query.device, torch.int64, non_blocking=own), B, N)
+    check_bools(named, query)
     queries, keys = mask.query_padding(N), mask.key_padding(N)
     if queries is not None and keys is not None:
         named = named & (queries | keys)
     return _of_mask(named)
 
 
-def _as_tensor(keep: Any, N: int) -> Tensor:
+def named_tokens(keep: Any, N: int) -> Tensor:
     """The tokens that were named as a tensor of ints or bools; indices are checked where they can be read."""
     if not isinstance(keep, Tensor):
         if isinstance(keep, str) or not isinstance(keep, Sequence):
@@ -121,6 +118,15 @@ def _as_tensor(keep: Any, N: int) -> Tensor:
     return keep
 
 
+def check_bools(named: Tensor, query: Tensor) -> None:
+    """Raise ValueError if bools do not fit the queries."""
+    B, N = query.shape[0], query.shape[2]
+    if named.shape != (B, N):
+        raise ValueError(_misfit(named, B, N))
+    if named.device != query.device:
+        raise ValueError(f"`keep` is on {named.device} but `query` is on {query.device}; move them together")
+
+
 def _indices(N: int) -> str:
     return f"indices run from {-N} to {N - 1}" if N else "there is nothing to keep"
 
@@ -134,7 +140,8 @@ def _misfit(named: Tensor, B: int, N: int) -> str:
     return f"`keep` has {named.shape[0]} rows but the batch is {B}; they must match"
 
 
-def _of_indices(named: Int64[Tensor, "... S"], B: int, N: int) -> Kept:
+def of_indices(named: Int64[Tensor, "... S"], B: int, N: int) -> Kept:
+    """The tokens of these indices, each once; negative ones count from the end."""
     if named.ndim == 2 and named.shape[0] != B:
         raise ValueError(f"`keep` has {named.shape[0]} rows of indices but the batch is {B}; they must match")
     tokens = torch.where(named < 0, named + N, named)
@@ -175,33 +182,80 @@ def completed(
     padding must be finite.
     """
     kept: Kept = call.kept
-    N, H, mask = query.shape[2], query.shape[1], replace(call.mask, span=None)
-    (query, key, value), (rest_out, rest_lse) = wide(query, key, value), rest
-    assert rest_lse is not None
-    every, among = torch.arange(N, device=query.device)[None], kept.among(N)
+    N, mask = query.shape[2], replace(call.mask, span=None)
+    query, key, value = wide(query, key, value)
+    every = torch.arange(N, device=query.device)[None]
     real_queries, real_keys = mask.query_padding(N), mask.key_padding(N)
 
-    # Columns, of the queries that are not kept. The rest is one more key, with logit `rest_lse` and value `rest_out`.
-    others = ~among if real_queries is None else real_queries & ~among
-    seen = _visible(mask, every, kept.tokens, others, kept.which_are(real_keys)).expand(*rest_lse.shape, -1)
-    logits = torch.cat([_logits(query, taken(key, kept.tokens), call, every, kept.tokens), rest_lse[..., None]], dim=-1)
+    of_kept = taken(key, kept.tokens), taken(value, kept.tokens)
+    others = not_kept(kept, real_queries, N)
+    columns = with_columns(query, *of_kept, every, kept.tokens, others, kept.which_are(real_keys), call, rest)
+    rows = taken(query, kept.tokens), key, value, kept.tokens, every, kept.which_are(real_queries), real_keys
+    return with_rows(columns, attend_as_kept(*rows, call), kept, real_queries)
+
+
+def not_kept(kept: Kept, real: Bool[Tensor, "B N"] | None, N: int) -> Bool[Tensor, "B N"]:
+    """Which real tokens are not kept."""
+    others = ~kept.among(N)
+    return others if real is None else real & others
+
+
+def with_columns(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G S D"],
+    value: Float[Tensor, "B G S E"],
+    queries: Int64[Tensor, "#B N"],
+    keys: Int64[Tensor, "B S"],
+    others: Bool[Tensor, "B N"],
+    there: Bool[Tensor, "B S"],
+    call: Call,
+    rest: Partial,
+) -> Partial:
+    """The partial of the queries that are not kept, with the kept keys that are there; (0, −inf) for all others.
+
+    The rest is one more key, with its log-sum-exp as the logit and its output as the value.
+    """
+    rest_out, rest_lse = rest
+    assert rest_lse is not None
+    mask = replace(call.mask, span=None)
+    seen = _visible(mask, queries, keys, others, there).expand(*rest_lse.shape, -1)
+    logits = torch.cat([_logits(query, key, call, queries, keys), rest_lse[..., None]], dim=-1)
     seen = torch.cat([seen, (others[:, None] & ~torch.isneginf(rest_lse))[..., None]], dim=-1)
     weights, lse = visible_softmax(logits, seen), visible_logsumexp(logits, seen)
     of_kept, of_rest = _dropped(weights[..., :-1], call), weights[..., -1:]
-    out = torch.addcmul(of_kept @ repeat_heads(taken(value, kept.tokens), H), wide(rest_out)[0], of_rest)
+    return torch.addcmul(of_kept @ repeat_heads(value, query.shape[1]), wide(rest_out)[0], of_rest), lse
 
-    # Rows. Kept queries are 0 until here, and an empty slot adds 0 to the token whose number it holds.
+
+def attend_as_kept(
+    query: Float[Tensor, "B H S D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    queries: Int64[Tensor, "B S"],
+    keys: Int64[Tensor, "#B M"],
+    there: Bool[Tensor, "B S"],
+    real_keys: Bool[Tensor, "B M"] | None,
+    call: Call,
+) -> Partial:
+    """The partial of kept queries over these keys; (0, −inf) for a slot that is empty. No lse where nobody wants it."""
+    seen = _visible(replace(call.mask, span=None), queries, keys, there, real_keys)
+    logits = _logits(query, key, call, queries, keys)
+    weights = _dropped(visible_softmax(logits, seen), call)
+    lse = visible_logsumexp(logits, seen) if call.wants_lse else None
+    return weights @ repeat_heads(value, query.shape[1]), lse
+
+
+def with_rows(columns: Partial, rows: Partial, kept: Kept, real_queries: Bool[Tensor, "B N"] | None) -> Partial:
+    """The partial of all queries: that of the kept ones is put where `columns` holds nothing."""
+    (out, lse), (row_out, row_lse) = columns, rows
+    # An empty slot adds 0 to the token whose number it holds.
     there = kept.which_are(real_queries)
-    seen = _visible(mask, kept.tokens, every, there, real_keys)
-    logits = _logits(taken(query, kept.tokens), key, call, kept.tokens, every)
-    rows = _dropped(visible_softmax(logits, seen), call) @ repeat_heads(value, H)
-    rows = rows.masked_fill(~there[:, None, :, None], 0.0)
-    place = kept.tokens[:, None].expand(-1, H, -1)
-    out = out.scatter_add_(2, place[..., None].expand_as(rows), rows)
-    if not call.wants_lse:
+    place = kept.tokens[:, None].expand(-1, out.shape[1], -1)
+    row_out = row_out.masked_fill(~there[:, None, :, None], 0.0)
+    out = out.scatter_add_(2, place[..., None].expand_as(row_out), row_out)
+    if lse is None or row_lse is None:
         return out, None
-    row_lse = visible_logsumexp(logits, seen).masked_fill(~there[:, None], 0.0)
-    lse = lse.masked_fill(among[:, None], 0.0).scatter_add(2, place, row_lse)
+    row_lse = row_lse.masked_fill(~there[:, None], 0.0)
+    lse = lse.masked_fill(kept.among(out.shape[2])[:, None], 0.0).scatter_add(2, place, row_lse)
     return out, lse if real_queries is None else lse.masked_fill(~real_queries[:, None], -torch.inf)
 
 

@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.methods.base import WIDEST, Call, Fit, Partial, Traits, choice, whole
-from subquad.methods.bucketed import LearnsHashes, attend_with_cells, rest_in_cells
+from subquad.methods.bucketed import LearnsHashes, attend_with_cells, attend_with_cells_of_ranks, rest_in_cells
 from subquad.methods.full import exact
 from subquad.methods.rest import Rest
 from subquad.ops.attention_sums import attention_sums
@@ -69,6 +69,7 @@ class LearnedHashTail(LearnsHashes):
 
     name: ClassVar[str] = "lha-tail"
     skips_padding: ClassVar[bool] = True
+    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = Traits(
         family="buckets",
         dropout="attention weights of a bucket's keys and of the centroids",
@@ -84,6 +85,8 @@ class LearnedHashTail(LearnsHashes):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Hash, attend to the keys of each query's bucket and to the centroids of the others."""
+        if call.parallel is not None:
+            return attend_with_cells_of_ranks(self, query, key, value, self.keys, self.cells, call)
         if not torch.compiler.is_exporting() and key.shape[2] <= self.keys:  # every bucket has all keys
             return exact(query, key, value, call)
         (buckets,) = self.meetings(query, key, call)

@@ -23,13 +23,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subquad.methods.base import Call, Partial, Traits, choice, number, whole, wide
-from subquad.methods.bucketed import HashedBuckets, attend_with_cells, rest_in_cells
+from subquad.methods.bucketed import HashedBuckets, attend_with_cells, attend_with_cells_of_ranks, rest_in_cells
 from subquad.methods.rest import Rest
 from subquad.ops.choose.balanced import best_bucket, bucket_sizes, most_of
 from subquad.ops.heads import repeat_heads
 from subquad.ops.slots import Buckets
-from subquad.ops.timeline import Timeline
-from subquad.randomness import normal
+from subquad.ops.timeline import Timeline, ranks
+from subquad.parallel import Sequence
+from subquad.parallel.collectives import gather
+from subquad.randomness import normal, normal_rows
 
 OF_KEYS = 2**62  # tells the seed of the keys' random numbers from that of the queries'
 
@@ -40,14 +42,31 @@ def plane_scores(x: Float[Tensor, "B H N D"], buckets: int, seed: int) -> Float[
     return torch.stack([x @ planes.T, -(x @ planes.T)], dim=-1).flatten(3)[..., :buckets]
 
 
-def place_scores(x: Float[Tensor, "B H N D"], real: Tensor | None, buckets: int, seed: int) -> Float[Tensor, "B H N C"]:
-    """Random numbers by bucket and place among the item's real tokens; all heads have the same."""
+def place_scores(
+    x: Float[Tensor, "B H N D"], real: Tensor | None, buckets: int, seed: int, before: Tensor | None = None
+) -> Float[Tensor, "B H N C"]:
+    """Random numbers by bucket and place among the item's real tokens; all heads have the same.
+
+    `before`, (B,): how many of them other ranks have in front of these.
+    """
     B, H, N, _ = x.shape
+    if before is not None:
+        places = ranks(real, N, x.device) + before[:, None]
+        return normal_rows(seed, places, buckets, like=x)[:, None].expand(-1, H, -1, -1)
     drawn = normal(seed, N, buckets, like=x)
     if real is None:
         return drawn.expand(B, H, -1, -1)
     place = (real.cumsum(1) - 1).clamp(min=0)
     return drawn[place][:, None].expand(-1, H, -1, -1)
+
+
+def tokens_before(line: Timeline, of: Sequence | None) -> tuple[Tensor | None, Tensor | None]:
+    """How many real queries and keys stand on the ranks before this one, (B,) each; None without ranks."""
+    if of is None:
+        return None, None
+    counts = torch.stack([line.query_lengths, line.key_lengths])
+    queries, keys = sum(gather(counts, [counts.shape] * of.ranks, of.group)[: of.rank], torch.zeros_like(counts))
+    return queries, keys
 
 
 @dataclass(frozen=True)
@@ -80,6 +99,7 @@ class RandomHash(HashedBuckets):
     seed: int = whole(0)
 
     name: ClassVar[str] = "lsh"
+    splits_as: ClassVar[str] = "lsh:buckets=16,bucket_size=64"
     traits: ClassVar[Traits] = replace(
         HashedBuckets.shared_traits, stochastic=True, source="Sun et al. 2022, equation 9; Kitaev et al. 2020"
     )
@@ -103,6 +123,8 @@ class RandomHash(HashedBuckets):
         """Attend inside the buckets, and merge; with a tail, to the one bucket and the centroids together."""
         if self.tail == 0:
             return super().attend(query, key, value, call)
+        if call.parallel is not None:
+            return attend_with_cells_of_ranks(self, query, key, value, self.fixed_size, self.tail, call)
         (buckets,) = self.meetings(query, key, call)
         return attend_with_cells(query, key, value, buckets, self.tail, call)
 
@@ -131,8 +153,9 @@ class RandomHash(HashedBuckets):
         (query, key), line = wide(query, key), Timeline.of(call.mask, query, key)
         buckets = self.buckets or math.ceil(line.M / self.bucket_size)
         if self.hash == "random":
-            of_query = place_scores(query, line.real_queries, buckets, call.seed)
-            of_key = place_scores(key, line.real_keys, buckets, call.seed ^ OF_KEYS)
+            before = tokens_before(line, call.parallel)
+            of_query = place_scores(query, line.real_queries, buckets, call.seed, before[0])
+            of_key = place_scores(key, line.real_keys, buckets, call.seed ^ OF_KEYS, before[1])
         else:
             root = abs(call.scale) ** 0.5
             of_query, of_key = (plane_scores(x * root, buckets, call.seed) for x in (query, key))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from subquad.ops.heads import repeat_heads
@@ -80,6 +80,17 @@ class Hashed:
     def scores(self) -> Float[Tensor, "B H N C"]:
         """The sum, in fp32 or better."""
         first, *others = (repeat_heads(function(wide(x)[0] * self.root), self.heads) for function, x in self.terms)
+        return sum(others, first)
+
+    def at(self, tokens: Int64[Tensor, "B H S"]) -> Float[Tensor, "B H S C"]:
+        """The scores of these tokens alone, which each head chose for itself."""
+
+        def of_term(function: HashFunction, x: Tensor) -> Tensor:
+            own = tokens.reshape(len(x), x.shape[1], -1)  # those of all heads that share one of x's
+            vectors = x.gather(2, own[..., None].expand(-1, -1, -1, x.shape[3]))
+            return function(wide(vectors)[0] * self.root).view(*tokens.shape, -1)
+
+        first, *others = (of_term(function, x) for function, x in self.terms)
         return sum(others, first)
 
     def __add__(self, other: "Hashed") -> "Hashed":

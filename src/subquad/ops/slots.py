@@ -91,11 +91,12 @@ def members(slots: Int64[Tensor, "B H C S"], tokens: int) -> Float[Tensor, "B H 
     return inside[..., :tokens].transpose(-1, -2)
 
 
-def vectors_at(x: Float[Tensor, "B H N D"], slots: Int64[Tensor, "B H T S"]) -> Float[Tensor, "B H T S D"]:
-    """The vectors of the tokens in these slots; 0 for an empty slot."""
-    B, H, _, D = x.shape
-    padded = torch.cat([x, x.new_zeros(B, H, 1, D)], dim=2)
-    return padded.gather(2, slots.flatten(2)[..., None].expand(-1, -1, -1, D)).unflatten(2, slots.shape[2:])
+def vectors_at(x: Float[Tensor, "B G N D"], slots: Int64[Tensor, "B H T S"]) -> Float[Tensor, "B H T S D"]:
+    """The vectors of the tokens in these slots; 0 for an empty slot. Several heads may share one of x's."""
+    B, G, _, D = x.shape
+    padded = torch.cat([x, x.new_zeros(B, G, 1, D)], dim=2)
+    rows = padded.gather(2, slots.reshape(B, G, -1)[..., None].expand(-1, -1, -1, D))
+    return rows.view(*slots.shape, D)
 
 
 def taken(x: Float[Tensor, "B H M D"], tokens: Int64[Tensor, "B N"]) -> Float[Tensor, "B H N D"]:

@@ -45,19 +45,34 @@ def balanced_buckets(
         sizes = bucket_sizes(lengths, C, enlarge, size)
         sides.append(top_and_best(scores, sizes, most_of(tokens, C, enlarge, size), real, odds=odds))
     (queries, best), (keys, _) = sides
-    taken = torch.zeros(*of_query.shape[:2], N + 1, dtype=torch.bool, device=device)
+    return filled_buckets(queries, best, keys, mask)
+
+
+def filled_buckets(
+    queries: Int64[Tensor, "B H C S"], best: Int64[Tensor, "B H N"], keys: Int64[Tensor, "B H C K"], mask: Mask
+) -> tuple[Buckets, ...]:
+    """The sets of `balanced_buckets`, from what each bucket takes and the bucket that each query scores highest."""
+    (B, H, N), C = best.shape, queries.shape[2]
+    real = mask.query_padding(N)
+    taken = torch.zeros(B, H, N + 1, dtype=torch.bool, device=best.device)
     alone = ~taken.scatter(2, queries.flatten(2), True)[..., :N]
-    alone = alone if real_queries is None else alone & real_queries[:, None]
+    alone = alone if real is None else alone & real[:, None]
     left_over, bucket = by_bucket(torch.where(alone, best, C), C)
     buckets = (Buckets(queries, keys), Buckets(left_over, keys, bucket))
     if not mask.is_causal:
         return buckets
+    real_keys = mask.key_padding(N)
     return *buckets, with_itself(alone if real_keys is None else alone & real_keys[:, None])
 
 
 def bucket_sizes(lengths: Int64[Tensor, "B"], buckets: int, enlarge: float, size: int) -> Int64[Tensor, "B"]:
     """Tokens that a bucket takes of items of these lengths: n/B·enlarge, or size·enlarge where a size is given."""
-    return lengths.clamp(max=max(1, int(size * enlarge))) if size else enlarged(lengths, buckets, enlarge)
+    return lengths.clamp(max=fixed_size(size, enlarge)) if size else enlarged(lengths, buckets, enlarge)
+
+
+def fixed_size(size: int, enlarge: float) -> int:
+    """Tokens that a bucket takes of an item that has enough."""
+    return max(1, int(size * enlarge))
 
 
 def enlarged(lengths: Int64[Tensor, "B"], buckets: int, enlarge: float) -> Int64[Tensor, "B"]:
@@ -68,7 +83,7 @@ def enlarged(lengths: Int64[Tensor, "B"], buckets: int, enlarge: float) -> Int64
 
 def most_of(tokens: int, buckets: int, enlarge: float, size: int) -> int:
     """At least the largest of `bucket_sizes` for items of at most `tokens` tokens."""
-    return torch.sym_min(tokens, max(1, int(size * enlarge)) if size else math.ceil(tokens / buckets * enlarge))
+    return torch.sym_min(tokens, fixed_size(size, enlarge) if size else math.ceil(tokens / buckets * enlarge))
 
 
 def same_label_buckets(labels: Int64[Tensor, "B H N"], buckets: int, mask: Mask) -> tuple[Buckets, ...]:

@@ -48,12 +48,27 @@ def attend_with_tail(
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
     """The reference of `attend_with_tail`."""
     query, key, value = wide(query, key, value)
-    H, M = query.shape[1], key.shape[2]
     means = group_mean(query, labels, clusters)
     if keys is None:
         keys = top_keys(means, key, cell, topk, wanted, cells, scale)
     tail = tail_of(means, key, value, keys, cell, cells, scale)
+    return attend_to_keys_and_cells(query, key, value, keys, tail, labels, scale=scale, dropout_p=dropout_p)
 
+
+def attend_to_keys_and_cells(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    keys: Int64[Tensor, "B H C K"],
+    tail: Tail,
+    labels: Int64[Tensor, "B H N"],
+    *,
+    scale: float,
+    dropout_p: float = 0.0,
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """Attention of each query to the exact keys of its cluster and the cells, in one softmax."""
+    H, M = query.shape[1], key.shape[2]
+    cells, clusters = tail.bias.shape[2:]
     # The cells join the keys: cell x of cluster c is key number M + x·C + c, which this cluster alone meets.
     end = M + cells * clusters
     there = ~torch.isneginf(tail.bias)
@@ -111,16 +126,28 @@ def tail_of(
     cells: int,
     scale: float,
 ) -> Tail:
-    """k̄, v̄ and bias of every cluster and cell. The gradient flows through all of them.
+    """k̄, v̄ and bias of every cluster and cell. The gradient flows through all of them."""
+    return as_tail(means, *cells_seen(means, key, value, keys, cell, cells, scale), scale)
 
-    Computed as attention of the mean queries, once for each cell, to those keys of the cell that are not the cluster's
-    exact ones, with keys and values as its values.
+
+def cells_seen(
+    means: Float[Tensor, "B H C D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    keys: Int64[Tensor, "B H C K"],
+    cell: Int64[Tensor, "B G M"],
+    cells: int,
+    scale: float,
+) -> tuple[Float[Tensor, "B H X C F"], Float[Tensor, "B H X C"]]:
+    """What each mean query sees of each cell, less its cluster's exact keys: a partial, whose values are [k, v].
+
+    Computed as attention of the mean queries, once for each cell, to the keys of the cell.
     """
-    (_, H, C, D), M = means.shape, key.shape[2]
+    C, M = means.shape[2], key.shape[2]
     inside = (members(keys, M) > 0).transpose(-1, -2)
-    tokens, cell_of = by_bucket(repeat_heads(cell[..., None], H)[..., 0], cells, KEYS)
+    tokens, cell_of = by_bucket(repeat_heads(cell[..., None], means.shape[1])[..., 0], cells, KEYS)
     queries = cell_of[..., None] * C + torch.arange(C, device=means.device)
-    both, bias = attend_pairs(
+    both, lse = attend_pairs(
         means.repeat(1, 1, cells, 1),
         key,
         torch.cat([key, value], dim=-1),
@@ -129,7 +156,12 @@ def tail_of(
         scale=scale,
         hidden=inside,
     )
-    both, bias = both.unflatten(2, (cells, C)), bias.unflatten(2, (cells, C))
-    centroid = both[..., :D]
-    own = (centroid * means[:, :, None]).sum(-1) * scale
-    return Tail(centroid, both[..., D:], bias - own)
+    return both.unflatten(2, (cells, C)), lse.unflatten(2, (cells, C))
+
+
+def as_tail(
+    means: Float[Tensor, "B H C D"], both: Float[Tensor, "B H X C F"], lse: Float[Tensor, "B H X C"], scale: float
+) -> Tail:
+    """The tail of which each mean query sees this."""
+    centroid, value = both.tensor_split([means.shape[3]], dim=-1)
+    return Tail(centroid, value, lse - (centroid * means[:, :, None]).sum(-1) * scale)

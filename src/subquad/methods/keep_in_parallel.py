@@ -1,0 +1,105 @@
+"""Kept tokens of a sequence that is split over ranks, where the ranks send summaries of their keys.
+
+Kept tokens are few, so that each rank learns all of them, and each attends for all of them to its own keys:
+
+    tokens    the queries, keys and values of the S kept tokens, from the ranks that have them    S·(H·D + G·(D + E))
+    rows      each rank's partial of the kept queries over its own keys; partials merge           S·H·(E + 1)
+
+The method sees what is left on each rank, as in `methods.keep`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.methods.call import Call, Partial
+from subquad.methods.keep import Kept, attend_as_kept, not_kept, of_indices, with_columns, with_rows
+from subquad.ops.precision import wide
+from subquad.ops.slots import taken
+from subquad.ops.softmax import merge_partials
+from subquad.ops.timeline import front_first
+from subquad.parallel import Sequence
+from subquad.parallel.collectives import add, gather
+
+
+def run_with_kept(run: Callable[..., Partial], query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+    """The partial over the keys of all ranks, by `run` for what is not kept; `call.kept` says what is, as a tensor.
+
+    It makes two exchanges in each direction, and two more to find out which tokens bools name.
+    """
+    of: Sequence = call.parallel
+    N, mask = query.shape[2], call.mask
+    kept = _kept_of_all(call.kept, query, mask, of)
+    if kept is None:
+        return run(query, key, value, replace(call, kept=None))
+    own = _own(kept, of)
+    inner = replace(call, mask=own.left_out_of(mask, N), kept=None, wants_lse=True)
+    rest = run(query, key, value, inner)
+
+    query, key, value = wide(query, key, value)
+    real_queries, real_keys = mask.query_padding(N), mask.key_padding(N)
+    numbers = torch.arange(of.own.start, of.own.stop, device=query.device)[None]
+    kept_query, kept_key, kept_value, there = _from_owners(query, key, value, own, real_queries, real_keys, of)
+    others = not_kept(own, real_queries, N)
+    columns = with_columns(query, kept_key, kept_value, numbers, kept.tokens, others, there[..., 1], inner, rest)
+    rows = attend_as_kept(kept_query, key, value, kept.tokens, numbers, there[..., 0], real_keys, inner)
+    return with_rows(columns, _merged(rows, of), own, real_queries)
+
+
+def _kept_of_all(named: Tensor, query: Tensor, mask: Mask, of: Sequence) -> Kept | None:
+    """The kept tokens of the whole sequence; None where bools name no token."""
+    B, N = query.shape[0], query.shape[2]
+    if named.dtype != torch.bool:
+        return of_indices(named.to(query.device, torch.int64), B, of.tokens)
+    queries, keys = mask.query_padding(N), mask.key_padding(N)
+    if queries is not None and keys is not None:
+        named = named & (queries | keys)
+    counts = gather(named.sum(1), [(B,)] * of.ranks, of.group)
+    most = torch.stack(counts).amax(1).tolist()
+    if not any(most):
+        return None
+    order = front_first(named)[:, : most[of.rank]]
+    tokens = torch.where(named.gather(1, order), order + of.own.start, -1)
+    tokens = torch.cat(gather(tokens, [(B, each) for each in most], of.group), dim=1)
+    return Kept(tokens.clamp(min=0), tokens >= 0)
+
+
+def _own(kept: Kept, of: Sequence) -> Kept:
+    """The kept tokens that this rank has, as numbers of its own tokens."""
+    tokens, there = kept.tokens - of.own.start, kept.there
+    there = there & (tokens >= 0) & (tokens < of.lengths[of.rank])
+    return Kept(tokens.clamp(0, of.lengths[of.rank] - 1), there)
+
+
+def _from_owners(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    own: Kept,
+    real_queries: Tensor | None,
+    real_keys: Tensor | None,
+    of: Sequence,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Query, key and value of all kept tokens, and whether they are there as queries and as keys, (B,S,2)."""
+    flags = torch.stack([own.which_are(real_queries), own.which_are(real_keys)], dim=-1).to(query.dtype)
+    rows = [taken(x, own.tokens).transpose(1, 2) for x in (query, key, value)]
+    sent = torch.cat([*(x.flatten(2) for x in rows), flags], dim=-1)
+    # Of each token all ranks but one send 0, so that the sum is what the one has.
+    *found, flags = add(sent.masked_fill(~own.there[..., None], 0.0), of.group).split(
+        [*(x[0, 0].numel() for x in rows), 2], dim=-1
+    )
+    query, key, value = (x.unflatten(2, like.shape[2:]).transpose(1, 2) for x, like in zip(found, rows, strict=True))
+    return query, key, value, flags > 0
+
+
+def _merged(rows: Partial, of: Sequence) -> Partial:
+    """The partial over the keys of all ranks."""
+    out, lse = rows
+    assert lse is not None
+    both = torch.cat([out, lse.unsqueeze(-1)], dim=-1)
+    return merge_partials([(x[..., :-1], x[..., -1]) for x in gather(both, [both.shape] * of.ranks, of.group)])

@@ -1,0 +1,107 @@
+"""Attention with a tail over ranks, where scores choose each bucket's exact keys.
+
+A query is in the bucket that it scores highest; a bucket takes the K keys of all ranks that score highest in it.
+Queries stay where they are. What is sent after the k-means of the cells, in two exchanges:
+
+    scores     of each rank's candidates, which say which of them a bucket takes                     C·K
+    means      sums of each rank's queries in a bucket, and how many there are                       C·(D + 1)
+    cells      what the mean query sees of each cell of a rank's keys: partials, which merge         C·X·(D + E + 1)
+    rows       the keys and values of the candidates                                                 C·K·(D + E)
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.ops.choose.cells.op import BITS, ITERATIONS_OF_KEYS
+from subquad.ops.choose.top.op import top_and_best
+from subquad.ops.choose.top.parallel import Candidates, Taken, candidates, taken
+from subquad.ops.groups import group_mean, group_sizes
+from subquad.ops.hash_functions import Hashed
+from subquad.ops.padding import cleared_inputs
+from subquad.ops.parts.clustered.parallel import cluster_queries
+from subquad.ops.parts.tail.reference import Tail, as_tail, attend_to_keys_and_cells, cells_seen
+from subquad.ops.precision import wide
+from subquad.ops.slots import vectors_at
+from subquad.ops.softmax import merge_partials
+from subquad.parallel import Sequence
+from subquad.parallel.collectives import gather_columns
+
+Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
+
+
+def attend_with_scored_tail(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    scores: tuple[Tensor | Hashed, Tensor | Hashed],
+    mask: Mask,
+    of: Sequence,
+    *,
+    topk: int,
+    cells: int,
+    seed: int,
+    scale: float,
+) -> Partial:
+    """`attend_with_tail` of this rank's queries over the keys of all ranks, with the buckets of `best_bucket`."""
+    query, key, value = cleared_inputs(query, key, value, mask)
+    real_keys, C = mask.key_padding(key.shape[2]), scores[0].shape[3]
+    labels = _best(scores[0], mask.query_padding(query.shape[2]))
+    chosen = candidates(scores[1], topk, real_keys, odds=False)
+    how = {"clusters": cells, "bits": BITS, "iterations": ITERATIONS_OF_KEYS, "seed": seed}
+    cell = cluster_queries(key.detach(), real_keys, of, **how)  # which clusters whatever vectors it gets
+
+    query, key, value = wide(query, key, value)
+    means, of_keys = _means_and_taken(query, labels, C, chosen, topk, of)
+    own = torch.where(of_keys.own, chosen.tokens, key.shape[2])
+    seen = cells_seen(means, key, value, own, cell, cells, scale)
+    tail, rows = _tail_and_rows(means, seen, key, value, chosen.tokens, topk, scale, of)
+    width = rows.shape[3]
+    first = torch.arange(C, device=rows.device)[:, None] * width
+    slots = torch.where(of_keys.there, first + of_keys.place, C * width)
+    keys, values = rows.flatten(2, 3).split([key.shape[3], value.shape[3]], dim=-1)
+    return attend_to_keys_and_cells(query, keys, values, slots, tail, labels, scale=scale)
+
+
+@torch.no_grad()
+def _best(of_query: Tensor | Hashed, real: Bool[Tensor, "B N"] | None) -> Int64[Tensor, "B H N"]:
+    """The bucket that each query scores highest; as many as there are buckets for padding."""
+    B, _, _, C = of_query.shape
+    none = torch.zeros(B, dtype=torch.int64, device=of_query.device)
+    _, labels = top_and_best(of_query, none, 1, real, odds=False)
+    return labels if real is None else torch.where(real[:, None], labels, C)
+
+
+def _means_and_taken(
+    query: Tensor, labels: Tensor, C: int, chosen: Candidates, topk: int, of: Sequence
+) -> tuple[Float[Tensor, "B H C D"], Taken]:
+    """The mean query of each bucket, 0 for an empty one, and the keys that it takes."""
+    sizes = group_sizes(labels, C)[..., None].to(query.dtype)
+    sums = group_mean(query, labels, C) * sizes
+    widths = [[query.shape[3], 1, min(topk, m)] for m in of.key_lengths]
+    parts = gather_columns([sums, sizes, chosen.scores], widths, of.group)
+    total, count = (torch.stack([part[i] for part in parts]).sum(0) for i in (0, 1))
+    return total / count.clamp(min=1), taken([part[2].detach() for part in parts], topk, of.rank)
+
+
+def _tail_and_rows(
+    means: Tensor,
+    seen: tuple[Tensor, Tensor],
+    key: Tensor,
+    value: Tensor,
+    candidates: Int64[Tensor, "B H C k"],
+    topk: int,
+    scale: float,
+    of: Sequence,
+) -> tuple[Tail, Float[Tensor, "B H C W F"]]:
+    """The tail over the keys of all ranks, and the keys and values of the candidates of all ranks."""
+    both, lse = seen
+    X, F = both.shape[2], both.shape[4]
+    of_cells = torch.cat([both, lse[..., None]], dim=-1).transpose(2, 3)
+    rows = torch.cat([vectors_at(key, candidates), vectors_at(value, candidates)], dim=-1)
+    widths = [[X * (F + 1), min(topk, m) * F] for m in of.key_lengths]
+    parts = gather_columns([of_cells.flatten(3), rows.flatten(3)], widths, of.group)
+    partials = [part[0].unflatten(3, (X, F + 1)).transpose(2, 3) for part in parts]
+    merged = merge_partials([(x[..., :F], x[..., F]) for x in partials])
+    return as_tail(means, *merged, scale), torch.cat([part[1].unflatten(3, (-1, F)) for part in parts], dim=3)
