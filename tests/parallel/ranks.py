@@ -69,6 +69,7 @@ def masks(name: str, B: int) -> tuple[Callable[[], sq.Mask], Callable[[sq.parall
         "padded": lambda: sq.Mask.padding(real),
         "causal left": lambda: sq.Mask.causal() & sq.Mask.padding(left),
         "window": lambda: sq.Mask.window(5),
+        "causal window": lambda: sq.Mask.causal() & sq.Mask.window(5),
         "segments": lambda: sq.Mask.segments(ids),
     }[name]
 
