@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,11 @@ class Sent:
     method: str
     mode: str
     calls: int
+    causal: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.method} {self.mode}"
+        return f"{self.method} {self.mode}{' causal' * self.causal}"
 
 
 def masks(name: str, B: int) -> tuple[Callable[[], sq.Mask], Callable[[sq.parallel.Sequence], sq.Mask]]:
@@ -94,21 +96,41 @@ def error_of(case: Case) -> float:
     k, v = (normal(2, case.kv_heads, case.keys or TOKENS, 8, seed=seed).to(case.dtype) for seed in (1, 2))
     g = normal(2, case.heads, TOKENS, 8, seed=3).to(case.dtype)
     whole, part = masks(case.mask, 2)
-    how = {"method": case.method, "enable_gqa": True, "return_lse": case.lse, "seed": 3}
+    how = {"return_lse": case.lse, "seed": 3}
+    attend, learned = runner(case)
 
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-    want = sq.attention(*inputs, mask=whole(), **how)
+    want = attend(*inputs, mask=whole(), **how)
     loss(want, g).backward()
+    of_learned = [gradient(parameter).clone() for parameter in learned]
+    for parameter in learned:
+        parameter.grad = None
 
     keys = of if case.keys is None else sq.parallel.Sequence(of.key_lengths)
     own = [s.shard(x, dim=2).clone().requires_grad_() for s, x in ((of, q), (keys, k), (keys, v))]
-    have = sq.attention(*own, mask=part(of), parallel=of, **how)
+    have = attend(*own, mask=part(of), parallel=of, **how)
     loss(have, of.shard(g, dim=2)).backward()
 
     outs = (want, have) if case.lse else ((want,), (have,))
     pairs = [(of.shard(w, dim=2), h) for w, h in zip(*outs, strict=True)]
     pairs += [(s.shard(gradient(w), dim=2), gradient(h)) for s, w, h in zip((of, keys, keys), inputs, own, strict=True)]
+    for parameter, w in zip(learned, of_learned, strict=True):  # each rank has its own tokens' part of a gradient
+        own_part = gradient(parameter)
+        dist.all_reduce(own_part)
+        pairs.append((w, own_part))
     return max((far(w, h) for w, h in pairs), default=0.0)
+
+
+def runner(case: Case) -> tuple[Callable[..., Any], list[torch.nn.Parameter]]:
+    """What is called, and the parameters that it has learned, which are the same on all ranks."""
+    method = sq.parse_method(case.method)
+    if not method.traits.learned:
+        return partial(sq.attention, method=method, enable_gqa=True), []
+    bound = method.bind(heads=case.heads, kv_heads=case.kv_heads, head_dim=8, max_length=TOKENS + 3)
+    with torch.no_grad():
+        for number, parameter in enumerate(bound.parameters()):
+            parameter.add_(0.2 * normal(*parameter.shape, seed=10 + number))
+    return bound, list(bound.parameters())
 
 
 def gradient(x: torch.Tensor) -> torch.Tensor:
@@ -135,13 +157,15 @@ def far(want: torch.Tensor, have: torch.Tensor) -> float:
     return float((want - have).abs().max() / want.abs().max().clamp(min=1.0))
 
 
-def sent(method: str, mode: str, tokens: int) -> tuple[int, int]:
+def sent(method: str, mode: str, tokens: int, causal: bool = False) -> tuple[int, int]:
     """Bytes and collective calls of this rank for a forward and a backward pass."""
     of = sq.parallel.Sequence.even(tokens, mode=mode)
     parts = [of.shard(normal(1, 4, tokens, 8, seed=seed), dim=2).clone().requires_grad_() for seed in range(3)]
-    sq.attention(*parts, method=method, parallel=of)  # the ranks agree
+    attend = sq.parse_method(method).bind(heads=4, head_dim=8, max_length=tokens)
+    mask = sq.Mask.causal() if causal else None
+    attend(*parts, parallel=of, mask=mask)  # the ranks agree
     with sq.parallel.traffic() as counted:
-        sq.attention(*parts, method=method, parallel=of).sum().backward()
+        attend(*parts, parallel=of, mask=mask).sum().backward()
     return counted.bytes, counted.calls
 
 
@@ -167,7 +191,7 @@ def main(folder: Path) -> None:
         except (ValueError, TypeError) as error:
             found[case.name] = str(error)
     for case in SENT:
-        found[case.name] = [sent(case.method, case.mode, tokens) for tokens in (96, 960)]
+        found[case.name] = [sent(case.method, case.mode, tokens, case.causal) for tokens in (96, 960)]
     found["disagreeing"] = disagreement()
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()

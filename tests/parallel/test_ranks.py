@@ -59,7 +59,7 @@ def test_summaries_do_not_grow_with_the_length(case: Sent):
     for of_rank in found(3):
         (few, calls), (many, again) = of_rank[case.name]
         assert calls == again == case.calls
-        assert many == (10 * few if case.mode == "heads" else few)
+        assert many == (few if case.mode == "summary" else 10 * few)
 
 
 @pytest.mark.slow

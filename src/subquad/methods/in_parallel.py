@@ -74,10 +74,12 @@ def refusal(method: Method, mask: Mask, of: Sequence, heads: int) -> str | None:
             "or method='full'"
         )
     if of.mode == "summary" and found != "summary":
-        why = "packed segments" if mask.ids and method.split_by() else f"{method.name!r}"
+        why = f"{method.name!r}"
+        if method.split_by():
+            why = "packed segments" if mask.ids else "a causal mask or a window in cross-attention"
         return (
             f"mode='summary' is not available for {why}: there is no summary of a rank's keys whose size does not grow "
-            "with their number; use mode='heads'"
+            f"with their number; use mode='heads'{' or mode=' + repr('ring') if method.can_ring() else ''}"
         )
     if found == "heads" and not method.treats_heads_alike():
         return (
@@ -97,7 +99,8 @@ def way(method: Method, mask: Mask, of: Sequence, heads: int) -> str:
 
 def by_summary(method: Method, mask: Mask, of: Sequence) -> bool:
     """Whether ranks send summaries and not their tokens."""
-    return method.split_by() is not None and of.mode in ("auto", "summary") and not mask.ids
+    beside = of.keys in (None, of.lengths) or mask.only_padding  # or a query stands beside no key of its own rank
+    return method.split_by() is not None and of.mode in ("auto", "summary") and not mask.ids and beside
 
 
 def run_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:

@@ -44,6 +44,32 @@ def ring_attention(
 
 
 @dataclass(frozen=True)
+class _OneRank:
+    """What a ring reads of a sequence, of one that is not split."""
+
+    lengths: tuple[int]
+    key_lengths: tuple[int]
+    rank: int = 0
+    ranks: int = 1
+    group: Any = None
+
+
+def exact_partial(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    mask: Mask,
+    *,
+    scale: float,
+) -> Partial:
+    """Exact attention to these keys alone, with its log-sum-exp, in memory that is linear in N and M."""
+    of: Any = _OneRank((query.shape[2],), (key.shape[2],))
+    blocks = Blocks(of, mask, scale, key.shape[3], value.shape[3])
+    out, lse = _Attention.apply(query, torch.cat([key, value], dim=3), blocks)
+    return out, lse
+
+
+@dataclass(frozen=True)
 class Blocks:
     """The blocks of keys and values, of widths D and E, and what the mask of all tokens shows of them."""
 

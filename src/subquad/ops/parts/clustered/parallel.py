@@ -26,6 +26,7 @@ from subquad.ops.padding import cleared
 from subquad.ops.parts.clustered.reference import BLOCK
 from subquad.ops.precision import wide
 from subquad.ops.softmax import merge_partials, visible_logsumexp, visible_softmax
+from subquad.ops.standing import merge_of_ranks
 from subquad.parallel import Sequence
 from subquad.parallel.collectives import add, gather
 
@@ -72,7 +73,7 @@ def clustered_attention_of_ranks(
 
     logits = _means(query, labels, clusters, of) @ key.mT * scale
     if topk == 0:
-        out, lse = _merged(visible_softmax(logits, visible) @ value, visible_logsumexp(logits, visible), of)
+        out, lse = merge_of_ranks(visible_softmax(logits, visible) @ value, visible_logsumexp(logits, visible), of)
         return broadcast(out, labels), broadcast(lse.unsqueeze(-1), labels).squeeze(-1)
     top = top_keys(logits.detach(), visible, min(topk, sum(of.key_lengths)), of)
     others = visible & ~top.own
@@ -125,13 +126,6 @@ def _means(query: Tensor, labels: Tensor, clusters: int, of: Sequence) -> Float[
     sizes = group_sizes(labels, clusters).unsqueeze(-1).to(sums.dtype)
     sums, sizes = add(torch.cat([sums, sizes], dim=-1), of.group).split([query.shape[3], 1], dim=-1)
     return sums / sizes.clamp(min=1)
-
-
-def _merged(out: Tensor, lse: Tensor, of: Sequence) -> Partial:
-    """The partial over the keys of all ranks."""
-    both = torch.cat([out, lse.unsqueeze(-1)], dim=-1)
-    parts = [part.split([out.shape[-1], 1], dim=-1) for part in gather(both, [both.shape] * of.ranks, of.group)]
-    return merge_partials([(out, lse.squeeze(-1)) for out, lse in parts])
 
 
 def top_keys(logits: Float[Tensor, "B H C M"], visible: Bool[Tensor, "B H 1 M"], K: int, of: Sequence) -> Top:
