@@ -1,0 +1,19 @@
+"""Blocks of real tokens near a query, from the ranks beside it, and sums over all others."""
+
+from tests.parallel.ranks import UNEVEN, Case, Sent
+
+NAME = "learned-feature-map:features=12"
+
+CASES = [
+    *(Case(f"{NAME},window=4", "summary", mask, kv_heads=2, lse=True) for mask in ("none", "causal", "padded", "causal left")),
+    *(Case(f"{NAME},window=3,sinks=2", "summary", mask, lengths=UNEVEN) for mask in ("none", "causal", "lengths")),
+    Case(f"{NAME},window=60", "summary", "padded"),
+    *(Case(f"{NAME},window=0,sinks=2", "summary", mask, lse=True) for mask in ("padded", "causal left")),
+    Case(f"{NAME},window=0,sinks=0", "summary", keys=31),
+]
+REFUSED: list[Case] = []
+SENT = [
+    Sent(f"{NAME},window=4", "summary", 2),
+    Sent(f"{NAME},window=4", "summary", 2, causal=True),
+    Sent(f"{NAME},window=0,sinks=1", "summary", 4),
+]
