@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import subquad as sq
 
-BATCH, HEADS, WIDTH = 1, 4, 64
+HEADS, WIDTH = 4, 64
 
 
 class Row(NamedTuple):
@@ -43,7 +43,7 @@ def sent(row: Row, tokens: int) -> tuple[int, int]:
     of = sq.parallel.Sequence.even(tokens, mode=row.mode)
     attend = sq.parse_method(row.method).bind(heads=HEADS, head_dim=WIDTH, max_length=tokens)
     drawn = torch.Generator().manual_seed(of.rank)
-    shape = BATCH, HEADS, of.lengths[of.rank], WIDTH
+    shape = 1, HEADS, of.lengths[of.rank], WIDTH
     inputs = [torch.randn(shape, generator=drawn).requires_grad_() for _ in range(3)]
     mask = sq.Mask.causal() if row.causal else None
     with sq.parallel.traffic() as counted:
@@ -65,7 +65,7 @@ def main() -> None:
             print(*cells[-1], sep="\t", flush=True)
     head = ["method", "mode", *(f"MiB at {tokens:,}" for tokens in given.lengths), "exchanges"]
     about = (
-        f"What rank 0 of {ranks} sends in a forward and a backward pass: batch {BATCH}, {HEADS} heads of {WIDTH}, fp32, "
+        f"What rank 0 of {ranks} sends in a forward and a backward pass: {HEADS} heads of {WIDTH}, fp32; "
         "methods with their default settings. A summary does not grow with the length; heads and keys do. Under a "
         "causal mask rank 0's keys go furthest."
     )

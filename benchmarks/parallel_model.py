@@ -67,7 +67,7 @@ def to_all(machine: Machine, ranks: int, sent: float) -> float:
 
 
 def ring(machine: Machine, layer: Layer, ranks: int) -> float:
-    """Exact attention, keys and values passed on: 3 rounds of them and one of gradients in fp32; hidden by computing."""
+    """Exact attention: keys and values are passed on twice, and their gradients once in fp32, while GPUs compute."""
     block = 2 * layer.tokens / ranks * layer.heads * layer.width
     rounds = (ranks - 1) * (2 * block * BF16 + block * FP32) / slowest(machine, ranks)
     return max(exact_products(machine, layer, ranks), rounds + 3 * (ranks - 1) * machine.start)

@@ -70,8 +70,8 @@ def refusal(method: Method, mask: Mask, of: Sequence, heads: int) -> str | None:
     found = way(method, mask, of, heads)
     if of.mode == "ring" and found != "ring":
         return (
-            f"mode='ring' is not available for {method.label!r}, whose keys do not go from rank to rank; use mode='auto', "
-            "or method='full'"
+            f"mode='ring' is not available for {method.label!r}, whose keys do not go from rank to rank; use "
+            "mode='auto', or method='full'"
         )
     if of.mode == "summary" and found != "summary":
         why = f"{method.name!r}"

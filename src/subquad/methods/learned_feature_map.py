@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from subquad.masks import Mask
@@ -39,7 +39,7 @@ from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, who
 from subquad.methods.fitting import output_error
 from subquad.methods.learned_features_split import attend_split
 from subquad.methods.rest import Rest
-from subquad.ops.parts.features.op import feature_attention
+from subquad.ops.parts.features.near import far, in_blocks, near_keys
 from subquad.ops.parts.features.recurrent import no_tokens
 from subquad.ops.parts.features.state import FeatureState, merge, read, state_of
 from subquad.ops.parts.features.visible import attend_features, drop_rows
@@ -84,32 +84,6 @@ def log_features(
     weight, bias, tilt = (p.to(x.dtype) for p in (weight, bias, tilt))
     both = torch.cat([weight, -weight], dim=1)[:, : bias.shape[1]]
     return (x @ both.mT + bias[:, None]).log_softmax(-1) + x @ tilt[..., None]
-
-
-def far(
-    of_query: Float[Tensor, "B H N R"],
-    of_key: Float[Tensor, "B G N R"],
-    value: Float[Tensor, "B G N E"],
-    hidden: Bool[Tensor, "B N"],
-    window: int,
-    is_causal: bool,
-) -> list[tuple[Tensor, Tensor]]:
-    """Attention by features to the blocks at least two before a query's own, and to those at least two behind it."""
-    bias = torch.zeros_like(hidden, dtype=of_key.dtype).masked_fill(hidden, -torch.inf)[:, None]
-    parts = [feature_attention(of_query, of_key, value, key_bias=bias, lagged=(window, 2))]
-    if not is_causal:
-        turned = (x.flip(2) for x in (of_query, of_key, value))
-        out, lse = feature_attention(*turned, key_bias=bias.flip(2), lagged=(window, 2))
-        parts.append((out.flip(2), lse.flip(2)))
-    return parts
-
-
-def near_keys(ranks: Ranks, blocks: int, window: int, sinks: int, is_causal: bool) -> Int64[Tensor, "B T K"]:
-    """For each block, the keys near it and the sinks that are not near it."""
-    block = torch.arange(blocks, device=ranks.order.device).expand(len(ranks.lengths), blocks)
-    first, end = (block - 1) * window, (block + (1 if is_causal else 2)) * window
-    near = ranks.between(first, end, (2 if is_causal else 3) * window)
-    return (ranks.ends(sinks, 0 if is_causal else sinks, blocks) | near).tokens
 
 
 @dataclass(frozen=True)
@@ -191,9 +165,7 @@ class LearnedFeatureMap(Method):
         #     line     0 1 2 3 | 4 5 6 7 | 8 9 . . | . . . . | . . .
         #              s f f f |  exact  |  exact  |  exact  | f f s       s: a sink, exact for all
         line = Line.of(Timeline.of(call.mask, query, key))
-        query, key, value = (
-            in_blocks(x, self.window) for x in (line.queries(query), line.keys(key), line.keys(value))
-        )
+        query, key, value = (in_blocks(x, self.window) for x in (line.queries(query), line.keys(key), line.keys(value)))
         real = F.pad(line.real, (0, query.shape[2] - M))
         ranks = replace(Ranks.of(None, B, query.shape[2], key.device), lengths=line.lengths)
         slots = near_keys(ranks, query.shape[2] // self.window, self.window, self.sinks, is_causal)
@@ -313,8 +285,3 @@ class LearnedFeatureMap(Method):
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """The relative error of the outputs, and of their mean."""
         return output_error(self, query, key, value, call, of_mean=1.0)
-
-
-def in_blocks(x: Float[Tensor, "B H N D"], size: int) -> Float[Tensor, "B H M D"]:
-    """Filled up with 0 to whole blocks."""
-    return F.pad(x, (0, 0, 0, -x.shape[2] % size))

@@ -13,14 +13,15 @@ from torch import Tensor
 from subquad.masks import Mask
 from subquad.methods.call import Call
 from subquad.ops.heads import repeat_heads
-from subquad.ops.neighbourhood import Neighbourhood
+from subquad.ops.neighbourhood import Neighbourhood, are_sinks, ends_there
+from subquad.ops.parts.features.near import far, near_keys
 from subquad.ops.parts.features.parallel import attend_sums, left_behind, merged_sums, of_no_keys
 from subquad.ops.parts.features.visible import attend_features
 from subquad.ops.slots import taken, vectors_at
 from subquad.ops.softmax import merge_partials, visible_logsumexp, visible_softmax
 from subquad.ops.standing import Standing, standings
 from subquad.ops.timeline import Ranks, placed
-from subquad.parallel.collectives import add, exchange
+from subquad.parallel.collectives import add
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 Method = Any  # a `LearnedFeatureMap`, whose module imports this one
@@ -39,30 +40,31 @@ def _without_near(method: Method, query: Tensor, key: Tensor, value: Tensor, cal
     _, side = standings(call.mask, query, key, of)
     ends = add(side.ends(torch.cat([key, value], dim=3), method.sinks), of.group)
     bias = torch.zeros_like(side.real, dtype=key.dtype)
-    bias = bias.masked_fill(_are_sinks(side.rank, side, method.sinks, causal), -torch.inf)[:, None]
+    bias = bias.masked_fill(are_sinks(side.rank, side, method.sinks, causal), -torch.inf)[:, None]
     number = side.rank if causal else None
-    there = _there(side, method.sinks)
+    there = ends_there(side, method.sinks)
     exact = _attend_sinks(query, ends.split([key.shape[3], value.shape[3]], dim=3), there, number, call.scale)
     rest = attend_features(of_query, of_key, value, call.mask, key_bias=bias, parallel=of)
     return merge_partials([exact, rest])
 
 
 def _with_near(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-    from subquad.methods.learned_feature_map import far, in_blocks, near_keys
-
     of, causal, w, B = call.parallel, call.mask.is_causal, method.window, query.shape[0]
     side, real_keys = _sides(query, key, call)
     block = torch.full((B,), w, device=key.device)
     lines = Neighbourhood(side, of, block, w)
     of_query, of_key = method.maps(query, key, call)
-    hidden = ~real_keys | _are_sinks(side.rank, side, method.sinks, causal)
+    hidden = ~real_keys | are_sinks(side.rank, side, method.sinks, causal)
     rows = torch.cat([key, value, real_keys[:, None, :, None].expand(*key.shape[:3], 1).to(key.dtype)], dim=3)
-    edges, ends, sums = _exchanged(rows, of_key, value, hidden, lines, method.sinks, causal)
+    flagged = of_key.masked_fill(hidden[:, None, :, None], -torch.inf)
+    left = lines.sums_for_others(flagged, value, _summed, merged_sums, causal)
+    none = of_no_keys(value.new_zeros(*key.shape[:2], of_key.shape[3], value.shape[3] + 1))
+    edges, ends, sums = lines.exchange(rows, side.ends(rows, method.sinks), left, none, causal)
 
     widths = [key.shape[3], value.shape[3], 1]
     line = vectors_at(torch.cat([rows, *edges], dim=2), lines.slots()[:, None].expand(-1, key.shape[1], -1))
     line_key, line_value, flag = line.split(widths, dim=3)
-    shown = (flag[:, 0, :, 0].detach() > 0) & ~_are_sinks(lines.numbers(), side, method.sinks, causal)
+    shown = (flag[:, 0, :, 0].detach() > 0) & ~are_sinks(lines.numbers(), side, method.sinks, causal)
     length, places = lines.length, lines.places()
     beside = placed(query, torch.where(side.real, places, length), length + 1)[:, :, :length]
     blocks = Ranks.of(None, B, length, key.device)
@@ -73,13 +75,18 @@ def _with_near(method: Method, query: Tensor, key: Tensor, value: Tensor, call: 
     out, lse = merge_partials(parts)
     own = taken(out, places), taken(lse[..., None], places)[..., 0]
 
-    others = [own, attend_sums(of_query, sums)]
+    others = [own, attend_sums(of_query, [each for each in sums if each is not None])]
     if method.sinks:
         sink_key, sink_value, there = ends.split(widths, dim=3)
-        visible = (there[:, 0, :, 0].detach() > 0) & _there(side, method.sinks)
+        visible = (there[:, 0, :, 0].detach() > 0) & ends_there(side, method.sinks)
         number = side.rank if causal else None
         others.append(_attend_sinks(query, (sink_key, sink_value), visible, number, call.scale))
     return merge_partials(others)
+
+
+def _summed(key: Tensor, value: Tensor, shown: Tensor) -> Tensor:
+    bias = torch.zeros_like(shown, dtype=key.dtype).masked_fill(~shown, -torch.inf)[:, None]
+    return left_behind(key, value, None, bias)
 
 
 def _sides(query: Tensor, key: Tensor, call: Call) -> tuple[Standing, Bool[Tensor, "B N"]]:
@@ -90,18 +97,6 @@ def _sides(query: Tensor, key: Tensor, call: Call) -> tuple[Standing, Bool[Tenso
     real = every if sides[1] is None else sides[1]
     either = Mask() if sides[0] is None or sides[1] is None else Mask.padding(sides[0] | sides[1])
     return standings(either, query, key, call.parallel)[0], real
-
-
-def _are_sinks(number: Int64[Tensor, "#B M"], side: Standing, sinks: int, causal: bool) -> Bool[Tensor, "B M"]:
-    tokens = side.tokens[:, None]
-    first = (number < sinks) & (number >= 0)
-    return first.expand(len(tokens), -1) if causal else first | ((number >= tokens - sinks) & (number < tokens))
-
-
-def _there(side: Standing, sinks: int) -> Bool[Tensor, "B S"]:
-    """Which of the first and the last tokens an item has, each once."""
-    number, tokens = torch.arange(sinks, device=side.real.device), side.tokens[:, None]
-    return torch.cat([number < tokens, tokens - sinks + number >= sinks], dim=1)
 
 
 def _attend_sinks(
@@ -116,46 +111,3 @@ def _attend_sinks(
         seen = seen & (sink < sinks) & (sink <= number[:, None, :, None])
     logits = query @ key.mT * scale
     return visible_softmax(logits, seen) @ value, visible_logsumexp(logits, seen.expand_as(logits))
-
-
-def _exchanged(
-    rows: Float[Tensor, "B G N F"],
-    of_key: Float[Tensor, "B G N R"],
-    value: Float[Tensor, "B G N E"],
-    hidden: Bool[Tensor, "B N"],
-    lines: Neighbourhood,
-    sinks: int,
-    causal: bool,
-) -> tuple[list[Tensor], Tensor, list[Tensor]]:
-    """The edges of each rank, the sinks, and the sums of what is in no line, by one exchange."""
-    of, side, (B, G, _, width) = lines.of, lines.side, rows.shape
-
-    def summed(key: Tensor, value: Tensor, shown: Tensor) -> Tensor:
-        bias = torch.zeros_like(shown, dtype=key.dtype).masked_fill(~shown, -torch.inf)[:, None]
-        return left_behind(key, value, None, bias)
-
-    ends = side.ends(rows, sinks)
-    flagged = of_key.masked_fill(hidden[:, None, :, None], -torch.inf)
-    sums = lines.sums_for_others(flagged, value, summed, merged_sums, causal)
-    none = of_no_keys(value.new_zeros(B, G, of_key.shape[3], value.shape[3] + 1))
-    edges = {behind: vectors_at(rows, lines.edge(behind)[:, None].expand(-1, G, -1)) for behind in (False, True)}
-    shapes = [(B, G, lines.near, width), (B, G, 2 * sinks, width), tuple(none.shape)]
-    sizes = [torch.Size(shape).numel() for shape in shapes]
-
-    def part(other: int) -> Tensor:
-        own = sums[other]
-        if other == of.rank:
-            return torch.cat([x.reshape(-1) for x in (torch.zeros_like(edges[True]), ends, none)])
-        if own is None:
-            return rows.new_zeros(0)
-        return torch.cat([x.reshape(-1) for x in (edges[other < of.rank], ends, own)])
-
-    comes = [not causal or other <= of.rank for other in range(of.ranks)]
-    received = exchange([part(other) for other in range(of.ranks)], [(sum(sizes) * here,) for here in comes], of.group)
-    found = [
-        [x.view(shape) for x, shape in zip(each.split(sizes), shapes, strict=True)] if here else None
-        for each, here in zip(received, comes, strict=True)
-    ]
-    nothing = torch.zeros(shapes[0], dtype=rows.dtype, device=rows.device)
-    there = [each for each in found if each is not None]
-    return [nothing if each is None else each[0] for each in found], sum(each[1] for each in there), [each[2] for each in there]

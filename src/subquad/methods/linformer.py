@@ -182,9 +182,7 @@ def own_sums(key: Tensor, value: Tensor, side: Standing, learned: Projections, s
     return [e.mT @ x for e, x in zip(learned.columns(side.rank, inside, key), (key, value), strict=True)]
 
 
-def past_of_ranks(
-    query: Tensor, key: Tensor, value: Tensor, call: Call, learned: Projections, skip: int
-) -> Past:
+def past_of_ranks(query: Tensor, key: Tensor, value: Tensor, call: Call, learned: Projections, skip: int) -> Past:
     """The state that the tokens of the ranks before this one leave behind, by one exchange of k·(D + E) numbers."""
     _, side = standings(call.mask, query, key, call.parallel)
     columns = learned.columns(side.rank, side.real & (side.rank >= skip), key)
@@ -342,7 +340,7 @@ class Linformer(Method):
         return out, taken(lse[..., None], at)[..., 0].masked_fill(before[:, None], -torch.inf)
 
     def _whole_of_ranks(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """`_whole` of a split sequence: each rank projects its own keys, and the sums over ranks are the projections."""
+        """`_whole` of a split sequence: each rank projects its own keys, and sums over ranks are the projections."""
         of, skip, pooled = call.parallel, int(self.ends == "exact"), self.projection == "mean-pool"
         _, side = standings(call.mask, query, key, of)
         learned = None if pooled else self._projections(call, of.sizes[1])
@@ -355,7 +353,9 @@ class Linformer(Method):
         tokens = side.tokens[:, None]
         if learned is None:
             sizes = pool_sizes((side.tokens - 2 * skip).clamp(min=0), self.k)[:, None]
-            shares = Shares(sizes > 0, 1 / sizes.clamp(min=1).to(key.dtype), sizes.clamp(min=1).to(key.dtype).log()[:, None])
+            shares = Shares(
+                sizes > 0, 1 / sizes.clamp(min=1).to(key.dtype), sizes.clamp(min=1).to(key.dtype).log()[:, None]
+            )
         else:
             shares = learned.shares(skip, tokens - skip, key.dtype)
         if shares.factor is not None:

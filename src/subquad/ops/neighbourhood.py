@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
@@ -22,6 +23,9 @@ from subquad.ops.slots import vectors_at
 from subquad.ops.standing import Standing
 from subquad.ops.timeline import front_first
 from subquad.parallel import Sequence
+from subquad.parallel.collectives import exchange
+
+_NOTHING = (None, None, None)
 
 
 @dataclass(frozen=True)
@@ -110,14 +114,18 @@ class Neighbourhood:
         summed: Callable[[Tensor, Tensor, Tensor], Tensor],
         merged: Callable[[list[Tensor]], Tensor],
         is_causal: bool,
+        real: Bool[Tensor, "B N"] | None = None,
     ) -> list[Tensor | None]:
         """For each rank the sums of this rank's tokens that are not in its line; None where it may not see them.
 
         `summed` makes sums of the keys and values that a bool shows; `merged` makes one of several.
+        `real` says which tokens are in sums; without it all that are real.
         """
+        real = self.side.real if real is None else real
         rank, own = self.of.rank, self.side.counts[self.of.rank][:, None]
         number = self.side.rank.expand(len(own), -1)
-        local, found = number - self.first[rank][:, None], []
+        local = number - self.first[rank][:, None]
+        found: list[Tensor | None] = []
         bulk: dict[bool, Tensor] = {}
         for other in range(self.of.ranks):
             behind = other > rank  # the other rank is behind this one: it sees what is before its line
@@ -126,10 +134,64 @@ class Neighbourhood:
                 continue
             if behind not in bulk:  # whatever the other rank's line, these are not in it
                 inner = local < own - self.near if behind else local >= self.near
-                bulk[behind] = summed(key, value, self.side.real & inner)
-            edge = self.edge(not behind)[:, None].expand(-1, key.shape[1], -1)
+                bulk[behind] = summed(key, value, real & inner)
+            tokens = self.edge(not behind)
+            edge = tokens[:, None].expand(-1, key.shape[1], -1)
             numbers, filled = self.numbers_of_edge(rank, behind=not behind)
             outside = numbers < self.begin[other][:, None] if behind else numbers >= self.end[other][:, None]
-            rest = summed(vectors_at(key, edge), vectors_at(value, edge), filled & outside)
+            rest = summed(
+                vectors_at(key, edge), vectors_at(value, edge), filled & outside & F.pad(real, (0, 1)).gather(1, tokens)
+            )
             found.append(merged([bulk[behind], rest]))
         return found
+
+    def exchange(
+        self,
+        rows: Float[Tensor, "B G N F"],
+        ends: Float[Tensor, "B G S F"],
+        sums: list[Tensor | None],
+        none: Float[Tensor, "B G R X"],
+        is_causal: bool,
+    ) -> tuple[list[Tensor], Float[Tensor, "B G S F"], list[Tensor | None]]:
+        """The edges of each rank, the sum of all ranks' ends, and the sums from each rank; by one exchange.
+
+        `none`, sums of no token, is what a rank has from itself. So every rank's result is a part of the exchange, and
+        its backward pass runs on all of them.
+        """
+        of, G = self.of, rows.shape[1]
+        edges = {behind: vectors_at(rows, self.edge(behind)[:, None].expand(-1, G, -1)) for behind in (False, True)}
+        nothing = torch.zeros_like(edges[True])
+        shapes = [tuple(nothing.shape), tuple(ends.shape), tuple(none.shape)]
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+
+        def part(other: int) -> Tensor:
+            if other == of.rank:
+                return torch.cat([x.reshape(-1) for x in (nothing, ends, none)])
+            own = sums[other]
+            return (
+                rows.new_zeros(0)
+                if own is None
+                else torch.cat([x.reshape(-1) for x in (edges[other < of.rank], ends, own)])
+            )
+
+        comes = [not is_causal or other <= of.rank for other in range(of.ranks)]
+        given = exchange([part(other) for other in range(of.ranks)], [(sum(sizes) * here,) for here in comes], of.group)
+        found: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
+        for each, here in zip(given, comes, strict=True):
+            edge, end, left = (x.view(s) for x, s in zip(each.split(sizes), shapes, strict=True)) if here else _NOTHING
+            found.append((nothing if edge is None else edge, end, left))
+        total = torch.stack([each[1] for each in found if each[1] is not None]).sum(0)
+        return [each[0] for each in found], total, [each[2] for each in found]
+
+
+def are_sinks(number: Int64[Tensor, "#B M"], side: Standing, sinks: int, causal: bool) -> Bool[Tensor, "B M"]:
+    """Which numbers are those of an item's first tokens, or without a causal mask of its last ones."""
+    tokens = side.tokens[:, None]
+    first = (number < sinks) & (number >= 0)
+    return first.expand(len(tokens), -1) if causal else first | ((number >= tokens - sinks) & (number < tokens))
+
+
+def ends_there(side: Standing, sinks: int) -> Bool[Tensor, "B S"]:
+    """Which of `Standing.ends` an item has, each once."""
+    number, tokens = torch.arange(sinks, device=side.real.device), side.tokens[:, None]
+    return torch.cat([number < tokens, tokens - sinks + number >= sinks], dim=1)

@@ -75,9 +75,7 @@ def _standing(n: int, real: Tensor | None, counts: Tensor, own: int) -> Standing
     return Standing(there, rank, counts, own)
 
 
-def pool_sums(
-    x: Float[Tensor, "B H M D"], standing: Standing, pools: int, skip: int = 0
-) -> Float[Tensor, "B H C D"]:
+def pool_sums(x: Float[Tensor, "B H M D"], standing: Standing, pools: int, skip: int = 0) -> Float[Tensor, "B H C D"]:
     """What this rank has of the sums of an item's pools, which leave out `skip` tokens at each end of the item."""
     tokens = (standing.tokens - 2 * skip)[:, None]
     rank = standing.rank - skip

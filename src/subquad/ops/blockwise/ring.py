@@ -168,7 +168,8 @@ def _rows(query: Tensor, out: Tensor, lse: Tensor, of_out: Tensor, of_lse: Tenso
     out = torch.cat([out, -of_lse.to(query.dtype).unsqueeze(-1)], dim=3)
     width = -(-max(query.shape[3], g.shape[3]) // 8) * 8
     # Where a query sees no key all logits are −inf, and all weights 0 with any finite number in place of lse.
-    return _Rows(*widened(width, g, query, out), lse.masked_fill(torch.isneginf(lse), 0.0))
+    g, query, out = widened(width, g, query, out)
+    return _Rows(g, query, out, lse.masked_fill(torch.isneginf(lse), 0.0))
 
 
 def _gradients(rows: _Rows, held: Tensor, pieces: list[Piece], blocks: Blocks) -> tuple[Tensor, Tensor]:

@@ -68,9 +68,7 @@ def merged_sums(sums: list[Float[Tensor, "B G R F"]]) -> Float[Tensor, "B G R F"
     return torch.cat([means, weights.unsqueeze(-1)], dim=-1)
 
 
-def left_behind(
-    key: Tensor, value: Tensor, of_key: Tensor | None, key_bias: Tensor | None
-) -> Float[Tensor, "B G R F"]:
+def left_behind(key: Tensor, value: Tensor, of_key: Tensor | None, key_bias: Tensor | None) -> Float[Tensor, "B G R F"]:
     """μ, of width E, and λ, 1 more, of these keys, in fp32 or better; 0 and −∞ where there are none."""
     features = key.shape[3] if of_key is None else of_key.shape[1]
     fine = torch.promote_types(key.dtype, torch.float32)
