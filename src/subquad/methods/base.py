@@ -76,6 +76,7 @@ class Method:
     counts: ClassVar[tuple[str, ...]] = ()  # settings that say into how many parts the tokens go
     split: ClassVar[str | None] = None  # how ranks sum up their keys: by "partials" in `attend`, a "halo" by `reach`
     splits_as: ClassVar[str] = ""  # settings with which ranks can sum up their keys, where others cannot
+    rings: ClassVar[bool] = False  # whether `attend` can pass keys from rank to rank, as exact attention does
     heads_differ: ClassVar[bool] = False  # whether heads that do not have learned parameters differ all the same
     former: ClassVar[dict[str, str]] = {}  # settings by the names that they had in earlier versions
     units: ClassVar[tuple[str, ...]] = ()  # settings that mean 1 where a text gives them without a value
@@ -113,6 +114,10 @@ class Method:
     def split_by(self) -> str | None:
         """How ranks sum up their keys with these settings; None: they cannot."""
         return self.split
+
+    def can_ring(self) -> bool:
+        """Whether, with these settings, keys can go from rank to rank."""
+        return self.rings
 
     def treats_heads_alike(self) -> bool:
         """Whether what a head gives depends on its query, key and value alone, not on which head it is."""
@@ -205,7 +210,7 @@ class Method:
     def _attended(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """What `attend` gives, segment by segment where it takes none; padded queries are 0, with lse = −inf."""
         (_, _, N, _), M, mask = query.shape, key.shape[2], call.mask
-        method = self.clamped_to(N, M)
+        method = self.clamped_to(*((N, M) if call.parallel is None else call.parallel.sizes))
         if mask.ids and not self.takes_segments:
             (query, key, value, *hidden), inner, together = take_apart((query, key, value, *call.hidden_as_head), mask)
             call = replace(call.under(inner), hidden=hidden[0][:, 0] if hidden else None)

@@ -61,7 +61,7 @@ def check_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, ca
     for what, asked in refused.items():
         if asked:
             raise ValueError(f"`parallel` does not go with {what}; leave it out, or gather the sequence on one rank")
-    reason = refusal(method, call.mask, of)
+    reason = refusal(method, call.mask, of, query.shape[1])
     if reason:
         raise ValueError(reason)
     of.agree(
@@ -86,18 +86,24 @@ def check_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, ca
     )
 
 
-def refusal(method: Method, mask: Mask, of: Sequence) -> str | None:
+def refusal(method: Method, mask: Mask, of: Sequence, heads: int) -> str | None:
     """Why the method cannot run on this sequence, with the remedy; None if it can."""
-    if by_summary(method, mask, of):
-        return None
-    if of.mode == "summary":
-        why = "packed segments" if mask.ids and method.split_by() else f"{method.name!r}"
+    found = way(method, mask, of, heads)
+    if of.mode == "ring" and found != "ring":
+        return (
+            f"mode='ring' is not available for {method.label!r}, whose keys do not go from rank to rank; use "
+            "mode='auto', or method='full'"
+        )
+    if of.mode == "summary" and found != "summary":
+        why = f"{method.name!r}"
+        if method.split_by():
+            why = "packed segments" if mask.ids else "a causal mask or a window in cross-attention"
         settings = f", or settings such as {method.splits_as!r}" if method.splits_as and not mask.ids else ""
         return (
             f"mode='summary' is not available for {why}: there is no summary of a rank's keys whose size does not grow "
-            f"with their number; use mode='heads'{settings}"
+            f"with their number; use mode='heads'{' or mode=' + repr('ring') if method.can_ring() else settings}"
         )
-    if not method.treats_heads_alike():
+    if found == "heads" and not method.treats_heads_alike():
         return (
             f"{method.name!r} treats each head in its own way, which mode='heads' cannot divide yet; use a method "
             "without learned parameters such as 'i-clustered', or one with mode='summary' such as 'linear'"
@@ -105,16 +111,27 @@ def refusal(method: Method, mask: Mask, of: Sequence) -> str | None:
     return None
 
 
+def way(method: Method, mask: Mask, of: Sequence, heads: int) -> str:
+    """What ranks send: a "summary" of their keys, all keys in a "ring", or all tokens of some "heads"."""
+    if by_summary(method, mask, of):
+        return "summary"
+    few = of.mode == "auto" and heads < of.ranks
+    return "ring" if method.can_ring() and (of.mode == "ring" or few) else "heads"
+
+
 def by_summary(method: Method, mask: Mask, of: Sequence) -> bool:
     """Whether ranks send summaries and not their tokens."""
-    return method.split_by() is not None and of.mode != "heads" and not mask.ids
+    beside = of.keys in (None, of.lengths) or mask.only_padding  # or a query stands beside no key of its own rank
+    return method.split_by() is not None and of.mode in ("auto", "summary") and not mask.ids and beside
 
 
 def run_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
     """The partial of this rank's queries over the keys of all ranks."""
-    of: Sequence = call.parallel
-    if not by_summary(method, call.mask, of):
+    found = way(method, call.mask, call.parallel, query.shape[1])
+    if found == "heads":
         return _by_heads(method, query, key, value, call)
+    if found == "ring":
+        return method._attended(query, key, value, call)
     if call.kept is not None:
         return run_with_kept(partial(_by_summary, method), query, key, value, call)
     return _by_summary(method, query, key, value, call)

@@ -31,14 +31,15 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from subquad.masks import Mask
 from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, whole, wide
 from subquad.methods.fitting import output_error
+from subquad.methods.learned_features_split import attend_split
 from subquad.methods.rest import Rest
-from subquad.ops.parts.features.op import feature_attention
+from subquad.ops.parts.features.near import far, in_blocks, near_keys
 from subquad.ops.parts.features.recurrent import no_tokens
 from subquad.ops.parts.features.state import FeatureState, merge, read, state_of
 from subquad.ops.parts.features.visible import attend_features, drop_rows
@@ -85,32 +86,6 @@ def log_features(
     return (x @ both.mT + bias[:, None]).log_softmax(-1) + x @ tilt[..., None]
 
 
-def far(
-    of_query: Float[Tensor, "B H N R"],
-    of_key: Float[Tensor, "B G N R"],
-    value: Float[Tensor, "B G N E"],
-    hidden: Bool[Tensor, "B N"],
-    window: int,
-    is_causal: bool,
-) -> list[tuple[Tensor, Tensor]]:
-    """Attention by features to the blocks at least two before a query's own, and to those at least two behind it."""
-    bias = torch.zeros_like(hidden, dtype=of_key.dtype).masked_fill(hidden, -torch.inf)[:, None]
-    parts = [feature_attention(of_query, of_key, value, key_bias=bias, lagged=(window, 2))]
-    if not is_causal:
-        turned = (x.flip(2) for x in (of_query, of_key, value))
-        out, lse = feature_attention(*turned, key_bias=bias.flip(2), lagged=(window, 2))
-        parts.append((out.flip(2), lse.flip(2)))
-    return parts
-
-
-def near_keys(ranks: Ranks, blocks: int, window: int, sinks: int, is_causal: bool) -> Int64[Tensor, "B T K"]:
-    """For each block, the keys near it and the sinks that are not near it."""
-    block = torch.arange(blocks, device=ranks.order.device).expand(len(ranks.lengths), blocks)
-    first, end = (block - 1) * window, (block + (1 if is_causal else 2)) * window
-    near = ranks.between(first, end, (2 if is_causal else 3) * window)
-    return (ranks.ends(sinks, 0 if is_causal else sinks, blocks) | near).tokens
-
-
 @dataclass(frozen=True)
 class LearnedFeatureMap(Method):
     """Near keys and sinks exactly, all others by learned features. Only as a bound method.
@@ -134,6 +109,7 @@ class LearnedFeatureMap(Method):
     seed: int = whole(0)
 
     name: ClassVar[str] = "learned-feature-map"
+    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = Traits(
         family="features",
         causal="strict",
@@ -166,6 +142,8 @@ class LearnedFeatureMap(Method):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Near keys, sinks and the sums over the others, in one normalisation."""
         query, key, value = wide(query, key, value)
+        if call.parallel is not None:
+            return attend_split(self, query, key, value, call)
         return (self._with_near if self.window else self._without_near)(query, key, value, call)
 
     @property
@@ -176,7 +154,7 @@ class LearnedFeatureMap(Method):
     def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
         """Attention to all keys without near keys and sinks, with the features that give the weight of each."""
         query, key, value = wide(query, key, value)
-        of_query, of_key = self._maps(query, key, call)
+        of_query, of_key = self.maps(query, key, call)
         return Rest(self.attend(query, key, value, call), of_query, of_key, by_features=True)
 
     def _with_near(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
@@ -187,14 +165,12 @@ class LearnedFeatureMap(Method):
         #     line     0 1 2 3 | 4 5 6 7 | 8 9 . . | . . . . | . . .
         #              s f f f |  exact  |  exact  |  exact  | f f s       s: a sink, exact for all
         line = Line.of(Timeline.of(call.mask, query, key))
-        query, key, value = (
-            _in_blocks(x, self.window) for x in (line.queries(query), line.keys(key), line.keys(value))
-        )
+        query, key, value = (in_blocks(x, self.window) for x in (line.queries(query), line.keys(key), line.keys(value)))
         real = F.pad(line.real, (0, query.shape[2] - M))
         ranks = replace(Ranks.of(None, B, query.shape[2], key.device), lengths=line.lengths)
         slots = near_keys(ranks, query.shape[2] // self.window, self.window, self.sinks, is_causal)
-        near = self._exact(query, key, value, slots, real, call, Mask(is_causal=is_causal))
-        of_query, of_key = self._maps(query, key, call)
+        near = self.exact(query, key, value, slots, real, call, Mask(is_causal=is_causal))
+        of_query, of_key = self.maps(query, key, call)
         hidden = ~real | self._are_sinks(ranks, is_causal)
         parts = far(of_query, of_key, drop_rows(value, call.dropout_p), hidden, self.window, is_causal)
         out, lse = merge_partials([near, *parts])
@@ -202,7 +178,7 @@ class LearnedFeatureMap(Method):
 
     def _without_near(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         B, M, mask = query.shape[0], key.shape[2], call.mask
-        of_query, of_key = self._maps(query, key, call)
+        of_query, of_key = self.maps(query, key, call)
         values = drop_rows(value, call.dropout_p)
         if self.sinks == 0:
             return attend_features(of_query, of_key, values, mask)
@@ -211,14 +187,15 @@ class LearnedFeatureMap(Method):
         sinks = torch.zeros(B, M + 1, dtype=torch.bool, device=key.device).scatter(1, slots[:, 0], True)[:, :M]
         bias = torch.zeros_like(sinks, dtype=key.dtype).masked_fill(sinks, -torch.inf)[:, None]
         pattern = Mask(is_causal=mask.is_causal, offset=mask.offset)
-        exact = self._exact(query, key, value, slots, None, call, pattern)
+        exact = self.exact(query, key, value, slots, None, call, pattern)
         return merge_partials([exact, attend_features(of_query, of_key, values, mask, key_bias=bias)])
 
-    def _maps(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    def maps(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        """The exponents of the features of queries and keys."""
         assert isinstance(call.learned, FeatureMaps)
         return call.learned(query, key, call.scale)
 
-    def _exact(
+    def exact(
         self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, real: Tensor | None, call: Call, mask: Mask
     ) -> tuple[Tensor, Tensor]:
         """Blocks of queries as they follow each other, each with its keys."""
@@ -264,14 +241,14 @@ class LearnedFeatureMap(Method):
         mask = Mask.causal(offset=2 * w) & Mask.padding(keys=torch.cat([there, real], dim=1), queries=real)
         line = Line.of(Timeline(mask, real, mask.key_padding(2 * w + N), B, N, 2 * w + N, device))
         key, value = (
-            _in_blocks(line.keys(torch.cat([state[f"near_{what}"], x], dim=2)), w)
+            in_blocks(line.keys(torch.cat([state[f"near_{what}"], x], dim=2)), w)
             for what, x in (("keys", key), ("values", value))
         )
-        query = _in_blocks(line.queries(query), w)
+        query = in_blocks(line.queries(query), w)
         M = query.shape[2]
         rank = torch.arange(M, device=device) + base[:, None]
         hidden = ~F.pad(line.real, (0, M - 2 * w - N)) | (rank < self.sinks)
-        of_query, of_key = self._maps(query, key, call)
+        of_query, of_key = self.maps(query, key, call)
 
         first = torch.arange(self.sinks, device=device).expand(B, -1)
         begun = (first >= count[:, None])[:, None, :, None]  # those that were not there before
@@ -303,13 +280,8 @@ class LearnedFeatureMap(Method):
         real = torch.cat([line.real.new_ones(len(base), s), F.pad(line.real, (0, M - line.real.shape[1]))], dim=1)
         key, value = torch.cat([kept["sink_keys"], key], dim=2), torch.cat([kept["sink_values"], value], dim=2)
         slots = torch.cat([sinks, near + s], dim=2)
-        return self._exact(query, key, value, slots, real, call, Mask.causal(offset=s))
+        return self.exact(query, key, value, slots, real, call, Mask.causal(offset=s))
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """The relative error of the outputs, and of their mean."""
         return output_error(self, query, key, value, call, of_mean=1.0)
-
-
-def _in_blocks(x: Float[Tensor, "B H N D"], size: int) -> Float[Tensor, "B H M D"]:
-    """Filled up with 0 to whole blocks."""
-    return F.pad(x, (0, 0, 0, -x.shape[2] % size))

@@ -45,12 +45,14 @@ from subquad.methods.fitting import output_error
 from subquad.methods.full import exact
 from subquad.ops.heads import repeat_heads
 from subquad.ops.parts.products.op import causal_product
-from subquad.ops.pools import pool_means, pool_of
+from subquad.ops.pools import pool_means, pool_of, pool_sizes
 from subquad.ops.projections import Projections, Shares
 from subquad.ops.slots import taken
 from subquad.ops.softmax import visible_logsumexp, visible_softmax
+from subquad.ops.standing import Standing, of_earlier, pool_sums, standings
 from subquad.ops.timeline import Timeline, placed, ranks
 from subquad.ops.transforms import exact_attention
+from subquad.parallel.collectives import add_together
 from subquad.shapes import Sizes
 
 HIDDEN = -1e30  # a logit that is none; −inf rows would be NaN
@@ -174,6 +176,22 @@ def causal_linformer(
     return out, lse, Past(tokens, keys, values, first_key, first_value)
 
 
+def own_sums(key: Tensor, value: Tensor, side: Standing, learned: Projections, skip: int) -> list[Tensor]:
+    """What this rank's tokens add to the projections of keys and values, without `skip` at each end of the item."""
+    inside = side.real & (side.rank >= skip) & (side.rank < side.tokens[:, None] - skip)
+    return [e.mT @ x for e, x in zip(learned.columns(side.rank, inside, key), (key, value), strict=True)]
+
+
+def past_of_ranks(query: Tensor, key: Tensor, value: Tensor, call: Call, learned: Projections, skip: int) -> Past:
+    """The state that the tokens of the ranks before this one leave behind, by one exchange of k·(D + E) numbers."""
+    _, side = standings(call.mask, query, key, call.parallel)
+    columns = learned.columns(side.rank, side.real & (side.rank >= skip), key)
+    sums = [e.mT @ x for e, x in zip(columns, (key, value), strict=True)]
+    rows = [torch.cat([side.ends(x, 1)[:, :, :1], y], dim=2) for x, y in zip((key, value), sums, strict=True)]
+    keys, values = of_earlier(torch.cat(rows, dim=3), call.parallel).sum(0).split([key.shape[3], value.shape[3]], dim=3)
+    return Past(side.before, keys[:, :, 1:], values[:, :, 1:], keys[:, :, :1], values[:, :, :1])
+
+
 @dataclass(frozen=True)
 class Linformer(Method):
     """Attention to k projected keys, for inputs up to a longest length. Only as a bound method.
@@ -201,6 +219,7 @@ class Linformer(Method):
     seed: int = whole(0)
 
     name: ClassVar[str] = "linformer"
+    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = Traits(
         family="summary",
         causal="strict",
@@ -252,7 +271,8 @@ class Linformer(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Project, and attend to the projections."""
-        if self.projection == "mean-pool" and key.shape[2] <= self.k:  # a segment for each token
+        few = self.projection == "mean-pool" and key.shape[2] <= self.k  # a segment for each token
+        if few and call.parallel is None:
             return exact(query, key, value, call)
         query, key, value = wide(query, key, value)
         return (self._causal if call.mask.is_causal else self._whole)(query, key, value, call)
@@ -279,6 +299,8 @@ class Linformer(Method):
         return output_error(self, query, key, value, call)
 
     def _whole(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        if call.parallel is not None:
+            return self._whole_of_ranks(query, key, value, call)
         M, skip = key.shape[2], int(self.ends == "exact")
         real = call.mask.key_padding(M)
         if self.projection == "mean-pool":
@@ -298,6 +320,10 @@ class Linformer(Method):
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         line, skip = Timeline.of(call.mask, query, key), int(self.ends == "exact")
+        if call.parallel is not None:
+            learned = self._projections(call, call.parallel.tokens)
+            past = past_of_ranks(query, key, value, call, learned, skip)
+            return causal_linformer(query, key, value, line.real_keys, call, learned, skip, past)[:2]
         learned, real = self._projections(call, line.M), line.real_keys
         if line.aligned:
             return causal_linformer(query, key, value, real, call, learned, skip)[:2]
@@ -312,6 +338,32 @@ class Linformer(Method):
         if lse is None:
             return out, None
         return out, taken(lse[..., None], at)[..., 0].masked_fill(before[:, None], -torch.inf)
+
+    def _whole_of_ranks(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """`_whole` of a split sequence: each rank projects its own keys, and sums over ranks are the projections."""
+        of, skip, pooled = call.parallel, int(self.ends == "exact"), self.projection == "mean-pool"
+        _, side = standings(call.mask, query, key, of)
+        learned = None if pooled else self._projections(call, of.sizes[1])
+        if learned is None:
+            sums = [pool_sums(x, side, self.k, skip) for x in (key, value)]
+        else:
+            sums = own_sums(key, value, side, learned, skip)
+        ends = [side.ends(x, skip) for x in (key, value)]
+        *ends, keys, values = add_together([*ends, *sums], of.group)
+        tokens = side.tokens[:, None]
+        if learned is None:
+            sizes = pool_sizes((side.tokens - 2 * skip).clamp(min=0), self.k)[:, None]
+            shares = Shares(
+                sizes > 0, 1 / sizes.clamp(min=1).to(key.dtype), sizes.clamp(min=1).to(key.dtype).log()[:, None]
+            )
+        else:
+            shares = learned.shares(skip, tokens - skip, key.dtype)
+        if shares.factor is not None:
+            keys, values = (x * shares.factor[:, 0, :, None][:, None] for x in (keys, values))
+        if skip:
+            keys, values = torch.cat([ends[0], keys], dim=2), torch.cat([ends[1], values], dim=2)
+            shares = with_ends(shares, tokens)
+        return attend_to_summary(query, keys, values, shares, call)
 
     def _projections(self, call: Call, M: int) -> Projections:
         assert isinstance(call.learned, Projections)

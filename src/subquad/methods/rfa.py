@@ -34,7 +34,10 @@ from subquad.ops.heads import repeat_heads
 from subquad.ops.parts.features.visible import drop_rows
 from subquad.ops.parts.products.gated import gated_product
 from subquad.ops.slots import taken
+from subquad.ops.standing import of_earlier
 from subquad.ops.timeline import Timeline, placed
+from subquad.parallel import Sequence
+from subquad.parallel.collectives import add
 from subquad.randomness import directions
 from subquad.shapes import Sizes
 
@@ -78,6 +81,7 @@ class RandomFeature(Method):
     seed: int = whole(0)
 
     name: ClassVar[str] = "rfa"
+    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = Traits(
         family="features",
         causal="strict",
@@ -105,7 +109,12 @@ class RandomFeature(Method):
         value = _with_ones(drop_rows(value, call.dropout_p), value)
         of_key, value, log_gate = _without(line.real_keys, of_key, value, log_gate)
         if not call.mask.is_causal:
-            return _normalised(of_query @ repeat_heads(of_key.mT @ value, query.shape[1])), None
+            sums = of_key.mT @ value
+            sums = sums if call.parallel is None else add(sums, call.parallel.group)
+            return _normalised(of_query @ repeat_heads(sums, query.shape[1])), None
+        if call.parallel is not None:
+            before = _of_earlier_ranks(of_key, value, log_gate, call.parallel)
+            return _normalised(gated_product(of_query, of_key, value, log_gate, before)[0]), None
         if line.aligned:
             return _normalised(gated_product(of_query, of_key, value, log_gate)[0]), None
         # Queries beside their keys; behind the last key there is room for those beyond it, and nothing is added there.
@@ -143,6 +152,18 @@ class RandomFeature(Method):
         of_key, value, log_gate = _without(real, of_key, _with_ones(value, value), log_gate)
         out, sums = gated_product(of_query, of_key, value, log_gate, state["sums"])
         return _normalised(out), {"sums": sums}
+
+
+def _of_earlier_ranks(
+    of_key: Float[Tensor, "B G N R"], value: Float[Tensor, "B G N F"], log_gate: Float[Tensor, "B G N"], of: Sequence
+) -> Float[Tensor, "B G R F"]:
+    """S and z before this rank's first token, by one exchange: each rank's own, which the ranks between have shrunk."""
+    to_end = (log_gate.sum(2, keepdim=True) - log_gate.cumsum(2)).exp()
+    own = (of_key * to_end.unsqueeze(-1)).mT @ value
+    gate = log_gate.sum(2)[..., None, None].expand(*own.shape[:3], 1)
+    sums, gates = of_earlier(torch.cat([own, gate], dim=3), of).split([own.shape[3], 1], dim=4)
+    between = gates.flip(0).cumsum(0).flip(0) - gates
+    return (sums * between.exp()).sum(0)
 
 
 def _with_ones(value: Float[Tensor, "B G M E"], like: Tensor) -> Float[Tensor, "B G M F"]:

@@ -28,6 +28,7 @@ class SharedFull(Method):
 
     name: ClassVar[str] = "shared-full"
     takes_segments: ClassVar[bool] = True
+    rings: ClassVar[bool] = True
     traits: ClassVar[Traits] = replace(
         Full.traits,
         cross=False,

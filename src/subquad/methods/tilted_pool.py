@@ -37,16 +37,16 @@ from torch import Tensor, nn
 from subquad.masks import Mask
 from subquad.methods.base import Call, Fit, Method, Partial, Traits, whole, wide
 from subquad.methods.fitting import output_error
+from subquad.methods.tilted_pool_split import attend_split
 from subquad.ops.choose.blocks.op import by_bucket
 from subquad.ops.heads import repeat_heads
 from subquad.ops.parts.pairs.op import attend_pairs
 from subquad.ops.slots import Buckets, vectors_at
-from subquad.ops.softmax import hide, merge_partials, visible_softmax
+from subquad.ops.softmax import hide, visible_softmax
+from subquad.ops.split_pools import Half, one_after_the_other, running, sizes_of_items
 from subquad.ops.timeline import Ranks, Timeline
 
 BLOCK = 64  # queries of a block where all of them meet the same keys
-
-Pooled = tuple[Tensor, Tensor]  # keys or values, and the log-sum-exp of what is pooled in each
 
 
 class Tilt(nn.Module):
@@ -73,17 +73,6 @@ def sizes_of(pool: int, window: int) -> Sizes:
         return Sizes(pool, -(-window // pool), 1)
     cells = pool // window if window else 1
     return Sizes(-(-pool // cells), 1, cells)
-
-
-def sizes_of_items(pool: Int64[Tensor, "B 1"], window: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`sizes_of` for the pools of each item: computed on their device, because a table would be copied there."""
-    one, few = torch.ones_like(pool), pool <= window
-    cells = (pool // window).clamp(min=1) if window else one
-    return (
-        torch.where(few, pool, -(-pool // cells)),
-        torch.where(few, -(-window // pool), 1),
-        torch.where(few, 1, cells),
-    )
 
 
 @dataclass(frozen=True)
@@ -128,7 +117,7 @@ def layout_of(real: Bool[Tensor, "B M"] | None, B: int, M: int, device: torch.de
 
 @dataclass(frozen=True)
 class Pools:
-    """Pooled keys and values: k̄, lse, v̄; a pool without keys is not `there`."""
+    """Half keys and values: k̄, lse, v̄; a pool without keys is not `there`."""
 
     key: Float[Tensor, "B G P D"]
     mass: Float[Tensor, "B G P"]
@@ -150,7 +139,7 @@ def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: Layout, scale: floa
     pool = numbers // layout.pool
     last = ((torch.arange(min(k, layout.cells), device=key.device) + 1) * layout.pool - 1).clamp(max=layout.cells - 1)
 
-    def pooled(towards: Tensor, pooling: Tensor) -> Pooled:
+    def pooled(towards: Tensor, pooling: Tensor) -> Half:
         logits = (keys @ towards.to(key.dtype)[:, None, :, None])[..., 0] * scale
         weights = visible_softmax(logits, inside)
         cells = (weights[..., None, :] @ pooling)[..., 0, :], hide(logits, inside).logsumexp(-1)
@@ -158,36 +147,18 @@ def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: Layout, scale: floa
             return cells
         upto = running(cells, pool, layout.longest.pool)
         onward = running(_flipped(cells), pool.flip(1), layout.longest.pool)
-        return _joined([_picked(upto, last), upto, _flipped(onward)])
+        return one_after_the_other([_picked(upto, last), upto, _flipped(onward)])
 
     (pooled_key, mass), (pooled_value, _) = pooled(tilt.towards, keys), pooled(tilt.of_values, values)
     there = ~(mass <= torch.finfo(mass.dtype).min / 2).all(1)  # NaN is there
     return Pools(pooled_key, mass, pooled_value, there)
 
 
-def running(part: Pooled, pool: Int64[Tensor, "B P"], longest: int) -> Pooled:
-    """For each cell what its pool has up to it: in steps of 1, 2, 4, … cells, each merging two runs."""
-    step = 1
-    while step < longest:
-        same = (pool[:, step:] == pool[:, :-step])[:, None]
-        out, lse = part
-        earlier = out[:, :, :-step], hide(lse[:, :, :-step], same)
-        later = merge_partials([(out[:, :, step:], lse[:, :, step:]), earlier])
-        part = _joined([(out[:, :, :step], lse[:, :, :step]), later])
-        step *= 2
-    return part
-
-
-def _joined(parts: list[Pooled]) -> Pooled:
-    outs, lses = zip(*parts, strict=True)
-    return torch.cat(outs, dim=2), torch.cat(lses, dim=2)
-
-
-def _flipped(part: Pooled) -> Pooled:
+def _flipped(part: Half) -> Half:
     return part[0].flip(2), part[1].flip(2)
 
 
-def _picked(part: Pooled, numbers: Int64[Tensor, "B S"]) -> Pooled:
+def _picked(part: Half, numbers: Int64[Tensor, "B S"]) -> Half:
     out, lse = part
     at = numbers[:, None].expand(-1, lse.shape[1], -1)
     return out.gather(2, at[..., None].expand(*at.shape, out.shape[3])), lse.gather(2, at)
@@ -265,6 +236,7 @@ class TiltedPool(Method):
     sinks: int = whole(1, clamped=True)
 
     name: ClassVar[str] = "tilted-pool"
+    split: ClassVar[str | None] = "partials"
     zeroes_padding: ClassVar[bool] = True  # it is in no block
     traits: ClassVar[Traits] = Traits(
         family="summary",
@@ -299,6 +271,8 @@ class TiltedPool(Method):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Pool the keys, and attend to near keys, sinks and pools together."""
         query, key, value = wide(query, key, value)
+        if call.parallel is not None:
+            return attend_split(self, query, key, value, call)
         (B, H, N, _), M, mask = query.shape, key.shape[2], call.mask
         layout = layout_of(mask.key_padding(M), B, M, key.device, self.pools, self.window)
         pools, bias = None, None

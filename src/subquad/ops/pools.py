@@ -22,6 +22,18 @@ def pool_of(rank: Int64[Tensor, "..."], tokens: Int64[Tensor, "..."] | int, pool
     return rank * pools // least
 
 
+def pool_sizes(tokens: Int64[Tensor, "B"], pools: int) -> Int64[Tensor, "B C"]:
+    """How many tokens each pool of `pool_of` has.
+
+    >>> pool_sizes(torch.tensor([7, 2]), 3)
+    tensor([[3, 2, 2],
+            [1, 1, 0]])
+    """
+    least = tokens.clamp(min=pools)[:, None]
+    begin = -(-torch.arange(pools + 1, device=tokens.device) * least // pools)
+    return begin.minimum(tokens[:, None]).diff(dim=1)
+
+
 def pool_means(
     x: Float[Tensor, "B H M D"], labels: Int64[Tensor, "_ M"], pools: int
 ) -> tuple[Float[Tensor, "B H C D"], Int64[Tensor, "_ C"]]:

@@ -1,12 +1,12 @@
 """What ranks send each other, with gradients, and a count of it.
 
-Everything is made of one collective in which each rank sends each other one what is meant for it. Its backward pass is
-the same with the roles exchanged.
+Everything but a ring is made of one collective in which each rank sends each other one what is meant for it. Its
+backward pass is the same with the roles exchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -75,6 +75,12 @@ def add(x: Tensor, group: Any) -> Tensor:
     return torch.stack(gather(x, [x.shape] * dist.get_world_size(group), group)).sum(0)
 
 
+def add_together(parts: Sequence[Tensor], group: Any) -> list[Tensor]:
+    """The sums over all ranks of several tensors of one dtype, by one exchange. Differentiable."""
+    sums = add(torch.cat([part.reshape(-1) for part in parts]), group)
+    return [x.view(part.shape) for x, part in zip(sums.split([part.numel() for part in parts]), parts, strict=True)]
+
+
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sent: Tensor, sizes: list[int], from_each: list[int], group: Any) -> Tensor:
@@ -87,23 +93,59 @@ class _Exchange(torch.autograd.Function):
         return _all_to_all(gradient.contiguous(), ctx.from_each, ctx.sizes, ctx.group), None, None, None
 
 
+def start(
+    sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Shape, int]], like: Tensor, group: Any
+) -> Callable[[], list[Tensor]]:
+    """Start to send tensors to ranks and to receive tensors, of the dtype of `like`, from ranks. Not differentiable.
+
+    What is returned waits until all have come. Messages between two ranks arrive in their order.
+    """
+    _count(sum(x.numel() for x, _ in sends) * like.element_size(), bool(sends))
+    outgoing = [(x.contiguous().view(-1).view(torch.uint8), rank) for x, rank in sends]
+    incoming = [(like.new_empty(tuple(shape)), rank) for shape, rank in receives]
+    ops = [dist.P2POp(dist.isend, x, group=group, group_peer=rank) for x, rank in outgoing]
+    ops += [dist.P2POp(dist.irecv, x.view(-1).view(torch.uint8), group=group, group_peer=rank) for x, rank in incoming]
+    with _others(group):
+        works = dist.batch_isend_irecv(ops) if ops else []
+
+    def wait() -> list[Tensor]:
+        with _others(group):
+            for work in works:
+                work.wait()
+        outgoing.clear()  # kept until it has arrived
+        return [x for x, _ in incoming]
+
+    return wait
+
+
 def _all_to_all(sent: Tensor, sizes: list[int], from_each: list[int], group: Any) -> Tensor:
     rank = dist.get_rank(group)
-    counted = _counted.get()
-    if counted is not None:
-        counted.calls += 1
-        counted.bytes += (sum(sizes) - sizes[rank]) * sent.element_size()
-    received = sent.new_empty(sum(from_each))
     # gloo knows fewer dtypes than torch: only numbers of bytes matter here.
     width = sent.element_size()
+    _count((sum(sizes) - sizes[rank]) * width, True)
+    received = sent.new_empty(sum(from_each))
     out, into = received.view(torch.uint8), sent.view(torch.uint8)
     received_bytes, sent_bytes = ([n * width for n in each] for each in (from_each, sizes))
-    try:
+    with _others(group):
         dist.all_to_all_single(out, into, received_bytes, sent_bytes, group)
+    return received
+
+
+def _count(sent: int, call: bool) -> None:
+    counted = _counted.get()
+    if counted is not None:
+        counted.calls += call
+        counted.bytes += sent
+
+
+@contextmanager
+def _others(group: Any) -> Iterator[None]:
+    """Say what it means where the backend reports that another rank is not there."""
+    try:
+        yield
     except RuntimeError as error:
-        ranks = dist.get_world_size(group)
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         raise RuntimeError(
             f"rank {rank} of {ranks} waited for the others in vain: one of them has ended, hangs, or makes another "
             f"call ({str(error).splitlines()[0]})"
         ) from error
-    return received

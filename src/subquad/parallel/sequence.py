@@ -13,7 +13,7 @@ from torch import Tensor
 from subquad.masks import Mask
 from subquad.parallel.collectives import gather
 
-MODES = "auto", "summary", "heads"
+MODES = "auto", "summary", "heads", "ring"
 
 
 class Sequence:
@@ -26,8 +26,9 @@ class Sequence:
         keys: how many keys each rank has, where these are other tokens (cross-attention).
         group: a process group, or a one-dimensional `DeviceMesh` such as `mesh["sp"]`; None: all processes.
         mode: "summary": ranks send what stands for their keys, whose size does not grow with their number, and methods
-            that cannot are refused; "heads": each rank receives all tokens of its share of the heads; "auto": the first
-            where the method can, otherwise the second.
+            that cannot are refused; "heads": each rank receives all tokens of its share of the heads; "ring": exact
+            attention, for which keys and values go from rank to rank; "auto": the first of "summary" and "heads" that
+            the method can, and of exact attention a ring where there are fewer heads than ranks.
 
     Raises:
         ValueError: the lengths do not fit the group, or the mode is unknown.
@@ -78,6 +79,11 @@ class Sequence:
     def tokens(self) -> int:
         """How many tokens there are on all ranks."""
         return sum(self.lengths)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many queries and how many keys there are on all ranks."""
+        return self.tokens, sum(self.key_lengths)
 
     @property
     def own(self) -> slice:

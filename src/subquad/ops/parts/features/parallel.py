@@ -9,11 +9,14 @@ they are one key for each feature: with the exponent λ_r for r, none for the ot
 the keys of different ranks merge to the whole.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from subquad.ops.parts.features.op import feature_attention
+from subquad.ops.softmax import merge_partials
 from subquad.parallel import Sequence
 from subquad.parallel.collectives import gather
 
@@ -36,25 +39,42 @@ def attend_other_ranks(
 
     All ranks send their sums, by one exchange of G·R·(E + 1) numbers for each item and other rank.
     """
-    means, weights = _left_behind(key, value, of_key, key_bias)
-    sums = torch.cat([means, weights.unsqueeze(-1)], dim=-1)
+    sums = left_behind(key, value, of_key, key_bias)
     every = gather(sums, [sums.shape] * of.ranks, of.group)
     seen = every[: of.rank] if causal else [x for rank, x in enumerate(every) if rank != of.rank]
     if not seen:  # still this rank waits for what the others' gradients say of its own keys
-        none = sums.new_zeros(sums.shape[3])
-        none[-1] = -torch.inf
-        seen = [torch.where(torch.ones_like(sums, dtype=torch.bool), none, every[of.rank])]
-    means, weights = torch.cat(seen, dim=2).split([means.shape[3], 1], dim=3)
-    keys = _one_feature_each(weights.squeeze(-1), sums.shape[2])
-    return feature_attention(query.to(means.dtype), keys, means, of_query=of_query, feature_bias=feature_bias)
+        seen = [torch.where(torch.ones_like(sums, dtype=torch.bool), of_no_keys(sums), every[of.rank])]
+    return attend_sums(query, seen, of_query=of_query, feature_bias=feature_bias)
 
 
-def _left_behind(key: Tensor, value: Tensor, of_key: Tensor | None, key_bias: Tensor | None) -> Partial:
-    """μ, (B,G,R,E), and λ, (B,G,R), of these keys, in fp32 or better; 0 and −∞ where there are none."""
+def attend_sums(query: Tensor, seen: list[Float[Tensor, "B G R F"]], **maps: Any) -> Partial:
+    """Attention of queries to the keys of which these sums are left."""
+    sums = torch.cat(seen, dim=2)
+    means, weights = sums.split([sums.shape[3] - 1, 1], dim=3)
+    keys = _one_feature_each(weights.squeeze(-1), seen[0].shape[2])
+    return feature_attention(query.to(means.dtype), keys, means, **maps)
+
+
+def of_no_keys(like: Float[Tensor, "B G R F"]) -> Float[Tensor, "B G R F"]:
+    """The sums of no keys."""
+    none = torch.zeros_like(like)
+    none[..., -1] = -torch.inf
+    return none
+
+
+def merged_sums(sums: list[Float[Tensor, "B G R F"]]) -> Float[Tensor, "B G R F"]:
+    """The sums of the keys of all of these together."""
+    means, weights = merge_partials([(each[..., :-1], each[..., -1]) for each in sums])
+    return torch.cat([means, weights.unsqueeze(-1)], dim=-1)
+
+
+def left_behind(key: Tensor, value: Tensor, of_key: Tensor | None, key_bias: Tensor | None) -> Float[Tensor, "B G R F"]:
+    """μ, of width E, and λ, 1 more, of these keys, in fp32 or better; 0 and −∞ where there are none."""
     features = key.shape[3] if of_key is None else of_key.shape[1]
     fine = torch.promote_types(key.dtype, torch.float32)
     alone = _one_feature_each(key.new_zeros(*key.shape[:2], features, dtype=fine), features)
-    return feature_attention(alone, key.to(fine), value.to(fine), of_key=of_key, key_bias=key_bias)
+    means, weights = feature_attention(alone, key.to(fine), value.to(fine), of_key=of_key, key_bias=key_bias)
+    return torch.cat([means, weights.unsqueeze(-1)], dim=-1)
 
 
 def _one_feature_each(exponents: Float[Tensor, "B G K"], features: int) -> Float[Tensor, "B G K {features}"]:

@@ -1,0 +1,191 @@
+"""The time of one attention layer on 8 to 512 GPUs, from its operations and what it sends: a model, no measurement.
+
+    python benchmarks/parallel_model.py [--out docs/design/parallel-times.md]
+
+Forward and backward of one layer in bf16: q, k and v are there, projections are not counted. Each GPU has N/R tokens.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import sheet
+
+from subquad.files import write
+
+BF16, FP32 = 2, 4
+
+
+@dataclass(frozen=True)
+class Machine:
+    """GPUs in nodes. Rates are what is reached, not what is printed on the box.
+
+    Attributes:
+        exact: operations per second of fused exact attention.
+        other: operations per second of the products of a sub-quadratic method.
+        inside: bytes per second that a GPU sends to others of its node (NVLink).
+        between: bytes per second that a GPU sends to other nodes (400 Gb/s).
+        start: seconds from the start of an exchange to its first byte.
+    """
+
+    exact: float = 0.5 * 989e12
+    other: float = 0.2 * 989e12
+    inside: float = 0.8 * 450e9
+    between: float = 0.8 * 50e9
+    start: float = 20e-6
+    node: int = 8
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of attention: N tokens, all heads together, with C clusters, their top K keys and R features."""
+
+    tokens: int
+    heads: int = 32
+    width: int = 128
+    clusters: int = 256
+    topk: int = 32
+    bits: int = 63
+    iterations: int = 10
+    features: int = 256
+
+
+Times = tuple[float, float]  # of computing and of sending, in seconds
+
+
+def slowest(machine: Machine, ranks: int) -> float:
+    """Bytes per second between neighbours of a ring, of which some are in different nodes."""
+    return machine.inside if ranks <= machine.node else machine.between
+
+
+def to_all(machine: Machine, ranks: int, sent: float) -> float:
+    """Seconds to send `sent` bytes to each other rank: those inside the node and those between run side by side."""
+    near = min(ranks, machine.node) - 1
+    far = ranks - 1 - near
+    return machine.start + max(near * sent / machine.inside, far * sent / machine.between)
+
+
+def ring(machine: Machine, layer: Layer, ranks: int) -> float:
+    """Exact attention: keys and values are passed on twice, and their gradients once in fp32, while GPUs compute."""
+    block = 2 * layer.tokens / ranks * layer.heads * layer.width
+    rounds = (ranks - 1) * (2 * block * BF16 + block * FP32) / slowest(machine, ranks)
+    return max(exact_products(machine, layer, ranks), rounds + 3 * (ranks - 1) * machine.start)
+
+
+def exact_products(machine: Machine, layer: Layer, ranks: int) -> float:
+    """4·N²·D operations per head forward and 2.5 times as many backward, by all ranks together."""
+    return 3.5 * 4 * layer.tokens**2 * layer.width * layer.heads / ranks / machine.exact
+
+
+def exchange_of_heads(machine: Machine, layer: Layer, ranks: int) -> float | None:
+    """q, k, v and out, and their gradients, each once from tokens to heads or back; None with more ranks than heads."""
+    if ranks > layer.heads:
+        return None
+    one = layer.tokens / ranks * layer.heads * layer.width * BF16
+    return 4 * to_all(machine, ranks, 2 * one / ranks)
+
+
+def clustered_products(machine: Machine, layer: Layer, ranks: int) -> float:
+    """The products of i-clustered: hashes, k-means, centroids on all keys, members on their top keys."""
+    D, C = layer.width, layer.clusters
+    once = 2 * layer.bits * D + 2 * C * layer.bits * layer.iterations
+    again = 4 * C * D + 4 * layer.topk * D
+    return (once + 3.5 * again) * layer.tokens * layer.heads / ranks / machine.other
+
+
+def clustered_numbers(layer: Layer) -> tuple[float, float]:
+    """Numbers per head of the signs, sums and partials, and of the top keys with their values; forward and backward."""
+    C, D = layer.clusters, layer.width
+    votes = C * layer.bits * (layer.iterations + 1)
+    return votes + 2 * C * (D + 1) + C * layer.topk + 2 * C * (D + 2), 2 * C * layer.topk * 2 * D
+
+
+def linear_products(machine: Machine, layer: Layer, ranks: int) -> float:
+    """Sums over features, and queries that read them."""
+    per_token = 3.5 * (2 * layer.features * layer.width + 4 * layer.features * layer.width)
+    return per_token * layer.tokens * layer.heads / ranks / machine.other
+
+
+def by_heads(machine: Machine, layer: Layer, ranks: int, products: Callable[..., float]) -> float | None:
+    """A method by heads: it waits for the exchange."""
+    sent = exchange_of_heads(machine, layer, ranks)
+    return None if sent is None else products(machine, layer, ranks) + sent
+
+
+def gathered(machine: Machine, layer: Layer, ranks: int) -> float:
+    """i-clustered by summaries as subquad sends them: each rank sends its own, in fp32, to each other."""
+    sent = sum(clustered_numbers(layer)) * layer.heads * FP32
+    exchanges = (7 + layer.iterations) * machine.start
+    return clustered_products(machine, layer, ranks) + to_all(machine, ranks, sent) + exchanges
+
+
+def reduced(machine: Machine, layer: Layer, ranks: int) -> float:
+    """i-clustered by summaries if sums were reduced on their way: twice their size, whatever the number of ranks."""
+    sent = 2 * sum(clustered_numbers(layer)) * layer.heads * FP32
+    exchanges = (7 + layer.iterations) * machine.start
+    return clustered_products(machine, layer, ranks) + sent / slowest(machine, ranks) + exchanges
+
+
+def linear(machine: Machine, layer: Layer, ranks: int) -> float:
+    """A feature map by summaries: one exchange each way, of R·(D + 1) numbers per head."""
+    sent = linear_numbers(layer) * layer.heads * FP32
+    return linear_products(machine, layer, ranks) + to_all(machine, ranks, sent) + machine.start
+
+
+def linear_numbers(layer: Layer) -> float:
+    """Numbers per head of the sums over features, forward and backward."""
+    return 2 * layer.features * (layer.width + 1)
+
+
+def linear_reduced(machine: Machine, layer: Layer, ranks: int) -> float:
+    """A feature map by summaries if sums were reduced on their way."""
+    sent = 2 * linear_numbers(layer) * layer.heads * FP32
+    return linear_products(machine, layer, ranks) + sent / slowest(machine, ranks) + 2 * machine.start
+
+
+WAYS: dict[str, Callable[[Machine, Layer, int], float | None]] = {
+    "full, ring": ring,
+    "full, heads": lambda *of: by_heads(*of, exact_products),
+    "i-clustered, heads": lambda *of: by_heads(*of, clustered_products),
+    "i-clustered, summary": gathered,
+    "i-clustered, summary reduced": reduced,
+    "performer, heads": lambda *of: by_heads(*of, linear_products),
+    "performer, summary": linear,
+    "performer, summary reduced": linear_reduced,
+}
+
+
+def rows(machine: Machine, tokens: list[int], gpus: list[int]) -> list[list[str]]:
+    """Milliseconds of each way; of the ways of one method the fastest is bold."""
+    found = []
+    for n in tokens:
+        for ranks in gpus:
+            times = {name: way(machine, Layer(n), ranks) for name, way in WAYS.items()}
+            found.append([f"{n:,}", str(ranks), *(_cell(name, times) for name in WAYS)])
+    return found
+
+
+def _cell(name: str, times: dict[str, float | None]) -> str:
+    time, method = times[name], name.split(",")[0]
+    if time is None:
+        return sheet.MISSING
+    known = [x for other, x in times.items() if other.split(",")[0] == method and x is not None]
+    said = f"{1e3 * time:,.1f}" if time < 1 else f"{1e3 * time:,.0f}"
+    return f"**{said}**" if time == min(known) else said
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[10**6, 10**7, 10**8])
+    parser.add_argument("--gpus", type=int, nargs="+", default=[8, 32, 128, 512])
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    text = sheet.table(["tokens", "GPUs", *WAYS], rows(Machine(), given.tokens, given.gpus))
+    print(text)
+    if given.out is not None:
+        write(given.out, text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""What the queries of one rank see of the keys of another, piece by piece."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.parallel import Sequence
+from subquad.parallel.sequence import spans
+
+LOGITS = 2**22  # of a head that are masked, or in memory, at a time
+
+
+class Piece(NamedTuple):
+    """Some queries and some keys; the bias is −inf where they do not meet. `causal`: the kernel masks by itself."""
+
+    rows: slice
+    keys: slice
+    bias: Float[Tensor, "#B 1 #N M"] | None = None
+    causal: bool = False
+
+
+def needs(of: Sequence, mask: Mask, rank: int, block: int) -> bool:
+    """Whether causality and the window let a query of this rank see a key of that block."""
+    queries, keys = spans(of.lengths)[rank], spans(of.key_lengths)[block]
+    first, last = keys.start - (queries.stop - 1), keys.stop - 1 - queries.start
+    if mask.is_causal and first > 0:
+        return False
+    return mask.span is None or (first <= mask.span and last >= -mask.span)
+
+
+@dataclass(frozen=True)
+class View:
+    """Attributes: how many queries and keys there are, and what the mask says of them.
+
+    ahead: the position of the first key, less that of the first query.
+    ids: the segments of the queries and of the keys.
+    """
+
+    N: int
+    M: int
+    ahead: int
+    is_causal: bool
+    span: int | None
+    real: Bool[Tensor, "B M"] | None
+    ids: tuple[tuple[Int64[Tensor, "B N"], Int64[Tensor, "B M"]], ...]
+
+    @staticmethod
+    def of(of: Sequence, mask: Mask, block: int) -> "View":
+        """What this rank's queries see of a block, by the mask of all tokens."""
+        own, keys = spans(of.lengths)[of.rank], spans(of.key_lengths)[block]
+        real = mask.key_padding(sum(of.key_lengths))
+        return View(
+            own.stop - own.start,
+            keys.stop - keys.start,
+            keys.start - own.start,
+            mask.is_causal,
+            mask.span,
+            None if real is None else real[:, keys],
+            tuple((ids[:, own], ids[:, keys]) for ids in mask.ids),
+        )
+
+    def pieces(self, device: torch.device, whole: bool = True) -> Iterator[Piece]:
+        """Pieces that together hold every pair that meets; `whole`: one where nothing but padding is masked."""
+        N, M, ahead = self.N, self.M, self.ahead
+        causal = self.is_causal and ahead + M - 1 > 0
+        narrow = self.span is not None and max(abs(ahead - N + 1), abs(ahead + M - 1)) > self.span
+        if whole and not (causal or narrow or self.ids):
+            bias = None if self.real is None else _bias(self.real[:, None, None, :])
+            yield Piece(slice(0, N), slice(0, M), bias)
+            return
+        if whole and causal and ahead == 0 and N == M and not (narrow or self.ids) and self.real is None:
+            yield Piece(slice(0, N), slice(0, M), causal=True)
+            return
+        for first in range(0, N, step := max(1, LOGITS // M)):
+            rows = slice(first, min(N, first + step))
+            low = 0 if self.span is None else max(0, first - self.span - ahead)
+            high = M if self.span is None else min(M, rows.stop + self.span - ahead)
+            high = min(high, rows.stop - ahead) if self.is_causal else high
+            if low < high:
+                yield Piece(rows, slice(low, high), self._bias(rows, slice(low, high), device))
+
+    def _bias(self, rows: slice, keys: slice, device: torch.device) -> Tensor:
+        mask = Mask(is_causal=self.is_causal, span=self.span, offset=-self.ahead)
+        position = [torch.arange(at.start, at.stop, device=device) for at in (rows, keys)]
+        seen = mask.sees(position[0][None, None, :, None], position[1])
+        for queries, others in self.ids:
+            seen = seen & (queries[:, None, rows, None] == others[:, None, None, keys])
+        return _bias(seen if self.real is None else seen & self.real[:, None, None, keys])
+
+
+def _bias(seen: Bool[Tensor, "#B 1 #N M"]) -> Float[Tensor, "#B 1 #N M"]:
+    return torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, -torch.inf)
