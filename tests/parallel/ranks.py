@@ -162,7 +162,7 @@ def main(folder: Path) -> None:
     found: dict[str, Any] = {}
     for case in (*CASES, *REFUSED):
         try:
-            found[case.name] = error_of(case)
+            found[case.name] = error_of(case) if isinstance(case, Case) else case.error()
         except (ValueError, TypeError) as error:
             found[case.name] = str(error)
     for case in SENT:

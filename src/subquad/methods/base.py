@@ -16,13 +16,15 @@ from subquad.methods.bound_method import BoundMethod
 from subquad.methods.call import Call, Partial
 from subquad.methods.checks import as_autocast, check_options, checked_hidden, only_bound, without_autocast
 from subquad.methods.grammar import as_term
-from subquad.methods.in_parallel import check_parallel, mask_of_rank, run_parallel
+from subquad.methods.in_parallel import check_parallel, kept_of_rank, loss_of_rank, mask_of_rank, run_parallel
 from subquad.methods.keep import Keep, completed, inputs_of_rest, kept_tokens
+from subquad.methods.learned_heads import some_heads
 from subquad.methods.settings import FEW, MOST_REPEATS, WIDEST, choice, number, whole
 from subquad.methods.traits import FAMILIES, Fit, Traits
 from subquad.ops.packing import take_apart
 from subquad.ops.padding import cleared_inputs
 from subquad.ops.precision import wide
+from subquad.parallel.heads import Heads
 from subquad.shapes import Sizes, validate
 from subquad.spelling import instead
 
@@ -75,7 +77,6 @@ class Method:
     clamped: ClassVar[tuple[str, ...]] = ()  # settings for which more than there are tokens means as many
     counts: ClassVar[tuple[str, ...]] = ()  # settings that say into how many parts the tokens go
     split: ClassVar[str | None] = None  # how ranks sum up their keys: by "partials" in `attend`, a "halo" by `reach`
-    heads_differ: ClassVar[bool] = False  # whether heads that do not have learned parameters differ all the same
     former: ClassVar[dict[str, str]] = {}  # settings by the names that they had in earlier versions
     units: ClassVar[tuple[str, ...]] = ()  # settings that mean 1 where a text gives them without a value
     of_texts: ClassVar[bool] = False  # whether its one setting is a text of other methods
@@ -112,10 +113,6 @@ class Method:
     def split_by(self) -> str | None:
         """How ranks sum up their keys with these settings; None: they cannot."""
         return self.split
-
-    def treats_heads_alike(self) -> bool:
-        """Whether what a head gives depends on its query, key and value alone, not on which head it is."""
-        return not (self.traits.learned or self.heads_differ)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """The computation, on inputs that `__call__` has checked: (out, lse), in the inputs' dtype or a wider one.
@@ -163,14 +160,17 @@ class Method:
         query, key, value = as_autocast(query), as_autocast(key), as_autocast(value)
         sizes = validate(query, key, value, enable_gqa)
         seed = self.default_seed if seed is None else seed
-        check_options(query, key, mask, bias, scale, dropout_p, seed)
+        check_options(query, key, mask, bias if parallel is None else None, scale, dropout_p, seed)
         mask = mask or Mask()
         mask = mask & Mask.causal(offset=0) if is_causal else mask
-        if parallel is not None:
-            mask = mask_of_rank(mask, query, key, parallel)
-        mask.check(sizes, query.device)
+        if parallel is None:
+            mask.check(sizes, query.device)
+        else:
+            mask, sizes = mask_of_rank(mask, sizes, parallel, query.device)
         self.check_counts(sizes.N, sizes.M)
-        kept = None if keep is None else kept_tokens(keep, query, key, mask)
+        kept: Any = None
+        if keep is not None:
+            kept = kept_tokens(keep, query, key, mask) if parallel is None else kept_of_rank(keep, query, parallel)
         asked = {"bias": bias is not None, "cross": sizes.N != sizes.M, "lse": return_lse, "keep": keep is not None}
         reason = self.refuses(mask, **asked)
         if reason:
@@ -181,7 +181,7 @@ class Method:
         hidden = checked_hidden(self, query, hidden, mask) if self.traits.needs_hidden else None
         call = Call(mask, bias, scale, dropout_p, seed, learned, return_lse, hidden, kept)
         if parallel is not None:
-            check_parallel(self, query, key, value, call, parallel, keep is not None)
+            check_parallel(self, query, key, value, call, parallel)
             call = replace(call, parallel=parallel)
         if kept is not None or not self.skips_padding:
             query, key, value = cleared_inputs(query, key, value, mask)
@@ -192,12 +192,16 @@ class Method:
         with without_autocast(query.device.type):
             if call.parallel is not None:
                 out, lse = run_parallel(self, query, key, value, call)
-            elif call.kept is None:
-                out, lse = self._attended(query, key, value, call)
             else:
-                rest = inputs_of_rest(query, key, value, call, skips_padding=self.skips_padding)
-                out, lse = completed(query, key, value, call, self._attended(*rest))
+                out, lse = self._with_kept(query, key, value, call)
         return (out.to(query.dtype), lse) if call.wants_lse else out.to(query.dtype)
+
+    def _with_kept(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """What `attend` gives, with the rows and columns of kept tokens."""
+        if call.kept is None:
+            return self._attended(query, key, value, call)
+        rest = inputs_of_rest(query, key, value, call, skips_padding=self.skips_padding)
+        return completed(query, key, value, call, self._attended(*rest))
 
     def _attended(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """What `attend` gives, segment by segment where it takes none; padded queries are 0, with lse = −inf."""
@@ -294,6 +298,15 @@ class Method:
         """
         return None
 
+    def loss_of_heads(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
+        """The share of the heads of this call in the auxiliary loss, which is a mean over heads."""
+        loss = self.auxiliary_loss(query, key, value, call)
+        return loss if loss is None or call.heads is None else loss * (call.heads.count / call.heads.total)
+
+    def of_heads(self, learned: nn.Module, heads: Heads) -> nn.Module:
+        """The learned parameters of some of the heads, with gradients to those of all."""
+        return some_heads(learned, heads)
+
     @property
     def has_auxiliary_loss(self) -> bool:
         """Whether the method, or one of its parts, has an auxiliary loss."""
@@ -304,12 +317,14 @@ class Method:
         if not self.has_auxiliary_loss:
             return None
         with without_autocast(query.device.type):
+            if call.parallel is not None:
+                return loss_of_rank(self, query, key, value, call)
             (query, key, value), mask = wide(query.detach(), key.detach(), value.detach()), call.mask
             if call.kept is not None:  # the method does not see them
                 mask, call = call.kept.left_out_of(mask, query.shape[2]), replace(call, kept=None)
             if mask.ids:
                 (query, key, value), mask, _ = take_apart((query, key, value), mask)
-            return self.auxiliary_loss(query, key, value, call.under(mask))
+            return self.loss_of_heads(query, key, value, call.under(mask))
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
         """The loss that `subquad calibrate` minimises, without gradient to query, key and value; None: nothing to fit.

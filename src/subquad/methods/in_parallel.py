@@ -9,43 +9,62 @@ import torch
 from torch import Tensor
 
 from subquad.masks import Mask
+from subquad.methods.by_heads import loss_by_heads, run_by_heads
 from subquad.methods.call import Call, Partial
+from subquad.methods.checks import check_bias
+from subquad.methods.keep import check_bools, named_tokens
+from subquad.methods.learned_heads import state_of_heads
 from subquad.parallel.halo import Halo
-from subquad.parallel.heads import to_heads, to_tokens
 from subquad.parallel.sequence import Sequence
+from subquad.shapes import Sizes
 
 Method = Any  # a `base.Method`, whose module imports this one
 
 
-def mask_of_rank(mask: Mask, query: Tensor, key: Tensor, of: Any) -> Mask:
-    """The mask for the tokens of this rank.
+def mask_of_rank(mask: Mask, sizes: Sizes, of: Any, device: torch.device) -> tuple[Mask, Sizes]:
+    """The mask for the tokens of this rank, whose sizes are given, and the sizes of the whole call.
 
     Raises:
         TypeError: `parallel` is not a `sq.parallel.Sequence`.
-        ValueError: this rank has other tokens than the sequence says.
+        ValueError: this rank has other tokens than the sequence says, or the mask does not fit them.
     """
     if not isinstance(of, Sequence):
         raise TypeError(f"`parallel` is a {type(of).__name__}, but it must be a sq.parallel.Sequence")
-    of.check_part(query.shape[2], "`query`")
-    of.check_part(key.shape[2], "`key`", keys=True)
-    return of.local(mask)
+    of.check_part(sizes.N, "`query`")
+    of.check_part(sizes.M, "`key`", keys=True)
+    mask = of.local(mask)
+    whole = replace(sizes, N=of.tokens, M=sum(of.key_lengths))
+    replace(mask, is_causal=False, span=None, offset=None, allowed=()).check(sizes, device)
+    Mask(mask.is_causal, mask.offset, mask.span).check(whole, device)
+    Mask(allowed=mask.allowed).check(replace(sizes, M=whole.M), device)
+    return mask, whole
 
 
-def check_parallel(
-    method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call, of: Sequence, keeps: bool
-) -> None:
+def kept_of_rank(keep: Any, query: Tensor, of: Sequence) -> Tensor | None:
+    """The argument `keep` as a tensor: numbers of tokens of the sequence, or bools for this rank's.
+
+    Raises:
+        TypeError: it holds neither ints nor bools.
+        ValueError: it does not fit the tokens, or the keys are other tokens.
+    """
+    if of.keys is not None:
+        raise ValueError("`keep` is for self-attention, but the sequence has keys of its own; leave out one of the two")
+    named = named_tokens(keep, of.tokens)
+    if named.dtype == torch.bool and named.numel():
+        check_bools(named, query)
+    return named if named.numel() else None
+
+
+def check_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call, of: Sequence) -> None:
     """Raise ValueError if the ranks disagree, or the call cannot be split."""
-    refused = {
-        "a mask with an offset": not call.mask.aligned,
-        "a dense mask": bool(call.mask.allowed),
-        "`bias`": call.bias is not None,
-        "`keep`": keeps,
-        "dropout": call.dropout_p > 0,
-    }
-    for what, asked in refused.items():
-        if asked:
-            raise ValueError(f"`parallel` does not go with {what}; leave it out, or gather the sequence on one rank")
-    reason = refusal(method, call.mask, of)
+    if call.dropout_p > 0:
+        raise ValueError(
+            "`parallel` does not go with dropout, whose numbers follow torch's generator and would not be those of one "
+            "device; use dropout_p=0, and drop outputs instead of weights"
+        )
+    if call.bias is not None:
+        check_bias(call.bias, query, sum(of.key_lengths))
+    reason = refusal(method, call, of)
     if reason:
         raise ValueError(reason)
     of.agree(
@@ -61,57 +80,91 @@ def check_parallel(
             "the scale": call.scale,
             "the mask": repr(call.mask),
             "return_lse": call.wants_lse,
+            **_options(call),
+            "gradients": _has_gradients(query, key, value, call),
         }
     )
 
 
-def refusal(method: Method, mask: Mask, of: Sequence) -> str | None:
+def _options(call: Call) -> dict[str, Any]:
+    """The options of a call, as far as ranks must agree on them."""
+    rows = {"bias": () if call.bias is None else (call.bias,), "a dense mask": call.mask.allowed}
+    shapes = {what: [(*x.shape[:2], str(x.dtype)) for x in given] for what, given in rows.items()}
+    kept, hidden = call.kept, call.hidden
+    return {
+        **{what: str(each) for what, each in shapes.items()},
+        "keep": None if kept is None else "bools" if kept.dtype == torch.bool else str(kept.tolist()),
+        "hidden": None if hidden is None else (hidden.shape[2], str(hidden.dtype)),
+        "training": call.learned is not None and call.learned.training,
+    }
+
+
+def _has_gradients(query: Tensor, key: Tensor, value: Tensor, call: Call) -> bool:
+    """Whether a backward pass may follow, in which all ranks must take part."""
+    learned = () if call.learned is None else call.learned.parameters()
+    given = (x for x in (query, key, value, call.bias, call.hidden, *learned) if x is not None)
+    return torch.is_grad_enabled() and any(x.requires_grad for x in given)
+
+
+def refusal(method: Method, call: Call, of: Sequence) -> str | None:
     """Why the method cannot run on this sequence, with the remedy; None if it can."""
-    if by_summary(method, mask, of):
+    if by_summary(method, call, of):
         return None
     if of.mode == "summary":
-        why = "packed segments" if mask.ids and method.split_by() else f"{method.name!r}"
+        why = (method.split_by() and needs_all_tokens(call)) or f"{method.name!r}"
         return (
             f"mode='summary' is not available for {why}: there is no summary of a rank's keys whose size does not grow "
             "with their number; use mode='heads'"
         )
-    if not method.treats_heads_alike():
+    learned = call.learned
+    if learned is not None and learned.training and state_of_heads(learned) is not None:
         return (
-            f"{method.name!r} treats each head in its own way, which mode='heads' cannot divide yet; use a method "
-            "without learned parameters such as 'i-clustered', or one with mode='summary' such as 'linear'"
+            f"in training {method.name!r} moves the {state_of_heads(learned)} of each head by the tokens of all "
+            "processes, which mode='heads' does not do; use .eval() on its layer, or train it without `parallel`"
         )
     return None
 
 
-def by_summary(method: Method, mask: Mask, of: Sequence) -> bool:
+def needs_all_tokens(call: Call) -> str | None:
+    """What of a call concerns more than the keys by themselves; None if nothing does."""
+    asked = {
+        "packed segments": bool(call.mask.ids),
+        "a dense mask": bool(call.mask.allowed),
+        "a mask with an offset": not call.mask.aligned,
+        "`bias`": call.bias is not None,
+        "`keep`": call.kept is not None,
+    }
+    return next((what for what, there in asked.items() if there), None)
+
+
+def by_summary(method: Method, call: Call, of: Sequence) -> bool:
     """Whether ranks send summaries and not their tokens."""
-    return method.split_by() is not None and of.mode != "heads" and not mask.ids
+    return method.split_by() is not None and of.mode != "heads" and needs_all_tokens(call) is None
 
 
 def run_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
     """The partial of this rank's queries over the keys of all ranks."""
     of: Sequence = call.parallel
-    if not by_summary(method, call.mask, of):
-        return _by_heads(method, query, key, value, call)
+    if not by_summary(method, call, of):
+        return run_by_heads(method, query, key, value, call)
     if method.split_by() == "halo":
         return _with_halo(method, query, key, value, call)
     return method._attended(query, key, value, call)
 
 
-def _by_heads(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-    """Attention to all tokens by this rank's share of the heads."""
-    of, heads = call.parallel, query.shape[1]
-    whole = replace(call, mask=of.whole(call.mask), parallel=None)
-    query, key, value = to_heads(query, key, value, of)
-    out, lse = method._attended(query, key, value, whole) if query.shape[1] else _of_no_heads(query, value)
-    out = to_tokens(out.to(query.dtype), of, heads)
-    return out, None if lse is None or not call.wants_lse else to_tokens(lse, of, heads)
+def loss_of_rank(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
+    """This rank's part of the auxiliary loss: the parts of all ranks add up to that of one device.
 
-
-def _of_no_heads(query: Tensor, value: Tensor) -> Partial:
-    """What a rank without heads has to send: nothing, and still it receives gradients of nothing."""
-    out = query[..., :1] * value.new_zeros(value.shape[3])
-    return out, out.sum(-1)
+    Raises:
+        ValueError: the ranks send summaries, from which the loss cannot be computed.
+    """
+    of: Sequence = call.parallel
+    if by_summary(method, call, of):
+        raise ValueError(
+            f"{method.name!r} learns by an auxiliary loss over all tokens, which mode='summary' does not compute; use "
+            "mode='heads' in training, or .eval() on its layer"
+        )
+    return loss_by_heads(method, query, key, value, call)
 
 
 def _with_halo(method: Any, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:

@@ -80,24 +80,21 @@ def kept_tokens(keep: Keep, query: Tensor, key: Tensor, mask: Mask) -> Kept | No
             f"`keep` needs query i beside key i, but the mask places the first query at key {mask.offset}; leave out "
             "the mask's offset, or `keep`"
         )
-    named = _as_tensor(keep, N)
+    named = named_tokens(keep, N)
     if named.numel() == 0 and named.dtype != torch.bool:
         return None
     if named.dtype != torch.bool:
         # Nobody writes to the memory of what a list became, so that nobody need wait until it is copied.
         own = not isinstance(keep, Tensor)
         return _of_indices(named.to(query.device, torch.int64, non_blocking=own), B, N)
-    if named.shape != (B, N):
-        raise ValueError(_misfit(named, B, N))
-    if named.device != query.device:
-        raise ValueError(f"`keep` is on {named.device} but `query` is on {query.device}; move them together")
+    check_bools(named, query)
     queries, keys = mask.query_padding(N), mask.key_padding(N)
     if queries is not None and keys is not None:
         named = named & (queries | keys)
     return _of_mask(named)
 
 
-def _as_tensor(keep: Any, N: int) -> Tensor:
+def named_tokens(keep: Any, N: int) -> Tensor:
     """The tokens that were named as a tensor of ints or bools; indices are checked where they can be read."""
     if not isinstance(keep, Tensor):
         if isinstance(keep, str) or not isinstance(keep, Sequence):
@@ -119,6 +116,15 @@ def _as_tensor(keep: Any, N: int) -> Tensor:
             wrong = most if most >= N else least
             raise ValueError(f"`keep` has the index {wrong}, but the query has {N} positions, so {_indices(N)}")
     return keep
+
+
+def check_bools(named: Tensor, query: Tensor) -> None:
+    """Raise ValueError if bools do not fit the queries."""
+    B, N = query.shape[0], query.shape[2]
+    if named.shape != (B, N):
+        raise ValueError(_misfit(named, B, N))
+    if named.device != query.device:
+        raise ValueError(f"`keep` is on {named.device} but `query` is on {query.device}; move them together")
 
 
 def _indices(N: int) -> str:
