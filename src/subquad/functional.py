@@ -22,7 +22,7 @@ def attention(
     method: str | Method,
     mask: Mask | None = None,
     is_causal: bool = False,
-    bias: Float[Tensor, "#B #H N M"] | None = None,
+    bias: Float[Tensor, "#B #H N _"] | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
     dropout_p: float = 0.0,
@@ -55,8 +55,8 @@ def attention(
             for all items ([0, -1]) or for each item, int (B,S), or a bool (B,N). Padding is never kept, and a window
             does not restrict kept tokens; all other masks do. For a bool, the call waits for its device once.
         parallel: a `sq.parallel.Sequence`, of whose tokens query, key, value and the mask's tensors are this rank's
-            part. Lengths of padded items count all tokens. `bias`, `keep`, dropout, offsets and dense masks do not go
-            with it.
+            part. Lengths of padded items, the mask's offset and indices in `keep` count all tokens; a bias and a dense
+            mask hold the rows of this rank's queries, for all keys. Dropout does not go with it.
         attn_mask: not taken; `mask=sq.Mask.from_sdpa(attn_mask)` reads one, `bias=` is what floats add.
 
     Returns:

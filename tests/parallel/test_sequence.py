@@ -56,14 +56,20 @@ def test_what_does_not_go_with_it_is_refused(alone: None):
     q, k, v = qkv(21)
     of = sq.parallel.Sequence.even(21)
     for how, message in (
-        ({"bias": normal(1, 1, 21, 21)}, "`bias`"),
-        ({"keep": [0]}, "`keep`"),
-        ({"dropout_p": 0.1}, "dropout"),
-        ({"mask": sq.Mask.causal(offset=3)}, "an offset"),
-        ({"mask": sq.Mask.dense(torch.ones(1, 1, 21, 21).bool())}, "a dense mask"),
+        ({"dropout_p": 0.1}, "`parallel` does not go with dropout, .* use dropout_p=0"),
+        ({"bias": normal(1, 1, 21, 20)}, r"`bias` is \(1, 1, 21, 20\) but attention is"),
+        ({"keep": [21]}, "`keep` has the index 21, but the query has 21 positions"),
+        ({"keep": torch.ones(2, 20).bool()}, "`keep` has 20 columns but the query has 21 positions"),
+        ({"mask": sq.Mask.dense(torch.ones(1, 1, 21, 20).bool())}, r"the dense mask is \(1, 1, 21, 20\)"),
     ):
-        with pytest.raises(ValueError, match=f"`parallel` does not go with .*{message}"):
+        with pytest.raises(ValueError, match=message):
             sq.attention(q, k, v, method="full", parallel=of, **how)
+    by_summary = sq.parallel.Sequence.even(21, mode="summary")
+    for how, what in (({"keep": [0]}, "`keep`"), ({"mask": sq.Mask.causal(offset=3)}, "a mask with an offset")):
+        with pytest.raises(ValueError, match=f"mode='summary' is not available for {what}: .* use mode='heads'"):
+            sq.attention(q, k, v, method="local", parallel=by_summary, **how)
+    with pytest.raises(ValueError, match="`keep` is for self-attention, but the sequence has keys of its own"):
+        sq.attention(q, k, v, method="full", parallel=sq.parallel.Sequence([21], keys=[21]), keep=[0])
     with pytest.raises(ValueError, match="`query` has 21 positions on rank 0, but its share of the sequence is 20"):
         sq.attention(q, k, v, method="linear", parallel=sq.parallel.Sequence([20]))
     with pytest.raises(TypeError, match=r"`parallel` is a int, but it must be a sq\.parallel\.Sequence"):

@@ -43,6 +43,8 @@ LONGEST = 2**20  # more tokens than a window is computed for
 class Spans(nn.Module):
     """z of each head, as a share of the largest span."""
 
+    by_query_head: ClassVar[tuple[str, ...]] = ("span",)
+
     def __init__(self, heads: int, largest: int, ramp: int, start: int):
         super().__init__()
         self.largest, self.ramp = largest, ramp

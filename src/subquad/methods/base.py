@@ -18,11 +18,13 @@ from subquad.methods.checks import as_autocast, check_options, checked_hidden, o
 from subquad.methods.grammar import as_term
 from subquad.methods.in_parallel import check_parallel, kept_of_rank, loss_of_rank, mask_of_rank, run_parallel
 from subquad.methods.keep import Keep, completed, inputs_of_rest, kept_tokens
+from subquad.methods.learned_heads import some_heads
 from subquad.methods.settings import FEW, MOST_REPEATS, WIDEST, choice, number, whole
 from subquad.methods.traits import FAMILIES, Fit, Traits
 from subquad.ops.packing import take_apart
 from subquad.ops.padding import cleared_inputs
 from subquad.ops.precision import wide
+from subquad.parallel.heads import Heads
 from subquad.shapes import Sizes, validate
 from subquad.spelling import instead
 
@@ -77,7 +79,6 @@ class Method:
     split: ClassVar[str | None] = None  # how ranks sum up their keys: by "partials" in `attend`, a "halo" by `reach`
     splits_as: ClassVar[str] = ""  # settings with which ranks can sum up their keys, where others cannot
     rings: ClassVar[bool] = False  # whether `attend` can pass keys from rank to rank, as exact attention does
-    heads_differ: ClassVar[bool] = False  # whether heads that do not have learned parameters differ all the same
     former: ClassVar[dict[str, str]] = {}  # settings by the names that they had in earlier versions
     units: ClassVar[tuple[str, ...]] = ()  # settings that mean 1 where a text gives them without a value
     of_texts: ClassVar[bool] = False  # whether its one setting is a text of other methods
@@ -118,10 +119,6 @@ class Method:
     def can_ring(self) -> bool:
         """Whether, with these settings, keys can go from rank to rank."""
         return self.rings
-
-    def treats_heads_alike(self) -> bool:
-        """Whether what a head gives depends on its query, key and value alone, not on which head it is."""
-        return not (self.traits.learned or self.heads_differ)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """The computation, on inputs that `__call__` has checked: (out, lse), in the inputs' dtype or a wider one.
@@ -169,12 +166,13 @@ class Method:
         query, key, value = as_autocast(query), as_autocast(key), as_autocast(value)
         sizes = validate(query, key, value, enable_gqa)
         seed = self.default_seed if seed is None else seed
-        check_options(query, key, mask, bias, scale, dropout_p, seed)
+        check_options(query, key, mask, bias if parallel is None else None, scale, dropout_p, seed)
         mask = mask or Mask()
         mask = mask & Mask.causal(offset=0) if is_causal else mask
-        if parallel is not None:
-            mask = mask_of_rank(mask, query, key, parallel)
-        mask.check(sizes, query.device)
+        if parallel is None:
+            mask.check(sizes, query.device)
+        else:
+            mask, sizes = mask_of_rank(mask, sizes, parallel, query.device)
         self.check_counts(sizes.N, sizes.M)
         kept: Any = None
         if keep is not None:
@@ -200,12 +198,16 @@ class Method:
         with without_autocast(query.device.type):
             if call.parallel is not None:
                 out, lse = run_parallel(self, query, key, value, call)
-            elif call.kept is None:
-                out, lse = self._attended(query, key, value, call)
             else:
-                rest = inputs_of_rest(query, key, value, call, skips_padding=self.skips_padding)
-                out, lse = completed(query, key, value, call, self._attended(*rest))
+                out, lse = self._with_kept(query, key, value, call)
         return (out.to(query.dtype), lse) if call.wants_lse else out.to(query.dtype)
+
+    def _with_kept(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
+        """What `attend` gives, with the rows and columns of kept tokens."""
+        if call.kept is None:
+            return self._attended(query, key, value, call)
+        rest = inputs_of_rest(query, key, value, call, skips_padding=self.skips_padding)
+        return completed(query, key, value, call, self._attended(*rest))
 
     def _attended(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """What `attend` gives, segment by segment where it takes none; padded queries are 0, with lse = −inf."""
@@ -302,6 +304,15 @@ class Method:
         """
         return None
 
+    def loss_of_heads(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
+        """The share of the heads of this call in the auxiliary loss, which is a mean over heads."""
+        loss = self.auxiliary_loss(query, key, value, call)
+        return loss if loss is None or call.heads is None else loss * (call.heads.count / call.heads.total)
+
+    def of_heads(self, learned: nn.Module, heads: Heads) -> nn.Module:
+        """The learned parameters of some of the heads, with gradients to those of all."""
+        return some_heads(learned, heads)
+
     @property
     def has_auxiliary_loss(self) -> bool:
         """Whether the method, or one of its parts, has an auxiliary loss."""
@@ -319,7 +330,7 @@ class Method:
                 mask, call = call.kept.left_out_of(mask, query.shape[2]), replace(call, kept=None)
             if mask.ids:
                 (query, key, value), mask, _ = take_apart((query, key, value), mask)
-            return self.auxiliary_loss(query, key, value, call.under(mask))
+            return self.loss_of_heads(query, key, value, call.under(mask))
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
         """The loss that `subquad calibrate` minimises, without gradient to query, key and value; None: nothing to fit.

@@ -50,13 +50,15 @@ from subquad.randomness import uniform
 NONE = -1  # in lists of blocks
 
 
-def draw(choices: Int64[Tensor, "#B T"], picks: int, heads: int, block: Tensor, seed: int) -> Int64[Tensor, "#B H T R"]:
+def draw(
+    choices: Int64[Tensor, "#B T"], picks: int, head: Int64[Tensor, "H"], block: Tensor, seed: int
+) -> Int64[Tensor, "#B H T R"]:
     """For each head and block `picks` different numbers below `choices`, each set as likely; −1 where there are fewer.
 
     Floyd's way: the k-th pick is uniform up to choices − picks + k, or that number itself where it is taken already.
     """
-    head, block = torch.arange(heads, device=block.device)[:, None], block[:, None]
-    picked = choices.new_full((len(choices), heads, choices.shape[1], 0), NONE)
+    head, block = head[:, None], block[:, None]
+    picked = choices.new_full((len(choices), len(head), choices.shape[1], 0), NONE)
     for k in range(picks):
         last = (choices - picks + k)[:, None]
         pick = (uniform(seed, head, block, torch.full_like(block, k)) * (last + 1)).long().minimum(last)
@@ -92,7 +94,6 @@ class BigBird(Pattern):
     seed: int = whole(0)
 
     name: ClassVar[str] = "bigbird"
-    heads_differ: ClassVar[bool] = True
     traits: ClassVar[Traits] = replace(
         Pattern.shared_traits,
         stochastic=True,
@@ -109,7 +110,7 @@ class BigBird(Pattern):
         most = -(-places.timeline.M // size)
         own, ends = places.blocks(size), self.global_blocks(-(-places.length // size), most, causal)
         others = own if causal else torch.where((own[..., None] == ends[:, None]).any(-1), NONE, own)
-        seen = self.blocks_seen(own, ends, -(-places.length // size), most, query.shape[1], call)
+        seen = self.blocks_seen(own, ends, -(-places.length // size), most, call.head_numbers(query), call)
         keys = places.keys(tokens_of(seen, size))
         rest = places.buckets(places.queries(tokens_of(others[:, None, :, None], size)), keys)
         if causal or self.first == self.last == 0:
@@ -126,7 +127,13 @@ class BigBird(Pattern):
         return torch.cat([torch.where(first < count, first, NONE), last], dim=1)
 
     def blocks_seen(
-        self, own: Int64[Tensor, "#B T"], ends: Int64[Tensor, "#B S"], count: Tensor, most: int, heads: int, call: Call
+        self,
+        own: Int64[Tensor, "#B T"],
+        ends: Int64[Tensor, "#B S"],
+        count: Tensor,
+        most: int,
+        heads: Int64[Tensor, "H"],
+        call: Call,
     ) -> Int64[Tensor, "#B H T C"]:
         """The blocks that each block sees, if it is not global itself: each once."""
         causal, window = call.mask.is_causal, torch.sym_min(self.window, most)

@@ -161,10 +161,6 @@ class ByLength(Method):
         methods = [step.method for step in self.at]
         return refusal(self, methods, mask, super().refuses(mask, **asked), **asked)
 
-    def treats_heads_alike(self) -> bool:
-        """Whether the methods of all steps do."""
-        return all(step.method.treats_heads_alike() for step in self.at)
-
     def check_counts(self, N: int, M: int) -> None:
         """Check the numbers of queries and keys against the method that runs for M keys."""
         self.method_at(M).check_counts(N, M)

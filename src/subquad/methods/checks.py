@@ -50,9 +50,13 @@ def check_options(
         raise ValueError(f"seed={seed!r}, but it must be a whole number from 0 to 2⁶³ − 1")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p={dropout_p}, but it must be in [0, 1)")
-    if bias is None:
-        return
-    want = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    if bias is not None:
+        check_bias(bias, query, key.shape[2])
+
+
+def check_bias(bias: Tensor, query: Tensor, keys: int) -> None:
+    """Check an additive bias of these queries and so many keys."""
+    want = (query.shape[0], query.shape[1], query.shape[2], keys)
     have = tuple(bias.shape)
     if len(have) != 4 or have[2:] != want[2:] or have[0] not in (1, want[0]) or have[1] not in (1, want[1]):
         raise ValueError(f"`bias` is {tuple(bias.shape)} but attention is (B|1, H|1, N, M) = {want}")

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from subquad.methods.base import Call, Traits, choice, whole
 from subquad.methods.pattern import SETS, Pattern, with_sets
-from subquad.ops.choose.places import Places, of_half
+from subquad.ops.choose.places import Places, of_heads
 from subquad.ops.slots import Buckets
 
 NOWHERE = -1  # where there is no token
@@ -60,7 +60,6 @@ class Fixed(Pattern):
     sets: str = choice(*SETS)
 
     name: ClassVar[str] = "fixed"
-    heads_differ: ClassVar[bool] = True
     traits: ClassVar[Traits] = replace(
         Pattern.shared_traits,
         subquadratic=False,
@@ -104,7 +103,8 @@ class Fixed(Pattern):
         itself = places.meet_themselves(self._in_no_column(places))
         if self.sets == "far":
             return far, itself
-        return of_half(near, N, first=True), of_half(far, N, first=False), of_half(itself, N, first=False)
+        first = call.first_half(query)
+        return of_heads(near, N, first), of_heads(far, N, ~first), of_heads(itself, N, ~first)
 
     def _columns(self, places: Places) -> Tensor:
         """The places of all columns, (1,1,1,K)."""

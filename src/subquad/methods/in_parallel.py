@@ -1,4 +1,4 @@
-"""How a method runs on a sequence that is split over ranks."""
+"""How a method runs on a sequence that is split over ranks: what ranks send, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,28 +10,36 @@ import torch
 from torch import Tensor
 
 from subquad.masks import Mask
+from subquad.methods.by_heads import loss_by_heads, run_by_heads
 from subquad.methods.call import Call, Partial
+from subquad.methods.checks import check_bias
 from subquad.methods.keep import check_bools, named_tokens
 from subquad.methods.keep_in_parallel import run_with_kept
+from subquad.methods.learned_heads import state_of_heads
 from subquad.parallel.halo import Halo
-from subquad.parallel.heads import to_heads, to_tokens
 from subquad.parallel.sequence import Sequence
+from subquad.shapes import Sizes
 
 Method = Any  # a `base.Method`, whose module imports this one
 
 
-def mask_of_rank(mask: Mask, query: Tensor, key: Tensor, of: Any) -> Mask:
-    """The mask for the tokens of this rank.
+def mask_of_rank(mask: Mask, sizes: Sizes, of: Any, device: torch.device) -> tuple[Mask, Sizes]:
+    """The mask for the tokens of this rank, whose sizes are given, and the sizes of the whole call.
 
     Raises:
         TypeError: `parallel` is not a `sq.parallel.Sequence`.
-        ValueError: this rank has other tokens than the sequence says.
+        ValueError: this rank has other tokens than the sequence says, or the mask does not fit them.
     """
     if not isinstance(of, Sequence):
         raise TypeError(f"`parallel` is a {type(of).__name__}, but it must be a sq.parallel.Sequence")
-    of.check_part(query.shape[2], "`query`")
-    of.check_part(key.shape[2], "`key`", keys=True)
-    return of.local(mask)
+    of.check_part(sizes.N, "`query`")
+    of.check_part(sizes.M, "`key`", keys=True)
+    mask = of.local(mask)
+    whole = replace(sizes, N=of.tokens, M=sum(of.key_lengths))
+    replace(mask, is_causal=False, span=None, offset=None, allowed=()).check(sizes, device)
+    Mask(mask.is_causal, mask.offset, mask.span).check(whole, device)
+    Mask(allowed=mask.allowed).check(replace(sizes, M=whole.M), device)
+    return mask, whole
 
 
 def kept_of_rank(keep: Any, query: Tensor, of: Sequence) -> Tensor | None:
@@ -51,17 +59,14 @@ def kept_of_rank(keep: Any, query: Tensor, of: Sequence) -> Tensor | None:
 
 def check_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call, of: Sequence) -> None:
     """Raise ValueError if the ranks disagree, or the call cannot be split."""
-    refused = {
-        "a mask with an offset": not call.mask.aligned,
-        "a dense mask": bool(call.mask.allowed),
-        "`bias`": call.bias is not None,
-        "`keep`": call.kept is not None and not by_summary(method, call.mask, of),
-        "dropout": call.dropout_p > 0,
-    }
-    for what, asked in refused.items():
-        if asked:
-            raise ValueError(f"`parallel` does not go with {what}; leave it out, or gather the sequence on one rank")
-    reason = refusal(method, call.mask, of, query.shape[1])
+    if call.dropout_p > 0:
+        raise ValueError(
+            "`parallel` does not go with dropout, whose numbers follow torch's generator and would not be those of one "
+            "device; use dropout_p=0, and drop outputs instead of weights"
+        )
+    if call.bias is not None:
+        check_bias(call.bias, query, sum(of.key_lengths))
+    reason = refusal(method, call, of, query.shape[1])
     if reason:
         raise ValueError(reason)
     of.agree(
@@ -77,59 +82,83 @@ def check_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, ca
             "the scale": call.scale,
             "the mask": repr(call.mask),
             "return_lse": call.wants_lse,
-            "keep": None
-            if call.kept is None
-            else "bools"
-            if call.kept.dtype == torch.bool
-            else str(call.kept.tolist()),
+            **_options(call),
+            "gradients": _has_gradients(query, key, value, call),
         }
     )
 
 
-def refusal(method: Method, mask: Mask, of: Sequence, heads: int) -> str | None:
+def _options(call: Call) -> dict[str, Any]:
+    """The options of a call, as far as ranks must agree on them."""
+    rows = {"bias": () if call.bias is None else (call.bias,), "a dense mask": call.mask.allowed}
+    shapes = {what: [(*x.shape[:2], str(x.dtype)) for x in given] for what, given in rows.items()}
+    kept, hidden = call.kept, call.hidden
+    return {
+        **{what: str(each) for what, each in shapes.items()},
+        "keep": None if kept is None else "bools" if kept.dtype == torch.bool else str(kept.tolist()),
+        "hidden": None if hidden is None else (hidden.shape[2], str(hidden.dtype)),
+        "training": call.learned is not None and call.learned.training,
+    }
+
+
+def _has_gradients(query: Tensor, key: Tensor, value: Tensor, call: Call) -> bool:
+    """Whether a backward pass may follow, in which all ranks must take part."""
+    learned = () if call.learned is None else call.learned.parameters()
+    given = (x for x in (query, key, value, call.bias, call.hidden, *learned) if x is not None)
+    return torch.is_grad_enabled() and any(x.requires_grad for x in given)
+
+
+def refusal(method: Method, call: Call, of: Sequence, heads: int) -> str | None:
     """Why the method cannot run on this sequence, with the remedy; None if it can."""
-    found = way(method, mask, of, heads)
+    found, needs = way(method, call, of, heads), needs_all_tokens(call, of)
     if of.mode == "ring" and found != "ring":
-        return (
-            f"mode='ring' is not available for {method.label!r}, whose keys do not go from rank to rank; use "
-            "mode='auto', or method='full'"
-        )
+        why = needs if method.can_ring() and needs else f"{method.label!r}, whose keys do not go from rank to rank"
+        return f"mode='ring' is not available for {why}; use mode='auto', or method='full'"
     if of.mode == "summary" and found != "summary":
-        why = f"{method.name!r}"
-        if method.split_by():
-            why = "packed segments" if mask.ids else "a causal mask or a window in cross-attention"
-        settings = f", or settings such as {method.splits_as!r}" if method.splits_as and not mask.ids else ""
+        why = needs if method.split_by() and needs else f"{method.name!r}"
+        others = f", or settings such as {method.splits_as!r}" if method.splits_as and needs is None else ""
         return (
             f"mode='summary' is not available for {why}: there is no summary of a rank's keys whose size does not grow "
-            f"with their number; use mode='heads'{' or mode=' + repr('ring') if method.can_ring() else settings}"
+            f"with their number; use mode='heads'{' or mode=' + repr('ring') if method.can_ring() else others}"
         )
-    if found == "heads" and not method.treats_heads_alike():
+    learned = call.learned
+    if found == "heads" and learned is not None and learned.training and state_of_heads(learned) is not None:
         return (
-            f"{method.name!r} treats each head in its own way, which mode='heads' cannot divide yet; use a method "
-            "without learned parameters such as 'i-clustered', or one with mode='summary' such as 'linear'"
+            f"in training {method.name!r} moves the {state_of_heads(learned)} of each head by the tokens of all "
+            "processes, which mode='heads' does not do; use .eval() on its layer, or train it without `parallel`"
         )
     return None
 
 
-def way(method: Method, mask: Mask, of: Sequence, heads: int) -> str:
+def needs_all_tokens(call: Call, of: Sequence) -> str | None:
+    """What of a call concerns more than the keys by themselves; None if nothing does."""
+    mask = call.mask
+    asked = {
+        "packed segments": bool(mask.ids),
+        "a dense mask": bool(mask.allowed),
+        "a mask with an offset": not mask.aligned,
+        "`bias`": call.bias is not None,
+        # A query stands beside no key of its own rank.
+        "a causal mask or a window in cross-attention": of.keys not in (None, of.lengths) and not mask.only_padding,
+    }
+    return next((what for what, there in asked.items() if there), None)
+
+
+def way(method: Method, call: Call, of: Sequence, heads: int) -> str:
     """What ranks send: a "summary" of their keys, all keys in a "ring", or all tokens of some "heads"."""
-    if by_summary(method, mask, of):
+    needs = needs_all_tokens(call, of)
+    if method.split_by() is not None and of.mode in ("auto", "summary") and needs is None:
         return "summary"
     few = of.mode == "auto" and heads < of.ranks
-    return "ring" if method.can_ring() and (of.mode == "ring" or few) else "heads"
-
-
-def by_summary(method: Method, mask: Mask, of: Sequence) -> bool:
-    """Whether ranks send summaries and not their tokens."""
-    beside = of.keys in (None, of.lengths) or mask.only_padding  # or a query stands beside no key of its own rank
-    return method.split_by() is not None and of.mode in ("auto", "summary") and not mask.ids and beside
+    known = needs in (None, "packed segments", "a causal mask or a window in cross-attention") and call.kept is None
+    return "ring" if method.can_ring() and known and (of.mode == "ring" or few) else "heads"
 
 
 def run_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
     """The partial of this rank's queries over the keys of all ranks."""
-    found = way(method, call.mask, call.parallel, query.shape[1])
+    found = way(method, call, call.parallel, query.shape[1])
     if found == "heads":
-        return _by_heads(method, query, key, value, call)
+        return run_by_heads(method, query, key, value, call)
     if found == "ring":
         return method._attended(query, key, value, call)
     if call.kept is not None:
@@ -150,26 +179,12 @@ def loss_of_rank(method: Method, query: Tensor, key: Tensor, value: Tensor, call
     Raises:
         ValueError: the ranks send summaries, from which the loss cannot be computed.
     """
-    raise ValueError(
-        f"{method.name!r} learns by an auxiliary loss over all tokens, which mode='summary' does not compute; use "
-        "mode='heads' in training, or .eval() on its layer"
-    )
-
-
-def _by_heads(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-    """Attention to all tokens by this rank's share of the heads."""
-    of, heads = call.parallel, query.shape[1]
-    whole = replace(call, mask=of.whole(call.mask), parallel=None)
-    query, key, value = to_heads(query, key, value, of)
-    out, lse = method._attended(query, key, value, whole) if query.shape[1] else _of_no_heads(query, value)
-    out = to_tokens(out.to(query.dtype), of, heads)
-    return out, None if lse is None or not call.wants_lse else to_tokens(lse, of, heads)
-
-
-def _of_no_heads(query: Tensor, value: Tensor) -> Partial:
-    """What a rank without heads has to send: nothing, and still it receives gradients of nothing."""
-    out = query[..., :1] * value.new_zeros(value.shape[3])
-    return out, out.sum(-1)
+    if way(method, call, call.parallel, query.shape[1]) != "heads":
+        raise ValueError(
+            f"{method.name!r} learns by an auxiliary loss over all tokens, which mode='summary' does not compute; use "
+            "mode='heads' in training, or .eval() on its layer"
+        )
+    return loss_by_heads(method, query, key, value, call)
 
 
 def _with_halo(method: Any, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:

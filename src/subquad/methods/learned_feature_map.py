@@ -56,6 +56,9 @@ BLOCK = 64  # queries of a block where all of them meet the same keys
 class FeatureMaps(nn.Module):
     """W, b, λ and κ of each head and each key head, and g of each head."""
 
+    by_query_head: ClassVar[tuple[str, ...]] = ("of_query", "query_bias", "query_tilt", "gain")
+    by_key_head: ClassVar[tuple[str, ...]] = ("of_key", "key_bias", "key_tilt")
+
     def __init__(self, heads: int, kv_heads: int, head_dim: int, features: int, seed: int):
         super().__init__()
         rows = -(-features // 2)

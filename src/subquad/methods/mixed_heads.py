@@ -25,6 +25,7 @@ from subquad.methods.lha import LearnedHash
 from subquad.methods.local import Local
 from subquad.methods.mixture import combined, common_seed, is_mixture, refusal, said
 from subquad.methods.registry import parse_method
+from subquad.parallel.heads import Heads
 
 
 def of_heads(methods: Sequence[Method]) -> Traits:
@@ -97,7 +98,6 @@ class MixedHeads(Method):
     )
 
     name: ClassVar[str] = "mixed-heads"
-    heads_differ: ClassVar[bool] = True
     of_texts: ClassVar[bool] = True
     traits: ClassVar[Traits] = of_heads((Local(), LearnedHash()))
 
@@ -176,10 +176,29 @@ class MixedHeads(Method):
         for part in self.parts:
             part.method.check_counts(N, M)
 
+    def of_heads(self, learned: nn.Module, heads: Heads) -> nn.Module:
+        """The learned parameters of some of the heads: of each part by its own heads."""
+        dealt = self.deal(heads.total, heads.key_total)
+        own = {str(number): heads.within(*of_part)[0] for number, of_part in enumerate(dealt)}
+        return nn.ModuleDict(
+            {
+                number: self.parts[int(number)].method.of_heads(module, own[number])
+                for number, module in learned.named_children()
+            }
+        )
+
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
         """The mean auxiliary loss over the heads whose method has one; None if no method has."""
         dealt = self._dealt(query, key, value, call)
-        return mean_over_heads([(part.auxiliary_loss(*inputs), inputs[0].shape[1]) for part, inputs in dealt])
+        there = [(part.loss_of_heads(*inputs), inputs[3].all_heads(inputs[0])) for part, inputs in dealt]
+        losses = [loss * heads for loss, heads in there if loss is not None]
+        sizes = [own.stop - own.start for own, _ in self.deal(call.all_heads(query), call.all_key_heads(key))]
+        counted = sum(size for size, part in zip(sizes, self.parts, strict=True) if part.method.has_auxiliary_loss)
+        return torch.stack(losses).sum() / counted if losses else None
+
+    def loss_of_heads(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
+        """The share of these heads in the auxiliary loss, which `auxiliary_loss` gives for some of them too."""
+        return self.auxiliary_loss(query, key, value, call)
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
         """The loss by which each part is fitted."""
@@ -191,15 +210,20 @@ class MixedHeads(Method):
     ) -> Iterator[tuple[Method, tuple[Tensor, Tensor, Tensor, Call]]]:
         """Each part with what it is called with."""
         learned = dict(call.learned.items()) if isinstance(call.learned, nn.ModuleDict) else {}
-        dealt = zip(self.parts, self.deal(query.shape[1], key.shape[1]), strict=True)
-        for number, (part, (own, keys)) in enumerate(dealt):
+        for number, (own, keys) in enumerate(self.deal(call.all_heads(query), call.all_key_heads(key))):
+            heads = None
+            if call.heads is not None:
+                heads, own, keys = call.heads.within(own, keys)
+            if own.start == own.stop:
+                continue
             of_part = replace(
                 call,
                 mask=replace(call.mask, allowed=tuple(_of_heads(dense, own) for dense in call.mask.allowed)),
                 bias=None if call.bias is None else _of_heads(call.bias, own),
                 learned=learned.get(str(number)),
+                heads=heads,
             )
-            yield part.method, (query[:, own], key[:, keys], value[:, keys], of_part)
+            yield self.parts[number].method, (query[:, own], key[:, keys], value[:, keys], of_part)
 
 
 def mean_over_heads(losses: Sequence[tuple[Tensor | None, int]]) -> Tensor | None:

@@ -145,6 +145,8 @@ def _only(keys: Tensor | None) -> Mask:
 class Convolution(nn.Module):
     """One kernel for each key head, over the sequence of the values. Its start is always the same."""
 
+    by_key_head: ClassVar[tuple[str, ...]] = ("kernel",)
+
     def __init__(self, kv_heads: int, width: int):
         super().__init__()
         self.kernel = nn.Parameter(START * normal(0, kv_heads, width, like=torch.zeros(1)))

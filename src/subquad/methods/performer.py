@@ -53,6 +53,8 @@ class Learned(nn.Module):
     """
 
     passes: Tensor
+    by_key_head: ClassVar[tuple[str, ...]] = ("query_scale", "key_scale", "query_centre", "key_centre")
+    counters: ClassVar[tuple[str, ...]] = ("passes",)
 
     def __init__(self, kv_heads: int, width: int, moves: bool):
         super().__init__()

@@ -58,11 +58,11 @@ def budgets(lengths: Int64[Tensor, "B"], factor: int) -> Int64[Tensor, "B"]:
     return (factor * logarithm).clamp(min=1).minimum(lengths)
 
 
-def sample(line: Timeline, heads: int, factor: int, seed: int) -> Slots:
+def sample(line: Timeline, heads: Int64[Tensor, "H"], factor: int, seed: int) -> Slots:
     """The sampled keys of each head, (B,H,U): one out of each of U equal runs of the item's keys."""
     device, slots = line.device, budget(line.M, factor)
     number = torch.arange(slots, device=device)
-    places = torch.arange(heads, device=device)[:, None] * 2**32 + number  # the same whatever U is
+    places = heads[:, None] * 2**32 + number  # the same whatever U is
     lengths = line.key_lengths[:, None, None]
     runs = budgets(line.key_lengths, factor)[:, None, None]
     first, end = (lengths * n // runs.clamp(min=1) for n in (number, number + 1))
@@ -152,7 +152,6 @@ class ProbSparse(Method):
     seed: int = whole(0)
 
     name: ClassVar[str] = "probsparse"
-    heads_differ: ClassVar[bool] = True  # each has a sample of its own
     traits: ClassVar[Traits] = Traits(
         family="summary",
         causal="values-only",
@@ -179,7 +178,8 @@ class ProbSparse(Method):
         wide_query, wide_key, wide_value = wide(query, key, value)
         (_, H, N, _), line = query.shape, Timeline.of(call.mask, query, key)
         with torch.no_grad():
-            measure = sparsity(wide_query, wide_key, sample(line, H, self.factor, call.seed), call)
+            sampled = sample(line, call.head_numbers(query), self.factor, call.seed)
+            measure = sparsity(wide_query, wide_key, sampled, call)
             top = top_queries(measure, line, self.factor)
         rows, lse_of_rows = self._exact_rows(query, key, value, top, line, call)
         means = repeat_heads(averaged(wide_value, line, call.dropout_p), H)

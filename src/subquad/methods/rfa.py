@@ -47,6 +47,8 @@ REMEMBERS = 4.0  # b at the start: gates of 0.982, some 55 tokens
 class Learned(nn.Module):
     """σ of each key head, and its gate's a and b. They start at 1, 0 and 4."""
 
+    by_key_head: ClassVar[tuple[str, ...]] = ("spread", "weight", "bias")
+
     def __init__(self, kv_heads: int, width: int, gated: bool):
         super().__init__()
         self.spread = nn.Parameter(torch.ones(kv_heads, 1, width))

@@ -53,6 +53,8 @@ class SortNetwork(nn.Module):
     """The logits R of where each block of keys is sent, in training with new Gumbel noise at each step."""
 
     steps: Tensor
+    by_query_head: ClassVar[tuple[str, ...]] = ("weight",)
+    counters: ClassVar[tuple[str, ...]] = ("steps",)
 
     def __init__(self, heads: int, head_dim: int):
         super().__init__()
@@ -60,16 +62,17 @@ class SortNetwork(nn.Module):
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(
-        self, query: Float[Tensor, "B H T D"], key: Float[Tensor, "B H T D"], scale: float, seed: int
+        self, query: Float[Tensor, "B H T D"], key: Float[Tensor, "B H T D"], call: Call
     ) -> Float[Tensor, "B H T T"]:
         """Logits for pooled queries and keys, in their dtype; row i is for what block i receives."""
-        logits = query @ self.weight.to(query.dtype) @ key.transpose(-1, -2) * scale
+        logits = query @ self.weight.to(query.dtype) @ key.transpose(-1, -2) * call.scale
         if not self.training:
             return logits
-        B, H, T, _ = logits.shape
+        B, _, T, _ = logits.shape
         block = torch.arange(T, device=logits.device)
-        head = torch.arange(B * H, device=logits.device).view(B, H, 1, 1)
-        noise = gumbel(seed, self.steps, (head * PLACES + block[:, None]) * PLACES + block, like=logits)
+        item = torch.arange(B, device=logits.device)[:, None]
+        head = (item * call.all_heads(query) + call.head_numbers(query))[..., None, None]
+        noise = gumbel(call.seed, self.steps, (head * PLACES + block[:, None]) * PLACES + block, like=logits)
         self.steps.add_(1)
         return logits + noise
 
@@ -145,7 +148,7 @@ class Sinkhorn(Method):
         of_key = real_slots(slots, call.mask.key_padding(N))
         q, (k, v) = vectors_at(query, of_query), (vectors_at(repeat_heads(x, H), of_key) for x in (key, value))
 
-        logits = network(pooled(q, of_query < N), pooled(k, of_key < N), call.scale, call.seed)
+        logits = network(pooled(q, of_query < N), pooled(k, of_key < N), call)
         exists = (slots < N)[:, 0, :, 0]
         permutation = sinkhorn(logits / self.temperature, exists, self.iterations)
         filled = (of_key < N).to(q.dtype)

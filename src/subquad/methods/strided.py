@@ -33,7 +33,7 @@ from subquad.methods.base import Call, Partial, Traits, choice, whole
 from subquad.methods.bucketed import attend_inside
 from subquad.methods.pattern import SETS, Pattern, with_sets
 from subquad.ops.choose.neighbours import farthest, neighbours
-from subquad.ops.choose.places import each_at, of_half
+from subquad.ops.choose.places import each_at, of_heads
 from subquad.ops.slots import Buckets
 from subquad.ops.softmax import merge_partials
 
@@ -58,7 +58,6 @@ class Strided(Pattern):
     sets: str = choice(*SETS)
 
     name: ClassVar[str] = "strided"
-    heads_differ: ClassVar[bool] = True
     traits: ClassVar[Traits] = replace(
         Pattern.shared_traits,
         subquadratic=False,
@@ -93,5 +92,6 @@ class Strided(Pattern):
             return near, each_at(distances, mask, query, M)
         far = neighbours(query, key, farthest(N, M, mask), mask, dilation=self.stride)
         if self.sets == "heads":
-            return of_half(near, N, first=True), of_half(far, N, first=False)
+            first = call.first_half(query)
+            return of_heads(near, N, first), of_heads(far, N, ~first)
         return {"merged": (near, far), "near": (near,), "far": (far,)}[self.sets]

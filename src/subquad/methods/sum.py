@@ -183,10 +183,6 @@ class Sum(Method):
         """Why the method refuses a call; the reason names the parts that refuse."""
         return refusal(self, self.addends, mask, super().refuses(mask, **asked), **asked)
 
-    def treats_heads_alike(self) -> bool:
-        """Whether all parts do."""
-        return all(part.treats_heads_alike() for part in self.addends)
-
     def check_counts(self, N: int, M: int) -> None:
         """Check the numbers of queries and keys against each part."""
         for part in self.addends:

@@ -46,6 +46,8 @@ MIXTURES = (*(kind + AND + DOT for kind in KINDS), "random" + AND + "dense")
 class Synthesised(nn.Module):
     """The learned logits of one layer, by their kinds, and how they are mixed."""
 
+    by_query_head: ClassVar[tuple[str, ...]] = ("kinds", "shares")
+
     def __init__(self, method: "Synthesizer", heads: int, head_dim: int, length: int):
         super().__init__()
         self.max_length = length

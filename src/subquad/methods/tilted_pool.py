@@ -52,6 +52,9 @@ BLOCK = 64  # queries of a block where all of them meet the same keys
 class Tilt(nn.Module):
     """μ and μ′ of each key head, and b of each query head."""
 
+    by_query_head: ClassVar[tuple[str, ...]] = ("shift",)
+    by_key_head: ClassVar[tuple[str, ...]] = ("towards", "of_values")
+
     def __init__(self, heads: int, kv_heads: int, head_dim: int):
         super().__init__()
         self.towards = nn.Parameter(torch.zeros(kv_heads, head_dim))

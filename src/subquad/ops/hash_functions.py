@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -47,6 +48,9 @@ def perceptron(x: Float[Tensor, "B H N D"], layers: Sequence[tuple[Tensor, ...]]
 
 class HashFunctions(nn.Module):
     """H_Q for each query head and H_K for each key head."""
+
+    by_query_head: ClassVar[tuple[str, ...]] = ("query",)
+    by_key_head: ClassVar[tuple[str, ...]] = ("key",)
 
     def __init__(self, heads: int, kv_heads: int, width: int, buckets: int, *, kind: str, hidden: int, seed: int):
         super().__init__()

@@ -1,6 +1,7 @@
 """Projections along a sequence: k × n matrices that are learned, with what is known of each row (see "linformer")."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,7 @@ class Projections(nn.Module):
     first: Int64[Tensor, "k"]  # rank of each segment's first token
     last: Int64[Tensor, "k"]  # and behind its last
     full: Int64[Tensor, "k"]  # n_κ
+    by_key_head: ClassVar[tuple[str, ...]] = ("key", "value", "bias")
 
     def __init__(self, heads: int, k: int, max_length: int, *, start: str, kernel: bool, tied: bool, seed: int):
         super().__init__()

@@ -1,5 +1,7 @@
 """Learned terms of the distance between query and key (Dai et al. 2019), for "local" and "full"."""
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
@@ -21,6 +23,8 @@ def sinusoids(distances: Int64[Tensor, "*P"], width: int, dtype: torch.dtype) ->
 
 class RelativePositions(nn.Module):
     """u, v and W_R of one layer, whose initial values are always the same."""
+
+    by_query_head: ClassVar[tuple[str, ...]] = ("content", "position", "weight")
 
     def __init__(self, heads: int, head_dim: int):
         super().__init__()

@@ -1,5 +1,7 @@
 """Centroids of spherical k-means that follow the vectors they are given."""
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
@@ -20,6 +22,7 @@ class Centroids(nn.Module):
     """
 
     centroids: Tensor
+    by_query_head: ClassVar[tuple[str, ...]] = ("centroids",)
 
     def __init__(self, heads: int, width: int, clusters: int, seed: int):
         super().__init__()

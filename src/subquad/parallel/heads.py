@@ -6,13 +6,56 @@ afterwards what came out goes back:
     tokens of rank r, all heads   →   all tokens, heads of rank r   →   the method   →   tokens of rank r, all heads
 """
 
-from collections.abc import Sequence as Parts
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from subquad.parallel.collectives import exchange
 from subquad.parallel.sequence import Sequence, even_shares, spans
+from subquad.parallel.together import exchange_together
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Some of the heads of a layer.
+
+    Attributes:
+        queries: which query heads these are.
+        keys: the number of each key head; a number may be there several times.
+        total: how many query heads the layer has.
+        key_total: how many key heads it has.
+    """
+
+    queries: slice
+    keys: tuple[int, ...]
+    total: int
+    key_total: int
+
+    @property
+    def count(self) -> int:
+        """How many query heads these are."""
+        return self.queries.stop - self.queries.start
+
+    def within(self, queries: slice, keys: slice) -> tuple["Heads", slice, slice]:
+        """What of these heads is among some of the layer's: those, counted from 0, and where they stand here.
+
+        The borders of `queries` do not divide the query heads of a key head.
+        """
+        start, stop = max(self.queries.start, queries.start), min(self.queries.stop, queries.stop)
+        stop = max(start, stop)
+        each = self.count // max(len(self.keys), 1)  # query heads of a key head
+        own = slice(start - self.queries.start, stop - self.queries.start)
+        of_keys = slice(own.start // max(each, 1), own.stop // max(each, 1))
+        numbers = tuple(number - keys.start for number in self.keys[of_keys])
+        there = slice(start - queries.start, stop - queries.start)
+        return Heads(there, numbers, queries.stop - queries.start, keys.stop - keys.start), own, of_keys
+
+
+def of_rank(rank: int, ranks: int, heads: int, kv_heads: int) -> Heads:
+    """The heads that a rank runs."""
+    own = head_shares(heads, ranks)[rank]
+    return Heads(own, tuple(key_heads(own, heads // kv_heads)), heads, kv_heads)
 
 
 def head_shares(heads: int, ranks: int) -> list[slice]:
@@ -31,32 +74,41 @@ def key_heads(queries: slice, share: int) -> list[int]:
     return distinct if even else each
 
 
-def to_heads(query: Tensor, key: Tensor, value: Tensor, of: Sequence) -> tuple[Tensor, Tensor, Tensor]:
-    """All tokens of this rank's heads, by one exchange."""
+def to_heads(
+    query: Tensor, key: Tensor, value: Tensor, of: Sequence, rows: Many[Tensor] = (), tokens: Many[Tensor] = ()
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """All tokens of this rank's heads, by one exchange: [query, key, value], the rows and the tokens.
+
+    `rows` are (B|1,H|1,N,M), by query, and `tokens` (B,N,…), which all heads read.
+    """
     H, G = query.shape[1], key.shape[1]
-    shares = head_shares(H, of.ranks)
-    keys = [key_heads(share, H // G) for share in shares]
-    parts = [
-        torch.cat([x.reshape(-1) for x in (query[:, share], key[:, own], value[:, own])])
-        for share, own in zip(shares, keys, strict=True)
-    ]
-    B, heads, groups = query.shape[0], shares[of.rank].stop - shares[of.rank].start, len(keys[of.rank])
+    every = [of_rank(rank, of.ranks, H, G) for rank in range(of.ranks)]
+    by_head = [(query, 0), (key, 1), (value, 1), *((x, 0) for x in rows)]
+
+    def picked(x: Tensor, side: int, heads: Heads) -> Tensor:
+        if side == 0:
+            return x if x.shape[1] != H else x[:, heads.queries]
+        return x[:, list(heads.keys)]
+
+    def shape(x: Tensor, side: int, rank: int) -> tuple[int, ...]:
+        own = every[of.rank]
+        heads = len(own.keys) if side else (x.shape[1] if x.shape[1] != H else own.count)
+        return x.shape[0], heads, (of.key_lengths if side else of.lengths)[rank], x.shape[3]
+
+    sent = [[*(picked(x, side, heads) for x, side in by_head), *tokens] for heads in every]
     shapes = [
-        [(B, heads, n, query.shape[3]), (B, groups, m, key.shape[3]), (B, groups, m, value.shape[3])]
-        for n, m in zip(of.lengths, of.key_lengths, strict=True)
+        [*(shape(x, side, rank) for x, side in by_head), *((len(x), n, *x.shape[2:]) for x in tokens)]
+        for rank, n in enumerate(of.lengths)
     ]
-    sizes = [[torch.Size(shape).numel() for shape in each] for each in shapes]
-    received = exchange(parts, [(sum(each),) for each in sizes], of.group)
-    split = [part.split(each) for part, each in zip(received, sizes, strict=True)]
-    whole = [
-        torch.cat([part[i].view(shape[i]) for part, shape in zip(split, shapes, strict=True)], dim=2) for i in range(3)
-    ]
-    return whole[0], whole[1], whole[2]
+    received = exchange_together(sent, shapes, of.group)
+    whole = [torch.cat(parts, dim=2 if n < len(by_head) else 1) for n, parts in enumerate(zip(*received, strict=True))]
+    return whole[:3], whole[3 : len(by_head)], whole[len(by_head) :]
 
 
-def to_tokens(out: Tensor, of: Sequence, heads: int) -> Tensor:
-    """This rank's tokens of all heads, from all tokens (B,h,N,…) of its heads."""
+def to_tokens(outs: Many[Tensor], of: Sequence, heads: int) -> list[Tensor]:
+    """This rank's tokens of all heads, from all tokens (B,h,N,…) of its heads, by one exchange."""
     shares, N = head_shares(heads, of.ranks), of.lengths[of.rank]
-    parts: Parts[Tensor] = [out[:, :, span] for span in spans(of.lengths)]
-    shapes = [(out.shape[0], share.stop - share.start, N, *out.shape[3:]) for share in shares]
-    return torch.cat(exchange(parts, shapes, of.group), dim=1)
+    sent = [[out[:, :, span] for out in outs] for span in spans(of.lengths)]
+    shapes = [[(len(out), share.stop - share.start, N, *out.shape[3:]) for out in outs] for share in shares]
+    received = exchange_together(sent, shapes, of.group)
+    return [torch.cat(parts, dim=1) for parts in zip(*received, strict=True)]

@@ -155,6 +155,10 @@ class Sequence:
             ids=tuple(self._joined(x, self.lengths) for x in mask.ids),
         )
 
+    def whole_tokens(self, named: Tensor) -> Tensor:
+        """Tokens named by bools for this rank's, as bools for all; numbers of tokens stay as they are."""
+        return self._joined(named, self.lengths) if named.dtype == torch.bool else named
+
     def _joined(self, x: Tensor, lengths: tuple[int, ...]) -> Tensor:
         kind = x.dtype
         parts = gather(x.to(torch.uint8) if kind == torch.bool else x, [(len(x), n) for n in lengths], self.group)

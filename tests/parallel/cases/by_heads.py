@@ -7,8 +7,8 @@ from tests.parallel.ranks import UNEVEN, Case, Sent
 
 
 def methods() -> list[str]:
-    """Those that run as they are and whose heads are alike."""
-    return [name for name in sq.list_methods() if sq.parse_method(name).treats_heads_alike()]
+    """Those that run as they are."""
+    return [name for name in sq.list_methods() if not sq.parse_method(name).traits.learned]
 
 
 def of(name: str) -> list[Case]:

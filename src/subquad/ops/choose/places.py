@@ -105,8 +105,6 @@ def each_at(distances: Int64[Tensor, "K"], mask: Mask, query: Float[Tensor, "B H
     return Buckets(queries.expand(B, H, -1, -1), keys).of_real(mask.query_padding(N), mask.key_padding(M))
 
 
-def of_half(buckets: Buckets, N: int, *, first: bool) -> Buckets:
-    """The buckets of the first half of the heads, which is the larger one, or of the second; others hold no query."""
-    H = buckets.queries.shape[1]
-    in_first = torch.arange(H, device=buckets.queries.device) < (H + 1) // 2
-    return replace(buckets, queries=torch.where((in_first == first)[:, None, None], buckets.queries, N))
+def of_heads(buckets: Buckets, N: int, which: Bool[Tensor, "H"]) -> Buckets:
+    """The buckets of some of the heads; those of the others hold no query."""
+    return replace(buckets, queries=torch.where(which[:, None, None], buckets.queries, N))

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.ops.choose.cells.op import BITS, ITERATIONS_OF_KEYS
+from subquad.ops.choose.ranks.clusters import Clustering, clusters_of_ranks
 from subquad.ops.choose.top.op import top_and_best
 from subquad.ops.choose.top.parallel import Candidates, Taken, candidates, taken
 from subquad.ops.groups import group_mean, group_sizes
 from subquad.ops.hash_functions import Hashed
 from subquad.ops.padding import cleared_inputs
-from subquad.ops.parts.clustered.parallel import cluster_queries
 from subquad.ops.parts.tail.reference import Tail, as_tail, attend_to_keys_and_cells, cells_seen
 from subquad.ops.precision import wide
 from subquad.ops.slots import vectors_at
@@ -49,8 +49,8 @@ def attend_with_scored_tail(
     real_keys, C = mask.key_padding(key.shape[2]), scores[0].shape[3]
     labels = _best(scores[0], mask.query_padding(query.shape[2]))
     chosen = candidates(scores[1], topk, real_keys, odds=False)
-    how = {"clusters": cells, "bits": BITS, "iterations": ITERATIONS_OF_KEYS, "seed": seed}
-    cell = cluster_queries(key.detach(), real_keys, of, **how)  # which clusters whatever vectors it gets
+    how = Clustering(cells, BITS, ITERATIONS_OF_KEYS, seed)
+    cell, _ = clusters_of_ranks(key, key, value, (real_keys, real_keys), of, how)  # the keys in the place of queries
 
     query, key, value = wide(query, key, value)
     means, of_keys = _means_and_taken(query, labels, C, chosen, topk, of)
