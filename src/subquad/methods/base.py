@@ -23,6 +23,7 @@ from subquad.methods.traits import FAMILIES, Fit, Traits
 from subquad.ops.packing import take_apart
 from subquad.ops.padding import cleared_inputs
 from subquad.ops.precision import wide
+from subquad.parallel.current import in_use, running_split
 from subquad.shapes import Sizes, validate
 from subquad.spelling import instead
 
@@ -135,6 +136,7 @@ class Method:
         """Attention by this method; arguments, shapes and errors as in `subquad.attention`."""
         if self.traits.learned:
             raise ValueError(only_bound(self))
+        how["parallel"] = in_use(how.get("parallel"))
         return self.run(*self.prepare(query, key, value, **how))
 
     def prepare(
@@ -191,7 +193,8 @@ class Method:
         """Attention on inputs from `prepare`: out, or (out, lse) if the call wants both."""
         with without_autocast(query.device.type):
             if call.parallel is not None:
-                out, lse = run_parallel(self, query, key, value, call)
+                with running_split():
+                    out, lse = run_parallel(self, query, key, value, call)
             elif call.kept is None:
                 out, lse = self._attended(query, key, value, call)
             else:
