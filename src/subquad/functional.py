@@ -11,6 +11,7 @@ from subquad.methods.base import Method
 from subquad.methods.keep import Keep
 from subquad.methods.registry import resolve
 from subquad.ops.nested import pad
+from subquad.parallel.current import in_use
 from subquad.sdpa_masks import can_be_read
 
 
@@ -78,6 +79,7 @@ def attention(
             "sq.attention takes no attn_mask: give mask=sq.Mask.from_sdpa(attn_mask) where it is padding, causal or a "
             "window, mask=sq.Mask.dense(…) for any other bool, or bias= for floats that are added to the logits"
         )
+    parallel = in_use(parallel)
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "dropout_p": dropout_p, "seed": seed}
     if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
         others = {"bias": bias is not None, "keep": keep is not None, "parallel": parallel is not None}

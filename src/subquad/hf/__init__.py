@@ -6,6 +6,7 @@ sq.hf.reattach(model)                                  # what `save_pretrained` 
 model.generate(**inputs, past_key_values=sq.hf.StateCache(model))   # from states of fixed size
 sq.hf.load_adapter(model, "lha-adapter")               # learned parameters that `subquad calibrate` fitted
 with sq.hf.keeping(model, mask): model(**inputs)       # some tokens' attention stays exact
+sq.hf.swap(model, "performer", parallel=mesh["sp"])     # tokens split over ranks: model(**sq.hf.shard(model, batch))
 sq.hf.extend_positions(model, 4096)                    # past the learned positions
 """
 
@@ -17,6 +18,7 @@ from subquad.hf.positions import extend_positions, position_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.reattaching import reattach
 from subquad.hf.saved import keep_swaps_in_files
+from subquad.hf.split import shard
 from subquad.hf.state_cache import StateCache
 from subquad.hf.swapping import Swapped, bind, bounds, describe, keeping, refusals, restore, swap
 from subquad.hf.trial import register_trials
@@ -45,6 +47,7 @@ __all__ = [
     "refusals",
     "restore",
     "save_adapter",
+    "shard",
     "swap",
     "transformers_model",
     "weights_mark",

@@ -16,9 +16,11 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from subquad.hf.handed import Handed, decode, encode
 from subquad.hf.layers import NAME, STATE_MARK, Attached
+from subquad.hf.passes import NOW
 from subquad.hf.patterns import CAUSAL, EVERYTHING, Pattern, read_pattern
 from subquad.hf.saved import SAVED_AS
 from subquad.masks import Mask
+from subquad.parallel.current import refuse_in_use
 
 # Keywords that reach an attention function and change nothing about its result. Any other must be None or False.
 _HARMLESS = {
@@ -30,6 +32,7 @@ _HARMLESS = {
     "position_embeddings",
     "position_ids",
     "return_dict",
+    "shift_labels",
     "sliding_window",  # the mask function says it
     "use_cache",
 }
@@ -69,7 +72,12 @@ def make_mask(
         filled = torch.arange(kv_length, device=device) < q_offset + q_length - kv_offset
     elif causal and attention_mask is None and q_length == kv_length > 1:  # else there is no packing
         segments = _segments(mask_function, batch_size, q_length, device)
-    if filled is None and real is not None and not torch.compiler.is_compiling() and bool(real.all()):
+    now = NOW.get()
+    if now is not None and segments is not None:
+        raise ValueError("packed sequences do not go with `parallel`; pad them, one in each item")
+    if now is not None:  # all ranks say alike whether there is padding
+        real = real if now.padded else None
+    elif filled is None and real is not None and not torch.compiler.is_compiling() and bool(real.all()):
         real = None
     handed = encode(causal=causal, real=real, filled=filled, segments=segments, batch=batch_size)
     return handed.to(device) if device is not None else handed
@@ -107,6 +115,7 @@ def attend(
             raise ValueError(f"layer {layer.label} passes {name!r} to its attention, which subquad does not know; "
                              f"it is refused because ignoring it could change the result")  # fmt: skip
     causal = layer.causal if is_causal is None else is_causal
+    of = _sequence(layer, attention_mask, dropout)
     state = getattr(key, STATE_MARK, None)
     if state is not None:
         with state.keeping_errors():
@@ -125,9 +134,28 @@ def attend(
             return state.attend(layer.bound, query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
     handed = decode(attention_mask, query.shape[2], key.shape[2], causal=causal, label=layer.label)
     mask, own = _mask_of(layer, query.shape[2], key.shape[2], handed)
-    extras = {"bias": position_bias, "softcap": softcap, "sinks": sinks, "hidden": hidden}
+    extras = {"bias": position_bias, "softcap": softcap, "sinks": sinks, "hidden": hidden, "parallel": of}
     out = layer(query, key, value, mask=mask, real=handed.real, own=own, scale=scaling, dropout_p=dropout, **extras)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _sequence(layer: Attached, attention_mask: Tensor | None, dropout: float) -> Any:
+    """The sequence of which the layer has this rank's tokens; None where it has all."""
+    if layer.split is None:
+        refuse_in_use("a Hugging Face model", "give the ranks to it: sq.hf.swap(model, method, parallel=group)")
+        return None
+    of = layer.split.sequence(layer.label)
+    if attention_mask is None:
+        raise ValueError(
+            f"layer {layer.label} was given no attention mask, not even the empty one that subquad made: another "
+            "library took it away, as accelerate's context parallelism does; use parallelism_config without cp_size"
+        )
+    if dropout:
+        raise ValueError(
+            f"layer {layer.label} drops attention weights at a rate of {dropout:g}, which does not go with `parallel`; "
+            "set it to 0 in the config (attention_dropout, attention_probs_dropout_prob or attn_pdrop)"
+        )
+    return of
 
 
 # ---------------------------------------------------------------------- what the mask function is given

@@ -58,6 +58,16 @@ class Layer:
         words += ["biased" if self.biased else "", "cross-attention" if self.cross else "self-attention"]
         return " ".join(filter(None, words))
 
+    def split_refusal(self) -> str | None:
+        """The reason why this layer's tokens cannot be split over ranks, whatever runs in it; None if they can."""
+        kinds = {
+            "cross-attention": self.cross,
+            "a position bias": self.biased,
+            **dict.fromkeys(self.beside_softmax, True),
+        }
+        found = [kind for kind, there in kinds.items() if there]
+        return f"`parallel` does not go with {found[0]}, which this layer has" if found else None
+
     def refusal(self, method: Method, *, keep: bool = False) -> str | None:
         """The reason why a method cannot run in this layer, or not with kept tokens; None if it can."""
         traits, name = method.traits, method.label
@@ -116,6 +126,7 @@ class Attached(nn.Module):
         super().__init__()
         self.keep: str | None = None if bound.method.is_exact else keep
         self.kept_now: Tensor | None = None
+        self.split: Any = None  # the `split.Split` of a model whose tokens are split over ranks
         self.bound = bound
         if saved_before:  # by this transformers' `save_pretrained` knows that it is on purpose, and saves them once
             self._tied_weights_keys = {f"bound.{name}": name for name, _ in bound.named_parameters()}
@@ -134,9 +145,10 @@ class Attached(nn.Module):
         softcap: float | None = None,
         sinks: Tensor | None = None,
         hidden: Tensor | None = None,
+        parallel: Any = None,
         **options: Any,
     ) -> Tensor:
-        """Run the method for all queries: `mask`, `real` and `own` as in `attend_all`."""
+        """Run the method for all queries: `mask`, `real`, `own` and `parallel` as in `attend_all`."""
         keep = self._keep(mask, real, query.shape[2], key.shape[2])
         if softcap is not None or sinks is not None:
             if not self.bound.method.is_exact:
@@ -145,7 +157,7 @@ class Attached(nn.Module):
                 )
             seen = mask if real is None else mask & Mask.padding(keys=real)
             return attend_exactly(query, key, value, seen, softcap=softcap, sinks=sinks, **options)
-        options |= {"bias": bias, "keep": keep, "hidden": hidden}
+        options |= {"bias": bias, "keep": keep, "hidden": hidden, "parallel": parallel}
         return attend_all(self.bound, query, key, value, mask=mask, real=real, own=own, **options)
 
     def _keep(self, mask: Mask, real: Tensor | None, N: int, M: int) -> Keep | None:

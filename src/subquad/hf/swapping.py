@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,14 +13,18 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from rich.table import Table
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from subquad.hf.doors import AnyModel, refuse_late_parameters, transformers_model
 from subquad.hf.layers import KEEPS, NAME, Attached, Layer, attached_to, head_counts, keep_refusal
 from subquad.hf.positions import position_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.saved import asks_for_ours, mark, unmark
+from subquad.hf.split import ATTRIBUTE, Fit, Split, ranks_of, refuse_holder
+from subquad.hf.split_trial import fit_of
 from subquad.hf.trial import ORIGINAL, originals
 from subquad.methods import METHODS, Bound, Full, Method, resolve
+from subquad.parallel import Ranks, Sequence
 from subquad.plain_tables import as_text
 
 AnyMethod = str | Method | Bound
@@ -68,6 +73,7 @@ def swap(
     max_length: int | None = None,
     inputs: Mapping[str, Any] | None = None,
     keep: str | None = None,
+    parallel: Any = None,
 ) -> Swapped:
     """Put a method into a pretrained model, in place.
 
@@ -84,6 +90,9 @@ def swap(
         inputs: a small batch for the trial, for a model that subquad cannot make inputs for.
         keep: tokens whose row and column are exact in self-attention: "first", the first real token of each item, or
             "ends", the first and the last; of each sequence, where several are packed. Other tokens: `keeping`.
+        parallel: ranks over which the tokens of every batch are split: a dimension of a `DeviceMesh` (`mesh["sp"]`), a
+            process group, a `sq.parallel.Ranks`, or a `sq.parallel.Sequence` for one length. Each rank gives the model
+            its part of the batch, as `shard` cuts it. It is not saved with the model.
 
     The model is tried first: it runs on a few random tokens with its own attention and with exact attention through
     subquad, and is refused unless both are equal in every layer. What is attached is written into `model.config`, so
@@ -91,7 +100,8 @@ def swap(
     raised.
 
     Raises:
-        ValueError: an architecture outside the interface, a layer that cannot run its method (with the reason), an
+        ValueError: with `parallel`, a model that is not right on a part of its tokens, with what differs; an
+            architecture outside the interface, a layer that cannot run its method (with the reason), an
             unknown method, a number or pattern that names no layer, a method whose parameters need a longest input in a
             model that sets none, or tokens to keep in cross-attention, in a windowed layer or by a method that cannot.
         TypeError: no transformers model, and not what holds one.
@@ -114,6 +124,7 @@ def swap(
         if reason:
             hint = "" if isinstance(method, Mapping) else "; pass a mapping to swap only the layers that can"
             raise ValueError(f"layer {layer.label} of {type(model).__name__}: {reason}{hint}")
+    split = None if parallel is None else _tried_split(given, model, layers, parallel, inputs, keep)
     bound = bind_all(layers, assigned, max_length or position_limit(model))
     refuse_late_parameters(given, bound)
     restore(model)
@@ -132,8 +143,33 @@ def swap(
     }
     if keep is not None:
         model.config.subquad["keep"] = keep
+    if split is not None:
+        made = Split(model, *split, NAME)
+        setattr(model, ATTRIBUTE, made)
+        for layer in layers:
+            layer.module._modules[NAME].split = made
     mark(model)
     return Swapped(tuple(layers), methods, keep, _cut_at(given))
+
+
+def _tried_split(
+    given: AnyModel,
+    model: PreTrainedModel,
+    layers: list[Layer],
+    parallel: Any,
+    inputs: Mapping[str, Any] | None,
+    keep: str | None,
+) -> tuple[Ranks, Sequence | None, Fit]:
+    """The ranks of a model whose tokens are split, and how it runs on a part of them; ValueError where it does not."""
+    ranks, fixed = ranks_of(parallel)
+    refuse_holder(given, model)
+    if keep is not None:
+        raise ValueError(f"`parallel` does not go with keep={keep!r}; swap without one of them")
+    for layer in layers:
+        reason = layer.split_refusal()
+        if reason:
+            raise ValueError(f"layer {layer.label} of {type(model).__name__}: {reason}; swap without `parallel`")
+    return ranks, fixed, fit_of(model, layers, inputs)
 
 
 def _cut_at(holder: Any) -> int | None:
@@ -196,6 +232,9 @@ def restore(model: AnyModel) -> None:
             config._attn_implementation = implementation
     for module in model.modules():
         vars(module).pop(ORIGINAL, None)
+        split = vars(module).pop(ATTRIBUTE, None)
+        if split is not None:
+            split.remove()
     unmark(model)
 
 
@@ -247,9 +286,7 @@ def bind(layer: Layer, method: AnyMethod, max_length: int | None = None, *, shar
     return method
 
 
-def bind_all(
-    layers: Sequence[Layer], methods: Mapping[int, AnyMethod], max_length: int | None = None
-) -> dict[int, Bound]:
+def bind_all(layers: Many[Layer], methods: Mapping[int, AnyMethod], max_length: int | None = None) -> dict[int, Bound]:
     """`bind` for the layers with these numbers. One module serves all layers of a method that is one for all layers."""
     found: dict[int, Bound] = {}
     shared: dict[Method, nn.Module | None] = {}

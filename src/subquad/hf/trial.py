@@ -239,20 +239,29 @@ class _Compared(Attached):
 
 def trial_run(model: PreTrainedModel, layers: list[Layer], run: Run, calls: list[CallRecord]) -> Any:
     """Run the model with exact attention through the boundary; ValueError at the first call that differs."""
-    before = {layer.module: layer.module._modules.get(NAME) for layer in layers}
     of_module: dict[nn.Module, list[CallRecord]] = {}
     for call in calls:
         of_module.setdefault(call.module, []).append(call)
+
+    def make(layer: Layer) -> Attached:
+        heads, kv_heads, width = layer.sizes  # type: ignore[misc]
+        attached = _Compared(layer, Bound(Full(), heads=heads, kv_heads=kv_heads, head_dim=width))
+        attached.expected = iter(of_module[layer.module])
+        attached.comparable = all(call.defined for call in calls)
+        return attached
+
+    with attaching([layer for layer in layers if layer.module in of_module], make), undisturbed(model, TRIED):
+        return run(model)
+
+
+@contextmanager
+def attaching(layers: list[Layer], make: Callable[[Layer], Attached]) -> Iterator[None]:
+    """Attach to these layers what `make` makes for them, and afterwards what was there before."""
+    before = {layer.module: layer.module._modules.get(NAME) for layer in layers}
     try:
         for layer in layers:
-            if layer.module in of_module:
-                heads, kv_heads, width = layer.sizes  # type: ignore[misc]
-                attached = _Compared(layer, Bound(Full(), heads=heads, kv_heads=kv_heads, head_dim=width))
-                attached.expected = iter(of_module[layer.module])
-                attached.comparable = all(call.defined for call in calls)
-                layer.module.add_module(NAME, attached.eval())
-        with undisturbed(model, TRIED):
-            return run(model)
+            layer.module.add_module(NAME, make(layer).eval())
+        yield
     finally:
         for module, attached_before in before.items():
             module._modules.pop(NAME, None)

@@ -12,6 +12,7 @@ from subquad.intercepts.mode import SdpaCalls
 from subquad.intercepts.seen import Seen
 from subquad.intercepts.where import caller, is_ours
 from subquad.methods import Method, resolve
+from subquad.parallel.current import refuse_in_use
 from subquad.sdpa_arguments import prepare_sdpa, run_exactly
 
 
@@ -101,6 +102,7 @@ class _StandIn:
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         if not torch.compiler.is_compiling() and is_ours():
             return run_exactly(*args, **kwargs)
+        refuse_in_use("sq.intercept", "use sq.nn.swap(module, method), or call sq.attention(…, parallel=of)")
         try:
             prepared = prepare_sdpa(self.method, *args, **kwargs)
         except (TypeError, ValueError) as error:

@@ -24,6 +24,7 @@ from subquad.methods.traits import FAMILIES, Fit, Traits
 from subquad.ops.packing import take_apart
 from subquad.ops.padding import cleared_inputs
 from subquad.ops.precision import wide
+from subquad.parallel.current import in_use, running_split
 from subquad.parallel.heads import Heads
 from subquad.shapes import Sizes, validate
 from subquad.spelling import instead
@@ -138,6 +139,7 @@ class Method:
         """Attention by this method; arguments, shapes and errors as in `subquad.attention`."""
         if self.traits.learned:
             raise ValueError(only_bound(self))
+        how["parallel"] = in_use(how.get("parallel"))
         return self.run(*self.prepare(query, key, value, **how))
 
     def prepare(
@@ -197,7 +199,8 @@ class Method:
         """Attention on inputs from `prepare`: out, or (out, lse) if the call wants both."""
         with without_autocast(query.device.type):
             if call.parallel is not None:
-                out, lse = run_parallel(self, query, key, value, call)
+                with running_split():
+                    out, lse = run_parallel(self, query, key, value, call)
             else:
                 out, lse = self._with_kept(query, key, value, call)
         return (out.to(query.dtype), lse) if call.wants_lse else out.to(query.dtype)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from subquad.masks import Mask
 from subquad.methods.call import Call
 from subquad.methods.checks import check_state, check_step_mask, without_autocast
+from subquad.parallel.current import in_use, refuse_in_use
 from subquad.shapes import Sizes
 
 
@@ -38,7 +39,13 @@ class BoundMethod(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Any:
         """Attention by this method, with the options of `subquad.attention`; in training, keep the auxiliary loss."""
+        how["parallel"] = in_use(how.get("parallel"))
         query, key, value, call = self.prepare(query, key, value, **how)
+        if self.watch is not None and call.parallel is not None:
+            raise ValueError(
+                "sq.audit does not go with `parallel`: it would compute exact rows from this rank's keys alone; audit "
+                "the model on one rank"
+            )
         if self.learned is not None and self.training and torch.is_grad_enabled():
             self._loss = self.method.run_auxiliary_loss(query, key, value, call)
         if self.watch is not None:
@@ -98,6 +105,7 @@ class BoundMethod(nn.Module):
                 layer, batch, dtype or device; and as `subquad.attention`.
         """
         self._require_recurrent()
+        refuse_in_use("a step", "decode on one rank, inside sq.parallel.use(None)")
         check_step_mask(mask)
         mask = (mask or Mask()) & Mask.causal(offset=0)
         query, key, value, call = self.prepare(query, key, value, mask=mask, scale=scale, seed=seed)

@@ -10,8 +10,9 @@ from subquad.masks import Mask
 from subquad.methods import Method, resolve
 from subquad.methods.keep import Keep
 from subquad.nn.memory import mask_behind, preceded, refuse_without_memory
-from subquad.nn.torch_calls import as_batches, attend_as_torch, empty_outputs, refuse_weights
+from subquad.nn.torch_calls import as_batches, attend_as_torch, empty_outputs, refuse_nested, refuse_weights
 from subquad.nn.torch_weights import rename_torch_weights
+from subquad.parallel.current import in_use
 
 
 class MultiheadAttention(nn.Module):
@@ -119,6 +120,7 @@ class MultiheadAttention(nn.Module):
         seed: int | None = None,
         keep: Keep | None = None,
         memory: Float[Tensor, "... _q"] | None = None,
+        parallel: Any = None,
     ) -> Any:
         """Attend from `query` to `key` and `value`; alone, self-attention; `value` defaults to `key`.
 
@@ -142,6 +144,8 @@ class MultiheadAttention(nn.Module):
             memory: (B,R,embed_dim), hidden states that come before those of `query` in self-attention, as `remember`
                 keeps them. They are keys and values, without a gradient to them. `mask` is then that of N queries and
                 R + N keys, or padding of the new tokens.
+            parallel: as in `subquad.attention`: the inputs are this rank's tokens. `sq.parallel.use` sets it for all
+                layers of a model. `attn_mask`, a memory and nested tensors do not go with it.
 
         Raises:
             ValueError: need_weights=True; both kinds of masks; what the method cannot take; a memory of another batch,
@@ -151,6 +155,8 @@ class MultiheadAttention(nn.Module):
         refuse_weights(need_weights)
         method = self.attention.method
         if memory is not None:
+            if in_use(parallel) is not None:
+                raise ValueError("`memory` does not go with `parallel`; leave it out, or run the layer on one rank")
             self._check_memory(query, key, value, key_padding_mask, attn_mask)
             axis = 1 if self.batch_first and query.ndim == 3 else 0
             key = preceded(query, memory, axis, "query")
@@ -159,12 +165,13 @@ class MultiheadAttention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         same = key is query
+        parallel = in_use(parallel, self_attention=same)
         step = method.traits.cached and mask is not None and mask.offset is not None
         (query, key, value), lengths, back = as_batches(query, key, value, batch_first=self.batch_first)
         hidden, query = query, self._split(self.q_proj(query), self.num_heads)
         key, value = self._split(self.k_proj(key), self.kv_heads), self._split(self.v_proj(value), self.kv_heads)
         options: dict[str, Any] = {"seed": seed, "keep": keep, "dropout_p": self.dropout if self.training else 0.0}
-        options["hidden"] = hidden
+        options |= {"hidden": hidden, "parallel": parallel}
         if key_padding_mask is not None or attn_mask is not None:
             if mask is not None or bias is not None or lengths is not None:
                 other = "nested inputs" if lengths is not None else "`mask` or `bias`"
@@ -176,6 +183,7 @@ class MultiheadAttention(nn.Module):
                 raise ValueError(
                     f"{method.label!r} does not support cross-attention: its keys are those of the queries"
                 )
+            refuse_nested(lengths, parallel)
             if lengths is not None:
                 mask = (mask or Mask()) & Mask.padding(lengths)
             empty = empty_outputs(query, key, value)

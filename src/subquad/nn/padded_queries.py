@@ -31,19 +31,23 @@ def attend_all(
     bias: Tensor | None = None,
     keep: Keep | None = None,
     hidden: Tensor | None = None,
+    parallel: Any = None,
     **options: Any,
 ) -> Tensor:
     """Run a method for all queries, padded ones included.
 
     `mask` holds no padding: `real` (B,M) says which keys are real, `own` (B,N) which queries; None: all, or not known.
-    `hidden` is the layer's input.
+    `hidden` is the layer's input. With `parallel`, padded queries of methods that group queries have attention 0: the
+    exchanges of another clustering would buy outputs that no real token depends on.
     """
     seen = mask if real is None else mask & Mask.padding(keys=real)
     one_by_one = bound.method.traits.yardstick or mask.span is not None
     if real is None or own is None or one_by_one:  # what a query gets does not depend on the other queries
-        return bound(query, key, value, mask=seen, bias=bias, keep=keep, hidden=hidden, **options)
+        return bound(query, key, value, mask=seen, bias=bias, keep=keep, hidden=hidden, parallel=parallel, **options)
     seen = seen & Mask.padding(queries=own)
-    out = bound(query, key, value, mask=seen, bias=bias, keep=keep, hidden=hidden, **options)
+    out = bound(query, key, value, mask=seen, bias=bias, keep=keep, hidden=hidden, parallel=parallel, **options)
+    if parallel is not None:
+        return out
     padded = padded_queries(own, mask.is_causal) if query.shape[2] == key.shape[2] else None
     return out if padded is None else out + attend_padded(query, key, value, real, padded, **options)
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from subquad.masks import Mask
 from subquad.methods import Method, resolve
 from subquad.nn.attention import MultiheadAttention
+from subquad.parallel.current import refuse_in_use
 from subquad.shapes import Sizes
 
 
@@ -327,6 +328,7 @@ def with_cross_attention(method: str | Method, where: str) -> Method:
 
 def check_sets(width: int, x: Tensor, y: Tensor | None = None) -> None:
     """ValueError where sets are not (B, elements, width), or are of two batches; the message names both sides."""
+    refuse_in_use("a layer for sets", "gather the set on one rank, or use sq.nn.MultiheadAttention")
     for name, each in ({"x": x} | ({} if y is None else {"y": y})).items():
         if each.ndim != 3 or each.shape[2] != width:
             raise ValueError(f"`{name}` is {tuple(each.shape)}, but it must be (batch, elements, {width})")

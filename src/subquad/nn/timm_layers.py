@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from subquad.intercepts import SdpaCalls
 from subquad.methods import Method
+from subquad.parallel.current import refuse_in_use
 from subquad.sdpa_arguments import mask_and_bias
 
 CHANGED: dict[str, Any] = {}
@@ -42,6 +43,8 @@ def forward(layer: Any, *args: Any, **kwargs: Any) -> Tensor:
         **options: Any,
     ) -> Tensor:
         ran.append(True)
+        if attn_mask is not None:
+            refuse_in_use("a mask of timm's Attention", "leave it out, or run the layer on one rank")
         mask, bias = mask_and_bias(layer.subquad.method, query, key, attn_mask, is_causal)
         options["hidden"] = args[0] if args else kwargs.get("x")
         return layer.subquad(query, key, value, mask=mask, bias=bias, dropout_p=dropout_p, **options)

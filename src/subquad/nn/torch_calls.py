@@ -26,6 +26,12 @@ def refuse_weights(need_weights: bool | None) -> None:
         )
 
 
+def refuse_nested(lengths: Tensor | None, parallel: Any) -> None:
+    """Raise ValueError where nested inputs would be split over ranks."""
+    if lengths is not None and parallel is not None:
+        raise ValueError("nested tensors do not go with `parallel`; pad them, and give a mask of this rank's tokens")
+
+
 def as_batches(
     query: Tensor, key: Tensor, value: Tensor, *, batch_first: bool
 ) -> tuple[list[Tensor], Tensor | None, Callable[[Tensor], Tensor]]:
@@ -87,6 +93,7 @@ def attend_as_torch(
     attn_mask: Tensor | None,
     is_causal: bool,
     lengths: Tensor | None = None,
+    parallel: Any = None,
     **options: Any,
 ) -> Tensor:
     """A method on the heads (B,H,N,D) of a layer, under torch's masks: True, or −inf, hides a key.
@@ -95,6 +102,7 @@ def attend_as_torch(
 
     Padded queries are computed, as torch does. `attn_mask` is what holds where `is_causal` is given beside it, as the
     hint that it is; only where its numbers cannot be read does the hint tell. `lengths` is the padding of both sides.
+    With `parallel`, the outputs of padded queries are those of `attend_all`.
 
     Raises:
         ValueError: the method cannot take the mask, or cross-attention; a mask of another shape.
@@ -104,6 +112,13 @@ def attend_as_torch(
         return empty
     if not (self_attention or method.traits.cross):
         raise ValueError(f"{method.label!r} does not support cross-attention: its keys are those of the queries")
+    refuse_nested(lengths, parallel)
+    if parallel is not None and attn_mask is not None:
+        raise ValueError(
+            f"{MASK} does not go with `parallel`, where each rank has a part of both of its axes; give is_causal=True "
+            "alone for a causal mask (`is_causal` of torch's encoder, `tgt_is_causal` of its decoder)"
+        )
+    options["parallel"] = parallel
     allowed = _allowed(attn_mask, B, H, N, M)
     hint = is_causal and (allowed is None or not can_be_read(allowed))
     mask, bias = mask_and_bias(method, query, key, None if hint else allowed, hint, named=MASK)

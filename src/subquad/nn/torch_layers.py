@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from subquad.methods import Method
 from subquad.nn.torch_calls import as_batches, attend_as_torch, refuse_weights
+from subquad.parallel.current import in_use
 
 CHANGED = {"_qkv_same_embed_dim": False}  # else torch's encoder layers, in eval mode, would go around `forward`
 
@@ -61,6 +62,7 @@ def forward(
         attn_mask=attn_mask,
         is_causal=is_causal,
         lengths=lengths,
+        parallel=in_use(self_attention=same),
         hidden=inputs[0],
         dropout_p=layer.dropout if layer.training else 0.0,
     )

@@ -51,6 +51,7 @@ class Sequence:
         self.keys = None if keys is None else _checked("keys", keys, ranks)
         self.group, self.mode = group, mode
         self._agreed: set[Any] = set()
+        self._of_queries: Sequence | None = None
 
     @staticmethod
     def even(tokens: int, group: Any = None, *, keys: int | None = None, mode: str = "auto") -> Sequence:
@@ -89,6 +90,19 @@ class Sequence:
     def own(self) -> slice:
         """The tokens of this rank in the whole sequence."""
         return spans(self.lengths)[self.rank]
+
+    @property
+    def of_queries(self) -> Sequence:
+        """The sequence without keys of its own: that of self-attention."""
+        if self.keys is None:
+            return self
+        if self._of_queries is None:
+            self._of_queries = Sequence(self.lengths, group=self.group, mode=self.mode)
+        return self._of_queries
+
+    def positions(self, device: torch.device | str | None = None) -> Tensor:
+        """The positions of this rank's tokens in the whole sequence, int64, for rotary or learned positions."""
+        return torch.arange(self.own.start, self.own.stop, device=device)
 
     def shard(self, x: Tensor, dim: int = 1) -> Tensor:
         """This rank's part of a tensor that holds all tokens along an axis.

@@ -1,0 +1,238 @@
+"""A swapped model on tokens that are split over ranks.
+
+Before each forward pass every rank sends all others a few numbers (`passes.Facts`). From these come the sequence, the
+positions of this rank's tokens and its share of the loss. For a model to be right on a part of its tokens, everything
+in it but attention must treat each token by itself, given its position: `split_trial` finds that out when the model is
+swapped.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from subquad.hf.doors import AnyModel, transformers_model
+from subquad.hf.passes import NOT_A_LABEL, NOW, OF_TOKENS, Facts, Pass, check_facts, facts_of
+from subquad.hf.token_positions import counted, positions, tokens_of
+from subquad.parallel import Ranks, Sequence
+from subquad.parallel.sequence import even_shares
+
+ATTRIBUTE = "_subquad_split"  # on a swapped model: its `Split`
+_TRANSPARENT = ("PeftModel", "DistributedDataParallel", "OptimizedModule")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a model runs on a part of its tokens, as the trial found.
+
+    Attributes:
+        positions: the rule of its positions; None: it takes none.
+        loss: "shifted" and "plain" losses are sums divided by a number that is given, the first of next tokens; "mean"
+            is a mean over the labels that the model sees; None: labels are refused.
+        dropped: outputs that have no axis of tokens.
+    """
+
+    positions: str | None
+    loss: str | None = None
+    dropped: tuple[str, ...] = ()
+
+
+class Split:
+    """The ranks that a model's tokens are split over, and hooks around its forward pass."""
+
+    def __init__(self, model: PreTrainedModel, ranks: Ranks, fixed: Sequence | None, fit: Fit, active: str):
+        self.ranks, self.fit, self._active, self._fixed = ranks, fit, active, fixed
+        self._root, self._last = model, fixed
+        self._inside: list[nn.Module] = []  # the hooked modules that run
+        self._hooks: list[Any] = []
+        for part in hooked(model):
+            self._hooks.append(part.register_forward_pre_hook(self._enter, with_kwargs=True))
+            self._hooks.append(part.register_forward_hook(self._leave, with_kwargs=True, always_call=True))
+
+    def remove(self) -> None:
+        """Take the hooks off the model."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def sequence(self, label: str) -> Sequence:
+        """The sequence of the forward pass that runs, or that a backward pass computes again."""
+        now = NOW.get()
+        if now is not None:
+            return now.of
+        if self._last is None or torch._C._current_graph_task_id() == -1:
+            raise ValueError(
+                f"layer {label} runs outside of its model's forward pass, where nothing says which tokens this rank "
+                f"has; call the whole {type(self._root).__name__}, or swap without `parallel`"
+            )
+        return self._last
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self._root.config._attn_implementation != self._active:
+            return None
+        given = by_name(module, args, kwargs)
+        now = NOW.get() if self._inside else self._begin(given)
+        assert now is not None
+        self._inside.append(module)
+        fill(module, given, now.positions)
+        if module is self._root and "labels" in given:
+            now.prepare_labels(given, self.fit.loss)
+        return (), given
+
+    def _begin(self, given: Mapping[str, Any]) -> Pass:
+        """What the ranks tell each other before a forward pass."""
+        own = facts_of(given, self.fit.loss)
+        device = tokens_of(given).device
+        every = [Facts(*each) for each in self.ranks.gathered(torch.tensor(own, device=device)).tolist()]
+        check_facts(every, self.fit.loss, "labels" in given)
+        of = self._agreed([facts.tokens for facts in every])
+        labels = own.labels, sum(facts.labels for facts in every)
+        now = Pass(of, any(facts.mask == 2 for facts in every), labels)
+        if self.fit.positions is not None and "position_ids" not in given:
+            now.positions = self._positions(self.fit.positions, given, of)
+        NOW.set(now)
+        self._last = of
+        return now
+
+    def _agreed(self, lengths: list[int]) -> Sequence:
+        if self._fixed is None:
+            return self.ranks.sequence(lengths)
+        if self._fixed.lengths != tuple(lengths):
+            raise ValueError(
+                f"the ranks have {tuple(lengths)} tokens, but the model was swapped for {self._fixed.lengths}; swap "
+                "with parallel=group for batches of any length"
+            )
+        return self._fixed
+
+    def _positions(self, rule: str, given: Mapping[str, Any], of: Sequence) -> Tensor:
+        real, before = counted(rule, given, self._root.config), None
+        if real is not None:
+            every = self.ranks.gathered(real.sum(1))
+            before = every[: of.rank].sum(0)
+        return positions(rule, given, of.own.start, before, self._root.config)
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if not self._inside or self._inside[-1] is not module:
+            return None
+        self._inside.pop()
+        now = NOW.get()
+        if not self._inside:
+            NOW.set(None)
+        if output is None or now is None:  # an error is on its way
+            return None
+        if not isinstance(output, ModelOutput):
+            raise ValueError(
+                f"{type(module).__name__} returned a {type(output).__name__}, in which nothing says what is of this "
+                "rank's tokens; leave out return_dict=False"
+            )
+        kept = {name: x for name, x in output.items() if name not in self.fit.dropped}
+        if module is self._root and now.share is not None and "loss" in kept:
+            kept["loss"] = kept["loss"] * now.share
+        return type(output)(**kept)
+
+
+def hooked(model: PreTrainedModel) -> list[nn.Module]:
+    """The model, and the one inside of it that makes its hidden states."""
+    return [model] if model.base_model is model else [model, model.base_model]
+
+
+def by_name(module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a forward pass that are not None, by their names."""
+    bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+    rest = [name for name, p in inspect.signature(module.forward).parameters.items() if p.kind is p.VAR_KEYWORD]
+    given = {**bound, **(bound.pop(rest[0], {}) if rest else {})}
+    return {name: x for name, x in given.items() if x is not None and name not in rest}
+
+
+def takes(module: nn.Module, name: str) -> bool:
+    """Whether the forward pass of a module has a parameter of this name."""
+    return name in inspect.signature(module.forward).parameters
+
+
+def fill(module: nn.Module, given: dict[str, Any], at: Tensor | None) -> None:
+    """Add what the module would work out from its own tokens alone, in place."""
+    if at is not None and takes(module, "position_ids"):
+        given.setdefault("position_ids", at)
+    if takes(module, "use_cache"):
+        given["use_cache"] = False
+
+
+def ranks_of(parallel: Any) -> tuple[Ranks, Sequence | None]:
+    """The ranks of what `swap` was given as `parallel`, and the sequence where the lengths are fixed.
+
+    Raises:
+        TypeError: it is none of what can be given.
+        ValueError: a mesh of several dimensions, or a sequence with keys of its own.
+    """
+    if isinstance(parallel, Ranks):
+        return parallel, None
+    if isinstance(parallel, Sequence):
+        if parallel.keys is not None:
+            raise ValueError("the sequence has `keys`, but a Hugging Face model is split in self-attention only")
+        return Ranks(parallel.group, mode=parallel.mode), parallel
+    dimensions = getattr(parallel, "ndim", 1)
+    if dimensions != 1:
+        raise ValueError(f"the mesh has {dimensions} dimensions, but tokens are split over one: give mesh['sp']")
+    if not hasattr(parallel, "get_group") and not isinstance(parallel, torch.distributed.ProcessGroup):
+        raise TypeError(
+            f"`parallel` is a {type(parallel).__name__}, but it must be a dimension of a DeviceMesh, a process group, "
+            "a sq.parallel.Ranks or a sq.parallel.Sequence"
+        )
+    return Ranks(parallel), None
+
+
+def refuse_holder(given: AnyModel, model: PreTrainedModel) -> None:
+    """Raise ValueError for what reads more of a model's outputs than the tokens of one rank."""
+    kinds = {cls.__name__ for cls in type(given).__mro__}
+    if given is not model and not kinds & set(_TRANSPARENT):
+        raise ValueError(
+            f"a {type(given).__name__} reads the outputs of all tokens, but with `parallel` the model has those of one "
+            "rank; swap the model in it, sq.hf.transformers_model(…), and gather its outputs with of.unshard"
+        )
+
+
+def shard(model: AnyModel, batch: Mapping[str, Any], of: Sequence | None = None) -> dict[str, Any]:
+    """This rank's part of a batch, for a model that was swapped with `parallel`. Nothing is sent.
+
+        part = sq.hf.shard(model, tokenizer(texts, return_tensors="pt", padding=True))
+        loss = model(**part).loss
+
+    Args:
+        model: the swapped model.
+        batch: as the model takes it, the same on all ranks: (batch, tokens) of input_ids, attention_mask,
+            token_type_ids, position_ids, labels and shift_labels, inputs_embeds, and what is no tensor.
+        of: which tokens each rank has; None: an even split.
+
+    Labels of a causal language model are shifted before they are cut, as `shift_labels`, because the label of a rank's
+    last token is the first token of the next rank.
+
+    Raises:
+        ValueError: the model was not swapped with `parallel`, the batch has other tensors, or fewer tokens than ranks.
+    """
+    inner = transformers_model(model)
+    split = vars(inner).get(ATTRIBUTE)
+    if split is None:
+        raise ValueError(
+            f"this {type(inner).__name__} was not swapped with `parallel`; call sq.hf.swap(model, method, "
+            "parallel=mesh['sp']) first"
+        )
+    given = {name: x for name, x in batch.items() if x is not None}
+    tokens = tokens_of(given).shape[1]
+    of = of or split.ranks.sequence(even_shares(tokens, split.ranks.ranks))
+    if split.fit.loss == "shifted" and "labels" in given and "shift_labels" not in given:
+        given["shift_labels"] = F.pad(given["labels"], (0, 1), value=NOT_A_LABEL)[:, 1:]
+    tensors = {name: x for name, x in given.items() if isinstance(x, Tensor) and name != "num_items_in_batch"}
+    for name, x in tensors.items():
+        if name not in OF_TOKENS or x.shape[1:2] != (tokens,):
+            raise ValueError(
+                f"{name!r}, {tuple(x.shape)}, cannot be cut: a split batch has tensors (batch, {tokens}) of "
+                f"{', '.join(sorted(OF_TOKENS))}"
+            )
+    return given | {name: of.shard(x).contiguous() for name, x in tensors.items()}

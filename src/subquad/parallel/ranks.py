@@ -1,0 +1,58 @@
+"""Ranks over which sequences of any lengths are split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from subquad.parallel.collectives import gather
+from subquad.parallel.sequence import MODES, Sequence
+
+
+class Ranks:
+    """The ranks of a process group, over which sequences of any lengths are split: for models, whose batches differ.
+
+    Args:
+        group: a process group, or a one-dimensional `DeviceMesh` such as `mesh["sp"]`; None: all processes.
+        mode: as of `Sequence`.
+
+    Raises:
+        ValueError: the mode is unknown.
+        RuntimeError: there is no process group.
+    """
+
+    def __init__(self, group: Any = None, *, mode: str = "auto") -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError(
+                "there is no process group; start the processes by torchrun and call torch.distributed."
+                "init_process_group()"
+            )
+        if mode not in MODES:
+            raise ValueError(f"mode={mode!r}, but it must be one of {', '.join(map(repr, MODES))}")
+        self.group, self.mode = group.get_group() if hasattr(group, "get_group") else group, mode
+        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self._known: dict[tuple[int, ...], Sequence] = {}
+
+    def sequence(self, lengths: Iterable[int]) -> Sequence:
+        """The sequence of which each rank has so many tokens; the same object for the same lengths."""
+        lengths = tuple(lengths)
+        if lengths not in self._known:
+            self._known[lengths] = Sequence(lengths, group=self.group, mode=self.mode)
+        return self._known[lengths]
+
+    def gathered(self, numbers: Tensor) -> Tensor:
+        """The tensors of all ranks, of one shape, as (ranks, …). One exchange."""
+        return torch.stack(gather(numbers, [numbers.shape] * self.ranks, self.group))
+
+    def __deepcopy__(self, memo: Any) -> Ranks:
+        return self  # a process group is not copied
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a process group cannot be pickled; call sq.hf.restore(model), or swap without `parallel`, before saving a "
+            "whole model, or save it with save_pretrained"
+        )
