@@ -6,6 +6,7 @@ out = sq.attention(q, k, v, method="performer", parallel=ctx)
 """
 
 from subquad.parallel.collectives import Traffic, traffic
+from subquad.parallel.current import current, use
 from subquad.parallel.sequence import MODES, Sequence
 
-__all__ = ["MODES", "Sequence", "Traffic", "traffic"]
+__all__ = ["MODES", "Sequence", "Traffic", "current", "traffic", "use"]
