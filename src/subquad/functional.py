@@ -11,6 +11,7 @@ from subquad.methods.base import Method
 from subquad.methods.keep import Keep
 from subquad.methods.registry import resolve
 from subquad.ops.nested import pad
+from subquad.parallel import current
 from subquad.sdpa_masks import can_be_read
 
 
@@ -55,7 +56,7 @@ def attention(
             for all items ([0, -1]) or for each item, int (B,S), or a bool (B,N). Padding is never kept, and a window
             does not restrict kept tokens; all other masks do. For a bool, the call waits for its device once.
         parallel: a `sq.parallel.Sequence`, of whose tokens query, key, value and the mask's tensors are this rank's
-            part. Lengths of padded items count all tokens. `bias`, `keep`, dropout, offsets and dense masks do not go
+            part; defaults to that of `sq.parallel.use`. Lengths of padded items count all tokens. `bias`, `keep`, dropout, offsets and dense masks do not go
             with it.
         attn_mask: not taken; `mask=sq.Mask.from_sdpa(attn_mask)` reads one, `bias=` is what floats add.
 
@@ -80,7 +81,7 @@ def attention(
         )
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "dropout_p": dropout_p, "seed": seed}
     if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
-        others = {"bias": bias is not None, "keep": keep is not None, "parallel": parallel is not None}
+        others = {"bias": bias is not None, "keep": keep is not None, "parallel": (parallel or current()) is not None}
         _refuse_beside_nested(query, key, value, return_lse=return_lse, **others)
         return _nested_attention(query, key, value, resolve(method), mask or Mask(), options)
     return resolve(method)(

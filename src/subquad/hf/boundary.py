@@ -19,6 +19,7 @@ from subquad.hf.layers import NAME, STATE_MARK, Attached
 from subquad.hf.patterns import CAUSAL, EVERYTHING, Pattern, read_pattern
 from subquad.hf.saved import SAVED_AS
 from subquad.masks import Mask
+from subquad.parallel import current
 
 # Keywords that reach an attention function and change nothing about its result. Any other must be None or False.
 _HARMLESS = {
@@ -69,7 +70,8 @@ def make_mask(
         filled = torch.arange(kv_length, device=device) < q_offset + q_length - kv_offset
     elif causal and attention_mask is None and q_length == kv_length > 1:  # else there is no packing
         segments = _segments(mask_function, batch_size, q_length, device)
-    if filled is None and real is not None and not torch.compiler.is_compiling() and bool(real.all()):
+    look = not torch.compiler.is_compiling() and current() is None  # ranks must agree, whichever of them have padding
+    if filled is None and real is not None and look and bool(real.all()):
         real = None
     handed = encode(causal=causal, real=real, filled=filled, segments=segments, batch=batch_size)
     return handed.to(device) if device is not None else handed

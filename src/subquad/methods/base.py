@@ -23,6 +23,7 @@ from subquad.methods.traits import FAMILIES, Fit, Traits
 from subquad.ops.packing import take_apart
 from subquad.ops.padding import cleared_inputs
 from subquad.ops.precision import wide
+from subquad.parallel import current
 from subquad.shapes import Sizes, validate
 from subquad.spelling import instead
 
@@ -166,6 +167,7 @@ class Method:
         check_options(query, key, mask, bias, scale, dropout_p, seed)
         mask = mask or Mask()
         mask = mask & Mask.causal(offset=0) if is_causal else mask
+        parallel = current() if parallel is None else parallel
         if parallel is not None:
             mask = mask_of_rank(mask, query, key, parallel)
         mask.check(sizes, query.device)

@@ -15,6 +15,7 @@ from torch import Tensor
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Clustered
 from subquad.methods.keep import Keep
+from subquad.parallel import current
 
 PADDED = Clustered(clusters=16)
 
@@ -44,6 +45,8 @@ def attend_all(
         return bound(query, key, value, mask=seen, bias=bias, keep=keep, hidden=hidden, **options)
     seen = seen & Mask.padding(queries=own)
     out = bound(query, key, value, mask=seen, bias=bias, keep=keep, hidden=hidden, **options)
+    if current() is not None:  # what padded tokens get would be an exchange that only some ranks make; it stays 0
+        return out
     padded = padded_queries(own, mask.is_causal) if query.shape[2] == key.shape[2] else None
     return out if padded is None else out + attend_padded(query, key, value, real, padded, **options)
 
