@@ -19,6 +19,7 @@ from subquad.hf.weights import check_weights
 from subquad.training import processes
 from subquad.training.callbacks import Curves, Progress
 from subquad.training.checkpoints import discard_unsealed, newest
+from subquad.training.layout import Layout
 from subquad.training.same_data import check_same_data
 from subquad.training.settings import RunSettings
 from subquad.training.tasks.base import Figures, Splits
@@ -71,11 +72,13 @@ def train(
     """
     check_device(device)
     quiet()
+    layout = Layout(settings.parallel)
     remark(progress, "reading the data")
     splits = settings.task.splits(data)
     _check_splits(splits)
     with as_input_error():
-        args = arguments(settings.training, settings.task, out, device, processes.count())
+        layout.check()
+        args = arguments(settings.training, settings.task, out, device, layout)
         set_seed(settings.training.seed)
         model = settings.task.model(settings.model)
     if processes.number() == 0:
@@ -85,14 +88,16 @@ def train(
     if processes.number() == 0:
         for line in settings.task.remarks(splits):
             remark(progress, line)
-    trainer = MethodTrainer(model, settings.task, splits, settings.training, args, progress)
+    trainer = MethodTrainer(model, settings.task, splits, settings.training, args, progress, layout)
     for callback in callbacks:
         trainer.add_callback(callback)
     curves = Curves(out / "tensorboard")
     if processes.number() == 0:
         trainer.add_callback(curves)
     start = _start(out)
-    with _clear_ends(settings), files.cannot_write(out):
+    if layout.part:  # their dropout is not that of the first part of the tokens
+        torch.manual_seed(settings.training.seed + layout.part)
+    with _clear_ends(settings), files.cannot_write(out), layout.running(model):
         trainer.train_from(start)
         test = trainer.evaluate(cast(Any, splits.test), metric_key_prefix="test")
     curves.close()
@@ -105,8 +110,9 @@ def evaluate(
     """The test figures of a model as it is, such as one whose attention was swapped; `out` is a scratch folder."""
     quiet()
     splits = settings.task.splits(data)
-    args = arguments(settings.training, settings.task, out, device, 1)
-    trainer = MethodTrainer(model, settings.task, splits, settings.training, args, lambda what, done, total: None)
+    args = arguments(settings.training, settings.task, out, device, Layout())
+    silent: Progress = lambda what, done, total: None  # noqa: E731
+    trainer = MethodTrainer(model, settings.task, splits, settings.training, args, silent, Layout())
     with _clear_ends(settings):
         return _figures(trainer.evaluate(cast(Any, splits.test), metric_key_prefix="test"), "test_")
 

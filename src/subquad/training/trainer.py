@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from accelerate.data_loader import prepare_data_loader
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer, RAdam
 from torch.utils.data import DataLoader
@@ -24,6 +25,7 @@ from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
 from subquad.training import processes
 from subquad.training.callbacks import SHOWN, Carried, Patience, Progress, Reporting, Saving
 from subquad.training.checkpoints import newest_step
+from subquad.training.layout import Layout
 from subquad.training.order import Order
 from subquad.training.settings import TrainingSettings
 from subquad.training.tasks.base import Item, Splits, Task
@@ -60,18 +62,19 @@ class Diverged(Ended):
         )
 
 
-def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, count: int) -> Arguments:
-    """Hugging Face's arguments for these settings, on `count` processes.
+def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, layout: Layout) -> Arguments:
+    """Hugging Face's arguments for these settings, on the processes of this layout.
 
     Raises:
         InputError: a batch that does not divide among the processes, or a device other than the first of its kind.
     """
     if torch.device(device).index:
         raise InputError(f"--device {device}: choose it by CUDA_VISIBLE_DEVICES={torch.device(device).index} instead")
-    shares = count * settings.accumulate
+    shares = layout.shares * settings.accumulate
     if settings.batch % shares:
+        among = f"{layout.shares} groups of {layout.settings.sequence}" if layout.splits else f"{layout.shares}"
         raise InputError(
-            f"training.batch={settings.batch} does not divide among {count} processes with "
+            f"training.batch={settings.batch} does not divide among {among} processes with "
             f"training.accumulate={settings.accumulate}: give a multiple of {shares}"
         )
     every = settings.every or settings.steps
@@ -105,9 +108,11 @@ def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, co
         use_cpu=device == "cpu",
         disable_tqdm=True,
         log_level="error",
+        log_level_replica="error",
         report_to="none",
         remove_unused_columns=False,
         label_names=["labels"],
+        ddp_timeout=layout.seconds,
     )
 
 
@@ -122,7 +127,9 @@ class MethodTrainer(Trainer):
         settings: TrainingSettings,
         args: TrainingArguments,
         progress: Progress,
+        layout: Layout,
     ):
+        self.layout = layout
         self.task, self.settings, self.carried = task, settings, Carried()
         self.has_auxiliary = has_auxiliary_loss(model)
         patience = Patience(self.carried, settings.patience, settings.stop_at)
@@ -189,17 +196,28 @@ class MethodTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Item]:
         """All examples of the run, in their order."""
-        batch = self.settings.batch
+        data, updates = cast(Any, self.train_dataset), self.args.max_steps
+        order = Order(len(data), updates * self.settings.batch, self.settings.seed)
+        return self._loader(data, self.args.train_batch_size, sampler=order, drop_last=True)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Item]:
+        """All examples of a split, each once."""
+        return self._loader(eval_dataset or self.eval_dataset, self.args.eval_batch_size)
+
+    def _loader(self, data: Any, batch: int, **how: Any) -> DataLoader[Item]:
+        """Batches of this process; processes that share the tokens of an input have the same ones."""
         loader = DataLoader(
-            cast(Any, self.train_dataset),
-            batch_size=self.args.train_batch_size,
-            sampler=Order(len(cast(Any, self.train_dataset)), self.args.max_steps * batch, self.settings.seed),
-            drop_last=True,
+            data,
+            batch_size=batch,
             collate_fn=self.task.collate,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
+            **how,
         )
-        return cast(DataLoader[Item], self.accelerator.prepare(loader))
+        device, layout = self.args.device, self.layout
+        if not layout.splits:
+            return cast(DataLoader[Item], self.accelerator.prepare(loader))
+        return prepare_data_loader(loader, device, layout.shares, layout.share, put_on_device=True)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Trainer's scheduler, or one that halves the learning rate each epoch."""
@@ -231,9 +249,21 @@ class MethodTrainer(Trainer):
     def _real(self, items: int) -> int:
         """How many items of a batch are not repeated ones, with which the last batch of several processes is filled."""
         state = self.accelerator.gradient_state
-        if processes.count() == 1 or not state.end_of_dataloader or state.remainder <= 0:
+        if self.layout.shares == 1 or not state.end_of_dataloader or state.remainder <= 0:
             return items
-        return max(1, min(items, state.remainder - processes.number() * items))
+        return max(1, min(items, state.remainder - self.layout.share * items))
+
+    def evaluation_loop(self, *args: Any, **options: Any) -> Any:
+        """Trainer's, in which each item counts once, however many processes share its tokens."""
+        if self.layout.splits:
+            self.gather_function = self._gathered
+        return super().evaluation_loop(*args, **options)
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        """The rows of all items of a batch, of one process of those that share them."""
+        state, layout = self.accelerator.gradient_state, self.layout
+        rows = self.accelerator.gather(x).unflatten(0, (layout.shares, layout.settings.sequence, -1))[:, 0].flatten(0, 1)
+        return rows[: state.remainder] if state.end_of_dataloader and state.remainder > 0 else rows
 
     def _figures(self, predicted: EvalPrediction) -> dict[str, float]:
         return self.task.figures(torch.from_numpy(np.asarray(predicted.predictions)))
