@@ -159,25 +159,23 @@ def kept(outcome: Outcome) -> dict[str, Any]:
     return {"history": without_times(outcome.history), "test": outcome.test}
 
 
-def curves(folder: Path, sequence: int) -> dict[str, Any]:
+def curves(folder: Path, *how: str) -> dict[str, Any]:
     """What runs leave on these processes; the last goes on with what one process left."""
-    found = {}
-    for name in RUNS:
-        found[name] = kept(train(settings(name, folder, f"parallel.sequence={sequence}"), folder / name))
-    found["of one"] = kept(train(settings("lm", folder, f"parallel.sequence={sequence}", *LONGER), folder / "of one"))
+    found = {name: kept(train(settings(name, folder, *how), folder / name)) for name in RUNS}
+    found["of one"] = kept(train(settings("lm", folder, *how, *LONGER), folder / "of one"))
     return found
 
 
-def main(folder: Path, sequence: int) -> None:
+def main(folder: Path, sequence: int, fsdp: str = "false") -> None:
     every_step()
     count, found = processes.count(), {}
     if count == sequence:
         dist.init_process_group("gloo", timeout=timedelta(seconds=60))
         found = {name: differences(model) for name, model in MODELS.items()}
-    found["curves"] = curves(folder, sequence)
+    found["curves"] = curves(folder, f"parallel.sequence={sequence}", f"parallel.fsdp={fsdp}")
     (folder / f"{processes.number()}.json").write_text(json.dumps(found))
     processes.leave()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -1,12 +1,14 @@
 """Hugging Face's Trainer, with the methods' auxiliary losses, a task's figures, exact resumption and clear ends.
 
-Only documented parts of it are used: its arguments, callbacks, and the methods that subclasses may override.
+Only documented parts of it are used, its arguments, callbacks, and the methods that subclasses may override; but for
+`parallel.fsdp`, whose weights this file shares out in Trainer's place, so that checkpoints stay those of one process.
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +16,7 @@ import numpy as np
 import torch
 from accelerate.data_loader import prepare_data_loader
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Adam, AdamW, Optimizer, RAdam
 from torch.utils.data import DataLoader
 from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerState, TrainingArguments
@@ -28,6 +31,7 @@ from subquad.training.checkpoints import newest_step
 from subquad.training.layout import Layout
 from subquad.training.order import Order
 from subquad.training.settings import TrainingSettings
+from subquad.training.sharding import ShardedStates, shard, whole_weights
 from subquad.training.tasks.base import Item, Splits, Task
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"adamw": AdamW, "adam": Adam, "radam": RAdam}
@@ -149,6 +153,9 @@ class MethodTrainer(Trainer):
             optimizer_cls_and_kwargs=(OPTIMIZERS[settings.optimizer], {"lr": settings.learning_rate}),
         )
         self.remove_callback(PrinterCallback)
+        self.states: ShardedStates | None = None
+        # Nothing then wraps the model: `create_optimizer` shares out its weights.
+        self.is_distributed_loading_by_transformers = layout.settings.fsdp
 
     # ------------------------------------------------------------------ steps
 
@@ -219,6 +226,25 @@ class MethodTrainer(Trainer):
             return cast(DataLoader[Item], self.accelerator.prepare(loader))
         return prepare_data_loader(loader, device, layout.shares, layout.share, put_on_device=True)
 
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        """Trainer's optimizer; with `parallel.fsdp`, of weights that are shared out first."""
+        if not self.layout.settings.fsdp:
+            return super().create_optimizer(model)
+        shard(cast(nn.Module, self.model), self.args.device.type)
+        optimizer = super().create_optimizer(model)
+        self.states = ShardedStates(optimizer)
+        return optimizer
+
+    @contextmanager
+    def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
+        """Passes before the last of a step add to the whole gradient; Trainer's asks for a config of its own."""
+        model = cast(FSDPModule, self.model)
+        model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
+
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Trainer's scheduler, or one that halves the learning rate each epoch."""
         if self.settings.schedule == "halving":
@@ -242,15 +268,20 @@ class MethodTrainer(Trainer):
                 outputs[name] = value.float() if value.is_floating_point() else value  # bf16, where autocast is
             scores = self.task.score(outputs, inputs).float()
             real = self._real(len(scores))
-            first = {name: tensor[:real] for name, tensor in inputs.items()}
-            loss = outputs.loss if real == len(scores) else model(**first).loss
+            loss = outputs.loss
+            if real is not None:
+                loss = model(**{name: tensor[:real] for name, tensor in inputs.items()}).loss
         return loss.detach().float().mean(), scores, torch.zeros(len(scores), device=scores.device)
 
-    def _real(self, items: int) -> int:
-        """How many items of a batch are not repeated ones, with which the last batch of several processes is filled."""
+    def _real(self, items: int) -> int | None:
+        """How many items of a batch are not repeated ones, with which the last batch of several processes is filled.
+
+        None for any other batch. Processes that share the weights call the model together, so all of them have a number
+        or none has.
+        """
         state = self.accelerator.gradient_state
         if self.layout.shares == 1 or not state.end_of_dataloader or state.remainder <= 0:
-            return items
+            return None
         return max(1, min(items, state.remainder - self.layout.share * items))
 
     def evaluation_loop(self, *args: Any, **options: Any) -> Any:
@@ -297,11 +328,20 @@ class MethodTrainer(Trainer):
         Raises:
             Diverged: a weight is not finite.
         """
-        for name, tensor in self.accelerator.unwrap_model(self.model).state_dict().items():
+        weights = self.weights()
+        for name, tensor in weights.items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise self._diverged(f"{name} is not finite at step {self.state.global_step}, and is not saved")
         self.carried.loss = self._mean_loss()
-        super().save_model(output_dir, **options)
+        if self.states is None:
+            return super().save_model(output_dir, **options)
+        self.states.gather()
+        self._save(output_dir, state_dict=weights)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The whole state of the model; with `parallel.fsdp`, all processes call this together."""
+        model = self.accelerator.unwrap_model(self.model)
+        return whole_weights(model) if self.layout.settings.fsdp else model.state_dict()
 
     def train_from(self, checkpoint: Path | None) -> None:
         """Train, from a checkpoint where there is one; if nothing is left to do after it, its weights are read.
