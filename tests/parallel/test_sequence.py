@@ -52,6 +52,32 @@ def test_one_rank_has_all(alone: None, method: str, mode: str):
     assert torch.equal(of.unshard(of.shard(q, dim=2), dim=2), q)
 
 
+def nested(x: torch.Tensor) -> torch.Tensor:
+    """Items of one length, as a nested tensor (B,H,length,D)."""
+    return torch.nested.as_nested_tensor(list(x.transpose(1, 2)), layout=torch.jagged).transpose(1, 2)
+
+
+def test_a_block_gives_calls_their_sequence(alone: None):
+    q, k, v = qkv(21)
+    of, other = sq.parallel.Sequence.even(21), sq.parallel.Sequence.even(20)
+    layer = sq.nn.MultiheadAttention(16, 2, method="linear")
+    with sq.parallel.use(other):
+        with pytest.raises(ValueError, match="`query` has 21 positions on rank 0, but its share of the sequence is 20"):
+            sq.attention(q, k, v, method="linear")
+        with pytest.raises(ValueError, match="share of the sequence is 20"):
+            layer(normal(2, 21, 16))
+        with pytest.raises(ValueError, match="`parallel` does not go with nested tensors"):
+            sq.attention(*[nested(q)] * 3, method="linear")
+        with pytest.raises(ValueError, match="leave the block"):
+            layer.eval().step(normal(2, 20, 16), layer.init_state(2))
+        sq.attention(q, k, v, method="linear", parallel=of)  # what is given counts
+        with sq.parallel.use(of):  # and the innermost block
+            sq.attention(q, k, v, method="linear")
+        with sq.parallel.use(None):
+            layer(normal(2, 21, 16))
+    layer(normal(2, 21, 16))
+
+
 def test_what_does_not_go_with_it_is_refused(alone: None):
     q, k, v = qkv(21)
     of = sq.parallel.Sequence.even(21)

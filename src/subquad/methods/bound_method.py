@@ -109,6 +109,8 @@ class BoundMethod(nn.Module):
         check_step_mask(mask)
         mask = (mask or Mask()) & Mask.causal(offset=0)
         query, key, value, call = self.prepare(query, key, value, mask=mask, scale=scale, seed=seed)
+        if call.parallel is not None:
+            raise ValueError("a step has a state of its own on each rank; leave the block of sq.parallel.use to decode")
         width = value.shape[3]
         if width not in self._shapes:
             fresh = self.init_state(1, like=query, value_dim=width)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from subquad.parallel.collectives import gather
-from subquad.parallel.sequence import MODES, Sequence
+from subquad.parallel.sequence import MODES, Sequence, even_shares
 
 
 class Ranks:
@@ -35,14 +35,18 @@ class Ranks:
             raise ValueError(f"mode={mode!r}, but it must be one of {', '.join(map(repr, MODES))}")
         self.group, self.mode = group.get_group() if hasattr(group, "get_group") else group, mode
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self._known: dict[tuple[int, ...], Sequence] = {}
+        self._known: dict[Any, Sequence] = {}
 
-    def sequence(self, lengths: Iterable[int]) -> Sequence:
-        """The sequence of which each rank has so many tokens; the same object for the same lengths."""
-        lengths = tuple(lengths)
-        if lengths not in self._known:
-            self._known[lengths] = Sequence(lengths, group=self.group, mode=self.mode)
-        return self._known[lengths]
+    def sequence(self, lengths: Iterable[int], keys: Iterable[int] | None = None) -> Sequence:
+        """The sequence of which each rank has so many tokens, and keys; the same object for the same lengths."""
+        both = tuple(lengths), None if keys is None else tuple(keys)
+        if both not in self._known:
+            self._known[both] = Sequence(both[0], keys=both[1], group=self.group, mode=self.mode)
+        return self._known[both]
+
+    def even(self, tokens: int, keys: int | None = None) -> Sequence:
+        """An even split of so many tokens, and of other keys for cross-attention."""
+        return self.sequence(even_shares(tokens, self.ranks), None if keys is None else even_shares(keys, self.ranks))
 
     def gathered(self, numbers: Tensor) -> Tensor:
         """The tensors of all ranks, of one shape, as (ranks, …). One exchange."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -19,6 +18,8 @@ from subquad.hf.weights import check_weights
 from subquad.training import processes
 from subquad.training.callbacks import Curves, Progress
 from subquad.training.checkpoints import discard_unsealed, newest
+from subquad.training.ends import clear_ends
+from subquad.training.layout import Layout
 from subquad.training.same_data import check_same_data
 from subquad.training.settings import RunSettings
 from subquad.training.tasks.base import Figures, Splits
@@ -71,11 +72,13 @@ def train(
     """
     check_device(device)
     quiet()
+    layout = Layout(settings.parallel)
     remark(progress, "reading the data")
     splits = settings.task.splits(data)
     _check_splits(splits)
     with as_input_error():
-        args = arguments(settings.training, settings.task, out, device, processes.count())
+        layout.check()
+        args = arguments(settings.training, settings.task, out, device, layout)
         set_seed(settings.training.seed)
         model = settings.task.model(settings.model)
     if processes.number() == 0:
@@ -85,18 +88,21 @@ def train(
     if processes.number() == 0:
         for line in settings.task.remarks(splits):
             remark(progress, line)
-    trainer = MethodTrainer(model, settings.task, splits, settings.training, args, progress)
+    trainer = MethodTrainer(model, settings.task, splits, settings.training, args, progress, layout)
     for callback in callbacks:
         trainer.add_callback(callback)
     curves = Curves(out / "tensorboard")
     if processes.number() == 0:
         trainer.add_callback(curves)
     start = _start(out)
-    with _clear_ends(settings), files.cannot_write(out):
+    if layout.part:  # their dropout is not that of the first part of the tokens
+        torch.manual_seed(settings.training.seed + layout.part)
+    with clear_ends(settings), files.cannot_write(out), layout.running(model):
         trainer.train_from(start)
         test = trainer.evaluate(cast(Any, splits.test), metric_key_prefix="test")
+        model = _unshared(settings, trainer) if settings.parallel.fsdp else trainer.model
     curves.close()
-    return _outcome(settings, trainer, splits, _figures(test, "test_"))
+    return _outcome(settings, trainer, cast(PreTrainedModel, model), splits, _figures(test, "test_"))
 
 
 def evaluate(
@@ -105,9 +111,10 @@ def evaluate(
     """The test figures of a model as it is, such as one whose attention was swapped; `out` is a scratch folder."""
     quiet()
     splits = settings.task.splits(data)
-    args = arguments(settings.training, settings.task, out, device, 1)
-    trainer = MethodTrainer(model, settings.task, splits, settings.training, args, lambda what, done, total: None)
-    with _clear_ends(settings):
+    args = arguments(settings.training, settings.task, out, device, Layout())
+    silent: Progress = lambda what, done, total: None  # noqa: E731
+    trainer = MethodTrainer(model, settings.task, splits, settings.training, args, silent, Layout())
+    with clear_ends(settings):
         return _figures(trainer.evaluate(cast(Any, splits.test), metric_key_prefix="test"), "test_")
 
 
@@ -160,14 +167,23 @@ def _start(out: Path) -> Path | None:
     return start
 
 
-def _outcome(settings: RunSettings, trainer: MethodTrainer, splits: Splits, test: Figures) -> Outcome:
+def _unshared(settings: RunSettings, trainer: MethodTrainer) -> PreTrainedModel:
+    """The trained model in one process, from the shares of all of them."""
+    weights, model = trainer.weights(), settings.task.model(settings.model)
+    model.load_state_dict(weights)
+    return model
+
+
+def _outcome(
+    settings: RunSettings, trainer: MethodTrainer, model: PreTrainedModel, splits: Splits, test: Figures
+) -> Outcome:
     history, state = trainer.state.log_history, trainer.state
     validations = [entry for entry in history if f"eval_{settings.task.metric}" in entry]
     best = next((v for v in validations if v["step"] == state.best_global_step), validations[-1])
     kept = best if settings.training.keep == "best" else validations[-1]
     return Outcome(
         settings=settings,
-        model=cast(PreTrainedModel, trainer.model).eval(),
+        model=model.eval(),
         splits=splits,
         validation=_figures(kept, "eval_"),
         test=test,
@@ -183,22 +199,3 @@ def _figures(entry: dict[str, Any], prefix: str) -> Figures:
     own = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
     named = {key.removeprefix(prefix): value for key, value in entry.items() if key.startswith(prefix)}
     return {key: float(value) for key, value in named.items() if key not in own}
-
-
-@contextmanager
-def _clear_ends(settings: RunSettings) -> Iterator[None]:
-    """Memory that runs out, another process that went, and settings that turn out wrong in the first pass."""
-    try:
-        with as_input_error():
-            yield
-    except (RuntimeError, MemoryError) as error:
-        training = settings.training
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
-            raise Ended(
-                f"out of memory with training.batch={training.batch} in training.accumulate={training.accumulate} "
-                "passes; checkpoints are kept. Give more passes (training.accumulate: --resume takes it), a smaller "
-                "batch, or shorter inputs"
-            ) from error
-        if processes.joined() and "gloo" in str(error):
-            raise Ended("another process went; checkpoints are kept") from error
-        raise

@@ -15,16 +15,27 @@ from subquad.data.files import exists, read_bytes
 from subquad.errors import InputError, check_least
 from subquad.spelling import instead
 from subquad.training.fine_tuning import PretrainedSettings, check_not_swapped
+from subquad.training.layout import ParallelSettings
 from subquad.training.model_settings import STRICT, ModelSettings
 from subquad.training.plans import with_plan
 from subquad.training.tasks import FINE_TUNED, TASKS
 from subquad.training.tasks.base import Task
 
-__all__ = ["ModelSettings", "RunSettings", "TrainingSettings", "read_overrides", "read_toml", "settings_of"]
+__all__ = [
+    "ModelSettings",
+    "ParallelSettings",
+    "RunSettings",
+    "TrainingSettings",
+    "read_overrides",
+    "read_toml",
+    "settings_of",
+]
 
 
 # Where the settings of each table are listed.
-LISTED = {"task": "docs/training/tasks.md", "model": "docs/training/models.md", "training": "docs/how-to/train.md"}
+HOW_TO = "docs/how-to/train.md"
+LISTED = {"task": "docs/training/tasks.md", "model": "docs/training/models.md", "training": HOW_TO, "parallel": HOW_TO}
+TABLES = ("task", "model", "training", "parallel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +108,12 @@ class TrainingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """A whole run: the task with its settings, the model, the training."""
+    """A whole run: the task with its settings, the model, the training, and how processes share it."""
 
     task: Task
     model: ModelSettings | PretrainedSettings = field(default_factory=ModelSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
+    parallel: ParallelSettings = field(default_factory=ParallelSettings)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `settings_of` reads."""
@@ -109,11 +121,14 @@ class RunSettings:
             "task": {"name": self.task.name, **self.task.to_dict()},
             "model": asdict(self.model),
             "training": asdict(self.training),
+            "parallel": asdict(self.parallel),
         }
 
 
 def settings_of(task: str, *given: Mapping[str, Mapping[str, Any]]) -> RunSettings:
-    """A task's own defaults, and over them what is given: tables "task", "model" and "training", later ones win.
+    """A task's own defaults, and over them what is given: tables "task", "model", "training" and "parallel".
+
+    Later ones win.
 
     With `model.pretrained` the task is that of a pretrained model that is fine-tuned, with its own defaults.
     `model.plan`, the folder of a plan, stands for `model.method` with the plan's method of each layer.
@@ -124,7 +139,7 @@ def settings_of(task: str, *given: Mapping[str, Mapping[str, Any]]) -> RunSettin
     if task not in TASKS:
         raise InputError(f"no task {task!r}{instead(task, TASKS, '`subquad train` lists')}")
     kind = _kind(task, given)
-    tables: dict[str, dict[str, Any]] = {name: dict(kind.start.get(name, {})) for name in ("task", "model", "training")}
+    tables: dict[str, dict[str, Any]] = {name: dict(kind.start.get(name, {})) for name in TABLES}
     for source in given:
         for name, table in source.items():
             if name not in tables:
@@ -145,6 +160,7 @@ def settings_of(task: str, *given: Mapping[str, Mapping[str, Any]]) -> RunSettin
         task=asked,
         model=model if plan is None else with_plan(model, str(plan), asked),
         training=checked(TrainingSettings, tables["training"], "training"),
+        parallel=checked(ParallelSettings, tables["parallel"], "parallel"),
     )
 
 
@@ -208,7 +224,7 @@ def read_toml(path: Path) -> dict[str, dict[str, Any]]:
         tables["task"] = {"name": tables["task"]}
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise InputError(f"{path}: {name!r} stands outside the tables [task], [model] and [training]")
+            raise InputError(f"{path}: {name!r} stands outside the tables [task], [model], [training], [parallel]")
     return tables
 
 

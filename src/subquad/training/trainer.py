@@ -1,18 +1,22 @@
 """Hugging Face's Trainer, with the methods' auxiliary losses, a task's figures, exact resumption and clear ends.
 
-Only documented parts of it are used: its arguments, callbacks, and the methods that subclasses may override.
+Only documented parts of it are used, its arguments, callbacks, and the methods that subclasses may override; but for
+`parallel.fsdp`, whose weights this file shares out in Trainer's place, so that checkpoints stay those of one process.
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+from accelerate.data_loader import prepare_data_loader
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Adam, AdamW, Optimizer, RAdam
 from torch.utils.data import DataLoader
 from transformers import EvalPrediction, PrinterCallback, Trainer, TrainerState, TrainingArguments
@@ -24,8 +28,10 @@ from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
 from subquad.training import processes
 from subquad.training.callbacks import SHOWN, Carried, Patience, Progress, Reporting, Saving
 from subquad.training.checkpoints import newest_step
+from subquad.training.layout import Layout
 from subquad.training.order import Order
 from subquad.training.settings import TrainingSettings
+from subquad.training.sharding import ShardedStates, shard, whole_weights
 from subquad.training.tasks.base import Item, Splits, Task
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"adamw": AdamW, "adam": Adam, "radam": RAdam}
@@ -60,18 +66,19 @@ class Diverged(Ended):
         )
 
 
-def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, count: int) -> Arguments:
-    """Hugging Face's arguments for these settings, on `count` processes.
+def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, layout: Layout) -> Arguments:
+    """Hugging Face's arguments for these settings, on the processes of this layout.
 
     Raises:
         InputError: a batch that does not divide among the processes, or a device other than the first of its kind.
     """
     if torch.device(device).index:
         raise InputError(f"--device {device}: choose it by CUDA_VISIBLE_DEVICES={torch.device(device).index} instead")
-    shares = count * settings.accumulate
+    shares = layout.shares * settings.accumulate
     if settings.batch % shares:
+        among = f"{layout.shares} groups of {layout.settings.sequence}" if layout.splits else f"{layout.shares}"
         raise InputError(
-            f"training.batch={settings.batch} does not divide among {count} processes with "
+            f"training.batch={settings.batch} does not divide among {among} processes with "
             f"training.accumulate={settings.accumulate}: give a multiple of {shares}"
         )
     every = settings.every or settings.steps
@@ -105,9 +112,11 @@ def arguments(settings: TrainingSettings, task: Task, out: Path, device: str, co
         use_cpu=device == "cpu",
         disable_tqdm=True,
         log_level="error",
+        log_level_replica="error",
         report_to="none",
         remove_unused_columns=False,
         label_names=["labels"],
+        ddp_timeout=layout.seconds,
     )
 
 
@@ -122,7 +131,9 @@ class MethodTrainer(Trainer):
         settings: TrainingSettings,
         args: TrainingArguments,
         progress: Progress,
+        layout: Layout,
     ):
+        self.layout = layout
         self.task, self.settings, self.carried = task, settings, Carried()
         self.has_auxiliary = has_auxiliary_loss(model)
         patience = Patience(self.carried, settings.patience, settings.stop_at)
@@ -142,6 +153,9 @@ class MethodTrainer(Trainer):
             optimizer_cls_and_kwargs=(OPTIMIZERS[settings.optimizer], {"lr": settings.learning_rate}),
         )
         self.remove_callback(PrinterCallback)
+        self.states: ShardedStates | None = None
+        # Nothing then wraps the model: `create_optimizer` shares out its weights.
+        self.is_distributed_loading_by_transformers = layout.settings.fsdp
 
     # ------------------------------------------------------------------ steps
 
@@ -189,17 +203,47 @@ class MethodTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Item]:
         """All examples of the run, in their order."""
-        batch = self.settings.batch
+        data, updates = cast(Any, self.train_dataset), self.args.max_steps
+        order = Order(len(data), updates * self.settings.batch, self.settings.seed)
+        return self._loader(data, self.args.train_batch_size, sampler=order, drop_last=True)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Item]:
+        """All examples of a split, each once."""
+        return self._loader(eval_dataset or self.eval_dataset, self.args.eval_batch_size)
+
+    def _loader(self, data: Any, batch: int, **how: Any) -> DataLoader[Item]:
+        """Batches of this process; processes that share the tokens of an input have the same ones."""
         loader = DataLoader(
-            cast(Any, self.train_dataset),
-            batch_size=self.args.train_batch_size,
-            sampler=Order(len(cast(Any, self.train_dataset)), self.args.max_steps * batch, self.settings.seed),
-            drop_last=True,
+            data,
+            batch_size=batch,
             collate_fn=self.task.collate,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
+            **how,
         )
-        return cast(DataLoader[Item], self.accelerator.prepare(loader))
+        device, layout = self.args.device, self.layout
+        if not layout.splits:
+            return cast(DataLoader[Item], self.accelerator.prepare(loader))
+        return prepare_data_loader(loader, device, layout.shares, layout.share, put_on_device=True)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        """Trainer's optimizer; with `parallel.fsdp`, of weights that are shared out first."""
+        if not self.layout.settings.fsdp:
+            return super().create_optimizer(model)
+        shard(cast(nn.Module, self.model), self.args.device.type)
+        optimizer = super().create_optimizer(model)
+        self.states = ShardedStates(optimizer)
+        return optimizer
+
+    @contextmanager
+    def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
+        """Passes before the last of a step add to the whole gradient; Trainer's asks for a config of its own."""
+        model = cast(FSDPModule, self.model)
+        model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Trainer's scheduler, or one that halves the learning rate each epoch."""
@@ -224,16 +268,35 @@ class MethodTrainer(Trainer):
                 outputs[name] = value.float() if value.is_floating_point() else value  # bf16, where autocast is
             scores = self.task.score(outputs, inputs).float()
             real = self._real(len(scores))
-            first = {name: tensor[:real] for name, tensor in inputs.items()}
-            loss = outputs.loss if real == len(scores) else model(**first).loss
+            loss = outputs.loss
+            if real is not None:
+                loss = model(**{name: tensor[:real] for name, tensor in inputs.items()}).loss
         return loss.detach().float().mean(), scores, torch.zeros(len(scores), device=scores.device)
 
-    def _real(self, items: int) -> int:
-        """How many items of a batch are not repeated ones, with which the last batch of several processes is filled."""
+    def _real(self, items: int) -> int | None:
+        """How many items of a batch are not repeated ones, with which the last batch of several processes is filled.
+
+        None for any other batch. Processes that share the weights call the model together, so all of them have a number
+        or none has.
+        """
         state = self.accelerator.gradient_state
-        if processes.count() == 1 or not state.end_of_dataloader or state.remainder <= 0:
-            return items
-        return max(1, min(items, state.remainder - processes.number() * items))
+        if self.layout.shares == 1 or not state.end_of_dataloader or state.remainder <= 0:
+            return None
+        return max(1, min(items, state.remainder - self.layout.share * items))
+
+    def evaluation_loop(self, *args: Any, **options: Any) -> Any:
+        """Trainer's, in which each item counts once, however many processes share its tokens."""
+        if self.layout.splits:
+            self.gather_function = self._gathered
+        return super().evaluation_loop(*args, **options)
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        """The rows of all items of a batch, of one process of those that share them."""
+        state, layout = self.accelerator.gradient_state, self.layout
+        rows = (
+            self.accelerator.gather(x).unflatten(0, (layout.shares, layout.settings.sequence, -1))[:, 0].flatten(0, 1)
+        )
+        return rows[: state.remainder] if state.end_of_dataloader and state.remainder > 0 else rows
 
     def _figures(self, predicted: EvalPrediction) -> dict[str, float]:
         return self.task.figures(torch.from_numpy(np.asarray(predicted.predictions)))
@@ -267,11 +330,20 @@ class MethodTrainer(Trainer):
         Raises:
             Diverged: a weight is not finite.
         """
-        for name, tensor in self.accelerator.unwrap_model(self.model).state_dict().items():
+        weights = self.weights()
+        for name, tensor in weights.items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise self._diverged(f"{name} is not finite at step {self.state.global_step}, and is not saved")
         self.carried.loss = self._mean_loss()
-        super().save_model(output_dir, **options)
+        if self.states is None:
+            return super().save_model(output_dir, **options)
+        self.states.gather()
+        self._save(output_dir, state_dict=weights)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The whole state of the model; with `parallel.fsdp`, all processes call this together."""
+        model = self.accelerator.unwrap_model(self.model)
+        return whole_weights(model) if self.layout.settings.fsdp else model.state_dict()
 
     def train_from(self, checkpoint: Path | None) -> None:
         """Train, from a checkpoint where there is one; if nothing is left to do after it, its weights are read.

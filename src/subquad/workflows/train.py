@@ -29,6 +29,7 @@ CARD = "README.md"
 PREDICTABLE = ("constant", "halving", "plateau")  # schedules that do not look at how long the run is to be
 # What may change while a run is interrupted: where memory and time go, not what is learned.
 FREE = ("accumulate", "evaluation_batch", "workers", "checkpoint_minutes")
+FREE_TABLE = "parallel"  # all of it
 # Settings that have come since, with the values that mean what there was before.
 SINCE = {"model.piece": 0, "model.memory": 0}
 
@@ -128,7 +129,7 @@ def _check_same(given: Tables, there: Tables, out: Path) -> None:
         for table in given
         for name in sorted(given[table].keys() | there.get(table, {}).keys())
         if there.get(table, {}).get(name, SINCE.get(f"{table}.{name}")) != given[table].get(name)
-        and not (table == "training" and name in FREE)
+        and not (table == FREE_TABLE or (table == "training" and name in FREE))
     ]
     if not differs:
         return

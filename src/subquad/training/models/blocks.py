@@ -24,9 +24,11 @@ from subquad.hf.layers import attached_to
 from subquad.hf.saved import asks_for_ours
 from subquad.methods import from_dict
 from subquad.ops.projections import Projections
+from subquad.parallel.current import in_use
 from subquad.training.models.configuration import AttentionConfig
 from subquad.training.models.memory import Memory
 from subquad.training.models.positions import rotate, sinusoid
+from subquad.training.models.splitting import Split
 
 
 @dataclass
@@ -131,14 +133,19 @@ class Block(nn.Module):
         source: Tensor | None = None,
         past_key_values: Cache | None = None,
         memory: Memory | None = None,
+        across: Split | None = None,
     ) -> Tensor:
-        """One block; with a memory, what it read before comes before the keys, and `positions` are those of both."""
+        """One block; with a memory, what it read before comes before the keys, and `positions` are those of both.
+
+        `across` is the split of tokens and source, where those are split over ranks.
+        """
         remembered = None if memory is None else self.norm(memory.behind(self.index, x))
         hidden = self.norm(x) if remembered is None else remembered[:, -x.shape[1] :]
         attended = self.attention(hidden, attention_mask, positions, source=remembered, past_key_values=past_key_values)
         x = x + self.dropout(attended)
         if self.cross_norm is not None and self.cross_attention is not None:
-            attended = self.cross_attention(self.cross_norm(x), None, positions, source=source)
+            with (across or Split(None)).attending():
+                attended = self.cross_attention(self.cross_norm(x), None, positions, source=source)
             x = x + self.dropout(attended)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
@@ -179,7 +186,8 @@ class InputPositions(nn.Module):
     def forward(self, x: Float[Tensor, "B N W"], positions: Int[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
         """Add them."""
         if (table := self.position_embeddings) is not None:
-            tokens, longest = positions.shape[1], table.num_embeddings
+            of, longest = in_use(), table.num_embeddings
+            tokens = positions.shape[1] if of is None else of.tokens
             if tokens > longest:
                 raise ValueError(f"the input has {tokens} positions, but the model has {longest} learned ones")
             x = x + table(positions)

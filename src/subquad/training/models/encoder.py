@@ -12,6 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from subquad.training.models.blocks import AttentionModel, InputPositions, Prediction, Stack
 from subquad.training.models.configuration import AttentionConfig
 from subquad.training.models.positions import counted
+from subquad.training.models.splitting import Split, split
 
 
 @strict
@@ -50,11 +51,13 @@ class TokenEncoder(nn.Module):
         self.stack = Stack(config, config.num_hidden_layers)
 
     def forward(self, input_ids: Int[Tensor, "B N"], attention_mask: Tensor | None) -> Float[Tensor, "B N W"]:
-        """The hidden states of all tokens."""
-        positions = counted(input_ids)
-        x = self.input_positions(self.embedding(input_ids), positions)
-        mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=attention_mask)
-        return self.stack(x, mask, positions)
+        """The hidden states of all tokens; where they are split over ranks, of this rank's."""
+        here = split(input_ids.shape[1])
+        positions, attention_mask = here.own(counted(input_ids)), here.own(attention_mask)
+        with here.attending():
+            x = self.input_positions(self.embedding(here.own(input_ids)), positions)
+            mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=attention_mask)
+            return self.stack(x, mask, positions)
 
 
 class EncoderModel(AttentionModel):
@@ -73,7 +76,8 @@ class EncoderModel(AttentionModel):
 
     def forward(self, input_ids: Int[Tensor, "B N"], attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
         """The hidden states of all tokens."""
-        return BaseModelOutput(last_hidden_state=self.encoder(input_ids, attention_mask))
+        hidden = self.encoder(input_ids, attention_mask)
+        return BaseModelOutput(last_hidden_state=split(input_ids.shape[1]).whole(hidden))
 
 
 class EncoderClassifier(AttentionModel):
@@ -125,13 +129,13 @@ class EncoderClassifier(AttentionModel):
         return Prediction(loss=loss, logits=logits)
 
     def _pool(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        hidden = self.encoder(input_ids, attention_mask)
+        hidden, here = self.encoder(input_ids, attention_mask), split(input_ids.shape[1])
         if self.config.pooling == "first":
-            return hidden[:, 0]
+            return here.first(hidden)
         if attention_mask is None:
-            return hidden.mean(1)
+            return here.mean(hidden)
         real = attention_mask.bool()[..., None]
-        return hidden.masked_fill(~real, 0.0).sum(1) / real.sum(1).clamp(min=1)
+        return here.sum(hidden.masked_fill(~here.own(real), 0.0).sum(1)) / real.sum(1).clamp(min=1)
 
 
 class MaskedSymbolEncoder(AttentionModel):
@@ -156,15 +160,19 @@ class MaskedSymbolEncoder(AttentionModel):
         **_: Any,
     ) -> Prediction:
         """Logits (B, N, symbols), and the mean over items of their mean cross-entropy with labels."""
-        logits = self.head(self.encoder(input_ids, attention_mask))
-        loss = None if labels is None else per_item_loss(logits, labels)
-        return Prediction(loss=loss, logits=logits)
+        logits, here = self.head(self.encoder(input_ids, attention_mask)), split(input_ids.shape[1])
+        loss = None if labels is None else per_item_loss(logits, labels, here)
+        return Prediction(loss=loss, logits=logits if self.training else here.whole(logits))
 
 
-def per_item_loss(logits: Float[Tensor, "B N V"], labels: Int[Tensor, "B N"]) -> Float[Tensor, ""]:
-    """The mean over items of the mean cross-entropy of each one's places; label −100: not a place."""
-    nats, places = item_losses(logits, labels)
-    return (nats / places.clamp(min=1)).mean()
+def per_item_loss(logits: Float[Tensor, "B _n V"], labels: Int[Tensor, "B N"], here: Split) -> Float[Tensor, ""]:
+    """The mean over items of the mean cross-entropy of each one's places; label −100: not a place.
+
+    `labels` are those of all tokens, `logits` those of this rank's.
+    """
+    nats, _ = item_losses(logits, here.own(labels))
+    places = (labels != -100).sum(1)
+    return (here.sum(nats) / places.clamp(min=1)).mean()
 
 
 def item_losses(

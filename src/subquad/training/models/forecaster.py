@@ -11,6 +11,7 @@ from subquad.errors import check_least
 from subquad.training.models.blocks import AttentionModel, InputPositions, Prediction, Stack
 from subquad.training.models.configuration import AttentionConfig
 from subquad.training.models.positions import counted
+from subquad.training.models.splitting import Split, split
 
 
 @strict
@@ -71,10 +72,12 @@ class SeriesEmbedding(nn.Module):
         self.times = nn.Linear(config.time_features, width)
         self.input_positions = InputPositions(config)
 
-    def forward(self, values: Float[Tensor, "B N C"], times: Float[Tensor, "B N T"], positions: Tensor) -> Tensor:
-        """(B, N, width)."""
-        x = self.values(values.transpose(1, 2)).transpose(1, 2)
-        return self.input_positions(x + self.times(times), positions)
+    def forward(
+        self, values: Float[Tensor, "B N C"], times: Float[Tensor, "B N T"], positions: Tensor, here: Split
+    ) -> Tensor:
+        """(B, rows, width): of this rank's rows, of which `positions` are."""
+        x = here.own(self.values(values.transpose(1, 2)).transpose(1, 2))
+        return self.input_positions(x + self.times(here.own(times)), positions)
 
 
 class Forecaster(AttentionModel):
@@ -136,13 +139,19 @@ class EncoderDecoderForecaster(Forecaster):
     def predict(self, past: Tensor, times: Tensor) -> Tensor:
         """One pass for all steps."""
         config = self.config
-        positions = counted(past)
-        source = self.encoder(self.encoder_embedding(past, times[:, : config.past], positions), None, positions)
         known = past[:, config.past - config.label :]
         values = torch.cat([known, known.new_zeros(len(past), config.horizon, config.channels)], dim=1)
-        positions = counted(values)
-        x = self.decoder_embedding(values, times[:, config.past - config.label :], positions)
-        return self.head(self.decoder(x, None, positions, source=source)[:, config.label :])
+        read, written = split(past.shape[1]), split(values.shape[1])
+        positions = read.own(counted(past))
+        with read.attending():
+            source = self.encoder_embedding(past, times[:, : config.past], positions, read)
+            source = self.encoder(source, None, positions)
+        positions = written.own(counted(values))
+        with written.attending():
+            x = self.decoder_embedding(values, times[:, config.past - config.label :], positions, written)
+            across = split(values.shape[1], past.shape[1])
+            x = self.head(self.decoder(x, None, positions, source=source, across=across))
+        return written.whole(x)[:, config.label :]
 
 
 class EncoderForecaster(Forecaster):
@@ -165,6 +174,10 @@ class EncoderForecaster(Forecaster):
 
     def predict(self, past: Tensor, times: Tensor) -> Tensor:
         """From the tokens of the past to the rows to come; their times are not read."""
-        positions = counted(past)
-        hidden = self.encoder(self.embedding(past, times[:, : past.shape[1]], positions), None, positions)
-        return self.head(self.rows(hidden.transpose(1, 2)).transpose(1, 2))
+        here = split(past.shape[1])
+        positions = here.own(counted(past))
+        with here.attending():
+            x = self.embedding(past, times[:, : past.shape[1]], positions, here)
+            hidden = self.encoder(x, None, positions)
+        rows = nn.functional.linear(hidden.transpose(1, 2), here.own(self.rows.weight))
+        return self.head((here.sum(rows) + self.rows.bias).transpose(1, 2))

@@ -18,6 +18,7 @@ from subquad.training.models.configuration import AttentionConfig
 from subquad.training.models.encoder import item_losses, per_item_loss
 from subquad.training.models.memory import Memory
 from subquad.training.models.positions import counted
+from subquad.training.models.splitting import refuse_when_split, split
 
 
 @strict
@@ -111,6 +112,7 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
                 cache, packed sequences, padding on the left, or a method that has as many keys as queries.
         """
         if memory is not None or self.config.piece:
+            refuse_when_split("a model that reads pieces or has a memory")
             self._check_pieces(
                 input_ids, attention_mask, position_ids, past_key_values is not None or use_cache, memory
             )
@@ -119,8 +121,10 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
         else:
             x, past_key_values = self._at_once(input_ids, attention_mask, position_ids, past_key_values, use_cache)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        here = split(input_ids.shape[1])
         logits = self.head(x if labels is not None else x[:, kept])
-        loss = None if labels is None else per_item_loss(logits[:, :-1], labels[:, 1:])
+        loss = None if labels is None else per_item_loss(logits, shifted(labels), here)
+        logits = logits if self.training else here.whole(logits)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
 
     def _at_once(
@@ -136,12 +140,15 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
             past_key_values = DynamicCache(config=self.config)
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
         self._check_length(seen + input_ids.shape[1])
-        x = self.embedding(input_ids)
+        if position_ids is not None or past_key_values is not None:
+            refuse_when_split("`position_ids` or a key-value cache")
         positions = self._positions(input_ids, attention_mask, seen) if position_ids is None else position_ids
-        positions = positions.expand(input_ids.shape)
-        x = self.input_positions(x, positions)
-        mask = create_causal_mask(self.config, x, attention_mask, past_key_values, position_ids=position_ids)
-        return self.stack(x, mask, positions, past_key_values=past_key_values), past_key_values
+        here = split(input_ids.shape[1])
+        positions, attention_mask = here.own(positions.expand(input_ids.shape)), here.own(attention_mask)
+        with here.attending():
+            x = self.input_positions(self.embedding(here.own(input_ids)), positions)
+            mask = create_causal_mask(self.config, x, attention_mask, past_key_values, position_ids=position_ids)
+            return self.stack(x, mask, positions, past_key_values=past_key_values), past_key_values
 
     def _in_pieces(self, input_ids: Tensor, attention_mask: Tensor | None, memory: Memory) -> Tensor:
         """The hidden states of all tokens, each piece behind the memory of those before it."""
@@ -213,6 +220,11 @@ class CausalLanguageModel(AttentionModel, GenerationMixin):
         if attention_mask is not None and attention_mask.ndim == 2:
             return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
         return counted(input_ids) + seen
+
+
+def shifted(labels: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
+    """What each place is to say: the label of the next one; the last says nothing."""
+    return nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
 
 
 def next_symbol_losses(

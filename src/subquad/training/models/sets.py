@@ -15,6 +15,7 @@ from subquad.masks import Mask
 from subquad.nn.sets import SetTransformer
 from subquad.ops.projections import Projections
 from subquad.training.models.configuration import AttentionConfig
+from subquad.training.models.splitting import refuse_when_split
 
 NARROWEST = 1e-3  # of the Gaussians: a point that is one of its own would have no bound
 
@@ -100,6 +101,7 @@ class MixtureModel(PreTrainedModel):
         self, values: Float[Tensor, "B N I"], sizes: Int[Tensor, " B"] | None = None, **_: Any
     ) -> MixtureOutput:
         """The mixture of each set of `sizes` points, and as a loss the mean over sets of −log-likelihood per point."""
+        refuse_when_split("a model of sets")
         B, N, dimensions = values.shape
         sizes = torch.full((B,), N, device=values.device) if sizes is None else sizes
         said = self.transformer(values, mask=Mask.padding(sizes)).float()

@@ -14,6 +14,7 @@ from subquad.errors import check_least
 from subquad.training.models.blocks import AttentionModel, InputPositions, Prediction, Stack
 from subquad.training.models.configuration import AttentionConfig
 from subquad.training.models.positions import counted
+from subquad.training.models.splitting import split
 
 BLANK = 0
 PADDING = -100  # in labels, after an item's symbols
@@ -88,12 +89,14 @@ class CTCEncoder(AttentionModel):
                 would be infinite, and to count it as 0 would hide that.
         """
         tokens, lengths = self._tokens(features, attention_mask)
-        real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-        positions = counted(tokens)
-        # As loud as the sinusoids that are added (Vaswani et al. 2017, section 3.4); else little of it is heard.
-        x = self.input_positions(self.frames(tokens) * self.config.hidden_size**0.5, positions)
-        mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=real.long())
-        logits = self.head(self.stack(x, mask, positions))
+        here = split(tokens.shape[1])
+        real = here.own(torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None])
+        positions = here.own(counted(tokens))
+        with here.attending():
+            # As loud as the sinusoids that are added (Vaswani et al. 2017, section 3.4); else little of it is heard.
+            x = self.input_positions(self.frames(here.own(tokens)) * self.config.hidden_size**0.5, positions)
+            mask = create_bidirectional_mask(config=self.config, inputs_embeds=x, attention_mask=real.long())
+            logits = here.whole(self.head(self.stack(x, mask, positions)))
         loss = None if labels is None else ctc_loss(logits, lengths, labels)
         return Transcription(loss=loss, logits=logits, lengths=lengths)
 
