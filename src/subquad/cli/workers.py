@@ -20,7 +20,11 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
         "Most cells at once; default: one per core, or per GPU, and on a Ray cluster as many as have room.",
     ),
     "address": (str | None, None, "The Ray cluster; default: RAY_ADDRESS, or one that is started on this machine."),
-    "resources": (str | None, None, "What a cell takes on a Ray cluster, as cpus=2,gpus=1,memory=8GB; default: cpus=1."),
+    "resources": (
+        str | None,
+        None,
+        "What a cell takes on a Ray cluster, as cpus=2,gpus=1,memory=8GB; default: cpus=1.",
+    ),
 }
 
 
@@ -37,14 +41,13 @@ def with_workers(command: Callable[..., None]) -> Callable[..., None]:
         from subquad.executors import executor_of
 
         asked = {name: given.pop(name) for name in _OPTIONS}
-        settings = given.get("settings")
         with user_errors():
             executor = executor_of(
                 asked["executor"],
                 workers=asked["workers"],
                 address=asked["address"],
                 resources=asked["resources"],
-                device=given["device"] if settings is None else settings.device,
+                device=given["device"],
             )
         command(executor=executor, **given)
 

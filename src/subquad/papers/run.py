@@ -92,9 +92,7 @@ def _run_all(
     return {cell.key: found[cell.key] for cell in cells}
 
 
-def run_cell(
-    name: str, changes: Mapping[str, Any], cell: Cell, context: Context, progress: Progress
-) -> dict[str, Any]:
+def run_cell(name: str, changes: Mapping[str, Any], cell: Cell, context: Context, progress: Progress) -> dict[str, Any]:
     """What a cell of the experiment of this name gives, in this process or in a worker."""
     with _fitting(name, changes):
         return cell.run(replace(context, progress=progress))

@@ -57,9 +57,7 @@ class Kind(Generic[R]):
     `says` puts those into words, for the progress of a run.
     """
 
-    def __init__(
-        self, name: str, record: Any, says: Callable[..., str] = lambda *parts: "", *, timed: bool = False
-    ):
+    def __init__(self, name: str, record: Any, says: Callable[..., str] = lambda *parts: "", *, timed: bool = False):
         self.name, self.record, self.says, self.timed = name, record, says, timed
 
     def __call__(self, *parts: object, after: Iterable[Unit[Any]] = ()) -> Unit[R]:
@@ -143,9 +141,7 @@ class Units:
         """The record of `kept`."""
         return self.kept(unit, make).result
 
-    def run(
-        self, jobs: Iterable[Job], records: Records, progress: Progress, executor: Executor = HERE
-    ) -> None:
+    def run(self, jobs: Iterable[Job], records: Records, progress: Progress, executor: Executor = HERE) -> None:
         """Put the record of each unit into `records`; by default in their order: some read those before."""
         for unit, one in self.each(((unit, partial(_alone, make)) for unit, make in jobs), progress, executor):
             records[unit] = one.result

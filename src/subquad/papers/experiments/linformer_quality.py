@@ -96,7 +96,9 @@ def key(method: str, seed: int) -> str:
 
 def cells(scale: Scale) -> list[Cell]:
     """The baselines, then one fine-tuned model each."""
-    named = [(key(method, seed), partial(_tune, scale, method, seed)) for seed in scale.seeds for method in methods(scale)]
+    named = [
+        (key(method, seed), partial(_tune, scale, method, seed)) for seed in scale.seeds for method in methods(scale)
+    ]
     return [Cell(BASELINES, partial(_baselines, scale)), *(Cell(name, run, (BASELINES,)) for name, run in named)]
 
 
