@@ -23,7 +23,7 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "resources": (
         str | None,
         None,
-        "What a cell takes on a Ray cluster, as cpus=2,gpus=1,memory=8GB; default: cpus=1.",
+        "What a cell takes of a Ray cluster, as cpus=2,gpus=1,memory=8GB; default: one core.",
     ),
 }
 

@@ -3,13 +3,13 @@
 from importlib.util import find_spec
 
 from subquad.errors import InputError
-from subquad.executors.base import Executor, Work, WorkFailed
+from subquad.executors.base import Executor, Told, Work, WorkFailed
 from subquad.executors.here import Here
 from subquad.executors.processes import Processes
 from subquad.executors.resources import read_resources
 from subquad.spelling import instead
 
-__all__ = ["EXECUTORS", "HERE", "Executor", "Here", "Processes", "Work", "WorkFailed", "executor_of"]
+__all__ = ["EXECUTORS", "HERE", "Executor", "Here", "Processes", "Told", "Work", "WorkFailed", "executor_of"]
 
 EXECUTORS = ("here", "processes", "ray")
 HERE = Here()

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Self
 
 from subquad.errors import InputError
 from subquad.executors.attempt import Failed
@@ -40,30 +40,36 @@ class Work:
     timed: bool = False
 
 
-class Told(Protocol):
+class Told(ABC):
     """What an executor says of works that run."""
 
+    @abstractmethod
     def started(self, work: Work, running: int) -> None:
         """A work starts; so many run now."""
 
+    @abstractmethod
     def under_way(self, work: Work, line: str) -> None:
         """How far a work is."""
 
+    @abstractmethod
     def remark(self, line: str) -> None:
         """A line for the user: a lost worker, a failure while others still run."""
 
 
-class Executor(Protocol):
-    """What runs works."""
+class Executor(ABC):
+    """What runs works; entered, it connects to a cluster where there is one, and left, it ends all workers."""
 
     @property
+    @abstractmethod
     def says(self) -> str:
         """What a report says of it; an empty text for a run in this process."""
 
     @property
+    @abstractmethod
     def width(self) -> int:
-        """How many works run at once."""
+        """How many works that do not measure time run at once."""
 
+    @abstractmethod
     def run(self, works: Iterable[Work], told: Told) -> Iterator[tuple[Work, Any]]:
         """Run all works, and give each with its result as soon as it is done. `works` is read as room comes up.
 
@@ -72,11 +78,15 @@ class Executor(Protocol):
             WorkFailed: a work raised another error in a worker.
         """
 
-    def __enter__(self) -> Executor:
-        """Connect to a cluster, where there is one."""
+    @abstractmethod
+    def close(self) -> None:
+        """End all workers."""
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *error: object) -> None:
-        """End all workers."""
+        self.close()
 
 
 @dataclass(frozen=True)
@@ -90,21 +100,11 @@ class WorkFailed(RuntimeError):
     """An error in a worker that is not the user's; its traceback is in the notes."""
 
 
-class Distributed(ABC):
+class Distributed(Executor):
     """An executor with workers: the loop over works, and what is retried."""
 
     def __init__(self) -> None:
         self.running: dict[str, Work] = {}
-
-    @property
-    @abstractmethod
-    def says(self) -> str:
-        """What a report says of it."""
-
-    @property
-    @abstractmethod
-    def width(self) -> int:
-        """How many works that do not measure time run at once."""
 
     @property
     @abstractmethod
@@ -126,13 +126,14 @@ class Distributed(ABC):
     def run(self, works: Iterable[Work], told: Told) -> Iterator[tuple[Work, Any]]:
         """Run all works, and give each with its result as soon as it is done."""
         source, waiting = iter(works), list[Work]()
-        done, lost, failure = set[str](), Counter[str](), None
+        done, lost = set[str](), Counter[str]()
+        failure: Exception | None = None
         try:
             while True:
-                while failure is None and (work := self._next(source, waiting, done)) is not None:
-                    self.start(work)
-                    self.running[work.key] = work
-                    told.started(work, len(self.running))
+                while failure is None and (able := self._next(source, waiting, done)) is not None:
+                    self.start(able)
+                    self.running[able.key] = able
+                    told.started(able, len(self.running))
                 if not self.running:
                     break
                 for key, outcome in self.ended():

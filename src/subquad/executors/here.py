@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from subquad.executors.base import Told, Work
+from subquad.executors.base import Executor, Told, Work
 
 
-class Here:
+class Here(Executor):
     """Runs works in their order, in this process; an error goes on as it is."""
 
     says = ""
@@ -25,8 +25,5 @@ class Here:
     def _relay(work: Work, told: Told, what: str, done: int, total: int) -> None:
         told.under_way(work, f"{what} {done}/{total}")
 
-    def __enter__(self) -> Here:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         """There is nothing to end."""

@@ -63,7 +63,8 @@ class Ray(Distributed):
         self._remote = ray.remote(max_retries=0)(attempt)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Leave the cluster; one that was started for the run ends."""
         self._ray.shutdown()
 
     @property

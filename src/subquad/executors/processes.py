@@ -47,7 +47,7 @@ class Processes(Distributed):
         self._width = workers or len(gpus) or os.cpu_count() or 1
         if gpus and self._width > len(gpus):
             raise InputError(f"{self._width} workers need a GPU each, but there are {len(gpus)}: give fewer --workers")
-        self._free = gpus[: self._width] if gpus else [None] * self._width
+        self._free: list[str | None] = [*gpus[: self._width]] if gpus else [None] * self._width
         self._workers: list[_Worker] = []
 
     @property
@@ -82,10 +82,8 @@ class Processes(Distributed):
         for worker in [worker for worker in self._workers if worker.key]:
             self._end(worker)
 
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """End all workers."""
         for worker in list(self._workers):
             self._end(worker)
 
@@ -148,7 +146,7 @@ def environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def _serve(pipe: Connection) -> None:
-    """What a worker process does until it is killed: run what comes through the pipe, and send back what comes of it."""
+    """What a worker process does until it is killed: run what comes through the pipe, and send back the results."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started the workers; it kills them
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(2, 1)  # results on standard output are that process' own

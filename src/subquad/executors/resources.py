@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from subquad.errors import InputError
 from subquad.spelling import instead
@@ -49,7 +50,8 @@ def read_resources(text: str | None, device: str) -> Resources:
         name, _, amount = (piece.strip() for piece in part.partition("="))
         if name not in ("cpus", "gpus", "memory"):
             raise InputError(f"--resources has no {name!r}{instead(name, ('cpus', 'gpus', 'memory'), '', 'it has')}")
-        found = replace(found, **{name: _bytes(amount) if name == "memory" else _count(name, amount)})
+        value: Any = _bytes(amount) if name == "memory" else _count(name, amount)
+        found = replace(found, **{name: value})
     return found
 
 

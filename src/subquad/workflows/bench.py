@@ -195,7 +195,7 @@ class Bench(Run):
                 yield MEMORY(load.key, method, after=visits), partial(self.memory, load, method)
 
     def _read_by(self, load: Load, visit: int) -> list[Unit[Visit]]:
-        """The visits whose records a visit reads: those before it, and the first one reads shorter lengths of its panel."""
+        """The visits whose records a visit reads: earlier ones; the first one those of shorter lengths in its panel."""
         if visit:
             return [TIME(load.key, earlier) for earlier in range(visit)]
         panel = (load.dtype, load.passes)

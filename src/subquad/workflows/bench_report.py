@@ -139,7 +139,5 @@ def _notes(bench: Bench) -> list[str]:
             "the gradients count. Differences below about 1 MiB are not resolved."
         )
     if bench.executor:
-        notes.append(
-            f"Run by {bench.executor}; whatever measured time had all cores of a machine of this kind to itself."
-        )
+        notes.append(f"Run by {bench.executor}; what measures time had all cores of such a machine to itself.")
     return notes + bench.resumed_note

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 
 from subquad import files, seals
 from subquad.errors import InputError
-from subquad.executors import HERE, Executor, Work
+from subquad.executors import HERE, Executor, Told, Work
 from subquad.expected import expect, remark
 from subquad.workflows.records import from_plain, to_plain
 
@@ -153,7 +153,7 @@ class Units:
 
         Units that are kept already are not reported: how long the others take is estimated from those that are made.
         """
-        makers = {unit: make for unit, make in jobs}
+        makers = dict(jobs)
         kept = [unit for unit in makers if self.has(unit)]
         yield from ((unit, self.kept(unit, _never)) for unit in kept)
         told = Counted(progress, len(makers), len(kept), {unit.key: unit.says or unit.key for unit in makers})
@@ -186,7 +186,7 @@ def _never() -> Any:
 
 
 @dataclass
-class Counted:
+class Counted(Told):
     """What an executor says, as a progress of units in all."""
 
     progress: Progress
