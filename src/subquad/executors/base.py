@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from subquad.errors import InputError
 from subquad.executors.attempt import Failed
@@ -82,7 +82,7 @@ class Executor(ABC):
     def close(self) -> None:
         """End all workers."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Executor:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -160,10 +160,10 @@ class Distributed(Executor):
         for i, work in enumerate(waiting):
             if self._has_room(work) and done.issuperset(work.after):
                 return waiting.pop(i)
-        while self._has_room() and (work := next(source, None)) is not None:
-            if self._has_room(work) and done.issuperset(work.after):
-                return work
-            waiting.append(work)
+        while self._has_room() and (new := next(source, None)) is not None:
+            if self._has_room(new) and done.issuperset(new.after):
+                return new
+            waiting.append(new)
         return None
 
     def _has_room(self, work: Work | None = None) -> bool:
