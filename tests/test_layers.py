@@ -17,7 +17,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LEVELS = [
     {"shapes", "errors", "spelling", "expected", "environment", "torch_ops", "sdpa_masks", "plain_tables"},
     {"files"},
-    {"seals"},
+    {"seals", "executors"},
     {"masks", "randomness", "data"},
     {"parallel"},
     {"ops"},
@@ -37,6 +37,8 @@ MAY_IMPORT = {
     "transformers": {"hf", "training", "workflows", "papers"},
     "matplotlib": {"report"},
     "triton": {"triton.py", "triton"},
+    "ray": {"executors"},
+    "optuna": {"tuning"},
 }
 
 

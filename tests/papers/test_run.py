@@ -34,7 +34,10 @@ class Bench:
             source="Nobody 2020, table 0",
             deviations=(),
             scales={name: Scale(sizes=sizes) for name in SCALES},
-            cells=lambda scale: [Cell(f"size={n}", partial(self.cell, n)) for n in scale.sizes],
+            cells=lambda scale: [
+                Cell(f"size={n}", partial(self.cell, n), tuple(f"size={m}" for m in scale.sizes if m < n))
+                for n in scale.sizes
+            ],
             results=self.results,
             needs=needs,
             smoke_needs=smoke_needs,
@@ -83,6 +86,8 @@ def test_a_cell_has_its_own_folder_and_finds_those_of_others(tmp_path):
     context = bench.contexts[2]
     assert context.folder == tmp_path / "out" / "cells" / "size=2"
     assert (context.beside("size=1") / "checkpoint").read_text() == "of 1"
+    with pytest.raises(AssertionError, match="reads 'size=3', but does not run after it"):
+        context.beside("size=3")
     assert (context.data, context.device) == (tmp_path / "data", "cpu")
 
 

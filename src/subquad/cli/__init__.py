@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from subquad import __version__
-from subquad.cli import about, bench, calibrate, compare, inspect, plan, report, reproduce, train
+from subquad.cli import about, bench, calibrate, compare, inspect, plan, report, reproduce, train, tune
 from subquad.cli.common import as_command
 from subquad.cli.completion import whole_words
 
@@ -42,6 +42,7 @@ for command in (
     bench.bench,
     inspect.inspect,
     train.train,
+    tune.tune,
     reproduce.reproduce,
     report.report,
     about.methods,

@@ -11,9 +11,12 @@ from subquad.cli.common import measured, needs, show, user_errors, working_in
 from subquad.cli.options import Again, AsJson, with_options
 from subquad.cli.output import say
 from subquad.cli.progress import progress_bar
+from subquad.cli.workers import with_workers
+from subquad.executors import Executor
 from subquad.workflows.settings import QUICK, BenchSettings
 
 
+@with_workers
 @with_options(BenchSettings, lambda given: QUICK if given["quick"] else {})
 def bench(
     settings: BenchSettings,
@@ -32,10 +35,12 @@ def bench(
     ] = False,
     again: Again = False,
     as_json: AsJson = False,
+    *,
+    executor: Executor,
 ) -> None:
     """Measure time and memory of methods against length, relative to SDPA in the same run."""
     if gpu_sheet:
-        _gpu_sheet(settings, compare, out, as_json)
+        _gpu_sheet(settings, compare, out, as_json, executor)
         return
     with user_errors():
         from subquad.report.kinds import BENCH
@@ -54,14 +59,15 @@ def bench(
             return report if old is None else {**report, "changes": changes(old, report, str(compare))}
 
         def report(progress: Any) -> Any:
-            return report_of(measure(settings, out, progress))
+            with executor:
+                return report_of(measure(settings, out, progress, executor))
 
         found = measured(Claim(BENCH, settings, out), partial(check, settings), report, write_bench, again, beside_old)
         if not show(found, lambda: BENCH.table(found), as_json):
             say(f"Results: {out / BENCH.file}, {out / BENCH.page}, and the plots beside them")
 
 
-def _gpu_sheet(settings: BenchSettings, compare: Path | None, out: Path, as_json: bool) -> None:
+def _gpu_sheet(settings: BenchSettings, compare: Path | None, out: Path, as_json: bool, executor: Executor) -> None:
     """The sheet of the GPU here, written into the folder."""
     with user_errors(again="the same command begins again"):
         from subquad.errors import InputError
@@ -73,6 +79,8 @@ def _gpu_sheet(settings: BenchSettings, compare: Path | None, out: Path, as_json
 
         if compare is not None:
             raise InputError(f"--gpu-sheet compares with the cost model, and --compare {compare} is given too")
+        if executor.says:
+            raise InputError(f"--gpu-sheet measures the GPU in this process, and --executor ({executor.says}) is given")
         plan = plan_of(settings)
         with working_in(out), progress_bar() as progress:
             sheet = measure(plan, progress).plain()

@@ -9,9 +9,12 @@ import typer
 from subquad.cli.common import measured, needs, say_what_was_saved, show, user_errors
 from subquad.cli.options import Again, AsJson, Save, with_options
 from subquad.cli.output import say
+from subquad.cli.workers import with_workers
+from subquad.executors import Executor
 from subquad.workflows.settings import PlanSettings
 
 
+@with_workers
 @with_options(PlanSettings)
 def plan(
     settings: PlanSettings,
@@ -21,6 +24,8 @@ def plan(
     save: Save = None,
     again: Again = False,
     as_json: AsJson = False,
+    *,
+    executor: Executor,
 ) -> None:
     """Find which method runs in which layer at which length, for an error that you accept."""
     with user_errors(), needs("demo"):
@@ -32,7 +37,8 @@ def plan(
         from subquad.workflows.planning.run import check, make
 
         def report(progress: Any) -> Any:
-            made = make(settings, out, progress)
+            with executor:
+                made = make(settings, out, progress, executor)
             made.plan.save(out, made.planning.loads[0].model)
             return report_of(made, compare_command(made, settings, out))
 

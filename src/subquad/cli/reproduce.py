@@ -11,8 +11,11 @@ from subquad.cli.completion import experiments
 from subquad.cli.options import AsJson, DataDir, Device
 from subquad.cli.output import results_console, say
 from subquad.cli.progress import progress_bar
+from subquad.cli.workers import with_workers
+from subquad.executors import Executor
 
 
+@with_workers
 def reproduce(
     experiment: Annotated[
         str | None,
@@ -32,6 +35,8 @@ def reproduce(
         list[str] | None, typer.Option("--set", help="Replace a setting of the scale, as setting=value; repeatable.")
     ] = None,
     as_json: AsJson = False,
+    *,
+    executor: Executor,
 ) -> None:
     """Reproduce the papers' tables and figures, next to the published ones."""
     with user_errors("the same command with --resume continues from here"), needs("train"):
@@ -47,7 +52,7 @@ def reproduce(
         chosen = load(experiment)
         folder = out or Path(f"subquad-{experiment}-{scale}")
         with working_in(folder):
-            with progress_bar() as progress:
+            with executor, progress_bar() as progress:
                 header, results, cells = run(
                     chosen,
                     scale,
@@ -57,6 +62,7 @@ def reproduce(
                     resume=resume,
                     changes=read_changes(override or ()),
                     progress=progress,
+                    executor=executor,
                 )
             paths = write_results(header, results, cells, folder)
         record = as_record(header, results, cells)

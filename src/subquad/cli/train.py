@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from subquad.cli.common import needs, show, user_errors, working_in
-from subquad.cli.completion import method_texts
+from subquad.cli.given import Config, Method, Override, tables_of
 from subquad.cli.options import AsJson, DataDir, Device
 from subquad.cli.output import errors, results_console, say, tell
 from subquad.cli.progress import progress_bar
@@ -20,21 +20,12 @@ def train(
     task: Annotated[
         str | None, typer.Argument(help="Name of the task; without it and without --config, list all.")
     ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help='Method of every layer, as "name:setting=value,…"; sets model.method.', autocompletion=method_texts
-        ),
-    ] = None,
+    method: Method = None,
     plan: Annotated[
         Path | None, typer.Option(help="A plan that subquad plan wrote, for a model of the same layers: model.plan.")
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help=r"A TOML file with the tables \[task], \[model] and \[training].")
-    ] = None,
-    override: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a setting, as table.setting=value; repeatable.")
-    ] = None,
+    config: Config = None,
+    override: Override = None,
     data_dir: DataDir = None,
     device: Device = "cpu",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the run.")] = OUT,
@@ -43,15 +34,13 @@ def train(
 ) -> None:
     """Train a model on a task with any attention method, in one process or under torchrun."""
     with _ends(out), needs("train"):
-        from subquad import papers as _with_their_tasks  # noqa: F401
         from subquad.report.kinds import TRAIN
         from subquad.training import processes
-        from subquad.training.settings import read_overrides, read_toml, settings_of
+        from subquad.training.settings import settings_of
         from subquad.training.tasks import TASKS
         from subquad.workflows.train import finished, run
 
-        given = [read_toml(config)] if config else []
-        task = task or (given[0].get("task", {}).get("name") if given else None)
+        task, given = tables_of(task, config, override, method=method, plan=str(plan) if plan else None)
         if task is None:
             if method or plan or config or override or resume or as_json or (device, out) != ("cpu", OUT):
                 _name_a_task(TASKS)
@@ -59,9 +48,7 @@ def train(
             for name, kind in TASKS.items():
                 say(f"{name:<12} {kind.summary}", console)
             return
-        said = {"method": method, "plan": plan and str(plan)}
-        given += [{"model": {name: value for name, value in said.items() if value}}]
-        settings = settings_of(task, *given, read_overrides(override or ()))
+        settings = settings_of(task, *given)
         done = finished(settings, out)
         if done:
             if processes.number() == 0:

@@ -57,8 +57,7 @@ def at_hand(model: str, context: Context) -> AtHand:
     """What the settings name: "" is the encoder of the extra `demo`, "random" a small one with data of its own."""
     if model != RANDOM:
         return AtHand(model or None, context.data)
-    folder = context.beside("random encoder")
-    write_random_encoder(folder)
+    folder = context.shared("random encoder", write_random_encoder)
     return AtHand(str(folder / "model"), folder / "data")
 
 

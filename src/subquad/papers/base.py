@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
+from subquad import files
 from subquad.report.experiment import Results
 from subquad.workflows.store import Progress
 
@@ -27,18 +30,41 @@ class Context:
     data: Path | None  # the folder of real data
     device: str
     progress: Progress
+    after: tuple[str, ...] = ()  # keys of the cells that ran before for certain
 
     def beside(self, key: str) -> Path:
         """The folder of another cell, that ran before."""
+        assert key in self.after, f"the cell in {self.folder} reads {key!r}, but does not run after it: {self.after}"
         return self.folder.parent / slug(key)
+
+    def shared(self, name: str, make: Callable[[Path], object]) -> Path:
+        """A folder of all cells, which the first one that comes makes; others wait meanwhile."""
+        folder = self.folder.parent / slug(name)
+        done = folder / "done"
+        if not done.exists():
+            files.make_folder(folder)
+            with FileLock(folder / ".lock"):
+                if not done.exists():
+                    make(folder)
+                    files.write(done, "")
+        return folder
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One unit: what it gives is plain data (JSON), kept on the disk as soon as it is there."""
+    """One unit: what it gives is plain data (JSON), kept on the disk as soon as it is there.
+
+    Attributes:
+        key: its name.
+        run: what it does; a `functools.partial` of a function of a module, so that a worker can run it.
+        after: keys of the cells whose folders it reads; they stand before it.
+        timed: whether it measures time, so that it has its machine to itself.
+    """
 
     key: str
     run: Callable[[Context], dict[str, Any]]
+    after: tuple[str, ...] = ()
+    timed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,6 @@ TEXT_WORDS = 40
 
 def write_random_encoder(folder: Path) -> None:
     """`folder`/model, and `folder`/data with labelled texts and two plain ones; the same ones every time."""
-    if (folder / "done").exists():
-        return
     with files.whole_folder(folder / "model") as model:
         _write_model(model)
     draw = np.random.default_rng(0)
@@ -30,7 +28,6 @@ def write_random_encoder(folder: Path) -> None:
         _write_table(folder / "data" / "labelled" / f"{part}.csv", draw, count)
     for name in ("fit", "read"):
         _write_text(folder / "data" / f"{name}.txt", draw)
-    files.write(folder / "done", "")
 
 
 def _write_model(folder: Path) -> None:

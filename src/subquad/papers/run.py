@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from subquad import files, seals
 from subquad.errors import InputError, check_device
+from subquad.executors import HERE, Executor
 from subquad.papers.base import SCALES, Cell, Context, Experiment, slug
 from subquad.papers.overrides import as_options, changed
 from subquad.report.experiment import Header, Results
@@ -32,10 +33,11 @@ def reproduce(
     resume: bool = False,
     changes: Mapping[str, Any] | None = None,
     progress: Progress = lambda what, done, total: None,
+    executor: Executor = HERE,
 ) -> tuple[Header, Results, dict[str, Any]]:
     """Run all cells that `out` does not hold, and say what came out: what it is, the results, what each cell gave.
 
-    `changes` are settings in place of those of the scale.
+    `changes` are settings in place of those of the scale; `executor` runs the cells.
 
     Raises:
         InputError: an unknown scale, missing data, or a folder that holds another run, or this one without `resume`.
@@ -46,23 +48,11 @@ def reproduce(
     settings = changed(experiment.scales[scale], changes or {})
     _check_data(experiment, scale, settings, data)
     _claim(out, {"experiment": experiment.name, "scale": scale, "settings": asdict(settings)}, resume)
-    with _fitting(experiment, changes or {}):
+    with _fitting(experiment.name, changes or {}):
         cells = list(experiment.cells(settings))
     if not cells:
         raise InputError(f"nothing to run: these settings of {experiment.name!r} leave no cell")
-    kept, found = cells_in(out), dict[str, Any]()
-    for number, cell in enumerate(cells):
-        if not kept.has(Unit(cell.key)):  # what is kept tells nothing of the time that the others take
-            progress(cell.key, number, len(cells))
-        folder = kept.folder / slug(cell.key)
-        files.make_folder(folder)
-
-        def inner(what: str, done: int, total: int, number: int = number, cell: Cell = cell) -> None:
-            progress(f"{cell.key}: {what} {done}/{total}", number, len(cells))
-
-        with _fitting(experiment, changes or {}):
-            found[cell.key] = asdict(kept.kept(Unit(cell.key), partial(cell.run, Context(folder, data, device, inner))))
-    progress("done", len(cells), len(cells))
+    found = _run_all(cells, experiment.name, out.absolute(), data, device, changes or {}, progress, executor)
     header = Header(
         name=experiment.name,
         title=experiment.title,
@@ -71,16 +61,49 @@ def reproduce(
         command=shlex.join(["subquad", "reproduce", experiment.name, "--scale", scale, *as_options(changes or {})]),
         settings=asdict(settings),
         deviations=experiment.deviations,
-        machine={**hardware(device), **versions()},
+        machine={**hardware(device), **versions(), **({"executor": executor.says} if executor.says else {})},
         seconds=sum(cell["seconds"] for cell in found.values()),
     )
-    with _fitting(experiment, changes or {}):
+    with _fitting(experiment.name, changes or {}):
         results = experiment.results(settings, {key: cell["result"] for key, cell in found.items()})
     return header, results, found
 
 
+def _run_all(
+    cells: Sequence[Cell],
+    name: str,
+    out: Path,
+    data: Path | None,
+    device: str,
+    changes: Mapping[str, Any],
+    progress: Progress,
+    executor: Executor,
+) -> dict[str, Any]:
+    """What each cell gave, and how long it took, by its key."""
+    kept, data = cells_in(out), None if data is None else data.absolute()
+
+    def job(cell: Cell) -> tuple[Unit[Any], Callable[[Progress], Any]]:
+        folder = kept.folder / slug(cell.key)
+        files.make_folder(folder)
+        context = Context(folder, data, device, silent, cell.after)
+        return Unit(cell.key, after=cell.after, timed=cell.timed), partial(run_cell, name, changes, cell, context)
+
+    found = {unit.key: asdict(one) for unit, one in kept.each(map(job, cells), progress, executor)}
+    return {cell.key: found[cell.key] for cell in cells}
+
+
+def run_cell(name: str, changes: Mapping[str, Any], cell: Cell, context: Context, progress: Progress) -> dict[str, Any]:
+    """What a cell of the experiment of this name gives, in this process or in a worker."""
+    with _fitting(name, changes):
+        return cell.run(replace(context, progress=progress))
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """A progress that says nothing."""
+
+
 @contextmanager
-def _fitting(experiment: Experiment, changes: Mapping[str, Any]) -> Iterator[None]:
+def _fitting(experiment: str, changes: Mapping[str, Any]) -> Iterator[None]:
     """What settings that the user changed bring about, in one line: an experiment is only known to run with its own.
 
     An error with the settings of the scale is a mistake of ours, and goes on.
@@ -94,7 +117,7 @@ def _fitting(experiment: Experiment, changes: Mapping[str, Any]) -> Iterator[Non
             raise
         given = shlex.join(as_options(changes))
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{experiment.name!r} does not run with {given}: {reason}") from error
+        raise InputError(f"{experiment!r} does not run with {given}: {reason}") from error
 
 
 def cells_in(out: Path) -> Units:

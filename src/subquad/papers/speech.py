@@ -17,7 +17,6 @@ from subquad.measure.fidelity import attention_weights
 from subquad.measure.timing import Effort, spread, until_steady
 from subquad.methods import Full
 from subquad.papers.base import AGAIN, Cell, Context, Found
-from subquad.papers.data.spoken_digits import ARCHIVE
 from subquad.papers.data.tones import tones
 from subquad.papers.tasks.speech import Speech
 from subquad.report.experiment import Table
@@ -178,7 +177,8 @@ def model_cells(recipe: Recipe, methods: Sequence[str], seed: int, layers: int =
         if first is not None:
             cells[first] = Cell(first, partial(fit, recipe.first_settings(method, seed, layers), None))
         key = model_key(method, seed, layers)
-        cells[key] = Cell(key, partial(fit, recipe.settings(method, seed, layers), first))
+        start = () if first is None else (first,)
+        cells[key] = Cell(key, partial(fit, recipe.settings(method, seed, layers), first), start)
     return list(cells.values())
 
 
@@ -262,12 +262,12 @@ def share_keys(model: CTCEncoder) -> None:
 
 def baseline_cell(recipe: Recipe) -> Cell:
     """What is reached without the sound."""
+    return Cell(BASELINES, partial(_baselines, recipe))
 
-    def run(context: Context) -> dict[str, Any]:
-        task = recipe.settings("full", 0).task
-        return task.baselines(task.splits(data_of(context)), None)
 
-    return Cell(BASELINES, run)
+def _baselines(recipe: Recipe, context: Context) -> dict[str, Any]:
+    task = recipe.settings("full", 0).task
+    return task.baselines(task.splits(data_of(context)), None)
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class Variant:
 
 def times_cell(recipe: Recipe, timed: Sequence[Variant], effort: float) -> Cell:
     """Seconds of an update, and of a forward pass, of each, in turn, so that they meet the same noise."""
-    return Cell(TIMES, partial(_times, recipe, timed, effort))
+    return Cell(TIMES, partial(_times, recipe, timed, effort), timed=True)
 
 
 def _times(recipe: Recipe, timed: Sequence[Variant], effort: float, context: Context) -> dict[str, Any]:
@@ -380,7 +380,4 @@ def converged(record: dict[str, Any], within: float = 0.01) -> int:
 
 def data_of(context: Context) -> Path:
     """The folder of data; where none is given, as `smoke` may, one of tones is made."""
-    if context.data is not None:
-        return context.data
-    made = context.folder.parent / "tones"
-    return made if (made / ARCHIVE).exists() else tones(made)
+    return context.shared("tones", tones) if context.data is None else context.data

@@ -12,7 +12,6 @@ from subquad.report.experiment import Header, Results, Table, Value
 from subquad.report.experiment_plots import plots
 from subquad.report.files import as_json, write_files
 from subquad.report.markup import rows_of
-from subquad.report.terminal import plain_table
 
 
 def write_results(header: Header, results: Results, cells: dict[str, Any], folder: Path) -> list[Path]:
@@ -31,7 +30,7 @@ def markdown(header: Header, results: Results, images: list[str]) -> str:
     parts = [f"# {header.title}", f"{header.source}. Scale `{header.scale}`: `{header.command}`.", *_warning(header)]
     parts.append(results.summary)
     for table in results.tables:
-        parts += [f"## {table.title}", _table(table)]
+        parts += [f"## {table.title}", table_of(table)]
         parts += [table.note] if table.note else []
     parts += [f"![{image.removesuffix('.png')}]({image})" for image in images]
     parts += ["## Settings", "\n".join(f"- {name}: {_plain(value)}" for name, value in header.settings.items())]
@@ -56,25 +55,26 @@ def rich_record(record: Mapping[str, Any]) -> Group:
 
 def rich_results(header: Header, results: Results) -> Group:
     """The tables, as a terminal shows them."""
-    shown: list[Any] = [Text(f"{header.title} ({header.source})", style="bold")]
-    shown += [Text(line) for line in (*_warning(header), results.summary)]
+    parts: list[Any] = [Text(f"{header.title} ({header.source})", style="bold")]
+    parts += [Text(line) for line in (*_warning(header), results.summary)]
     for table in results.tables:
-        rich = plain_table(table.columns, (map(_text, row) for row in table.rows))
-        shown += [Text(), Text(table.title, style="italic"), rich] + ([Text(table.note)] if table.note else [])
-    return Group(*shown)
+        rich = plain_table(table.columns, (map(shown, row) for row in table.rows))
+        parts += [Text(), Text(table.title, style="italic"), rich] + ([Text(table.note)] if table.note else [])
+    return Group(*parts)
 
 
 def _warning(header: Header) -> list[str]:
     return ["A smoke run shows that the experiment runs; its figures mean nothing."] if header.scale == "smoke" else []
 
 
-def _table(table: Table) -> str:
-    """A bar or a new line inside a cell would end it."""
+def table_of(table: Table) -> str:
+    """A table as Markdown. A bar or a new line inside a cell would end it."""
     rows = (table.columns, *table.rows)
-    return rows_of([[" ".join(_text(value).split()).replace("|", "\\|") for value in row] for row in rows])
+    return rows_of([[" ".join(shown(value).split()).replace("|", "\\|") for value in row] for row in rows])
 
 
-def _text(value: Value) -> str:
+def shown(value: Value) -> str:
+    """A value as tables show it."""
     if value is None:
         return "–"
     if isinstance(value, float):

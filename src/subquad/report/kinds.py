@@ -89,7 +89,8 @@ CALIBRATE = Kind(
     _table_in("adapter_card", "rich_record"),
     lambda content: content["record"],
 )
-KINDS = (COMPARE, PLAN, BENCH, INSPECT, TRAIN, REPRODUCE, CALIBRATE)
+TUNE = Kind("subquad tune", "results.json", "results.md", _says("subquad tune"), _table_in("tune_write"))
+KINDS = (COMPARE, PLAN, BENCH, INSPECT, TRAIN, REPRODUCE, CALIBRATE, TUNE)
 
 
 def kind_of(content: Any) -> Kind | None:

@@ -5,6 +5,9 @@ The work is cut into units whose results are kept until the report is written, s
     time/<dtype>/<passes>/<length>/<visit>       all methods and SDPA in turn, round by round
     memory/<dtype>/<passes>/<length>/<method>    one call in a process of its own
 
+With an executor, units of memory are measured side by side, and units of time one at a time on a machine, panel beside
+panel where there are several machines.
+
 Every length is visited several times, with all others between and new inputs each time: rounds that follow each other
 agree better than runs do. SDPA is timed twice in each round: how far its two times differ is the noise.
 """
@@ -19,6 +22,7 @@ from typing import Any
 import torch
 
 from subquad.errors import InputError, as_input_error, check_device
+from subquad.executors import HERE, Executor
 from subquad.measure.noise import AGAIN
 from subquad.measure.resident import Peak
 from subquad.measure.timing import Effort, predicted, stopwatch, until_steady
@@ -90,7 +94,12 @@ def _check_sizes(s: BenchSettings) -> None:
     check_device(s.device)
 
 
-def measure(settings: BenchSettings, out: Path, progress: Progress = lambda what, done, total: None) -> "Bench":
+def measure(
+    settings: BenchSettings,
+    out: Path,
+    progress: Progress = lambda what, done, total: None,
+    executor: Executor = HERE,
+) -> "Bench":
     """Measure everything and return it. Finished units are kept under `out`.
 
     Raises:
@@ -102,9 +111,9 @@ def measure(settings: BenchSettings, out: Path, progress: Progress = lambda what
     with as_input_error(), threads(settings.threads):
         bench = Bench(settings, list(dict.fromkeys([Full(), *map(parse_method, settings.methods)])))
         bench.versions, bench.hardware = machine.versions(), machine.hardware(settings.device)
-    bench.load_average = average
+    bench.load_average, bench.executor = average, executor.says
     with threads(settings.threads):
-        bench.finish(out, bench.fingerprint(), bench.jobs(), progress)
+        bench.finish(out, bench.fingerprint(), bench.jobs(), progress, executor)
     return bench
 
 
@@ -131,7 +140,10 @@ def _at(load: str) -> str:
 
 
 TIME: Kind[Visit] = Kind(
-    "time", Visit, lambda load, visit: f"timing each method at {_at(load)}, round {visit + 1} of {VISITS}"
+    "time",
+    Visit,
+    lambda load, visit: f"timing each method at {_at(load)}, round {visit + 1} of {VISITS}",
+    timed=True,
 )
 MEMORY: Kind[Peak | None] = Kind("memory", Peak | None, lambda load, method: f"memory of {method} at {_at(load)}")
 
@@ -144,6 +156,7 @@ class Bench(Run):
     methods: list[Method]
     versions: dict[str, str] = field(default_factory=dict)
     hardware: dict[str, str] = field(default_factory=dict)
+    executor: str = ""  # what made the units, where it was not this process
 
     @property
     def loads(self) -> list[Load]:
@@ -175,10 +188,18 @@ class Bench(Run):
         """The units with what makes them; later ones read the records of shorter lengths and of earlier visits."""
         for visit in range(VISITS):
             for load in self.loads:
-                yield TIME(load.key, visit), partial(self.time, load, visit)
+                yield TIME(load.key, visit, after=self._read_by(load, visit)), partial(self.time, load, visit)
         for load in self.loads if not self.settings.quick else []:
+            visits = [TIME(load.key, visit) for visit in range(VISITS)]
             for method in self.methods:
-                yield MEMORY(load.key, method), partial(self.memory, load, method)
+                yield MEMORY(load.key, method, after=visits), partial(self.memory, load, method)
+
+    def _read_by(self, load: Load, visit: int) -> list[Unit[Visit]]:
+        """The visits whose records a visit reads: earlier ones; the first one those of shorter lengths in its panel."""
+        if visit:
+            return [TIME(load.key, earlier) for earlier in range(visit)]
+        panel = (load.dtype, load.passes)
+        return [TIME(one.key, 0) for one in self.loads if (one.dtype, one.passes) == panel and one.length < load.length]
 
     def work(self, unit: Unit[Any]) -> float:
         """A visit takes a fixed time at least, and longer at lengths at which a call does."""
@@ -187,7 +208,7 @@ class Bench(Run):
 
     def time(self, load: Load, visit: int) -> Visit:
         """All methods in turn, round by round."""
-        with machine.watched() as use:
+        with threads(self.settings.threads), machine.watched() as use:
             rows = self._rows(load, visit)
         return Visit(rows, use)
 

@@ -138,4 +138,6 @@ def _notes(bench: Bench) -> list[str]:
             "Extra memory is the peak of one call in a separate process, in addition to the inputs. The output and "
             "the gradients count. Differences below about 1 MiB are not resolved."
         )
+    if bench.executor:
+        notes.append(f"Run by {bench.executor}; what measures time had all cores of such a machine to itself.")
     return notes + bench.resumed_note

@@ -10,18 +10,21 @@ it is told to, which is how an experiment's cells are kept.
 
 import hashlib
 import json
+import platform
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from subquad import files, seals
 from subquad.errors import InputError
-from subquad.expected import expect
+from subquad.executors import HERE, Executor, Told, Work
+from subquad.expected import expect, remark
 from subquad.workflows.records import from_plain, to_plain
 
 PROGRESS = ".progress"
@@ -35,11 +38,17 @@ Progress = Callable[[str, int, int], None]  # what is under way, units done, uni
 
 @dataclass(frozen=True)
 class Unit(Generic[R]):
-    """The name of a unit, the type of its record, and what a user reads of it while it is made."""
+    """The name of a unit, the type of its record, and what a user reads of it while it is made.
+
+    Where several units are made at once, `after` has the keys of those that must be finished before it, and a unit that
+    is `timed` has its machine to itself.
+    """
 
     key: str
     record: Any = Any
     says: str = ""
+    after: tuple[str, ...] = ()
+    timed: bool = False
 
 
 class Kind(Generic[R]):
@@ -48,12 +57,13 @@ class Kind(Generic[R]):
     `says` puts those into words, for the progress of a run.
     """
 
-    def __init__(self, name: str, record: Any, says: Callable[..., str] = lambda *parts: ""):
-        self.name, self.record, self.says = name, record, says
+    def __init__(self, name: str, record: Any, says: Callable[..., str] = lambda *parts: "", *, timed: bool = False):
+        self.name, self.record, self.says, self.timed = name, record, says, timed
 
-    def __call__(self, *parts: object) -> Unit[R]:
-        """The unit of this kind with these parts in its name."""
-        return Unit("/".join(map(str, (self.name, *parts))), self.record, self.says(*parts))
+    def __call__(self, *parts: object, after: Iterable[Unit[Any]] = ()) -> Unit[R]:
+        """The unit of this kind with these parts in its name, and the units that must be finished before."""
+        key, before = "/".join(map(str, (self.name, *parts))), tuple(unit.key for unit in after)
+        return Unit(key, self.record, self.says(*parts), before, self.timed)
 
 
 class Records:
@@ -79,7 +89,7 @@ class Records:
         return (record for key, record in self._by_key.items() if key.partition("/")[0] == kind.name)
 
 
-Job = tuple[Unit[Any], Callable[[], Any]]  # a unit and what makes its record
+Job = tuple[Unit[Any], Callable[[], Any]]  # a unit and what makes its record, which pickles where workers make it
 
 
 @dataclass(frozen=True)
@@ -131,17 +141,71 @@ class Units:
         """The record of `kept`."""
         return self.kept(unit, make).result
 
-    def run(self, jobs: Iterable[Job], records: Records, progress: Progress) -> None:
-        """Put the record of each unit into `records`, in their order: some read those before.
+    def run(self, jobs: Iterable[Job], records: Records, progress: Progress, executor: Executor = HERE) -> None:
+        """Put the record of each unit into `records`; by default in their order: some read those before."""
+        for unit, one in self.each(((unit, partial(_alone, make)) for unit, make in jobs), progress, executor):
+            records[unit] = one.result
+
+    def each(
+        self, jobs: Iterable[tuple[Unit[Any], Callable[[Progress], Any]]], progress: Progress, executor: Executor = HERE
+    ) -> Iterator[tuple[Unit[Any], Kept[Any]]]:
+        """Give every unit as it is finished, those first that were kept earlier. What makes one is told a progress.
 
         Units that are kept already are not reported: how long the others take is estimated from those that are made.
         """
-        jobs = list(jobs)
-        for done, (unit, make) in enumerate(jobs):
-            if not self.has(unit):
-                progress(unit.says or unit.key, done, len(jobs))
-            records[unit] = self.get(unit, make)
-        progress("done", len(jobs), len(jobs))
+        makers = dict(jobs)
+        kept = [unit for unit in makers if self.has(unit)]
+        yield from ((unit, self.kept(unit, _never)) for unit in kept)
+        told = Counted(progress, len(makers), len(kept), {unit.key: unit.says or unit.key for unit in makers})
+        by_key = {unit.key: unit for unit in makers if unit not in kept}
+        works = [
+            Work(key, partial(self.made, unit, makers[unit]), tuple(k for k in unit.after if k in by_key), unit.timed)
+            for key, unit in by_key.items()
+        ]
+        for work, one in executor.run(works, told):
+            yield by_key[work.key], one
+            told.done += 1
+        progress("done", len(makers), len(makers))
+
+    def made(self, unit: Unit[R], make: Callable[[Progress], R], progress: Progress) -> Kept[R]:
+        """The unit, made and kept where an executor runs it. InputError on a machine that does not have the folder."""
+        if not self.folder.is_dir():
+            raise InputError(
+                f"{self.folder} is not on {platform.node()}: all machines must see the folder of the run, by this name"
+            )
+        return self.kept(unit, partial(make, progress))
+
+
+def _alone(make: Callable[[], R], progress: Progress) -> R:
+    """A unit that reports no progress."""
+    return make()
+
+
+def _never() -> Any:
+    raise AssertionError("a unit that is kept is not made again")
+
+
+@dataclass
+class Counted(Told):
+    """What an executor says, as a progress of units in all."""
+
+    progress: Progress
+    total: int
+    done: int
+    says: Mapping[str, str]  # of each unit, by its key
+
+    def started(self, work: Work, running: int) -> None:
+        """A unit is begun."""
+        others = f" and {running - 1} more" if running > 1 else ""
+        self.progress(f"{self.says.get(work.key, work.key)}{others}", self.done, self.total)
+
+    def under_way(self, work: Work, line: str) -> None:
+        """A unit tells of itself."""
+        self.progress(f"{work.key}: {line}", self.done, self.total)
+
+    def remark(self, line: str) -> None:
+        """Tell the user of a worker."""
+        remark(self.progress, line)
 
 
 class Store(Units):
@@ -155,9 +219,9 @@ class Store(Units):
         text = json.dumps(settings, sort_keys=True)
         _claim(folder / PROGRESS)
         super().__init__(
-            folder / PROGRESS / hashlib.sha256(text.encode()).hexdigest()[:16],
+            folder.absolute() / PROGRESS / hashlib.sha256(text.encode()).hexdigest()[:16],
             what="key",
-            named=lambda key: hashlib.sha256(key.encode()).hexdigest()[:24],
+            named=_digest,
             again=" and start the same command again, which measures it anew",
         )
         self.found = len(list(self.folder.glob("*.json")))
@@ -189,12 +253,19 @@ class Run:
     resumed: int = 0  # units that an earlier, interrupted run had finished
     load_average: float | None = None  # of the machine, before the run
 
-    def finish(self, out: Path, fingerprint: Any, jobs: Iterable[Job], progress: Progress) -> None:
+    def finish(
+        self,
+        out: Path,
+        fingerprint: Any,
+        jobs: Iterable[Job],
+        progress: Progress,
+        executor: Executor = HERE,
+    ) -> None:
         """Make the units that `out` does not hold from a run with this fingerprint: all that the records depend on."""
         store, jobs = Store(out, fingerprint), list(jobs)
         self.resumed = store.found
         expect(progress, [self.work(unit) for unit, _ in jobs])
-        store.run(jobs, self.results, progress)
+        store.run(jobs, self.results, progress, executor)
 
     def work(self, unit: Unit[Any]) -> float:
         """How much work a unit is, in proportion to the others; for the estimate of the time that is left."""
@@ -205,6 +276,11 @@ class Run:
         """What a report says of an interruption."""
         some = f"{self.resumed} of {len(self.results)} units come from an earlier, interrupted run."
         return [some] if self.resumed else []
+
+
+def _digest(key: str) -> str:
+    """The name of a unit's file: keys may be long, and hold any character."""
+    return hashlib.sha256(key.encode()).hexdigest()[:24]
 
 
 def begun_in(folder: Path) -> bool:

@@ -86,9 +86,9 @@ def cells(scale: Scale) -> list[Cell]:
             found |= {cell.key: cell for cell in speech.model_cells(scale.recipe, [column], seed)}
             for row in (row for trained, row in pairs(scale) if trained == column):
                 name = key(column, row, seed)
-                found[name] = Cell(name, partial(_listen, scale, column, row, seed))
-        name = top_key(seed)
-        found[name] = Cell(name, partial(speech.top_mass, scale.recipe.settings("full", seed), model_key("full", seed)))
+                found[name] = Cell(name, partial(_listen, scale, column, row, seed), (model_key(column, seed),))
+        name, full = top_key(seed), model_key("full", seed)
+        found[name] = Cell(name, partial(speech.top_mass, scale.recipe.settings("full", seed), full), (full,))
     times = speech.times_cell(scale.recipe, [Variant(method) for method in scale.columns], scale.effort)
     return [speech.baseline_cell(scale.recipe), *found.values(), times]
 

@@ -72,7 +72,8 @@ def cells(scale: Scale) -> list[Cell]:
     """What is learned, then one cell for each sequence, with all methods."""
     fits = [Cell(fit_key(seed), partial(_fit, scale, seed)) for seed in scale.fit_seeds]
     routing = [Cell("routing", partial(_follow, scale))]
-    return fits + routing + [Cell(f"sequence {i}", partial(_measure, scale, i)) for i in range(scale.sequences)]
+    before = tuple(cell.key for cell in (*fits, *routing))
+    return fits + routing + [Cell(f"sequence {i}", partial(_measure, scale, i), before) for i in range(scale.sequences)]
 
 
 # ---------------------------------------------------------------------- one cell

@@ -68,7 +68,8 @@ def cells(scale: Scale) -> list[Cell]:
     fits = [
         Cell(fit_key(label, seed), partial(_fit, scale, label, seed)) for label in LEARNED for seed in scale.fit_seeds
     ]
-    return fits + [Cell(f"sequence {i}", partial(_measure, scale, i)) for i in range(scale.sequences)]
+    before = tuple(cell.key for cell in fits)
+    return fits + [Cell(f"sequence {i}", partial(_measure, scale, i), before) for i in range(scale.sequences)]
 
 
 def _fit(scale: Scale, label: str, seed: int, context: Context) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def key(stage: str, length: int, visit: int) -> str:
 def cells(scale: Scale) -> list[Cell]:
     """One stage at one length each, visited several times."""
     return [
-        Cell(key(stage, length, visit), partial(_times, scale, stage, length))
+        Cell(key(stage, length, visit), partial(_times, scale, stage, length), timed=True)
         for visit in range(scale.visits)
         for stage in STAGES
         for length in scale.lengths

@@ -78,7 +78,7 @@ def load_of(scale: Scale, length: int, device: str = "cpu") -> Load:
 
 def cells(scale: Scale) -> list[Cell]:
     """Times at each length, then memory."""
-    times = [Cell(f"time n={length}", partial(_times, scale, length)) for length in scale.lengths]
+    times = [Cell(f"time n={length}", partial(_times, scale, length), timed=True) for length in scale.lengths]
     return times + [Cell(f"memory n={length}", partial(_memory, scale, length)) for length in scale.lengths]
 
 

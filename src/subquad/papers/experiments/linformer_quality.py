@@ -86,6 +86,9 @@ def methods(scale: Scale) -> list[str]:
     return [EXACT, *(f"linformer:k={k},sharing={sharing}" for k in scale.k for sharing in scale.sharings)]
 
 
+BASELINES = "baselines"  # the cell that leaves the head that fine-tuning starts from
+
+
 def key(method: str, seed: int) -> str:
     """A cell's name."""
     return f"{method} seed={seed}"
@@ -93,8 +96,10 @@ def key(method: str, seed: int) -> str:
 
 def cells(scale: Scale) -> list[Cell]:
     """The baselines, then one fine-tuned model each."""
-    tuned = [Cell(key(m, seed), partial(_tune, scale, m, seed)) for seed in scale.seeds for m in methods(scale)]
-    return [Cell("baselines", partial(_baselines, scale)), *tuned]
+    named = [
+        (key(method, seed), partial(_tune, scale, method, seed)) for seed in scale.seeds for method in methods(scale)
+    ]
+    return [Cell(BASELINES, partial(_baselines, scale)), *(Cell(name, run, (BASELINES,)) for name, run in named)]
 
 
 def _baselines(scale: Scale, context: Context) -> dict[str, Any]:
@@ -129,7 +134,7 @@ def settings_of(scale: Scale, at: AtHand, head: Path, method: str, seed: int) ->
 
 def _tune(scale: Scale, method: str, seed: int, context: Context) -> dict[str, Any]:
     at = at_hand(scale.model, context)
-    settings = settings_of(scale, at, context.beside("baselines") / HEAD, method, seed)
+    settings = settings_of(scale, at, context.beside(BASELINES) / HEAD, method, seed)
     start = settings.task.model(settings.model).to(context.device)
     before = evaluate(settings, start, context.folder / "start", data=at.data, device=context.device)
     outcome = train(settings, context.folder, data=at.data, device=context.device, progress=context.progress)
@@ -157,7 +162,7 @@ def published_name(scale: Scale, method: str) -> str:
 
 def results(scale: Scale, found: Found) -> Results:
     """Ours beside the published accuracies."""
-    sizes, plain = found["baselines"]["sizes"], found["baselines"]["accuracy"]
+    sizes, plain = found[BASELINES]["sizes"], found[BASELINES]["accuracy"]
     means = {m: _mean(scale, found, m) for m in methods(scale)}
     body: list[list[Value]] = [[name, None, f"{100 * accuracy:.1f}", *[None] * 7] for name, accuracy in plain.items()]
     for method in methods(scale):

@@ -147,7 +147,7 @@ def cells(scale: Scale) -> list[Cell]:
             for task in scale.tasks
             for row in scale.methods
         ),
-        Cell("throughput", partial(_throughput, scale)),
+        Cell("throughput", partial(_throughput, scale), timed=True),
     ]
 
 

@@ -140,12 +140,17 @@ def cells(scale: Scale) -> list[Cell]:
     plain = [Cell(key(task, "baselines"), partial(_baselines, scale, task)) for task in scale.tasks]
     fits = [Cell(f"fit {method}", partial(_fit, scale, method)) for method in scale.fits]
     replaced = [
-        Cell(key(task, row.label, seed), partial(_replaced, scale, task, row, seed))
+        Cell(key(task, row.label, seed), partial(_replaced, scale, task, row, seed), _reads(task, row))
         for task in scale.tasks
         for row in rows(scale)
         for seed in seeds(scale, row)
     ]
     return [*exact, *plain, *fits, *replaced]
+
+
+def _reads(task: str, row: Replacement) -> tuple[str, ...]:
+    """The cells whose folders a replacement reads."""
+    return key(task, EXACT), *([f"fit {row.method}"] if row.calibrated else [])
 
 
 # ---------------------------------------------------------------------- one cell

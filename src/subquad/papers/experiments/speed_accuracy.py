@@ -87,7 +87,7 @@ def _tuned(scale: Scale, method: str, layers: int, seed: int) -> Cell:
     """Trained on from the model with 100 clusters."""
     start = model_key(f"{method.rpartition('-')[0]}-100", seed, layers)
     settings = scale.recipe.settings(method, seed, layers, scale.tuning)
-    return Cell(model_key(method, seed, layers), partial(speech.fit, settings, start))
+    return Cell(model_key(method, seed, layers), partial(speech.fit, settings, start), (start,))
 
 
 def results(scale: Scale, found: Found) -> Results:

@@ -64,7 +64,7 @@ SCALES = {
 def cells(scale: Scale) -> list[Cell]:
     """Times: each length visited several times. Then memory."""
     times = [
-        Cell(f"time N={length} visit={visit}", partial(_times, scale, length))
+        Cell(f"time N={length} visit={visit}", partial(_times, scale, length), timed=True)
         for visit in range(scale.visits)
         for length in scale.lengths
     ]

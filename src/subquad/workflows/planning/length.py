@@ -14,13 +14,14 @@ loss of the plan; where it is above the accepted loss the budget shrinks, and at
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from typing import Any
 
 from subquad.audits import audit
+from subquad.executors import HERE, Executor
 from subquad.measure.capture import recorded
 from subquad.methods import Bound, Full, Method
 from subquad.workflows.planning import choice
@@ -38,7 +39,7 @@ from subquad.workflows.planning.measure import (
     turn,
 )
 from subquad.workflows.pretrained import running
-from subquad.workflows.store import Kind, Progress, Store
+from subquad.workflows.store import Kind, Progress, Records, Store
 
 SCREEN: Kind[Screen] = Kind("screen", Screen)
 LOSSES: Kind[dict[str, dict[str, float]]] = Kind("losses", dict[str, dict[str, float]])
@@ -54,6 +55,36 @@ FRACTIONS = (0.25, 0.4, 0.55, 0.7, 0.85)  # of a length, where the crossover is 
 MEASURING = 0.6  # share of a length's time for losses; the rest is for verifying
 
 
+@dataclass(frozen=True)
+class Workers:
+    """What measures losses of single layers: this process, or an executor whose workers load the model themselves.
+
+    Everything that measures time runs in this process.
+
+    Attributes:
+        elsewhere: in a worker, the losses of an input, from the length, the input's number and the names of the
+            candidates in each layer.
+    """
+
+    executor: Executor = HERE
+    elsewhere: Callable[[int, int, dict[int, list[str]]], dict[str, dict[str, float]]] | None = None
+
+    def job(self, load: Load, item: int, kept: Mapping[int, list[Candidate]]) -> Callable[[], Any]:
+        """What makes the losses of an input."""
+        if self.elsewhere is None:
+            return partial(single_losses, load, load.items[item], kept)
+        names = {number: [c.name for c in tried] for number, tried in kept.items()}
+        return partial(self.elsewhere, load.length, item, names)
+
+    @property
+    def note(self) -> tuple[str, ...]:
+        """What a report says of it."""
+        return (f"Losses of single layers were measured by {self.executor.says}.",) if self.executor.says else ()
+
+
+ALONE = Workers()
+
+
 @dataclass
 class Length:
     """Planning one length."""
@@ -65,6 +96,7 @@ class Length:
     store: Store
     progress: Progress
     until: float  # when it should be done, on `time.perf_counter`
+    workers: Workers = ALONE
 
     def __post_init__(self) -> None:
         self.begun = time.perf_counter()
@@ -129,19 +161,27 @@ class Length:
         if not any(kept.values()):
             return found
         end = self.begun + MEASURING * (self.until - self.begun)
-        items = self.load.items
-        for i, item in enumerate(items):
-            unit = LOSSES(self.length, i)
-            if i >= 2 and time.perf_counter() > end and not self.store.has(unit):
+        units = [LOSSES(self.length, i) for i in range(len(self.load.items))]
+        records = Records()
+        for begin in range(0, len(units), self.workers.executor.width):
+            these = range(len(units))[begin : begin + self.workers.executor.width]
+            if begin >= 2 and time.perf_counter() > end and not all(self.store.has(units[i]) for i in these):
                 break
-            self.progress(f"losses of single layers at {self.length:,} tokens", i, len(items))
-            record = self.store.get(unit, partial(single_losses, self.load, item, kept))
-            for layer, of in record.items():
+            told = partial(self._told, f"losses of single layers at {self.length:,} tokens", begin, len(units))
+            jobs = [(units[i], self.workers.job(self.load, i, kept)) for i in these]
+            self.store.run(jobs, records, told, self.workers.executor)
+        for unit in units[: len(records)]:
+            for layer, of in records[unit].items():
                 for name, loss in of.items():
                     found[int(layer)][name].append(loss)
         return {
             n: {name: each for name, each in of.items() if all(map(math.isfinite, each))} for n, of in found.items()
         }
+
+    def _told(self, what: str, begin: int, total: int, unit: str, done: int, of: int) -> None:
+        """Tell how many of all units are done, from how many of those that are under way are."""
+        if done < of:
+            self.progress(what, begin + done, total)
 
     def verify(self, planned: Planned) -> None:
         """Choose and verify until a verification holds; of all choices that were verified the fastest is taken.

@@ -13,7 +13,7 @@ from subquad.methods import Bound, Full, Method
 from subquad.workflows.planning import choice
 from subquad.workflows.planning.figures import Planned
 from subquad.workflows.planning.grid import grid
-from subquad.workflows.planning.length import Length
+from subquad.workflows.planning.length import ALONE, Length, Workers
 from subquad.workflows.planning.loads import Load
 from subquad.workflows.planning.measure import EXACT, Candidate
 from subquad.workflows.rows import longest
@@ -29,6 +29,7 @@ class Planning:
     floor: float
     minutes: float
     shift: float = 1.0  # how many times the losses of other text may be those of this one
+    workers: Workers = ALONE
     lengths: list[Planned] = field(default_factory=list)
 
     def run(self, store: Store, progress: Progress) -> None:
@@ -41,7 +42,9 @@ class Planning:
             share = left * weights[number] / sum(weights[number:])
             progress(f"planning at {load.length:,} tokens", number, len(self.loads))
             until, tried = time.perf_counter() + max(share, 1.0), self.candidates(load.length)
-            self.lengths.append(Length(load, tried, self.floor, self.shift, store, progress, until).plan())
+            self.lengths.append(
+                Length(load, tried, self.floor, self.shift, store, progress, until, self.workers).plan()
+            )
         progress("done", len(self.loads), len(self.loads))
 
     def steps(self) -> dict[int, dict[int, Method | Bound]]:

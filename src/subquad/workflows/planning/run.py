@@ -3,21 +3,19 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from hashlib import sha256
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from subquad import hf
-from subquad.data.texts import read_documents, remark_folders, standard_library
 from subquad.errors import InputError, as_input_error
+from subquad.executors import HERE, Executor
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan
-from subquad.methods import Bound, Method, parse_method, resolve
+from subquad.methods import Bound, Method, resolve
 from subquad.workflows import machine
-from subquad.workflows.calibrated import calibrated
 from subquad.workflows.options import as_command
-from subquad.workflows.passages import read
 from subquad.workflows.planning.given import (
     as_inputs,
     check_figures,
@@ -27,12 +25,14 @@ from subquad.workflows.planning.given import (
     mark_of_inputs,
     settings_from,
 )
-from subquad.workflows.planning.loads import Load, Loss, input_loads, text_load
+from subquad.workflows.planning.length import ALONE, Workers
+from subquad.workflows.planning.loads import Load, Loss, input_loads
 from subquad.workflows.planning.measure import Candidate
 from subquad.workflows.planning.plan import Planning, candidates_for, plan_of
-from subquad.workflows.pretrained import Pretrained, check_model, load
+from subquad.workflows.planning.prepared import given, losses_elsewhere, of_text, prepare
+from subquad.workflows.pretrained import Pretrained, check_model
 from subquad.workflows.rows import mark_of
-from subquad.workflows.settings import COMPARED_LEARNED, PlanSettings
+from subquad.workflows.settings import PlanSettings
 from subquad.workflows.store import Progress, Store
 
 UNITS = 1  # changes with what the units hold, so that a run of another version is not resumed
@@ -48,67 +48,33 @@ class Made:
     notes: tuple[str, ...] = ()  # what a reader must know of the weights, and of methods that were not tried
 
 
-def make(settings: PlanSettings, out: Path, progress: Progress) -> Made:
-    """Plan for a text model. Finished units are kept under `out`.
+def make(settings: PlanSettings, out: Path, progress: Progress, executor: Executor = HERE) -> Made:
+    """Plan for a text model. Finished units are kept under `out`; losses of single layers are measured by `executor`.
 
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
-    methods, documents = _given(settings)
-    remark_folders(progress, settings.text)
-    pretrained = load(settings.model, settings.device)
-    adapters = _adapters(settings.adapters, pretrained)
-    loads, facts = of_text(pretrained, documents or standard_library(), settings)
-    # As compare does: those that are named, or its own.
-    able = list(map(parse_method, COMPARED_LEARNED)) if methods is None else methods
-    length = pretrained.length(None, "max-length")
-    rows, reasons = calibrated(
-        settings.calibrate, settings.text, settings.column, able, pretrained, length, out, progress
+    found = prepare(settings, out, progress)
+    elsewhere = partial(losses_elsewhere, settings, out.absolute()) if executor.says else None
+    workers = Workers(executor, elsewhere)
+    made = plan_loads(
+        found.loads,
+        settings,
+        found.methods,
+        found.fitted,
+        out,
+        progress,
+        found.facts,
+        as_command("plan", settings),
+        workers,
     )
-    fitted = adapters | {str(method): row.bounds for method, row in rows.items()}
-    others = None if methods is None else [method for method in methods if method not in rows | reasons]
-    made = plan_loads(loads, settings, others, fitted, out, progress, facts, as_command("plan", settings))
-    notes = (f"{method} was not tried: {reason}." for method, reason in reasons.items())
-    return replace(made, notes=(*pretrained.notes, *notes))
+    return replace(made, notes=(*found.notes, *made.notes, *workers.note))
 
 
 def check(settings: PlanSettings) -> None:
     """Raise InputError for what is wrong in the settings, as far as it shows before the model is loaded."""
-    _given(settings)
+    given(settings)
     check_model(settings.model, settings.device)
-
-
-def _given(settings: PlanSettings) -> tuple[list[Method] | None, list[str] | None]:
-    """The methods and the documents that the settings name, if any."""
-    check_settings(settings)
-    with as_input_error():
-        methods = [parse_method(text) for text in settings.methods] or None
-    return methods, read_documents(settings.text, settings.column) if settings.text else None
-
-
-def of_text(
-    pretrained: Pretrained, documents: Sequence[str], settings: PlanSettings
-) -> tuple[list[Load], dict[str, Any]]:
-    """What is run of documents, for a text model that is loaded; and the facts of both."""
-    lengths = sorted(set(settings.lengths))
-    reading = read(pretrained, documents, min(lengths), 1, settings.seed)
-    start = settings.seed * 997 % max(len(reading.tokens), 1)
-    turned = replace(reading, tokens=reading.tokens[start:] + reading.tokens[:start])  # other passages for other seeds
-    loads = [text_load(pretrained, turned, length) for length in lengths]
-    text = {"fingerprint": _mark(reading.tokens), "tokens": len(reading.tokens), "documents": reading.documents}
-    return loads, {"model": pretrained.facts(), "text": text, "identity": pretrained.identity()}
-
-
-def _adapters(folders: Sequence[Path], pretrained: Pretrained) -> dict[str, dict[int, Bound]]:
-    """Adapters as candidates, by name."""
-    found: dict[str, dict[int, Bound]] = {}
-    for folder in folders:
-        name = f"adapter:{folder.resolve().name}"
-        if name in found:
-            raise InputError(f"two of the adapters are called {folder.resolve().name}, the second being {folder}")
-        with as_input_error():
-            found[name] = hf.read_adapter(folder).bounds(pretrained.model)
-    return found
 
 
 def plan(
@@ -228,6 +194,7 @@ def plan_loads(
     progress: Progress,
     facts: dict[str, Any],
     command: str,
+    workers: Workers = ALONE,
 ) -> Made:
     """Plan for the inputs of some loads. `methods` are tried, and `fitted` parameters by name and layer beside them."""
     with as_input_error():
@@ -236,7 +203,7 @@ def plan_loads(
         candidates = candidates_for(loads[0].model, methods, fitted)
         check_together({load.length: candidates(load.length) for load in loads})
         store = Store(out, fingerprint(loads, candidates, settings, facts))
-        planning = Planning(loads, candidates, settings.min_fidelity, settings.minutes, settings.shift)
+        planning = Planning(loads, candidates, settings.min_fidelity, settings.minutes, settings.shift, workers)
         planning.run(store, progress)
     made_on = {
         "command": command,
@@ -285,8 +252,3 @@ def fingerprint(
         "machine": [machine.versions(), machine.hardware(settings.device)],
         "units": UNITS,
     }
-
-
-def _mark(tokens: Sequence[int]) -> str:
-    """A mark of a text in 16 hexadecimal digits."""
-    return sha256(",".join(map(str, tokens)).encode()).hexdigest()[:16]

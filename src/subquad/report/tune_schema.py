@@ -1,0 +1,32 @@
+"""The shape of what `subquad tune` writes, which its table and plots are made from."""
+
+from typing import Any, Literal, TypedDict
+
+KIND, SCHEMA = "subquad tune", 1
+
+
+class TriedTrial(TypedDict):
+    """A trial that has ended; its figures are those of the validation examples."""
+
+    number: int
+    values: dict[str, str]  # of what is searched, as `--set` reads them
+    state: Literal["finished", "pruned", "failed"]
+    value: float | None  # of the metric; of a pruned trial the last one
+    figures: dict[str, float]
+    steps: int
+    seconds: float
+    reason: str | None  # why it failed
+
+
+class TuneReport(TypedDict):
+    """A search: its trials, the best first."""
+
+    kind: str
+    schema: int
+    created: str
+    command: str
+    task: dict[str, Any]  # name, summary, metric, and whether a greater value is better
+    search: dict[str, str]  # of each setting: "linear", "log" or "choices"
+    trials: list[TriedTrial]
+    best: dict[str, Any]  # its number, and the command that trains it
+    machine: dict[str, str]

@@ -1,0 +1,1 @@
+"""`subquad tune`: trials of training with settings that Optuna chooses."""

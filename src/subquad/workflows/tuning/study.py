@@ -1,0 +1,91 @@
+"""Optuna's study: which settings are tried next, which trials end early; kept in a file of the folder."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import optuna
+from optuna.pruners import BasePruner, MedianPruner, NopPruner
+from optuna.samplers import TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from subquad.workflows.tuning.search import Searched, Value
+
+FILE = "trials.log"  # of Optuna's journal: several processes on several machines may add to it
+NAME = "subquad"
+STARTUP = 4  # trials that run to their end before any is pruned
+STATES = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+
+
+class Study:
+    """The study in a folder, made if need be.
+
+    Every process that asks or tells has an object of its own; the file is what they share.
+    """
+
+    def __init__(self, folder: Path, greater_is_better: bool, prune: bool):
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            pruner: BasePruner = MedianPruner(n_startup_trials=STARTUP) if prune else NopPruner()
+            self._study = optuna.create_study(
+                storage=JournalStorage(JournalFileBackend(str(folder / FILE))),
+                pruner=pruner,
+                study_name=NAME,
+                direction=StudyDirection.MAXIMIZE if greater_is_better else StudyDirection.MINIMIZE,
+                load_if_exists=True,
+            )
+
+    def ask(self, searched: Sequence[Searched], seed: int) -> tuple[int, dict[str, Value]]:
+        """The number and the values of a new trial.
+
+        The sampler is made anew for every trial, from the seed and the number: a search that was interrupted then asks
+        for the same trials as one that was not.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self._study.sampler = TPESampler(seed=(seed * 1_000_003 + len(self.trials())) % 2**32, constant_liar=True)
+        trial = self._study.ask()
+        for one in searched:
+            one.suggested(trial)
+        return trial.number, dict(trial.params)
+
+    def plan(self, points: Sequence[Mapping[str, Value]]) -> None:
+        """Have these points asked for next, without those that were asked for already."""
+        for point in points:
+            self._study.enqueue_trial(dict(point), skip_if_exists=True)
+
+    def tell(self, number: int, state: str, value: float | None) -> None:
+        """Take note of how a trial ended."""
+        self._study.tell(number, value if state == "finished" else None, STATES[state])
+
+    def is_pruned(self, number: int, step: int, value: float) -> bool:
+        """Take note of a value on the way, and say whether the trial ends there."""
+        trial = self.trials()[number]
+        self._study._storage.set_trial_intermediate_value(trial._trial_id, step, value)
+        return bool(self._study.pruner.prune(self._study, self.trials()[number]))
+
+    def trials(self) -> list[FrozenTrial]:
+        """All trials, by their numbers."""
+        return self._study.get_trials(deepcopy=False)
+
+    def waiting(self) -> int:
+        """Trials that are planned, and not asked for yet."""
+        return sum(trial.state == TrialState.WAITING for trial in self.trials())
+
+    def open(self, searched: Sequence[Searched]) -> dict[int, dict[str, Value]]:
+        """The values of trials that were begun and not told, by number; one without all of its values fails."""
+        found = {}
+        for trial in self.trials():
+            if trial.state != TrialState.RUNNING:
+                continue
+            if set(trial.params) == {one.name for one in searched}:
+                found[trial.number] = dict(trial.params)
+            else:
+                self.tell(trial.number, "failed", None)
+        return found
