@@ -237,18 +237,19 @@ class MultiheadAttention(nn.Module):
         """
         if self.training and self.dropout:
             raise ValueError(f"a step drops nothing, but this layer trains with dropout={self.dropout}; call eval()")
-        out, state = self.attention.step(*self._projected(self, x, x, x), state, mask=mask, seed=seed)
+        heads, keys, values = self._projected(self, x, x, x)
+        out, state = self.attention.step(heads, keys, values, state, mask=mask, seed=seed)
         return self._join(out), state
 
-    def _attention(self, query: Tensor, key: Tensor, value: Tensor) -> BoundMethod | WithRows:
+    def _attention(self, query: Tensor, key: Tensor, value: Tensor) -> WithRows | BoundMethod:
         """The bound method, with the rows of global tokens by their own projections where there are such."""
         own = self.global_tokens
         return self.attention if own is None else own.around(self.attention, *self._projected(own, query, key, value))
 
-    def _projected(self, by: Any, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    def _projected(self, by: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The heads of queries, keys and values by the projections of this layer or of its global tokens."""
-        pairs = (by.q_proj(query), self.num_heads), (by.k_proj(key), self.kv_heads), (by.v_proj(value), self.kv_heads)
-        return [self._split(x, heads) for x, heads in pairs]
+        key, value = self._split(by.k_proj(key), self.kv_heads), self._split(by.v_proj(value), self.kv_heads)
+        return self._split(by.q_proj(query), self.num_heads), key, value
 
     def _join(self, out: Tensor) -> Tensor:
         return self.out_proj(out.transpose(1, 2).flatten(2))
