@@ -70,6 +70,43 @@ def test_projections_of_global_tokens_are_what_longformer_has_beside_these():
     assert not torch.allclose(outputs(plain, ids, mask), wanted, atol=1e-2)
 
 
+class OurAttention(torch.nn.Module):
+    """The attention of a Longformer's layer, with our layer and its weights, those of global attention too."""
+
+    def __init__(self, theirs: torch.nn.Module, window: int, first: int):
+        super().__init__()
+        own = theirs.self
+        method = f"longformer:window={window},first={first}"
+        self.attend = sq.nn.MultiheadAttention(own.embed_dim, own.num_heads, method=method, global_projections=True)
+        for letter, name in zip("qkv", ("query", "key", "value"), strict=True):
+            setattr(self.attend, f"{letter}_proj", getattr(own, name))
+            setattr(self.attend.global_tokens, f"{letter}_proj", getattr(own, f"{name}_global"))
+        self.attend.out_proj, self.norm, self.first = theirs.output.dense, theirs.output.LayerNorm, first
+
+    def forward(
+        self, x: Tensor, *, is_index_masked: Tensor, is_index_global_attn: Tensor, **_: object
+    ) -> tuple[Tensor]:
+        keep = None if self.first else is_index_global_attn
+        return (self.norm(x + self.attend(x, mask=sq.Mask.padding(~is_index_masked), keep=keep)),)
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_longformer_with_its_own_projections_of_global_tokens(first):
+    """The global tokens are the first ones, or any: then they are kept tokens."""
+    torch.manual_seed(0)
+    theirs = hf.LongformerModel(hf.LongformerConfig(**SIZES, attention_window=[8, 4])).eval()
+    ids, mask = padded_ids(length=33, pads=9)
+    is_global = (torch.arange(33) < first).expand(2, -1) if first else (ids % 4 == 0) & mask.bool()
+    assert is_global.any(1).all()
+    wanted = outputs(theirs, ids, mask, global_attention_mask=is_global.long())
+    shared = longformer([8, 4])[0]
+    assert not torch.allclose(outputs(shared, ids, mask, global_attention_mask=is_global.long()), wanted, atol=1e-2)
+    for layer, window in zip(theirs.encoder.layer, [4, 2], strict=True):
+        layer.attention = OurAttention(layer.attention, window, first)
+    got = outputs(theirs, ids, mask, global_attention_mask=is_global.long())
+    torch.testing.assert_close(got, wanted, **close)
+
+
 def bigbird(random: int, block: int) -> tuple[hf.PreTrainedModel, hf.PreTrainedModel]:
     """BigBird and a BERT with its weights."""
     torch.manual_seed(0)

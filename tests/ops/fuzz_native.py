@@ -179,9 +179,11 @@ def in_buckets(draw: Draw) -> list[Tensor]:
         spans.append(draw.rng.choice((-1, -1, 0, 5, 2**40)))
     offsets = draw.whole(-5, 5, B) if draw.maybe(0.3) else None
     hidden = torch.rand(B, H, draw.size(4), M, generator=draw.generator()) < 0.4 if draw.maybe(0.3) else None
-    tracks = tracked(*inputs, *([] if bias is None else [bias]))
+    rows, distances = draw.rng.choice((1, N)), draw.rng.choice((1, 6, 11))
+    terms = draw.normal(B, H, rows, distances) if draw.maybe(0.4) else None
+    tracks = tracked(*inputs, *(x for x in (bias, terms) if x is not None))
     pattern = offsets, hidden, draw.rng.choice((0, 0, 3, -200)), draw.maybe(), draw.maybe(0.3)
-    out, lse = OPS.pairs_forward("cpu", *inputs, bias, queries, keys, bucket, spans, *pattern, 0.3)
+    out, lse = OPS.pairs_forward("cpu", *inputs, bias, queries, keys, bucket, spans, *pattern, 0.3, terms)
     return [out.detach(), lse.detach(), *backward(draw, [[out], [lse], [out, lse]][draw.rng.randrange(3)], tracks)]
 
 

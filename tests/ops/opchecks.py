@@ -24,6 +24,7 @@ def in_buckets(bias):
         True,
         False,
         0.3,
+        None if bias is None else torch.zeros(2, 4, 1, 15).requires_grad_(),
     )
 
 

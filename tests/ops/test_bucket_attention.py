@@ -128,6 +128,41 @@ def test_each_set_has_its_own_window(implementation):
     )
 
 
+@pytest.mark.parametrize("mask", ["window", "window both ways"])
+@pytest.mark.parametrize("rows", [1, 61], ids=["one row of terms", "a row for each query"])
+@pytest.mark.parametrize("heads", [{}, {"H": 4, "G": 2}], ids=["heads", "shared key heads"])
+def test_terms_of_the_distance(implementation, poisoned, mask, rows, heads):
+    """Pairs that meet several times, queries that see no key by their terms, terms that differ by item or not."""
+    inputs, mask = qkv(61, **heads), MASKS[mask]
+    H, span = inputs[0].shape[1], mask.span
+    ahead = torch.arange(61) - mask.positions(torch.arange(61)[:, None])
+    terms = normal(1 if rows == 1 else 2, H, rows, span + 1 if mask.is_causal else 2 * span + 1, seed=8)
+    terms = terms.masked_fill(terms > 0.8, -torch.inf)
+    at = (ahead + span).clamp(0, terms.shape[3] - 1)
+    buckets = two_sets(2, H, 61, 61)
+
+    def dense_of_terms(query, key, value, terms):
+        key, value = (x.repeat_interleave(H // x.shape[1], dim=1) for x in (key, value))
+        times, terms = sum(each.multiplicity(61, 61, mask) for each in buckets), terms.expand(2, H, 61, -1)
+        terms = terms.gather(3, at.expand(2, H, -1, -1))
+        logits = query @ key.mT * 0.3 + terms
+        logits = torch.where((times > 0) & ~terms.isneginf(), logits + times.clamp(min=1).log(), -1e30)
+        seen = (logits > -1e30).any(-1)
+        return logits.softmax(-1) @ value * seen[..., None], torch.where(seen, logits.logsumexp(-1), -torch.inf)
+
+    results = []
+    for some in (inputs, [x.double() for x in inputs]):
+        some = tracked(*some, terms.to(some[0].dtype, copy=True))
+        if some[0].dtype == torch.float32:
+            out, lse = attend_pairs(*some[:3], buckets, mask, scale=0.3, of_distance=some[3])
+        else:
+            out, lse = dense_of_terms(*some)
+        read = torch.cat([out, torch.where(lse.isneginf(), 0.0, lse)[..., None]], -1)
+        results.append([x.float() for x in (out, lse, *gradients(read, *some))])
+    assert results[0][1].isneginf().any()
+    assert_equal(*results)
+
+
 @pytest.mark.parametrize("read", ["out", "lse"])
 def test_either_output_may_be_read_alone(implementation, poisoned, read):
     inputs, every = tracked(*qkv(12), normal(2, 2, 12)), torch.arange(12).expand(2, 2, 1, -1)
@@ -212,14 +247,11 @@ def test_any_layout_of_the_inputs():
         ({"shown": (torch.ones(2, 2, 1, 20, 20, dtype=torch.bool),)}, "`shown` names some"),
         ({"by_features": True}, "by_features=True"),
         ({"dtype": torch.float64}, "the dtype is torch.float64"),
-        ({"of_distance": True}, "add nothing to the logits by distance"),
     ],
-    ids=["dropout", "union", "shown", "features", "fp64", "distances"],
+    ids=["dropout", "union", "shown", "features", "fp64"],
 )
 def test_what_the_kernels_cannot_do_is_refused_when_forced(options, reason):
     inputs, every = qkv(20, dtype=options.pop("dtype", torch.float32)), torch.arange(20).expand(2, 2, 1, -1)
-    if "of_distance" in options:
-        options = {"of_distance": torch.zeros(2, 2, 20, 7)}
     call = {"buckets": Buckets(every, every), "mask": Mask.window(3), "scale": 0.3}
     with sq.use_backend("cpu"), pytest.raises(ValueError, match=f"backend 'cpu' cannot run this call: .*{reason}"):
         attend_pairs(*inputs, **call, **options)
@@ -267,7 +299,21 @@ FORWARD = functools.partial(torch.ops.subquad.pairs_forward, "cpu")
 def arguments(bucket: Tensor, hidden: Tensor | None = None) -> tuple:
     """Of one set of two buckets of keys, and four blocks of queries."""
     queries, keys = torch.arange(20).view(1, 1, 4, 5), torch.arange(20).view(1, 1, 2, 10)
-    return (*tracked(*qkv(20, B=1, H=1)), None, [queries], [keys], [bucket], [-1], None, hidden, 0, False, False, 0.3)
+    return (
+        *tracked(*qkv(20, B=1, H=1)),
+        None,
+        [queries],
+        [keys],
+        [bucket],
+        [-1],
+        None,
+        hidden,
+        0,
+        False,
+        False,
+        0.3,
+        None,
+    )
 
 
 @compiled

@@ -116,7 +116,7 @@ def test_a_block_of_no_bucket_meets_nothing(number: int):
     queries = torch.arange(24).view(1, 1, 2, 12).expand(2, 2, 2, 12)
     buckets = Buckets(queries, queries, torch.tensor([1, number]).expand(2, 2, 2))
     out = torch.ops.subquad.pairs_forward(
-        *("cpu", q, k, v, None, [queries], [queries], [buckets.bucket], [-1], None, None, 0, False, False, 0.3)
+        *("cpu", q, k, v, None, [queries], [queries], [buckets.bucket], [-1], None, None, 0, False, False, 0.3, None)
     )[0]
     assert (out[:, :, 12:] == 0).all()
     assert (out[:, :, :12] != 0).all()

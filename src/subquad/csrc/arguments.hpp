@@ -92,9 +92,13 @@ struct BucketInputs {
   const int64_t *offsets;  // (B), or null where all have `offset`
   const uint8_t *hidden;      // (B,H,hidden_rows,M), or null: query i does not see keys marked in row i mod hidden_rows
   int64_t hidden_rows;
+  // Added to the logits by distance, (B,H,distance_rows,distances), or null: of sets with a span. The first is that of
+  // the key `span` before the query. One row is for all queries.
+  Rows of_distance;
+  int64_t distance_rows, distances;
 };
 DESCRIBE(BucketInputs, B, H, G, N, M, D, E, threads, scale, query, key, value, key_bias, sets, causal, other_keys_only,
-         offset, offsets, hidden, hidden_rows)
+         offset, offsets, hidden, hidden_rows, of_distance, distance_rows, distances)
 
 struct BucketForward {
   BucketInputs inputs;
@@ -108,9 +112,11 @@ struct BucketBackward {
   Rows out, grad_out;           // grad_out: null where nobody reads `out`
   const float *lse, *grad_lse;  // (B,H,N); grad_lse: null where nobody reads `lse`
   RowsOut grad_query, grad_key, grad_value;
-  float *grad_key_bias;  // (B,H,M), or null
+  float *grad_key_bias;      // (B,H,M), or null
+  RowsOut grad_of_distance;  // where there is `of_distance`
 };
-DESCRIBE(BucketBackward, inputs, out, grad_out, lse, grad_lse, grad_query, grad_key, grad_value, grad_key_bias)
+DESCRIBE(BucketBackward, inputs, out, grad_out, lse, grad_lse, grad_query, grad_key, grad_value, grad_key_bias,
+         grad_of_distance)
 
 struct HashLayer {
   int64_t in, out;

@@ -2,9 +2,11 @@
 //
 //     w_ij = e^{s_ij − lse_i}      ds_ij = w_ij (dO_i·V_j − δ_i)      δ_i = dO_i·O_i − dlse_i
 //     dQ_i = scale Σ ds_ij K_j     dK_j = scale Σ ds_ij Q_i     dV_j = Σ w_ij dO_i     db_j = Σ ds_ij
+//     the term of a distance: Σ ds_ij over the pairs that have it
 //
 // As forwards, every slot of a query and of a key has a place of its own for what it gets, and a token's places are
-// added in their order.
+// added in their order. Terms of a distance have a row of places for each slot of a query, or one for each bucket where
+// all queries share them.
 
 constexpr int64_t MOST_PARTS = 4;  // tasks per bucket with many keys; each has places of its own for the queries
 
@@ -15,12 +17,13 @@ struct BucketGradients {
   float *of_queries;           // (parts,query slots,D')
   float *of_keys, *of_values;  // (key slots,D'), (key slots,E')
   float *of_bias;              // (key slots)
+  float *of_terms;             // (query slots, or buckets; distances)
   int64_t query_slots;
 
   BucketGradients(Arena &arena, const BucketInputs &in, const Extent &all)
       : queries(arena, all.queries, all.buckets, in.N), keys(arena, all.keys, all.buckets, in.M) {
     const int64_t D = round_up(in.D, W), whole = (all.most_keys + BUCKET_KEYS - 1) / BUCKET_KEYS;
-    parts = whole < 1 ? 1 : whole < MOST_PARTS ? whole : MOST_PARTS;
+    parts = whole < 1 || in.of_distance.data ? 1 : whole < MOST_PARTS ? whole : MOST_PARTS;
     query_slots = all.queries;
     delta = arena.take<float>(in.N);
     lse = arena.take<float>(in.N);
@@ -28,6 +31,13 @@ struct BucketGradients {
     of_keys = arena.take<float>(all.keys * D);
     of_values = arena.take<float>(all.keys * round_up(in.E, W));
     of_bias = arena.take<float>(all.keys);
+    const int64_t rows = in.distance_rows == 1 ? all.buckets : all.queries;
+    of_terms = arena.take<float>(in.of_distance.data ? rows * in.distances : 0);
+  }
+
+  // The row for what a query of a bucket adds to the terms of its distances.
+  float *terms_of(const BucketInputs &in, int64_t bucket, int64_t slot) const {
+    return of_terms + (in.distance_rows == 1 ? bucket : slot) * in.distances;
   }
 
   void list(const BucketBackward &a, int64_t bh, const Extent &all) const {
@@ -72,25 +82,35 @@ struct BucketGradScratch {
   }
 };
 
+// Adds W keys' ds to the row of their distances.
+static void add_to_terms(const Terms &terms, vf ds, const int32_t *numbers, float *to) {
+  for (int64_t l = 0; l < W; l++)
+    if (terms.place(numbers[l]) < (uint64_t)terms.count) to[terms.place(numbers[l])] += ds[l];
+}
+
 // weights ← w; products ← scale·ds; adds ds to the gradient of the bias. Pairs that do not see each other have 0, also
 // where the row or the value is NaN.
-static void weights_backward(const BucketBackward &a, int64_t b, int64_t h, int64_t span, const int32_t *queries,
+static void weights_backward(const BucketBackward &a, int64_t b, int64_t h, int64_t bucket, int64_t span, int64_t first,
                              int64_t count, int64_t lanes, const BucketGradients &head, const BucketGradScratch &own) {
   const BucketInputs &in = a.inputs;
   const bool all = sees_all(in, span);
   const int64_t E = round_up(in.E, W);
+  const int32_t *queries = head.queries.tokens + first;
   for (int64_t i = 0; i < count; i++) {
     const Seen seen = seen_by(in, span, b, h, queries[i]);
+    const Terms terms(in, span, b, h, queries[i]);
     const float lse = head.lse[queries[i]], delta = head.delta[queries[i]];
     vi any = vi{} - (all ? 1 : 0);
     for (int64_t j = 0; j < lanes; j += W) {
       float *weights = own.weights + i * lanes + j, *products = own.products + i * lanes + j;
-      vf w = exp_nonpositive(visible_logits(weights, in.scale, own.bias + j, own.numbers + j, nullptr) - lse);
+      const vf more = terms.of ? terms_of(terms, own.numbers + j) : vf{};
+      vf w = exp_nonpositive(visible_logits(weights, in.scale, own.bias + j, own.numbers + j, nullptr) + more - lse);
       vf ds = w * (load(products) - delta);
       if (!all) {
-        const vi visible = visible_keys(own.numbers + j, seen);
+        const vi visible = visible_keys(own.numbers + j, seen) & not_minus_infinity(more);
         w = (vf)(visible & (vi)w), ds = (vf)(visible & (vi)ds), any |= visible;
       }
+      if (terms.of) add_to_terms(terms, ds, own.numbers + j, head.terms_of(in, bucket, first + i));
       store(weights, w);
       store(products, ds * in.scale);
       store(own.of_bias + j, load(own.of_bias + j) + ds);
@@ -100,9 +120,9 @@ static void weights_backward(const BucketBackward &a, int64_t b, int64_t h, int6
 }
 
 // A tile of a bucket's queries and the chunk of its keys that is packed, whose slots start at `slot`.
-static void tile_backward(const BucketBackward &a, int64_t b, int64_t h, int64_t span, int64_t first, int64_t count,
-                          int64_t slot, int64_t keys, int64_t part, bool add, const BucketGradients &head,
-                          const BucketGradScratch &own) {
+static void tile_backward(const BucketBackward &a, int64_t b, int64_t h, int64_t bucket, int64_t span, int64_t first,
+                          int64_t count, int64_t slot, int64_t keys, int64_t part, bool add,
+                          const BucketGradients &head, const BucketGradScratch &own) {
   const BucketInputs &in = a.inputs;
   const int64_t lanes = round_up(keys, W), D = round_up(in.D, W), E = round_up(in.E, W);
   const int32_t *queries = head.queries.tokens;
@@ -113,7 +133,7 @@ static void tile_backward(const BucketBackward &a, int64_t b, int64_t h, int64_t
     zero(own.grads, count * E);
   gemm(count, lanes, in.D, own.queries, D, 1, own.keys, lanes, own.weights, lanes, false);
   gemm(count, lanes, in.E, own.grads, E, 1, own.values, lanes, own.products, lanes, false);
-  weights_backward(a, b, h, span, queries + first, count, lanes, head, own);
+  weights_backward(a, b, h, bucket, span, first, count, lanes, head, own);
   gemm(count, D, keys, own.products, lanes, 1, own.key_rows, D, head.of_queries + (part * head.query_slots + first) * D,
        D, add);
   gemm(keys, D, count, own.products, 1, lanes, own.queries, D, head.of_keys + slot * D, D, true);
@@ -128,6 +148,8 @@ static void part_backward(const BucketBackward &a, int64_t b, int64_t h, int64_t
   const int64_t share = round_up((all + head.parts - 1) / head.parts, BUCKET_KEYS);
   const int64_t span = span_of(in.sets, bucket), start = part * share, end = start + share < all ? start + share : all;
   const int64_t queries = head.queries.starts[bucket], of_it = head.queries.size(bucket);
+  if (in.of_distance.data)
+    zero(head.terms_of(in, bucket, queries), (in.distance_rows == 1 ? 1 : of_it) * in.distances);
   if (start >= end) return zero(head.of_queries + (part * head.query_slots + queries) * D, of_it * D);
   for (int64_t at = start; at < end; at += BUCKET_KEYS) {
     const int64_t count = end - at < BUCKET_KEYS ? end - at : BUCKET_KEYS, slot = head.keys.starts[bucket] + at;
@@ -141,7 +163,7 @@ static void part_backward(const BucketBackward &a, int64_t b, int64_t h, int64_t
       pack_numbers(keys, count, in.key_bias ? in.key_bias + (b * in.H + h) * in.M : nullptr, own.numbers, own.bias);
     }
     for (int64_t i = 0; i < of_it; i += QUERY_TILE)
-      tile_backward(a, b, h, span, queries + i, of_it - i < QUERY_TILE ? of_it - i : QUERY_TILE, slot, count,
+      tile_backward(a, b, h, bucket, span, queries + i, of_it - i < QUERY_TILE ? of_it - i : QUERY_TILE, slot, count,
                     part, at > start, head, own);
     for (int64_t j = 0; j < count; j++) head.of_bias[slot + j] = own.of_bias[j];
   }
@@ -163,7 +185,20 @@ static void sum_queries(const BucketBackward &a, int64_t b, int64_t h, int64_t f
     zero(row, in.D);
     for (int64_t part = 0; part < head.parts; part++)
       add_rows(head.of_queries + part * head.query_slots * D, head.queries.places + first, count, in.D, D, row);
+    if (!in.of_distance.data || in.distance_rows == 1) continue;
+    float *terms = row_of<float>(a.grad_of_distance, b, h, query);
+    zero(terms, in.distances);
+    add_rows(head.of_terms, head.queries.places + first, count, in.distances, in.distances, terms);
   }
+}
+
+// The terms that all queries share: what the buckets hold, in order.
+static void sum_terms(const BucketBackward &a, int64_t b, int64_t h, int64_t buckets, const BucketGradients &head) {
+  const int64_t distances = a.inputs.distances;
+  float *to = row_of<float>(a.grad_of_distance, b, h, 0);
+  zero(to, distances);
+  for (int64_t bucket = 0; bucket < buckets; bucket++)
+    for (int64_t p = 0; p < distances; p++) to[p] += head.of_terms[bucket * distances + p];
 }
 
 // Keys [from, to) of one key head: what their places hold in all query heads of its group, in order.
@@ -216,6 +251,8 @@ static int64_t bucket_backward(const BucketBackward &a, void *workspace) {
     const Stage over_queries = {now * group * ranges, [&](int64_t task, int) {
       const int64_t i = task / ranges, bh = head_of(i), from = task % ranges * MERGED;
       sum_queries(a, bh / in.H, bh % in.H, from, from + MERGED < in.N ? from + MERGED : in.N, heads[i]);
+      if (from == 0 && in.of_distance.data && in.distance_rows == 1)
+        sum_terms(a, bh / in.H, bh % in.H, all.buckets, heads[i]);
     }};
     const Stage over_keys = {now * key_ranges, [&](int64_t task, int) {
       const int64_t i = task / key_ranges, from = task % key_ranges * MERGED;

@@ -84,10 +84,14 @@ static void pack_both_ways(const Rows &from, int64_t b, int64_t g, const int32_t
 // A row of products to 2^−SHRUNK e^{logit − highest}, with the running maximum and sum. Returns the factor that brings
 // older sums to the new maximum.
 static float online_row(float *row, int64_t lanes, float scale, const BucketScratch &own, const Seen *seen,
-                        float *highest_so_far, float *total) {
+                        const Terms &terms, float *highest_so_far, float *total) {
   vf high = splat(*highest_so_far), sums = {};
   for (int64_t j = 0; j < lanes; j += W) {
-    const vf logits = visible_logits(row + j, scale, own.bias + j, own.numbers + j, seen);
+    vf logits = visible_logits(row + j, scale, own.bias + j, own.numbers + j, seen);
+    if (terms.of) {
+      const vf more = terms_of(terms, own.numbers + j);
+      logits = select(not_minus_infinity(more), logits + more, splat(-__builtin_inff()));
+    }
     store(row + j, logits);
     high = maximum(logits, high);
   }
@@ -113,7 +117,8 @@ static void attend_tile(const BucketForward &a, int64_t b, int64_t h, int64_t sp
   gemm(count, lanes, in.D, own.queries, in.D, 1, own.keys, lanes, own.weights, lanes, false);
   for (int64_t i = 0; i < count; i++) {
     const Seen seen = seen_by(in, span, b, h, head.queries.tokens[first + i]);
-    const float shrink = online_row(own.weights + i * lanes, lanes, in.scale, own, all ? nullptr : &seen,
+    const Terms terms(in, span, b, h, head.queries.tokens[first + i]);
+    const float shrink = online_row(own.weights + i * lanes, lanes, in.scale, own, all ? nullptr : &seen, terms,
                                     head.highest + first + i, head.total + first + i);
     float *out = head.out + (first + i) * width;
     for (int64_t e = 0; add && shrink != 1 && e < width; e++) out[e] *= shrink;
@@ -149,9 +154,11 @@ static bool sees_any(const BucketInputs &in, int64_t b, int64_t h, int64_t query
   for (int64_t bucket = 0; place < end; place++) {  // places ascend, as the buckets do in which they are
     while (head.queries.starts[bucket + 1] <= *place) bucket++;
     const Seen seen = seen_by(in, span_of(in.sets, bucket), b, h, query);
+    const Terms terms(in, span_of(in.sets, bucket), b, h, query);
     for (int64_t j = head.keys.starts[bucket]; j < head.keys.starts[bucket + 1]; j++) {
       const int32_t key = head.keys.tokens[j];
-      const bool hidden = key < seen.low || key > seen.high || key == seen.self || (seen.hidden && seen.hidden[key]);
+      const bool hidden = key < seen.low || key > seen.high || key == seen.self || (seen.hidden && seen.hidden[key]) ||
+                          (terms.of && terms[key] == -__builtin_inff());
       if (!hidden) return true;
     }
   }

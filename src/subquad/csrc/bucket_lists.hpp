@@ -117,7 +117,7 @@ static Seen seen_by(const BucketInputs &in, int64_t span, int64_t b, int64_t h, 
 }
 
 static inline bool sees_all(const BucketInputs &in, int64_t span) {
-  return !in.causal && span < 0 && !in.other_keys_only && !in.hidden;
+  return !in.causal && span < 0 && !in.other_keys_only && !in.hidden && !in.of_distance.data;
 }
 
 // How far queries and keys of a bucket may be apart.
@@ -136,6 +136,33 @@ static inline vi visible_keys(const int32_t *numbers, const Seen &seen) {
       if (numbers[l] != INT32_MAX && seen.hidden[numbers[l]]) visible[l] = 0;
   return visible;
 }
+
+// What a query's logits get by distance: the term of key j stands at j − start. Beyond the terms a query sees no key.
+struct Terms {
+  const float *of;
+  int64_t start, count;
+
+  Terms(const BucketInputs &in, int64_t span, int64_t b, int64_t h, int64_t query) {
+    of = !in.of_distance.data ? nullptr : row_of<float>(in.of_distance, b, h, in.distance_rows == 1 ? 0 : query);
+    start = added(added(query, in.offsets ? in.offsets[b] : in.offset), -span);
+    count = in.distances;
+  }
+
+  uint64_t place(int32_t number) const { return (uint64_t)number - (uint64_t)start; }  // below `count` where there is one
+
+  float operator[](int32_t number) const {
+    return place(number) < (uint64_t)count ? of[place(number)] : -__builtin_inff();
+  }
+};
+
+// The terms of W keys.
+static inline vf terms_of(const Terms &terms, const int32_t *numbers) {
+  vf found;
+  for (int64_t l = 0; l < W; l++) found[l] = terms[numbers[l]];
+  return found;
+}
+
+static inline vi not_minus_infinity(vf x) { return ~(x == splat(-__builtin_inff())); }
 
 // Logits of W keys: scaled, with their bias; −∞ where they are not seen.
 static inline vf visible_logits(const float *products, float scale, const float *bias, const int32_t *numbers,

@@ -132,10 +132,10 @@ class AdaptiveSpan(Bucketed):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend by blocks to the keys inside the longest span, with ln m in the logits."""
         assert isinstance(call.learned, Spans)
-        (buckets,), (B, H, N, _) = self.meetings(query, key, call), query.shape
+        (buckets,) = self.meetings(query, key, call)
         assert buckets.span is not None
         terms = call.learned.mask(buckets.span, call.mask.is_causal, *wide(query))
-        return attend_inside(query, key, value, buckets, call, of_distance=terms[:, None].expand(B, H, N, -1))
+        return attend_inside(query, key, value, buckets, call, of_distance=terms[None, :, None])
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: those inside the longest span."""

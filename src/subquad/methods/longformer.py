@@ -16,8 +16,9 @@ G           first; other tokens, or other ones in each item, by `keep=`
 ==========  ==========================================================
 
 Deviations from the paper, each on purpose. Global attention has the projections of all other attention, since a method
-sees queries, keys and values only; published models have projections of their own for it. All heads have one dilation:
-`mixed-heads` gives others to some of them.
+sees queries, keys and values only; published models have projections of their own for it, which
+`sq.nn.MultiheadAttention` gives with `global_projections=True`. All heads have one dilation: `mixed-heads` gives others
+to some of them.
 """
 
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from subquad.masks import Mask
 from subquad.methods.base import Call, Traits, whole
 from subquad.methods.pattern import Pattern
 from subquad.ops.choose.neighbours import neighbours
@@ -75,7 +77,14 @@ class Longformer(Pattern):
         # Under a causal mask what a global query sees is not behind it, so that those keys are global too.
         seeing = near.queries if call.mask.is_causal else others
         parts = replace(near, queries=others, keys=keys), places.all_meet(seeing, places.keys(first))
-        return parts if call.mask.is_causal else (*parts, places.meet_all(places.queries(first)))
+        return parts if call.mask.is_causal else (*parts, rows_of_first(self.first, query, key, call.mask))
 
     def _are_global(self, places: Tensor) -> Tensor:
         return (places >= 0) & (places < self.first)
+
+
+def rows_of_first(first: int, query: Tensor, key: Tensor, mask: Mask) -> Buckets:
+    """The first queries of each item, which meet all keys."""
+    places = Places.of(mask, query, key)
+    numbers = torch.arange(torch.sym_min(first, key.shape[2]), device=query.device).view(1, 1, 1, -1)
+    return places.meet_all(places.queries(numbers))

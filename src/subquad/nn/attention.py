@@ -7,8 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods import Method, resolve
+from subquad.methods import BoundMethod, Method, resolve
 from subquad.methods.keep import Keep
+from subquad.nn.global_tokens import GlobalTokens, WithRows
 from subquad.nn.memory import mask_behind, preceded, refuse_without_memory
 from subquad.nn.torch_calls import as_batches, attend_as_torch, empty_outputs, refuse_nested, refuse_weights
 from subquad.nn.torch_weights import rename_torch_weights
@@ -34,6 +35,8 @@ class MultiheadAttention(nn.Module):
         batch_first: whether inputs and outputs are (B, tokens, width), or (tokens, B, width).
         device: where the parameters are.
         dtype: theirs.
+        global_projections: whether the global tokens of `longformer`, and kept tokens, have projections of their own,
+            `global_tokens`, as in published models. They start as copies of the others.
 
     Unlike torch's layer it is batch first by default, and returns the output alone unless `need_weights=False` is
     given. `load_state_dict` takes torch's weights too. It can be `self_attn` and `multihead_attn` of torch's
@@ -65,6 +68,7 @@ class MultiheadAttention(nn.Module):
         batch_first: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        global_projections: bool = False,
     ):
         super().__init__()
         kv_heads = num_heads if kv_heads is None else kv_heads
@@ -85,7 +89,10 @@ class MultiheadAttention(nn.Module):
         self.k_proj = nn.Linear(self.kdim, kv_heads * head_dim, bias=bias)
         self.v_proj = nn.Linear(self.vdim, kv_heads * head_dim, bias=bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.attention = resolve(method).bind(
+        method = resolve(method)
+        ordinary = self.q_proj, self.k_proj, self.v_proj
+        self.global_tokens = GlobalTokens(method, *ordinary) if global_projections else None
+        self.attention = method.bind(
             heads=num_heads, kv_heads=kv_heads, head_dim=head_dim, max_length=max_length, shared=shared
         )
         self.register_load_state_dict_pre_hook(rename_torch_weights)
@@ -168,8 +175,8 @@ class MultiheadAttention(nn.Module):
         parallel = in_use(parallel, self_attention=same)
         step = method.traits.cached and mask is not None and mask.offset is not None
         (query, key, value), lengths, back = as_batches(query, key, value, batch_first=self.batch_first)
-        hidden, query = query, self._split(self.q_proj(query), self.num_heads)
-        key, value = self._split(self.k_proj(key), self.kv_heads), self._split(self.v_proj(value), self.kv_heads)
+        hidden, attention = query, self._attention(query, key, value)
+        query, key, value = self._projected(self, query, key, value)
         options: dict[str, Any] = {"seed": seed, "keep": keep, "dropout_p": self.dropout if self.training else 0.0}
         options |= {"hidden": hidden, "parallel": parallel}
         if key_padding_mask is not None or attn_mask is not None:
@@ -177,7 +184,7 @@ class MultiheadAttention(nn.Module):
                 other = "nested inputs" if lengths is not None else "`mask` or `bias`"
                 raise ValueError(f"torch's masks are given together with {other}; say all of it in `mask`")
             options |= {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "self_attention": same}
-            out = attend_as_torch(self.attention, query, key, value, is_causal=is_causal, **options)
+            out = attend_as_torch(attention, query, key, value, is_causal=is_causal, **options)
         else:
             if not (same or method.traits.cross or step):
                 raise ValueError(
@@ -188,7 +195,7 @@ class MultiheadAttention(nn.Module):
                 mask = (mask or Mask()) & Mask.padding(lengths)
             empty = empty_outputs(query, key, value)
             if empty is None:
-                out = self.attention(query, key, value, mask=mask, is_causal=is_causal, bias=bias, **options)
+                out = attention(query, key, value, mask=mask, is_causal=is_causal, bias=bias, **options)
             else:
                 out = empty
         out = back(self._join(out))
@@ -238,10 +245,19 @@ class MultiheadAttention(nn.Module):
         """
         if self.training and self.dropout:
             raise ValueError(f"a step drops nothing, but this layer trains with dropout={self.dropout}; call eval()")
-        heads = self._split(self.q_proj(x), self.num_heads)
-        keys, values = (self._split(project(x), self.kv_heads) for project in (self.k_proj, self.v_proj))
+        heads, keys, values = self._projected(self, x, x, x)
         out, state = self.attention.step(heads, keys, values, state, mask=mask, seed=seed)
         return self._join(out), state
+
+    def _attention(self, query: Tensor, key: Tensor, value: Tensor) -> WithRows | BoundMethod:
+        """The bound method, with the rows of global tokens by their own projections where there are such."""
+        own = self.global_tokens
+        return self.attention if own is None else own.around(self.attention, *self._projected(own, query, key, value))
+
+    def _projected(self, by: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The heads of queries, keys and values by the projections of this layer or of its global tokens."""
+        key, value = self._split(by.k_proj(key), self.kv_heads), self._split(by.v_proj(value), self.kv_heads)
+        return self._split(by.q_proj(query), self.num_heads), key, value
 
     def _join(self, out: Tensor) -> Tensor:
         return self.out_proj(out.transpose(1, 2).flatten(2))

@@ -15,12 +15,13 @@ from torch import Tensor
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Clustered
 from subquad.methods.keep import Keep
+from subquad.nn.global_tokens import WithRows
 
 PADDED = Clustered(clusters=16)
 
 
 def attend_all(
-    bound: BoundMethod,
+    bound: BoundMethod | WithRows,
     query: Tensor,
     key: Tensor,
     value: Tensor,

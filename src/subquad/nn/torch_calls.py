@@ -9,6 +9,7 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.methods import BoundMethod
+from subquad.nn.global_tokens import WithRows
 from subquad.nn.padded_queries import attend_all
 from subquad.ops.nested import pad
 from subquad.sdpa_arguments import mask_and_bias
@@ -83,7 +84,7 @@ def empty_outputs(query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
 
 
 def attend_as_torch(
-    bound: BoundMethod,
+    bound: BoundMethod | WithRows,
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -40,6 +40,16 @@ def test_sizes_heads_and_layers():
     assert {m.hash for m in of("(b) linear")} == {"linear"}
 
 
+def test_systems_without_a_published_figure_are_alone_in_all_layers():
+    names = {row.name: of(row.name) for row in ROWS if row.family in ("pattern", "all keys")}
+    assert {name: {m.name for m in layers} for name, layers in names.items()} == {
+        name: {name.lower()}
+        for name in ("strided", "fixed", "BigBird", "Longformer", "LogSparse", "Synthesizer", "linear", "Performer")
+    }
+    assert all(BY_NAME[name].published is None for name in names)
+    assert [m.window for m in names["Longformer"]] == [31, 31]
+
+
 def test_results_say_how_the_rows_compare_with_the_seeds():
     found = {"baselines": {"uniform": {"bits_per_byte": 8.0}}}
     for i, row in enumerate(ROWS):
@@ -52,4 +62,6 @@ def test_results_say_how_the_rows_compare_with_the_seeds():
     assert "agree to a rank correlation of 1.00" in note
     assert "that between the seeds of a row is 0.141" in note
     assert made.tables[0].rows[2][5:8] == [22.89, "3.329 ± 0.141 (2)", "3.329 ± 0.141 (2)"]
+    of_pattern = next(row for row in made.tables[0].rows if row[0] == "BigBird")
+    assert of_pattern[:6] == ["BigBird", "all", "all", "–", 32, "not published"]
     assert {cell.key for cell in cells(SMALL)} == set(found)

@@ -105,8 +105,8 @@ def _rows(x: Tensor | None, to: Packing) -> None:
     to.numbers += (x.data_ptr(), batch, head, token)
 
 
-def _rows_out(x: Tensor, to: Packing) -> None:
-    if x.stride(-1) != 1 and x.shape[-1] != 1:
+def _rows_out(x: Tensor | None, to: Packing) -> None:
+    if x is not None and x.stride(-1) != 1 and x.shape[-1] != 1:
         raise TypeError("a kernel writes rows of contiguous elements")
     _rows(x, to)
 

@@ -14,7 +14,6 @@ from subquad.ops.precision import wide
 def refusal(
     query: Tensor,
     *_: object,
-    of_distance: Tensor | None = None,
     shown: tuple[Tensor, ...] | None = None,
     by_features: bool = False,
     union: bool = False,
@@ -22,8 +21,6 @@ def refusal(
     **__: object,
 ) -> str | None:
     """Why the compiled kernels cannot take this call; None where they can."""
-    if of_distance is not None:
-        return "the kernels add nothing to the logits by distance"
     if dropout_p > 0:
         return f"dropout_p={dropout_p}, and the kernels have no dropout"
     if shown is not None:
@@ -43,8 +40,8 @@ def forward(outputs: tuple[Tensor, Tensor], x: Any) -> None:
 
 
 @pairs_backward.on("cpu")
-def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
-    """Gradients of query, key, value and key_bias."""
+def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
+    """Gradients of query, key, value, key_bias and of_distance."""
     inputs, (grad_out, grad_lse), (out, lse) = _inputs("pairs_backward", x), x.grads, x.outputs
     of_out, of_lse = (*x.query.shape[:3], x.value.shape[3]), tuple(x.query.shape[:3])
     interface.check(
@@ -54,7 +51,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
         out=(out, torch.float32, of_out),
         lse=(lse, torch.float32, of_lse),
     )
-    *of_inputs, of_bias = grads
+    *of_inputs, of_bias, of_terms = grads
     interface.run(
         "bucket_backward",
         inputs=inputs,
@@ -64,6 +61,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
         grad_lse=grad_lse,
         **dict(zip(("grad_query", "grad_key", "grad_value"), of_inputs, strict=True)),
         grad_key_bias=None if x.key_bias is None else of_bias,
+        grad_of_distance=None if x.of_distance is None else of_terms,
     )
 
 
@@ -80,6 +78,8 @@ def _inputs(op: str, x: Any) -> dict[str, Any]:
         offsets=(x.offsets, torch.int64, (B,)),
         hidden=(x.hidden, torch.bool, (B, H, max(rows, 1), M)),
     )
+    distances = (1, 0) if x.of_distance is None else (1 if x.of_distance.shape[2] == 1 else N, x.of_distance.shape[3])
+    interface.check(op, of_distance=(x.of_distance, torch.float32, (B, H, *distances)))
     met = pairs([t.shape for t in x.queries], [t.shape for t in x.keys])
     return (
         {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "threads": interface.threads(met * (D + E))}
@@ -87,6 +87,7 @@ def _inputs(op: str, x: Any) -> dict[str, Any]:
         | {"sets": _sets(op, (B, H), x.queries, x.keys, x.bucket, x.spans)}
         | {"causal": x.causal, "other_keys_only": x.other_keys_only, "offset": x.offset, "offsets": x.offsets}
         | {"hidden": x.hidden, "hidden_rows": rows}
+        | {"of_distance": x.of_distance, "distance_rows": distances[0], "distances": distances[1]}
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from subquad.masks import Mask
 from subquad.ops.backends import Gradient, Op, Operator
 from subquad.ops.parts.pairs import reference
+from subquad.ops.precision import wide
 from subquad.ops.slots import Buckets
 from subquad.ops.softmax import merge_partials
 from subquad.ops.tensors import token_major
@@ -32,7 +33,7 @@ def attend_pairs(
     *,
     scale: float,
     key_bias: Float[Tensor, "B H M"] | None = None,
-    of_distance: Float[Tensor, "B H N P"] | None = None,
+    of_distance: Float[Tensor, "#B H #N P"] | None = None,
     hidden: Bool[Tensor, "B H R M"] | None = None,
     shown: tuple[Bool[Tensor, "B H _ _ _"], ...] | None = None,
     by_features: bool = False,
@@ -52,8 +53,8 @@ def attend_pairs(
         mask: its causal part and its window are applied; padding must be left out of the buckets already.
         key_bias: b, added to the logits of each key.
         of_distance: added to the logits too, by how far the key stands from the query: row i holds its terms for the
-            distances −w, …, w in tokens ahead, or −w, …, 0 under a causal mask. The window w is that of the mask and
-            the buckets together, which must have one. At a distance of −∞ a query sees no key.
+            distances −w, …, w in tokens ahead, or −w, …, 0 under a causal mask; one row is for all queries. The window
+            w is that of the mask and the buckets together, which must have one. At a term of −∞ a query sees no key.
         hidden: query number i does not see the keys j at which row i mod R holds True.
         shown: for each set which pairs of its blocks count at all, such as those of `first_meetings`; None: all.
         by_features: s_ij = ln Σ_r e^{q_ir + k_jr} instead of scale·q_i·k_j, for queries and keys that are logarithms of
@@ -116,13 +117,16 @@ def _(
         offsets = offset.to(query.device, torch.int64).reshape(-1).expand(query.shape[0])
         offset = 0
     pattern = offsets, hidden, offset, mask.is_causal, other_keys_only
+    if of_distance is not None:
+        reference.check_distances(of_distance.shape[3], [each.narrowed(mask) for each in _sets(buckets)])
+        (of_distance,) = wide(of_distance.expand(query.shape[0], -1, -1, -1))
     parts = []
     for some in _portions(_sets(buckets)):
         queries, keys = [each.queries for each in some], [each.keys for each in some]
         bucket = [each.queries.new_empty(0) if each.bucket is None else each.bucket for each in some]
         spans = [each.narrowed(mask).span for each in some]
         sets = queries, keys, bucket, [NO_WINDOW if span is None else span for span in spans]
-        parts.append(pairs_forward(backend, query, key, value, key_bias, *sets, *pattern, scale))
+        parts.append(pairs_forward(backend, query, key, value, key_bias, *sets, *pattern, scale, of_distance))
     return parts[0] if len(parts) == 1 else merge_partials(parts)
 
 
@@ -154,13 +158,15 @@ def pairs_forward(
     causal: bool,
     other_keys_only: bool,
     scale: float,
+    of_distance: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Allocate (out, lse)."""
-    wide = torch.promote_types(query.dtype, torch.float32)
-    return token_major(query, value.shape[3], wide), query.new_empty(query.shape[:3], dtype=wide)
+    exact = torch.promote_types(query.dtype, torch.float32)
+    return token_major(query, value.shape[3], exact), query.new_empty(query.shape[:3], dtype=exact)
 
 
-pairs_backward = Gradient(pairs_forward, "query", "key", "value", "key_bias", named="attention inside buckets")
+BY = "query", "key", "value", "key_bias", "of_distance"
+pairs_backward = Gradient(pairs_forward, *BY, named="attention inside buckets")
 
 
 @pairs_forward.flops

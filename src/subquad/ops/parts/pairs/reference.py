@@ -30,7 +30,8 @@ def attend_pairs(
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     narrowed = [each.narrowed(mask) for each in buckets]
     if of_distance is not None:
-        _check_distances(of_distance.shape[3], narrowed)
+        check_distances(of_distance.shape[3], narrowed)
+        of_distance = of_distance.expand(*query.shape[:3], -1)
     pairs = [None] * len(buckets) if shown is None else shown
     parts = [
         attend_set(query, key, value, each, window, of_distance=of_distance, shown=own, **options)
@@ -40,7 +41,8 @@ def attend_pairs(
     return parts[0] if len(parts) == 1 else merge_partials(parts)
 
 
-def _check_distances(given: int, masks: list[Mask]) -> None:
+def check_distances(given: int, masks: list[Mask]) -> None:
+    """Raise ValueError where the terms are not those of the distances inside the window."""
     for mask in masks:
         if mask.span is None:
             raise ValueError("`of_distance` needs a window: its terms are those of the distances inside it")

@@ -64,9 +64,9 @@ def forward(outputs: tuple[Tensor, Tensor], x: Any) -> None:
 
 
 @pairs_backward.on("triton")
-def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
+def backward(grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], x: Any) -> None:
     """Gradients of query, key, value and key_bias."""
-    of_query, of_key, of_value, of_bias = grads
+    of_query, of_key, of_value, of_bias, _ = grads
     (_, _, N, D), (_, _, M, E), given = x.query.shape, x.value.shape, _given(x)
     of_queries, of_keys = places(x.queries, N), places(x.keys, M)
     parts = of_query.new_empty(*of_queries.order.shape, D)
