@@ -43,11 +43,13 @@ class Top(NamedTuple):
     Attributes:
         place: where they stand among the candidates, the largest score first.
         there: False where there are fewer.
-        taken: which of this rank's own candidates are among them.
+        among: which of the candidates they are.
+        taken: which of this rank's own.
     """
 
     place: Int64[Tensor, "B H C K"]
     there: Bool[Tensor, "B H C K"]
+    among: Bool[Tensor, "B H C P"]
     taken: Bool[Tensor, "B H C k"]
 
 
@@ -73,19 +75,22 @@ def clustered_attention_of_ranks(
     if topk == 0:
         (out, lse), *_ = _merged(out, lse, of)
         rows = torch.zeros_like(means).unsqueeze(3), out.unsqueeze(3), lse.unsqueeze(3)
-        return attend_in_clusters(query, labels, *rows, ~torch.isneginf(rows[2]), scale)
+        there = ~torch.isneginf(rows[2])
+        return attend_in_clusters(query, labels, *rows, torch.zeros_like(there, dtype=torch.int64), there, scale)
     keys, values = rows_of(key, own), rows_of(value, own)
-    scores = (means.detach().unsqueeze(3) * keys.detach()).sum(-1) * scale
+    scores = (keys.detach() @ means.detach().unsqueeze(-1)).squeeze(-1) * scale
     top = choose_top(scores.masked_fill(own == key.shape[2], -torch.inf), topk, of)
     (out, lse), (keys, values) = _merged(out, lse, of, top, keys, values)
-    logits = (means.unsqueeze(3) * keys).sum(-1) * scale
-    known = ~torch.isneginf(lse)
-    weights = (logits - lse.where(known, 0.0).unsqueeze(3)).exp().masked_fill(~top.there, 0.0)
+    logits = (keys @ means.unsqueeze(-1)).squeeze(-1) * scale
+    logits = (logits - lse.masked_fill(torch.isneginf(lse), 0.0).unsqueeze(3)).masked_fill(~top.among, -torch.inf)
+    weights = logits.exp()
     mass = weights.sum(-1)
-    rest = out - (weights.unsqueeze(-1) * values).sum(3)
+    rest = out - (weights.unsqueeze(3) @ values).squeeze(3)
     values = mass[..., None, None] * values + rest.unsqueeze(3)
     bias = -mass.clamp(min=LEAST).log()
-    return attend_in_clusters(query, labels, keys, values, bias.unsqueeze(3).expand_as(logits), top.there, scale)
+    return attend_in_clusters(
+        query, labels, keys, values, bias.unsqueeze(3).expand_as(logits), top.place, top.there, scale
+    )
 
 
 def means_of_ranks(
@@ -112,13 +117,13 @@ def choose_top(scores: Float[Tensor, "B H C k"], topk: int, of: Sequence) -> Top
     found, place = (x[..., :topk] for x in every.sort(dim=-1, descending=True, stable=True))
     there = ~torch.isneginf(found)
     among = torch.zeros_like(every, dtype=torch.bool).scatter(3, place, there)
-    return Top(place, there, among.split(widths, dim=3)[of.rank])
+    return Top(place, there, among, among.split(widths, dim=3)[of.rank])
 
 
 def _merged(
     out: Tensor, lse: Tensor, of: Sequence, top: Top | None = None, *rows: Tensor
 ) -> tuple[Partial, list[Tensor]]:
-    """The partial over the keys of all ranks, and the rows of the top keys, by one exchange."""
+    """The partial over the keys of all ranks, and the candidates' rows, by one exchange."""
     sent = [out, lse.unsqueeze(-1)]
     if top is None:
         every = gather_together(sent, of.group)
@@ -130,13 +135,13 @@ def _merged(
 def send_rows(
     summary: Float[Tensor, "B H C F"], rows: tuple[Tensor, ...], top: Top, of: Sequence
 ) -> tuple[list[Float[Tensor, "B H C F"]], list[Tensor]]:
-    """What stands for each rank's keys, and of the candidates' rows those of the top keys, by one exchange."""
-    both = torch.cat(rows, dim=-1).masked_fill(~top.taken.unsqueeze(-1), 0.0)
-    sent = torch.cat([summary, both.flatten(3)], dim=-1)
+    """What stands for each rank's keys, and the rows of all candidates in their order, by one exchange."""
+    sent = torch.cat([summary, *(row.flatten(3) for row in rows)], dim=-1)
     B, H, C, F = summary.shape
-    width = both.shape[-1]
+    widths = [row.shape[4] for row in rows]
     counts = [min(top.place.shape[3], n) for n in of.key_lengths]
-    every = gather(sent, [(B, H, C, F + count * width) for count in counts], of.group)
-    candidates = torch.cat([part[..., F:].unflatten(3, (-1, width)) for part in every], dim=3)
-    found = candidates.gather(3, top.place.unsqueeze(-1).expand(-1, -1, -1, -1, width))
-    return [part[..., :F] for part in every], list(found.split([row.shape[-1] for row in rows], dim=-1))
+    every = gather(sent, [(B, H, C, F + count * sum(widths)) for count in counts], of.group)
+    split = [part.split([F, *(count * n for n in widths)], dim=3) for part, count in zip(every, counts, strict=True)]
+    summaries, *of_rows = zip(*split, strict=True)
+    found = [torch.cat([x.unflatten(3, (-1, n)) for x in each], 3) for each, n in zip(of_rows, widths, strict=True)]
+    return list(summaries), found

@@ -13,22 +13,26 @@ from subquad.ops.slots import Buckets
 def attend_in_clusters(
     query: Float[Tensor, "B H N D"],
     labels: Int64[Tensor, "B H N"],
-    key: Float[Tensor, "B H C K D"],
-    value: Float[Tensor, "B H C K E"],
-    bias: Float[Tensor, "B H C K"],
+    key: Float[Tensor, "B H C P D"],
+    value: Float[Tensor, "B H C P E"],
+    bias: Float[Tensor, "B H C P"],
+    place: Int64[Tensor, "B H C K"],
     there: Bool[Tensor, "B H C K"],
     scale: float,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
-    """The partial of each query over the K keys of its cluster that are there, with logits scale·q·k + bias."""
-    B, H, C, K, _ = key.shape
+    """The partial of each query over those of its cluster's P keys that `place` names, with logits scale·q·k + bias.
+
+    What is not `there` is an empty slot. The bias is read where a key is named.
+    """
+    C, P = key.shape[2:4]
     queries, cluster = by_bucket(labels, C)
-    numbers = torch.arange(C * K, device=key.device).view(C, K)
+    numbers = torch.arange(C, device=key.device)[:, None] * P + place
     return attend_pairs(
         query,
         key.flatten(2, 3),
         value.flatten(2, 3),
-        Buckets(queries, torch.where(there, numbers, C * K), cluster),
+        Buckets(queries, torch.where(there, numbers, C * P), cluster),
         Mask(),
         scale=scale,
-        key_bias=bias.masked_fill(~there, 0.0).flatten(2),
+        key_bias=bias.masked_fill(torch.isneginf(bias), 0.0).flatten(2),
     )

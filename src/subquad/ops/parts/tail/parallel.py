@@ -54,7 +54,7 @@ def tail_of_ranks(
     seen = see_cells(means, key, value, cell, cell_means, topk=topk, scale=scale)
     keys, values = rows_of(key, seen.top), rows_of(value, seen.top)
     cell_of = rows_of(cell.unsqueeze(-1), seen.top).squeeze(-1)
-    logits = (means.unsqueeze(3) * keys).sum(-1) * scale
+    logits = (keys @ means.unsqueeze(-1)).squeeze(-1) * scale
     with torch.no_grad():
         apart = keys - rows_of(cell_means, cell_of)
         scores = (logits + spread_of(apart)).masked_fill(seen.top == key.shape[2], -torch.inf)
@@ -67,13 +67,15 @@ def tail_of_ranks(
     parts, (keys, values) = send_rows(both.flatten(3), (keys, values), top, of)
     cells_of = [part.unflatten(3, (X, D + E + 1)) for part in parts]
     both, lse = merge_partials([(part[..., :-1], part[..., -1]) for part in cells_of])
-    bias = lse - (both[..., :D] * means.unsqueeze(3)).sum(-1) * scale
+    bias = lse - (both[..., :D] @ means.unsqueeze(-1)).squeeze(-1) * scale
+    of_cells = torch.arange(X, device=query.device).expand(lse.shape) + keys.shape[3]  # behind the candidates
     return attend_in_clusters(
         query,
         labels,
         torch.cat([keys, both[..., :D]], dim=3),
         torch.cat([values, both[..., D:]], dim=3),
         torch.cat([torch.zeros_like(keys[..., 0]), bias], dim=3),
+        torch.cat([top.place, of_cells], dim=3),
         torch.cat([top.there, ~torch.isneginf(lse)], dim=3),
         scale,
     )
@@ -96,7 +98,7 @@ def _joined(
     cell_of: Int64[Tensor, "B H C K"],
 ) -> Seen:
     """The cells with those of the listed keys whose logit is not −inf."""
-    X, D = seen.lse.shape[3], keys.shape[-1]
+    X = seen.lse.shape[3]
     inside = cell_of.unsqueeze(3) == torch.arange(X, device=keys.device)[:, None]
     spread = logits.unsqueeze(3).masked_fill(~inside, -torch.inf)  # (B,H,C,X,K)
     both = torch.cat([spread, seen.lse.unsqueeze(-1)], dim=-1)
@@ -105,8 +107,6 @@ def _joined(
     total = weights.sum(-1, keepdim=True)
     there = total > 0
     shares = weights / torch.where(there, total, 1.0)
-    rows = torch.cat([keys, values], dim=-1).masked_fill(torch.isneginf(logits).unsqueeze(-1), 0.0)
-    old = torch.cat([seen.key, seen.value], dim=-1)
-    new = shares[..., :-1] @ rows + shares[..., -1:] * old
+    of_rows, of_cells = shares[..., :-1], shares[..., -1:]
     lse = torch.where(there, torch.where(there, total, 1.0).log() + highest, -torch.inf).squeeze(-1)
-    return Seen(new[..., :D], new[..., D:], lse, seen.top)
+    return Seen(of_rows @ keys + of_cells * seen.key, of_rows @ values + of_cells * seen.value, lse, seen.top)

@@ -1,0 +1,88 @@
+"""What the ranks of `parallel.py` do: times or peak memory of one method, as one line of JSON of rank 0.
+
+    torchrun --standalone --nproc-per-node 2 benchmarks/of_ranks.py times performer 131072 --rounds 5
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import subquad as sq
+from subquad.measure.resident import peak_extra
+
+HEADS, WIDTH = 6, 64
+
+
+def call_of(method: str, tokens: int, of: sq.parallel.Sequence | None, *, learn: bool) -> Callable[[], Any]:
+    """Attention of standard normal vectors, of all tokens or of this rank's, with or without its backward pass."""
+    rows = tokens if of is None else of.lengths[of.rank]
+    q, k, v = (torch.randn(1, HEADS, rows, WIDTH, requires_grad=learn) for _ in range(3))
+
+    def run() -> Any:
+        out = sq.attention(q, k, v, method=method, parallel=of)
+        if learn:
+            out.sum().backward()
+            q.grad = k.grad = v.grad = None
+        return out
+
+    return run
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    """How long a call takes, from the moment that all ranks begin until all are done."""
+    dist.barrier()
+    start = time.perf_counter()
+    run()
+    dist.barrier()
+    return time.perf_counter() - start
+
+
+def times(method: str, tokens: int, rounds: int) -> dict[str, Any]:
+    """Best times of rank 0 alone and of all ranks, in turns, so that both meet the same noise; and what is sent."""
+    of, found = sq.parallel.Sequence.even(tokens), {}
+    for name, learn in (("forward", False), ("both", True)):
+        alone = call_of(method, tokens, None, learn=learn) if of.rank == 0 else lambda: None
+        together = call_of(method, tokens, of, learn=learn)
+        each = [(seconds(alone), seconds(together)) for _ in range(rounds + 1)][1:]
+        found[name] = [min(times) for times in zip(*each, strict=True)]
+    with sq.parallel.traffic() as sent:
+        together()
+    return found | {"bytes": sent.bytes, "calls": sent.calls}
+
+
+def memory(method: str, tokens: int) -> dict[str, Any]:
+    """The largest peak of a rank over a forward pass, its inputs included; of a rank alone without `parallel`."""
+    of = sq.parallel.Sequence.even(tokens) if dist.get_world_size() > 1 else None
+    call_of(method, 64, None, learn=False)()  # what the first call loads
+    own = peak_extra(lambda: call_of(method, tokens, of, learn=False)()).bytes
+    peaks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(peaks, own)
+    return {"peak": None if None in peaks else max(peaks)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("times", "memory"))
+    parser.add_argument("method")
+    parser.add_argument("tokens", type=int)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    dist.init_process_group("gloo", timeout=timedelta(minutes=10))
+    work = given.method, given.tokens
+    found = times(*work, given.rounds) if given.what == "times" else memory(*work)
+    if dist.get_rank() == 0:
+        print(json.dumps(found), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
