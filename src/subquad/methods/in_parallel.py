@@ -58,12 +58,12 @@ def check_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, ca
         "`keep`": call.kept is not None and not by_summary(method, call.mask, of),
         "dropout": call.dropout_p > 0,
     }
-    for what, asked in refused.items():
-        if asked:
-            raise ValueError(f"`parallel` does not go with {what}; leave it out, or gather the sequence on one rank")
     reason = refusal(method, call.mask, of)
     if reason:
         raise ValueError(reason)
+    for what, asked in refused.items():
+        if asked:
+            raise ValueError(f"`parallel` does not go with {what}; leave it out, or gather the sequence on one rank")
     of.agree(
         {
             "lengths": (of.lengths, of.keys),
