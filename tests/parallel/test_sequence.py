@@ -91,9 +91,8 @@ def test_what_does_not_go_with_it_is_refused(alone: None):
         with pytest.raises(ValueError, match=message):
             sq.attention(q, k, v, method="full", parallel=of, **how)
     by_summary = sq.parallel.Sequence.even(21, mode="summary")
-    for how, what in (({"keep": [0]}, "`keep`"), ({"mask": sq.Mask.causal(offset=3)}, "a mask with an offset")):
-        with pytest.raises(ValueError, match=f"mode='summary' is not available for {what}: .* use mode='heads'"):
-            sq.attention(q, k, v, method="local", parallel=by_summary, **how)
+    with pytest.raises(ValueError, match="mode='summary' is not available for a mask with an offset: .* use mode='heads"):
+        sq.attention(q, k, v, method="local", parallel=by_summary, mask=sq.Mask.causal(offset=3))
     with pytest.raises(ValueError, match="`keep` is for self-attention, but the sequence has keys of its own"):
         sq.attention(q, k, v, method="full", parallel=sq.parallel.Sequence([21], keys=[21]), keep=[0])
     with pytest.raises(ValueError, match="`query` has 21 positions on rank 0, but its share of the sequence is 20"):
@@ -114,3 +113,28 @@ def test_query_heads_come_with_their_key_heads():
     assert key_heads(slice(1, 4), 2) == [0, 1, 1]  # one of the first's, both of the second's
     assert key_heads(slice(3, 4), 2) == [1]
     assert key_heads(slice(4, 4), 2) == []
+
+
+@pytest.mark.parametrize("method", ["i-clustered:clusters=4,topk=3", "local:window=3", "lsh:buckets=3,bucket_size=4"])
+def test_kept_tokens_are_those_of_one_rank(alone: None, method: str):
+    q, k, v = qkv(21)
+    of, mask = sq.parallel.Sequence.even(21, mode="summary"), sq.Mask.padding([21, 9])
+    named = torch.zeros(len(q), 21, dtype=torch.bool)
+    named[0, 3] = named[1, 8] = named[1, 20] = True
+    for keep in ([0, 12, -1], [[0, 1], [2, 2]], named, torch.zeros_like(named), []):
+        want = sq.attention(q, k, v, method=method, mask=mask, keep=keep, return_lse=True)
+        have = sq.attention(q, k, v, method=method, mask=mask, keep=keep, parallel=of, return_lse=True)
+        torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5)
+
+
+def test_kept_tokens_that_do_not_fit_are_refused(alone: None):
+    q, k, v = qkv(21)
+    of, across = (sq.parallel.Sequence.even(21, keys=keys) for keys in (None, 21))
+    for parallel, keep, message in (
+        (of, [21], "`keep` has the index 21, but the query has 21 positions"),
+        (of, [[0]], "`keep` has 1 rows of indices but the batch is 2"),
+        (of, torch.ones(2, 20).bool(), "`keep` has 20 columns but the query has 21 positions"),
+        (across, [0], "`keep` is for self-attention, but the sequence has keys of its own"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sq.attention(q, k, v, method="clustered", keep=keep, parallel=parallel)
