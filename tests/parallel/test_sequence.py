@@ -33,7 +33,7 @@ def test_without_a_group_the_remedy_is_said():
         ([0], {}, "each has at least 1 token"),
         ([2.0], {}, "each has at least 1 token"),
         ([5], {"keys": [1, 2]}, r"keys=\(1, 2\)"),
-        ([5], {"mode": "ring"}, "mode='ring', but it must be one of 'auto', 'summary', 'heads'"),
+        ([5], {"mode": "rings"}, "mode='rings', but it must be one of 'auto', 'summary', 'heads', 'ring'"),
     ],
 )
 def test_a_split_that_does_not_fit_is_refused(alone: None, lengths: list, how: dict, message: str):
@@ -42,7 +42,7 @@ def test_a_split_that_does_not_fit_is_refused(alone: None, lengths: list, how: d
 
 
 @pytest.mark.parametrize("mode", ["auto", "heads"])
-@pytest.mark.parametrize("method", ["linear", "local:window=3", "i-clustered:clusters=4,topk=3"])
+@pytest.mark.parametrize("method", ["linear", "local:window=3", "i-clustered:clusters=4,topk=3", "nystrom:landmarks=5"])
 def test_one_rank_has_all(alone: None, method: str, mode: str):
     q, k, v = qkv(21)
     of = sq.parallel.Sequence.even(21, mode=mode)
@@ -78,6 +78,22 @@ def test_a_block_gives_calls_their_sequence(alone: None):
     layer(normal(2, 21, 16))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "method",
+    ["full", "linformer:k=4", "rfa:features=8", "tilted-pool:pools=3,window=2", "learned-feature-map:window=3"],
+)
+def test_one_rank_has_all_that_a_bound_method_needs(alone: None, method: str, causal: bool):
+    q, k, v = qkv(21, H=2, D=8, E=8)
+    known = sq.parse_method(method)
+    if causal and known.traits.causal == "no":
+        causal = False
+    bound = known.bind(heads=2, head_dim=8, max_length=21)
+    mask = sq.Mask.padding([21, 9]) & (sq.Mask.causal() if causal else sq.Mask())
+    of = sq.parallel.Sequence.even(21, mode="ring" if method == "full" else "summary")
+    torch.testing.assert_close(bound(q, k, v, mask=mask, parallel=of), bound(q, k, v, mask=mask), atol=1e-5, rtol=1e-5)
+
+
 def test_what_does_not_go_with_it_is_refused(alone: None):
     q, k, v = qkv(21)
     of = sq.parallel.Sequence.even(21)
@@ -97,6 +113,9 @@ def test_what_does_not_go_with_it_is_refused(alone: None):
         sq.attention(q, k, v, method="full", parallel=sq.parallel.Sequence([21], keys=[21]), keep=[0])
     with pytest.raises(ValueError, match="`query` has 21 positions on rank 0, but its share of the sequence is 20"):
         sq.attention(q, k, v, method="linear", parallel=sq.parallel.Sequence([20]))
+    mask, tilted = sq.Mask.padding(keys=[21, 9]), sq.TiltedPool(pools=3, window=2).bind(heads=q.shape[1], head_dim=8)
+    with pytest.raises(ValueError, match="'tilted-pool' with mode='summary' takes one padding for both sides"):
+        tilted(*qkv(21, D=8), mask=mask, parallel=of)
     with pytest.raises(TypeError, match=r"`parallel` is a int, but it must be a sq\.parallel\.Sequence"):
         sq.attention(q, k, v, method="linear", parallel=3)
     with pytest.raises(ValueError, match="axis 1 has 2 positions, but the sequence has 21 tokens"):

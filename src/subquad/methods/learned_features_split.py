@@ -17,7 +17,7 @@ from subquad.ops.neighbourhood import Neighbourhood, are_sinks, ends_there
 from subquad.ops.parts.features.near import far, near_keys
 from subquad.ops.parts.features.parallel import attend_sums, left_behind, merged_sums, of_no_keys
 from subquad.ops.parts.features.visible import attend_features
-from subquad.ops.slots import taken, vectors_at
+from subquad.ops.slots import rows_at, taken
 from subquad.ops.softmax import merge_partials, visible_logsumexp, visible_softmax
 from subquad.ops.standing import Standing, standings
 from subquad.ops.timeline import Ranks, placed
@@ -62,7 +62,7 @@ def _with_near(method: Method, query: Tensor, key: Tensor, value: Tensor, call: 
     edges, ends, sums = lines.exchange(rows, side.ends(rows, method.sinks), left, none, causal)
 
     widths = [key.shape[3], value.shape[3], 1]
-    line = vectors_at(torch.cat([rows, *edges], dim=2), lines.slots()[:, None].expand(-1, key.shape[1], -1))
+    line = rows_at(torch.cat([rows, *edges], dim=2), lines.slots())
     line_key, line_value, flag = line.split(widths, dim=3)
     shown = (flag[:, 0, :, 0].detach() > 0) & ~are_sinks(lines.numbers(), side, method.sinks, causal)
     length, places = lines.length, lines.places()

@@ -18,7 +18,7 @@ from subquad.ops.choose.blocks.op import by_bucket
 from subquad.ops.heads import repeat_heads
 from subquad.ops.neighbourhood import Neighbourhood, are_sinks, ends_there
 from subquad.ops.parts.pairs.op import attend_pairs
-from subquad.ops.slots import Buckets, vectors_at
+from subquad.ops.slots import Buckets, rows_at
 from subquad.ops.split_pools import Half, empty, halves, joined, merged, pooled_by, running, sizes_of_items
 from subquad.ops.standing import Standing, standings
 from subquad.parallel.collectives import gather
@@ -144,7 +144,7 @@ def _attended(
 
 def _with_near(split: Split, queries: Standing, query: Tensor, key: Tensor, value: Tensor) -> Partial:
     method, side, of, sizes = split.method, split.side, split.call.parallel, split.sizes
-    (B, H, _, _), G, k, s, w = query.shape, key.shape[1], method.pools, method.sinks, method.window
+    (B, H), k, s, w = query.shape[:2], method.pools, method.sinks, method.window
     block = (sizes.cell * sizes.block)[:, 0]
     lines = Neighbourhood(side, of, block, w if k == 0 else 2 * w - 1)  # a block has less than twice the window
     rows = torch.cat([key, value], dim=3)
@@ -155,7 +155,7 @@ def _with_near(split: Split, queries: Standing, query: Tensor, key: Tensor, valu
     line, width = torch.cat([rows, *edges], dim=2), [split.D, value.shape[3]]
     slots = lines.slots()
     shown = (slots < line.shape[2]) & ~are_sinks(lines.numbers(), side, s, causal=False)
-    line_key, line_value = vectors_at(line, slots[:, None].expand(-1, G, -1)).split(width, dim=3)
+    line_key, line_value = rows_at(line, slots).split(width, dim=3)
     sink_key, sink_value = ends.split(width, dim=3)
     keys, values, bias = [line_key, sink_key], [line_value, sink_value], query.new_zeros(B, H, lines.length + 2 * s)
     blocks = Blocks.of(split, lines)
@@ -198,7 +198,7 @@ def _pools(
     number = lines.begin[rank][:, None] // sizes.cell + place
     pool = number // sizes.pool
     at = pool.clamp(0, split.method.pools - 1)
-    first, last = (vectors_at(x, at[:, None].expand(-1, key.shape[1], -1)) for x in (before, behind))
+    first, last = (rows_at(x, at) for x in (before, behind))
     upto = _running(cells, pool, sizes.longest, split.D)
     onward = _running(cells.flip(2), pool.flip(1), sizes.longest, split.D).flip(2)
     return torch.cat([before, merged([first, upto], split.D), merged([onward, last], split.D), behind], dim=2)

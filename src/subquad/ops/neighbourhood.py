@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from subquad.ops.slots import vectors_at
+from subquad.ops.slots import rows_at
 from subquad.ops.standing import Standing
 from subquad.ops.timeline import front_first
 from subquad.parallel import Sequence
@@ -136,11 +136,10 @@ class Neighbourhood:
                 inner = local < own - self.near if behind else local >= self.near
                 bulk[behind] = summed(key, value, real & inner)
             tokens = self.edge(not behind)
-            edge = tokens[:, None].expand(-1, key.shape[1], -1)
             numbers, filled = self.numbers_of_edge(rank, behind=not behind)
             outside = numbers < self.begin[other][:, None] if behind else numbers >= self.end[other][:, None]
             rest = summed(
-                vectors_at(key, edge), vectors_at(value, edge), filled & outside & F.pad(real, (0, 1)).gather(1, tokens)
+                rows_at(key, tokens), rows_at(value, tokens), filled & outside & F.pad(real, (0, 1)).gather(1, tokens)
             )
             found.append(merged([bulk[behind], rest]))
         return found
@@ -158,8 +157,8 @@ class Neighbourhood:
         `none`, sums of no token, is what a rank has from itself. So every rank's result is a part of the exchange, and
         its backward pass runs on all of them.
         """
-        of, G = self.of, rows.shape[1]
-        edges = {behind: vectors_at(rows, self.edge(behind)[:, None].expand(-1, G, -1)) for behind in (False, True)}
+        of = self.of
+        edges = {behind: rows_at(rows, self.edge(behind)) for behind in (False, True)}
         nothing = torch.zeros_like(edges[True])
         shapes = [tuple(nothing.shape), tuple(ends.shape), tuple(none.shape)]
         sizes = [torch.Size(shape).numel() for shape in shapes]

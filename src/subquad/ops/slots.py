@@ -105,6 +105,11 @@ def taken(x: Float[Tensor, "B H M D"], tokens: Int64[Tensor, "B N"]) -> Float[Te
     return x.gather(2, tokens[:, None, :, None].expand(B, H, tokens.shape[1], D))
 
 
+def rows_at(x: Float[Tensor, "B H M D"], slots: Int64[Tensor, "B S"]) -> Float[Tensor, "B H S D"]:
+    """The vectors of the tokens in slots that are the same for all heads; 0 for an empty slot, which holds M."""
+    return taken(F.pad(x, (0, 0, 0, 1)), slots)
+
+
 def real_slots(slots: Int64[Tensor, "B H T S"], real: Bool[Tensor, "B N"] | None) -> Int64[Tensor, "B H T S"]:
     """The slots, empty where their token is padding."""
     if real is None:

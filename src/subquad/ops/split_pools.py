@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subquad.ops.softmax import hide, merge_partials
 
-Half = tuple[Float[Tensor, "B G P D"], Float[Tensor, "B G P"]]
+Half = tuple[Tensor, Tensor]  # (B,G,P,D) and (B,G,P)
 
 
 def pooled_by(

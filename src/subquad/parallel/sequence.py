@@ -179,6 +179,19 @@ class Sequence:
         return torch.cat(parts, dim=1).to(kind)
 
 
+class Alone(Sequence):
+    """Queries and keys that are all on this process, which needs no process group."""
+
+    def __init__(self, queries: int, keys: int) -> None:
+        self.lengths, self.keys = (queries,), (keys,)
+        self.group, self.mode, self._agreed = None, "auto", set()
+
+    @property
+    def rank(self) -> int:
+        """0: there is no other."""
+        return 0
+
+
 def _checked(name: str, given: Iterable[int], ranks: int) -> tuple[int, ...]:
     """One length for each rank. ValueError where they are not."""
     own = tuple(given)

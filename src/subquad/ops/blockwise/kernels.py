@@ -27,11 +27,11 @@ class Kernels(NamedTuple):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Out, and the log-sum-exp in fp32 or fp64."""
-        if query.device.type == "cpu":
+        if on_cpu(query):
             return aten._scaled_dot_product_flash_attention_for_cpu(
                 query, key, value, 0.0, self.causal, attn_mask=self._bias(query), scale=self.scale
             )
-        if fused(query):
+        if on_gpu(query):
             bias = self._bias_of_gpu(query, key)
             out, lse, *_ = aten._scaled_dot_product_efficient_attention(
                 query, key, value, bias, True, 0.0, self.causal, scale=self.scale
@@ -44,11 +44,11 @@ class Kernels(NamedTuple):
         self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients to query, key and value from this block, given out and lse over all blocks."""
-        if query.device.type == "cpu":
+        if on_cpu(query):
             return aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 gradient, query, key, value, out, lse, 0.0, self.causal, attn_mask=self._bias(query), scale=self.scale
             )
-        if fused(query):
+        if on_gpu(query):
             bias, none = self._bias_of_gpu(query, key), torch.zeros((), dtype=torch.int64, device=query.device)
             lse = F.pad(lse, (0, -lse.shape[2] % 32), value=torch.inf)  # as the kernel has laid it out itself
             wanted = [True, True, True, False]
@@ -80,9 +80,19 @@ class Kernels(NamedTuple):
         return logits.masked_fill(later, -torch.inf) if self.causal else logits
 
 
+def on_cpu(query: Tensor) -> bool:
+    """Whether torch's kernel for CPUs takes these."""
+    return query.device.type == "cpu"
+
+
+def on_gpu(query: Tensor) -> bool:
+    """Whether torch's kernel for GPUs takes these."""
+    return query.is_cuda and query.dtype != torch.float64
+
+
 def fused(query: Tensor) -> bool:
-    """Whether a kernel of torch's takes these; otherwise the logits of a block are in memory."""
-    return query.device.type == "cpu" or (query.is_cuda and query.dtype != torch.float64)
+    """Whether a kernel of torch's takes these; otherwise the logits of a piece are in memory."""
+    return on_cpu(query) or on_gpu(query)
 
 
 def widened(width: int, *tensors: Tensor) -> list[Tensor]:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from subquad.masks import Mask
 from subquad.ops.blockwise.kernels import Kernels, fused, widened
@@ -24,6 +23,7 @@ from subquad.ops.heads import repeat_heads
 from subquad.ops.softmax import merge_partials
 from subquad.parallel import Sequence
 from subquad.parallel.ring import Homeward, Ring
+from subquad.parallel.sequence import Alone
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 
@@ -43,17 +43,6 @@ def ring_attention(
     return out, lse
 
 
-@dataclass(frozen=True)
-class _OneRank:
-    """What a ring reads of a sequence, of one that is not split."""
-
-    lengths: tuple[int]
-    key_lengths: tuple[int]
-    rank: int = 0
-    ranks: int = 1
-    group: Any = None
-
-
 def exact_partial(
     query: Float[Tensor, "B H N D"],
     key: Float[Tensor, "B G M D"],
@@ -63,8 +52,7 @@ def exact_partial(
     scale: float,
 ) -> Partial:
     """Exact attention to these keys alone, with its log-sum-exp, in memory that is linear in N and M."""
-    of: Any = _OneRank((query.shape[2],), (key.shape[2],))
-    blocks = Blocks(of, mask, scale, key.shape[3], value.shape[3])
+    blocks = Blocks(Alone(query.shape[2], key.shape[2]), mask, scale, key.shape[3], value.shape[3])
     out, lse = _Attention.apply(query, torch.cat([key, value], dim=3), blocks)
     return out, lse
 
@@ -119,8 +107,9 @@ class _Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("exact attention by blocks has no second derivative; leave create_graph=True out")
         blocks: Blocks = ctx.blocks
         query, both, out, lse = ctx.saved_tensors
         rows = _rows(query, out, lse, *gradients)
