@@ -69,7 +69,10 @@ def masks(name: str, B: int) -> tuple[Callable[[], sq.Mask], Callable[[sq.parall
         "padded": lambda: sq.Mask.padding(real),
         "causal left": lambda: sq.Mask.causal() & sq.Mask.padding(left),
         "window": lambda: sq.Mask.window(5),
+        "left": lambda: sq.Mask.padding(left),
         "segments": lambda: sq.Mask.segments(ids),
+        "causal segments": lambda: sq.Mask.causal() & sq.Mask.segments(ids) & sq.Mask.padding(left),
+        "mixed segments": lambda: sq.Mask.segments(ids % 2),
     }[name]
 
     def part(of: sq.parallel.Sequence) -> sq.Mask:

@@ -20,8 +20,8 @@ BY_DTYPE = {"torch.float32": 1e-5, "torch.bfloat16": 2e-2, "torch.float64": 1e-1
 
 
 @cache
-def found(ranks: int) -> list[dict[str, Any]]:
-    """What each rank found, by the name of the case."""
+def ran(ranks: int) -> tuple[Path, str]:
+    """Where the ranks wrote what they found, and what they said; once, also where they failed."""
     folder = Path(mkdtemp())
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(
@@ -31,8 +31,15 @@ def found(ranks: int) -> list[dict[str, Any]]:
         capture_output=True,
         text=True,
     )
+    return folder, done.stderr
+
+
+@cache
+def found(ranks: int) -> list[dict[str, Any]]:
+    """What each rank found, by the name of the case."""
+    folder, said = ran(ranks)
     files = [folder / f"{rank}.json" for rank in range(ranks)]
-    assert all(file.exists() for file in files), done.stderr[-3000:]
+    assert all(file.exists() for file in files), said[-3000:]
     return [json.loads(file.read_text()) for file in files]
 
 

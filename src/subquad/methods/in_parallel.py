@@ -12,9 +12,9 @@ from subquad.masks import Mask
 from subquad.methods.by_heads import loss_by_heads, run_by_heads
 from subquad.methods.call import Call, Partial
 from subquad.methods.checks import check_bias
+from subquad.methods.in_halo import run_with_halo, segments_rise
 from subquad.methods.keep import check_bools, named_tokens
 from subquad.methods.learned_heads import state_of_heads
-from subquad.parallel.halo import Halo
 from subquad.parallel.sequence import Sequence
 from subquad.shapes import Sizes
 
@@ -111,7 +111,7 @@ def refusal(method: Method, call: Call, of: Sequence) -> str | None:
     if by_summary(method, call, of):
         return None
     if of.mode == "summary":
-        why = (method.split_by() and needs_all_tokens(call)) or f"{method.name!r}"
+        why = (method.split_by() and needs_all_tokens(method, call)) or f"{method.label!r}"
         return (
             f"mode='summary' is not available for {why}: there is no summary of a rank's keys whose size does not grow "
             "with their number; use mode='heads'"
@@ -125,10 +125,11 @@ def refusal(method: Method, call: Call, of: Sequence) -> str | None:
     return None
 
 
-def needs_all_tokens(call: Call) -> str | None:
+def needs_all_tokens(method: Method, call: Call) -> str | None:
     """What of a call concerns more than the keys by themselves; None if nothing does."""
     asked = {
-        "packed segments": bool(call.mask.ids),
+        "packed segments": len(call.mask.ids) > (method.split_by() == "halo"),
+        "a window": call.mask.span is not None and method.split_by() == "places",
         "a dense mask": bool(call.mask.allowed),
         "a mask with an offset": not call.mask.aligned,
         "`bias`": call.bias is not None,
@@ -139,7 +140,7 @@ def needs_all_tokens(call: Call) -> str | None:
 
 def by_summary(method: Method, call: Call, of: Sequence) -> bool:
     """Whether ranks send summaries and not their tokens."""
-    return method.split_by() is not None and of.mode != "heads" and needs_all_tokens(call) is None
+    return method.split_by() is not None and of.mode != "heads" and needs_all_tokens(method, call) is None
 
 
 def run_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
@@ -147,8 +148,15 @@ def run_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, call
     of: Sequence = call.parallel
     if not by_summary(method, call, of):
         return run_by_heads(method, query, key, value, call)
-    if method.split_by() == "halo":
-        return _with_halo(method, query, key, value, call)
+    if call.mask.ids and not segments_rise(call.mask.ids[0], of):
+        if of.mode == "summary":
+            raise ValueError(
+                "mode='summary' takes packed segments whose tokens are adjacent and whose ids rise; number them in "
+                "their order, or use mode='heads'"
+            )
+        return run_by_heads(method, query, key, value, call)
+    if method.split_by() in ("halo", "places"):
+        return run_with_halo(method, query, key, value, call)
     return method._attended(query, key, value, call)
 
 
@@ -160,29 +168,11 @@ def loss_of_rank(method: Method, query: Tensor, key: Tensor, value: Tensor, call
     """
     of: Sequence = call.parallel
     if by_summary(method, call, of):
+        if not method.loss_reads_tokens:
+            loss = method.run_auxiliary_loss(query, key, value, replace(call, parallel=None))
+            return None if loss is None else loss / of.ranks
         raise ValueError(
             f"{method.name!r} learns by an auxiliary loss over all tokens, which mode='summary' does not compute; use "
             "mode='heads' in training, or .eval() on its layer"
         )
     return loss_by_heads(method, query, key, value, call)
-
-
-def _with_halo(method: Any, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-    """Attention to this rank's keys and those around them, as a query somewhere among a few more keys."""
-    of, mask = call.parallel, call.mask
-    before, behind = method.reach(of.tokens, mask)
-    halo = Halo.around(of, before, behind)
-    width = key.shape[3]
-    both = halo.keys(torch.cat([key, value], dim=3))
-    real = mask.key_padding(key.shape[2])
-    keys = () if real is None else (halo.keys(real.byte(), dim=1).bool(),)
-    queries = mask.query_padding(query.shape[2])
-    inner = Mask(
-        is_causal=mask.is_causal,
-        offset=halo.before,
-        span=mask.span,
-        keys=keys,
-        queries=() if queries is None else (queries,),
-    )
-    inside = replace(call, mask=inner, parallel=None)
-    return method._attended(query, both[..., :width], both[..., width:], inside)

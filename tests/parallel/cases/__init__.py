@@ -4,9 +4,9 @@ Each module lists CASES, whose results equal those of one process, REFUSED, and 
 of exchanges of a forward and a backward pass.
 """
 
-from tests.parallel.cases import by_heads, clusters, features, halo, layers
+from tests.parallel.cases import by_heads, clusters, features, halo, layers, patterns
 
-OF_ALL = by_heads, clusters, features, halo, layers
+OF_ALL = by_heads, clusters, features, halo, layers, patterns
 
 CASES = [case for module in OF_ALL for case in module.CASES]
 REFUSED = [case for module in OF_ALL for case in module.REFUSED]
