@@ -165,7 +165,7 @@ def main(folder: Path) -> None:
     found: dict[str, Any] = {}
     for case in (*CASES, *REFUSED):
         try:
-            found[case.name] = error_of(case) if isinstance(case, Case) else case.error()
+            found[case.name] = case.error() if hasattr(case, "error") else error_of(case)
         except (ValueError, TypeError) as error:
             found[case.name] = str(error)
     for case in SENT:
