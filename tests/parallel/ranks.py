@@ -147,19 +147,9 @@ def sent(method: str, mode: str, tokens: int) -> tuple[int, int]:
     return counted.bytes, counted.calls
 
 
-def disagreement() -> str:
-    """What this rank is told when the last one has another seed."""
-    of = sq.parallel.Sequence.even(9)
-    part = of.shard(normal(1, 3, 9, 4), dim=2)
-    try:
-        sq.attention(part, part, part, method="performer", parallel=of, seed=int(of.rank == of.ranks - 1))
-    except ValueError as error:
-        return str(error)
-    return "nothing"
-
-
 def main(folder: Path) -> None:
     from tests.parallel.cases import CASES, REFUSED, SENT
+    from tests.parallel.disagreeing import disagreements
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     found: dict[str, Any] = {}
@@ -170,7 +160,7 @@ def main(folder: Path) -> None:
             found[case.name] = str(error)
     for case in SENT:
         found[case.name] = [sent(case.method, case.mode, tokens) for tokens in (96, 960)]
-    found["disagreeing"] = disagreement()
+    found["disagreeing"] = disagreements()
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from subquad.parallel.failures import waited_in_vain
+
 Shape = Sequence[int]
 
 
@@ -94,9 +96,5 @@ def _all_to_all(sent: Tensor, sizes: list[int], from_each: list[int], group: Any
     try:
         dist.all_to_all_single(out, into, received_bytes, sent_bytes, group)
     except RuntimeError as error:
-        ranks = dist.get_world_size(group)
-        raise RuntimeError(
-            f"rank {rank} of {ranks} waited for the others in vain: one of them has ended, hangs, or makes another "
-            f"call ({str(error).splitlines()[0]})"
-        ) from error
+        raise RuntimeError(waited_in_vain(group, error)) from error
     return received
