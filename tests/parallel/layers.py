@@ -89,7 +89,8 @@ class Layer:
             mask = replace(mask, offset=2)
         given = {name: x for name, x in inputs.items() if name not in ("query", "key", "value")}
         more = {} if parallel is None else {"parallel": parallel}
-        return layer(*(inputs[name] for name in ("query", "key", "value")), mask=mask, **given, **how, **more)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled="autocast" in self.options):
+            return layer(*(inputs[name] for name in ("query", "key", "value")), mask=mask, **given, **how, **more)
 
 
 def axis(name: str) -> int:

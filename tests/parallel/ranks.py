@@ -72,8 +72,11 @@ def masks(name: str, B: int) -> tuple[Callable[[], sq.Mask], Callable[[sq.parall
         "causal left": lambda: sq.Mask.causal() & sq.Mask.padding(left),
         "window": lambda: sq.Mask.window(5),
         "causal window": lambda: sq.Mask.causal() & sq.Mask.window(5),
-        "segments": lambda: sq.Mask.segments(ids),
         "short": lambda: sq.Mask.padding(torch.arange(TOKENS) < torch.tensor([9, 2])[:B, None]),
+        "left": lambda: sq.Mask.padding(left),
+        "segments": lambda: sq.Mask.segments(ids),
+        "causal segments": lambda: sq.Mask.causal() & sq.Mask.segments(ids) & sq.Mask.padding(left),
+        "mixed segments": lambda: sq.Mask.segments(ids % 2),
     }[name]
 
     def part(of: sq.parallel.Sequence) -> sq.Mask:
@@ -173,19 +176,9 @@ def sent(method: str, mode: str, tokens: int, causal: bool = False) -> tuple[int
     return counted.bytes, counted.calls
 
 
-def disagreement() -> str:
-    """What this rank is told when the last one has another seed."""
-    of = sq.parallel.Sequence.even(9)
-    part = of.shard(normal(1, 3, 9, 4), dim=2)
-    try:
-        sq.attention(part, part, part, method="performer", parallel=of, seed=int(of.rank == of.ranks - 1))
-    except ValueError as error:
-        return str(error)
-    return "nothing"
-
-
 def main(folder: Path, long: bool) -> None:
     from tests.parallel.cases import CASES, LONG, REFUSED, SENT
+    from tests.parallel.disagreeing import disagreements
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     found: dict[str, Any] = {}
@@ -196,7 +189,7 @@ def main(folder: Path, long: bool) -> None:
             found[case.name] = str(error)
     for case in () if long else SENT:
         found[case.name] = [sent(case.method, case.mode, tokens, case.causal) for tokens in (96, 960)]
-    found["disagreeing"] = disagreement()
+    found["disagreeing"] = disagreements()
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

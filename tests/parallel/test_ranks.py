@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.parallel.cases import CASES, LONG, REFUSED, SENT
+from tests.parallel.disagreeing import GRADIENTS, MADE, OTHERS
 from tests.parallel.ranks import Case, Sent
 
 ROOT = Path(__file__).parents[2]
@@ -20,8 +21,8 @@ BY_DTYPE = {"torch.float32": 1e-5, "torch.bfloat16": 2e-2, "torch.float64": 1e-1
 
 
 @cache
-def found(ranks: int, *which: str) -> list[dict[str, Any]]:
-    """What each rank found, by the name of the case; `which` are the "long" ones."""
+def ran(ranks: int, *which: str) -> tuple[Path, str]:
+    """Where the ranks wrote what they found, and what they said; once, also where they failed."""
     folder = Path(mkdtemp())
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(
@@ -31,8 +32,15 @@ def found(ranks: int, *which: str) -> list[dict[str, Any]]:
         capture_output=True,
         text=True,
     )
+    return folder, done.stderr
+
+
+@cache
+def found(ranks: int, *which: str) -> list[dict[str, Any]]:
+    """What each rank found, by the name of the case; `which` are the "long" ones."""
+    folder, said = ran(ranks, *which)
     files = [folder / f"{rank}.json" for rank in range(ranks)]
-    assert all(file.exists() for file in files), done.stderr[-3000:]
+    assert all(file.exists() for file in files), said[-3000:]
     return [json.loads(file.read_text()) for file in files]
 
 
@@ -74,31 +82,45 @@ def test_summaries_do_not_grow_with_the_length(case: Sent):
 
 
 @pytest.mark.slow
-def test_ranks_that_disagree_are_told_on_all_sides():
+@pytest.mark.parametrize("what", [*OTHERS, *MADE, "gradients", "heads"])
+def test_ranks_that_disagree_are_told_on_all_sides(what: str):
+    known = {**OTHERS, **MADE, "gradients": (None, GRADIENTS), "heads": (None, "rank {last} has heads (2, 2) but")}
     for of_rank in found(3):
-        assert of_rank["disagreeing"] == "rank 2 has the seed 1 but rank 0 has 0; all ranks must make the same call"
+        said = of_rank["disagreeing"][what]
+        assert said.startswith(known[what][1].format(last=2))
+        assert said.endswith("; all ranks must make the same call")
 
 
 @pytest.mark.slow
-def test_a_rank_that_ends_ends_the_others(tmp_path: Path):
+def test_a_process_outside_of_the_group_is_told():
+    said = [of_rank["disagreeing"]["group"] for of_rank in found(3)]
+    assert said[0] == "nothing"
+    assert said[1].startswith("process 1 is not in the group")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("does", ["os._exit(0)", pytest.param("time.sleep(60)", marks=pytest.mark.long)])
+def test_a_rank_that_ends_or_hangs_ends_the_others(tmp_path: Path, does: str):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     script = tmp_path / "one_ends.py"
-    script.write_text(ENDING)
+    script.write_text(ENDING.format(does=does))
     done = subprocess.run(
         [*launcher, str(script)], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
     )
     assert done.returncode != 0
-    assert "RuntimeError: rank 0 of 2 waited for the others in vain" in done.stderr
+    assert (
+        "RuntimeError: rank 0 of 2 waited for rank 1 in vain: it has ended, hangs, or makes another call" in done.stderr
+    )
 
 
 ENDING = """
-import os, time, torch, torch.distributed as dist, subquad as sq
-dist.init_process_group("gloo")
+import datetime, os, time, torch, torch.distributed as dist, subquad as sq
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=4))
 of = sq.parallel.Sequence.even(8)
 part = of.shard(torch.randn(1, 2, 8, 4), dim=2)
 sq.attention(part, part, part, method="linear", parallel=of)
 if of.rank == 1:
     time.sleep(0.5)
-    os._exit(0)
+    {does}
 sq.attention(part, part, part, method="linear", parallel=of)
 """

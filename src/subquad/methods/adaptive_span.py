@@ -31,6 +31,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from subquad.masks import Mask
 from subquad.methods.base import Call, Partial, Traits, whole, wide
 from subquad.methods.bucketed import Bucketed, attend_inside
 from subquad.ops.choose.neighbours import neighbours
@@ -102,6 +103,8 @@ class AdaptiveSpan(Bucketed):
     zeroes_padding: ClassVar[bool] = True  # it is in no block
     skips_padding: ClassVar[bool] = True
     weighs: ClassVar[bool] = True
+    split: ClassVar[str | None] = "halo"
+    loss_reads_tokens: ClassVar[bool] = False
     traits: ClassVar[Traits] = Traits(
         family="window",
         causal="strict",
@@ -136,6 +139,11 @@ class AdaptiveSpan(Bucketed):
         assert buckets.span is not None
         terms = call.learned.mask(buckets.span, call.mask.is_causal, *wide(query))
         return attend_inside(query, key, value, buckets, call, of_distance=terms[None, :, None])
+
+    def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
+        """How many tokens before and behind itself a query may see at the largest span."""
+        span = min(self.span + self.ramp - 1, tokens)
+        return span, 0 if mask.is_causal else span
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: those inside the longest span."""

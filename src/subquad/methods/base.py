@@ -77,9 +77,10 @@ class Method:
     takes_segments: ClassVar[bool] = False  # whether `attend` reads packed segments: else each comes as a batch item
     clamped: ClassVar[tuple[str, ...]] = ()  # settings for which more than there are tokens means as many
     counts: ClassVar[tuple[str, ...]] = ()  # settings that say into how many parts the tokens go
-    split: ClassVar[str | None] = None  # how ranks sum up their keys: by "partials" in `attend`, a "halo" by `reach`
+    split: ClassVar[str | None] = None  # how ranks sum up their keys: "partials", "halo", "places" (`split_by`)
     splits_as: ClassVar[str] = ""  # settings with which ranks can sum up their keys, where others cannot
     rings: ClassVar[bool] = False  # whether `attend` can pass keys from rank to rank, as exact attention does
+    loss_reads_tokens: ClassVar[bool] = True  # whether the auxiliary loss, if there is one, depends on the inputs
     former: ClassVar[dict[str, str]] = {}  # settings by the names that they had in earlier versions
     units: ClassVar[tuple[str, ...]] = ()  # settings that mean 1 where a text gives them without a value
     of_texts: ClassVar[bool] = False  # whether its one setting is a text of other methods
@@ -114,7 +115,11 @@ class Method:
         return type(self).traits
 
     def split_by(self) -> str | None:
-        """How ranks sum up their keys with these settings; None: they cannot."""
+        """How ranks sum up their keys with these settings; None: they cannot.
+
+        "partials": in `attend`. "halo": by the keys as far away as `reach` says; distances alone decide. "places": the
+        same where it matters where a token stands in its item, and with tokens that are `seen_by_all`.
+        """
         return self.split
 
     def can_ring(self) -> bool:
@@ -215,7 +220,8 @@ class Method:
     def _attended(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """What `attend` gives, segment by segment where it takes none; padded queries are 0, with lse = −inf."""
         (_, _, N, _), M, mask = query.shape, key.shape[2], call.mask
-        method = self.clamped_to(*((N, M) if call.parallel is None else call.parallel.sizes))
+        sizes = (N, M) if call.parallel is None else call.parallel.sizes
+        method = self.clamped_to(*sizes) if call.item is None else self  # else there are more tokens than these
         if mask.ids and not self.takes_segments:
             (query, key, value, *hidden), inner, together = take_apart((query, key, value, *call.hidden_as_head), mask)
             call = replace(call.under(inner), hidden=hidden[0][:, 0] if hidden else None)

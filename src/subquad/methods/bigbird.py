@@ -41,9 +41,10 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from subquad.masks import Mask
 from subquad.methods.base import MOST_REPEATS, Call, Traits, whole
 from subquad.methods.pattern import Pattern
-from subquad.ops.choose.places import Places
+from subquad.ops.choose.places import Item, Places
 from subquad.ops.slots import Buckets, Slots
 from subquad.randomness import uniform
 
@@ -103,11 +104,26 @@ class BigBird(Pattern):
         source="Zaheer et al. 2020",
     )
 
+    def split_by(self) -> str | None:
+        """Random blocks may be on any rank."""
+        return None if self.random else "places"
+
+    def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
+        """How many tokens before and behind itself a query sees, beside the global ones."""
+        span = min((self.window + 1) * self.block, tokens)
+        return span, 0 if mask.is_causal else span
+
+    def seen_by_all(self, item: Item, causal: bool) -> Tensor | None:
+        """The places of the tokens of global blocks."""
+        size = min(self.block, item.tokens)
+        ends = self.global_blocks(-(-item.length // size), -(-item.tokens // size), causal)
+        return tokens_of(ends[:, None, None], size)[:, 0, 0] if ends.shape[1] else None
+
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: those of the blocks that each block sees, and all for the global blocks."""
-        places, causal = Places.of(call.mask, query, key), call.mask.is_causal
-        size = torch.sym_min(self.block, places.timeline.M)
-        most = -(-places.timeline.M // size)
+        places, causal = Places.of(call.mask, query, key, call.item), call.mask.is_causal
+        size = torch.sym_min(self.block, places.tokens)
+        most = -(-places.tokens // size)
         own, ends = places.blocks(size), self.global_blocks(-(-places.length // size), most, causal)
         others = own if causal else torch.where((own[..., None] == ends[:, None]).any(-1), NONE, own)
         seen = self.blocks_seen(own, ends, -(-places.length // size), most, call.head_numbers(query), call)

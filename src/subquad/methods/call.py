@@ -29,6 +29,7 @@ class Call:
     kept: Any = None  # tokens whose row and column are exact: a `keep.Kept`, whose module imports this one
     parallel: Any = None  # a `sq.parallel.Sequence`, of whose tokens these are one rank's
     heads: Heads | None = None  # which of the layer's heads these are; None: all
+    item: Any = None  # a `places.Item`, where only some of each item's keys are at hand
 
     @property
     def hidden_as_head(self) -> tuple[Tensor, ...]:

@@ -31,6 +31,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from subquad.masks import Mask
 from subquad.methods.base import Call, Traits, choice, whole
 from subquad.methods.pattern import SETS, Pattern, with_sets
 from subquad.ops.choose.places import Places, of_heads
@@ -82,9 +83,18 @@ class Fixed(Pattern):
         why = "half of the heads see their own block only, and half the columns only"
         return with_sets(type(self).traits, self.sets, far={"block": 1, "columns": 1}, heads=why)
 
+    def split_by(self) -> str | None:
+        """Columns are all along the sequence."""
+        return "places" if self.sets == "near" else None
+
+    def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
+        """How many tokens before and behind itself a query may see in its block."""
+        span = min(self.block, tokens)
+        return span, 0 if mask.is_causal else span
+
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: those of their own block, and the columns of the other blocks."""
-        places, N = Places.of(call.mask, query, key), query.shape[2]
+        places, N = Places.of(call.mask, query, key, call.item), query.shape[2]
         own = places.blocks(self.block)
         tokens = torch.arange(torch.sym_min(self.block, places.timeline.M), device=query.device)
         block = own[:, None, :, None] * self.block + tokens

@@ -13,10 +13,10 @@ from subquad.masks import Mask
 from subquad.methods.by_heads import loss_by_heads, run_by_heads
 from subquad.methods.call import Call, Partial
 from subquad.methods.checks import check_bias
+from subquad.methods.in_halo import run_with_halo, segments_rise
 from subquad.methods.keep import check_bools, named_tokens
 from subquad.methods.keep_in_parallel import run_with_kept
 from subquad.methods.learned_heads import state_of_heads
-from subquad.parallel.halo import Halo
 from subquad.parallel.sequence import Sequence
 from subquad.shapes import Sizes
 
@@ -110,12 +110,12 @@ def _has_gradients(query: Tensor, key: Tensor, value: Tensor, call: Call) -> boo
 
 def refusal(method: Method, call: Call, of: Sequence, heads: int) -> str | None:
     """Why the method cannot run on this sequence, with the remedy; None if it can."""
-    found, needs = way(method, call, of, heads), needs_all_tokens(call, of)
+    found, needs = way(method, call, of, heads), needs_all_tokens(method, call, of)
     if of.mode == "ring" and found != "ring":
         why = needs if method.can_ring() and needs else f"{method.label!r}, whose keys do not go from rank to rank"
         return f"mode='ring' is not available for {why}; use mode='auto', or method='full'"
     if of.mode == "summary" and found != "summary":
-        why = needs if method.split_by() and needs else f"{method.name!r}"
+        why = needs if method.split_by() and needs else f"{method.label!r}"
         others = f", or settings such as {method.splits_as!r}" if method.splits_as and needs is None else ""
         return (
             f"mode='summary' is not available for {why}: there is no summary of a rank's keys whose size does not grow "
@@ -130,11 +130,12 @@ def refusal(method: Method, call: Call, of: Sequence, heads: int) -> str | None:
     return None
 
 
-def needs_all_tokens(call: Call, of: Sequence) -> str | None:
+def needs_all_tokens(method: Method, call: Call, of: Sequence) -> str | None:
     """What of a call concerns more than the keys by themselves; None if nothing does."""
     mask = call.mask
     asked = {
-        "packed segments": bool(mask.ids),
+        "packed segments": len(mask.ids) > (method.split_by() == "halo"),
+        "a window": mask.span is not None and method.split_by() == "places",
         "a dense mask": bool(mask.allowed),
         "a mask with an offset": not mask.aligned,
         "`bias`": call.bias is not None,
@@ -146,7 +147,7 @@ def needs_all_tokens(call: Call, of: Sequence) -> str | None:
 
 def way(method: Method, call: Call, of: Sequence, heads: int) -> str:
     """What ranks send: a "summary" of their keys, all keys in a "ring", or all tokens of some "heads"."""
-    needs = needs_all_tokens(call, of)
+    needs = needs_all_tokens(method, call, of)
     if method.split_by() is not None and of.mode in ("auto", "summary") and needs is None:
         return "summary"
     few = of.mode == "auto" and heads < of.ranks
@@ -161,6 +162,13 @@ def run_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, call
         return run_by_heads(method, query, key, value, call)
     if found == "ring":
         return method._attended(query, key, value, call)
+    if call.mask.ids and not segments_rise(call.mask.ids[0], call.parallel):
+        if call.parallel.mode == "summary":
+            raise ValueError(
+                "mode='summary' takes packed segments whose tokens are adjacent and whose ids rise; number them in "
+                "their order, or use mode='heads'"
+            )
+        return run_by_heads(method, query, key, value, call)
     if call.kept is not None:
         return run_with_kept(partial(_by_summary, method), query, key, value, call)
     return _by_summary(method, query, key, value, call)
@@ -168,8 +176,8 @@ def run_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, call
 
 def _by_summary(method: Method, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
     """Attention by what ranks send of their keys."""
-    if method.split_by() == "halo":
-        return _with_halo(method, query, key, value, call)
+    if method.split_by() in ("halo", "places"):
+        return run_with_halo(method, query, key, value, call)
     return method._attended(query, key, value, call)
 
 
@@ -180,29 +188,11 @@ def loss_of_rank(method: Method, query: Tensor, key: Tensor, value: Tensor, call
         ValueError: the ranks send summaries, from which the loss cannot be computed.
     """
     if way(method, call, call.parallel, query.shape[1]) != "heads":
+        if not method.loss_reads_tokens:
+            loss = method.run_auxiliary_loss(query, key, value, replace(call, parallel=None))
+            return None if loss is None else loss / call.parallel.ranks
         raise ValueError(
             f"{method.name!r} learns by an auxiliary loss over all tokens, which mode='summary' does not compute; use "
             "mode='heads' in training, or .eval() on its layer"
         )
     return loss_by_heads(method, query, key, value, call)
-
-
-def _with_halo(method: Any, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-    """Attention to this rank's keys and those around them, as a query somewhere among a few more keys."""
-    of, mask = call.parallel, call.mask
-    before, behind = method.reach(of.tokens, mask)
-    halo = Halo.around(of, before, behind)
-    width = key.shape[3]
-    both = halo.keys(torch.cat([key, value], dim=3))
-    real = mask.key_padding(key.shape[2])
-    keys = () if real is None else (halo.keys(real.byte(), dim=1).bool(),)
-    queries = mask.query_padding(query.shape[2])
-    inner = Mask(
-        is_causal=mask.is_causal,
-        offset=halo.before,
-        span=mask.span,
-        keys=keys,
-        queries=() if queries is None else (queries,),
-    )
-    inside = replace(call, mask=inner, parallel=None)
-    return method._attended(query, both[..., :width], both[..., width:], inside)

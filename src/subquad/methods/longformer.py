@@ -31,7 +31,7 @@ from subquad.masks import Mask
 from subquad.methods.base import Call, Traits, whole
 from subquad.methods.pattern import Pattern
 from subquad.ops.choose.neighbours import neighbours
-from subquad.ops.choose.places import Places
+from subquad.ops.choose.places import Item, Places
 from subquad.ops.slots import Buckets
 
 
@@ -57,6 +57,7 @@ class Longformer(Pattern):
     first: int = whole(1, clamped=True)
 
     name: ClassVar[str] = "longformer"
+    split: ClassVar[str | None] = "places"
     traits: ClassVar[Traits] = replace(
         Pattern.shared_traits,
         exact_limit={"window": "N", "dilation": 1},
@@ -65,13 +66,22 @@ class Longformer(Pattern):
         source="Beltagy et al. 2020",
     )
 
+    def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
+        """How many tokens before and behind itself a query sees, beside the global ones."""
+        span = min(self.window * self.dilation, tokens)
+        return span, 0 if mask.is_causal else span
+
+    def seen_by_all(self, item: Item, causal: bool) -> Tensor | None:
+        """The places of the global tokens."""
+        return torch.arange(min(self.first, item.tokens), device=item.first.device)[None] if self.first else None
+
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: near ones, the global keys, and all keys for the global queries."""
         near = neighbours(query, key, self.window, call.mask, self.dilation)
         if self.first == 0:
             return (near,)
-        places, N, M = Places.of(call.mask, query, key), query.shape[2], key.shape[2]
-        first = torch.arange(torch.sym_min(self.first, M), device=query.device).view(1, 1, 1, -1)
+        places, N, M = Places.of(call.mask, query, key, call.item), query.shape[2], key.shape[2]
+        first = torch.arange(torch.sym_min(self.first, places.tokens), device=query.device).view(1, 1, 1, -1)
         others = torch.where(self._are_global(places.of_queries(near.queries)), N, near.queries)
         keys = torch.where(self._are_global(places.of_keys(near.keys)), M, near.keys)
         # Under a causal mask what a global query sees is not behind it, so that those keys are global too.

@@ -4,8 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
+from jaxtyping import Int64
+from torch import Tensor
+
 from subquad.methods.base import Traits
 from subquad.methods.bucketed import Bucketed
+from subquad.ops.choose.places import Item
 
 SETS = "merged", "heads", "near", "far"  # near and distant keys: in one softmax, by heads, or one kind alone
 
@@ -28,6 +32,13 @@ class Pattern(Bucketed):
         complexity="O(N·W·D) time, O(N·(W + D)) memory with a window of W",
         source="Child et al. 2019 and Beltagy et al. 2020",
     )
+
+    def seen_by_all(self, item: Item, causal: bool) -> Int64[Tensor, "#B S"] | None:
+        """The places of each item's tokens that all queries see, and that see all keys unless the mask is causal.
+
+        None if the method has none; places outside of an item stand for none.
+        """
+        return None
 
 
 def with_sets(traits: Traits, sets: str, *, far: Mapping[str, int | str], heads: str) -> Traits:

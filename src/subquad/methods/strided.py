@@ -29,6 +29,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from subquad.masks import Mask
 from subquad.methods.base import Call, Partial, Traits, choice, whole
 from subquad.methods.bucketed import attend_inside
 from subquad.methods.pattern import SETS, Pattern, with_sets
@@ -71,6 +72,15 @@ class Strided(Pattern):
         """The traits: which setting sees all keys depends on the sets, and a window alone takes linear time."""
         why = "half of the heads see near keys only, and half distant ones only"
         return with_sets(type(self).traits, self.sets, far={"stride": 1}, heads=why)
+
+    def split_by(self) -> str | None:
+        """Distant keys are all along the sequence."""
+        return "halo" if self.sets == "near" else None
+
+    def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
+        """How many tokens before and behind itself a query sees."""
+        span = min(self.stride, tokens)
+        return span, 0 if mask.is_causal else span
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend to near and to distant keys; a query that both would give to itself counts among the near ones."""

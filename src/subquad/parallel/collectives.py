@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from subquad.parallel.failures import waited_in_vain
+
 Shape = Sequence[int]
 
 
@@ -144,8 +146,4 @@ def _others(group: Any) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        raise RuntimeError(
-            f"rank {rank} of {ranks} waited for the others in vain: one of them has ended, hangs, or makes another "
-            f"call ({str(error).splitlines()[0]})"
-        ) from error
+        raise RuntimeError(waited_in_vain(group, error)) from error

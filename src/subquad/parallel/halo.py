@@ -1,12 +1,13 @@
 """Keys near the borders of a rank's tokens, from the ranks beside it."""
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from subquad.parallel.collectives import exchange
 from subquad.parallel.sequence import Sequence, spans
+from subquad.parallel.together import exchange_together
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,34 @@ class Halo:
         """How many keys of other ranks stand before this rank's own."""
         return self.own[self.of.rank].start - self.needed[self.of.rank].start
 
-    def keys(self, x: Tensor, dim: int = 2) -> Tensor:
-        """This rank's keys with those around them, by one exchange."""
+    def exchange(
+        self, around: Many[tuple[Tensor, int]], for_all: Many[Tensor]
+    ) -> tuple[list[Tensor], list[Many[Tensor]]]:
+        """Tensors of this rank's keys, each with its axis of keys, with those around them; and what is for all ranks.
+
+        All by one exchange. Of each tensor that is for all ranks, every rank's comes back, in their order.
+        """
         rank, own = self.of.rank, self.own[self.of.rank]
         sent = [_common(own, needed) for needed in self.needed]
         received = [_common(other, self.needed[rank]) for other in self.own]
-        parts = [x.narrow(dim, span.start - own.start, span.stop - span.start) for span in sent]
-        parts[rank] = x.narrow(dim, 0, 0)  # its own stay where they are
-        lengths = [span.stop - span.start for span in received]
-        lengths[rank] = 0
-        shapes = [(*x.shape[:dim], length, *x.shape[dim + 1 :]) for length in lengths]
-        found = exchange(parts, shapes, self.of.group)
-        found[rank] = x
-        return torch.cat(found, dim=dim)
+        sent[rank] = received[rank] = slice(own.start, own.start)  # its own stay where they are
+        parts = [
+            [*(x.narrow(dim, span.start - own.start, span.stop - span.start) for x, dim in around), *for_all]
+            for span in sent
+        ]
+        shapes = [
+            [
+                *((*x.shape[:dim], span.stop - span.start, *x.shape[dim + 1 :]) for x, dim in around),
+                *(x.shape for x in for_all),
+            ]
+            for span in received
+        ]
+        found = list(zip(*exchange_together(parts, shapes, self.of.group), strict=True))
+        joined = [
+            torch.cat([*each[:rank], x, *each[rank + 1 :]], dim=dim)
+            for (x, dim), each in zip(around, found[: len(around)], strict=True)
+        ]
+        return joined, list(found[len(around) :])
 
 
 def _common(one: slice, other: slice) -> slice:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.parallel.collectives import gather
+from subquad.parallel.failures import waited_in_vain
 
 MODES = "auto", "summary", "heads", "ring"
 
@@ -47,6 +48,10 @@ class Sequence:
             raise ValueError(f"mode={mode!r}, but it must be one of {', '.join(map(repr, MODES))}")
         group = group.get_group() if hasattr(group, "get_group") else group
         ranks = dist.get_world_size(group)
+        if ranks < 1:
+            raise ValueError(
+                f"process {dist.get_rank()} is not in the group; make the sequence in the processes of the group alone"
+            )
         self.lengths = _checked("lengths", lengths, ranks)
         self.keys = None if keys is None else _checked("keys", keys, ranks)
         self.group, self.mode = group, mode
@@ -58,6 +63,7 @@ class Sequence:
         """An even split: the first ranks have one token more where the number does not divide."""
         known = group.get_group() if hasattr(group, "get_group") else group
         ranks = dist.get_world_size(known) if dist.is_available() and dist.is_initialized() else 1
+        ranks = max(ranks, 1)  # of a group without this process, which is refused below
         of_keys = None if keys is None else even_shares(keys, ranks)
         return Sequence(even_shares(tokens, ranks), keys=of_keys, group=group, mode=mode)
 
@@ -132,7 +138,10 @@ class Sequence:
         if key in self._agreed:
             return
         said: list[Any] = [None] * self.ranks
-        dist.all_gather_object(said, what, group=self.group)
+        try:
+            dist.all_gather_object(said, what, group=self.group)
+        except RuntimeError as error:
+            raise RuntimeError(waited_in_vain(self.group, error)) from error
         for rank, other in enumerate(said):
             for name, value in said[0].items():
                 if other.get(name) != value:

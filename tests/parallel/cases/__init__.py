@@ -4,9 +4,21 @@ Each module lists CASES, whose results equal those of one process, REFUSED, and 
 of exchanges of a forward and a backward pass. LONG are more cases, which run with `pytest -m long` alone.
 """
 
-from tests.parallel.cases import by_heads, clusters, features, halo, hashed, kept, layers, projections, ring, tails
+from tests.parallel.cases import (
+    by_heads,
+    clusters,
+    features,
+    halo,
+    hashed,
+    kept,
+    layers,
+    patterns,
+    projections,
+    ring,
+    tails,
+)
 
-OF_ALL = by_heads, clusters, features, halo, hashed, kept, layers, projections, ring, tails
+OF_ALL = by_heads, clusters, features, halo, hashed, kept, layers, patterns, projections, ring, tails
 
 CASES = [case for module in OF_ALL for case in module.CASES]
 LONG = [case for module in OF_ALL for case in getattr(module, "LONG", ())]

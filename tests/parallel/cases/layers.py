@@ -1,5 +1,7 @@
 """Layers with parameters, heads that differ, and the options of a call, by heads."""
 
+import torch
+
 from tests.parallel.layers import Layer
 from tests.parallel.ranks import UNEVEN, Sent
 
@@ -45,6 +47,8 @@ CASES = [
     Layer("full", options="offset", mask="causal"),
     Layer("local:window=4", options="kept bools lse", mask="padded"),
     Layer("i-clustered:clusters=5,topk=4", options="keep", lengths=UNEVEN),
+    Layer("lha:buckets=4,hidden=8", options="autocast", dtype=torch.bfloat16),
+    Layer("performer:features=16", "summary", options="autocast", dtype=torch.bfloat16),
 ]
 REFUSED = [
     Layer("routing:clusters=4", training=True),

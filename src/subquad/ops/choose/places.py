@@ -10,6 +10,26 @@ from subquad.masks import Mask
 from subquad.ops.slots import Buckets
 from subquad.ops.timeline import Timeline
 
+
+@dataclass(frozen=True)
+class Item:
+    """Where each item begins among the keys and how many tokens it has, where only some of its keys are at hand.
+
+    Attributes:
+        first: the position of its first real token, which may be below 0.
+        length: from its first real token to its last.
+        tokens: of the longest item that there may be.
+    """
+
+    first: Int64[Tensor, "#B 1"]
+    length: Int64[Tensor, "#B 1"]
+    tokens: int
+
+    def from_key(self, key: int) -> "Item":
+        """The same with positions that are counted from this key on."""
+        return replace(self, first=self.first - key)
+
+
 KEYS = 1024  # of a bucket, where queries meet all keys: in several buckets they are worked on side by side
 
 
@@ -28,11 +48,17 @@ class Places:
     first: Int64[Tensor, "#B 1"]  # the position of each item's first real token
     length: Int64[Tensor, "#B 1"]
     start: Int64[Tensor, "#B 1"]  # the place of query 0, which may be below 0
+    tokens: int  # of the longest item that there may be
 
     @staticmethod
-    def of(mask: Mask, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"]) -> "Places":
+    def of(
+        mask: Mask, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"], item: Item | None = None
+    ) -> "Places":
         """The places of one call. Tokens that are real as a query or as a key count, on a cache those that are keys."""
         line = Timeline.of(mask, query, key)
+        if item is not None:
+            start = line.positions[:, :1] - item.first
+            return Places(line, query.shape[1], item.first, item.length, start, item.tokens)
         real = line.real_keys
         if line.aligned and real is not None:
             real = None if line.real_queries is None else real | line.real_queries
@@ -41,7 +67,7 @@ class Places:
         if real is not None:
             first = torch.where(real, position, line.M).amin(1, keepdim=True)
             end = torch.where(real, position + 1, 0).amax(1, keepdim=True)
-        return Places(line, query.shape[1], first, (end - first).clamp(min=0), line.positions[:, :1] - first)
+        return Places(line, query.shape[1], first, (end - first).clamp(min=0), line.positions[:, :1] - first, line.M)
 
     def blocks(self, size: int) -> Int64[Tensor, "#B T"]:
         """The numbers of the blocks of `size` places in which queries stand; block 0 begins at place 0."""
@@ -58,8 +84,9 @@ class Places:
 
     def keys(self, places: Int64[Tensor, "#B #H C K"]) -> Int64[Tensor, "#B #H C K"]:
         """The keys at these places; empty where there is none."""
-        first, length = self.first[:, None, None], self.length[:, None, None]
-        return torch.where((places >= 0) & (places < length), places + first, self.timeline.M)
+        first, length, M = self.first[:, None, None], self.length[:, None, None], self.timeline.M
+        numbers = places + first
+        return torch.where((places >= 0) & (places < length) & (numbers >= 0) & (numbers < M), numbers, M)
 
     def of_queries(self, slots: Int64[Tensor, "B H T S"]) -> Int64[Tensor, "B H T S"]:
         """The places of these queries."""
