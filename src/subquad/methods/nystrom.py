@@ -227,4 +227,5 @@ class Nystrom(Method):
         if call.parallel is None:
             return call.learned(value)
         halo = Halo.around(call.parallel, self.convolution // 2, (self.convolution - 1) // 2)
-        return call.learned(halo.keys(value)).narrow(2, halo.before, value.shape[2])
+        (around,), _ = halo.exchange([(value, 2)], [])
+        return call.learned(around).narrow(2, halo.before, value.shape[2])
