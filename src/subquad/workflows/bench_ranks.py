@@ -21,6 +21,7 @@ from subquad.masks import Mask
 from subquad.measure.timing import predicted, spread, stopwatch
 from subquad.methods import Full, Method, parse_method
 from subquad.methods.in_parallel import refusal
+from subquad.parallel import MODES as ALL_MODES
 from subquad.parallel import Sequence, traffic
 from subquad.workflows import machine
 from subquad.workflows.bench import check
@@ -29,7 +30,7 @@ from subquad.workflows.bench_plans import resolved
 from subquad.workflows.settings import BACKWARD, BenchSettings
 from subquad.workflows.store import Progress
 
-MODES = ("summary", "heads")
+MODES = tuple(mode for mode in ALL_MODES if mode != "auto")
 ROUNDS, FEW = 9, 3  # of a length, beside the one that warms up
 WAIT = timedelta(minutes=10)
 

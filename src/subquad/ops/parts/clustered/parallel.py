@@ -154,7 +154,7 @@ def _of_members(
     key: Tensor,
     value: Tensor,
     labels: Tensor,
-    rest: Partial,
+    rest: tuple[Tensor, Tensor],  # of the clusters
     of_top: Tensor,
     top: Top,
     scale: float,
