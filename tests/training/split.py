@@ -66,7 +66,6 @@ class Model:
             return batch | {"labels": torch.tensor([1, 0])} | (pairs if self.settings.get("pairs") else {})
         return batch | {"labels": ids.where(real & (ids > 3), -100)}
 
-
     def real(self) -> Any:
         """What of the outputs is of real tokens."""
         mask = self.batch().get("attention_mask")
@@ -91,7 +90,9 @@ MODELS = {
     "language, heads": Model(CausalLanguageModel, LanguageConfig, encoder(method="full"), padded=False),
     "speech": Model(CTCEncoder, SpeechConfig, {"bands": 4, "subsample": 2, "method": "linear"}),
     "encoder-decoder": Model(
-        EncoderDecoderForecaster, ForecastConfig, FORECAST | {"method": "linear", "cross_method": "clustered:clusters=3"}
+        EncoderDecoderForecaster,
+        ForecastConfig,
+        FORECAST | {"method": "linear", "cross_method": "clustered:clusters=3"},
     ),
     "forecaster": Model(EncoderForecaster, ForecastConfig, FORECAST | {"method": "full"}),
 }
@@ -143,7 +144,7 @@ def settings(name: str, folder: Path, *more: str) -> RunSettings:
 
 def write_data(folder: Path) -> None:
     """Texts of many lengths in two classes, and one long text."""
-    words = "the quick brown fox jumps over a lazy dog and runs away".split()
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "away"]
     texts = [" ".join(words[i % 5 : i % 5 + 1 + i % 4]) for i in range(60)]
     rows = [f"{text},{'odd' if i % 2 else 'even'}" for i, text in enumerate(texts)]
     (folder / "mine.csv").write_text("text,label\n" + "\n".join(rows) + "\n")

@@ -17,12 +17,17 @@ from tests.training.small import QUICK, SIZES, TRAINING
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = [part for given in (*SIZES, *TRAINING, *QUICK) for part in ("--set", given)]
-HOW = [pytest.param("die", "1,800", (), id="dies"), pytest.param("hang", "8", ("8",), marks=pytest.mark.long, id="hangs")]
+HOW = [
+    pytest.param("die", "1,800", (), id="dies"),
+    pytest.param("hang", "8", ("8",), marks=pytest.mark.long, id="hangs"),
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "seconds", "timeout"), HOW)
-def test_the_process_is_named_and_the_run_can_be_resumed(how: str, seconds: str, timeout: tuple[str, ...], tmp_path: Path):
+def test_the_process_is_named_and_the_run_can_be_resumed(
+    how: str, seconds: str, timeout: tuple[str, ...], tmp_path: Path
+):
     out = tmp_path / "run"
     words = ["train", "masked-copy", "--method", "linear", *OPTIONS, "--out", str(out)]
     split = ["--set", "parallel.sequence=2", *(f"--set=parallel.timeout={each}" for each in timeout)]

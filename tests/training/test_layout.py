@@ -45,7 +45,11 @@ class Three:
 @pytest.mark.parametrize(
     ("given", "count", "message"),
     [
-        ("parallel.sequence=2", 1, r"parallel.sequence=2 does not divide the number of processes, 1: .*nproc-per-node 2"),
+        (
+            "parallel.sequence=2",
+            1,
+            r"parallel.sequence=2 does not divide the number of processes, 1: .*nproc-per-node 2",
+        ),
         ("parallel.sequence=3", 4, r"parallel.sequence=3 does not divide the number of processes, 4"),
         ("parallel.fsdp=true", 1, r"parallel.fsdp=true shares the weights among processes, but there is one"),
     ],
@@ -64,7 +68,10 @@ def test_too_few_processes_are_refused(given: str, count: int, message: str, mon
         ("parallel.mode=ring", "parallel.mode='ring'"),
         ("parallel.timeout=0.5", "timeout=0.5, but it must be at least 1"),
         ("parallel.timeout=1e9", "timeout=1e.09, but it must be at most 1,000,000 seconds"),
-        ("parallel.sequences=2", "parallel has no setting 'sequences'.*did you mean 'sequence'|parallel has no setting"),
+        (
+            "parallel.sequences=2",
+            "parallel has no setting 'sequences'.*did you mean 'sequence'|parallel has no setting",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(given: str, message: str):

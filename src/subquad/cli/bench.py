@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from subquad.cli.common import measured, needs, show, user_errors, working_in
 from subquad.cli import ranks
+from subquad.cli.common import measured, needs, show, user_errors, working_in
 from subquad.cli.options import Again, AsJson, with_options
 from subquad.cli.output import say
 from subquad.cli.progress import progress_bar

@@ -15,8 +15,8 @@ def markdown(report: Mapping[str, Any], command: str) -> str:
         f"# Attention on {report['ranks']} ranks",
         "The tokens of each input are split over the ranks. A time is the median over rounds of the slowest rank's. "
         "In mode `summary`, ranks send what stands for their keys; in mode `heads`, all tokens to the rank that runs a "
-        "head. The relative error is that of the output to exact attention's, on standard normal inputs. `full` is exact "
-        "attention on the same ranks.",
+        "head. The relative error is that of the output to exact attention's, on standard normal inputs. `full` is "
+        "exact attention on the same ranks.",
     ]
     for dtype, passes in dict.fromkeys((row["dtype"], row["passes"]) for row in report["rows"]):
         own = [row for row in report["rows"] if (row["dtype"], row["passes"]) == (dtype, passes)]

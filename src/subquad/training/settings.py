@@ -21,7 +21,15 @@ from subquad.training.plans import with_plan
 from subquad.training.tasks import FINE_TUNED, TASKS
 from subquad.training.tasks.base import Task
 
-__all__ = ["ModelSettings", "ParallelSettings", "RunSettings", "TrainingSettings", "read_overrides", "read_toml", "settings_of"]
+__all__ = [
+    "ModelSettings",
+    "ParallelSettings",
+    "RunSettings",
+    "TrainingSettings",
+    "read_overrides",
+    "read_toml",
+    "settings_of",
+]
 
 
 # Where the settings of each table are listed.

@@ -81,7 +81,12 @@ def _whole(x: Any) -> Any:
 
 def _share_like(x: Any, weight: Tensor) -> Any:
     """This process's share of a tensor of the shape of a weight; anything else as it is."""
-    if not isinstance(x, Tensor) or isinstance(x, DTensor) or not isinstance(weight, DTensor) or x.shape != weight.shape:
+    if (
+        not isinstance(x, Tensor)
+        or isinstance(x, DTensor)
+        or not isinstance(weight, DTensor)
+        or x.shape != weight.shape
+    ):
         return x
     with torch.no_grad():
         return distribute_tensor(x.to(weight.device), weight.device_mesh, weight.placements)

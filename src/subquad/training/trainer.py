@@ -25,7 +25,6 @@ from transformers.trainer import TRAINER_STATE_NAME
 from subquad.errors import Ended, InputError
 from subquad.methods.adaptive_span import mean_span
 from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
-from subquad.training import processes
 from subquad.training.callbacks import SHOWN, Carried, Patience, Progress, Reporting, Saving
 from subquad.training.checkpoints import newest_step
 from subquad.training.layout import Layout
@@ -293,7 +292,9 @@ class MethodTrainer(Trainer):
     def _gathered(self, x: Tensor) -> Tensor:
         """The rows of all items of a batch, of one process of those that share them."""
         state, layout = self.accelerator.gradient_state, self.layout
-        rows = self.accelerator.gather(x).unflatten(0, (layout.shares, layout.settings.sequence, -1))[:, 0].flatten(0, 1)
+        rows = (
+            self.accelerator.gather(x).unflatten(0, (layout.shares, layout.settings.sequence, -1))[:, 0].flatten(0, 1)
+        )
         return rows[: state.remainder] if state.end_of_dataloader and state.remainder > 0 else rows
 
     def _figures(self, predicted: EvalPrediction) -> dict[str, float]:

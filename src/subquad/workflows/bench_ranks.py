@@ -121,7 +121,9 @@ def _measured(
     """All candidates on one load, round by round, in an order that is random and the same on all ranks."""
     inputs = _inputs(load)
     calls: dict[Candidate, Callable[[], Tensor]] = {}
-    rows = {Candidate(m, mode): Row(str(m), mode, load.dtype, load.passes, load.length) for m in methods for mode in MODES}
+    rows = {
+        Candidate(m, mode): Row(str(m), mode, load.dtype, load.passes, load.length) for m in methods for mode in MODES
+    }
     for candidate, row in rows.items():
         of = Sequence.even(load.length, mode=candidate.mode)
         row.reason = refusal(candidate.method, Mask.causal() if load.causal else Mask(), of)
@@ -168,7 +170,9 @@ def _hindrance(call: Callable[[], Tensor]) -> str | None:
     except (ValueError, TypeError) as error:
         return " ".join(str(error).split())
     except (RuntimeError, MemoryError) as error:
-        raise InputError(f"rank {dist.get_rank()}: {out_of_memory(error)}; give shorter inputs or more ranks") from error
+        raise InputError(
+            f"rank {dist.get_rank()}: {out_of_memory(error)}; give shorter inputs or more ranks"
+        ) from error
     return None
 
 

@@ -31,8 +31,8 @@ class Ranks:
         """An even split of so many tokens, and of other keys for cross-attention."""
         if min(tokens, tokens if keys is None else keys) < self.count:
             raise InputError(
-                f"an input of {tokens if keys is None else min(tokens, keys)} tokens does not go on {self.count} ranks: "
-                "each has at least one; give longer inputs, or a smaller parallel.sequence"
+                f"an input of {tokens if keys is None else min(tokens, keys)} tokens does not go on {self.count} "
+                "ranks: each has at least one; give longer inputs, or a smaller parallel.sequence"
             )
         if (tokens, keys) not in self._known:
             self._known[tokens, keys] = Sequence.even(tokens, self.group, keys=keys, mode=self.mode)
