@@ -16,7 +16,7 @@ from pathlib import Path
 import subquad as sq
 from subquad import papers as _with_their_tasks  # noqa: F401
 from subquad.files import write
-from subquad.training.settings import ModelSettings, TrainingSettings
+from subquad.training.settings import ModelSettings, ParallelSettings, TrainingSettings
 from subquad.training.tasks import TASKS, Task
 
 ROOT = Path(__file__).parents[1]
@@ -174,6 +174,7 @@ def training_pages() -> dict[Path, str]:
     """The pages about training, with their tables filled."""
     how_to, tasks = ROOT / "docs/how-to/train.md", ROOT / "docs/training/tasks.md"
     text = fill(how_to.read_text("utf-8"), "model settings", settings_table(ModelSettings))
+    text = fill(text, "parallel settings", settings_table(ParallelSettings))
     sections = "\n\n".join(task_section(name, task) for name, task in TASKS.items())
     listed = fill(tasks.read_text("utf-8"), "table", tasks_table())
     return {

@@ -56,8 +56,9 @@ def attention(
             for all items ([0, -1]) or for each item, int (B,S), or a bool (B,N). Padding is never kept, and a window
             does not restrict kept tokens; all other masks do. For a bool, the call waits for its device once.
         parallel: a `sq.parallel.Sequence`, of whose tokens query, key, value and the mask's tensors are this rank's
-            part. Lengths of padded items, the mask's offset and indices in `keep` count all tokens; a bias and a dense
-            mask hold the rows of this rank's queries, for all keys. Dropout does not go with it.
+            part; by default that of `sq.parallel.use`, where the call is inside its block. Lengths of padded items, the
+            mask's offset and indices in `keep` count all tokens; a bias and a dense mask hold the rows of this rank's
+            queries, for all keys. Dropout does not go with it.
         attn_mask: not taken; `mask=sq.Mask.from_sdpa(attn_mask)` reads one, `bias=` is what floats add.
 
     Returns:

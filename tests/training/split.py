@@ -144,7 +144,7 @@ def settings(name: str, folder: Path, *more: str) -> RunSettings:
 
 def write_data(folder: Path) -> None:
     """Texts of many lengths in two classes, and one long text."""
-    words = "the quick brown fox jumps over a lazy dog and runs away".split()
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "away"]
     texts = [" ".join(words[i % 5 : i % 5 + 1 + i % 4]) for i in range(60)]
     rows = [f"{text},{'odd' if i % 2 else 'even'}" for i, text in enumerate(texts)]
     (folder / "mine.csv").write_text("text,label\n" + "\n".join(rows) + "\n")

@@ -1,12 +1,14 @@
 """`subquad bench`."""
 
 import json
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from subquad.cli import ranks
 from subquad.cli.common import measured, needs, show, user_errors, working_in
 from subquad.cli.options import Again, AsJson, with_options
 from subquad.cli.output import say
@@ -38,7 +40,13 @@ def bench(
     *,
     executor: Executor,
 ) -> None:
-    """Measure time and memory of methods against length, relative to SDPA in the same run."""
+    """Measure time and memory of methods against length, relative to SDPA in the same run.
+
+    Under torchrun, measure methods whose tokens are split over the ranks, with what these send each other.
+    """
+    if ranks.count() > 1:
+        _on_ranks(settings, compare, out, gpu_sheet, as_json)
+        return
     if gpu_sheet:
         _gpu_sheet(settings, compare, out, as_json, executor)
         return
@@ -87,4 +95,29 @@ def _gpu_sheet(settings: BenchSettings, compare: Path | None, out: Path, as_json
         data = json.dumps(finite(sheet), indent=1)
         page = markdown(sheet, f"{as_command('bench', settings)} --gpu-sheet")
         write_all({"gpu-sheet.json": data, "gpu-sheet.md": page}, out)
+        print(data if as_json else page)
+
+
+def _on_ranks(settings: BenchSettings, compare: Path | None, out: Path, gpu_sheet: bool, as_json: bool) -> None:
+    """Methods whose tokens are split over the ranks that torchrun started; the first one writes and prints."""
+    first = ranks.number() == 0
+    with user_errors(again="the same command begins again"), ranks.one_says():
+        from subquad.errors import InputError
+        from subquad.files import write_all
+        from subquad.report.files import finite
+        from subquad.report.ranks_sheet import markdown
+        from subquad.workflows.bench_ranks import measure
+        from subquad.workflows.options import as_command
+
+        for option, given in (("--gpu-sheet", gpu_sheet), ("--compare", compare is not None)):
+            if given:
+                raise InputError(f"{option} is for one process, but torchrun started {ranks.count()}; leave it out")
+        with working_in(out) if first else nullcontext(), ranks.progress() as progress:
+            found = measure(settings, progress)
+        if not first:
+            return
+        data = json.dumps(finite(found), indent=1)
+        command = f"torchrun --nproc-per-node {ranks.count()} -m {as_command('bench', settings)}"
+        page = markdown(found, command)
+        write_all({"ranks.json": data, "ranks.md": page}, out)
         print(data if as_json else page)

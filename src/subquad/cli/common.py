@@ -15,6 +15,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from subquad.cli import ranks
 from subquad.cli.output import errors, manner, plain, results_console, say, speaking, tell
 from subquad.cli.progress import Reported, progress_bar
 
@@ -100,6 +101,7 @@ def _with_output_options(command: Command) -> Command:
     @wraps(command)
     def run(quiet: bool, verbose: bool, log_file: Path | None, **given: Any) -> None:
         with user_errors(), speaking(quiet, verbose, log_file):
+            ranks.check(command.__name__)
             command(**given)
 
     run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]

@@ -1,17 +1,17 @@
 """`subquad train`."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
+from subquad.cli import ranks
 from subquad.cli.common import needs, show, user_errors, working_in
 from subquad.cli.given import Config, Method, Override, tables_of
 from subquad.cli.options import AsJson, DataDir, Device
 from subquad.cli.output import errors, results_console, say, tell
-from subquad.cli.progress import progress_bar
 
 OUT = Path("subquad-run")
 
@@ -56,7 +56,7 @@ def train(
                 show(done, lambda: TRAIN.table(done), as_json)
             return
         # Several processes are one run: the first of them holds its folder.
-        with nullcontext() if processes.number() else working_in(out), _progress(processes.number()) as progress:
+        with nullcontext() if processes.number() else working_in(out), ranks.progress() as progress:
             record = run(settings, out, data=data_dir, device=device, resume=resume, progress=progress)
         processes.leave()
         # Of several processes, only the first has a record.
@@ -69,16 +69,6 @@ def _name_a_task(tasks: Iterable[str]) -> NoReturn:
     from subquad.errors import InputError
 
     raise InputError(f"no task is named; give subquad train TASK …, where `subquad train` lists all {len(list(tasks))}")
-
-
-@contextmanager
-def _progress(number: int) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar, in the first of several processes."""
-    if number:
-        yield lambda what, done, total: None
-        return
-    with progress_bar() as progress:
-        yield progress
 
 
 @contextmanager

@@ -86,7 +86,9 @@ def answering(seconds: float) -> set[int]:
     """The processes that call this within so many seconds, by the launcher's store; only this one without a store."""
     own, everyone = processes.number(), set(range(processes.count()))
     try:
-        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+        )
         store.set(_key(own), "here")
         here, end = {own}, time.monotonic() + seconds
         while here != everyone and time.monotonic() < end:

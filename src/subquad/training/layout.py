@@ -107,13 +107,13 @@ class Layout:
             return
         # A group of its own, even where it is all processes: another one averages gradients meanwhile.
         group, _ = dist.new_subgroups(self.settings.sequence, timeout=timedelta(seconds=self.seconds))
-        reason = self._refusal(model, group)
+        reason = self.refusal(model, group)
         if reason:
             raise InputError(reason)
         with splitting.over(group, self.settings.mode):
             yield
 
-    def _refusal(self, model: nn.Module, group: Any) -> str | None:
+    def refusal(self, model: nn.Module, group: Any) -> str | None:
         """Why this model cannot run on a part of the tokens, with the remedy."""
         what = f"parallel.sequence={self.settings.sequence}"
         config = getattr(model, "config", None)

@@ -25,7 +25,6 @@ from transformers.trainer import TRAINER_STATE_NAME
 from subquad.errors import Ended, InputError
 from subquad.methods.adaptive_span import mean_span
 from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
-from subquad.training import processes
 from subquad.training.callbacks import SHOWN, Carried, Patience, Progress, Reporting, Saving
 from subquad.training.checkpoints import newest_step
 from subquad.training.layout import Layout
