@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def found(module: str, ranks: int) -> list[dict[str, Any]]:
-    """What each rank of a module found, by the name of the case; it writes RANK.json into the folder that it is given."""
+    """What each rank found, by the name of the case; the module writes RANK.json into the folder that it is given."""
     folder = Path(mkdtemp())
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(

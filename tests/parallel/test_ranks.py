@@ -1,39 +1,24 @@
 """Attention split over two, three and four processes equals that of one, forward and backward."""
 
-import json
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 
+from tests.parallel import launch
 from tests.parallel.cases import CASES, REFUSED, SENT
 from tests.parallel.ranks import Case, Sent
 
-ROOT = Path(__file__).parents[2]
 RANKS = [3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 4))]
 BY_DTYPE = {"torch.float32": 1e-5, "torch.bfloat16": 2e-2, "torch.float64": 1e-10}
 
 
-@cache
 def found(ranks: int) -> list[dict[str, Any]]:
     """What each rank found, by the name of the case."""
-    folder = Path(mkdtemp())
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    done = subprocess.run(
-        [*launcher, "-m", "tests.parallel.ranks", str(folder)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    files = [folder / f"{rank}.json" for rank in range(ranks)]
-    assert all(file.exists() for file in files), done.stderr[-3000:]
-    return [json.loads(file.read_text()) for file in files]
+    return launch.found("tests.parallel.ranks", ranks)
 
 
 @pytest.mark.slow
@@ -74,7 +59,11 @@ def test_a_rank_that_ends_ends_the_others(tmp_path: Path):
     script = tmp_path / "one_ends.py"
     script.write_text(ENDING)
     done = subprocess.run(
-        [*launcher, str(script)], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+        [*launcher, str(script)],
+        cwd=launch.ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode != 0
     assert "RuntimeError: rank 0 of 2 waited for the others in vain" in done.stderr
