@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,12 @@ def relative(pairs: list[tuple[Tensor, Tensor]]) -> float:
     return apart / max((float(want.detach().abs().max()) for want, _ in pairs), default=1.0)
 
 
-def of_parameters(alone: nn.Module, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """The gradients of a model on one process, and those of its parts, added over ranks."""
-    found = []
-    for one, part in zip(alone.parameters(), model.parameters(), strict=True):
-        have = torch.zeros_like(part) if part.grad is None else part.grad.clone()
-        dist.all_reduce(have)
-        found.append((torch.zeros_like(one) if one.grad is None else one.grad, have))
-    return found
+def of_parameters(gradients: list[Tensor], model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """The gradients of one process, and those of its parts, added over ranks."""
+    have = taken(model)
+    for gradient in have:
+        dist.all_reduce(gradient)
+    return list(zip(gradients, have, strict=True))
 
 
 # ---------------------------------------------------------------------- modules
@@ -76,7 +75,7 @@ def of_module(
     real = torch.ones(2, TOKENS, dtype=torch.bool) if real is None else real
     own = of.shard(real)
     pairs = [(of.shard(want)[own], have[own])] if own.any() else []
-    return worst(pairs, [(of.shard(inputs[0].grad), inputs[1].grad), *of_parameters(alone, layer)])
+    return worst(pairs, [(of.shard(inputs[0].grad), inputs[1].grad), *of_parameters(taken(alone), layer)])
 
 
 def mha(method: str, **given: Any) -> sq.nn.MultiheadAttention:
@@ -181,7 +180,7 @@ def checkpointed() -> float:
     (alone(x) * g).sum().backward()
     with sq.parallel.use(of):
         (run(layer, of.shard(x), of) * of.shard(g)).sum().backward()
-    return worst([], of_parameters(alone, layer))
+    return worst([], of_parameters(taken(alone), layer))
 
 
 MODULES = (
@@ -223,28 +222,31 @@ def of_model(
     """The worst difference of outputs, of the loss and of the parameters' gradients."""
     torch.manual_seed(0)
     model = make().eval()
-    alone = copy.deepcopy(model)
-    sq.hf.swap(alone, method)
-    of = split(TOKENS, uneven=uneven, mode=mode)
+    batch, of = text(side, model.config.vocab_size), split(TOKENS, uneven=uneven, mode=mode)
+    real = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+    batch = labelled(batch) if labels else batch
+    sq.hf.swap(model, method)
+    want = model(**batch)
+    name = "logits" if "logits" in want else "last_hidden_state"
+    g = normal(*want[name].shape, seed=1) * real[..., None]
+    (want.loss if labels else (want[name] * g).sum()).backward()
+    gradients = taken(model)
+
     sq.hf.swap(model, method, parallel=sq.parallel.Ranks(mode=mode))
     if checkpointing:
         model.train().activation_checkpointing_enable()
-    batch = text(side, model.config.vocab_size)
-    real = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
-    batch = labelled(batch) if labels else batch
-    want, have = alone(**batch), model(**sq.hf.shard(model, batch, of))
-    name = "logits" if "logits" in want else "last_hidden_state"
-    g = normal(*want[name].shape, seed=1) * real[..., None] / 100
+    have = model(**sq.hf.shard(model, batch, of))
+    (have.loss if labels else (have[name] * of.shard(g)).sum()).backward()
     own = of.shard(real)
     pairs = [(of.shard(want[name])[own], have[name][own])] if own.any() else []
-    if labels:
-        pairs.append((want.loss, sum_of(have.loss)))
-        loss, share = want.loss, have.loss
-    else:
-        loss, share = (want[name] * g).sum(), (have[name] * of.shard(g)).sum()
-    loss.backward()
-    share.backward()
-    return worst(pairs, of_parameters(alone, model))
+    return worst(pairs + ([(want.loss, sum_of(have.loss))] if labels else []), of_parameters(gradients, model))
+
+
+def taken(model: nn.Module) -> list[Tensor]:
+    """The gradients of the parameters, which are cleared."""
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    model.zero_grad()
+    return gradients
 
 
 def sum_of(x: Tensor) -> Tensor:
@@ -288,36 +290,36 @@ def modernbert() -> hf.PreTrainedModel:
 
 def mean_of_hidden_states() -> float:
     """The recipe for what reads all tokens: here the mean over them, as sentence embeddings take it."""
-    model = minilm().eval()
-    alone = copy.deepcopy(model)
-    sq.hf.swap(alone, "i-clustered:clusters=5,topk=3")
-    sq.hf.swap(model, "i-clustered:clusters=5,topk=3", parallel=dist.group.WORLD)
+    model, method = minilm().eval(), "i-clustered:clusters=5,topk=3"
+    sq.hf.swap(model, method)
     batch, of = text("right", 1000), split(TOKENS)
     real = batch["attention_mask"][..., None]
 
     def pooled(hidden: Tensor) -> Tensor:
         return (hidden * real).sum(1) / real.sum(1)
 
-    want = pooled(alone(**batch).last_hidden_state)
-    have = pooled(of.unshard(model(**sq.hf.shard(model, batch, of)).last_hidden_state))
+    want = pooled(model(**batch).last_hidden_state)
     g = normal(*want.shape)
     (want * g).sum().backward()
+    gradients = taken(model)
+    sq.hf.swap(model, method, parallel=dist.group.WORLD)
+    have = pooled(of.unshard(model(**sq.hf.shard(model, batch, of)).last_hidden_state))
     ((have * g).sum() / of.ranks).backward()
-    return worst([(want, have)], of_parameters(alone, model))
+    return worst([(want, have)], of_parameters(gradients, model))
 
 
 def two_batches_before_backward() -> float:
     """Accumulated passes of other lengths, with a number of labels that is given."""
     torch.manual_seed(0)
     model = llama()
-    alone = copy.deepcopy(model)
-    sq.hf.swap(alone, "linear")
-    sq.hf.swap(model, "linear", parallel=dist.group.WORLD)
+    sq.hf.swap(model, "linear")
     batches = [{name: x[:, :n] for name, x in labelled(text("none")).items()} for n in (TOKENS, 8)]
     many = {"num_items_in_batch": 30}
-    sum(alone(**batch, **many).loss for batch in batches).backward()
+    sum(model(**batch, **many).loss for batch in batches).backward()
+    gradients = taken(model)
+    sq.hf.swap(model, "linear", parallel=dist.group.WORLD)
     sum(model(**sq.hf.shard(model, batch), **many).loss for batch in batches).backward()
-    return worst([], of_parameters(alone, model))
+    return worst([], of_parameters(gradients, model))
 
 
 MODELS = {
@@ -340,16 +342,21 @@ CASES: dict[str, Callable[[], float]] = {case.__name__: case for case in MODULES
 # ---------------------------------------------------------------------- refusals
 
 
+@cache
+def split_llama() -> hf.PreTrainedModel:
+    torch.manual_seed(0)
+    model = llama()
+    sq.hf.swap(model, "linear", parallel=dist.group.WORLD)
+    return model
+
+
 def on_llama(change: Callable[[hf.PreTrainedModel, dict[str, Any], sq.parallel.Sequence], Any]) -> Callable[[], Any]:
     """What is said when a batch of a split model is changed so."""
 
     def refused() -> Any:
-        torch.manual_seed(0)
-        model, of = llama(), split(TOKENS)
-        sq.hf.swap(model, "linear", parallel=dist.group.WORLD)
+        model, of = split_llama(), split(TOKENS)
         part = sq.hf.shard(model, labelled(text("right")), of)
-        made = change(model, part, of)
-        model(**(part if made is None else made))
+        model(**change(model, part, of))
         return "nothing"
 
     return refused

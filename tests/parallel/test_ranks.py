@@ -1,47 +1,25 @@
 """Attention split over two, three and four processes equals that of one, forward and backward."""
 
-import json
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 
+from tests.parallel import launch
 from tests.parallel.cases import CASES, LONG, REFUSED, SENT
 from tests.parallel.disagreeing import GRADIENTS, MADE, OTHERS
 from tests.parallel.ranks import Case, Sent
 
-ROOT = Path(__file__).parents[2]
 RANKS = [3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 4))]
 BY_DTYPE = {"torch.float32": 1e-5, "torch.bfloat16": 2e-2, "torch.float64": 1e-10}
 
 
-@cache
-def ran(ranks: int, *which: str) -> tuple[Path, str]:
-    """Where the ranks wrote what they found, and what they said; once, also where they failed."""
-    folder = Path(mkdtemp())
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    done = subprocess.run(
-        [*launcher, "-m", "tests.parallel.ranks", str(folder), *which],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    return folder, done.stderr
-
-
-@cache
 def found(ranks: int, *which: str) -> list[dict[str, Any]]:
     """What each rank found, by the name of the case; `which` are the "long" ones."""
-    folder, said = ran(ranks, *which)
-    files = [folder / f"{rank}.json" for rank in range(ranks)]
-    assert all(file.exists() for file in files), said[-3000:]
-    return [json.loads(file.read_text()) for file in files]
+    return launch.found("tests.parallel.ranks", ranks, *which)
 
 
 @pytest.mark.slow
@@ -105,7 +83,11 @@ def test_a_rank_that_ends_or_hangs_ends_the_others(tmp_path: Path, does: str):
     script = tmp_path / "one_ends.py"
     script.write_text(ENDING.format(does=does))
     done = subprocess.run(
-        [*launcher, str(script)], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+        [*launcher, str(script)],
+        cwd=launch.ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode != 0
     assert (

@@ -62,12 +62,13 @@ def facts_of(given: Mapping[str, Any], loss: str | None) -> Facts:
 def check_facts(every: list[Facts], loss: str | None, labelled: bool) -> None:
     """Raise ValueError on all ranks where they have other inputs, or inputs that make no sequence."""
     for rank, facts in enumerate(every):
-        for name in ("items", "mask", "positions", "labels"):
-            have, want = (getattr(each, name) for each in (facts, every[0]))
-            if name != "items":
-                have, want = (_GIVEN[name](each) for each in (have, want))
+        for name, kind in (("attention_mask", "mask"), ("position_ids", "positions"), ("labels", "labels")):
+            have, want = (getattr(each, kind) > _NONE[kind] for each in (facts, every[0]))
             if have != want:
-                raise ValueError(f"rank {rank} has {have} {_WORDS[name]} but rank 0 has {want}; they must match")
+                one, other = (rank, 0) if have else (0, rank)
+                raise ValueError(f"rank {one} was given {name} but rank {other} was not; all ranks must make one call")
+        if facts.items != every[0].items:
+            raise ValueError(f"rank {rank} has {facts.items} items but rank 0 has {every[0].items}; they must match")
     if labelled and loss is None:
         raise ValueError(_NO_SHARE)
     if labelled and loss == "shifted" and not all(facts.shifted for facts in every):
@@ -78,12 +79,7 @@ def check_facts(every: list[Facts], loss: str | None, labelled: bool) -> None:
     _check_positions(every)
 
 
-_WORDS = {"items": "items", "mask": "attention_mask", "positions": "position_ids", "labels": "labels"}
-_GIVEN = {
-    "mask": lambda kind: "an" if kind else "no",
-    "positions": lambda kind: "some" if kind else "no",
-    "labels": lambda count: "some" if count >= 0 else "no",
-}
+_NONE = {"mask": 0, "positions": 0, "labels": -1}  # the number that says that there are none
 
 
 def _check_positions(every: list[Facts]) -> None:

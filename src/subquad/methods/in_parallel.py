@@ -130,6 +130,11 @@ def refusal(method: Method, call: Call, of: Sequence, heads: int) -> str | None:
     return None
 
 
+def refusal_of_method(method: Method, mask: Mask, of: Sequence, heads: int, learned: Any = None) -> str | None:
+    """`refusal` of calls with nothing but a mask."""
+    return refusal(method, Call(mask, None, 1.0, 0.0, 0, learned=learned), of, heads)
+
+
 def needs_all_tokens(method: Method, call: Call, of: Sequence) -> str | None:
     """What of a call concerns more than the keys by themselves; None if nothing does."""
     mask = call.mask

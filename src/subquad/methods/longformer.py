@@ -87,14 +87,13 @@ class Longformer(Pattern):
         # Under a causal mask what a global query sees is not behind it, so that those keys are global too.
         seeing = near.queries if call.mask.is_causal else others
         parts = replace(near, queries=others, keys=keys), places.all_meet(seeing, places.keys(first))
-        return parts if call.mask.is_causal else (*parts, rows_of_first(self.first, query, key, call.mask))
+        return parts if call.mask.is_causal else (*parts, rows_of_first(self.first, places))
 
     def _are_global(self, places: Tensor) -> Tensor:
         return (places >= 0) & (places < self.first)
 
 
-def rows_of_first(first: int, query: Tensor, key: Tensor, mask: Mask) -> Buckets:
+def rows_of_first(first: int, places: Places) -> Buckets:
     """The first queries of each item, which meet all keys."""
-    places = Places.of(mask, query, key)
-    numbers = torch.arange(torch.sym_min(first, key.shape[2]), device=query.device).view(1, 1, 1, -1)
+    numbers = torch.arange(torch.sym_min(first, places.tokens), device=places.first.device).view(1, 1, 1, -1)
     return places.meet_all(places.queries(numbers))

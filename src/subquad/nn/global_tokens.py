@@ -18,6 +18,7 @@ from subquad.methods import BoundMethod, Longformer, Method
 from subquad.methods.base import Call, Traits, whole
 from subquad.methods.keep import Keep, kept_tokens
 from subquad.methods.longformer import rows_of_first
+from subquad.ops.choose.places import Places
 from subquad.methods.pattern import Pattern
 from subquad.ops.slots import Buckets
 
@@ -33,7 +34,7 @@ class GlobalRows(Pattern):
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: the first ones all."""
-        return (rows_of_first(self.first, query, key, call.mask),)
+        return (rows_of_first(self.first, Places.of(call.mask, query, key)),)
 
 
 class GlobalTokens(nn.Module):

@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 from subquad import hf
 from subquad.errors import InputError, check_least
 from subquad.masks import Mask
-from subquad.methods.call import Call
-from subquad.methods.in_parallel import refusal
+from subquad.methods.in_parallel import refusal_of_method
 from subquad.nn.auxiliary import has_auxiliary_loss
 from subquad.parallel import Sequence
 from subquad.training import processes
@@ -138,7 +137,6 @@ def _refusal_of_methods(model: Any, of: Sequence) -> str | None:
     assert isinstance(model, PreTrainedModel)
     layers, bounds = hf.find_layers(model), hf.bounds(model)
     masks = {layer.number: Mask.causal() if layer.causal else Mask() for layer in layers}
-    calls = {number: Call(masks[number], None, 1.0, 0.0, 0, learned=bound.learned) for number, bound in bounds.items()}
     heads = model.config.num_attention_heads
-    reasons = (refusal(bound.method, calls[number], of, heads) for number, bound in bounds.items())
+    reasons = (refusal_of_method(x.method, masks[number], of, heads, x.learned) for number, x in bounds.items())
     return next((reason for reason in reasons if reason), None)

@@ -20,7 +20,7 @@ from subquad.functional import attention
 from subquad.masks import Mask
 from subquad.measure.timing import predicted, spread, stopwatch
 from subquad.methods import Full, Method, parse_method
-from subquad.methods.in_parallel import refusal
+from subquad.methods.in_parallel import refusal_of_method
 from subquad.parallel import MODES as ALL_MODES
 from subquad.parallel import Sequence, traffic
 from subquad.workflows import machine
@@ -126,7 +126,8 @@ def _measured(
     }
     for candidate, row in rows.items():
         of = Sequence.even(load.length, mode=candidate.mode)
-        row.reason = refusal(candidate.method, Mask.causal() if load.causal else Mask(), of)
+        mask = Mask.causal() if load.causal else Mask()
+        row.reason = refusal_of_method(candidate.method, mask, of, inputs[0].shape[1])
         if before := seconds.get((candidate, load.dtype, load.passes)):
             expected = predicted(candidate.method, before[1], load.length / before[0])
             if expected > settings.call_limit:
