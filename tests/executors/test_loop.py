@@ -102,8 +102,7 @@ def test_a_lost_worker_is_told_and_its_work_runs_again():
 def test_a_work_that_always_loses_its_worker_is_given_up_and_the_others_are_finished_first():
     fake, done = Fake(a=[Lost("by signal 9")] * 9), []
     with pytest.raises(InputError, match=r"the worker of 'a' was lost 4 times, the last time by signal 9; what is fin"):
-        for work, _ in fake.run(works("a", "b"), Heard()):
-            done.append(work.key)
+        done.extend(work.key for work, _ in fake.run(works("a", "b"), Heard()))
     assert done == ["b"]
 
 
@@ -114,8 +113,7 @@ def test_a_work_that_always_loses_its_worker_is_given_up_and_the_others_are_fini
 def test_a_failure_ends_the_run_once_what_runs_is_finished(of_the_user, error, message):
     fake, done, heard = Fake(a=[Failed("KeyError", "no data", "the traceback", of_the_user)]), [], Heard()
     with pytest.raises(error, match=f"^{message}$") as raised:
-        for work, _ in fake.run(works("a", "b", "c"), heard):
-            done.append(work.key)
+        done.extend(work.key for work, _ in fake.run(works("a", "b", "c"), heard))
     assert done == ["b"]  # c never began
     assert heard.remarks == ["'a' failed; waiting for 1 others that run"]
     assert of_the_user or raised.value.__notes__ == ["the traceback"]

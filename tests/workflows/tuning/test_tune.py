@@ -146,7 +146,7 @@ def test_a_failed_trial_does_not_end_the_search_but_three_do(asked, monkeypatch)
     fail = {1}
     assert [row.tried.state for row in tune(asked)] == ["finished", "failed", "finished", "finished"]
     fail = {0, 1, 2, 3}
-    with pytest.raises(InputError, match="^all 3 trials failed, the last one because it diverged$"):
+    with pytest.raises(InputError, match=r"^all 3 trials failed, the last one because it diverged$"):
         tune(replace(asked, out=asked.out.parent / "other"))
 
 
@@ -176,9 +176,7 @@ def test_what_is_refused_before_anything_is_written(asked, changes, message):
 
 def test_pruning_needs_validations_on_the_way(asked):
     base = Base("masked-copy", (read_overrides([*SIZES, "training.steps=4"]),))
-    with pytest.raises(
-        InputError, match=r"^--prune looks at validations on the way, but training\.every=0 with training"
-    ):
+    with pytest.raises(InputError, match=r"^--prune looks at validations on the way, but training\.every=0 with"):
         tune(replace(asked, base=base, searches=SEARCHES[:1], prune=True))
 
 
