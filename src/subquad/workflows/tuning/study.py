@@ -44,21 +44,27 @@ class Study:
     def ask(self, searched: Sequence[Searched], seed: int) -> tuple[int, dict[str, Value]]:
         """The number and the values of a new trial.
 
-        The sampler is made anew for every trial, from the seed and the number: a search that was interrupted then asks
-        for the same trials as one that was not.
+        A new sampler is made for every trial, from the seed and the number of trials before: a search that was
+        interrupted then asks for the same values as one that was not.
         """
+        index = sum(_is_whole(trial, searched) for trial in self.trials())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self._study.sampler = TPESampler(seed=(seed * 1_000_003 + len(self.trials())) % 2**32, constant_liar=True)
+            self._study.sampler = TPESampler(seed=(seed * 1_000_003 + index) % 2**32, constant_liar=True)
         trial = self._study.ask()
         for one in searched:
             one.suggested(trial)
         return trial.number, dict(trial.params)
 
-    def plan(self, points: Sequence[Mapping[str, Value]]) -> None:
-        """Have these points asked for next, without those that were asked for already."""
+    def plan(self, points: Sequence[Mapping[str, Value]], searched: Sequence[Searched]) -> int:
+        """Have these points asked for next, without those that were asked for already; how many are to be asked for."""
+        trials = self.trials()
+        known = [trial.params for trial in trials if _is_whole(trial, searched)]
+        known += [trial.system_attrs["fixed_params"] for trial in trials if trial.state == TrialState.WAITING]
         for point in points:
-            self._study.enqueue_trial(dict(point), skip_if_exists=True)
+            if point not in known:
+                self._study.enqueue_trial(dict(point))
+        return sum(trial.state == TrialState.WAITING for trial in self.trials())
 
     def tell(self, number: int, state: str, value: float | None) -> None:
         """Take note of how a trial ended."""
@@ -74,18 +80,19 @@ class Study:
         """All trials, by their numbers."""
         return self._study.get_trials(deepcopy=False)
 
-    def waiting(self) -> int:
-        """Trials that are planned, and not asked for yet."""
-        return sum(trial.state == TrialState.WAITING for trial in self.trials())
-
     def open(self, searched: Sequence[Searched]) -> dict[int, dict[str, Value]]:
         """The values of trials that were begun and not told, by number; one without all of its values fails."""
         found = {}
         for trial in self.trials():
             if trial.state != TrialState.RUNNING:
                 continue
-            if set(trial.params) == {one.name for one in searched}:
+            if _is_whole(trial, searched):
                 found[trial.number] = dict(trial.params)
             else:
                 self.tell(trial.number, "failed", None)
         return found
+
+
+def _is_whole(trial: FrozenTrial, searched: Sequence[Searched]) -> bool:
+    """Whether a trial has all of its values: a process that is killed while it asks leaves one without."""
+    return set(trial.params) == {one.name for one in searched}
