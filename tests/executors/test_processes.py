@@ -71,7 +71,7 @@ def test_a_worker_with_another_version_or_machine_is_refused(executor, monkeypat
     from subquad.executors import attempt
 
     monkeypatch.setattr(attempt, "versions", lambda: {"torch": "1.0"})
-    with pytest.raises(InputError, match=rf"has torch {torch.__version__}.*, but the run began with 1\.0: all"):
+    with pytest.raises(InputError, match=r"has torch \S+, but the run began with 1\.0: all"):
         results(executor, squares(1))
     monkeypatch.undo()
     monkeypatch.setattr(attempt, "hardware", lambda device: {"processor": "abacus"})

@@ -31,7 +31,7 @@ def test_a_logarithmic_range():
     ],
 )
 def test_points(text, points):
-    (one,) = read(text)
+    (one,) = read(text, base=Base("masked-copy") if "method=" in text else BASE)
     assert one.points == points
 
 
@@ -73,12 +73,17 @@ def test_values_come_into_the_settings():
         (("training.learning_rate=-1:1",), "training: learning_rate=-1.0, but it must be more than 0|training"),
         (("method=['full'",), r"--search method=\['full': write a list as TOML does"),
         (("model.layers=1:2", "model.layers=3:4"), "--search model.layers=3:4: model.layers is searched twice"),
-        (("method=full,clustered", "method.clusters=4,8"), "'full' has no setting 'clusters'"),
+        (("method=full,lsh",), "method is searched by --search method=full,lsh, and given as 'clustered:bits=31' too"),
     ],
 )
 def test_what_is_refused(texts, message):
     with pytest.raises(InputError, match=f"^{message}"):
         read(*texts)
+
+
+def test_every_method_must_have_the_settings_that_are_searched():
+    with pytest.raises(InputError, match="'full' has no setting 'clusters'"):
+        read("method=clustered,full", "method.clusters=4,8", base=Base("masked-copy"))
 
 
 def test_what_is_given_is_not_searched():

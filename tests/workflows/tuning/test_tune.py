@@ -190,6 +190,13 @@ def test_another_search_in_the_folder_is_named(asked, made_up):
         tune(replace(asked, out=asked.out.parent / "thesis"))
 
 
+def test_a_damaged_journal_is_named(asked, made_up):
+    tune(replace(asked, trials=1))
+    (asked.out / "trials.log").write_text("{}\n")
+    with pytest.raises(InputError, match=r"trials\.log is damaged: Optuna cannot read it .*; give another folder with"):
+        tune(asked)
+
+
 def test_without_a_task_the_command_says_so():
     done = CliRunner().invoke(app, ["tune", "--search", SEARCHES[0]])
     assert done.exit_code == 2

@@ -14,6 +14,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from subquad import seals
 from subquad.workflows.tuning.search import Searched, Value
 
 FILE = "trials.log"  # of Optuna's journal: several processes on several machines may add to it
@@ -26,6 +27,9 @@ class Study:
     """The study in a folder, made if need be.
 
     Every process that asks or tells has an object of its own; the file is what they share.
+
+    Raises:
+        Damaged: the file cannot be read.
     """
 
     def __init__(self, folder: Path, greater_is_better: bool, prune: bool):
@@ -33,13 +37,8 @@ class Study:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             pruner: BasePruner = MedianPruner(n_startup_trials=STARTUP) if prune else NopPruner()
-            self._study = optuna.create_study(
-                storage=JournalStorage(JournalFileBackend(str(folder / FILE))),
-                pruner=pruner,
-                study_name=NAME,
-                direction=StudyDirection.MAXIMIZE if greater_is_better else StudyDirection.MINIMIZE,
-                load_if_exists=True,
-            )
+            direction = StudyDirection.MAXIMIZE if greater_is_better else StudyDirection.MINIMIZE
+            self._study = _opened(folder / FILE, pruner, direction)
 
     def ask(self, searched: Sequence[Searched], seed: int) -> tuple[int, dict[str, Value]]:
         """The number and the values of a new trial.
@@ -91,6 +90,20 @@ class Study:
             else:
                 self.tell(trial.number, "failed", None)
         return found
+
+
+def _opened(path: Path, pruner: BasePruner, direction: StudyDirection) -> optuna.Study:
+    """The study in a file; Damaged where Optuna cannot read it, for which it has no error of its own."""
+    try:
+        storage = JournalStorage(JournalFileBackend(str(path)))
+        return optuna.create_study(
+            storage=storage, pruner=pruner, study_name=NAME, direction=direction, load_if_exists=True
+        )
+    except OSError:
+        raise
+    except Exception as error:
+        reason = f"Optuna cannot read it ({type(error).__name__})"
+        raise seals.Damaged(path, reason, "give another folder with --out") from error
 
 
 def _is_whole(trial: FrozenTrial, searched: Sequence[Searched]) -> bool:
