@@ -113,3 +113,11 @@ def test_a_run_says_how_much_work_its_units_are(tmp_path):
     reported, kind = Reported(lambda *state: None), Kind("unit", int)
     Growing().finish(tmp_path, {}, [(kind(n), lambda: 0) for n in (1, 2, 4)], reported)
     assert list(reported.estimate.work) == [1.0, 2.0, 4.0]
+
+
+def test_steps_of_a_unit_are_not_lines_of_their_own(capsys):
+    progress = Reported(lambda *state: None)
+    for step in range(5):
+        progress(f"first: step {step}", 0, 20)
+    progress("eleventh", 10, 20)
+    assert capsys.readouterr().err.splitlines() == ["0/20 first: step 0", "10/20 eleventh"]

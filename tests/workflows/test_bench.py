@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import pickle
 import sys
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from subquad.cli import app
+from subquad.executors import Here
 from subquad.measure.noise import AGAIN
 from subquad.measure.resident import Peak
 from subquad.measure.timing import Effort
@@ -421,3 +423,37 @@ def test_seeds_and_devices_that_cannot_be_are_one_line(run, option, message):
     done = run("--quick", *option)
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.split())
+
+
+class Elsewhere(Here):
+    """Runs a pickled copy of each unit, as a worker does; the key of each with those before it."""
+
+    says = "2 processes"
+
+    def __init__(self):
+        self.after = {}
+
+    def run(self, works, told):
+        for work in works:
+            self.after[work.key] = (work.timed, set(work.after))
+            yield work, pickle.loads(pickle.dumps(work.call))(lambda *said: None)
+
+
+def test_units_run_from_copies_after_those_that_they_read(tmp_path):
+    executor = Elsewhere()
+    settings = BenchSettings(methods=(NAMES[1],), lengths=(16, 32), passes=("forward",), heads=1, head_dim=8)
+    found = measure(settings, tmp_path, executor=executor)
+    first, second = "time/float32/forward/16/", "time/float32/forward/32/"
+    assert executor.after[f"{first}0"] == (True, set())
+    assert executor.after[f"{second}0"] == (True, {f"{first}0"})
+    assert executor.after[f"{second}2"] == (True, {f"{second}0", f"{second}1"})
+    memory = {key: of for key, of in executor.after.items() if key.startswith("memory")}
+    assert len(memory) == 4
+    assert memory["memory/float32/forward/16/full"] == (False, {f"{first}{visit}" for visit in range(bench.VISITS)})
+    assert any("Run by 2 processes" in note for note in report_of(found)["notes"])
+
+
+def test_the_sheet_of_a_gpu_is_measured_here():
+    done = CliRunner().invoke(app, ["bench", "--gpu-sheet", "--executor", "processes", "--workers", "2"])
+    assert done.exit_code == 2
+    assert "--gpu-sheet measures the GPU in this process, and --executor (2 processes) is given" in done.output

@@ -63,6 +63,7 @@ class Reported:
     def __init__(self, draw: Callable[[str, int, int, str], None]):
         self.draw, self.estimate = draw, Estimate()
         self.said, self.under_way, self.since = time.monotonic(), "", time.monotonic()
+        self.counted = (-1, -1)  # units done and in all, in the last call
 
     def expect(self, work: Sequence[float] = (), seconds: float | None = None) -> None:
         """Take note of what a run knows of its length, and say it where it is a time."""
@@ -82,7 +83,8 @@ class Reported:
         if what != self.under_way:
             self.under_way, self.since = what, now
         self.draw(what, done, total, left)
-        if total > 1 and (done % 10 == 0 or done == total or now - self.said >= SILENT):
+        tenth, self.counted = done % 10 == 0 and self.counted != (done, total), (done, total)
+        if total > 1 and (tenth or done == total or now - self.said >= SILENT):
             self.said = now
             self._line(f"{done}/{total} {what}{', ' * bool(left)}{left}")
 

@@ -118,7 +118,8 @@ class Ray(Distributed):
             last = str(error).strip().splitlines()[-1]
             return Failed(type(error.cause).__name__, f"a worker could not start it: {last}", str(error), True)
         except errors.RayError as error:
-            return Lost(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+            first = str(error).strip().partition(". ")[0].splitlines()[0]
+            return Lost(f"{type(error).__name__}: {first}")
 
     def _nodes(self) -> list[_Node]:
         """The machines that have room for a work. InputError where there are none."""

@@ -74,8 +74,8 @@ class Processes(Distributed):
 
     def ended(self) -> list[tuple[str, Any]]:
         """Wait until something ends."""
-        busy = {worker.pipe: worker for worker in self._workers if worker.key}
-        return [self._outcome(busy[pipe]) for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
+        busy: dict[Any, _Worker] = {worker.pipe: worker for worker in self._workers if worker.key}
+        return [self._outcome(busy[pipe]) for pipe in wait(list(busy))]
 
     def drop(self) -> None:
         """Stop what runs."""

@@ -12,6 +12,7 @@ from subquad.report.experiment import Header, Results, Table, Value
 from subquad.report.experiment_plots import plots
 from subquad.report.files import as_json, write_files
 from subquad.report.markup import rows_of
+from subquad.report.terminal import plain_table
 
 
 def write_results(header: Header, results: Results, cells: dict[str, Any], folder: Path) -> list[Path]:

@@ -154,7 +154,7 @@ class Units:
         Units that are kept already are not reported: how long the others take is estimated from those that are made.
         """
         makers = dict(jobs)
-        kept = [unit for unit in makers if self.has(unit)]
+        kept = dict.fromkeys(unit for unit in makers if self.has(unit))
         yield from ((unit, self.kept(unit, _never)) for unit in kept)
         told = Counted(progress, len(makers), len(kept), {unit.key: unit.says or unit.key for unit in makers})
         by_key = {unit.key: unit for unit in makers if unit not in kept}

@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import cast
 
-from subquad.report.tune_schema import KIND, SCHEMA, TuneReport
+from subquad.report.tune_schema import KIND, SCHEMA, TriedTrial, TuneReport
 from subquad.workflows.machine import hardware, versions
 from subquad.workflows.tuning.run import Row, Tuning
 from subquad.workflows.tuning.search import METHOD, read_searches

@@ -96,7 +96,7 @@ class _Search:
         """Run what is left to run."""
         begun = self.study.open(self.searched)
         self._read_ended()
-        wanted = self._wanted()
+        wanted = self._wanted(begun)
         told = Counted(self.progress, wanted, len(self.rows), self.says)
         if len(self.rows) < wanted:
             for work, _ in executor.run(self._works(begun, wanted), told):
@@ -114,15 +114,14 @@ class _Search:
                 self.values[trial.number] = {one.name: trial.params[one.name] for one in self.searched}
                 self._take(trial.number, told=trial.state.is_finished())
 
-    def _wanted(self) -> int:
+    def _wanted(self, begun: Mapping[int, dict[str, Value]]) -> int:
         """How many trials there are to be in all; few points are tried once each."""
         points = all_points(self.searched, self.asked.trials)
         if points is None:
             return max(self.asked.trials, len(self.rows))
-        self.study.plan(points)
         if len(points) < self.asked.trials:
             remark(self.progress, f"the search has {len(points)} points, each of which is tried once")
-        return max(len(points), len(self.rows))
+        return len(self.rows.keys() | begun.keys()) + self.study.plan(points, self.searched)
 
     def _works(self, begun: Mapping[int, dict[str, Value]], wanted: int) -> Iterator[Work]:
         """Trials that were begun, then new ones: each is asked for when there is room to run it."""

@@ -1,0 +1,55 @@
+"""Which executor options ask for, and what is refused in one line."""
+
+import pytest
+
+from subquad import executors
+from subquad.errors import InputError
+from subquad.executors import HERE, Processes, executor_of
+from subquad.executors.resources import Resources, read_resources
+
+
+def test_the_default_is_this_process():
+    assert executor_of() is HERE
+    assert HERE.says == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "rays"}, "no executor 'rays'; did you mean 'ray'"),
+        ({"workers": 2}, "--workers 2 is for --executor processes or ray, but the executor is 'here'"),
+        ({"name": "processes", "address": "auto"}, "--address auto is for --executor ray, but the executor is 'proc"),
+        ({"name": "processes", "resources": "cpus=2"}, "--resources cpus=2 is for --executor ray"),
+        ({"name": "processes", "workers": 0}, "workers 0 must be at least 1"),
+        ({"name": "ray", "workers": 10**6}, "workers 1000000 must be at least 1 and at most 10,000"),
+        ({"name": "ray", "device": "cuda:1"}, "--device cuda:1 names one GPU, but each worker gets its own"),
+        ({"name": "ray", "resources": "cores=2"}, "--resources has no 'cores'"),
+        ({"name": "ray", "resources": "cpus=0"}, "--resources cpus=0: it must be a number, more than 0"),
+        ({"name": "ray", "resources": "gpus=two"}, "--resources gpus=two: it must be a number, at least 0"),
+        ({"name": "ray", "resources": "memory=much"}, "--resources memory=much: write it as 500MB or 8GB"),
+    ],
+)
+def test_options_that_do_not_go_together(options, message, monkeypatch):
+    monkeypatch.setattr(executors, "find_spec", lambda name: object())
+    with pytest.raises(InputError, match=f"^{message}"):
+        executor_of(**options)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr(executors, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"ray is not installed, which --executor ray needs: pip install 'subquad\[r"):
+        executor_of("ray")
+
+
+def test_resources_are_read():
+    assert read_resources("cpus=2, memory=8GB", "cpu") == Resources(2.0, 0.0, 8 * 10**9)
+    assert read_resources(None, "cuda") == Resources(1.0, 1.0)
+    assert str(read_resources("gpus=0.5,memory=500MB", "cuda")) == "cpus=1,gpus=0.5,memory=0.5GB"
+
+
+def test_each_process_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert Processes(None, "cuda").width == 2
+    assert Processes(1, "cuda").says == "1 processes"
+    with pytest.raises(InputError, match="3 workers need a GPU each, but there are 2: give fewer --workers"):
+        Processes(3, "cuda")
