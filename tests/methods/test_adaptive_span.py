@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import subquad as sq
 from subquad import Mask
 from subquad.methods.base import Call
+from subquad.ops import native
 from tests.methods.random_calls import FEW_AND_MANY, assert_equal_both_ways, random_calls
 from tests.oracle import gradients, naive, normal, qkv, tracked
 
@@ -98,6 +99,19 @@ def test_work_falls_as_spans_shrink():
 
     long, short, shortest = work(900.0, 900.0), work(0.0, 100.0), work(0.0, 0.0)
     assert long > 3 * short > 9 * shortest
+
+
+@pytest.mark.skipif(native.refusal() is not None, reason=f"no compiled kernels: {native.refusal()}")
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_compiled_kernels_take_it_both_ways(is_causal):
+    results = []
+    for backend in ("reference", "cpu"):
+        inputs, bound = tracked(*qkv(70)), layer("adaptive-span:span=40,ramp=5", 0.5, 21.3)
+        with sq.use_backend(backend):
+            out = bound(*inputs, is_causal=is_causal)
+        results.append([out, *gradients(out, *inputs, bound.learned.span)])
+    assert (results[0][-1] != 0).all()
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
 def test_where_numbers_cannot_be_read_the_window_is_the_largest_with_the_same_outputs():

@@ -209,8 +209,9 @@ def test_sums_stand_inside_mixed_heads_and_by_length():
     ("local:window=x+keep", "'local': window='x' is not a whole number"),
     ("local:window+keep", "write settings as local:setting=value, not 'window'"),
     ("local", "only 'local' is named, which needs no sum"),
-    ("", "no method ''"),
-    ("local+", "no method 'local"),
+    ("", "a method is missing"),
+    ("local+", "a method is missing beside a '\\+'"),
+    ("+local", "a method is missing beside a '\\+'"),
     ("local+keep+local", "'local' is named twice"),
     ("keep+keep:every=9", "'keep' and 'keep:every=9' are two lists of kept tokens; write one"),
     ("local+full", "'full' counts every key by itself"),
@@ -225,7 +226,7 @@ def test_sums_stand_inside_mixed_heads_and_by_length():
     ("lsh:seed=1+clustered:seed=2", "the seeds 1 and 2"),
 ])  # fmt: skip
 def test_a_bad_text_says_what_is_wrong(text, message):
-    with pytest.raises(ValueError, match=f"'sum': terms={re.escape(repr(text))}, but it must be .*{message}") as raised:
+    with pytest.raises(ValueError, match=f"the sum {re.escape(repr(text))}: .*{message}") as raised:
         Sum(text)
     assert "\n" not in str(raised.value)
 

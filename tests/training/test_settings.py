@@ -53,7 +53,7 @@ MISTAKES = {
     "model.layers=two": r"model\.layers='two': .*integer",
     "model.layers=true": r"model\.layers=True: .*number",
     "model.layers=0": "layers=0, but it must be at least 1",
-    "model.positions=rotari": r"model\.positions='rotari': .*'rotary'",
+    "model.positions=rotari": r"model\.positions='rotari': .*'rotary'.*'relative'",
     "model.method=i-clusterd": "no method 'i-clusterd'; did you mean 'i-clustered'",
     "model.method=i-clustered:cluster=3": "'i-clustered' has no setting 'cluster'; did you mean 'clusters'",
     "model.method=[]": r"method=\[\] names no method",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from subquad.methods.base import METHODS, Method
-from subquad.methods.grammar import bare, settings, terms
+from subquad.methods.grammar import MISSING, bare, settings, terms
 from subquad.spelling import instead
 
 
@@ -39,6 +39,8 @@ def parse_method(text: str) -> Method:
     Sum(terms='local:window=32+keep')
     """
     text = bare(text)
+    if text.endswith("+") and "=" not in terms(text)[-1]:  # not the value of a setting, such as "favor++"
+        raise ValueError(f"{text!r}: {MISSING}")
     name, _, rest = text.partition(":")
     if name_of(text) == "sum" != name:
         return _class("sum").from_settings({"terms": text})

@@ -29,7 +29,7 @@ from subquad.masks import Mask
 from subquad.methods.base import Call, Method, Partial, Traits
 from subquad.methods.bucketed import Bucketed, attend_inside
 from subquad.methods.fitting import output_error
-from subquad.methods.grammar import as_term, joined, terms
+from subquad.methods.grammar import MISSING, as_term, joined, terms
 from subquad.methods.keep_positions import Keep
 from subquad.methods.local import Local
 from subquad.methods.mixture import combined, common_seed, is_mixture, refusal, said
@@ -64,6 +64,8 @@ def read(text: str) -> list[Method]:
     """The parts of a text like `local:window=32+keep:first`, in their order. ValueError says what is wrong with it."""
     methods: list[Method] = []
     for term in terms(text):
+        if not term:
+            raise ValueError(f"{MISSING}, as in 'local:window=32+keep:first'")
         method = parse_method(term)
         methods += method.addends if isinstance(method, Sum) else [method]
     for number, method in enumerate(methods):
@@ -143,10 +145,7 @@ class Sum(Method):
             parts = read(self.terms)
             text = joined(map(as_term, parts))
         except ValueError as error:
-            raise ValueError(
-                f"{self.name!r}: terms={self.terms!r}, but it must be methods with '+' between them, as in "
-                f"'local:window=32+keep:first': {error}"
-            ) from None
+            raise ValueError(f"the sum {self.terms!r}: {error}") from None
         object.__setattr__(self, "terms", text)
         object.__setattr__(self, "_addends", tuple(parts))
         super().__post_init__()

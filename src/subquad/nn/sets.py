@@ -66,6 +66,8 @@ class SetAttention(nn.Module):
         max_length: int | None = None,
     ):
         super().__init__()
+        if width < 1 or heads < 1 or width % heads:
+            raise ValueError(f"width={width} is not a multiple of heads={heads}, both at least 1")
         self.attention = MultiheadAttention(width, heads, method=method, dropout=dropout, max_length=max_length)
         self.attention_norm = nn.LayerNorm(width)
         self.feed_forward = row_wise(width, feed_forward)

@@ -45,7 +45,7 @@ class ModelSettings:
     feed_forward: int = 0
     dropout: float = 0.1
     attention_dropout: float = 0.0
-    positions: Positions | Literal["relative"] = "rotary"
+    positions: Literal[Positions, "relative"] = "rotary"
     piece: int = 0
     memory: int = 0
 
