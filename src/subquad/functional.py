@@ -55,8 +55,8 @@ def attention(
             for all items ([0, -1]) or for each item, int (B,S), or a bool (B,N). Padding is never kept, and a window
             does not restrict kept tokens; all other masks do. For a bool, the call waits for its device once.
         parallel: a `sq.parallel.Sequence`, of whose tokens query, key, value and the mask's tensors are this rank's
-            part. Lengths of padded items count all tokens. `bias`, `keep`, dropout, offsets and dense masks do not go
-            with it.
+            part. Lengths of padded items count all tokens, and so do the numbers of kept tokens. `bias`, dropout,
+            offsets and dense masks do not go with it, and `keep` only where ranks send summaries.
         attn_mask: not taken; `mask=sq.Mask.from_sdpa(attn_mask)` reads one, `bias=` is what floats add.
 
     Returns:
