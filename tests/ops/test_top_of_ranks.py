@@ -7,7 +7,7 @@ import torch
 
 from subquad.ops.choose.top.op import top_and_best
 from subquad.ops.choose.top.parallel import candidates, taken
-from subquad.ops.hash_functions import HashFunction, Hashed
+from subquad.ops.hash_functions import Hashed, HashFunction
 from subquad.ops.slots import vectors_at
 from tests.oracle import normal
 

@@ -148,6 +148,18 @@ def test_kept_tokens_are_those_of_one_rank(alone: None, method: str):
         torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5)
 
 
+def test_kept_tokens_take_two_exchanges_more_in_each_direction_and_bools_two_to_count(alone: None):
+    of, calls = sq.parallel.Sequence.even(21, mode="summary"), []
+    for keep in (None, [0, -1], torch.arange(21).expand(2, -1) < 2):
+        inputs = [x.requires_grad_() for x in qkv(21)]
+        with sq.parallel.traffic() as sent:
+            out = sq.attention(*inputs, method="linear", keep=keep, parallel=of)
+            forward = sent.calls
+            out.sum().backward()
+        calls.append((forward, sent.calls - forward))
+    assert calls == [(1, 1), (3, 3), (5, 3)]
+
+
 def test_kept_tokens_that_do_not_fit_are_refused(alone: None):
     q, k, v = qkv(21)
     of, across = (sq.parallel.Sequence.even(21, keys=keys) for keys in (None, 21))

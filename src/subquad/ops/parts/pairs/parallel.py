@@ -25,6 +25,7 @@ from subquad.ops.slots import vectors_at
 from subquad.ops.softmax import merge_partials
 from subquad.parallel import Sequence
 from subquad.parallel.collectives import gather_columns
+from subquad.parallel.sequence import spans
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 
@@ -77,7 +78,7 @@ def _exchanged(
     """Which candidates of all ranks are taken, as queries and as keys, and the rows of those that are keys."""
     D, width = key.shape[3], key.shape[3] + value.shape[3]
     rows = torch.cat(wide(vectors_at(key, keys.tokens), vectors_at(value, keys.tokens)), dim=-1)
-    places = _first_places(keys.tokens, key.shape[2]).to(rows.dtype)
+    places = _first_places(keys.tokens, key.shape[2]).to(rows.dtype)  # fewer than 2²⁴, so that fp32 holds them
     of_ranks = [(min(size, n), min(size, m)) for n, m in zip(of.lengths, of.key_lengths, strict=True)]
     widths = [[n, m, m, m * width] for n, m in of_ranks]
     every = gather_columns([queries.scores, keys.scores, places, rows.flatten(3)], widths, of.group)
@@ -107,8 +108,7 @@ def _numbers(places: list[Int64[Tensor, "B H C _"]]) -> Int64[Tensor, "B H C W"]
 
 def _slots_elsewhere(chosen: Taken, rows: Rows, size: int, of: Sequence, *, causal: bool) -> Int64[Tensor, "B H C K"]:
     """The keys of other ranks in each bucket, or under a causal mask those of the ranks before, as slots of rows."""
-    ends = torch.tensor([min(size, m) for m in of.key_lengths]).cumsum(0).tolist()
-    start, stop = [0, *ends][of.rank : of.rank + 2]
-    seen = chosen.place < start
-    seen = seen if causal else seen | (chosen.place >= stop)
+    own = spans(min(size, m) for m in of.key_lengths)[of.rank]
+    seen = chosen.place < own.start
+    seen = seen if causal else seen | (chosen.place >= own.stop)
     return torch.where(chosen.there & seen, rows.number.gather(3, chosen.place), rows.key.shape[2])
