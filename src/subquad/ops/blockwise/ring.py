@@ -3,8 +3,8 @@
 Liu et al. 2023, "Ring Attention with Blockwise Transformers". Queries stay where they are; partials over the blocks
 merge by their log-sum-exps. The backward pass goes around again, and computes the weights of each block anew:
 
-    forward     keys and values          G·(D + E) numbers a key, R − 1 steps
-    backward    these, and gradients     G·(D + E) numbers a key, and as many in fp32 that come home after R steps
+    forward     keys and values          G·(D + E) numbers per key, R − 1 steps
+    backward    these, and gradients     G·(D + E) numbers per key, and as many in fp32 that come home after R steps
 
 While a block is computed with, it is on its way to the next rank. It goes no further than a query sees it.
 """
