@@ -14,7 +14,7 @@ from subquad.methods.call import Call, Partial
 from subquad.methods.checks import check_bias
 from subquad.methods.in_halo import run_with_halo, segments_rise
 from subquad.methods.keep import check_bools, named_tokens
-from subquad.methods.learned_heads import state_of_heads
+from subquad.methods.learned_heads import state_of_heads, undeclared
 from subquad.parallel.sequence import Sequence
 from subquad.shapes import Sizes
 
@@ -117,6 +117,11 @@ def refusal(method: Method, call: Call, of: Sequence) -> str | None:
             "with their number; use mode='heads'"
         )
     learned = call.learned
+    if learned is not None and undeclared(learned) is not None:
+        return (
+            f"mode='heads' does not know which heads of {method.label!r} the parameter {undeclared(learned)!r} belongs "
+            "to; name it in `by_query_head` or `by_key_head` of its module"
+        )
     if learned is not None and learned.training and state_of_heads(learned) is not None:
         return (
             f"in training {method.name!r} moves the {state_of_heads(learned)} of each head by the tokens of all "
