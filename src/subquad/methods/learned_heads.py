@@ -1,6 +1,6 @@
 """The learned parameters of a layer as some of its heads have them.
 
-A module of learned parameters names what holds one row a head along its first axis, tensors or modules of such tensors:
+A module of learned parameters names what holds one row per head along its first axis, tensors or modules of such tensors:
 `by_query_head` and `by_key_head`. Every parameter is named; one with a single row is that of all heads. `counters` are
 buffers that count forward passes in training.
 """
@@ -64,7 +64,7 @@ def _declared(module: nn.Module) -> set[str]:
 
 
 def state_of_heads(module: nn.Module) -> str | None:
-    """The name of a buffer that holds a row a head and changes in training; None if there is none."""
+    """The name of a buffer that holds a row per head and changes in training; None if there is none."""
     for each in module.modules():
         for name in _declared(each) & set(each._buffers):
             return name
