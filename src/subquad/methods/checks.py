@@ -55,7 +55,7 @@ def check_options(
 
 
 def check_bias(bias: Tensor, query: Tensor, keys: int) -> None:
-    """Check an additive bias of these queries and so many keys."""
+    """Check an additive bias of these queries and a number of keys."""
     want = (query.shape[0], query.shape[1], query.shape[2], keys)
     have = tuple(bias.shape)
     if len(have) != 4 or have[2:] != want[2:] or have[0] not in (1, want[0]) or have[1] not in (1, want[1]):

@@ -16,7 +16,7 @@ from subquad.methods.checks import check_bias
 from subquad.methods.in_halo import run_with_halo, segments_rise
 from subquad.methods.keep import check_bools, named_tokens
 from subquad.methods.keep_in_parallel import run_with_kept
-from subquad.methods.learned_heads import state_of_heads
+from subquad.methods.learned_heads import state_of_heads, undeclared
 from subquad.parallel.sequence import Sequence
 from subquad.shapes import Sizes
 
@@ -122,6 +122,11 @@ def refusal(method: Method, call: Call, of: Sequence, heads: int) -> str | None:
             f"with their number; use mode='heads'{' or mode=' + repr('ring') if method.can_ring() else others}"
         )
     learned = call.learned
+    if found == "heads" and learned is not None and undeclared(learned) is not None:
+        return (
+            f"mode='heads' does not know which heads of {method.label!r} the parameter {undeclared(learned)!r} belongs "
+            "to; name it in `by_query_head` or `by_key_head` of its module"
+        )
     if found == "heads" and learned is not None and learned.training and state_of_heads(learned) is not None:
         return (
             f"in training {method.name!r} moves the {state_of_heads(learned)} of each head by the tokens of all "

@@ -1,8 +1,8 @@
 """The learned parameters of a layer as some of its heads have them.
 
-A module of learned parameters names what holds one row a head along its first axis, tensors or modules of such tensors:
-`by_query_head` and `by_key_head`. A tensor with one row is that of all heads. `counters` are buffers that count forward
-passes in training.
+A module of learned parameters names what holds one row per head along its first axis, tensors or modules of such tensors:
+`by_query_head` and `by_key_head`. Every parameter is named; one with a single row is that of all heads. `counters` are
+buffers that count forward passes in training.
 """
 
 from __future__ import annotations
@@ -49,11 +49,24 @@ def _all(module: nn.Module, pick: Pick) -> nn.Module:
     return _view(module, lambda name: pick, lambda child: _all(child, pick))
 
 
+def undeclared(module: nn.Module) -> str | None:
+    """The name of a parameter of which the modules do not say whose heads it is; None if there is none."""
+    for name, _ in module.named_parameters():
+        path = name.split(".")
+        owners = [module.get_submodule(".".join(path[:depth])) for depth in range(len(path))]
+        if not any(step in _declared(owner) for owner, step in zip(owners, path, strict=True)):
+            return name
+    return None
+
+
+def _declared(module: nn.Module) -> set[str]:
+    return {*getattr(module, "by_query_head", ()), *getattr(module, "by_key_head", ())}
+
+
 def state_of_heads(module: nn.Module) -> str | None:
-    """The name of a buffer that holds a row a head and changes in training; None if there is none."""
+    """The name of a buffer that holds a row per head and changes in training; None if there is none."""
     for each in module.modules():
-        named = {*getattr(each, "by_query_head", ()), *getattr(each, "by_key_head", ())}
-        for name in named & set(each._buffers):
+        for name in _declared(each) & set(each._buffers):
             return name
     return None
 

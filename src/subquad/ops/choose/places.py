@@ -26,7 +26,7 @@ class Item:
     tokens: int
 
     def from_key(self, key: int) -> "Item":
-        """The same with positions that are counted from this key on."""
+        """The items with positions that are counted from this key on."""
         return replace(self, first=self.first - key)
 
 
