@@ -25,7 +25,7 @@ from subquad.ops.choose.ranks.clusters import Clustering, clusters_of_ranks
 from subquad.ops.heads import repeat_heads
 from subquad.ops.padding import cleared
 from subquad.ops.parts.clustered.centroids import attend_and_list
-from subquad.ops.parts.pairs.of_clusters import attend_in_clusters
+from subquad.ops.parts.listed.op import attend_in_clusters
 from subquad.ops.parts.sums.op import group_sums
 from subquad.ops.precision import wide
 from subquad.ops.softmax import merge_partials

@@ -20,7 +20,7 @@ from subquad.ops.choose.ranks.clusters import Clustering, clusters_of_ranks
 from subquad.ops.heads import repeat_heads
 from subquad.ops.padding import cleared
 from subquad.ops.parts.clustered.parallel import choose_top, rows_of, send_rows
-from subquad.ops.parts.pairs.of_clusters import attend_in_clusters
+from subquad.ops.parts.listed.op import attend_in_clusters
 from subquad.ops.parts.sums.op import group_sums
 from subquad.ops.parts.tail.reference import spread_of
 from subquad.ops.parts.tail.seen import Seen, see_cells
