@@ -11,7 +11,7 @@ from subquad.ops.choose.ranks.reference import Term
 from subquad.ops.parts.clustered.centroids import attend_and_list
 from subquad.ops.parts.listed.op import attend_in_clusters
 from subquad.ops.parts.sums.op import group_sums
-from subquad.ops.parts.tail.seen import see_cells
+from subquad.ops.parts.tail.seen import seen_cells
 from tests.oracle import normal, qkv, tracked
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason=f"no compiled kernels: {native.refusal()}")
@@ -84,7 +84,7 @@ def test_cells_have_gradients_of_their_own(variant, topk, padded):
     means = normal(2, 2, 3, inputs[1].shape[3], seed=9)
 
     def run(*given: Tensor) -> tuple[Tensor, ...]:
-        return tuple(see_cells(*given, cell, means, topk=topk, scale=0.4))
+        return tuple(seen_cells(*given, cell, means, topk=topk, scale=0.4))
 
     have, want = both(lambda: (run(*inputs)[3], *with_gradients(run, inputs)))
     for a, b in zip(have, want, strict=True):

@@ -6,7 +6,7 @@ import torch
 import subquad as sq
 from subquad.ops.parts.clustered import triton as clustered
 from subquad.ops.parts.clustered.centroids import attend_and_list
-from subquad.ops.parts.tail.seen import see_cells
+from subquad.ops.parts.tail.seen import seen_cells
 from tests.oracle import normal, qkv, tracked
 from tests.triton.devices import CLOSE, DTYPES
 from tests.triton.interpreted.clustered_calls import both
@@ -97,7 +97,7 @@ def test_cells_have_gradients_of_their_own(poisoned):
     for backend in ("triton", "reference"):
         q, k, v = inputs = tracked(*qkv(4, 17, B=1, H=2, G=1, D=5, E=6))
         with sq.use_backend(backend):
-            seen = see_cells(q, k, v, cell, means, topk=3, scale=0.4)
+            seen = seen_cells(q, k, v, cell, means, topk=3, scale=0.4)
             listed = attend_and_list(q, k, v, None, topk=3, scale=0.4)
         loss = sum((x * normal(*x.shape, seed=n)).sum() for n, x in enumerate((*seen[:3], *listed[:2])))
         found.append([*seen, *listed, *torch.autograd.grad(loss, inputs)])

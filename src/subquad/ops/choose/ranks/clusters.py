@@ -1,8 +1,8 @@
 """Clusters of queries and cells of keys over the tokens of all ranks: `query_clusters` and `key_cells`.
 
-    moments      counts, means and spreads; the covariance of the keys          1 exchange
-    k-means      the first centroids, then each iteration's votes               1 + iterations
-    refine       sums of the clusters' members, each round                      1 each
+moments      counts, means and spreads; the covariance of the keys          1 exchange
+k-means      the first centroids, then each iteration's votes               1 + iterations
+refine       sums of the clusters' members, each round                      1 each
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,9 @@ def clusters_of_ranks(
         tokens.append(Tokens(value, real[1]))
     of_query, *others = moments_of_ranks(of, *tokens)
     metric = _metric(others[0], query.shape[1]) if by_logits else None
-    problems = [Codes(_query_codes(query, real[0], of_query, metric, how), real[0], of_query, how.clusters, how.iterations)]
+    problems = [
+        Codes(_query_codes(query, real[0], of_query, metric, how), real[0], of_query, how.clusters, how.iterations)
+    ]
     if cells is not None:
         codes = _cell_codes(key, value, real[1], others[0], others[1], how.seed)
         problems.append(Codes(codes, real[1], others[0], cells, ITERATIONS))

@@ -45,7 +45,9 @@ class Codes:
         B, _, N = labels.shape
         rank, _ = ranks_and_counts(self.real, B, N, labels.device)
         alone = (self.whole.count <= self.clusters)[:, None, None]
-        return keep_real(torch.where(alone, (rank + self.whole.before[:, None])[:, None], labels), self.real, self.clusters)
+        return keep_real(
+            torch.where(alone, (rank + self.whole.before[:, None])[:, None], labels), self.real, self.clusters
+        )
 
 
 def kmeans_of_ranks(problems: Several[Codes], of: Sequence) -> list[Int64[Tensor, "B H N"]]:

@@ -22,7 +22,6 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.ops.choose.ranks.clusters import Clustering, clusters_of_ranks
-from subquad.ops.heads import repeat_heads
 from subquad.ops.padding import cleared
 from subquad.ops.parts.clustered.centroids import attend_and_list
 from subquad.ops.parts.listed.op import attend_in_clusters

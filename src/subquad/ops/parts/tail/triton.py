@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subquad.ops.parts.tail.op import attend_with_tail, tail_backward, tail_forward
 from subquad.ops.parts.tail.reference import FARTHEST, NEAREST
-from subquad.ops.parts.tail.seen import lists_of, see_cells
+from subquad.ops.parts.tail.seen import lists_of, seen_cells
 from subquad.ops.triton import refusal_of
 from subquad.ops.triton.cells.backward import cells_backward
 from subquad.ops.triton.cells.forward import see_cells
@@ -40,7 +40,7 @@ def refusal(query: Tensor, key: Tensor, value: Tensor, *_: object, dropout_p: fl
     return refusal_of(query, key, value)
 
 
-@see_cells.refusal("triton")
+@seen_cells.refusal("triton")
 def refusal_of_few(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> str | None:
     """Why the kernels cannot take this call; None where they can."""
     return refusal_of(query, key, value)
