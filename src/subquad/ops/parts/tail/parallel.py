@@ -6,7 +6,7 @@ is sent, in rows of C, X, or C·k:
     means        sums of each cluster's queries and each cell's keys, and how many there are      (C + X)·(D + 1)
     scores       each rank's k keys with the largest weight times distance to their cell's mean   C·k
     cells        k̄, v̄ and ln Σ of each rank's keys of each cell as each mean sees them, without
-                 the exact keys, and of the candidates those that are exact                       C·(X + k)·(D + E)
+                 the exact keys; the keys and values of its candidates                            C·(X + k)·(D + E)
 
 A rank leaves all its candidates out of its cells, in the pass over its keys that finds them; those that are not among
 the exact keys of all ranks join their cells afterwards. Nothing is taken out of a sum.

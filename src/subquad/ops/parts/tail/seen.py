@@ -75,5 +75,5 @@ def _(
     labels = torch.arange(C, device=query.device).expand(B, H, C).contiguous()
     given = query, key, value, labels, cell, None, None, cell_means.float()
     outputs = tail_forward(backend, *given, C, torch.sym_min(topk, key.shape[2]), cell_means.shape[2], scale)
-    _, _, _, _, key_order, _, top, _, *seen = outputs
-    return Seen(*seen, _NUMBERS[backend](top, key_order, key.shape[2]))
+    _, _, _, _, key_order, _, top, _, keys, values, lse = outputs
+    return Seen(keys, values, lse, _NUMBERS[backend](top, key_order, key.shape[2]))
