@@ -264,13 +264,16 @@ def tails(draw: Draw) -> list[Tensor]:
     labels, cell = draw.whole(0, C, B, H, N), draw.whole(0, X, B, G, M)
     keys = draw.whole(-1, M, B, H, C, topk) if draw.maybe(0.3) else None
     wanted = draw.whole(-1, topk + 1, B) if draw.maybe(0.3) else None
-    settings = keys, wanted, C, topk, X, 0.3
+    cell_means = draw.normal(B, G, X, D) if draw.maybe(0.3) else None
+    settings = keys, wanted, cell_means, C, topk, X, 0.3
     with suppress(ValueError):
         OPS.tail_forward("cpu", *inputs, labels, cell, *settings)
     given = (*inputs, labels.clamp(0, C), cell.clamp(0, X), *settings)
     out, lse, *saved = OPS.tail_forward("cpu", *given)
     of_lse = draw.normal(B, H, N, 1)[..., 0] if draw.maybe() else None
-    of_outputs = draw.normal(*out.shape, dtype=dtype) if draw.maybe(0.9) else None, of_lse, *[None] * 9
+    of_cells = [draw.normal(B, H, C * X, x.shape[4]).view_as(x) for x in saved[6:8]] if draw.maybe(0.3) else [None] * 2
+    of_cells.append(draw.normal(B, H, C, X) if draw.maybe(0.3) else None)
+    of_outputs = draw.normal(*out.shape, dtype=dtype) if draw.maybe(0.9) else None, of_lse, *[None] * 6, *of_cells
     spoil, at = draw.maybe(0.1), draw.rng.randrange(5)
     lists = [x.clone() for x in saved[:5]]
     if spoil and draw.poisoned and lists[at].numel() > 0:
@@ -278,6 +281,31 @@ def tails(draw: Draw) -> list[Tensor]:
         with suppress(ValueError):
             OPS.tail_backward("cpu", *of_outputs, out, lse, *lists, *saved[5:], *given)
     return [out, lse, *saved[5:], *OPS.tail_backward("cpu", *of_outputs, out, lse, *saved, *given)]
+
+
+def of_ranks(draw: Draw) -> list[Tensor]:
+    B, H, N, D, C = draw.rng.randint(1, 3), draw.rng.choice((1, 2)), draw.size(700), draw.size(40), draw.size(40)
+    dtype = draw.rng.choice(tuple(interface.DTYPES))
+    x, y, real = draw.normal(B, H, N, D, dtype=dtype), draw.normal(B, H, N, draw.size(9), dtype=dtype), draw.real(B, N)
+    (mean, squares), (other, _) = (OPS.means_and_squares("cpu", each, real) for each in (x, y))
+    bits, ones = draw.rng.randint(1, 63), torch.ones_like(squares)
+    planes = draw.normal(*draw.rng.choice(((1, 1), (B, H))), bits, D + y.shape[3])
+    codes = OPS.words_of_terms("cpu", [x, y], [mean, other], [ones, ones], planes, real)
+    labels, votes = OPS.labels_and_votes("cpu", codes, codes[:, :, :C].contiguous(), real)
+    nearest = OPS.labels_of_means("cpu", x, mean, draw.normal(B, H, D, C), draw.normal(B, H, C, 1)[..., 0], real)
+    sums, sizes = OPS.sums_and_sizes("cpu", x, draw.whole(-1, C + 1, B, H, N), C)
+    return [mean, squares, codes, labels, votes, nearest, sums, sizes]
+
+
+def lists_of_clusters(draw: Draw) -> list[Tensor]:
+    B, H, N, C, K = draw.rng.randint(1, 3), draw.rng.choice((1, 2)), draw.size(150), draw.size(20), draw.size(40)
+    D, E, R = draw.size(40), draw.size(40), C * K + draw.size(5)
+    inputs = tracked(draw.normal(B, H, N, D), draw.normal(B, H, R, D), draw.normal(B, H, R, E), draw.normal(B, H, R, 1))
+    rows = torch.arange(C * K).view(C, K).expand(B, H, C, K)
+    lists = rows.where(draw.whole(0, 3, B, H, C, K) > 0, R)
+    bias = inputs[3][..., 0]
+    out, lse = OPS.listed_forward("cpu", *inputs[:3], bias, draw.whole(-1, C + 1, B, H, N), lists, 0.3)
+    return [out.detach(), lse.detach(), *backward(draw, [[out], [lse], [out, lse]][draw.rng.randrange(3)], inputs)]
 
 
 CASES: dict[str, Callable[[Draw], list[Tensor]]] = {
@@ -291,6 +319,8 @@ CASES: dict[str, Callable[[Draw], list[Tensor]]] = {
     "products": products,
     "clusters": clusters,
     "tails": tails,
+    "of ranks": of_ranks,
+    "lists of clusters": lists_of_clusters,
 }
 
 

@@ -53,7 +53,7 @@ def main() -> None:
         checked += 2
     labels, cell = torch.arange(20).expand(2, 2, -1) % 4, torch.arange(30).expand(2, 2, -1) % 3
     for keys in (None, torch.arange(6).expand(2, 2, 4, -1)):
-        arguments = ("cpu", *tracked(*qkv(20, 30)), labels, cell, keys, None, 4, 6, 3, 0.3)
+        arguments = ("cpu", *tracked(*qkv(20, 30)), labels, cell, keys, None, None, 4, 6, 3, 0.3)
         torch.library.opcheck(ops.tail_forward.default, arguments)
         checked += 1
     for bias in (None, torch.zeros(2, 4, 30)):

@@ -193,7 +193,7 @@ def test_degenerate_inputs_equal_the_reference_and_what_is_exact_there(variant, 
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, labels: Tensor, cell: Tensor):
-    return torch.ops.subquad.tail_forward("cpu", q, k, v, labels, cell, None, None, 7, 5, 3, 0.3)
+    return torch.ops.subquad.tail_forward("cpu", q, k, v, labels, cell, None, None, None, 7, 5, 3, 0.3)
 
 
 def listed() -> tuple[list[Tensor], Tensor, Tensor]:
@@ -215,7 +215,7 @@ def test_labels_that_do_not_exist_are_refused(variant, which, number):
 def test_lists_that_the_forward_pass_did_not_make_are_refused(variant, spoil, number):
     inputs, labels, cell = listed()
     out, lse, *saved = forward(*inputs, labels, cell)
-    rest = labels, cell, None, None, 7, 5, 3, 0.3
+    rest = labels, cell, None, None, None, 7, 5, 3, 0.3
     grads = (out, *[None] * 10)
     torch.ops.subquad.tail_backward("cpu", *grads, out, lse, *saved, *inputs, *rest)
     broken = saved[SAVED.index(spoil)]
@@ -232,7 +232,7 @@ def test_saved_tensors_of_other_shapes_and_types_are_refused(at):
         lists = (*saved[:at], broken, *saved[at + 1 :])
         with pytest.raises(ValueError, match=r"tail_backward: `\w+` is \(.*, but the other tensors go with \("):
             torch.ops.subquad.tail_backward(
-                "cpu", out, *[None] * 10, out, lse, *lists, *inputs, labels, cell, None, None, 7, 5, 3, 0.3
+                "cpu", out, *[None] * 10, out, lse, *lists, *inputs, labels, cell, None, None, None, 7, 5, 3, 0.3
             )
 
 

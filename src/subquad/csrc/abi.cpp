@@ -140,7 +140,7 @@ EXPORT const char *subquad_interface(void) {
   static const std::string text = [] {
 #define KERNEL(name, Arguments) , Arguments
     const std::string all = layouts<ClusteredInputs, Saved, BucketSet, BucketInputs, HashLayer, HashTerm,
-                                    FeatureInputs, TailInputs, TailSaved, CodedTerm KERNELS>();
+                                    FeatureInputs, TailInputs, TailSaved, CodedTerm, ListedInputs KERNELS>();
 #undef KERNEL
     std::string kernels;
 #define KERNEL(name, Arguments) kernels += (kernels.empty() ? "" : ", ") + quoted(#name) + ": " + quoted(#Arguments);

@@ -325,6 +325,33 @@ struct GroupSums {
 };
 DESCRIBE(GroupSums, B, H, N, D, groups, threads, dtype, x, labels, sums, sizes)
 
+// Attention of the members of each cluster to rows that the cluster alone lists.
+struct ListedInputs {
+  int64_t B, H, N, D, E, clusters, slots, rows, threads;
+  float scale;
+  Rows query, key, value;  // (B,H,N,D), (B,H,rows,D), (B,H,rows,E) in fp32
+  const float *bias;       // (B,H,rows)
+  const int64_t *labels;   // (B,H,N); any other number than a cluster's: in none
+  const int64_t *lists;    // (B,H,clusters,slots) rows; any other number: an empty slot
+};
+DESCRIBE(ListedInputs, B, H, N, D, E, clusters, slots, rows, threads, scale, query, key, value, bias, labels, lists)
+
+struct ListedForward {
+  ListedInputs inputs;
+  RowsOut out;
+  float *lse;  // (B,H,N)
+};
+DESCRIBE(ListedForward, inputs, out, lse)
+
+struct ListedBackward {
+  ListedInputs inputs;
+  Rows grad_out;          // null where nobody reads `out`
+  const float *grad_lse;  // (B,H,N); null where nobody reads `lse`
+  RowsOut grad_query, grad_key, grad_value;
+  float *grad_bias;  // (B,H,rows)
+};
+DESCRIBE(ListedBackward, inputs, grad_out, grad_lse, grad_query, grad_key, grad_value, grad_bias)
+
 // Each kernel, with its arguments: KERNEL(name, structure). It returns the bytes of workspace that it needs; with a
 // workspace it runs, and returns BAD_LIST where a list of tokens among its arguments names one that is not there.
 #define KERNELS                                  \
@@ -347,4 +374,6 @@ DESCRIBE(GroupSums, B, H, N, D, groups, threads, dtype, x, labels, sums, sizes)
   KERNEL(centred_codes, Coding)                  \
   KERNEL(assign_codes, CodeAssignment)           \
   KERNEL(assign_means, MeanAssignment)           \
-  KERNEL(group_sums, GroupSums)
+  KERNEL(group_sums, GroupSums)                  \
+  KERNEL(listed_forward, ListedForward)          \
+  KERNEL(listed_backward, ListedBackward)

@@ -58,6 +58,7 @@ constexpr int64_t BAD_LIST = -1;  // returned instead of the workspace's bytes: 
 #include "tail_forward.hpp"
 #include "tail_backward.hpp"
 #include "ranks.hpp"
+#include "listed.hpp"
 
 }  // namespace SUBQUAD_VARIANT
 

@@ -88,6 +88,22 @@ static void tail_softmax_gradient(const float *weights, float *products, float *
   }
 }
 
+// A tile of members, whose queries and gradients are packed: adds to the gradients of what they meet, and gives their own,
+// which are still to be multiplied by the scale.
+static void met_tile_backward(int64_t count, int64_t L, int64_t width, int64_t value_width, float scale,
+                              const TailGradScratch &own, float *to) {
+  const int64_t lanes = round_up(L, W), D = round_up(width, W), E = round_up(value_width, W);
+  gemm(count, lanes, width, own.queries, D, 1, own.met.keys, lanes, own.weights, lanes, false);
+  float *highest = own.products;  // their log-sum-exps, which nobody reads, where the products come next
+  exp_rows(own.weights, count, lanes, scale, own.met.bias, highest, own.norms);
+  for (int64_t i = 0; i < count; i++) scale_row(own.weights + i * lanes, lanes, own.norms[i]);
+  gemm(count, lanes, value_width, own.grads, E, 1, own.values, lanes, own.products, lanes, false);
+  tail_softmax_gradient(own.weights, own.products, own.bias, count, lanes, own.lse);
+  gemm(count, D, L, own.products, lanes, 1, own.met.rows, D, to, D, false);
+  gemm(L, D, count, own.products, 1, lanes, own.queries, D, own.of_keys, D, true);
+  gemm(L, E, count, own.weights, 1, lanes, own.grads, E, own.of_values, E, true);
+}
+
 // What the members of cluster c give.
 template <class T>
 static void tail_members_backward(const TailBackward &a, const SortedKeys &sorted, int64_t at, int64_t bh, int64_t c,
@@ -118,17 +134,10 @@ static void tail_members_backward(const TailBackward &a, const SortedKeys &sorte
   for (int64_t first = bounds[0]; first < bounds[1]; first += MEMBER_TILE) {
     const int64_t count = bounds[1] - first < MEMBER_TILE ? bounds[1] - first : MEMBER_TILE;
     pack_rows<T>(in.query, b, h, order, first, count, in.D, own.queries, D);
-    gemm(count, lanes, in.D, own.queries, D, 1, own.met.keys, lanes, own.weights, lanes, false);
-    exp_rows(own.weights, count, lanes, in.scale, own.met.bias, own.lse, own.norms);
-    for (int64_t i = 0; i < count; i++) scale_row(own.weights + i * lanes, lanes, own.norms[i]);
     if (a.grad_out.data) pack_rows<T>(a.grad_out, b, h, order, first, count, in.E, own.grads, E);
     else zero(own.grads, count * E);
-    gemm(count, lanes, in.E, own.grads, E, 1, own.values, lanes, own.products, lanes, false);
     for (int64_t i = 0; i < count; i++) own.lse[i] = a.grad_lse ? a.grad_lse[bh * in.N + order[first + i]] : 0;
-    tail_softmax_gradient(own.weights, own.products, own.bias, count, lanes, own.lse);
-    gemm(count, D, L, own.products, lanes, 1, own.met.rows, D, to.queries + first * D, D, false);
-    gemm(L, D, count, own.products, 1, lanes, own.queries, D, own.of_keys, D, true);
-    gemm(L, E, count, own.weights, 1, lanes, own.grads, E, own.of_values, E, true);
+    met_tile_backward(count, L, in.D, in.E, in.scale, own, to.queries + first * D);
   }
   for (int64_t k = 0; k < K; k++)
     for (int64_t d = 0; d < D; d++) to.keys[(c * in.topk + k) * D + d] = own.of_keys[k * D + d] * in.scale;

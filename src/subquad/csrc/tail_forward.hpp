@@ -432,6 +432,15 @@ struct TailMemberScratch {
   }
 };
 
+// A tile of members, whose queries are packed, to what their cluster meets: `lse`, and rows that `norms` still divides.
+static void attend_met(int64_t count, int64_t L, int64_t width, int64_t value_width, float scale,
+                       const TailMemberScratch &own) {
+  const int64_t lanes = round_up(L, W), E = round_up(value_width, W);
+  gemm(count, lanes, width, own.queries, width, 1, own.met.keys, lanes, own.weights, lanes, false);
+  exp_rows(own.weights, count, lanes, scale, own.met.bias, own.lse, own.norms);
+  gemm(count, E, L, own.weights, lanes, 1, own.met.values, E, own.out, E, false);
+}
+
 template <class T>
 static void attend_tail_members(const TailForward &a, const SortedKeys &sorted, int64_t at, int64_t bh, int64_t c,
                                 const TailMemberScratch &own) {
@@ -441,7 +450,6 @@ static void attend_tail_members(const TailForward &a, const SortedKeys &sorted, 
   if (bounds[0] == bounds[1]) return;
   const bool no_keys = a.saved.cell_offsets[bg * (in.cells + 1) + in.cells] == 0;
   const int64_t K = no_keys ? 0 : pack_met(in, a.saved, sorted.keys[at], sorted.values[at], bh * in.clusters + c, own.met);
-  const int64_t lanes = round_up(K + in.cells, W);
   for (int64_t first = bounds[0]; first < bounds[1]; first += TAIL_TILE) {
     const int64_t count = bounds[1] - first < TAIL_TILE ? bounds[1] - first : TAIL_TILE;
     for (int64_t i = 0; i < count; i++)  // the products give them time to come
@@ -454,9 +462,7 @@ static void attend_tail_members(const TailForward &a, const SortedKeys &sorted, 
       }
     } else {
       pack_rows<T>(in.query, b, h, order, first, count, in.D, own.queries, in.D);
-      gemm(count, lanes, in.D, own.queries, in.D, 1, own.met.keys, lanes, own.weights, lanes, false);
-      exp_rows(own.weights, count, lanes, in.scale, own.met.bias, own.lse, own.norms);
-      gemm(count, width, K + in.cells, own.weights, lanes, 1, own.met.values, width, own.out, width, false);
+      attend_met(count, K + in.cells, in.D, in.E, in.scale, own);
     }
     for (int64_t i = 0; i < count; i++) {
       float *row = own.out + i * width;

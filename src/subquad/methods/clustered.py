@@ -55,8 +55,7 @@ def attend_clustered(
     if call.parallel is not None:
         how = Clustering(**_clustering(call.parallel.tokens, call, method), space=method.space, refine=method.refine)
         real = mask.query_padding(N), mask.key_padding(key.shape[2])
-        settings = {"topk": topk, "scale": call.scale}
-        return clustered_attention_of_ranks(query, key, value, *real, call.parallel, how, **settings)
+        return clustered_attention_of_ranks(query, key, value, *real, call.parallel, how, topk=topk, scale=call.scale)
     if labels is None and (method.space != "queries" or method.refine > 0):
         labels = clusters_of(query, key, call, method)  # else the op itself finds the paper's clusters
     return clustered_attention(

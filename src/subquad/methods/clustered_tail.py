@@ -109,8 +109,7 @@ class ClusteredTail(Method):
         of, clusters = call.parallel, min(self.clusters, call.parallel.tokens)
         how = Clustering(clusters, self.bits, self.iterations, call.seed, space="logits", refine=self.refine)
         real = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
-        sizes = {"topk": self.topk, "cells": self.cells}
-        return tail_of_ranks(query, key, value, *real, of, how, **sizes, scale=call.scale)
+        return tail_of_ranks(query, key, value, *real, of, how, topk=self.topk, cells=self.cells, scale=call.scale)
 
     def _of_tail(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `attend_with_tail`: clusters of queries and cells of keys."""

@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+import subquad as sq
 from subquad.ops.parts.clustered import triton as clustered
-from tests.oracle import qkv
+from subquad.ops.parts.clustered.centroids import attend_and_list
+from subquad.ops.parts.tail.seen import seen_cells
+from tests.oracle import normal, qkv, tracked
 from tests.triton.devices import CLOSE, DTYPES
 from tests.triton.interpreted.clustered_calls import both
 from tests.triton.interpreted.fences import fenced
@@ -84,3 +87,18 @@ def test_strides_of_any_kind_are_read():
     have = both("tail", "triton", q, wide, v[:, :1].expand(-1, 2, -1, -1), (None, None), **CALLS["tail"])
     want = both("tail", "reference", q, k, v[:, :1].expand(-1, 2, -1, -1), (None, None), **CALLS["tail"])
     torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_cells_have_gradients_of_their_own(poisoned):
+    """What ranks send each other of their keys: the cells, and the numbers of the keys that are not in them."""
+    cell, means = torch.arange(17)[None, None] % 3, normal(1, 1, 3, 5, seed=4)
+    found = []
+    for backend in ("triton", "reference"):
+        q, k, v = inputs = tracked(*qkv(4, 17, B=1, H=2, G=1, D=5, E=6))
+        with sq.use_backend(backend):
+            seen = seen_cells(q, k, v, cell, means, topk=3, scale=0.4)
+            listed = attend_and_list(q, k, v, None, topk=3, scale=0.4)
+        loss = sum((x * normal(*x.shape, seed=n)).sum() for n, x in enumerate((*seen[:3], *listed[:2])))
+        found.append([*seen, *listed, *torch.autograd.grad(loss, inputs)])
+    torch.testing.assert_close(*found, atol=2e-5, rtol=1e-5)

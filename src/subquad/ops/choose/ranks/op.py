@@ -35,7 +35,7 @@ def means_and_squares(x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
 
 @Op
 def centred_codes(
-    terms: tuple[Term, ...], planes: Float[Tensor, "B #H L D"], real: Bool[Tensor, "B N"] | None
+    terms: tuple[Term, ...], planes: Float[Tensor, "#B #H _ _"], real: Bool[Tensor, "B N"] | None
 ) -> Int64[Tensor, "B H N"]:
     """Bit l of the word is 1 where [y_1, y_2, …]·w_l > 0, with y_t = factor·(x_t − mean) in fp32: like `hash_codes`.
 

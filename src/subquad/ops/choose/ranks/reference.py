@@ -33,7 +33,7 @@ def moments_of(
 
 
 def centred_codes(
-    terms: tuple[Term, ...], planes: Float[Tensor, "B #H L D"], real: Bool[Tensor, "B N"] | None
+    terms: tuple[Term, ...], planes: Float[Tensor, "#B #H _ _"], real: Bool[Tensor, "B N"] | None
 ) -> Int64[Tensor, "B H N"]:
     """The reference of `centred_codes`."""
     fine = torch.promote_types(terms[0].x.dtype, torch.float32)

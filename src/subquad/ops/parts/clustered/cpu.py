@@ -30,7 +30,7 @@ def refusal_of_few(query: Tensor, *_: object, **__: object) -> str | None:
 
 @lists_of("cpu")
 def numbers(top: Tensor, real: Tensor | None, keys: int) -> Tensor:
-    """Keys by their ranks among the real ones; where there are fewer, the list goes on with any numbers."""
+    """Keys by their ranks among the real ones; where there are fewer, any numbers follow."""
     top = top.long()
     if real is None:
         return top

@@ -3,9 +3,9 @@
 Clusters hold queries of all ranks, and their centroids attend to the keys of all ranks. What is sent has C rows, or
 C·k, beside what makes the clusters (`ops.choose.ranks.clusters`):
 
-    centroids    sums of the members of each rank, and how many there are                              C·(D + 1)
-    top keys     each rank's k largest logits                                                          C·k
-    A^c          each rank's partial over its own keys; those of its keys that are among the top       C·(k·(D + E) + E + 1)
+    centroids    sums of the members of each rank, and how many there are           C·(D + 1)
+    top keys     each rank's k largest logits                                       C·k
+    A^c          each rank's partial over its own keys, and its candidates          C·(k·(D + E) + E + 1)
 
 Members, and their attention to the top keys T of their cluster, stay where they are. With A^c the centroid's weights,
 m̂ = Σ_T A^c_l, and r = Σ A^c_l V_l over all other keys, a member's output
@@ -22,10 +22,9 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.ops.choose.ranks.clusters import Clustering, clusters_of_ranks
-from subquad.ops.heads import repeat_heads
 from subquad.ops.padding import cleared
 from subquad.ops.parts.clustered.centroids import attend_and_list
-from subquad.ops.parts.pairs.of_clusters import attend_in_clusters
+from subquad.ops.parts.listed.op import attend_in_clusters
 from subquad.ops.parts.sums.op import group_sums
 from subquad.ops.precision import wide
 from subquad.ops.softmax import merge_partials

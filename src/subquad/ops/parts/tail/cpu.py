@@ -7,7 +7,7 @@ from torch import Tensor
 
 from subquad.ops.native import interface
 from subquad.ops.parts.tail.op import attend_with_tail, tail_backward, tail_forward
-from subquad.ops.parts.tail.seen import lists_of, see_cells
+from subquad.ops.parts.tail.seen import lists_of, seen_cells
 
 # What the forward pass gives beside `out` and `lse`, in its order.
 SAVED = ("order", "offsets", "key_order", "cell_offsets", "top", "centroids", "cell_keys", "cell_values", "cell_lse")
@@ -21,7 +21,7 @@ def refusal(query: Tensor, *_: object, dropout_p: float = 0.0, **__: object) -> 
     return interface.refusal(query)
 
 
-@see_cells.refusal("cpu")
+@seen_cells.refusal("cpu")
 def refusal_of_few(query: Tensor, *_: object, **__: object) -> str | None:
     """Why the compiled kernels cannot take these queries; None where they can."""
     return interface.refusal(query)
@@ -33,7 +33,7 @@ def numbers(top: Tensor, key_order: Tensor, keys: int) -> Tensor:
     B, H, C, K = top.shape
     share = H // key_order.shape[1]
     places = top.long().clamp(min=0).view(B, key_order.shape[1], share * C * K)
-    return torch.where(top < 0, keys, key_order.long().gather(2, places).view(B, H, C, K))
+    return torch.where(top < 0, keys, key_order.long().gather(2, places).view(B, H, C, K)).sort(-1).values
 
 
 @tail_forward.on("cpu")

@@ -6,7 +6,7 @@ is sent, in rows of C, X, or C·k:
     means        sums of each cluster's queries and each cell's keys, and how many there are      (C + X)·(D + 1)
     scores       each rank's k keys with the largest weight times distance to their cell's mean   C·k
     cells        k̄, v̄ and ln Σ of each rank's keys of each cell as each mean sees them, without
-                 the exact keys, and of the candidates those that are exact                       C·(X + k)·(D + E)
+                 the exact keys; the keys and values of its candidates                            C·(X + k)·(D + E)
 
 A rank leaves all its candidates out of its cells, in the pass over its keys that finds them; those that are not among
 the exact keys of all ranks join their cells afterwards. Nothing is taken out of a sum.
@@ -17,13 +17,12 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.ops.choose.ranks.clusters import Clustering, clusters_of_ranks
-from subquad.ops.heads import repeat_heads
 from subquad.ops.padding import cleared
 from subquad.ops.parts.clustered.parallel import choose_top, rows_of, send_rows
-from subquad.ops.parts.pairs.of_clusters import attend_in_clusters
+from subquad.ops.parts.listed.op import attend_in_clusters
 from subquad.ops.parts.sums.op import group_sums
 from subquad.ops.parts.tail.reference import spread_of
-from subquad.ops.parts.tail.seen import Seen, see_cells
+from subquad.ops.parts.tail.seen import Seen, seen_cells
 from subquad.ops.precision import wide
 from subquad.ops.softmax import merge_partials
 from subquad.parallel import Sequence
@@ -51,7 +50,7 @@ def tail_of_ranks(
     assert cell is not None
     query, key, value = wide(query, key, value)
     means, cell_means = _means(query, labels, how.clusters, key.detach(), cell, cells, of)
-    seen = see_cells(means, key, value, cell, cell_means, topk=topk, scale=scale)
+    seen = seen_cells(means, key, value, cell, cell_means, topk=topk, scale=scale)
     keys, values = rows_of(key, seen.top), rows_of(value, seen.top)
     cell_of = rows_of(cell.unsqueeze(-1), seen.top).squeeze(-1)
     logits = (keys @ means.unsqueeze(-1)).squeeze(-1) * scale

@@ -1,4 +1,4 @@
-"""The op `see_cells`: the cells of keys as a few queries see them, and the keys that each should meet by itself."""
+"""The op `seen_cells`: the cells of keys as a few queries see them, and the keys that each should meet by itself."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
 
 
 @Op
-def see_cells(
+def seen_cells(
     query: Float[Tensor, "B H C D"],
     key: Float[Tensor, "B G M D"],
     value: Float[Tensor, "B G M E"],
@@ -59,7 +59,7 @@ def see_cells(
     return Seen(tail.key.transpose(2, 3), tail.value.transpose(2, 3), lse.transpose(2, 3), top)
 
 
-@see_cells.compiled
+@seen_cells.compiled
 def _(
     backend: str,
     query: Tensor,
@@ -75,5 +75,5 @@ def _(
     labels = torch.arange(C, device=query.device).expand(B, H, C).contiguous()
     given = query, key, value, labels, cell, None, None, cell_means.float()
     outputs = tail_forward(backend, *given, C, torch.sym_min(topk, key.shape[2]), cell_means.shape[2], scale)
-    _, _, _, _, key_order, _, top, _, *seen = outputs
-    return Seen(*seen, _NUMBERS[backend](top, key_order, key.shape[2]))
+    _, _, _, _, key_order, _, top, _, keys, values, lse = outputs
+    return Seen(keys, values, lse, _NUMBERS[backend](top, key_order, key.shape[2]))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subquad.ops.parts.tail.op import attend_with_tail, tail_backward, tail_forward
 from subquad.ops.parts.tail.reference import FARTHEST, NEAREST
-from subquad.ops.parts.tail.seen import lists_of, see_cells
+from subquad.ops.parts.tail.seen import lists_of, seen_cells
 from subquad.ops.triton import refusal_of
 from subquad.ops.triton.cells.backward import cells_backward
 from subquad.ops.triton.cells.forward import see_cells
@@ -40,7 +40,7 @@ def refusal(query: Tensor, key: Tensor, value: Tensor, *_: object, dropout_p: fl
     return refusal_of(query, key, value)
 
 
-@see_cells.refusal("triton")
+@seen_cells.refusal("triton")
 def refusal_of_few(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> str | None:
     """Why the kernels cannot take this call; None where they can."""
     return refusal_of(query, key, value)
@@ -96,14 +96,10 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     of_members = MemberGradients(lse, rho if grad_lse is None else rho - grad_lse, grad_out)
 
     of_keys, of_values, of_lse = cells_of_members(x.query, clusters, x.scale, of_members)
-    of_bias = of_lse
+    of_bias = of_lse  # of the members alone: whoever else reads the cells reads λ, not its difference to q̄·k̄
     of_keys, of_values, of_lse = (
-        own if given is None else own + given.where(~torch.isneginf(cell_lse).view(*cell_lse.shape, *extra), 0.0)
-        for own, given, extra in (
-            (of_keys, from_keys, (1,)),
-            (of_values, from_values, (1,)),
-            (of_lse, from_lse, ()),
-        )
+        _with_others(own, of_others, cell_lse)
+        for own, of_others in ((of_keys, from_keys), (of_values, from_values), (of_lse, from_lse))
     )
     constant = of_lse - torch.linalg.vecdot(of_keys, cell_keys) - torch.linalg.vecdot(of_values, cell_values)
     of_means = cells_backward(
@@ -119,3 +115,11 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     )
     of_means = of_means - x.scale * (of_bias[..., None] * cell_keys).sum(3)
     members_backward(x.query, x.key, x.value, clusters, x.scale, of_members, of_means, grad_query)
+
+
+def _with_others(own: Tensor, of_others: Tensor | None, cell_lse: Tensor) -> Tensor:
+    """Gradients of cells with those from others who read them; none where a cell has no keys."""
+    if of_others is None:
+        return own
+    there = ~torch.isneginf(cell_lse)
+    return own + of_others.where(there if own.ndim == there.ndim else there[..., None], 0.0)

@@ -1,0 +1,1 @@
+"""Attention of the members of clusters to what their cluster lists."""

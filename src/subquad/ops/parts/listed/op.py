@@ -1,0 +1,94 @@
+"""The op `attend_listed`: attention of each query to vectors that its cluster alone has."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.masks import Mask
+from subquad.ops.backends import Gradient, Op, Operator
+from subquad.ops.choose.blocks.op import by_bucket
+from subquad.ops.parts.pairs.op import attend_pairs
+from subquad.ops.slots import Buckets
+from subquad.ops.tensors import token_major
+
+
+def attend_in_clusters(
+    query: Float[Tensor, "B H N D"],
+    labels: Int64[Tensor, "B H N"],
+    key: Float[Tensor, "B H C P D"],
+    value: Float[Tensor, "B H C P E"],
+    bias: Float[Tensor, "B H C P"],
+    place: Int64[Tensor, "B H C K"],
+    there: Bool[Tensor, "B H C K"],
+    scale: float,
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """The partial of each query over those of its cluster's P keys that `place` names, with logits scale·q·k + bias.
+
+    What is not `there` is an empty slot. The bias is read where a key is named.
+    """
+    C, P = key.shape[2:4]
+    lists = torch.where(there, torch.arange(C, device=key.device)[:, None] * P + place, C * P)
+    bias = bias.masked_fill(torch.isneginf(bias), 0.0)
+    return attend_listed(query, key.flatten(2, 3), value.flatten(2, 3), bias.flatten(2), labels, lists, scale=scale)
+
+
+@Op
+def attend_listed(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B H R D"],
+    value: Float[Tensor, "B H R E"],
+    bias: Float[Tensor, "B H R"],
+    labels: Int64[Tensor, "B H N"],
+    lists: Int64[Tensor, "B H C K"],
+    *,
+    scale: float,
+) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
+    """The partial of each query over the rows that its cluster lists, with logits scale·q·k + bias: (out, lse).
+
+    A label of C is in no cluster, and a row of R is an empty slot; no row stands in two lists. A query without rows
+    has out = 0 and lse = −inf. The gradient flows to query, key, value and bias.
+    """
+    queries, cluster = by_bucket(labels, lists.shape[2])
+    return attend_pairs(query, key, value, Buckets(queries, lists, cluster), Mask(), scale=scale, key_bias=bias)
+
+
+@attend_listed.compiled
+def _(
+    backend: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    labels: Tensor,
+    lists: Tensor,
+    *,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    return listed_forward(backend, query, key, value, bias, labels, lists, scale)
+
+
+@Operator
+def listed_forward(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, labels: Tensor, lists: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Allocate (out, lse)."""
+    return token_major(query, value.shape[3]), query.new_empty(query.shape[:3])
+
+
+listed_backward = Gradient(listed_forward, "query", "key", "value", "bias", named="attention to lists of clusters")
+
+
+@listed_forward.flops
+def _(x: Any) -> int:
+    """Operations of the products: logits, weighted values."""
+    B, H, N, D = x.query
+    return 2 * B * H * N * x.lists[3] * (D + x.value[3])
+
+
+@listed_backward.flops
+def _(x: Any) -> int:
+    """The logits again and the gradients of both their sides; the gradients of weights and values."""
+    B, H, N, D = x.query
+    return 2 * B * H * N * x.lists[3] * (3 * D + 2 * x.value[3])
