@@ -30,7 +30,7 @@ def train(
         Path | None, typer.Option(help="A plan that subquad plan wrote, for a model of the same layers: model.plan.")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help=r"A TOML file with the tables \[task], \[model] and \[training].")
+        Path | None, typer.Option(help=r"A TOML file with the tables \[task], \[model], \[training] and \[parallel].")
     ] = None,
     override: Annotated[
         list[str] | None, typer.Option("--set", help="Override a setting, as table.setting=value; repeatable.")

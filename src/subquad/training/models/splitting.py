@@ -28,7 +28,7 @@ class Ranks:
         self._known: dict[tuple[int, int | None], Sequence] = {}
 
     def sequence(self, tokens: int, keys: int | None) -> Sequence:
-        """An even split of so many tokens, and of other keys for cross-attention."""
+        """An even split of `tokens`, and of other `keys` for cross-attention."""
         if min(tokens, tokens if keys is None else keys) < self.count:
             raise InputError(
                 f"an input of {tokens if keys is None else min(tokens, keys)} tokens does not go on {self.count} "
@@ -84,7 +84,7 @@ class Split:
 
 
 def split(tokens: int, keys: int | None = None) -> Split:
-    """How so many tokens are split, and for cross-attention so many others.
+    """How `tokens` are split, and for cross-attention `keys` that are others.
 
     Raises:
         InputError: fewer tokens than ranks.
