@@ -134,6 +134,8 @@ def toml(value: object) -> str:
     """A default as it is written in a settings file."""
     if value is None:
         return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     return f"`{list(value) if isinstance(value, tuple) else value}`" if value != "" else '`""`'
 
 

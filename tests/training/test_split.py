@@ -16,8 +16,16 @@ from subquad.training.run import train
 from tests.training.split import LONGER, MODELS, RUNS, SHORTER, kept, settings, write_data
 
 ROOT = Path(__file__).parents[2]
-# Processes, and how many of them share an input: three have unequal shares, four are two groups of two.
-LAYOUTS = {"3": (3, 3), "2x2": (4, 2), "2": (2, 2), "4": (4, 4), "2, sharded": (2, 1)}
+# Processes, how many of them share an input, and whether all share the weights: three have unequal parts of an input,
+# four are two groups of two.
+LAYOUTS = {
+    "3": (3, 3, "false"),
+    "2x2": (4, 2, "false"),
+    "2, sharded": (2, 1, "true"),
+    "2x2, sharded": (4, 2, "true"),
+    "2": (2, 2, "false"),
+    "4": (4, 4, "false"),
+}
 
 
 def launched(count: int, *words: str) -> str:
@@ -44,11 +52,11 @@ def each_step() -> Any:
 @cache
 def folder(layout: str) -> Path:
     """What a run of these processes left, in a folder in which one process had begun another one."""
-    count, sequence = LAYOUTS[layout]
+    count, sequence, fsdp = LAYOUTS[layout]
     out = Path(mkdtemp())
     write_data(out)
     train(settings("lm", out, *SHORTER), out / "of one")
-    log = launched(count, "-m", "tests.training.split", str(out), str(sequence))
+    log = launched(count, "-m", "tests.training.split", str(out), str(sequence), fsdp)
     assert all((out / f"{rank}.json").exists() for rank in range(count)), log[-3000:]
     return out
 
@@ -75,6 +83,7 @@ def assert_alike(have: dict[str, Any], want: dict[str, Any]) -> None:
 
 
 RARER = [pytest.param(name, marks=pytest.mark.long) for name in ("2", "4")]
+SHARDED = ["2, sharded", pytest.param("2x2, sharded", marks=pytest.mark.long)]
 
 
 @pytest.mark.slow
@@ -86,21 +95,22 @@ def test_models_have_the_loss_and_the_gradients_of_one_process(layout: str, name
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("layout", ["3", "2x2", *RARER])
+@pytest.mark.parametrize("layout", ["3", "2x2", *SHARDED, *RARER])
 def test_curves_of_twenty_steps_are_those_of_one_process(layout: str, name: str, each_step: None):
     assert len(of_one(name)["history"]) == 20 + 2 + 1
     assert_alike(found(layout)["curves"][name], of_one(name))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["2x2", *RARER])
+@pytest.mark.parametrize("layout", ["2x2", *SHARDED, *RARER])
 def test_several_processes_go_on_with_a_run_of_one(layout: str, each_step: None):
     assert_alike(found(layout)["curves"]["of one"], of_one("of one"))
 
 
 @pytest.mark.slow
-def test_one_process_goes_on_with_a_run_of_several(each_step: None):
-    out = folder("2x2")
+@pytest.mark.parametrize("layout", ["2x2", "2, sharded"])
+def test_one_process_goes_on_with_a_run_of_several(layout: str, each_step: None):
+    out = folder(layout)
     more = kept(train(settings("lm", out, *LONGER, "training.steps=26"), out / "of one"))
     whole = kept(train(settings("lm", out, *LONGER, "training.steps=26"), out / "whole"))
     assert_alike(more, whole)

@@ -83,7 +83,7 @@ def _end_without_others(timeout: float) -> NoReturn:
 
 
 def answering(seconds: float) -> set[int]:
-    """The processes that call this within so many seconds, by the launcher's store; only this one without a store."""
+    """The processes that call this within `seconds`, by the launcher's store; only this one without a store."""
     own, everyone = processes.number(), set(range(processes.count()))
     try:
         store = dist.TCPStore(  # type: ignore[attr-defined]

@@ -65,7 +65,7 @@ class Split:
 
 
 def split(tokens: int, keys: int | None = None) -> Split:
-    """How so many tokens are split, and for cross-attention so many others.
+    """How `tokens` are split, and for cross-attention `keys` that are others.
 
     Raises:
         InputError: fewer tokens than ranks.
