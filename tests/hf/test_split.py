@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +59,12 @@ def classifier() -> hf.PreTrainedModel:
     return hf.BertForSequenceClassification(hf.BertConfig(**TEXT))
 
 
+def dropping_layers() -> hf.PreTrainedModel:
+    model = opt()
+    model.config.layerdrop = 0.1
+    return model
+
+
 def by_length() -> hf.PreTrainedModel:
     """A model that counts positions from its own input whatever it is given."""
 
@@ -85,6 +92,7 @@ def mixing() -> hf.PreTrainedModel:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (dropping_layers, "leaves layers out at random"),
         (classifier, "its output 'logits' is not one for each token"),
         (by_length, "layer 0 .* has other queries on a part of the tokens than on all of them"),
         (mixing, "its output 'last_hidden_state' is another one on a part of the tokens"),
@@ -191,8 +199,12 @@ def test_labels_of_a_loss_that_has_no_shares_are_refused():
         check_facts([facts, facts], None, True)
 
 
-def test_a_split_model_is_copied_and_not_pickled(split: hf.PreTrainedModel):
+def test_a_split_model_is_copied_and_saved_and_not_pickled(split: hf.PreTrainedModel, tmp_path: Path):
     batch = text("right")
+    split.save_pretrained(tmp_path)
+    loaded = hf.LlamaForCausalLM.from_pretrained(tmp_path)
+    assert str(sq.hf.bounds(loaded)[0].method) == "linear"
+    torch.testing.assert_close(loaded(**batch).logits, split(**batch).logits)
     torch.testing.assert_close(copy.deepcopy(split)(**batch).logits, split(**batch).logits)
     with pytest.raises(TypeError, match=r"a process group cannot be pickled; call sq\.hf\.restore"):
         copy.copy(split._subquad_split.ranks).__reduce__()
