@@ -336,6 +336,7 @@ MODELS = {
     "mean of hidden states": mean_of_hidden_states,
     "two batches before backward": two_batches_before_backward,
 }
+LONG = {"MiniLM by heads", "RoBERTa", "Llama without a mask", "OPT", "two batches before backward"}  # not on 3 ranks
 CASES: dict[str, Callable[[], float]] = {case.__name__: case for case in MODULES} | MODELS
 
 
@@ -395,7 +396,8 @@ def main(folder: Path) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     hf.logging.set_verbosity_error()
     found: dict[str, Any] = {}
-    for name, case in (CASES | REFUSED).items():
+    skipped = LONG if dist.get_world_size() == 3 else set()
+    for name, case in {name: case for name, case in (CASES | REFUSED).items() if name not in skipped}.items():
         try:
             found[name] = case()
         except (ValueError, TypeError) as error:

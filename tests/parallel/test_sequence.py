@@ -1,24 +1,12 @@
 """A sequence on one rank, which needs no other processes."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-import torch.distributed as dist
 
 import subquad as sq
 from subquad.parallel.heads import key_heads
 from subquad.parallel.sequence import even_shares
 from tests.oracle import normal, qkv
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A group of this process alone."""
-    store = tmp_path_factory.mktemp("group") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_without_a_group_the_remedy_is_said():

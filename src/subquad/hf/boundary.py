@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from subquad.hf.accelerate_splits import refuse_accelerate_splits
 from subquad.hf.handed import Handed, decode, encode
 from subquad.hf.layers import NAME, STATE_MARK, Attached
 from subquad.hf.passes import NOW
@@ -58,6 +59,7 @@ def make_mask(
     **options: Any,
 ) -> Tensor:
     """The mask of one kind of layer in one forward pass, as `handed` describes it. Called by transformers."""
+    refuse_accelerate_splits()
     causal = _pattern(mask_function, options).causal
     if attention_mask is not None:
         if attention_mask.ndim != 2:
@@ -148,7 +150,7 @@ def _sequence(layer: Attached, attention_mask: Tensor | None, dropout: float) ->
     if attention_mask is None:
         raise ValueError(
             f"layer {layer.label} was given no attention mask, not even the empty one that subquad made: another "
-            "library took it away, as accelerate's context parallelism does; use parallelism_config without cp_size"
+            "library took it away, as accelerate's context parallelism does"
         )
     if dropout:
         raise ValueError(

@@ -226,8 +226,6 @@ def shard(model: AnyModel, batch: Mapping[str, Any], of: Sequence | None = None)
     given = {name: x for name, x in batch.items() if x is not None}
     tokens = tokens_of(given).shape[1]
     of = of or split.ranks.sequence(even_shares(tokens, split.ranks.ranks))
-    if split.fit.loss == "shifted" and "labels" in given and "shift_labels" not in given:
-        given["shift_labels"] = F.pad(given["labels"], (0, 1), value=NOT_A_LABEL)[:, 1:]
     tensors = {name: x for name, x in given.items() if isinstance(x, Tensor) and name != "num_items_in_batch"}
     for name, x in tensors.items():
         if name not in OF_TOKENS or x.shape[1:2] != (tokens,):
@@ -235,4 +233,6 @@ def shard(model: AnyModel, batch: Mapping[str, Any], of: Sequence | None = None)
                 f"{name!r}, {tuple(x.shape)}, cannot be cut: a split batch has tensors (batch, {tokens}) of "
                 f"{', '.join(sorted(OF_TOKENS))}"
             )
+    if split.fit.loss == "shifted" and "labels" in tensors:
+        tensors.setdefault("shift_labels", F.pad(tensors["labels"], (0, 1), value=NOT_A_LABEL)[:, 1:])
     return given | {name: of.shard(x).contiguous() for name, x in tensors.items()}

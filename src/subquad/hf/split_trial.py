@@ -85,6 +85,11 @@ def fit_of(model: PreTrainedModel, layers: list[Layer], inputs: Batch | None = N
     Raises:
         ValueError: it does not, with the first layer or output that differs.
     """
+    if getattr(model.config, "layerdrop", None):
+        raise ValueError(
+            f"{type(model).__name__} leaves layers out at random (layerdrop={model.config.layerdrop:g}), each rank "
+            "others; set layerdrop=0 in its config"
+        )
     wholes = [_run_whole(model, layers, batch) for batch in _batches(model, inputs)]
     rules: tuple[str | None, ...] = RULES if any(takes(part, "position_ids") for part in hooked(model)) else (None,)
     reasons = []
@@ -154,7 +159,7 @@ class _Whole:
                 shares = [self._share(rule, part, kind, labels, counted_labels) for part in self.parts]
             except Exception:  # a loss that takes other arguments
                 continue
-            if whole is not None and None not in shares and _near(sum(shares), whole):  # type: ignore[arg-type]
+            if whole is not None and None not in shares and _near(sum(shares), whole):
                 return kind
         return None
 

@@ -132,6 +132,9 @@ class Sequence:
         if have != own:
             raise ValueError(f"{what} has {have} positions on rank {self.rank}, but its share of the sequence is {own}")
 
+    def __deepcopy__(self, memo: Any) -> Sequence:
+        return self  # a process group is not copied
+
     def agree(self, what: dict[str, Any]) -> None:
         """Raise ValueError on all ranks, once for each set of values, if these differ between ranks."""
         key = tuple(what.items())
