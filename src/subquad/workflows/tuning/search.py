@@ -201,7 +201,7 @@ def _check_methods(found: Sequence[Searched], first: Mapping[str, str], base: Ba
 
 
 def _checked(one: Searched, first: Mapping[str, str], base: Base) -> Searched:
-    """The same, once its ends have passed for values of the setting; of a range, whether it is of whole numbers."""
+    """Check the ends as values of the setting, and note of a range whether it is of whole numbers."""
     if one.choices:
         for choice in one.choices:
             base.at({**first, one.name: choice})
