@@ -18,7 +18,7 @@ from subquad.errors import InputError
 from subquad.executors import executor_of
 from subquad.executors.resources import Resources
 from subquad.papers.run import reproduce
-from tests.executors.work import GRID
+from tests.executors.grid import GRID
 
 pytestmark = pytest.mark.slow
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'subquad[ray]'")

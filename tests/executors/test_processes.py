@@ -96,7 +96,7 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path):
     _wait_until(lambda: not _runs(worker))
 
 
-def _wait_until(true, seconds=120):
+def _wait_until(true, seconds=400):
     end = time.monotonic() + seconds
     while not (found := true()):
         assert time.monotonic() < end

@@ -42,7 +42,7 @@ def tune(
     executor: Executor,
 ) -> None:
     """Search settings of a method and of training for the best validation figure of a task."""
-    with user_errors("the same command goes on from here"), needs("tune"):
+    with user_errors("the same command resumes from here"), needs("tune"):
         from subquad.errors import InputError
         from subquad.report.kinds import TUNE
         from subquad.report.tune_write import write_tune

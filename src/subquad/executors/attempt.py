@@ -40,7 +40,7 @@ class Place:
         return cls(os.getcwd(), versions(), threads, device, hardware(device) if timed else None)
 
     def take(self) -> None:
-        """Be there: with so many threads, in the folder. InputError where this machine is another."""
+        """Set the number of threads and the working folder. InputError where this machine differs."""
         torch.set_num_threads(self.threads)
         if Path(self.folder).is_dir():
             os.chdir(self.folder)

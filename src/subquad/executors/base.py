@@ -45,7 +45,7 @@ class Told(ABC):
 
     @abstractmethod
     def started(self, work: Work, running: int) -> None:
-        """A work starts; so many run now."""
+        """A work starts; `running` is the number of works that run now."""
 
     @abstractmethod
     def under_way(self, work: Work, line: str) -> None:

@@ -74,7 +74,7 @@ class Ray(Distributed):
 
     @property
     def width(self) -> int:
-        """As many as the machines have room for, and at most as many workers as were asked for."""
+        """How many works the machines have room for, and at most the workers that were asked for."""
         room = sum(node.room(self.resources.wanted) for node in self._nodes())
         return min(room, self.workers or room)
 

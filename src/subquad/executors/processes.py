@@ -159,7 +159,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """A worker must not go on where the process that started it was killed: a resumed run would work beside it."""
+    """End this worker once the process that started it is gone: a resumed run must not find it at work."""
     parent = mp.parent_process()
     assert parent is not None
     parent.join()

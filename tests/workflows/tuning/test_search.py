@@ -26,7 +26,7 @@ def test_a_logarithmic_range():
         ("model.layers=1:3", [1, 2, 3]),
         ("method.clusters=16,32,16", ["16", "32"]),
         ("method=full,clustered", ["full", "clustered"]),
-        ("model.method=['full', 'lsh:buckets=4,rounds=2']", ["full", "lsh:buckets=4,rounds=2"]),
+        ("model.method=['full', 'i-clustered:clusters=25,topk=16']", ["full", "i-clustered:clusters=25,topk=16"]),
         ("model.dropout=0:1", None),  # whole ends, but the setting is not a whole number
     ],
 )

@@ -167,7 +167,7 @@ class _Search:
 
     @staticmethod
     def _check_hope(rows: list[Row], least: int) -> None:
-        """InputError where so many trials have ended, and all of them failed."""
+        """InputError where at least `least` trials have ended, and all of them failed."""
         if len(rows) >= least and all(row.tried.state == "failed" for row in rows):
             raise InputError(f"all {len(rows)} trials failed, the last one because {rows[-1].tried.reason}")
 

@@ -3,7 +3,7 @@
 training.learning_rate=1e-4:1e-2:log      a range, on a logarithmic scale
 training.batch=8:32:8                     a range of whole numbers, every eighth
 method.clusters=16,32,64                  choices; of the setting of a method
-method=['full', 'lsh:buckets=4,seed=1']   choices that hold commas, as TOML writes a list
+method=['full', 'i-clustered:clusters=25,topk=16']   choices that hold commas, as TOML writes a list
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def _check_methods(found: Sequence[Searched], first: Mapping[str, str], base: Ba
 
 
 def _checked(one: Searched, first: Mapping[str, str], base: Base) -> Searched:
-    """The same, once its ends have passed for values of the setting; of a range, whether it is of whole numbers."""
+    """Check the ends as values of the setting, and note of a range whether it is of whole numbers."""
     if one.choices:
         for choice in one.choices:
             base.at({**first, one.name: choice})
