@@ -204,15 +204,12 @@ def results(scale: Scale, found: Found) -> Results:
     lines = [_line(scale, row, found) for row in rows]
     columns = ["", "non-local heads", "layers", "hash", "size", "published PPL"]
     columns += ["validation, bits per byte", "test, bits per byte", "test PPL per word", "ms per step"]
-    ours = [_mean(scale, row, found) for row in rows if row.published]
-    agreement = _rank_correlation([row.published for row in rows if row.published], ours)
     table = Table(
         title="Language models with local, random-hash and learned-hash heads",
         columns=columns,
         rows=lines,
         note=f"Published: perplexity per word on WikiText-103's validation data; (d) has 23.2 on its test data. "
-        f"{TRANSFORMER_XL}. The order of the published rows and of ours (test bits) agree to a rank correlation of "
-        f"{agreement:.2f}; 0 is none. {_noise(scale, rows, found)}",
+        f"{TRANSFORMER_XL}. {_agreement(scale, rows, found)}{_noise(scale, rows, found)}",
     )
     points = {
         family: [(row.published, _mean(scale, row, found)) for row in rows if row.family == family and row.published]
@@ -268,10 +265,18 @@ def _noise(scale: Scale, rows: list[Ablation], found: Found) -> str:
     )
 
 
+def _agreement(scale: Scale, rows: list[Ablation], found: Found) -> str:
+    """How far the order of the published rows is ours; nothing where fewer than two were trained."""
+    pairs = [(row.published, _mean(scale, row, found)) for row in rows if row.published]
+    if len(pairs) < 2:
+        return ""
+    agreement = _rank_correlation([theirs for theirs, _ in pairs], [ours for _, ours in pairs])
+    said = "The order of the published rows and of ours (test bits) agree to a rank correlation of"
+    return f"{said} {agreement:.2f}; 0 is none. "
+
+
 def _rank_correlation(first: list[float], second: list[float]) -> float:
     """Spearman's, of values without ties."""
-    if len(first) < 2:
-        return float("nan")
     ranks = [[sorted(values).index(value) for value in values] for values in (first, second)]
     return statistics.correlation(*ranks)
 
