@@ -75,7 +75,7 @@ class Method:
     clamped: ClassVar[tuple[str, ...]] = ()  # settings for which more than there are tokens means as many
     counts: ClassVar[tuple[str, ...]] = ()  # settings that say into how many parts the tokens go
     split: ClassVar[str | None] = None  # how ranks sum up their keys: by "partials" in `attend`, a "halo" by `reach`
-    splits_as: ClassVar[str] = ""  # settings with which ranks can sum up their keys, where others cannot
+    split_needs: ClassVar[str] = ""  # what settings must be for that, where it depends on them
     heads_differ: ClassVar[bool] = False  # whether heads that do not have learned parameters differ all the same
     former: ClassVar[dict[str, str]] = {}  # settings by the names that they had in earlier versions
     units: ClassVar[tuple[str, ...]] = ()  # settings that mean 1 where a text gives them without a value

@@ -92,10 +92,9 @@ def refusal(method: Method, mask: Mask, of: Sequence) -> str | None:
         return None
     if of.mode == "summary":
         why = "packed segments" if mask.ids and method.split_by() else f"{method.name!r}"
-        settings = f", or settings such as {method.splits_as!r}" if method.splits_as and not mask.ids else ""
         return (
             f"mode='summary' is not available for {why}: there is no summary of a rank's keys whose size does not grow "
-            f"with their number; use mode='heads'{settings}"
+            f"with their number; use mode='heads'{method.split_needs and ', or ' + method.split_needs}"
         )
     if not method.treats_heads_alike():
         return (
