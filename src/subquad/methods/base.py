@@ -78,7 +78,7 @@ class Method:
     clamped: ClassVar[tuple[str, ...]] = ()  # settings for which more than there are tokens means as many
     counts: ClassVar[tuple[str, ...]] = ()  # settings that say into how many parts the tokens go
     split: ClassVar[str | None] = None  # how ranks sum up their keys: "partials", "halo", "places" (`split_by`)
-    splits_as: ClassVar[str] = ""  # settings with which ranks can sum up their keys, where others cannot
+    split_needs: ClassVar[str] = ""  # what settings must be for that, where it depends on them
     rings: ClassVar[bool] = False  # whether `attend` can pass keys from rank to rank, as exact attention does
     loss_reads_tokens: ClassVar[bool] = True  # whether the auxiliary loss, if there is one, depends on the inputs
     former: ClassVar[dict[str, str]] = {}  # settings by the names that they had in earlier versions

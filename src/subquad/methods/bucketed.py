@@ -131,6 +131,7 @@ class HashedBuckets(Bucketed):
     merge: str  # how often a key counts that shares several buckets with a query: "multiplicity", or once, "union"
     selection: str  # "balanced" buckets of one size, or each token in the bucket that it scores highest, "argmax"
 
+    split_needs: ClassVar[str] = "both `buckets` and `bucket_size`, and selection='balanced'"
     shared_traits: ClassVar[Traits] = Traits(
         family="buckets",
         causal="values-only",

@@ -74,7 +74,7 @@ class ClusteredTail(Method):
     name: ClassVar[str] = "clustered-tail"
     zeroes_padding: ClassVar[bool] = True  # padded queries are in no cluster
     skips_padding: ClassVar[bool] = True
-    splits_as: ClassVar[str] = "clustered-tail:clusters=64,topk=32"
+    split_needs: ClassVar[str] = "numbers for `clusters` and `topk`, which 0 lets grow with the length"
     traits: ClassVar[Traits] = Traits(
         family="clusters",
         dropout="weights of each query on its top keys and on the cells",

@@ -116,7 +116,7 @@ def refusal(method: Method, call: Call, of: Sequence, heads: int) -> str | None:
         return f"mode='ring' is not available for {why}; use mode='auto', or method='full'"
     if of.mode == "summary" and found != "summary":
         why = needs if method.split_by() and needs else f"{method.label!r}"
-        others = f", or settings such as {method.splits_as!r}" if method.splits_as and needs is None else ""
+        others = f", or {method.split_needs}" if method.split_needs and needs is None else ""
         return (
             f"mode='summary' is not available for {why}: there is no summary of a rank's keys whose size does not grow "
             f"with their number; use mode='heads'{' or mode=' + repr('ring') if method.can_ring() else others}"

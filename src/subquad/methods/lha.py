@@ -99,7 +99,6 @@ class LearnedHash(LearnsHashes, HashedBuckets):
     seed: int = whole(0)
 
     name: ClassVar[str] = "lha"
-    splits_as: ClassVar[str] = "lha:buckets=16,bucket_size=64"
     traits: ClassVar[Traits] = replace(
         HashedBuckets.shared_traits, learned=True, fit=Fit(metric="utility"), example={"buckets": 4, "hidden": 8}
     )

@@ -99,7 +99,6 @@ class RandomHash(HashedBuckets):
     seed: int = whole(0)
 
     name: ClassVar[str] = "lsh"
-    splits_as: ClassVar[str] = "lsh:buckets=16,bucket_size=64"
     traits: ClassVar[Traits] = replace(
         HashedBuckets.shared_traits, stochastic=True, source="Sun et al. 2022, equation 9; Kitaev et al. 2020"
     )
