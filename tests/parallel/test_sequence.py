@@ -96,7 +96,7 @@ def test_what_does_not_go_with_it_is_refused(alone: None):
             sq.attention(q, k, v, method="full", parallel=of, **how)
     by_summary = sq.parallel.Sequence.even(21, mode="summary")
     with pytest.raises(
-        ValueError, match="mode='summary' is not available for a mask with an offset: .* use mode='heads"
+        ValueError, match=r"mode='summary' is not available for a mask with an offset: .* use mode='heads"
     ):
         sq.attention(q, k, v, method="local", parallel=by_summary, mask=sq.Mask.causal(offset=3))
     with pytest.raises(ValueError, match="`keep` is for self-attention, but the sequence has keys of its own"):

@@ -14,7 +14,9 @@ Method = Annotated[
         help='Method of every layer, as "name:setting=value,…"; sets model.method.', autocompletion=method_texts
     ),
 ]
-Config = Annotated[Path | None, typer.Option(help=r"A TOML file with the tables \[task], \[model], \[training] and \[parallel].")]
+Config = Annotated[
+    Path | None, typer.Option(help=r"A TOML file with the tables \[task], \[model], \[training] and \[parallel].")
+]
 Override = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, as table.setting=value; repeatable.")
 ]

@@ -18,8 +18,8 @@ from subquad.methods import BoundMethod, Longformer, Method
 from subquad.methods.base import Call, Traits, whole
 from subquad.methods.keep import Keep, kept_tokens
 from subquad.methods.longformer import rows_of_first
-from subquad.ops.choose.places import Places
 from subquad.methods.pattern import Pattern
+from subquad.ops.choose.places import Places
 from subquad.ops.slots import Buckets
 
 

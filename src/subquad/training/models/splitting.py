@@ -19,7 +19,6 @@ from subquad.parallel import Ranks, Sequence, use
 from subquad.parallel.collectives import add
 from subquad.parallel.current import in_use
 
-
 _ranks: ContextVar[Ranks | None] = ContextVar("subquad_ranks", default=None)
 
 
