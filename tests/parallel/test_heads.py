@@ -20,7 +20,7 @@ def example(name: str) -> sq.methods.base.Method:
 
 
 @pytest.mark.parametrize("name", sq.list_methods())
-@pytest.mark.parametrize("kv_heads", [5, 1])
+@pytest.mark.parametrize("kv_heads", [5, pytest.param(1, marks=pytest.mark.long)])
 def test_heads_give_what_they_give_beside_the_others(name: str, kv_heads: int):
     method, heads = example(name), 4 if name == "mixed-heads" else HEADS
     if name == "mixed-heads" and kv_heads == 1:

@@ -147,7 +147,7 @@ def swap(
         made = Split(model, *split, NAME)
         setattr(model, ATTRIBUTE, made)
         for layer in layers:
-            setattr(layer.module.get_submodule(NAME), "split", made)
+            layer.module.get_submodule(NAME).__dict__["split"] = made
     mark(model)
     return Swapped(tuple(layers), methods, keep, _cut_at(given))
 
