@@ -96,7 +96,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
     of_members = MemberGradients(lse, rho if grad_lse is None else rho - grad_lse, grad_out)
 
     of_keys, of_values, of_lse = cells_of_members(x.query, clusters, x.scale, of_members)
-    of_bias = of_lse  # of the members alone: whoever else reads the cells reads λ, not its difference to q̄·k̄
+    of_bias = of_lse  # of the members alone: others read λ itself, not its difference to q̄·k̄
     of_keys, of_values, of_lse = (
         _with_others(own, of_others, cell_lse)
         for own, of_others in ((of_keys, from_keys), (of_values, from_values), (of_lse, from_lse))
