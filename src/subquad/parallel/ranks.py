@@ -38,7 +38,7 @@ class Ranks:
         self._known: dict[tuple[int, ...], Sequence] = {}
 
     def sequence(self, lengths: Iterable[int]) -> Sequence:
-        """The sequence of which each rank has so many tokens; the same object for the same lengths."""
+        """The sequence of which the ranks have these numbers of tokens; the same object for the same numbers."""
         lengths = tuple(lengths)
         if lengths not in self._known:
             self._known[lengths] = Sequence(lengths, group=self.group, mode=self.mode)
