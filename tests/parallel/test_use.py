@@ -91,7 +91,7 @@ def test_what_would_see_one_rank_alone_is_refused(of: sq.parallel.Sequence):
         with sq.parallel.use(of), sq.parallel.use(None):
             if message.startswith(("torch's own", "a layer for sets")):
                 call()
-    with pytest.raises(TypeError, match=r"`use` got a int, but it takes a sq\.parallel\.Sequence or None"):
+    with pytest.raises(TypeError, match="Sequence"):
         sq.parallel.use(3).__enter__()  # type: ignore[arg-type]
 
 

@@ -207,7 +207,7 @@ def shard(model: AnyModel, batch: Mapping[str, Any], of: Sequence | None = None)
     Args:
         model: the swapped model.
         batch: as the model takes it, the same on all ranks: (batch, tokens) of input_ids, attention_mask,
-            token_type_ids, position_ids, labels and shift_labels, inputs_embeds, and what is no tensor.
+            token_type_ids, position_ids, labels and shift_labels, inputs_embeds, and values that are not tensors.
         of: which tokens each rank has; None: an even split.
 
     Labels of a causal language model are shifted before they are cut, as `shift_labels`, because the label of a rank's

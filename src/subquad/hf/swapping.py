@@ -147,7 +147,8 @@ def swap(
         made = Split(model, *split, NAME)
         setattr(model, ATTRIBUTE, made)
         for layer in layers:
-            layer.module.get_submodule(NAME).__dict__["split"] = made
+            attached_here: Any = layer.module.get_submodule(NAME)
+            attached_here.split = made
     mark(model)
     return Swapped(tuple(layers), methods, keep, _cut_at(given))
 
