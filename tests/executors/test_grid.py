@@ -47,6 +47,7 @@ def test_24_cells_of_which_one_worker_is_killed_twice(name, alone, tmp_path, unm
     with executor_of(name, workers=2) as executor:
         header, results, cells = reproduce(GRID, "smoke", tmp_path / "out", progress=told, executor=executor)
         assert executor.width == 2
+        assert header.machine["executor"] == executor.says
         assert _ran(tmp_path / "out") == dict.fromkeys(_slugs(cells), 1)
         again = reproduce(GRID, "smoke", tmp_path / "out", executor=executor, resume=True)
         if name == "ray":
@@ -55,7 +56,6 @@ def test_24_cells_of_which_one_worker_is_killed_twice(name, alone, tmp_path, unm
     assert again[1:] == (results, cells)
     assert [line for line in told.remarks if "'first' was lost" in line] == told.remarks
     assert len(told.remarks) == 2
-    assert header.machine["executor"] == executor.says
 
 
 def _refusals(executor, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,7 @@ class Ray(Distributed):
 
         self._ray, local = ray, self.address == "local"
         own = {"num_cpus": self._local_cpus(), "object_store_memory": SMALLEST_STORE, "include_dashboard": False}
+        self._check_there()
         try:
             # Ray prints to the terminal what it is about to do, and reports usage, unless it is told not to.
             with environment({"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}):
@@ -62,6 +64,16 @@ class Ray(Distributed):
             raise InputError(f"no Ray cluster to use at --address {self.address}: {reason}") from error
         self._remote = ray.remote(max_retries=0)(attempt)
         return self
+
+    def _check_there(self) -> None:
+        """InputError where nothing listens at the address: Ray itself would try for minutes."""
+        host, colon, port = self.address.removeprefix("ray://").rpartition(":")
+        if not (colon and port.isdigit()):
+            return
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            raise InputError(f"no Ray cluster to use at --address {self.address}: {error.strerror or error}") from None
 
     def close(self) -> None:
         """Leave the cluster; one that was started for the run ends."""
