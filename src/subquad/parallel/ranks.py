@@ -38,7 +38,7 @@ class Ranks:
         self._known: dict[Any, Sequence] = {}
 
     def sequence(self, lengths: Iterable[int], keys: Iterable[int] | None = None) -> Sequence:
-        """The sequence of which the ranks have these numbers of tokens, and of keys; the same object for the same ones."""
+        """The sequence of these numbers of tokens, and of keys; the same object for the same numbers."""
         both = tuple(lengths), None if keys is None else tuple(keys)
         if both not in self._known:
             self._known[both] = Sequence(both[0], keys=both[1], group=self.group, mode=self.mode)
