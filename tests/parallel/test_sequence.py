@@ -56,7 +56,7 @@ def test_a_block_gives_calls_their_sequence(alone: None):
             layer(normal(2, 21, 16))
         with pytest.raises(ValueError, match="`parallel` does not go with nested tensors"):
             sq.attention(*[nested(q)] * 3, method="linear")
-        with pytest.raises(ValueError, match="leave the block"):
+        with pytest.raises(ValueError, match="decode on one rank"):
             layer.eval().step(normal(2, 20, 16), layer.init_state(2))
         sq.attention(q, k, v, method="linear", parallel=of)  # what is given counts
         with sq.parallel.use(of):  # and the innermost block

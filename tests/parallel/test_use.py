@@ -119,5 +119,5 @@ def test_ranks_know_their_sequences(alone: None):
     assert ranks.sequence([4]) is ranks.sequence((4,))
     assert ranks.sequence([4]).positions().tolist() == [0, 1, 2, 3]
     assert ranks.gathered(torch.tensor([3, 5])).tolist() == [[3, 5]]
-    with pytest.raises(ValueError, match="mode='ring', but it must be one of"):
-        sq.parallel.Ranks(mode="ring")
+    with pytest.raises(ValueError, match="mode='all', but it must be one of"):
+        sq.parallel.Ranks(mode="all")

@@ -76,5 +76,5 @@ SENT = [
     Sent("lsh:buckets=4,bucket_size=6", "summary", 2),
     Sent("lsh:buckets=4,bucket_size=6,hash=random", "summary", 3),
     Sent("lha:buckets=4,bucket_size=6", "summary", 2),
-    Sent("lha-tail:buckets=4,keys=6,cells=3", "summary", 12),
+    Sent("lha-tail:buckets=4,keys=6,cells=3", "summary", 11),
 ]

@@ -43,6 +43,7 @@ CASES = [
     *(Kept(Case(name, "summary", "lengths", lse=True)) for name in METHODS),
     Kept(Case("local:window=9", "summary", "causal left", lengths=UNEVEN, lse=True), ENDS),
     Kept(Case("linear", "summary", "causal", lengths=UNEVEN)),
+    Kept(Case("clustered:clusters=7,refine=1", "summary"), FEW),
     Kept(Case("lsh:buckets=3,bucket_size=6", "summary", "short"), FEW),
 ]
 LONG = [
@@ -51,5 +52,5 @@ LONG = [
     Kept(Case("performer:features=16", "summary", "causal left", lse=True), ENDS),
     Kept(Case("lha-tail:buckets=3,keys=5,cells=2", "summary"), ENDS),
 ]
-REFUSED = [Kept(Case("clustered:refine=1", "summary"), FEW)]
+REFUSED = [Kept(Case("lsh", "summary"), FEW)]
 SENT: list[Sent] = []

@@ -52,7 +52,6 @@ CASES = [
 ]
 REFUSED = [
     Layer("routing:clusters=4", training=True),
-    Layer("local:window=4", mode="summary", options="keep"),
     Layer("sinkhorn:block=8", mode="summary"),
 ]
 SENT: list[Sent] = []
