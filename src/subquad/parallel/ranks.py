@@ -45,7 +45,7 @@ class Ranks:
         return self._known[both]
 
     def even(self, tokens: int, keys: int | None = None) -> Sequence:
-        """An even split of so many tokens, and of other keys for cross-attention."""
+        """An even split of this number of tokens, and of other keys for cross-attention."""
         return self.sequence(even_shares(tokens, self.ranks), None if keys is None else even_shares(keys, self.ranks))
 
     def gathered(self, numbers: Tensor) -> Tensor:
