@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import subquad as sq
+from subquad.parallel.collectives import MANY, add
 from tests.oracle import normal
 
 TOKENS = 53
@@ -176,6 +177,24 @@ def sent(method: str, mode: str, tokens: int, causal: bool = False) -> tuple[int
     return counted.bytes, counted.calls
 
 
+def large_sum() -> dict[str, Any]:
+    """A sum of so large a tensor that each rank adds up a share of it."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    parts = [normal(MANY // 4 + 5, seed=seed) for seed in range(ranks)]
+    gradients = [normal(MANY // 4 + 5, seed=10 + seed) for seed in range(ranks)]
+    own = parts[rank].clone().requires_grad_()
+    with sq.parallel.traffic() as counted:
+        total = add(own, None)
+        (total * gradients[rank]).sum().backward()
+    return {
+        "error": far(sum(parts), total),
+        "of gradient": far(sum(gradients), gradient(own)),
+        "bits": total.detach().view(torch.int32).sum().item(),
+        "calls": counted.calls,
+        "share of bytes": counted.bytes / (own.numel() * 4 * 2 * 2 * (ranks - 1) / ranks),
+    }
+
+
 def main(folder: Path, long: bool) -> None:
     from tests.parallel.cases import CASES, LONG, REFUSED, SENT
     from tests.parallel.disagreeing import disagreements
@@ -189,6 +208,7 @@ def main(folder: Path, long: bool) -> None:
             found[case.name] = str(error)
     for case in () if long else SENT:
         found[case.name] = [sent(case.method, case.mode, tokens, case.causal) for tokens in (96, 960)]
+    found["large sum"] = large_sum()
     found["disagreeing"] = disagreements()
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()

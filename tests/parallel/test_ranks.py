@@ -60,6 +60,17 @@ def test_summaries_do_not_grow_with_the_length(case: Sent):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", RANKS)
+def test_large_sums_are_shared_among_ranks(ranks: int):
+    sums = [of_rank["large sum"] for of_rank in found(ranks)]
+    assert len({x["bits"] for x in sums}) == 1
+    for x in sums:
+        assert max(x["error"], x["of gradient"]) <= 1e-6
+        assert x["calls"] == (2 if ranks == 2 else 4)
+        assert x["share of bytes"] == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [*OTHERS, *MADE, "gradients", "heads"])
 def test_ranks_that_disagree_are_told_on_all_sides(what: str):
     known = {**OTHERS, **MADE, "gradients": (None, GRADIENTS), "heads": (None, "rank {last} has heads (2, 2) but")}

@@ -5,7 +5,7 @@ import torch
 
 import subquad as sq
 from subquad.parallel.heads import key_heads
-from subquad.parallel.sequence import even_shares
+from subquad.parallel.shares import even_shares
 from tests.oracle import normal, qkv
 
 

@@ -23,7 +23,7 @@ from subquad.hf.doors import AnyModel, transformers_model
 from subquad.hf.passes import NOT_A_LABEL, NOW, OF_TOKENS, Facts, Pass, check_facts, facts_of
 from subquad.hf.token_positions import counted, positions, tokens_of
 from subquad.parallel import Ranks, Sequence
-from subquad.parallel.sequence import even_shares
+from subquad.parallel.shares import even_shares
 
 ATTRIBUTE = "_subquad_split"  # on a swapped model: its `Split`
 _TRANSPARENT = ("PeftModel", "DistributedDataParallel", "OptimizedModule")

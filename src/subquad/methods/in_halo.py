@@ -30,7 +30,8 @@ from subquad.ops.slots import taken
 from subquad.ops.softmax import merge_partials, visible_logsumexp, visible_softmax
 from subquad.parallel.collectives import gather
 from subquad.parallel.halo import Halo
-from subquad.parallel.sequence import Sequence, spans
+from subquad.parallel.sequence import Sequence
+from subquad.parallel.shares import spans
 
 Method = Any  # a `base.Method`, whose module imports this one
 

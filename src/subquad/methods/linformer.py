@@ -52,7 +52,7 @@ from subquad.ops.softmax import visible_logsumexp, visible_softmax
 from subquad.ops.standing import Standing, of_earlier, pool_sums, standings
 from subquad.ops.timeline import Timeline, placed, ranks
 from subquad.ops.transforms import exact_attention
-from subquad.parallel.collectives import add_together
+from subquad.parallel.together import add_together
 from subquad.shapes import Sizes
 
 HIDDEN = -1e30  # a logit that is none; −inf rows would be NaN

@@ -42,8 +42,8 @@ from subquad.ops.pools import pool_means, pool_of, pool_sizes
 from subquad.ops.softmax import visible_softmax
 from subquad.ops.standing import merge_of_ranks, pool_sums, standings
 from subquad.ops.timeline import ranks
-from subquad.parallel.collectives import add_together
 from subquad.parallel.halo import Halo
+from subquad.parallel.together import add_together
 from subquad.randomness import normal
 
 START = 0.02  # deviation of the convolution's kernel as it starts

@@ -18,8 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from subquad.parallel.failures import waited_in_vain
+from subquad.parallel.shares import even_shares
 
 Shape = Sequence[int]
+MANY = 1 << 18  # bytes
 
 
 @dataclass
@@ -73,14 +75,28 @@ def gather_columns(parts: Sequence[Tensor], widths: Sequence[Sequence[int]], gro
 
 
 def add(x: Tensor, group: Any) -> Tensor:
-    """The sum over all ranks, in their order, so that each has the same. Differentiable."""
-    return torch.stack(gather(x, [x.shape] * dist.get_world_size(group), group)).sum(0)
+    """The sum over all ranks, in their order, so that each has the same bits. Differentiable.
+
+    Ranks send each other what they have: (ranks − 1)·S for S bytes. Of many bytes and ranks, each rank adds up a share
+    for all, by two exchanges and 2·S·(ranks − 1)/ranks.
+    """
+    ranks = dist.get_world_size(group)
+    if adds_at_once(x, group):
+        total, *others = gather(x, [x.shape] * ranks, group)
+        for other in others:
+            total = total + other
+        return total
+    shares = even_shares(x.numel(), ranks)
+    own = shares[dist.get_rank(group)]
+    total, *others = exchange(x.reshape(-1).split(shares), [(own,)] * ranks, group)
+    for other in others:
+        total = total + other
+    return torch.cat(gather(total, [(share,) for share in shares], group)).view_as(x)
 
 
-def add_together(parts: Sequence[Tensor], group: Any) -> list[Tensor]:
-    """The sums over all ranks of several tensors of one dtype, by one exchange. Differentiable."""
-    sums = add(torch.cat([part.reshape(-1) for part in parts]), group)
-    return [x.view(part.shape) for x, part in zip(sums.split([part.numel() for part in parts]), parts, strict=True)]
+def adds_at_once(x: Tensor, group: Any) -> bool:
+    """Whether `add` is one exchange: of two ranks, or where the start of another costs more than the bytes."""
+    return dist.get_world_size(group) == 2 or x.numel() * x.element_size() < MANY
 
 
 class _Exchange(torch.autograd.Function):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from subquad.parallel.sequence import Sequence, spans
+from subquad.parallel.sequence import Sequence
+from subquad.parallel.shares import spans
 from subquad.parallel.together import exchange_together
 
 

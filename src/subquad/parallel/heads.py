@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from subquad.parallel.sequence import Sequence, even_shares, spans
+from subquad.parallel.sequence import Sequence
+from subquad.parallel.shares import even_shares, spans
 from subquad.parallel.together import exchange_together
 
 

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from subquad.parallel.collectives import gather
-from subquad.parallel.sequence import MODES, Sequence, even_shares
+from subquad.parallel.sequence import MODES, Sequence
+from subquad.parallel.shares import even_shares
 
 
 class Ranks:

@@ -13,6 +13,7 @@ from torch import Tensor
 from subquad.masks import Mask
 from subquad.parallel.collectives import gather
 from subquad.parallel.failures import waited_in_vain
+from subquad.parallel.shares import even_shares, spans
 
 MODES = "auto", "summary", "heads", "ring"
 
@@ -213,17 +214,3 @@ def _checked(name: str, given: Iterable[int], ranks: int) -> tuple[int, ...]:
             "use a smaller group"
         )
     return own
-
-
-def even_shares(number: int, parts: int) -> tuple[int, ...]:
-    """A number in parts that differ by 1 at most, the larger ones first."""
-    return tuple(number // parts + (part < number % parts) for part in range(parts))
-
-
-def spans(lengths: Iterable[int]) -> list[slice]:
-    """Where parts of these lengths stand one after the other."""
-    found, start = [], 0
-    for length in lengths:
-        found.append(slice(start, start + length))
-        start += length
-    return found

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.parallel import Sequence
-from subquad.parallel.sequence import spans
+from subquad.parallel.shares import spans
 
 LOGITS = 2**22  # of a head that are masked, or in memory, at a time
 

@@ -5,7 +5,8 @@ C·k, beside what makes the clusters (`ops.choose.ranks.clusters`):
 
     centroids    sums of the members of each rank, and how many there are           C·(D + 1)
     top keys     each rank's k largest logits                                       C·k
-    A^c          each rank's partial over its own keys, and its candidates          C·(k·(D + E) + E + 1)
+    A^c          each rank's partial over its own keys                              C·(E + 1)
+    rows         the top keys and their values, added up over the ranks             C·k·(D + E)
 
 Members, and their attention to the top keys T of their cluster, stay where they are. With A^c the centroid's weights,
 m̂ = Σ_T A^c_l, and r = Σ A^c_l V_l over all other keys, a member's output
@@ -28,27 +29,27 @@ from subquad.ops.parts.listed.op import attend_in_clusters
 from subquad.ops.parts.sums.op import group_sums
 from subquad.ops.precision import wide
 from subquad.ops.softmax import merge_partials
+from subquad.ops.standing import merge_of_ranks
 from subquad.parallel import Sequence
 from subquad.parallel.collectives import gather
-from subquad.parallel.together import add_together, gather_together
+from subquad.parallel.shares import spans
+from subquad.parallel.together import add_together, gather_and_add
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 LEAST = 1e-30  # of the mass of top keys, whose logarithm is taken
 
 
 class Top(NamedTuple):
-    """The top keys of each cluster among the candidates of all ranks.
+    """The top keys of each cluster among the candidates of all ranks, the largest score first.
 
     Attributes:
-        place: where they stand among the candidates, the largest score first.
         there: False where there are fewer.
-        among: which of the candidates they are.
-        taken: which of this rank's own.
+        own: which of this rank's k candidates each is; k where it is another rank's.
+        taken: which of this rank's candidates are among them.
     """
 
-    place: Int64[Tensor, "B H C K"]
     there: Bool[Tensor, "B H C K"]
-    among: Bool[Tensor, "B H C P"]
+    own: Int64[Tensor, "B H C K"]
     taken: Bool[Tensor, "B H C k"]
 
 
@@ -72,24 +73,23 @@ def clustered_attention_of_ranks(
     topk = min(topk, sum(of.key_lengths))
     out, lse, own = attend_and_list(means, key, value, real_keys, topk=topk, scale=scale)
     if topk == 0:
-        (out, lse), *_ = _merged(out, lse, of)
-        rows = torch.zeros_like(means).unsqueeze(3), out.unsqueeze(3), lse.unsqueeze(3)
-        there = ~torch.isneginf(rows[2])
-        return attend_in_clusters(query, labels, *rows, torch.zeros_like(there, dtype=torch.int64), there, scale)
+        out, lse = merge_of_ranks(out, lse, of)
+        alone = torch.zeros_like(means).unsqueeze(3), out.unsqueeze(3), lse.unsqueeze(3)
+        return attend_in_clusters(query, labels, *alone, ~torch.isneginf(alone[2]), scale)
     keys, values = rows_of(key, own), rows_of(value, own)
     scores = (keys.detach() @ means.detach().unsqueeze(-1)).squeeze(-1) * scale
     top = choose_top(scores.masked_fill(own == key.shape[2], -torch.inf), topk, of)
-    (out, lse), (keys, values) = _merged(out, lse, of, top, keys, values)
+    parts, rows = gather_and_add(torch.cat([out, lse.unsqueeze(-1)], dim=-1), in_slots(keys, values, top), of.group)
+    out, lse = merge_partials([(part[..., :-1], part[..., -1]) for part in parts])
+    keys, values = rows.split([key.shape[3], value.shape[3]], dim=-1)
     logits = (keys @ means.unsqueeze(-1)).squeeze(-1) * scale
-    logits = (logits - lse.masked_fill(torch.isneginf(lse), 0.0).unsqueeze(3)).masked_fill(~top.among, -torch.inf)
+    logits = (logits - lse.masked_fill(torch.isneginf(lse), 0.0).unsqueeze(3)).masked_fill(~top.there, -torch.inf)
     weights = logits.exp()
     mass = weights.sum(-1)
     rest = out - (weights.unsqueeze(3) @ values).squeeze(3)
     values = mass[..., None, None] * values + rest.unsqueeze(3)
     bias = -mass.clamp(min=LEAST).log()
-    return attend_in_clusters(
-        query, labels, keys, values, bias.unsqueeze(3).expand_as(logits), top.place, top.there, scale
-    )
+    return attend_in_clusters(query, labels, keys, values, bias.unsqueeze(3).expand_as(logits), top.there, scale)
 
 
 def means_of_ranks(
@@ -116,31 +116,16 @@ def choose_top(scores: Float[Tensor, "B H C k"], topk: int, of: Sequence) -> Top
     found, place = (x[..., :topk] for x in every.sort(dim=-1, descending=True, stable=True))
     there = ~torch.isneginf(found)
     among = torch.zeros_like(every, dtype=torch.bool).scatter(3, place, there)
-    return Top(place, there, among, among.split(widths, dim=3)[of.rank])
+    mine = spans(widths)[of.rank]
+    own = torch.where(there & (place >= mine.start) & (place < mine.stop), place - mine.start, widths[of.rank])
+    return Top(there, own, among[..., mine])
 
 
-def _merged(
-    out: Tensor, lse: Tensor, of: Sequence, top: Top | None = None, *rows: Tensor
-) -> tuple[Partial, list[Tensor]]:
-    """The partial over the keys of all ranks, and the candidates' rows, by one exchange."""
-    sent = [out, lse.unsqueeze(-1)]
-    if top is None:
-        every = gather_together(sent, of.group)
-        return merge_partials([(out, lse.squeeze(-1)) for out, lse in every]), []
-    parts, found = send_rows(torch.cat(sent, dim=-1), rows, top, of)
-    return merge_partials([(part[..., :-1], part[..., -1]) for part in parts]), found
-
-
-def send_rows(
-    summary: Float[Tensor, "B H C F"], rows: tuple[Tensor, ...], top: Top, of: Sequence
-) -> tuple[list[Float[Tensor, "B H C F"]], list[Tensor]]:
-    """What stands for each rank's keys, and the rows of all candidates in their order, by one exchange."""
-    sent = torch.cat([summary, *(row.flatten(3) for row in rows)], dim=-1)
-    B, H, C, F = summary.shape
-    widths = [row.shape[4] for row in rows]
-    counts = [min(top.place.shape[3], n) for n in of.key_lengths]
-    every = gather(sent, [(B, H, C, F + count * sum(widths)) for count in counts], of.group)
-    split = [part.split([F, *(count * n for n in widths)], dim=3) for part, count in zip(every, counts, strict=True)]
-    summaries, *of_rows = zip(*split, strict=True)
-    found = [torch.cat([x.unflatten(3, (-1, n)) for x in each], 3) for each, n in zip(of_rows, widths, strict=True)]
-    return list(summaries), found
+def in_slots(
+    keys: Float[Tensor, "B H C k D"], values: Float[Tensor, "B H C k E"], top: Top
+) -> Float[Tensor, "B H C K D+E"]:
+    """The keys and values of this rank's candidates where they are among the top keys; 0 for those of other ranks."""
+    rows = torch.cat([keys, values], dim=-1)
+    none = top.own == rows.shape[3]
+    at = top.own.masked_fill(none, 0).unsqueeze(-1).expand(-1, -1, -1, -1, rows.shape[4])
+    return rows.gather(3, at).masked_fill(none.unsqueeze(-1), 0.0)

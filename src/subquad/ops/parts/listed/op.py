@@ -17,19 +17,15 @@ from subquad.ops.tensors import token_major
 def attend_in_clusters(
     query: Float[Tensor, "B H N D"],
     labels: Int64[Tensor, "B H N"],
-    key: Float[Tensor, "B H C P D"],
-    value: Float[Tensor, "B H C P E"],
-    bias: Float[Tensor, "B H C P"],
-    place: Int64[Tensor, "B H C K"],
+    key: Float[Tensor, "B H C K D"],
+    value: Float[Tensor, "B H C K E"],
+    bias: Float[Tensor, "B H C K"],
     there: Bool[Tensor, "B H C K"],
     scale: float,
 ) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]:
-    """The partial of each query over those of its cluster's P keys that `place` names, with logits scale·q·k + bias.
-
-    What is not `there` is an empty slot. The bias is read where a key is named.
-    """
-    C, P = key.shape[2:4]
-    lists = torch.where(there, torch.arange(C, device=key.device)[:, None] * P + place, C * P)
+    """The partial of each query over those of its cluster's K keys that are `there`, with logits scale·q·k + bias."""
+    C, K = key.shape[2:4]
+    lists = torch.where(there, torch.arange(C * K, device=key.device).view(C, K), C * K)
     bias = bias.masked_fill(torch.isneginf(bias), 0.0)
     return attend_listed(query, key.flatten(2, 3), value.flatten(2, 3), bias.flatten(2), labels, lists, scale=scale)
 

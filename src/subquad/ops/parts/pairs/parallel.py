@@ -25,7 +25,7 @@ from subquad.ops.slots import vectors_at
 from subquad.ops.softmax import merge_partials
 from subquad.parallel import Sequence
 from subquad.parallel.collectives import gather_columns
-from subquad.parallel.sequence import spans
+from subquad.parallel.shares import spans
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 

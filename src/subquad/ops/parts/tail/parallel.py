@@ -6,7 +6,8 @@ is sent, in rows of C, X, or C·k:
     means        sums of each cluster's queries and each cell's keys, and how many there are      (C + X)·(D + 1)
     scores       each rank's k keys with the largest weight times distance to their cell's mean   C·k
     cells        k̄, v̄ and ln Σ of each rank's keys of each cell as each mean sees them, without
-                 the exact keys; the keys and values of its candidates                            C·(X + k)·(D + E)
+                 the exact keys                                                                   C·X·(D + E + 1)
+    rows         the exact keys and their values, added up over the ranks                         C·k·(D + E)
 
 A rank leaves all its candidates out of its cells, in the pass over its keys that finds them; those that are not among
 the exact keys of all ranks join their cells afterwards. Nothing is taken out of a sum.
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from subquad.ops.choose.ranks.clusters import Clustering, clusters_of_ranks
 from subquad.ops.padding import cleared
-from subquad.ops.parts.clustered.parallel import choose_top, rows_of, send_rows
+from subquad.ops.parts.clustered.parallel import choose_top, in_slots, rows_of
 from subquad.ops.parts.listed.op import attend_in_clusters
 from subquad.ops.parts.sums.op import group_sums
 from subquad.ops.parts.tail.reference import spread_of
@@ -26,7 +27,7 @@ from subquad.ops.parts.tail.seen import Seen, seen_cells
 from subquad.ops.precision import wide
 from subquad.ops.softmax import merge_partials
 from subquad.parallel import Sequence
-from subquad.parallel.together import add_together
+from subquad.parallel.together import add_together, gather_and_add
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 
@@ -61,20 +62,18 @@ def tail_of_ranks(
     joining = ~top.taken & (seen.top < key.shape[2])
     seen = _joined(seen, keys, values, logits.masked_fill(~joining, -torch.inf), cell_of)
 
-    X, D, E = cells, key.shape[3], value.shape[3]
+    D, E = key.shape[3], value.shape[3]
     both = torch.cat([seen.key, seen.value, seen.lse.unsqueeze(-1)], dim=-1)
-    parts, (keys, values) = send_rows(both.flatten(3), (keys, values), top, of)
-    cells_of = [part.unflatten(3, (X, D + E + 1)) for part in parts]
-    both, lse = merge_partials([(part[..., :-1], part[..., -1]) for part in cells_of])
+    parts, rows = gather_and_add(both, in_slots(keys, values, top), of.group)
+    keys, values = rows.split([D, E], dim=-1)
+    both, lse = merge_partials([(part[..., :-1], part[..., -1]) for part in parts])
     bias = lse - (both[..., :D] @ means.unsqueeze(-1)).squeeze(-1) * scale
-    of_cells = torch.arange(X, device=query.device).expand(lse.shape) + keys.shape[3]  # behind the candidates
     return attend_in_clusters(
         query,
         labels,
         torch.cat([keys, both[..., :D]], dim=3),
         torch.cat([values, both[..., D:]], dim=3),
         torch.cat([torch.zeros_like(keys[..., 0]), bias], dim=3),
-        torch.cat([top.place, of_cells], dim=3),
         torch.cat([top.there, ~torch.isneginf(lse)], dim=3),
         scale,
     )

@@ -1,0 +1,17 @@
+"""Numbers in parts, and where the parts stand."""
+
+from collections.abc import Iterable
+
+
+def even_shares(number: int, parts: int) -> tuple[int, ...]:
+    """A number in parts that differ by 1 at most, the larger ones first."""
+    return tuple(number // parts + (part < number % parts) for part in range(parts))
+
+
+def spans(lengths: Iterable[int]) -> list[slice]:
+    """Where parts of these lengths stand one after the other."""
+    found, start = [], 0
+    for length in lengths:
+        found.append(slice(start, start + length))
+        start += length
+    return found
