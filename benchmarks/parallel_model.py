@@ -95,10 +95,11 @@ def clustered_products(machine: Machine, layer: Layer, ranks: int) -> float:
 
 
 def clustered_numbers(layer: Layer) -> tuple[float, float]:
-    """Numbers per head of the signs, sums and partials, and of the top keys with their values; forward and backward."""
+    """Numbers per head that are added up (votes, sums, top keys with their values) and that each rank reads by itself
+    (scores, partials); forward and backward."""
     C, D = layer.clusters, layer.width
     votes = C * layer.bits * (layer.iterations + 1)
-    return votes + 2 * C * (D + 1) + C * layer.topk + 2 * C * (D + 2), 2 * C * layer.topk * 2 * D
+    return votes + 2 * C * (D + 1) + 2 * C * layer.topk * 2 * D, C * layer.topk + 2 * C * (D + 2)
 
 
 def linear_products(machine: Machine, layer: Layer, ranks: int) -> float:
@@ -114,14 +115,15 @@ def by_heads(machine: Machine, layer: Layer, ranks: int, products: Callable[...,
 
 
 def gathered(machine: Machine, layer: Layer, ranks: int) -> float:
-    """i-clustered by summaries as subquad sends them: each rank sends its own, in fp32, to each other."""
-    sent = sum(clustered_numbers(layer)) * layer.heads * FP32
-    exchanges = (7 + layer.iterations) * machine.start
-    return clustered_products(machine, layer, ranks) + to_all(machine, ranks, sent) + exchanges
+    """i-clustered by summaries as subquad sends them, in fp32: each rank adds up a share of the sums for all."""
+    added, read = (numbers * layer.heads * FP32 for numbers in clustered_numbers(layer))
+    sent = 2 * to_all(machine, ranks, added / ranks) + to_all(machine, ranks, read)
+    exchanges = 2 * (7 + layer.iterations) * machine.start
+    return clustered_products(machine, layer, ranks) + sent + exchanges
 
 
 def reduced(machine: Machine, layer: Layer, ranks: int) -> float:
-    """i-clustered by summaries if sums were reduced on their way: twice their size, whatever the number of ranks."""
+    """i-clustered by summaries if all were reduced on its way: twice its size, whatever the number of ranks."""
     sent = 2 * sum(clustered_numbers(layer)) * layer.heads * FP32
     exchanges = (7 + layer.iterations) * machine.start
     return clustered_products(machine, layer, ranks) + sent / slowest(machine, ranks) + exchanges
