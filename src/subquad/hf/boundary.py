@@ -21,7 +21,7 @@ from subquad.hf.passes import NOW
 from subquad.hf.patterns import CAUSAL, EVERYTHING, Pattern, read_pattern
 from subquad.hf.saved import SAVED_AS
 from subquad.masks import Mask
-from subquad.parallel.current import refuse_in_use
+from subquad.parallel.current import in_use, refuse_in_use
 
 # Keywords that reach an attention function and change nothing about its result. Any other must be None or False.
 _HARMLESS = {
@@ -77,9 +77,10 @@ def make_mask(
     now = NOW.get()
     if now is not None and segments is not None:
         raise ValueError("packed sequences do not go with `parallel`; pad them, one in each item")
+    look = not torch.compiler.is_compiling() and in_use() is None  # ranks must agree, whichever of them have padding
     if now is not None:  # all ranks say alike whether there is padding
         real = real if now.padded else None
-    elif filled is None and real is not None and not torch.compiler.is_compiling() and bool(real.all()):
+    elif filled is None and real is not None and look and bool(real.all()):
         real = None
     handed = encode(causal=causal, real=real, filled=filled, segments=segments, batch=batch_size)
     return handed.to(device) if device is not None else handed
@@ -117,7 +118,7 @@ def attend(
             raise ValueError(f"layer {layer.label} passes {name!r} to its attention, which subquad does not know; "
                              f"it is refused because ignoring it could change the result")  # fmt: skip
     causal = layer.causal if is_causal is None else is_causal
-    of = _sequence(layer, attention_mask, dropout)
+    of = _sequence(layer, module, attention_mask, dropout)
     state = getattr(key, STATE_MARK, None)
     if state is not None:
         with state.keeping_errors():
@@ -141,8 +142,10 @@ def attend(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _sequence(layer: Attached, attention_mask: Tensor | None, dropout: float) -> Any:
+def _sequence(layer: Attached, module: nn.Module, attention_mask: Tensor | None, dropout: float) -> Any:
     """The sequence of which the layer has this rank's tokens; None where it has all."""
+    if layer.split is None and getattr(module, "splits_tokens", False):  # its model gives each rank its tokens
+        return in_use(self_attention=not getattr(module, "is_cross_attention", False))
     if layer.split is None:
         refuse_in_use("a Hugging Face model", "give the ranks to it: sq.hf.swap(model, method, parallel=group)")
         return None

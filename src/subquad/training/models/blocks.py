@@ -46,6 +46,7 @@ class SelfOrCrossAttention(nn.Module):
     """
 
     hands_hidden = True  # to attention functions of subquad, for methods that read the layer's input
+    splits_tokens = True  # its models give each rank of `splitting.over` its tokens, in `sq.parallel.use`
 
     def __init__(
         self, config: AttentionConfig, number: int, *, causal: bool = False, cross: bool = False, layer_idx: int = 0
