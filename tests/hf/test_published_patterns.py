@@ -126,7 +126,7 @@ def ours(self, from_seq_length: int, from_block_size: int, num_heads: int, plan_
     heads = np.zeros((num_heads, count - 2, random), dtype=np.int64)
     for t in range(1, count - 1):
         others = [s for s in range(1, count - 1) if abs(s - t) > 1]
-        picks = draw(torch.tensor([[len(others)]]), random, num_heads, torch.tensor([[t]]), seed=0)
+        picks = draw(torch.tensor([[len(others)]]), random, torch.arange(num_heads), torch.tensor([[t]]), seed=0)
         heads[:, t - 1] = np.array(others)[picks[0, :, 0].numpy()]
     return list(heads)
 
