@@ -170,7 +170,7 @@ def of_speech(scale: Scale, place: Place) -> Iterator[Setting]:
     for cell in speech.model_cells(scale.recipe, ["full"], 0):
         folder = place.models / slug(cell.key)
         if not (folder / "model").is_dir():
-            cell.run(Context(folder, place.data, "cpu", quiet))
+            cell.run(Context(folder, place.data, "cpu", quiet, tuple(cell.after)))
     model = read_saved(CTCEncoder, place.models / slug(speech.model_key("full", 0)) / "model").eval()
     settings = scale.recipe.settings("full", 0)
     test = settings.task.splits(place.data).test
@@ -190,7 +190,8 @@ def of_images(scale: Scale, place: Place) -> Iterator[Setting]:
     for number, settings in enumerate(scale.images):
         key = f"images {number}"
         if not (place.models / slug(key) / "model").is_dir():
-            speech.fit(settings, before, Context(place.models / slug(key), place.data, "cpu", quiet))
+            after = () if before is None else (before,)
+            speech.fit(settings, before, Context(place.models / slug(key), place.data, "cpu", quiet, after))
         before = key
     model = read_saved(PatchClassifier, place.models / slug(key) / "model").eval()
     test = settings.task.splits(place.data).test

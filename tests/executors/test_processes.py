@@ -57,7 +57,7 @@ def test_a_killed_worker_is_replaced_and_its_work_runs_again(executor, tmp_path)
 def test_errors_keep_their_kind(executor):
     with pytest.raises(InputError, match=r"^no such thing$"):
         results(executor, [Work("raises", partial(raises, InputError("no such thing")))])
-    with pytest.raises(WorkFailed, match=r"^'raises' failed in a worker: KeyError: 'x'$") as raised:
+    with pytest.raises(WorkFailed, match=r"^'raises' failed in a worker: KeyError: 'x'") as raised:
         results(executor, [Work("raises", partial(raises, KeyError("x")))])
     assert "in raises" in raised.value.__notes__[0]
 

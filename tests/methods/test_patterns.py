@@ -61,7 +61,9 @@ def bigbird(method: sq.BigBird, n: int, head: int, heads: int, causal: bool) -> 
     for t in range(-(-n // size) + 1):
         near = set(range(t - method.window, t + method.window + 1))
         others = [s for s in range(t if causal else count) if s not in near | ends]
-        picks = draw(torch.tensor([[len(others)]]), method.random, heads, torch.tensor([[t]]), method.seed)
+        picks = draw(
+            torch.tensor([[len(others)]]), method.random, torch.arange(heads), torch.tensor([[t]]), method.seed
+        )
         seen[t] = near | ends | {others[pick] for pick in picks[0, head, 0].tolist() if pick >= 0}
     everywhere = set() if causal else ends
     return lambda i, j: i // size in everywhere or j // size in seen.get(i // size, ())
@@ -228,7 +230,7 @@ def test_nothing_in_it_is_as_large_as_a_mask(text):
 
 def test_drawn_blocks_are_different_and_each_set_is_as_likely():
     choices = torch.full((1, 2000), 5)
-    picks = draw(choices, 2, 3, torch.arange(2000)[None], seed=0)
+    picks = draw(choices, 2, torch.arange(3), torch.arange(2000)[None], seed=0)
     assert (picks[..., 0] != picks[..., 1]).all()
     pairs = picks.sort(-1).values.view(-1, 2)
     counts = torch.bincount(pairs[:, 0] * 5 + pairs[:, 1])
@@ -238,13 +240,13 @@ def test_drawn_blocks_are_different_and_each_set_is_as_likely():
 
 
 def test_fewer_blocks_than_asked_for_are_all_drawn():
-    picks = draw(torch.tensor([[0, 1, 3]]), 3, 2, torch.arange(3)[None], seed=0)
+    picks = draw(torch.tensor([[0, 1, 3]]), 3, torch.arange(2), torch.arange(3)[None], seed=0)
     assert [sorted(of_block) for of_block in picks[0, 1].tolist()] == [[-1, -1, -1], [-1, -1, 0], [0, 1, 2]]
 
 
 def test_heads_blocks_and_seeds_draw_their_own():
     block, choices = torch.arange(300)[None], torch.full((1, 300), 1000)
-    one, other = (draw(choices, 1, 2, block, seed=seed)[0, ..., 0] for seed in (0, 1))
+    one, other = (draw(choices, 1, torch.arange(2), block, seed=seed)[0, ..., 0] for seed in (0, 1))
     for a, b in ((one[0], one[1]), (one[0], other[0]), (one[0, 1:], one[0, :-1])):
         assert (a == b).float().mean() < 0.05
 

@@ -7,9 +7,9 @@ from subquad.papers.at_hand import AtHand, at_hand, calibrate, calibrated_row
 from subquad.papers.base import Context
 
 
-def context(folder, key):
+def context(folder, key, *after):
     (folder / key).mkdir(parents=True, exist_ok=True)
-    return Context(folder / key, None, "cpu", lambda what, done, total: None)
+    return Context(folder / key, None, "cpu", lambda what, done, total: None, after)
 
 
 def test_calibration_leaves_an_adapter_for_other_cells_and_is_not_done_twice(tmp_path):
@@ -23,7 +23,7 @@ def test_calibration_leaves_an_adapter_for_other_cells_and_is_not_done_twice(tmp
     written = (own.folder / "adapter" / "adapter.safetensors").stat().st_mtime_ns
     assert calibrate(at, "lha:buckets=4", ["fit.txt"], own, **asked) == first
     assert (own.folder / "adapter" / "adapter.safetensors").stat().st_mtime_ns == written
-    row = calibrated_row(at.load("cpu"), "fit", context(tmp_path, "other"))
+    row = calibrated_row(at.load("cpu"), "fit", context(tmp_path, "other", "fit"))
     assert row.layers == [0, 1]
 
 

@@ -163,7 +163,9 @@ def test_a_tokenizer_with_code_of_its_own_is_refused(copy, tmp_path):
 def test_standard_input_that_is_closed_changes_nothing(copy, tmp_path):
     folder = copy("bert", auto_map={"AutoConfig": "own.Own"}, model_type="own")
     words = ["subquad", "compare", folder, "--out", str(tmp_path / "out")]
-    script = f"import sys; sys.argv = {words!r}; sys.stdin.close(); import subquad.__main__"
+    script = (
+        f"import runpy, sys; sys.argv = {words!r}; sys.stdin.close(); runpy.run_module('subquad', run_name='__main__')"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2, done.stderr
     assert "auto_map" in done.stderr

@@ -74,7 +74,7 @@ def make_mask(
         filled = torch.arange(kv_length, device=device) < q_offset + q_length - kv_offset
     elif causal and attention_mask is None and q_length == kv_length > 1:  # else there is no packing
         segments = _segments(mask_function, batch_size, q_length, device)
-    now = NOW.get()
+    now = NOW.value
     if now is not None and segments is not None:
         raise ValueError("packed sequences do not go with `parallel`; pad them, one in each item")
     look = not torch.compiler.is_compiling() and in_use() is None  # ranks must agree, whichever of them have padding

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -159,4 +158,10 @@ class Pass:
             given["labels"][:, 0] = 0
 
 
-NOW: ContextVar[Pass | None] = ContextVar("subquad_split_pass", default=None)
+class Now:
+    """The forward pass of a split model that runs in this process. Compiled code cannot read a `ContextVar`."""
+
+    value: Pass | None = None
+
+
+NOW = Now()

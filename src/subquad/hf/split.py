@@ -64,7 +64,7 @@ class Split:
 
     def sequence(self, label: str) -> Sequence:
         """The sequence of the forward pass that runs, or that a backward pass computes again."""
-        now = NOW.get()
+        now = NOW.value
         if now is not None:
             return now.of
         if self._last is None or torch._C._current_graph_task_id() == -1:
@@ -78,7 +78,7 @@ class Split:
         if self._root.config._attn_implementation != self._active:
             return None
         given = by_name(module, args, kwargs)
-        now = NOW.get() if self._inside else self._begin(given)
+        now = NOW.value if self._inside else self._begin(given)
         assert now is not None
         self._inside.append(module)
         fill(module, given, now.positions)
@@ -97,7 +97,7 @@ class Split:
         now = Pass(of, any(facts.mask == 2 for facts in every), labels)
         if self.fit.positions is not None and "position_ids" not in given:
             now.positions = self._positions(self.fit.positions, given, of)
-        NOW.set(now)
+        NOW.value = now
         self._last = of
         return now
 
@@ -122,9 +122,9 @@ class Split:
         if not self._inside or self._inside[-1] is not module:
             return None
         self._inside.pop()
-        now = NOW.get()
+        now = NOW.value
         if not self._inside:
-            NOW.set(None)
+            NOW.value = None
         if output is None or now is None:  # an error is on its way
             return None
         if not isinstance(output, ModelOutput):

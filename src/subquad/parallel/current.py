@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -25,10 +25,10 @@ class _State:
     of: Sequence | None = None
     blocks: int = 0  # of `use` that are entered
     ended: bool = False  # whether a block with a sequence has ended
+    running: bool = False  # whether a method runs on its rank's share
 
 
 _state = _State()
-_running: ContextVar[bool] = ContextVar("subquad_running_split", default=False)
 
 
 @contextmanager
@@ -74,10 +74,10 @@ def in_use(given: Any = None, *, self_attention: bool = False) -> Any:
     Raises:
         RuntimeError: attention is computed again in a backward pass that runs after its block.
     """
-    if given is not None or _running.get():
+    if given is not None or _state.running:
         return given
     if _state.blocks == 0:
-        if _state.ended and torch._C._current_graph_task_id() != -1:
+        if _state.ended and dist.is_initialized() and torch._C._current_graph_task_id() != -1:
             raise RuntimeError(
                 "a backward pass computes attention again (gradient checkpointing), but the sq.parallel.use block is "
                 "over; call backward() inside it, or inside sq.parallel.use(None) where the model was not split"
@@ -88,18 +88,18 @@ def in_use(given: Any = None, *, self_attention: bool = False) -> Any:
 
 def refuse_in_use(what: str, remedy: str) -> None:
     """Raise ValueError where a sequence is in use."""
-    if _state.of is not None and not _running.get():
+    if _state.of is not None and not _state.running:
         raise ValueError(f"{what} does not go with sq.parallel.use: it would see this rank's tokens alone; {remedy}")
 
 
 @contextmanager
 def running_split() -> Iterator[None]:
     """While a method runs on its rank's share, its own calls of attention are what they are."""
-    token = _running.set(True)
+    before, _state.running = _state.running, True
     try:
         yield
     finally:
-        _running.reset(token)
+        _state.running = before
 
 
 _OTHERS = (F.scaled_dot_product_attention, F.multi_head_attention_forward)

@@ -45,6 +45,7 @@ def values(rows):
 
 
 def test_trials_are_trained_and_the_best_one_is_first(asked, tmp_path, monkeypatch):
+    monkeypatch.delenv("SUBQUAD_DATA", raising=False)
     words = [word for text in GIVEN[:-1] for word in ("--set", text)]
     words += [word for text in SEARCHES for word in ("--search", text)]
     command = ["tune", "masked-copy", *words, "--method", "clustered", "--trials", "2", "--out", str(asked.out)]
