@@ -124,7 +124,7 @@ def normal_rows(seed: int, rows: Tensor, columns: int, like: Tensor) -> Tensor:
 
     >>> import torch
     >>> every = normal(7, 5, 3, like=torch.zeros(1))
-    >>> torch.equal(normal_rows(7, torch.tensor([[4], [1]]), 3, like=torch.zeros(1)), every[[[4], [1]]])
+    >>> torch.equal(normal_rows(7, torch.tensor([[4], [1]]), 3, like=torch.zeros(1)), every[[4, 1]][:, None])
     True
     """
     return _normal_rows(seed, rows, columns).to(device=like.device, dtype=like.dtype)

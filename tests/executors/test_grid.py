@@ -22,6 +22,7 @@ from tests.executors.grid import GRID
 
 pytestmark = pytest.mark.slow
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'subquad[ray]'")
+IN_PROCESSES = pytest.param("processes", marks=pytest.mark.long)
 MARK = "SUBQUAD_TEST_MARK"  # in the environment of workers that a test may kill
 
 
@@ -41,7 +42,7 @@ def unmarked(monkeypatch):
     monkeypatch.delenv("SUBQUAD_TEST_ALONE", raising=False)
 
 
-@pytest.mark.parametrize("name", ["processes", pytest.param("ray", marks=needs_ray)])
+@pytest.mark.parametrize("name", [IN_PROCESSES, pytest.param("ray", marks=needs_ray)])
 def test_24_cells_of_which_one_worker_is_killed_twice(name, alone, tmp_path, unmarked):
     told = Told()
     with executor_of(name, workers=2) as executor:
@@ -99,7 +100,7 @@ def _ran(out):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["processes", pytest.param("ray", marks=needs_ray)])
+@pytest.mark.parametrize("name", [IN_PROCESSES, pytest.param("ray", marks=needs_ray)])
 def test_24_cells_that_train_while_workers_are_killed_at_any_time(name, tmp_path, monkeypatch):
     words = ["reproduce", "copy-heatmap", "--scale", "smoke", "--set", "seeds=[0,1,2,3,4,5]", "--json"]
     mark = uuid.uuid4().hex

@@ -82,8 +82,8 @@ def assert_alike(have: dict[str, Any], want: dict[str, Any]) -> None:
     assert have["test"] == pytest.approx(want["test"], rel=1e-4)
 
 
-RARER = [pytest.param(name, marks=pytest.mark.long) for name in ("2", "4")]
-SHARDED = ["2, sharded", pytest.param("2x2, sharded", marks=pytest.mark.long)]
+RARER = [pytest.param(name, marks=pytest.mark.long) for name in ("2", "4", "2x2", "2, sharded")]
+MESH = "2x2, sharded"
 
 
 @pytest.mark.slow
@@ -95,20 +95,20 @@ def test_models_have_the_loss_and_the_gradients_of_one_process(layout: str, name
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("layout", ["3", "2x2", *SHARDED, *RARER])
+@pytest.mark.parametrize("layout", ["3", MESH, *RARER])
 def test_curves_of_twenty_steps_are_those_of_one_process(layout: str, name: str, each_step: None):
     assert len(of_one(name)["history"]) == 20 + 2 + 1
     assert_alike(found(layout)["curves"][name], of_one(name))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["2x2", *SHARDED, *RARER])
+@pytest.mark.parametrize("layout", [MESH, *RARER])
 def test_several_processes_go_on_with_a_run_of_one(layout: str, each_step: None):
     assert_alike(found(layout)["curves"]["of one"], of_one("of one"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["2x2", "2, sharded"])
+@pytest.mark.parametrize("layout", [MESH, *RARER[2:]])
 def test_one_process_goes_on_with_a_run_of_several(layout: str, each_step: None):
     out = folder(layout)
     more = kept(train(settings("lm", out, *LONGER, "training.steps=26"), out / "of one"))

@@ -145,7 +145,12 @@ class Sum(Method):
             parts = read(self.terms)
             text = joined(map(as_term, parts))
         except ValueError as error:
-            raise ValueError(f"the sum {self.terms!r}: {error}") from None
+            if "+" in self.terms:
+                raise ValueError(f"the sum {self.terms!r}: {error}") from None
+            raise ValueError(
+                f"{self.name!r}: terms={self.terms!r}, but it must be methods with '+' between them, as in "
+                f"'local:window=32+keep:first': {error}"
+            ) from None
         object.__setattr__(self, "terms", text)
         object.__setattr__(self, "_addends", tuple(parts))
         super().__post_init__()

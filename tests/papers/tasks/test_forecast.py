@@ -252,8 +252,10 @@ class TestModels:
         assert type(forecaster) is kind
         forecaster.save_pretrained(tmp_path)
         again = kind.from_pretrained(tmp_path).eval()
-        given = batch(task)
-        assert torch.equal(forecaster(**given).logits, again(**given).logits)
+        own, read = forecaster.state_dict(), again.state_dict()
+        assert all(torch.equal(own[name], read[name]) for name in own)
+        given = batch(task)  # matrix products differ in the last bit where weights begin at other addresses
+        torch.testing.assert_close(forecaster(**given).logits, again(**given).logits, atol=1e-6, rtol=1e-6)
 
     @pytest.mark.parametrize(
         ("wrong", "said"),

@@ -333,6 +333,7 @@ def test_what_was_swapped_in_runs_again_afterwards():
         sq.plan(model.train(), inputs(12))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("timed")
 def test_twelve_llama_layers(tmp_path):
     sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 12}
