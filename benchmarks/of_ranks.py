@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from statistics import median
 from typing import Any
 
 import torch
@@ -44,13 +45,13 @@ def seconds(run: Callable[[], Any]) -> float:
 
 
 def times(method: str, tokens: int, rounds: int) -> dict[str, Any]:
-    """Best times of rank 0 alone and of all ranks, in turns, so that both meet the same noise; and what is sent."""
+    """Median times of rank 0 alone and of all ranks, in turns, so that both meet the same noise; and what is sent."""
     of, found = sq.parallel.Sequence.even(tokens), {}
     for name, learn in (("forward", False), ("both", True)):
         alone = call_of(method, tokens, None, learn=learn) if of.rank == 0 else lambda: None
         together = call_of(method, tokens, of, learn=learn)
         each = [(seconds(alone), seconds(together)) for _ in range(rounds + 1)][1:]
-        found[name] = [min(times) for times in zip(*each, strict=True)]
+        found[name] = [median(times) for times in zip(*each, strict=True)]
     with sq.parallel.traffic() as sent:
         together()
     return found | {"bytes": sent.bytes, "calls": sent.calls}

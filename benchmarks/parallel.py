@@ -2,7 +2,7 @@
 
     python benchmarks/parallel.py [--methods …] [--lengths 131072] [--ranks 2] [--memory 1048576] [--out FILE.md]
 
-Every process has one thread. Times are the best of some rounds, in which one process and all ranks take turns. Peaks
+Every process has one thread. Times are medians of some rounds, in which one process and all ranks take turns. Peaks
 are of a forward pass with its inputs, in processes of their own. Times mean little with fewer cores than ranks.
 """
 
