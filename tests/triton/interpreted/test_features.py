@@ -20,7 +20,7 @@ def on_triton(inputs, bias: Tensor | None = None, **options) -> list[Tensor]:
         return both(inputs, bias, inputs[0].dtype, **options)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.long)], ids=str)
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_projected_and_biased(poisoned, dtype, pattern):
     inputs = qkv(37, B=1, H=2, G=1, D=5, E=3, dtype=dtype)

@@ -51,14 +51,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.long)], ids=str)
 @pytest.mark.parametrize(("shape", "mask"), CASES.values(), ids=CASES)
 def test_equals_the_reference(poisoned, dtype, shape, mask):
     inputs = qkv(**shape, dtype=dtype)
     assert_backends_agree(inputs, two_sets(*inputs[0].shape[:3], inputs[1].shape[2]), mask)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.long)], ids=str)
 @pytest.mark.parametrize("extra", ["bias", "others only", "hidden"])
 def test_options(poisoned, dtype, extra):
     inputs = qkv(26, B=1, H=2, dtype=dtype)
@@ -94,7 +94,7 @@ def test_inputs_between_fences_and_in_any_layout():
             assert_equal([out, lse, *gradients(read, *given)], want)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.long)], ids=str)
 @pytest.mark.parametrize("extra", ["plain", "bias", "others only", "hidden"])
 def test_tokens_that_meet_one_key(poisoned, dtype, extra):
     """Beside a set of several, and blocks whose one key they do not see."""
