@@ -61,6 +61,20 @@ static void zero_rows(const Rows &rows, int64_t b, int64_t h, int64_t count, int
   for (int64_t i = 0; i < count; i++) zero(row_of<float>(rows, b, h, i), width);
 }
 
+// What is in no cluster gets 0; what is in one is written with its cluster.
+static void zero_others(const ListedInputs &in, const Rows &rows, int64_t bh, int64_t width) {
+  for (int64_t i = 0; i < in.N; i++)
+    if ((uint64_t)in.labels[bh * in.N + i] >= (uint64_t)in.clusters)
+      zero(row_of<float>(rows, bh / in.H, bh % in.H, i), width);
+}
+
+// A cluster that lists nothing gives its members 0.
+static void zero_members(const ListedHeads &heads, const ListedInputs &in, const Rows &rows, int64_t bh, int64_t c,
+                         int64_t width) {
+  for (int32_t i = heads.offsets[bh][c]; i < heads.offsets[bh][c + 1]; i++)
+    zero(row_of<float>(rows, bh / in.H, bh % in.H, heads.order[bh][i]), width);
+}
+
 static void listed_members(const ListedForward &a, const ListedHeads &heads, int64_t bh, int64_t c, int32_t *numbers,
                            const TailMemberScratch &own) {
   const ListedInputs &in = a.inputs;
@@ -68,6 +82,7 @@ static void listed_members(const ListedForward &a, const ListedHeads &heads, int
   const int64_t b = bh / in.H, h = bh % in.H, E = round_up(in.E, W);
   if (bounds[0] == bounds[1]) return;
   const int64_t K = pack_listed(in, bh, c, own.met, numbers);
+  if (!K) zero_members(heads, in, a.out, bh, c, in.E);
   for (int64_t first = bounds[0]; K && first < bounds[1]; first += TAIL_TILE) {
     const int64_t count = bounds[1] - first < TAIL_TILE ? bounds[1] - first : TAIL_TILE;
     pack_rows<float>(in.query, b, h, order, first, count, in.D, own.queries, in.D);
@@ -105,7 +120,7 @@ static int64_t listed_forward(const ListedForward &a, void *workspace) {
       [&](int64_t bh) {
         heads.sort(in, bh);
         for (int64_t i = 0; i < in.N; i++) a.lse[bh * in.N + i] = -__builtin_inff();
-        zero_rows(a.out, bh / in.H, bh % in.H, in.N, in.E);
+        zero_others(in, a.out, bh, in.E);
       },
       [&](int64_t bh, int64_t c, int thread) { listed_members(a, heads, bh, c, numbers[thread], scratch.of[thread]); });
   return arena.used;
@@ -118,6 +133,7 @@ static void listed_members_backward(const ListedBackward &a, const ListedHeads &
   const int64_t b = bh / in.H, h = bh % in.H, D = round_up(in.D, W), E = round_up(in.E, W);
   if (bounds[0] == bounds[1]) return;
   const int64_t K = pack_listed(in, bh, c, own.met, numbers), lanes = round_up(K, W);
+  if (!K) zero_members(heads, in, a.grad_query, bh, c, in.D);
   pack_transposed(own.met.values, lanes, in.E, E, own.values, lanes);
   zero(own.bias, lanes);
   zero(own.of_keys, K * D);
@@ -157,7 +173,7 @@ static int64_t listed_backward(const ListedBackward &a, void *workspace) {
       [&](int64_t bh) {
         const int64_t b = bh / in.H, h = bh % in.H;
         heads.sort(in, bh);
-        zero_rows(a.grad_query, b, h, in.N, in.D);
+        zero_others(in, a.grad_query, bh, in.D);
         zero_rows(a.grad_key, b, h, in.rows, in.D);
         zero_rows(a.grad_value, b, h, in.rows, in.E);
         zero(a.grad_bias + bh * in.rows, in.rows);

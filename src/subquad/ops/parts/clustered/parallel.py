@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.ops.choose.ranks.clusters import Clustering, clusters_of_ranks
+from subquad.ops.groups import broadcast
 from subquad.ops.padding import cleared
 from subquad.ops.parts.clustered.centroids import attend_and_list
 from subquad.ops.parts.listed.op import attend_in_clusters
@@ -74,8 +75,8 @@ def clustered_attention_of_ranks(
     out, lse, own = attend_and_list(means, key, value, real_keys, topk=topk, scale=scale)
     if topk == 0:
         out, lse = merge_of_ranks(out, lse, of)
-        alone = torch.zeros_like(means).unsqueeze(3), out.unsqueeze(3), lse.unsqueeze(3)
-        return attend_in_clusters(query, labels, *alone, ~torch.isneginf(alone[2]), scale)
+        of_members = broadcast(lse.unsqueeze(-1), labels).squeeze(-1).masked_fill(labels == how.clusters, -torch.inf)
+        return broadcast(out, labels), of_members
     keys, values = rows_of(key, own), rows_of(value, own)
     scores = (keys.detach() @ means.detach().unsqueeze(-1)).squeeze(-1) * scale
     top = choose_top(scores.masked_fill(own == key.shape[2], -torch.inf), topk, of)
@@ -104,9 +105,11 @@ def means_of_ranks(
 def rows_of(x: Float[Tensor, "B G M D"], chosen: Int64[Tensor, "B H C K"]) -> Float[Tensor, "B H C K D"]:
     """The vectors of these tokens of each head; any for the number M, which is none."""
     B, G, M, D = x.shape
-    share = chosen.shape[1] // G
-    at = chosen.clamp(max=M - 1).view(B, G, share * chosen[0, 0].numel(), 1)
-    return x.gather(2, at.expand(-1, -1, -1, D)).view(*chosen.shape, D)
+    at = chosen.clamp(max=M - 1).view(B, G, -1)
+    if x.is_contiguous():  # then rows are copied whole, in a third of the time
+        first = torch.arange(B * G, device=x.device).view(B, G, 1) * M
+        return x.view(B * G * M, D).index_select(0, (first + at).view(-1)).view(*chosen.shape, D)
+    return x.gather(2, at.unsqueeze(-1).expand(-1, -1, -1, D)).view(*chosen.shape, D)
 
 
 def choose_top(scores: Float[Tensor, "B H C k"], topk: int, of: Sequence) -> Top:

@@ -1,4 +1,4 @@
-"""Attention by features to the keys of other ranks, by sums that are as large as a few keys.
+"""Attention by features to the keys of several ranks, by sums that are as large as a few keys.
 
 What the keys of one rank leave behind is, for each feature r, its weight and the mean of the values that have it:
 
@@ -23,28 +23,44 @@ from subquad.parallel.collectives import gather
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 
 
-def attend_other_ranks(
+def attend_all_ranks(
     query: Float[Tensor, "B H N D"],
     key: Float[Tensor, "B G M C"],
     value: Float[Tensor, "B G M E"],
     of: Sequence,
     *,
-    causal: bool,
     key_bias: Float[Tensor, "B #G M"] | None,
-    of_query: Tensor | None = None,
     of_key: Tensor | None = None,
-    feature_bias: Tensor | None = None,
+    **maps: Any,
 ) -> Partial:
-    """Attention of this rank's queries to the keys of the others, or of those before it.
+    """Attention of this rank's queries to the keys of all ranks, of which each is read once, for its rank's sums."""
+    return attend_sums(query, _sums_of_ranks(key, value, of, of_key, key_bias), **maps)
 
-    All ranks send their sums, by one exchange of G·R·(E + 1) numbers for each item and other rank.
-    """
-    sums = left_behind(key, value, of_key, key_bias)
-    every = gather(sums, [sums.shape] * of.ranks, of.group)
-    seen = every[: of.rank] if causal else [x for rank, x in enumerate(every) if rank != of.rank]
+
+def attend_ranks_before(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M C"],
+    value: Float[Tensor, "B G M E"],
+    of: Sequence,
+    *,
+    key_bias: Float[Tensor, "B #G M"] | None,
+    of_key: Tensor | None = None,
+    **maps: Any,
+) -> Partial:
+    """Attention of this rank's queries to the keys of the ranks before it."""
+    every = _sums_of_ranks(key, value, of, of_key, key_bias)
+    seen = every[: of.rank]
     if not seen:  # still this rank waits for what the others' gradients say of its own keys
-        seen = [torch.where(torch.ones_like(sums, dtype=torch.bool), of_no_keys(sums), every[of.rank])]
-    return attend_sums(query, seen, of_query=of_query, feature_bias=feature_bias)
+        seen = [torch.where(torch.ones_like(every[0], dtype=torch.bool), of_no_keys(every[0]), every[0])]
+    return attend_sums(query, seen, **maps)
+
+
+def _sums_of_ranks(
+    key: Tensor, value: Tensor, of: Sequence, of_key: Tensor | None, key_bias: Tensor | None
+) -> list[Float[Tensor, "B G R F"]]:
+    """What the keys of each rank leave behind, by one exchange of G·R·(E + 1) numbers for each item and other rank."""
+    sums = left_behind(key, value, of_key, key_bias)
+    return gather(sums, [sums.shape] * of.ranks, of.group)
 
 
 def attend_sums(query: Tensor, seen: list[Float[Tensor, "B G R F"]], **maps: Any) -> Partial:
