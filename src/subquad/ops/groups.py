@@ -20,8 +20,9 @@ def group_sizes(labels: Int64[Tensor, "B H N"], groups: int) -> Int64[Tensor, "B
 
 
 def broadcast(of_group: Float[Tensor, "B H C E"], labels: Int64[Tensor, "B H N"]) -> Float[Tensor, "B H N E"]:
-    """Hand every member its group's row; 0 to those in no group, with the label C."""
-    B, H, C, E = of_group.shape
+    """Hand every member its group's row; 0 to those in no group, with the label C. Token-major, as compiled outputs."""
+    (B, H, C, E), N = of_group.shape, labels.shape[2]
     rows = torch.cat([of_group, of_group.new_zeros(B, H, 1, E)], dim=2).view(B * H * (C + 1), E)
-    first = torch.arange(B * H, device=labels.device).view(B, H, 1) * (C + 1)
-    return rows.index_select(0, (first + labels).view(-1)).view(*labels.shape, E)  # half the time of `gather`
+    first = torch.arange(B * H, device=labels.device).view(B, 1, H) * (C + 1)
+    members = rows.index_select(0, (first + labels.transpose(1, 2)).reshape(-1))  # half the time of `gather`
+    return members.view(B, N, H, E).transpose(1, 2)
