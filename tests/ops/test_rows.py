@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subquad.ops.rows import Whole
+from subquad.ops.rows import WithRows
 
 B, G, M, D = 2, 3, 11, 4
 LAYOUTS = {
@@ -21,7 +21,7 @@ def test_rows_and_gradients_are_those_of_indexing(layout: str, whole: bool):
     x, weights = (LAYOUTS[layout]() for _ in range(2))
     x.requires_grad_()
     lists = [torch.randint(0, M, (B, G, *shape)) for shape in ((7,), (2, 3))]  # a row may be asked for twice
-    of = Whole(x)
+    of = WithRows(x)
     both = [of.rows(at) for at in lists]
     expected = [x.gather(2, at.flatten(2)[..., None].expand(-1, -1, -1, D)).view(*at.shape, D) for at in lists]
     assert all(torch.equal(*pair) for pair in zip(both, expected, strict=True))
@@ -34,5 +34,6 @@ def test_rows_and_gradients_are_those_of_indexing(layout: str, whole: bool):
 
 
 def test_no_gradient_is_made_where_none_is_wanted():
-    of = Whole(torch.randn(B, G, M, D))
-    assert not of.whole.requires_grad and not of.rows(torch.zeros(B, G, 1, dtype=torch.long)).requires_grad
+    of = WithRows(torch.randn(B, G, M, D))
+    assert not of.whole.requires_grad
+    assert not of.rows(torch.zeros(B, G, 1, dtype=torch.long)).requires_grad

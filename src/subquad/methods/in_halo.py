@@ -22,6 +22,7 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from subquad.masks import Mask
+from subquad.methods.borders import run_with_borders
 from subquad.methods.call import Call, Partial
 from subquad.ops.choose.places import Item
 from subquad.ops.heads import repeat_heads
@@ -40,7 +41,10 @@ def run_with_halo(method: Method, query: Tensor, key: Tensor, value: Tensor, cal
     """The partial of this rank's queries."""
     of, mask = call.parallel, call.mask
     method = method.clamped_to(of.tokens, of.tokens)
-    halo = Halo.around(of, *method.reach(of.tokens, mask))
+    reach = method.reach(of.tokens, mask)
+    halo = Halo.around(of, *reach)
+    if method.split_by() == "halo" and not mask.ids and min(of.lengths) >= 2 * sum(reach):  # most see their rank alone
+        return run_with_borders(method, query, key, value, call, halo, reach)
     given = [(key, 2), (value, 2)]
     real = mask.key_padding(key.shape[2])
     given += [] if real is None else [(real, 1)]

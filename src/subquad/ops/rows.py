@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-class Whole:
+class WithRows:
     """x, as `whole`, and its `rows`.
 
     `whole` is to be used once, by an op whose backward pass makes a new tensor.
@@ -28,9 +28,19 @@ class Whole:
         self._x, self._link = x.detach(), list[tuple[Tensor, Tensor]]()
         self.whole, self._token = _Whole.apply(x, self._link)
 
+    @property
+    def shape(self) -> torch.Size:
+        """(B,G,M,D)."""
+        return self._x.shape
+
+    def slice(self, start: int, stop: int) -> Float[Tensor, "B G S D"]:
+        """The rows of these places in all heads."""
+        B, G = self.shape[:2]
+        return self.rows(torch.arange(start, stop, device=self._x.device).expand(B, G, -1))
+
     def rows(self, at: Int64[Tensor, "B G *S"]) -> Float[Tensor, "B G *S D"]:
         """The rows at these places of each head."""
-        return _Rows.apply(self._token, self._x, at.flatten(2), self._link).view(*at.shape, self._x.shape[3])
+        return _Rows.apply(self._token, self._x, at.flatten(2), self._link).view(*at.shape, self.shape[3])
 
 
 class _Whole(torch.autograd.Function):
@@ -50,7 +60,7 @@ class _Whole(torch.autograd.Function):
             if 0 in gradient.stride() or not _rows_follow(gradient):  # 0: what is expanded shares memory
                 gradient = gradient.contiguous()
             flat, places = _in_memory(gradient, at)
-            flat.index_add_(0, places, of_rows.reshape(places.shape[0], -1))
+            flat.index_add_(0, places, of_rows.reshape(-1, ctx.shape[3]))
         return gradient, None
 
 

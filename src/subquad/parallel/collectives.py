@@ -111,6 +111,23 @@ class _Exchange(torch.autograd.Function):
         return _all_to_all(gradient.contiguous(), ctx.from_each, ctx.sizes, ctx.group), None, None, None
 
 
+def takes_part(x: Tensor, received: Sequence[Tensor]) -> Tensor:
+    """x, as if it depended on what was received: so this rank takes part in the exchange backward, for the others."""
+    return _TakesPart.apply(x, *received)
+
+
+class _TakesPart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *received: Tensor) -> Tensor:
+        ctx.shapes = [each.shape for each in received]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        (gradient,) = gradients
+        return gradient, *(gradient.new_zeros(shape) for shape in ctx.shapes)
+
+
 def start(
     sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Shape, int]], like: Tensor, group: Any
 ) -> Callable[[], list[Tensor]]:

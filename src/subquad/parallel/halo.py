@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from subquad.ops.rows import WithRows
 from subquad.parallel.sequence import Sequence
 from subquad.parallel.shares import spans
 from subquad.parallel.together import exchange_together
@@ -44,12 +45,20 @@ class Halo:
 
         All by one exchange. Of each tensor that is for all ranks, every rank's comes back, in their order.
         """
+        sides, rows = self.sides(around, for_all)
+        pairs = zip(around, sides, strict=True)
+        return [torch.cat([before, x, behind], dim=dim) for (x, dim), (before, behind) in pairs], rows
+
+    def sides(
+        self, around: Many[tuple[Tensor | WithRows, int]], for_all: Many[Tensor] = ()
+    ) -> tuple[list[tuple[Tensor, Tensor]], list[Many[Tensor]]]:
+        """Like `exchange`, with what is before and what is behind this rank's own by themselves."""
         rank, own = self.of.rank, self.own[self.of.rank]
         sent = [_common(own, needed) for needed in self.needed]
         received = [_common(other, self.needed[rank]) for other in self.own]
         sent[rank] = received[rank] = slice(own.start, own.start)  # its own stay where they are
         parts = [
-            [*(x.narrow(dim, span.start - own.start, span.stop - span.start) for x, dim in around), *for_all]
+            [*(_cut(x, dim, span.start - own.start, span.stop - own.start) for x, dim in around), *for_all]
             for span in sent
         ]
         shapes = [
@@ -60,11 +69,16 @@ class Halo:
             for span in received
         ]
         found = list(zip(*exchange_together(parts, shapes, self.of.group), strict=True))
-        joined = [
-            torch.cat([*each[:rank], x, *each[rank + 1 :]], dim=dim)
-            for (x, dim), each in zip(around, found[: len(around)], strict=True)
+        sides = [
+            (torch.cat(each[: rank + 1], dim=dim), torch.cat(each[rank:], dim=dim))
+            for (_, dim), each in zip(around, found[: len(around)], strict=True)
         ]
-        return joined, list(found[len(around) :])
+        return sides, list(found[len(around) :])
+
+
+def _cut(x: Tensor | WithRows, dim: int, start: int, stop: int) -> Tensor:
+    """A range of the keys."""
+    return x.slice(start, stop) if isinstance(x, WithRows) else x.narrow(dim, start, stop - start)
 
 
 def _common(one: slice, other: slice) -> slice:

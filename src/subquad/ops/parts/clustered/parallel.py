@@ -29,7 +29,7 @@ from subquad.ops.parts.clustered.centroids import attend_and_list
 from subquad.ops.parts.listed.op import attend_in_clusters
 from subquad.ops.parts.sums.op import group_sums
 from subquad.ops.precision import wide
-from subquad.ops.rows import Whole
+from subquad.ops.rows import WithRows
 from subquad.ops.softmax import merge_partials
 from subquad.ops.standing import merge_of_ranks
 from subquad.parallel import Sequence
@@ -73,13 +73,13 @@ def clustered_attention_of_ranks(
     query, key, value = wide(query, key, value)
     means = means_of_ranks(query, labels, how.clusters, of)
     topk = min(topk, sum(of.key_lengths))
-    keys, values = Whole(key), Whole(value)
-    out, lse, own = attend_and_list(means, keys.whole, values.whole, real_keys, topk=topk, scale=scale)
+    all_keys, all_values = WithRows(key), WithRows(value)
+    out, lse, own = attend_and_list(means, all_keys.whole, all_values.whole, real_keys, topk=topk, scale=scale)
     if topk == 0:
         out, lse = merge_of_ranks(out, lse, of)
         of_members = broadcast(lse.unsqueeze(-1), labels).squeeze(-1).masked_fill(labels == how.clusters, -torch.inf)
         return broadcast(out, labels), of_members
-    keys, values = rows_of(keys, own), rows_of(values, own)
+    keys, values = rows_of(all_keys, own), rows_of(all_values, own)
     scores = (keys.detach() @ means.detach().unsqueeze(-1)).squeeze(-1) * scale
     top = choose_top(scores.masked_fill(own == key.shape[2], -torch.inf), topk, of)
     parts, rows = gather_and_add(torch.cat([out, lse.unsqueeze(-1)], dim=-1), in_slots(keys, values, top), of.group)
@@ -104,7 +104,7 @@ def means_of_ranks(
     return sums / sizes.clamp(min=1).unsqueeze(-1)
 
 
-def rows_of(x: Whole, chosen: Int64[Tensor, "B H C K"]) -> Float[Tensor, "B H C K D"]:
+def rows_of(x: WithRows, chosen: Int64[Tensor, "B H C K"]) -> Float[Tensor, "B H C K D"]:
     """The vectors of these tokens of each head; any for the number M, which is none."""
     B, G, M, _ = x.whole.shape
     rows = x.rows(chosen.clamp(max=M - 1).view(B, G, -1))

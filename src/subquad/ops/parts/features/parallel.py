@@ -18,7 +18,7 @@ from torch import Tensor
 from subquad.ops.parts.features.op import feature_attention
 from subquad.ops.softmax import merge_partials
 from subquad.parallel import Sequence
-from subquad.parallel.collectives import gather
+from subquad.parallel.collectives import gather, takes_part
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 
@@ -49,10 +49,7 @@ def attend_ranks_before(
 ) -> Partial:
     """Attention of this rank's queries to the keys of the ranks before it."""
     every = _sums_of_ranks(key, value, of, of_key, key_bias)
-    seen = every[: of.rank]
-    if not seen:  # still this rank waits for what the others' gradients say of its own keys
-        seen = [torch.where(torch.ones_like(every[0], dtype=torch.bool), of_no_keys(every[0]), every[0])]
-    return attend_sums(query, seen, **maps)
+    return attend_sums(query, every[: of.rank] or [takes_part(of_no_keys(every[0]), every)], **maps)
 
 
 def _sums_of_ranks(

@@ -25,7 +25,7 @@ from subquad.ops.parts.sums.op import group_sums
 from subquad.ops.parts.tail.reference import spread_of
 from subquad.ops.parts.tail.seen import Seen, seen_cells
 from subquad.ops.precision import wide
-from subquad.ops.rows import Whole
+from subquad.ops.rows import WithRows
 from subquad.ops.softmax import merge_partials
 from subquad.parallel import Sequence
 from subquad.parallel.together import add_together, gather_and_add
@@ -52,13 +52,13 @@ def tail_of_ranks(
     assert cell is not None
     query, key, value = wide(query, key, value)
     means, cell_means = _means(query, labels, how.clusters, key.detach(), cell, cells, of)
-    all_keys, all_values = Whole(key), Whole(value)
+    all_keys, all_values = WithRows(key), WithRows(value)
     seen = seen_cells(means, all_keys.whole, all_values.whole, cell, cell_means, topk=topk, scale=scale)
     keys, values = rows_of(all_keys, seen.top), rows_of(all_values, seen.top)
-    cell_of = rows_of(Whole(cell.unsqueeze(-1)), seen.top).squeeze(-1)
+    cell_of = rows_of(WithRows(cell.unsqueeze(-1)), seen.top).squeeze(-1)
     logits = (keys @ means.unsqueeze(-1)).squeeze(-1) * scale
     with torch.no_grad():
-        apart = keys - rows_of(Whole(cell_means), cell_of)
+        apart = keys - rows_of(WithRows(cell_means), cell_of)
         scores = (logits + spread_of(apart)).masked_fill(seen.top == key.shape[2], -torch.inf)
     top = choose_top(scores, min(topk, sum(of.key_lengths)), of)
     joining = ~top.taken & (seen.top < key.shape[2])
