@@ -1,12 +1,14 @@
 """Attention with a tail over ranks, where scores choose each bucket's exact keys.
 
 A query is in the bucket that it scores highest; a bucket takes the K keys of all ranks that score highest in it.
-Queries stay where they are. What is sent after the k-means of the cells, in two exchanges:
+Queries stay where they are. What is sent, beside what makes the cells (`ops.choose.ranks.clusters`):
 
     scores     of each rank's candidates say which of them a bucket takes                            C·K
     means      sums of each rank's queries in a bucket, and how many there are                       C·(D + 1)
     cells      what the mean query sees of each cell of a rank's keys: partials, which merge         C·X·(D + E + 1)
     rows       the keys and values that buckets take, added up over the ranks                        C·K·(D + E)
+
+Scores and sums go with the moments of the keys, before the k-means of the cells, the others together behind it.
 """
 
 import torch
@@ -15,9 +17,10 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.ops.choose.cells.op import BITS, ITERATIONS_OF_KEYS
-from subquad.ops.choose.ranks.clusters import Clustering, clusters_of_ranks
+from subquad.ops.choose.ranks.clusters import Clustering, clusters_by_moments
+from subquad.ops.choose.ranks.moments import Tokens, moments_as_rows, whole_of
 from subquad.ops.choose.top.op import top_and_best
-from subquad.ops.choose.top.parallel import Candidates, Taken, candidates, choosing, taken
+from subquad.ops.choose.top.parallel import candidates, choosing, taken
 from subquad.ops.groups import group_mean, group_sizes
 from subquad.ops.hash_functions import Hashed
 from subquad.ops.merging import as_partial, merging
@@ -49,11 +52,14 @@ def attend_with_scored_tail(
     real_keys, C = mask.key_padding(key.shape[2]), scores[0].shape[3]
     labels = _best(scores[0], mask.query_padding(query.shape[2]))
     chosen = candidates(scores[1], topk, real_keys, odds=False)
-    how = Clustering(cells, BITS, ITERATIONS_OF_KEYS, seed)
-    cell, _ = clusters_of_ranks(key, key, value, (real_keys, real_keys), of, how)  # the keys in the place of queries
-
+    tokens, how = Tokens(key, real_keys), Clustering(cells, BITS, ITERATIONS_OF_KEYS, seed)
     query, key, value = wide(query, key, value)
-    means, of_keys = _means_and_taken(query, labels, C, chosen, topk, of)
+    sums = _sums(query, labels, C)
+    given = [moments_as_rows(tokens), summed(sums), choosing(chosen.scores, topk, of.key_lengths)]
+    moments, sums, ranks = combine_together(given, of.group)
+    means, of_keys = sums[..., :-1] / sums[..., -1:].clamp(min=1), taken(ranks, chosen.scores, of)
+    cell = clusters_by_moments(tokens, whole_of(moments, tokens, of), of, how)
+
     own = torch.where(of_keys.mine, chosen.tokens, key.shape[2])
     seen = cells_seen(means, key, value, own, cell, cells, scale)
     rows = torch.cat([vectors_at(key, chosen.tokens), vectors_at(value, chosen.tokens)], dim=-1)
@@ -74,11 +80,7 @@ def _best(of_query: Tensor | Hashed, real: Bool[Tensor, "B N"] | None) -> Int64[
     return labels if real is None else torch.where(real[:, None], labels, C)
 
 
-def _means_and_taken(
-    query: Tensor, labels: Tensor, C: int, chosen: Candidates, topk: int, of: Sequence
-) -> tuple[Float[Tensor, "B H C D"], Taken]:
-    """The mean query of each bucket, 0 for an empty one, and the keys that it takes."""
+def _sums(query: Float[Tensor, "B H N D"], labels: Int64[Tensor, "B H N"], C: int) -> Float[Tensor, "B H C F"]:
+    """The sum of the queries in each bucket, and in one more column how many there are."""
     sizes = group_sizes(labels, C)[..., None].to(query.dtype)
-    sums = torch.cat([group_mean(query, labels, C) * sizes, sizes], dim=-1)
-    total, rank = combine_together([summed(sums), choosing(chosen.scores, topk, of.key_lengths)], of.group)
-    return total[..., :-1] / total[..., -1:].clamp(min=1), taken(rank, chosen.scores, of)
+    return torch.cat([group_mean(query, labels, C) * sizes, sizes], dim=-1)
