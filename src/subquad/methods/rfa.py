@@ -37,7 +37,7 @@ from subquad.ops.slots import taken
 from subquad.ops.timeline import Timeline, placed
 from subquad.parallel import Sequence
 from subquad.parallel.collectives import add
-from subquad.parallel.rows import before, combine_together
+from subquad.parallel.rows import combine_together, of_earlier
 from subquad.randomness import directions
 from subquad.shapes import Sizes
 
@@ -163,7 +163,7 @@ def _of_earlier_ranks(
     to_end = (log_gate.sum(2, keepdim=True) - log_gate.cumsum(2)).exp()
     own = (of_key * to_end.unsqueeze(-1)).mT @ value
     gate = log_gate.sum(2)[..., None, None].expand(*own.shape[:3], 1)
-    (found,) = combine_together([before(torch.cat([own, gate], dim=3), _shrunk_and_added)], of.group)
+    (found,) = combine_together([of_earlier(torch.cat([own, gate], dim=3), _shrunk_and_added)], of.group)
     return found[..., :-1]
 
 

@@ -56,7 +56,7 @@ def summed(x: Tensor) -> Rows:
     return Rows(x, lambda parts: [_sum(parts)] * len(parts))
 
 
-def before(x: Tensor, step: Callable[[Tensor, Tensor], Tensor] = torch.add) -> Rows:
+def of_earlier(x: Tensor, step: Callable[[Tensor, Tensor], Tensor] = torch.add) -> Rows:
     """What `step` makes of the rows of the ranks before each rank, from 0 on, in their order: by default their sum.
 
     The 0 of the first rank depends on the exchange all the same, so that its backward pass runs on all ranks.

@@ -12,13 +12,15 @@ from tests.parallel.cases import (
     hashed,
     kept,
     layers,
+    near,
     patterns,
     projections,
     ring,
+    shares,
     tails,
 )
 
-OF_ALL = by_heads, clusters, features, halo, hashed, kept, layers, patterns, projections, ring, tails
+OF_ALL = by_heads, clusters, features, halo, hashed, kept, layers, near, patterns, projections, ring, shares, tails
 
 CASES = [case for module in OF_ALL for case in module.CASES]
 LONG = [case for module in OF_ALL for case in getattr(module, "LONG", ())]
