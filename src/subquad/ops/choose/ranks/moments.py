@@ -82,7 +82,7 @@ def _scatter(x: Tensor, real: Tensor | None, mean: Tensor, squares: Tensor) -> F
     return total * largest.square()
 
 
-def _combined(D: int, parts: Float[Tensor, "R n F"]) -> list[Float[Tensor, "n G"]]:
+def _combined(D: int, parts: Float[Tensor, "_R n F"]) -> list[Float[Tensor, "n G"]]:
     """The moments of the union of what the ranks have, with each rank's count in place of one."""
     count, squares, mean, scatter = parts.split([1, 1, D, parts.shape[2] - D - 2], dim=-1)
     total = count.sum(0).clamp(min=1)
