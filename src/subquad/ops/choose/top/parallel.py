@@ -90,7 +90,7 @@ def choose(scores: Float[Tensor, "B H C k"], K: int, lengths: Many[int], of: Seq
     One exchange, or two of many bytes.
     """
     (found,) = combine_together([choosing(scores, K, lengths)], of.group)
-    return taken(found, scores, of)
+    return taken(found, scores, of.rank)
 
 
 def choosing(scores: Float[Tensor, "B H C k"], K: int, lengths: Many[int]) -> Rows:
@@ -111,14 +111,14 @@ def _ranks_in_slots(dtype: torch.dtype, K: int, every: Tensor) -> list[Int16[Ten
     return [rank.to(torch.int16)] * ranks
 
 
-def taken(rank: Int16[Tensor, "B H C K"], scores: Float[Tensor, "B H C k"], of: Sequence) -> Taken:
-    """What buckets take, of which `choosing` says whose it is."""
-    rank, k = rank.long(), scores.shape[3]
+def taken(slots: Int16[Tensor, "B H C K"], scores: Float[Tensor, "B H C k"], rank: int) -> Taken:
+    """What buckets take, of which `choosing` says whose it is; the scores are those of this rank's candidates."""
+    of_rank, k = slots.long(), scores.shape[3]
     order = scores.detach().sort(dim=-1, descending=True, stable=True).indices
-    here = rank == of.rank
+    here = of_rank == rank
     own = torch.where(here, order.gather(3, (here.cumsum(-1) - 1).clamp(0, k - 1)), k)
-    mine = torch.zeros(*scores.shape[:3], k + 1, dtype=torch.bool, device=rank.device).scatter(3, own, True)
-    return Taken(rank, own, mine[..., :k])
+    mine = torch.zeros(*scores.shape[:3], k + 1, dtype=torch.bool, device=own.device).scatter(3, own, True)
+    return Taken(of_rank, own, mine[..., :k])
 
 
 def _scores_at(scores: Tensor | Hashed, tokens: Int64[Tensor, "B H S"]) -> Float[Tensor, "B H S C"]:

@@ -64,7 +64,7 @@ def _chosen(queries: Candidates, keys: Candidates, size: int, of: Sequence) -> t
     """Which candidates of all ranks buckets take, as queries and as keys."""
     sides = [(queries.scores, of.lengths), (keys.scores, of.key_lengths)]
     found = combine_together([choosing(scores, size, lengths) for scores, lengths in sides], of.group)
-    of_queries, of_keys = (taken(rank, scores, of) for rank, (scores, _) in zip(found, sides, strict=True))
+    of_queries, of_keys = (taken(slots, scores, of.rank) for slots, (scores, _) in zip(found, sides, strict=True))
     return of_queries, of_keys
 
 

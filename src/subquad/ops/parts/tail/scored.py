@@ -56,8 +56,8 @@ def attend_with_scored_tail(
     query, key, value = wide(query, key, value)
     sums = _sums(query, labels, C)
     given = [moments_as_rows(tokens), summed(sums), choosing(chosen.scores, topk, of.key_lengths)]
-    moments, sums, ranks = combine_together(given, of.group)
-    means, of_keys = sums[..., :-1] / sums[..., -1:].clamp(min=1), taken(ranks, chosen.scores, of)
+    moments, sums, slots = combine_together(given, of.group)
+    means, of_keys = sums[..., :-1] / sums[..., -1:].clamp(min=1), taken(slots, chosen.scores, of.rank)
     cell = clusters_by_moments(tokens, whole_of(moments, tokens, of), of, how)
 
     own = torch.where(of_keys.mine, chosen.tokens, key.shape[2])
@@ -65,10 +65,10 @@ def attend_with_scored_tail(
     rows = torch.cat([vectors_at(key, chosen.tokens), vectors_at(value, chosen.tokens)], dim=-1)
     both, rows = combine_together([merging(*seen), summed(of_keys.in_slots(rows))], of.group)
     tail = as_tail(means, *as_partial(both), scale)
-    slots = torch.arange(rows[0, 0, ..., 0].numel(), device=rows.device).view(rows.shape[2:4])
-    slots = torch.where(of_keys.there, slots, slots.numel())
+    numbers = torch.arange(rows[0, 0, ..., 0].numel(), device=rows.device).view(rows.shape[2:4])
+    lists = torch.where(of_keys.there, numbers, numbers.numel())
     keys, values = rows.flatten(2, 3).split([key.shape[3], value.shape[3]], dim=-1)
-    return attend_to_keys_and_cells(query, keys, values, slots, tail, labels, scale=scale)
+    return attend_to_keys_and_cells(query, keys, values, lists, tail, labels, scale=scale)
 
 
 @torch.no_grad()
