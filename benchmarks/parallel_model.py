@@ -94,12 +94,11 @@ def clustered_products(machine: Machine, layer: Layer, ranks: int) -> float:
     return (once + 3.5 * again) * layer.tokens * layer.heads / ranks / machine.other
 
 
-def clustered_numbers(layer: Layer) -> tuple[float, float]:
-    """Numbers per head that are added up (votes, sums, top keys with their values) and that each rank reads by itself
-    (scores, partials); forward and backward."""
-    C, D = layer.clusters, layer.width
+def clustered_numbers(layer: Layer) -> float:
+    """Numbers per head that ranks combine, forward and backward: votes, sums, scores, partials, top keys and values."""
+    C, D, k = layer.clusters, layer.width, layer.topk
     votes = C * layer.bits * (layer.iterations + 1)
-    return votes + 2 * C * (D + 1) + 2 * C * layer.topk * 2 * D, C * layer.topk + 2 * C * (D + 2)
+    return votes + 2 * C * (D + 1) + C * k + 2 * C * (D + 1) + 2 * C * k * 2 * D
 
 
 def linear_products(machine: Machine, layer: Layer, ranks: int) -> float:
@@ -114,23 +113,23 @@ def by_heads(machine: Machine, layer: Layer, ranks: int, products: Callable[...,
     return None if sent is None else products(machine, layer, ranks) + sent
 
 
-def gathered(machine: Machine, layer: Layer, ranks: int) -> float:
-    """i-clustered by summaries as subquad sends them, in fp32: each rank adds up a share of the sums for all."""
-    added, read = (numbers * layer.heads * FP32 for numbers in clustered_numbers(layer))
-    sent = 2 * to_all(machine, ranks, added / ranks) + to_all(machine, ranks, read)
-    exchanges = 2 * (7 + layer.iterations) * machine.start
-    return clustered_products(machine, layer, ranks) + sent + exchanges
+def by_shares(machine: Machine, ranks: int, sent: float, exchanges: int) -> float:
+    """Seconds in which ranks combine `sent` bytes: each a share of them for all, and then sends its results to all."""
+    twice = 2 * (to_all(machine, ranks, sent / ranks) - machine.start)
+    return twice + 2 * exchanges * machine.start
 
 
-def reduced(machine: Machine, layer: Layer, ranks: int) -> float:
-    """i-clustered by summaries if all were reduced on its way: twice its size, whatever the number of ranks."""
-    sent = 2 * sum(clustered_numbers(layer)) * layer.heads * FP32
-    exchanges = (7 + layer.iterations) * machine.start
-    return clustered_products(machine, layer, ranks) + sent / slowest(machine, ranks) + exchanges
+def clustered(machine: Machine, layer: Layer, ranks: int) -> float:
+    """i-clustered by summaries, in fp32: k-means, means, scores, rows forward, and means and rows backward."""
+    sent = clustered_numbers(layer) * layer.heads * FP32
+    return clustered_products(machine, layer, ranks) + by_shares(machine, ranks, sent, 7 + layer.iterations)
 
 
 def linear(machine: Machine, layer: Layer, ranks: int) -> float:
-    """A feature map by summaries: one exchange each way, of R·(D + 1) numbers per head."""
+    """A feature map by summaries, as subquad sends them: each rank's sums of R·(D + 1) numbers per head to each other.
+
+    One exchange each way.
+    """
     sent = linear_numbers(layer) * layer.heads * FP32
     return linear_products(machine, layer, ranks) + to_all(machine, ranks, sent) + machine.start
 
@@ -140,21 +139,20 @@ def linear_numbers(layer: Layer) -> float:
     return 2 * layer.features * (layer.width + 1)
 
 
-def linear_reduced(machine: Machine, layer: Layer, ranks: int) -> float:
-    """A feature map by summaries if sums were reduced on their way."""
-    sent = 2 * linear_numbers(layer) * layer.heads * FP32
-    return linear_products(machine, layer, ranks) + sent / slowest(machine, ranks) + 2 * machine.start
+def linear_by_shares(machine: Machine, layer: Layer, ranks: int) -> float:
+    """A feature map by summaries if ranks combined them by shares."""
+    sent = linear_numbers(layer) * layer.heads * FP32
+    return linear_products(machine, layer, ranks) + by_shares(machine, ranks, sent, 2)
 
 
 WAYS: dict[str, Callable[[Machine, Layer, int], float | None]] = {
     "full, ring": ring,
     "full, heads": lambda *of: by_heads(*of, exact_products),
     "i-clustered, heads": lambda *of: by_heads(*of, clustered_products),
-    "i-clustered, summary": gathered,
-    "i-clustered, summary reduced": reduced,
+    "i-clustered, summary": clustered,
     "performer, heads": lambda *of: by_heads(*of, linear_products),
     "performer, summary": linear,
-    "performer, summary reduced": linear_reduced,
+    "performer, summary by shares": linear_by_shares,
 }
 
 

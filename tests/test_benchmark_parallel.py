@@ -19,7 +19,7 @@ def test_on_one_gpu_nothing_is_sent(model: ModuleType):
     machine, layer = model.Machine(start=0.0), model.Layer(10**6)
     assert model.ring(machine, layer, 1) == model.exact_products(machine, layer, 1)
     assert model.by_heads(machine, layer, 1, model.exact_products) == model.exact_products(machine, layer, 1)
-    assert model.gathered(machine, layer, 1) == model.clustered_products(machine, layer, 1)
+    assert model.clustered(machine, layer, 1) == model.clustered_products(machine, layer, 1)
 
 
 def test_time_beyond_the_products_does_not_grow_with_the_length_for_summaries_alone(model: ModuleType):
@@ -29,11 +29,27 @@ def test_time_beyond_the_products_does_not_grow_with_the_length_for_summaries_al
     def sending(way, products, layer) -> float:
         return way(machine, layer, 8) - products(machine, layer, 8)
 
-    for way in (model.gathered, model.reduced):
-        assert sending(way, model.clustered_products, long) == pytest.approx(
-            sending(way, model.clustered_products, short)
-        )
+    for way, products in (
+        (model.clustered, model.clustered_products),
+        (model.linear, model.linear_products),
+        (model.linear_by_shares, model.linear_products),
+    ):
+        assert sending(way, products, long) == pytest.approx(sending(way, products, short))
     assert model.exchange_of_heads(machine, long, 8) > 9 * model.exchange_of_heads(machine, short, 8)
+
+
+def test_what_is_combined_by_shares_does_not_grow_with_the_ranks(model: ModuleType):
+    machine, layer = model.Machine(start=0.0), model.Layer(10**6)
+
+    def sending(way, products, ranks) -> float:
+        return way(machine, layer, ranks) - products(machine, layer, ranks)
+
+    for way, products in (
+        (model.clustered, model.clustered_products),
+        (model.linear_by_shares, model.linear_products),
+    ):
+        assert sending(way, products, 512) < 1.4 * sending(way, products, 32)  # at most 2 · 1, after 2 · 3/4
+    assert sending(model.linear, model.linear_products, 512) > 20 * sending(model.linear, model.linear_products, 32)
 
 
 def test_a_ring_hides_what_it_sends_where_there_is_enough_to_compute(model: ModuleType):

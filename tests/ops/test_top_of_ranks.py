@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subquad.ops.choose.top.op import top_and_best
-from subquad.ops.choose.top.parallel import candidates, taken
+from subquad.ops.choose.top.parallel import candidates, choosing, taken
 from subquad.ops.hash_functions import Hashed, HashFunction
 from subquad.ops.slots import vectors_at
 from tests.oracle import normal
@@ -19,10 +19,11 @@ def of_ranks(scores: list, K: int, real: torch.Tensor, *, odds: bool) -> torch.T
     """The tokens that each bucket takes, in ascending order and numbered as on one rank; N for none."""
     parts = [slice(start, stop) for start, stop in pairwise(BORDERS)]
     each = [candidates(own, K, real[:, part], odds=odds) for own, part in zip(scores, parts, strict=True)]
+    rows = [choosing(x.scores, K, [part.stop - part.start for part in parts]) for x in each]
+    slots = rows[0].combine(torch.stack([x.own.flatten(0, -2) for x in rows]))[0].view(2, 3, 4, -1)
     found = []
     for rank, (part, own) in enumerate(zip(parts, each, strict=True)):
-        chosen = taken([x.scores for x in each], K, rank)
-        found.append(torch.where(chosen.own, own.tokens + part.start, N))
+        found.append(torch.where(taken(slots, own.scores, rank).mine, own.tokens + part.start, N))
     return torch.cat(found, dim=3).sort(-1).values
 
 

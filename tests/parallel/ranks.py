@@ -6,6 +6,7 @@ torchrun --standalone --nproc-per-node 3 -m tests.parallel.ranks FOLDER [long]
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -45,6 +46,10 @@ class Case:
         ]
         return "-".join(own).replace(" ", "")
 
+    def error(self) -> float:
+        """The largest difference of this rank's output and gradients from those of one process."""
+        return error_of(self)
+
 
 @dataclass(frozen=True)
 class Sent:
@@ -54,10 +59,11 @@ class Sent:
     mode: str
     calls: int
     causal: bool = False
+    by_shares: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.method} {self.mode}{' causal' * self.causal}"
+        return f"{self.method} {self.mode}{' causal' * self.causal}{' by shares' * self.by_shares}"
 
 
 def masks(name: str, B: int) -> tuple[Callable[[], sq.Mask], Callable[[sq.parallel.Sequence], sq.Mask]]:
@@ -197,18 +203,21 @@ def large_sum() -> dict[str, Any]:
 
 def main(folder: Path, long: bool) -> None:
     from tests.parallel.cases import CASES, LONG, REFUSED, SENT
+    from tests.parallel.combined import combined, everything_by_shares
     from tests.parallel.disagreeing import disagreements
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     found: dict[str, Any] = {}
     for case in LONG if long else (*CASES, *REFUSED):
         try:
-            found[case.name] = case.error() if hasattr(case, "error") else error_of(case)
+            found[case.name] = case.error()
         except (ValueError, TypeError) as error:
             found[case.name] = str(error)
     for case in () if long else SENT:
-        found[case.name] = [sent(case.method, case.mode, tokens, case.causal) for tokens in (96, 960)]
+        with everything_by_shares() if case.by_shares else nullcontext():
+            found[case.name] = [sent(case.method, case.mode, tokens, case.causal) for tokens in (96, 960)]
     found["large sum"] = large_sum()
+    found["combined"] = combined()
     found["disagreeing"] = disagreements()
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()

@@ -26,6 +26,7 @@ from subquad.methods.borders import run_with_borders
 from subquad.methods.call import Call, Partial
 from subquad.ops.choose.places import Item
 from subquad.ops.heads import repeat_heads
+from subquad.ops.merging import merge_of_ranks
 from subquad.ops.precision import wide
 from subquad.ops.slots import taken
 from subquad.ops.softmax import merge_partials, visible_logsumexp, visible_softmax
@@ -179,10 +180,7 @@ class Common:
 
     def _with_rows(self, out: Tensor, lse: Tensor, found: tuple[Tensor, Tensor], of: Sequence) -> tuple[Tensor, Tensor]:
         """The partial with the rows of queries that see all keys, merged from what was found on all ranks."""
-        told = torch.cat([found[0], found[1].unsqueeze(-1)], dim=-1)
-        E = found[0].shape[3]
-        parts = [part.split([E, 1], dim=-1) for part in gather(told, [told.shape] * of.ranks, of.group)]
-        rows, of_rows = merge_partials([(rows, more.squeeze(-1)) for rows, more in parts])
+        rows, of_rows = merge_of_ranks(*found, of)
         own = torch.arange(out.shape[2], device=out.device) + spans(of.lengths)[of.rank].start
         same = own[:, None] == self.positions[:, None]
         slot, sees_all = same.int().argmax(-1), same.any(-1)[:, None]

@@ -19,9 +19,9 @@ from torch import Tensor
 from subquad.masks import Mask
 from subquad.methods.call import Call, Partial
 from subquad.methods.keep import Kept, attend_as_kept, not_kept, of_indices, with_columns, with_rows
+from subquad.ops.merging import merge_of_ranks
 from subquad.ops.precision import wide
 from subquad.ops.slots import taken
-from subquad.ops.softmax import merge_partials
 from subquad.ops.timeline import front_first
 from subquad.parallel import Sequence
 from subquad.parallel.collectives import add, gather
@@ -48,7 +48,9 @@ def run_with_kept(run: Callable[..., Partial], query: Tensor, key: Tensor, value
     others = not_kept(own, real_queries, N)
     columns = with_columns(query, kept_key, kept_value, numbers, kept.tokens, others, there[..., 1], inner, rest)
     rows = attend_as_kept(kept_query, key, value, kept.tokens, numbers, there[..., 0], real_keys, inner)
-    return with_rows(columns, _merged(rows, of), own, real_queries)
+    out, lse = rows
+    assert lse is not None
+    return with_rows(columns, merge_of_ranks(out, lse, of), own, real_queries)
 
 
 def _kept_of_all(named: Tensor, query: Tensor, mask: Mask, of: Sequence) -> Kept | None:
@@ -95,11 +97,3 @@ def _from_owners(
     )
     query, key, value = (x.unflatten(2, like.shape[2:]).transpose(1, 2) for x, like in zip(found, rows, strict=True))
     return query, key, value, flags > 0
-
-
-def _merged(rows: Partial, of: Sequence) -> Partial:
-    """The partial over the keys of all ranks."""
-    out, lse = rows
-    assert lse is not None
-    both = torch.cat([out, lse.unsqueeze(-1)], dim=-1)
-    return merge_partials([(x[..., :-1], x[..., -1]) for x in gather(both, [both.shape] * of.ranks, of.group)])

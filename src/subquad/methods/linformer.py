@@ -49,9 +49,10 @@ from subquad.ops.pools import pool_means, pool_of, pool_sizes
 from subquad.ops.projections import Projections, Shares
 from subquad.ops.slots import taken
 from subquad.ops.softmax import visible_logsumexp, visible_softmax
-from subquad.ops.standing import Standing, of_earlier, pool_sums, standings
+from subquad.ops.standing import Standing, pool_sums, standings
 from subquad.ops.timeline import Timeline, placed, ranks
 from subquad.ops.transforms import exact_attention
+from subquad.parallel.rows import combine_together, of_earlier
 from subquad.parallel.together import add_together
 from subquad.shapes import Sizes
 
@@ -188,7 +189,8 @@ def past_of_ranks(query: Tensor, key: Tensor, value: Tensor, call: Call, learned
     columns = learned.columns(side.rank, side.real & (side.rank >= skip), key)
     sums = [e.mT @ x for e, x in zip(columns, (key, value), strict=True)]
     rows = [torch.cat([side.ends(x, 1)[:, :, :1], y], dim=2) for x, y in zip((key, value), sums, strict=True)]
-    keys, values = of_earlier(torch.cat(rows, dim=3), call.parallel).sum(0).split([key.shape[3], value.shape[3]], dim=3)
+    (found,) = combine_together([of_earlier(torch.cat(rows, dim=3))], call.parallel.group)
+    keys, values = found.split([key.shape[3], value.shape[3]], dim=3)
     return Past(side.before, keys[:, :, 1:], values[:, :, 1:], keys[:, :, :1], values[:, :, :1])
 
 

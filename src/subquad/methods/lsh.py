@@ -28,9 +28,8 @@ from subquad.methods.rest import Rest
 from subquad.ops.choose.balanced import best_bucket, bucket_sizes, most_of
 from subquad.ops.heads import repeat_heads
 from subquad.ops.slots import Buckets
+from subquad.ops.standing import standings
 from subquad.ops.timeline import Timeline, ranks
-from subquad.parallel import Sequence
-from subquad.parallel.collectives import gather
 from subquad.randomness import normal, normal_rows
 
 OF_KEYS = 2**62  # tells the seed of the keys' random numbers from that of the queries'
@@ -60,13 +59,11 @@ def place_scores(
     return drawn[place][:, None].expand(-1, H, -1, -1)
 
 
-def tokens_before(line: Timeline, of: Sequence | None) -> tuple[Tensor | None, Tensor | None]:
+def tokens_before(call: Call, query: Tensor, key: Tensor) -> list[Tensor | None]:
     """How many real queries and keys stand on the ranks before this one, (B,) each; None without ranks."""
-    if of is None:
-        return None, None
-    counts = torch.stack([line.query_lengths, line.key_lengths])
-    queries, keys = sum(gather(counts, [counts.shape] * of.ranks, of.group)[: of.rank], torch.zeros_like(counts))
-    return queries, keys
+    if call.parallel is None:
+        return [None, None]
+    return [side.before for side in standings(call.mask, query, key, call.parallel)]
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ class RandomHash(HashedBuckets):
         (query, key), line = wide(query, key), Timeline.of(call.mask, query, key)
         buckets = self.buckets or math.ceil(line.M / self.bucket_size)
         if self.hash == "random":
-            before = tokens_before(line, call.parallel)
+            before = tokens_before(call, query, key)
             of_query = place_scores(query, line.real_queries, buckets, call.seed, before[0])
             of_key = place_scores(key, line.real_keys, buckets, call.seed ^ OF_KEYS, before[1])
         else:

@@ -38,9 +38,10 @@ from subquad.methods.base import WIDEST, Call, Method, Partial, Traits, whole, w
 from subquad.methods.full import sdpa
 from subquad.ops.blockwise.ring import exact_partial
 from subquad.ops.heads import repeat_heads
+from subquad.ops.merging import merge_of_ranks
 from subquad.ops.pools import pool_means, pool_of, pool_sizes
 from subquad.ops.softmax import visible_softmax
-from subquad.ops.standing import merge_of_ranks, pool_sums, standings
+from subquad.ops.standing import pool_sums, standings
 from subquad.ops.timeline import ranks
 from subquad.parallel.halo import Halo
 from subquad.parallel.together import add_together

@@ -34,10 +34,10 @@ from subquad.ops.heads import repeat_heads
 from subquad.ops.parts.features.visible import drop_rows
 from subquad.ops.parts.products.gated import gated_product
 from subquad.ops.slots import taken
-from subquad.ops.standing import of_earlier
 from subquad.ops.timeline import Timeline, placed
 from subquad.parallel import Sequence
 from subquad.parallel.collectives import add
+from subquad.parallel.rows import combine_together, of_earlier
 from subquad.randomness import directions
 from subquad.shapes import Sizes
 
@@ -115,8 +115,8 @@ class RandomFeature(Method):
             sums = sums if call.parallel is None else add(sums, call.parallel.group)
             return _normalised(of_query @ repeat_heads(sums, query.shape[1])), None
         if call.parallel is not None:
-            before = _of_earlier_ranks(of_key, value, log_gate, call.parallel)
-            return _normalised(gated_product(of_query, of_key, value, log_gate, before)[0]), None
+            earlier = _of_earlier_ranks(of_key, value, log_gate, call.parallel)
+            return _normalised(gated_product(of_query, of_key, value, log_gate, earlier)[0]), None
         if line.aligned:
             return _normalised(gated_product(of_query, of_key, value, log_gate)[0]), None
         # Queries beside their keys; behind the last key there is room for those beyond it, and nothing is added there.
@@ -163,9 +163,13 @@ def _of_earlier_ranks(
     to_end = (log_gate.sum(2, keepdim=True) - log_gate.cumsum(2)).exp()
     own = (of_key * to_end.unsqueeze(-1)).mT @ value
     gate = log_gate.sum(2)[..., None, None].expand(*own.shape[:3], 1)
-    sums, gates = of_earlier(torch.cat([own, gate], dim=3), of).split([own.shape[3], 1], dim=4)
-    between = gates.flip(0).cumsum(0).flip(0) - gates
-    return (sums * between.exp()).sum(0)
+    (found,) = combine_together([of_earlier(torch.cat([own, gate], dim=3), _shrunk_and_added)], of.group)
+    return found[..., :-1]
+
+
+def _shrunk_and_added(sums: Float[Tensor, "n F"], more: Float[Tensor, "n F"]) -> Float[Tensor, "n F"]:
+    """The sums behind the tokens of a rank, whose last column is ln g of all its tokens."""
+    return sums * more[:, -1:].exp() + more
 
 
 def _with_ones(value: Float[Tensor, "B G M E"], like: Tensor) -> Float[Tensor, "B G M F"]:

@@ -21,7 +21,7 @@ from subquad.ops.parts.pairs.op import attend_pairs
 from subquad.ops.slots import Buckets, rows_at
 from subquad.ops.split_pools import Half, empty, halves, joined, merged, pooled_by, running, sizes_of_items
 from subquad.ops.standing import Standing, standings
-from subquad.parallel.collectives import gather
+from subquad.parallel.rows import Rows, combine_together, summed
 
 BLOCK = 64  # queries of a block where all of them meet the same keys
 
@@ -109,12 +109,9 @@ def _without_near(split: Split, queries: Standing, query: Tensor, key: Tensor, v
     label = side.rank // split.pool_tokens
     pools = split.pooled(key, value, label.expand(B, -1), _inner(side, s), k)
     ends = side.ends(torch.cat([key, value], dim=3), s)
-    sent = torch.cat([pools.flatten(1), ends.flatten(1)], dim=1)
-    every = [
-        x.split([pools[0].numel(), ends[0].numel()], dim=1) for x in gather(sent, [sent.shape] * of.ranks, of.group)
-    ]
-    whole = merged([x.view(pools.shape) for x, _ in every], split.D)
-    sinks = torch.stack([x.view(ends.shape) for _, x in every]).sum(0).split([split.D, value.shape[3]], dim=3)
+    of_rank = Rows(pools, lambda parts: [merged(list(parts), split.D)] * len(parts))
+    whole, ends = combine_together([of_rank, summed(ends)], of.group)
+    sinks = ends.split([split.D, value.shape[3]], dim=3)
     of_keys, (of_values, _) = halves(whole, split.D)
     bias, there = split.bias(of_keys, H)
     there = torch.cat([ends_there(side, s), there], dim=1)

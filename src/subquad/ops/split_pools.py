@@ -36,18 +36,18 @@ def pooled_by(
     return sums[:, :, :pools] / total.unsqueeze(-1), lse
 
 
-def joined(of_keys: Half, of_values: Half) -> Float[Tensor, "B G P X"]:
+def joined(of_keys: Half, of_values: Half) -> Float[Tensor, "*pools X"]:
     """Both halves as one tensor."""
-    return torch.cat([x if x.ndim == 4 else x.unsqueeze(-1) for half in (of_keys, of_values) for x in half], dim=3)
+    return torch.cat([x for mean, lse in (of_keys, of_values) for x in (mean, lse.unsqueeze(-1))], dim=-1)
 
 
-def halves(pools: Float[Tensor, "B G P X"], D: int) -> tuple[Half, Half]:
+def halves(pools: Float[Tensor, "*pools X"], D: int) -> tuple[Half, Half]:
     """The halves of `joined`, of which the first has the width D."""
-    key, lse, value, other = pools.split([D, 1, pools.shape[3] - D - 2, 1], dim=3)
+    key, lse, value, other = pools.split([D, 1, pools.shape[-1] - D - 2, 1], dim=-1)
     return (key, lse.squeeze(-1)), (value, other.squeeze(-1))
 
 
-def merged(parts: list[Float[Tensor, "B G P X"]], D: int) -> Float[Tensor, "B G P X"]:
+def merged(parts: list[Float[Tensor, "*pools X"]], D: int) -> Float[Tensor, "*pools X"]:
     """The pools of the tokens of all parts."""
     of_keys, of_values = zip(*(halves(part, D) for part in parts), strict=True)
     return joined(merge_partials(list(of_keys)), merge_partials(list(of_values)))

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.ops.pools import pool_of
-from subquad.ops.softmax import merge_partials
 from subquad.ops.timeline import ranks, real_lengths
 from subquad.parallel import Sequence
 from subquad.parallel.collectives import gather
@@ -82,22 +81,3 @@ def pool_sums(x: Float[Tensor, "B H M D"], standing: Standing, pools: int, skip:
     label = torch.where(standing.real & (rank >= 0) & (rank < tokens), pool_of(rank, tokens, pools), pools)
     sums = x.new_zeros(*x.shape[:2], pools + 1, x.shape[3])
     return sums.scatter_add(2, label[:, None, :, None].expand_as(x), x)[:, :, :pools]
-
-
-def merge_of_ranks(
-    out: Float[Tensor, "B H L E"], lse: Float[Tensor, "B H L"], of: Sequence
-) -> tuple[Float[Tensor, "B H L E"], Float[Tensor, "B H L"]]:
-    """The partial over the keys of all ranks, from each rank's for the same queries, by one exchange."""
-    both = torch.cat([out, lse.unsqueeze(-1)], dim=-1)
-    parts = [part.split([out.shape[-1], 1], dim=-1) for part in gather(both, [both.shape] * of.ranks, of.group)]
-    return merge_partials([(out, lse.squeeze(-1)) for out, lse in parts])
-
-
-def of_earlier(x: Float[Tensor, "..."], of: Sequence) -> Float[Tensor, "_R ..."]:
-    """What each rank has, by one exchange; 0 in place of what this rank and those behind it have.
-
-    The exchange is a part of every rank's result, so that its backward pass runs on all of them.
-    """
-    every = torch.stack(gather(x, [x.shape] * of.ranks, of.group))
-    earlier = torch.arange(of.ranks, device=x.device).view(-1, *[1] * x.ndim) < of.rank
-    return torch.where(earlier, every, 0.0)

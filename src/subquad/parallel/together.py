@@ -11,35 +11,15 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from subquad.parallel.collectives import Shape, _all_to_all, add, adds_at_once, gather
-
-
-def gather_together(tensors: Sequence[Tensor], group: Any) -> list[list[Tensor]]:
-    """What every rank has of each, in their order; tensors of one dtype, and of the same shapes on all ranks."""
-    both = torch.cat([x.reshape(-1) for x in tensors])
-    every = gather(both, [both.shape] * dist.get_world_size(group), group)
-    sizes = [x.numel() for x in tensors]
-    return [[part.view_as(x) for part, x in zip(one.split(sizes), tensors, strict=True)] for one in every]
+from subquad.parallel.collectives import Shape, _all_to_all, add
 
 
 def add_together(tensors: Sequence[Tensor], group: Any) -> list[Tensor]:
     """The sum of each over all ranks, in their order, so that each rank has the same bits. Differentiable."""
     total = add(torch.cat([x.reshape(-1) for x in tensors]), group)
     return [part.view_as(x) for part, x in zip(total.split([x.numel() for x in tensors]), tensors, strict=True)]
-
-
-def gather_and_add(x: Tensor, y: Tensor, group: Any) -> tuple[list[Tensor], Tensor]:
-    """What every rank has of x, in their order, and the sum of their y; of one dtype. One exchange where y is small."""
-    if not adds_at_once(y, group):
-        return gather(x, [x.shape] * dist.get_world_size(group), group), add(y, group)
-    every = gather_together([x, y], group)
-    total = every[0][1]
-    for _, other in every[1:]:
-        total = total + other
-    return [part for part, _ in every], total
 
 
 def exchange_together(

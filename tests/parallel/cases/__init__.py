@@ -16,10 +16,11 @@ from tests.parallel.cases import (
     patterns,
     projections,
     ring,
+    shares,
     tails,
 )
 
-OF_ALL = by_heads, clusters, features, halo, hashed, kept, layers, near, patterns, projections, ring, tails
+OF_ALL = by_heads, clusters, features, halo, hashed, kept, layers, near, patterns, projections, ring, shares, tails
 
 CASES = [case for module in OF_ALL for case in module.CASES]
 LONG = [case for module in OF_ALL for case in getattr(module, "LONG", ())]

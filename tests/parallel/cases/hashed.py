@@ -71,10 +71,10 @@ REFUSED = [
     Case("lha:bucket_size=5,selection=argmax", "summary"),
     Training("lha-tail:buckets=3,keys=5,cells=2"),
 ]
-# Buckets make one exchange in each direction. A tail makes two, and eight for the k-means of its cells.
+# Scores and rows; rows come back. A tail: moments with scores, first centroids, five iterations, cells with rows.
 SENT = [
-    Sent("lsh:buckets=4,bucket_size=6", "summary", 2),
+    Sent("lsh:buckets=4,bucket_size=6", "summary", 3),
     Sent("lsh:buckets=4,bucket_size=6,hash=random", "summary", 3),
-    Sent("lha:buckets=4,bucket_size=6", "summary", 2),
-    Sent("lha-tail:buckets=4,keys=6,cells=3", "summary", 11),
+    Sent("lha:buckets=4,bucket_size=6", "summary", 3),
+    Sent("lha-tail:buckets=4,keys=6,cells=3", "summary", 10),
 ]

@@ -55,9 +55,7 @@ def clusters_of_ranks(
         tokens.append(Tokens(value, real[1]))
     of_query, *others = moments_of_ranks(of, *tokens)
     metric = _metric(others[0], query.shape[1]) if by_logits else None
-    problems = [
-        Codes(_query_codes(query, real[0], of_query, metric, how), real[0], of_query, how.clusters, how.iterations)
-    ]
+    problems = [_query_codes(tokens[0], of_query, metric, how)]
     if cells is not None:
         codes = _cell_codes(key, value, real[1], others[0], others[1], how.seed)
         problems.append(Codes(codes, real[1], others[0], cells, ITERATIONS))
@@ -66,6 +64,13 @@ def clusters_of_ranks(
         for _ in range(how.refine):
             labels = _moved(labels, query, problems[0], metric, of)
     return labels, cell[0] if cell else None
+
+
+@torch.no_grad()
+def clusters_by_moments(tokens: Tokens, whole: Whole, of: Sequence, how: Clustering) -> Int64[Tensor, "B H N"]:
+    """The cluster of each of this rank's tokens, of which the moments are known, by their directions alone."""
+    (labels,) = kmeans_of_ranks([_query_codes(tokens, whole, None, how)], of)
+    return labels
 
 
 def _metric(of_keys: Whole, heads: int) -> Float[Tensor, "B {heads} D D"]:
@@ -79,13 +84,15 @@ def _metric(of_keys: Whole, heads: int) -> Float[Tensor, "B {heads} D D"]:
     return repeat_heads(metric, heads)
 
 
-def _query_codes(query: Tensor, real: Tensor | None, of: Whole, metric: Tensor | None, how: Clustering) -> Tensor:
+def _query_codes(queries: Tokens, of: Whole, metric: Tensor | None, how: Clustering) -> Codes:
     """Sign hashes of (q − mean q)·L with L Lᵀ the metric."""
+    query, real, _ = queries
     planes = _planes(how.seed, how.bits, query.shape[3], query)
     if metric is not None:
         factor, _ = torch.linalg.cholesky_ex(metric)
         planes = (planes.double() @ factor.mT).to(planes.dtype)
-    return centred_codes((Term(query, of.mean, torch.ones_like(of.squares)),), planes, real)
+    codes = centred_codes((Term(query, of.mean, torch.ones_like(of.squares)),), planes, real)
+    return Codes(codes, real, of, how.clusters, how.iterations)
 
 
 def _cell_codes(

@@ -1,7 +1,7 @@
 """Means, spreads and covariances of tokens that are split over ranks."""
 
-from collections.abc import Sequence as Several
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subquad.ops.choose.ranks.op import moments_of
 from subquad.parallel import Sequence
-from subquad.parallel.together import gather_together
+from subquad.parallel.rows import Rows, combine_together
 
 BLOCK = 2048  # tokens at a time, which stay in the cache
 
@@ -43,16 +43,30 @@ class Whole:
 
 
 def moments_of_ranks(of: Sequence, *given: Tokens) -> list[Whole]:
-    """The moments of each over all ranks, by one exchange."""
-    sent: list[Tensor] = []
-    for x, real, covariance in given:
-        B, _, N, _ = x.shape
-        count = torch.full((B,), N, device=x.device) if real is None else real.sum(1)
-        mean, squares = moments_of(x, real)
-        sent += [count.double(), mean, squares]
-        sent.append(_scatter(x, real, mean, squares) if covariance else squares.new_zeros(0))
-    every = gather_together(sent, of.group)
-    return [_combined(of.rank, [parts[4 * i : 4 * i + 4] for parts in every]) for i in range(len(given))]
+    """The moments of each over all ranks, by one exchange, or two of many bytes."""
+    found = combine_together([moments_as_rows(x) for x in given], of.group)
+    return [whole_of(rows, x, of) for rows, x in zip(found, given, strict=True)]
+
+
+@torch.no_grad()
+def moments_as_rows(given: Tokens) -> Rows:
+    """This rank's moments of each item and head, in fp64: count | squares | mean | covariance."""
+    x, real, covariance = given
+    B, H, N, D = x.shape
+    count = torch.full((B,), N, device=x.device) if real is None else real.sum(1)
+    mean, squares = moments_of(x, real)
+    parts = [count.double()[:, None, None].expand(B, H, 1), squares.unsqueeze(-1), mean]
+    parts += [_scatter(x, real, mean, squares).flatten(2)] if covariance else []
+    return Rows(torch.cat(parts, dim=-1), partial(_combined, D))
+
+
+def whole_of(rows: Float[Tensor, "B H F"], given: Tokens, of: Sequence) -> Whole:
+    """What is known of the tokens of all ranks, from what comes of `moments_as_rows`."""
+    D = given.x.shape[3]
+    count, squares, mean, covariance = rows.split([of.ranks, 1, D, D * D * given.covariance], dim=-1)
+    counts = count[:, 0].long()
+    squared = covariance.unflatten(2, (D, D)) if given.covariance else None
+    return Whole(counts.sum(1), counts[:, : of.rank].sum(1), mean, squares.squeeze(-1), squared)
 
 
 def _scatter(x: Tensor, real: Tensor | None, mean: Tensor, squares: Tensor) -> Float[Tensor, "B H D D"]:
@@ -68,16 +82,15 @@ def _scatter(x: Tensor, real: Tensor | None, mean: Tensor, squares: Tensor) -> F
     return total * largest.square()
 
 
-def _combined(rank: int, parts: Several[Several[Tensor]]) -> Whole:
-    """The moments of the union of what the ranks have."""
-    count, mean, squares, scatter = (torch.stack([part[i] for part in parts]) for i in range(4))
-    share = count / count.sum(0).clamp(min=1)
-    whole = (share[..., None, None] * mean).sum(0)
-    apart = mean - whole
+def _combined(D: int, parts: Float[Tensor, "_R n F"]) -> list[Float[Tensor, "n G"]]:
+    """The moments of the union of what the ranks have, with each rank's count in place of one."""
+    count, squares, mean, scatter = parts.split([1, 1, D, parts.shape[2] - D - 2], dim=-1)
     total = count.sum(0).clamp(min=1)
-    variance = (squares + count.unsqueeze(-1) * apart.square().sum(-1)).sum(0) / (total.unsqueeze(-1) * mean.shape[-1])
-    covariance = None
-    if scatter.numel() > 0:
-        between = count[..., None, None, None] * (apart.unsqueeze(-1) * apart.unsqueeze(-2))
-        covariance = (scatter + between).sum(0) / total[:, None, None, None]
-    return Whole(count.sum(0).long(), count[:rank].sum(0).long(), whole, variance, covariance)
+    whole = (count / total * mean).sum(0)
+    apart = mean - whole
+    variance = (squares + count * apart.square().sum(-1, keepdim=True)).sum(0) / (total * D)
+    found = [count.squeeze(-1).T, variance, whole]
+    if scatter.shape[2] > 0:
+        between = count * (apart.unsqueeze(-1) * apart.unsqueeze(-2)).flatten(2)
+        found.append((scatter + between).sum(0) / total)
+    return [torch.cat(found, dim=-1)] * len(parts)

@@ -1,22 +1,32 @@
 """The tokens that score highest in each bucket, of tokens that are split over ranks.
 
 A bucket takes a number K of tokens that does not grow with the length. So the best of all ranks are among the K best of
-each rank, which are found where they are, and one exchange of their scores decides: no threshold is searched for.
+each rank, which are found where they are, and their scores decide: no threshold is searched for. Each of the K slots of
+a bucket gets the number of a rank, from which this rank knows which of its candidates stands there, because it knows
+the order of its own.
 
     rank 0    9.1  7.5  2.0          rank 1    8.8  3.1  3.0          K = 3
-    taken     yes  yes  no                     yes  no   no
+    slots     rank 0 (9.1)   rank 1 (8.8)   rank 0 (7.5)
+
+Then the vectors of what is taken travel as a sum: each rank puts its own into their slots, and 0 into all others.
 """
 
+from collections.abc import Sequence as Many
+from functools import partial
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int64
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int16, Int64
 from torch import Tensor
 
 from subquad.ops.choose.top.op import top_and_best
 from subquad.ops.choose.top.reference import log_odds
 from subquad.ops.hash_functions import Hashed
+from subquad.ops.precision import wide
 from subquad.ops.timeline import real_lengths
+from subquad.parallel import Sequence
+from subquad.parallel.rows import Rows, combine_together
 
 
 class Candidates(NamedTuple):
@@ -34,17 +44,28 @@ class Candidates(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The tokens of all ranks that a bucket takes, the highest score first.
+    """What a bucket takes of the candidates of all ranks, in slots, the highest score first.
 
     Attributes:
-        own: which of this rank's candidates they are.
-        place: where they stand among the candidates of all ranks, one rank after the other.
-        there: False where there are fewer tokens.
+        rank: whose candidate stands in each slot; −1 in an empty one.
+        own: which of this rank's candidates it is; k where it is none of them.
+        mine: which of this rank's candidates are taken.
     """
 
-    own: Bool[Tensor, "B H C k"]
-    place: Int64[Tensor, "B H C K"]
-    there: Bool[Tensor, "B H C K"]
+    rank: Int64[Tensor, "B H C K"]
+    own: Int64[Tensor, "B H C K"]
+    mine: Bool[Tensor, "B H C k"]
+
+    @property
+    def there(self) -> Bool[Tensor, "B H C K"]:
+        """Which slots are filled."""
+        return self.rank >= 0
+
+    def in_slots(self, rows: Float[Tensor, "B H C k F"]) -> Float[Tensor, "B H C K F"]:
+        """The vectors of this rank's candidates in their slots, and 0 in the others: the sum over ranks fills all."""
+        none = self.own == rows.shape[3]
+        at = self.own.masked_fill(none, 0).unsqueeze(-1).expand(-1, -1, -1, -1, rows.shape[4])
+        return rows.gather(3, at).masked_fill(none.unsqueeze(-1), 0.0)
 
 
 @torch.no_grad()
@@ -63,13 +84,41 @@ def candidates(
     return Candidates(tokens, found.masked_fill(empty, -torch.inf), best)
 
 
-def taken(scores: list[Float[Tensor, "B H C _"]], K: int, rank: int) -> Taken:
-    """The K candidates that score highest in each bucket; of equal ones those in front."""
-    every = torch.cat(scores, dim=3)
-    found, place = (x[..., :K] for x in every.sort(dim=-1, descending=True, stable=True))
-    there = ~torch.isneginf(found)
-    among = torch.zeros_like(every, dtype=torch.bool).scatter(3, place, there)
-    return Taken(among.split([x.shape[3] for x in scores], dim=3)[rank], place, there)
+def choose(scores: Float[Tensor, "B H C k"], K: int, lengths: Many[int], of: Sequence) -> Taken:
+    """The K candidates of all ranks with the highest scores, of equal ones those in front; `lengths` as in `choosing`.
+
+    One exchange, or two of many bytes.
+    """
+    (found,) = combine_together([choosing(scores, K, lengths)], of.group)
+    return taken(found, scores, of.rank)
+
+
+def choosing(scores: Float[Tensor, "B H C k"], K: int, lengths: Many[int]) -> Rows:
+    """The scores as rows, of which `taken` reads what is made; `lengths` are the numbers of tokens of the ranks.
+
+    They travel as integers, which have no gradient that would have to come back.
+    """
+    (scores,) = wide(scores.detach())
+    even = F.pad(scores, (0, min(K, max(lengths)) - scores.shape[3]), value=-torch.inf)
+    bits = torch.int64 if scores.dtype == torch.float64 else torch.int32
+    return Rows(even.contiguous().view(bits), partial(_ranks_in_slots, scores.dtype, min(K, sum(lengths))))
+
+
+def _ranks_in_slots(dtype: torch.dtype, K: int, every: Tensor) -> list[Int16[Tensor, "n K"]]:
+    ranks, _, width = every.shape
+    found, place = every.view(dtype).transpose(0, 1).flatten(1).sort(dim=-1, descending=True, stable=True)
+    rank = torch.where(torch.isneginf(found), -1, place // width)[:, :K]
+    return [rank.to(torch.int16)] * ranks
+
+
+def taken(slots: Int16[Tensor, "B H C K"], scores: Float[Tensor, "B H C k"], rank: int) -> Taken:
+    """What buckets take, of which `choosing` says whose it is; the scores are those of this rank's candidates."""
+    of_rank, k = slots.long(), scores.shape[3]
+    order = scores.detach().sort(dim=-1, descending=True, stable=True).indices
+    here = of_rank == rank
+    own = torch.where(here, order.gather(3, (here.cumsum(-1) - 1).clamp(0, k - 1)), k)
+    mine = torch.zeros(*scores.shape[:3], k + 1, dtype=torch.bool, device=own.device).scatter(3, own, True)
+    return Taken(of_rank, own, mine[..., :k])
 
 
 def _scores_at(scores: Tensor | Hashed, tokens: Int64[Tensor, "B H S"]) -> Float[Tensor, "B H S C"]:

@@ -6,7 +6,7 @@ is sent, in rows of C, X, or C·k:
     means        sums of each cluster's queries and each cell's keys, and how many there are      (C + X)·(D + 1)
     scores       each rank's k keys with the largest weight times distance to their cell's mean   C·k
     cells        k̄, v̄ and ln Σ of each rank's keys of each cell as each mean sees them, without
-                 the exact keys                                                                   C·X·(D + E + 1)
+                 the exact keys; partials, which merge                                            C·X·(D + E + 1)
     rows         the exact keys and their values, added up over the ranks                         C·k·(D + E)
 
 A rank leaves all its candidates out of its cells, in the pass over its keys that finds them; those that are not among
@@ -18,17 +18,19 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.ops.choose.ranks.clusters import Clustering, clusters_of_ranks
+from subquad.ops.choose.top.parallel import choose
+from subquad.ops.merging import as_partial, merging
 from subquad.ops.padding import cleared
-from subquad.ops.parts.clustered.parallel import choose_top, in_slots, rows_of
+from subquad.ops.parts.clustered.parallel import rows_of
 from subquad.ops.parts.listed.op import attend_in_clusters
 from subquad.ops.parts.sums.op import group_sums
 from subquad.ops.parts.tail.reference import spread_of
 from subquad.ops.parts.tail.seen import Seen, seen_cells
 from subquad.ops.precision import wide
 from subquad.ops.rows import WithRows
-from subquad.ops.softmax import merge_partials
 from subquad.parallel import Sequence
-from subquad.parallel.together import add_together, gather_and_add
+from subquad.parallel.rows import combine_together, summed
+from subquad.parallel.together import add_together
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 
@@ -60,15 +62,15 @@ def tail_of_ranks(
     with torch.no_grad():
         apart = keys - rows_of(WithRows(cell_means), cell_of)
         scores = (logits + spread_of(apart)).masked_fill(seen.top == key.shape[2], -torch.inf)
-    top = choose_top(scores, min(topk, sum(of.key_lengths)), of)
-    joining = ~top.taken & (seen.top < key.shape[2])
+    top = choose(scores, topk, of.key_lengths, of)
+    joining = ~top.mine & (seen.top < key.shape[2])
     seen = _joined(seen, keys, values, logits.masked_fill(~joining, -torch.inf), cell_of)
 
     D, E = key.shape[3], value.shape[3]
-    both = torch.cat([seen.key, seen.value, seen.lse.unsqueeze(-1)], dim=-1)
-    parts, rows = gather_and_add(both, in_slots(keys, values, top), of.group)
-    keys, values = rows.split([D, E], dim=-1)
-    both, lse = merge_partials([(part[..., :-1], part[..., -1]) for part in parts])
+    cells_seen = merging(torch.cat([seen.key, seen.value], dim=-1), seen.lse)
+    rows = top.in_slots(torch.cat([keys, values], dim=-1))
+    both, rows = combine_together([cells_seen, summed(rows)], of.group)
+    (both, lse), (keys, values) = as_partial(both), rows.split([D, E], dim=-1)
     bias = lse - (both[..., :D] @ means.unsqueeze(-1)).squeeze(-1) * scale
     return attend_in_clusters(
         query,

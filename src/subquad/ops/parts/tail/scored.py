@@ -1,12 +1,14 @@
 """Attention with a tail over ranks, where scores choose each bucket's exact keys.
 
 A query is in the bucket that it scores highest; a bucket takes the K keys of all ranks that score highest in it.
-Queries stay where they are. What is sent after the k-means of the cells, in two exchanges:
+Queries stay where they are. What is sent, beside what makes the cells (`ops.choose.ranks.clusters`):
 
-    scores     of each rank's candidates, which say which of them a bucket takes                     C·K
+    scores     of each rank's candidates say which of them a bucket takes                            C·K
     means      sums of each rank's queries in a bucket, and how many there are                       C·(D + 1)
     cells      what the mean query sees of each cell of a rank's keys: partials, which merge         C·X·(D + E + 1)
-    rows       the keys and values of the candidates                                                 C·K·(D + E)
+    rows       the keys and values that buckets take, added up over the ranks                        C·K·(D + E)
+
+Scores and sums go with the moments of the keys, before the k-means of the cells, the others together behind it.
 """
 
 import torch
@@ -15,18 +17,19 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.ops.choose.cells.op import BITS, ITERATIONS_OF_KEYS
-from subquad.ops.choose.ranks.clusters import Clustering, clusters_of_ranks
+from subquad.ops.choose.ranks.clusters import Clustering, clusters_by_moments
+from subquad.ops.choose.ranks.moments import Tokens, moments_as_rows, whole_of
 from subquad.ops.choose.top.op import top_and_best
-from subquad.ops.choose.top.parallel import Candidates, Taken, candidates, taken
+from subquad.ops.choose.top.parallel import candidates, choosing, taken
 from subquad.ops.groups import group_mean, group_sizes
 from subquad.ops.hash_functions import Hashed
+from subquad.ops.merging import as_partial, merging
 from subquad.ops.padding import cleared_inputs
-from subquad.ops.parts.tail.reference import Tail, as_tail, attend_to_keys_and_cells, cells_seen
+from subquad.ops.parts.tail.reference import as_tail, attend_to_keys_and_cells, cells_seen
 from subquad.ops.precision import wide
 from subquad.ops.slots import vectors_at
-from subquad.ops.softmax import merge_partials
 from subquad.parallel import Sequence
-from subquad.parallel.collectives import gather_columns
+from subquad.parallel.rows import combine_together, summed
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 
@@ -49,19 +52,23 @@ def attend_with_scored_tail(
     real_keys, C = mask.key_padding(key.shape[2]), scores[0].shape[3]
     labels = _best(scores[0], mask.query_padding(query.shape[2]))
     chosen = candidates(scores[1], topk, real_keys, odds=False)
-    how = Clustering(cells, BITS, ITERATIONS_OF_KEYS, seed)
-    cell, _ = clusters_of_ranks(key, key, value, (real_keys, real_keys), of, how)  # the keys in the place of queries
-
+    tokens, how = Tokens(key, real_keys), Clustering(cells, BITS, ITERATIONS_OF_KEYS, seed)
     query, key, value = wide(query, key, value)
-    means, of_keys = _means_and_taken(query, labels, C, chosen, topk, of)
-    own = torch.where(of_keys.own, chosen.tokens, key.shape[2])
+    sums = _sums(query, labels, C)
+    given = [moments_as_rows(tokens), summed(sums), choosing(chosen.scores, topk, of.key_lengths)]
+    moments, sums, slots = combine_together(given, of.group)
+    means, of_keys = sums[..., :-1] / sums[..., -1:].clamp(min=1), taken(slots, chosen.scores, of.rank)
+    cell = clusters_by_moments(tokens, whole_of(moments, tokens, of), of, how)
+
+    own = torch.where(of_keys.mine, chosen.tokens, key.shape[2])
     seen = cells_seen(means, key, value, own, cell, cells, scale)
-    tail, rows = _tail_and_rows(means, seen, key, value, chosen.tokens, topk, scale, of)
-    width = rows.shape[3]
-    first = torch.arange(C, device=rows.device)[:, None] * width
-    slots = torch.where(of_keys.there, first + of_keys.place, C * width)
+    rows = torch.cat([vectors_at(key, chosen.tokens), vectors_at(value, chosen.tokens)], dim=-1)
+    both, rows = combine_together([merging(*seen), summed(of_keys.in_slots(rows))], of.group)
+    tail = as_tail(means, *as_partial(both), scale)
+    numbers = torch.arange(rows[0, 0, ..., 0].numel(), device=rows.device).view(rows.shape[2:4])
+    lists = torch.where(of_keys.there, numbers, numbers.numel())
     keys, values = rows.flatten(2, 3).split([key.shape[3], value.shape[3]], dim=-1)
-    return attend_to_keys_and_cells(query, keys, values, slots, tail, labels, scale=scale)
+    return attend_to_keys_and_cells(query, keys, values, lists, tail, labels, scale=scale)
 
 
 @torch.no_grad()
@@ -73,35 +80,7 @@ def _best(of_query: Tensor | Hashed, real: Bool[Tensor, "B N"] | None) -> Int64[
     return labels if real is None else torch.where(real[:, None], labels, C)
 
 
-def _means_and_taken(
-    query: Tensor, labels: Tensor, C: int, chosen: Candidates, topk: int, of: Sequence
-) -> tuple[Float[Tensor, "B H C D"], Taken]:
-    """The mean query of each bucket, 0 for an empty one, and the keys that it takes."""
+def _sums(query: Float[Tensor, "B H N D"], labels: Int64[Tensor, "B H N"], C: int) -> Float[Tensor, "B H C F"]:
+    """The sum of the queries in each bucket, and in one more column how many there are."""
     sizes = group_sizes(labels, C)[..., None].to(query.dtype)
-    sums = group_mean(query, labels, C) * sizes
-    widths = [[query.shape[3], 1, min(topk, m)] for m in of.key_lengths]
-    parts = gather_columns([sums, sizes, chosen.scores], widths, of.group)
-    total, count = (torch.stack([part[i] for part in parts]).sum(0) for i in (0, 1))
-    return total / count.clamp(min=1), taken([part[2].detach() for part in parts], topk, of.rank)
-
-
-def _tail_and_rows(
-    means: Tensor,
-    seen: tuple[Tensor, Tensor],
-    key: Tensor,
-    value: Tensor,
-    candidates: Int64[Tensor, "B H C k"],
-    topk: int,
-    scale: float,
-    of: Sequence,
-) -> tuple[Tail, Float[Tensor, "B H C W F"]]:
-    """The tail over the keys of all ranks, and the keys and values of the candidates of all ranks."""
-    both, lse = seen
-    X, F = both.shape[2], both.shape[4]
-    of_cells = torch.cat([both, lse[..., None]], dim=-1).transpose(2, 3)
-    rows = torch.cat([vectors_at(key, candidates), vectors_at(value, candidates)], dim=-1)
-    widths = [[X * (F + 1), min(topk, m) * F] for m in of.key_lengths]
-    parts = gather_columns([of_cells.flatten(3), rows.flatten(3)], widths, of.group)
-    partials = [part[0].unflatten(3, (X, F + 1)).transpose(2, 3) for part in parts]
-    merged = merge_partials([(x[..., :F], x[..., F]) for x in partials])
-    return as_tail(means, *merged, scale), torch.cat([part[1].unflatten(3, (-1, F)) for part in parts], dim=3)
+    return torch.cat([group_mean(query, labels, C) * sizes, sizes], dim=-1)
