@@ -49,8 +49,8 @@ def user_errors(again: str = "the same command resumes from here") -> Iterator[N
         if error.errno == errno.EPIPE:
             raise
         _end(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
-    except KeyboardInterrupt as error:
-        how, code = said(error)
+    except KeyboardInterrupt:
+        how, code = said()
         say(f"{how}; {again}", errors)
         raise typer.Exit(code) from None
 

@@ -89,8 +89,8 @@ def _ends(out: Path) -> Iterator[None]:
             if processes.number() == 0:
                 raise
             raise typer.Exit(2) from None
-        except KeyboardInterrupt as error:
-            how, code = said(error)
+        except KeyboardInterrupt:
+            how, code = said()
             if processes.number() == 0:
                 say(f"{how}; {_how_to_go_on(out)}", errors)
             raise typer.Exit(code) from None

@@ -20,6 +20,11 @@ from subquad.executors.base import Distributed, Lost, Work
 from subquad.executors.processes import environment, pickled
 from subquad.executors.resources import Resources
 
+OF_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # else Ray prints that it reports usage, and does
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it prints what it is about to do
+    "RAY_worker_niceness": "0",  # else its workers run with 15, and whatever else runs lengthens the times they measure
+}
 SMALLEST_STORE = 80_000_000  # bytes of shared memory for what Ray passes on: records are small
 NAMED = ("local", "auto")  # addresses that Ray knows by name: a cluster of its own, and the one of this machine
 PATIENCE = 40.0  # seconds without an answer from the head after which a run ends; after 60, Ray ends the process itself
@@ -65,11 +70,9 @@ class Ray(Distributed):
         own = {"num_cpus": self._local_cpus(), "object_store_memory": SMALLEST_STORE, "include_dashboard": False}
         self._check_there()
         try:
-            # Ray prints to the terminal what it is about to do, and reports usage, unless it is told not to.
-            quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-            with environment(quiet), _same_sigterm():
+            with environment(OF_RAY), _same_sigterm():
                 ray.init(self.address, logging_level="ERROR", log_to_driver=False, **(own if local else {}))
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             reason = " ".join(str(error).split())
             raise InputError(f"no Ray cluster to use at --address {self.address}: {reason}") from error
         self._remote = ray.remote(max_retries=0)(attempt)
@@ -194,7 +197,7 @@ class Ray(Distributed):
 
 def _size(has: Resources) -> tuple[float, ...]:
     """By what machines are compared."""
-    return has.gpus, has.cpus, has.memory
+    return has.gpus, has.cpus, float(has.memory)
 
 
 @contextmanager
