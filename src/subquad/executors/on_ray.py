@@ -132,7 +132,8 @@ class Ray(Distributed):
 
     def ended(self) -> list[tuple[str, Any]]:
         """Wait until something ends. InputError where the cluster goes meanwhile."""
-        ready, heard = [], time.monotonic()
+        ready: list[Any] = []
+        heard = time.monotonic()
         while not ready:
             try:
                 ready, _ = self._ray.wait(list(self._tasks), num_returns=1, timeout=PATIENCE / 8)

@@ -82,7 +82,7 @@ def test_what_is_refused(texts, message):
 
 
 def test_every_method_must_have_the_settings_that_are_searched():
-    with pytest.raises(InputError, match="^'full' has no setting 'clusters'"):
+    with pytest.raises(InputError, match=r"^'full' has no setting 'clusters'"):
         read("method=clustered,full", "method.clusters=4,8", base=Base("masked-copy"))
 
 
