@@ -33,7 +33,7 @@ def hardware(device: str = "cpu") -> dict[str, str]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "system": f"{platform.system()} {platform.machine()}",
     }
-    if torch.device(device).type == "cuda":
+    if torch.device(device).type == "cuda" and torch.cuda.is_available():  # else other machines have GPUs
         described |= {"gpu": torch.cuda.get_device_name(device), "gpu_architecture": gpu_architecture()}
     return described
 

@@ -61,8 +61,11 @@ def test_24_cells_of_which_one_worker_is_killed_twice(name, alone, tmp_path, unm
 
 def _refusals(executor, tmp_path):
     """What a cluster cannot do, in one line; on the cluster that runs already."""
-    executor.resources = Resources(cpus=64)
-    with pytest.raises(InputError, match=r"none of the 1 machines of the Ray cluster has cpus=64 for a cell"):
+    executor.resources = Resources(cpus=64.0)
+    with pytest.raises(
+        InputError,
+        match=r"^a cell takes cpus=64, but the largest machine of the Ray cluster has cpus=2,memory=.*GB: give less",
+    ):
         reproduce(GRID, "smoke", tmp_path / "other", executor=executor)
 
 

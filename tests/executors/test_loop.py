@@ -115,7 +115,7 @@ def test_a_failure_ends_the_run_once_what_runs_is_finished(of_the_user, error, m
     with pytest.raises(error, match=f"^{message}(\n|$)") as raised:
         done.extend(work.key for work, _ in fake.run(works("a", "b", "c"), heard))
     assert done == ["b"]  # c never began
-    assert heard.remarks == ["'a' failed; waiting for 1 others that run"]
+    assert heard.remarks == ["'a' failed; the run ends after what still runs (1)"]
     assert of_the_user or raised.value.__notes__ == ["the traceback"]
 
 

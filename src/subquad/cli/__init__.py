@@ -8,6 +8,7 @@ from subquad import __version__
 from subquad.cli import about, bench, calibrate, compare, inspect, plan, report, reproduce, train, tune
 from subquad.cli.common import as_command
 from subquad.cli.completion import whole_words
+from subquad.cli.stopped import terminable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,8 +31,8 @@ def subquad(
 ) -> None:
     """Transformer attention in sub-quadratic time, with measurements of what it costs in quality.
 
-    Exit codes: 0 done, 1 a mistake of subquad, 2 invalid input, 130 interrupted. These, environment variables and the
-    options of all commands are in docs/reference/command-line.md.
+    Exit codes: 0 done, 1 a mistake of subquad, 2 invalid input, 130 interrupted, 143 terminated. These, environment
+    variables and the options of all commands are in docs/reference/command-line.md.
     """
 
 
@@ -53,5 +54,5 @@ for command in (
 
 def main() -> None:
     """Run the command line."""
-    with whole_words():
+    with whole_words(), terminable():
         app(prog_name="subquad")

@@ -18,6 +18,7 @@ from rich.text import Text
 from subquad.cli import ranks
 from subquad.cli.output import errors, manner, plain, results_console, say, speaking, tell
 from subquad.cli.progress import Reported, progress_bar
+from subquad.cli.stopped import said
 
 if TYPE_CHECKING:
     from subquad.workflows.finished import Claim
@@ -33,7 +34,7 @@ Report = TypeVar("Report", bound=Mapping[str, Any])
 
 @contextmanager
 def user_errors(again: str = "the same command resumes from here") -> Iterator[None]:
-    """One line and exit code 2 for what the user can fix; 130 for an interruption, and what to do `again`."""
+    """One line and exit code 2 for what the user can fix; where it is stopped, what to do `again`."""
     from subquad.errors import InputError
 
     try:
@@ -49,8 +50,9 @@ def user_errors(again: str = "the same command resumes from here") -> Iterator[N
             raise
         _end(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
     except KeyboardInterrupt:
-        say(f"interrupted; {again}", errors)
-        raise typer.Exit(130) from None
+        how, code = said()
+        say(f"{how}; {again}", errors)
+        raise typer.Exit(code) from None
 
 
 def _is_out_of_memory(error: Exception) -> bool:

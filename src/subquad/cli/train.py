@@ -12,6 +12,7 @@ from subquad.cli.common import needs, show, user_errors, working_in
 from subquad.cli.given import Config, Method, Override, tables_of
 from subquad.cli.options import AsJson, DataDir, Device
 from subquad.cli.output import errors, results_console, say, tell
+from subquad.cli.stopped import said
 
 OUT = Path("subquad-run")
 
@@ -89,9 +90,10 @@ def _ends(out: Path) -> Iterator[None]:
                 raise
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
+            how, code = said()
             if processes.number() == 0:
-                say(f"interrupted; {_how_to_go_on(out)}", errors)
-            raise typer.Exit(130) from None
+                say(f"{how}; {_how_to_go_on(out)}", errors)
+            raise typer.Exit(code) from None
         except OSError as error:
             raise InputError(f"{error.filename or out}: {error.strerror or error}; checkpoints are kept") from None
 

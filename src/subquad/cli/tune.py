@@ -55,7 +55,7 @@ def tune(
         if named is None:
             raise InputError("no task is named; give subquad tune TASK …, where `subquad train` lists all")
         asked = Tuning(Base(named, tuple(given)), tuple(search or ()), out, trials, prune, seed, data_dir, device)
-        check(asked)
+        check(asked, executor)
         with working_in(out):
             with executor, progress_bar() as progress:
                 rows = run(asked, progress, executor)

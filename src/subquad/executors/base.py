@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from subquad.errors import InputError
+from subquad.errors import InputError, check_device
 from subquad.executors.attempt import Failed
 
 RETRIES = 3  # of a piece of work whose worker was lost, before it is given up
@@ -81,6 +81,10 @@ class Executor(ABC):
     @abstractmethod
     def close(self) -> None:
         """End all workers."""
+
+    def check_device(self, device: str) -> None:
+        """InputError where works cannot compute on this device."""
+        check_device(device)
 
     def __enter__(self) -> Executor:
         return self
@@ -186,7 +190,7 @@ class Distributed(Executor):
     def _failed(self, work: Work, failed: Failed, told: Told) -> Exception:
         """The error of a work as this process raises it."""
         if self.running:
-            told.remark(f"{work.key!r} failed; waiting for {len(self.running)} others that run")
+            told.remark(f"{work.key!r} failed; the run ends after what still runs ({len(self.running)})")
         if failed.of_the_user:
             return InputError(failed.message)
         error = WorkFailed(f"{work.key!r} failed in a worker: {failed.kind}: {failed.message}")

@@ -53,7 +53,7 @@ class Processes(Distributed):
     @property
     def says(self) -> str:
         """What a report says of it."""
-        return f"{self._width} processes"
+        return f"{self._width} process{'es' * (self._width > 1)}"
 
     @property
     def width(self) -> int:
@@ -173,5 +173,6 @@ def _how(code: int) -> str:
 
 def _gpus() -> list[str]:
     """The GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them."""
+    there = torch.cuda.device_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+    return [name.strip() for name in named.split(",")][:there] if named else [str(i) for i in range(there)]

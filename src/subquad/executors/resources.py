@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from subquad.errors import InputError
 from subquad.spelling import instead
 
+SMALLEST = 0.0001  # part of a core or of a GPU
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -31,9 +33,14 @@ class Resources:
         """By Ray's names of what a task asks for."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus} | ({"memory": self.memory} if self.memory else {})
 
+    @classmethod
+    def of_machine(cls, has: Mapping[str, float]) -> Resources:
+        """What a machine has, from what Ray says of it."""
+        return cls(has.get("CPU", 0.0), has.get("GPU", 0.0), int(has.get("memory", 0)))
+
     def __str__(self) -> str:
         parts = [f"cpus={self.cpus:g}"] + ([f"gpus={self.gpus:g}"] if self.gpus else [])
-        return ",".join(parts + ([f"memory={self.memory / 10**9:g}GB"] if self.memory else []))
+        return ",".join(parts + ([f"memory={self.memory / 10**9:.3g}GB"] if self.memory else []))
 
 
 def read_resources(text: str | None, device: str) -> Resources:
@@ -45,9 +52,12 @@ def read_resources(text: str | None, device: str) -> Resources:
     Raises:
         InputError: an unknown resource, or an amount that is not one.
     """
-    found = Resources(gpus=0.0 if device == "cpu" else 1.0)
+    found, named = Resources(gpus=0.0 if device == "cpu" else 1.0), set[str]()
     for part in text.split(",") if text else []:
         name, _, amount = (piece.strip() for piece in part.partition("="))
+        if name in named:
+            raise InputError(f"--resources {text}: {name} is given twice")
+        named.add(name)
         if name not in ("cpus", "gpus", "memory"):
             raise InputError(f"--resources has no {name!r}{instead(name, ('cpus', 'gpus', 'memory'), '', 'it has')}")
         value: Any = _bytes(amount) if name == "memory" else _count(name, amount)
@@ -63,6 +73,8 @@ def _count(name: str, amount: str) -> float:
     if not (0 <= count < 1e6) or (name == "cpus" and count == 0):
         least = "more than 0" if name == "cpus" else "at least 0"
         raise InputError(f"--resources {name}={amount}: it must be a number, {least}")
+    if (count > 1 and not count.is_integer()) or 0 < count < SMALLEST:  # Ray shares out no other parts
+        raise InputError(f"--resources {name}={amount}: it must be a whole number, or a part of one from {SMALLEST} on")
     return count
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad import files, seals
-from subquad.errors import InputError, check_device
+from subquad.errors import InputError
 from subquad.executors import HERE, Executor
 from subquad.papers.base import SCALES, Cell, Context, Experiment, slug
 from subquad.papers.overrides import as_options, changed
@@ -44,7 +44,7 @@ def reproduce(
     """
     if scale not in SCALES:
         raise InputError(f"no scale {scale!r}{instead(scale, SCALES, '')}")
-    check_device(device)
+    executor.check_device(device)
     settings = changed(experiment.scales[scale], changes or {})
     _check_data(experiment, scale, settings, data)
     _claim(out, {"experiment": experiment.name, "scale": scale, "settings": asdict(settings)}, resume)

@@ -10,6 +10,7 @@ from subquad.report.experiment import Bars, Lines, Plot, Results, Table, Value
 from subquad.report.experiment_plots import plots
 from subquad.report.experiment_write import shown, table_of
 from subquad.report.files import as_json, write_files
+from subquad.report.long_commands import in_lines
 from subquad.report.markup import facts, fenced
 from subquad.report.terminal import plain_table
 from subquad.report.tune_schema import TriedTrial, TuneReport
@@ -32,10 +33,10 @@ def markdown(report: TuneReport, images: Sequence[str]) -> str:
     failed = [f"- Trial {one['number']}: {one['reason']}" for one in report["trials"] if one["reason"]]
     parts = [f"# Search: {report['task']['name']}", report["task"]["summary"], summary(report)]
     parts += ["## Trials, the best first", table_of(table(report)), NOTE]
-    parts += ["## Train the best one", fenced(report["best"]["command"])]
+    parts += ["## Train the best one", fenced(in_lines(report["best"]["command"]))]
     parts += [f"![{image.removesuffix('.png')}]({image})" for image in images]
     parts += ["## Failed trials", "\n".join(failed)] if failed else []
-    parts += ["## Command and machine", fenced(report["command"]), facts(list(report["machine"].items()))]
+    parts += ["## Command and machine", fenced(in_lines(report["command"])), facts(list(report["machine"].items()))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -48,7 +49,7 @@ def rich_table(report: TuneReport) -> Group:
         Text(summary(report), style="bold"),
         plain_table(own.columns, rows),
         Text(f"Train the best one, trial {best['number']}:"),
-        Text(f"  {best['command']}", overflow="fold"),
+        Text(in_lines(best["command"])),
     )
 
 

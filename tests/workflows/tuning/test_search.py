@@ -68,7 +68,7 @@ def test_values_come_into_the_settings():
         (("training.batch=8.5:32",), "training.batch='?8.5"),
         (("training.batch=8:32.5",), "--search training.batch=8:32.5: training.batch is a whole number"),
         (("model.positions=1:2",), "model.positions"),
-        (("training.batch=8",), "--search training.batch=8: one value leaves nothing to search; give it with --set"),
+        (("training.batch=8",), "--search training.batch=8: '8' is one value, which leaves nothing to search; a range"),
         (("training.batch=8,eight",), "training.batch='eight'"),
         (("training.learning_rate=-1:1",), "training: learning_rate=-1.0, but it must be more than 0|training"),
         (("method=['full'",), r"--search method=\['full': write a list as TOML does"),
@@ -82,8 +82,13 @@ def test_what_is_refused(texts, message):
 
 
 def test_every_method_must_have_the_settings_that_are_searched():
-    with pytest.raises(InputError, match="'full' has no setting 'clusters'"):
+    with pytest.raises(InputError, match=r"^'full' has no setting 'clusters'"):
         read("method=clustered,full", "method.clusters=4,8", base=Base("masked-copy"))
+
+
+def test_the_setting_of_a_method_that_is_not_named():
+    with pytest.raises(InputError, match=r"^--search method\.clusters=4, and no --method is given: 'full' has no sett"):
+        read("method.clusters=4,8", base=Base("masked-copy"))
 
 
 def test_what_is_given_is_not_searched():

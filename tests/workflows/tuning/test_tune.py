@@ -1,6 +1,7 @@
 """`subquad tune`, end to end on runs of a second."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -125,6 +126,7 @@ def test_a_bad_trial_is_pruned_at_a_validation(asked, monkeypatch):
         figure = 1.0 if int(folder.name) < STARTUP else 0.1
         (reports,) = callbacks
         for step in (2, 4):
+            time.sleep(0.06)
             state = type("State", (), {"global_step": step})
             reports.on_evaluate(None, state, None, {"eval_accuracy": figure})
             reports.on_evaluate(None, state, None, {"test_accuracy": 5.0})  # is not told
@@ -135,6 +137,7 @@ def test_a_bad_trial_is_pruned_at_a_validation(asked, monkeypatch):
     rows = tune(replace(asked, trials=STARTUP + 1, prune=True))
     assert [row.tried.state for row in rows] == ["finished"] * STARTUP + ["pruned"]
     assert (rows[-1].tried.value, rows[-1].tried.steps) == (0.1, 2)
+    assert rows[-1].tried.seconds >= 0.1
     rows = tune(replace(asked, trials=STARTUP + 1, out=asked.out.parent / "unpruned"))
     assert [row.tried.state for row in rows] == ["finished"] * (STARTUP + 1)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad import files, seals
-from subquad.errors import InputError, check_device
+from subquad.errors import InputError
 from subquad.executors import HERE, Executor, Work
 from subquad.expected import remark
 from subquad.workflows.alone import RUNNING
@@ -55,18 +55,18 @@ def tune(asked: Tuning, progress: Progress = lambda what, done, total: None, exe
     Raises:
         InputError: the search cannot be, the folder holds another one, or all trials failed.
     """
-    searched = check(asked)
+    searched = check(asked, executor)
     _claim(asked)
     return _Search(asked, searched, progress).run(executor)
 
 
-def check(asked: Tuning) -> list[Searched]:
+def check(asked: Tuning, executor: Executor = HERE) -> list[Searched]:
     """What is searched. InputError for what is wrong with it."""
     if not 1 <= asked.trials <= MOST:
         raise InputError(f"trials {asked.trials} must be at least 1 and at most {MOST:,}")
     if not 0 <= asked.seed < 2**32:
         raise InputError(f"seed {asked.seed} must be at least 0 and less than 2³²")
-    check_device(asked.device)
+    executor.check_device(asked.device)
     if asked.data is not None and not asked.data.is_dir():
         raise InputError(f"no data folder at {asked.data}")
     searched = read_searches(asked.searches, asked.base)

@@ -97,7 +97,8 @@ class Base:
             return text
         if name_of(text) == "sum":
             raise InputError(f"--search {METHOD}.{settings[0]} is of one method, but the method is the sum {text!r}")
-        with as_input_error():
+        given = METHOD in values or any(METHOD in source.get("model", {}) for source in self.given)
+        with as_input_error("" if given else f"--search {METHOD}.{settings[0]}, and no --method is given: "):
             return str(parse_method(f"{text}{',' if ':' in text else ':'}{','.join(settings)}"))
 
     def _method(self) -> str:
@@ -145,7 +146,10 @@ def _read(text: str) -> Searched:
         return replace(ends, name=name)
     choices = tuple(dict.fromkeys(_choices(text, values)))
     if len(choices) < 2:
-        raise InputError(f"--search {text}: one value leaves nothing to search; give it with --set")
+        raise InputError(
+            f"--search {text}: {values!r} is one value, which leaves nothing to search; a range is LOW:HIGH, and "
+            "choices are A,B,C"
+        )
     return Searched(name, text, choices)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -44,13 +45,13 @@ class Trial:
 
     def run(self, progress: Progress) -> Tried:
         """Train. A trial that cannot be trained, diverges or runs out of memory fails; the search goes on."""
-        reports = _Reports(self)
+        reports, begun = _Reports(self), time.perf_counter()
         try:
             outcome = train(
                 self.settings, self.folder, data=self.data, device=self.device, progress=progress, callbacks=[reports]
             )
         except _Pruned as pruned:
-            return Tried("pruned", pruned.value, steps=pruned.step)
+            return Tried("pruned", pruned.value, steps=pruned.step, seconds=round(time.perf_counter() - begun, 1))
         except InputError as error:
             return Tried("failed", reason=str(error))
         value = outcome.validation[self.settings.task.metric]
