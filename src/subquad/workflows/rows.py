@@ -3,16 +3,20 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from subquad import hf
 from subquad.errors import InputError, as_input_error
 from subquad.hf.plans import load_plan
+from subquad.masks import Mask
 from subquad.methods import Bound, Full, Method
+from subquad.methods.in_parallel import refusal_of_method, way_of_method
+from subquad.parallel import Sequence
 from subquad.workflows.pretrained import Pretrained
 
 NOT_CALIBRATED = "not calibrated: its learned parameters are those that it starts with"
@@ -29,6 +33,7 @@ class CompareRow:
     bounds: dict[int, Bound] = field(default_factory=dict)  # with learned parameters, by layer
     plan: str | None = None  # the folder of a plan, whose layers run what `planned` says
     planned: dict[int, Method | Bound] = field(default_factory=dict)
+    modes: tuple[str, ...] = ()  # what ranks send each other, where tokens are split: "summary", "heads", "ring"
 
     @property
     def name(self) -> str:
@@ -73,15 +78,17 @@ class CompareRow:
         """What runs in a layer."""
         return self.planned.get(layer, self.bounds.get(layer, self.method))
 
-    def alone(self, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> Callable[[], Tensor]:
+    def alone(
+        self, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, parallel: Sequence | None = None
+    ) -> Callable[[], Tensor]:
         """A call of the method on these inputs; learned parameters are those of the start, which cost as much."""
         heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[3]
+        how: dict[str, Any] = {"is_causal": is_causal, "parallel": parallel}
         if not self.method.traits.learned:
-            gqa = heads != kv_heads
-            return partial(self.method, query, key, value, is_causal=is_causal, enable_gqa=gqa)
-        longest = max(query.shape[2], key.shape[2])
+            return partial(self.method, query, key, value, enable_gqa=heads != kv_heads, **how)
+        longest = max(query.shape[2], key.shape[2]) if parallel is None else parallel.tokens
         bound = self.method.bind(heads=heads, kv_heads=kv_heads, head_dim=width, max_length=longest)
-        return partial(bound.to(query.device).eval(), query, key, value, is_causal=is_causal)
+        return partial(bound.to(query.device).eval(), query, key, value, **how)
 
 
 def row_of(pretrained: Pretrained, method: Method) -> CompareRow:
@@ -131,6 +138,28 @@ def row_of_plan(pretrained: Pretrained, folder: Path) -> CompareRow:
     bounds = {number: given for number, given in planned.items() if isinstance(given, Bound)}
     method = most[0][0] if most else Full()
     return CompareRow(method, sorted(planned), None, bounds=bounds, plan=str(folder), planned=planned)
+
+
+def split(row: CompareRow, pretrained: Pretrained) -> CompareRow:
+    """The row with what its layers send where tokens are split over ranks; without layers where they refuse that."""
+    modes = set()
+    for layer in hf.find_layers(pretrained.model):
+        if pretrained.team.ranks is None or layer.number not in row.layers:
+            continue
+        reason, mode = split_of(layer, row.at(layer.number), pretrained.team.ranks.even(pretrained.team.count))
+        if reason is not None:
+            return replace(row, layers=[], reason=reason)
+        modes.add(mode)
+    return replace(row, modes=tuple(sorted(modes)))
+
+
+def split_of(layer: hf.Layer, given: Method | Bound, of: Sequence) -> tuple[str | None, str]:
+    """Why a method cannot run in this layer on split tokens, None if it can, and what its ranks send."""
+    method, learned = (given.method, given.learned) if isinstance(given, Bound) else (given, None)
+    mask = Mask.causal() if layer.causal else Mask()
+    mask = mask if layer.window is None else mask & Mask.window(layer.window)
+    heads, _, _ = hf.head_counts(layer)
+    return refusal_of_method(method, mask, of, heads, learned), way_of_method(method, mask, of, heads)
 
 
 def _partly(refusals: dict[int, str]) -> str:
