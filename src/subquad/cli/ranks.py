@@ -1,14 +1,14 @@
 """The processes of a command that torchrun started: the first of them prints and writes."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from subquad.cli.progress import progress_bar
+from subquad.cli.progress import Reported, progress_bar
 
 if TYPE_CHECKING:
     from subquad.measure.team import Team
@@ -55,10 +55,10 @@ def one_says() -> Iterator[None]:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar, in the first process."""
+def progress() -> Iterator[Reported]:
+    """A bar, in the first process; the others are quiet."""
     if number():
-        yield lambda what, done, total: None
+        yield Reported(lambda what, done, total, left: None)
         return
     with progress_bar() as shown:
         yield shown

@@ -68,7 +68,9 @@ class Report(TypedDict):
     command: str
     versions: dict[str, str]
     hardware: dict[str, str]
-    settings: dict[str, Any]  # max_length, lengths, op_lengths, min_fidelity, seeds, passages …; ranks, where tokens are split
+    settings: dict[
+        str, Any
+    ]  # max_length, lengths, op_lengths, min_fidelity, seeds, passages …; ranks, where tokens are split
     model: dict[str, Any]  # name, class, kind, parameters, heads, head_dim, layers, position_limit
     text: dict[str, Any]  # source, documents, passages, queries, tokens
     task: NotRequired[dict[str, Any]]  # name, metric, examples, baseline figures

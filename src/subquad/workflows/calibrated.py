@@ -7,7 +7,6 @@ from pathlib import Path
 from subquad import hf
 from subquad.data.texts import read_documents, remark_folders
 from subquad.errors import InputError, NothingToLearn
-from subquad.measure.team import Team
 from subquad.methods import METHODS, Method
 from subquad.workflows.calibrate import fit, mark_of_documents, save
 from subquad.workflows.pretrained import Pretrained
@@ -66,15 +65,6 @@ def calibrated(
             continue
         rows[method] = row_of_adapter(pretrained, folder)
     return rows, reasons
-
-
-def check_not_fitted(text: Sequence[Path], team: Team) -> None:
-    """InputError where several processes are asked to fit."""
-    if text and team.count > 1:
-        raise InputError(
-            f"--calibrate {text[0]} fits in one process, but there are {team.count}: run subquad calibrate first, "
-            "without torchrun, and give its folder with --adapter"
-        )
 
 
 def _apart(text: Sequence[Path], apart_from: Sequence[Path], column: str) -> list[str]:

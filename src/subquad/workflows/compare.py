@@ -29,7 +29,7 @@ from subquad.measure.team import ALONE, Team
 from subquad.measure.timing import by_name, one_round, predicted, shuffled, stopwatch
 from subquad.methods import Bound, Full, Method, parse_method
 from subquad.workflows import machine
-from subquad.workflows.calibrated import calibrated, check_not_fitted
+from subquad.workflows.calibrated import calibrated
 from subquad.workflows.compare_units import (
     LAYERS,
     OP,
@@ -47,8 +47,9 @@ from subquad.workflows.compare_units import (
 )
 from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import BATCH, Pretrained, check_model, load, running
-from subquad.workflows.rows import NOT_CALIBRATED, CompareRow, mark_of, row_of, row_of_adapter, row_of_plan, split
+from subquad.workflows.rows import NOT_CALIBRATED, CompareRow, mark_of, row_of, row_of_adapter, row_of_plan
 from subquad.workflows.settings import COMPARED, COMPARED_LEARNED, CompareSettings
+from subquad.workflows.split import check_not_fitted, split
 from subquad.workflows.store import Job, Progress, Run, Unit
 from subquad.workflows.tasks import LabelledTask, load_task
 

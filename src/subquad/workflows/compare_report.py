@@ -20,8 +20,8 @@ from subquad.workflows.recommend import recommend
 from subquad.workflows.records import to_plain
 from subquad.workflows.rows import NOT_CALIBRATED, CompareRow, exact_up_to
 from subquad.workflows.settings import LENGTHS, OP_LENGTHS, CompareSettings, PlanSettings
+from subquad.workflows.split import split_note, what_is_sent
 
-SENT = {"summary": "summaries of their keys", "heads": "all tokens, by heads", "ring": "keys and values, in a ring"}
 _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the whole range of fewer than six turns)"
 
 
@@ -259,14 +259,6 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
     return notes + c.resumed_note
 
 
-def split_note(ranks: int) -> str:
-    """What the figures of several ranks are."""
-    return (
-        f"The tokens of each input are split over {ranks} ranks, exact attention's too. Qualities and errors are those "
-        "of the whole input; a time is that of the slowest rank, and memory that of the rank that took most."
-    )
-
-
 def _not_measured(settings: CompareSettings) -> list[str]:
     """The usual lengths that exceed the maximum length, as a note."""
     most = settings.max_length
@@ -286,7 +278,7 @@ def _remarks(row: CompareRow, length: int) -> list[str]:
     """Remarks that the figures of a row do not show."""
     remarks, most = [], exact_up_to(row.method)
     if row.modes:
-        remarks.append(f"its ranks exchange {' and '.join(SENT[mode] for mode in row.modes)}")
+        remarks.append(what_is_sent(row.modes))
     if not row.is_exact and most >= length:
         where = f"on at most {most:,.0f} tokens" if math.isfinite(most) else "with these settings"
         remarks.append(f"is exact attention {where}; a speed-up there is due to chance")

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,7 @@ from torch import Tensor
 from subquad import hf
 from subquad.errors import InputError, as_input_error
 from subquad.hf.plans import load_plan
-from subquad.masks import Mask
 from subquad.methods import Bound, Full, Method
-from subquad.methods.in_parallel import refusal_of_method, way_of_method
 from subquad.parallel import Sequence
 from subquad.workflows.pretrained import Pretrained
 
@@ -138,28 +136,6 @@ def row_of_plan(pretrained: Pretrained, folder: Path) -> CompareRow:
     bounds = {number: given for number, given in planned.items() if isinstance(given, Bound)}
     method = most[0][0] if most else Full()
     return CompareRow(method, sorted(planned), None, bounds=bounds, plan=str(folder), planned=planned)
-
-
-def split(row: CompareRow, pretrained: Pretrained) -> CompareRow:
-    """The row with what its layers send where tokens are split over ranks; without layers where they refuse that."""
-    modes = set()
-    for layer in hf.find_layers(pretrained.model):
-        if pretrained.team.ranks is None or layer.number not in row.layers:
-            continue
-        reason, mode = split_of(layer, row.at(layer.number), pretrained.team.ranks.even(pretrained.team.count))
-        if reason is not None:
-            return replace(row, layers=[], reason=reason)
-        modes.add(mode)
-    return replace(row, modes=tuple(sorted(modes)))
-
-
-def split_of(layer: hf.Layer, given: Method | Bound, of: Sequence) -> tuple[str | None, str]:
-    """Why a method cannot run in this layer on split tokens, None if it can, and what its ranks send."""
-    method, learned = (given.method, given.learned) if isinstance(given, Bound) else (given, None)
-    mask = Mask.causal() if layer.causal else Mask()
-    mask = mask if layer.window is None else mask & Mask.window(layer.window)
-    heads, _, _ = hf.head_counts(layer)
-    return refusal_of_method(method, mask, of, heads, learned), way_of_method(method, mask, of, heads)
 
 
 def _partly(refusals: dict[int, str]) -> str:
