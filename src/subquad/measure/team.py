@@ -71,6 +71,10 @@ class Team:
         """The tokens of this process of a tensor (batch, tokens, …), which are split evenly."""
         return x if self.ranks is None else self.ranks.even(x.shape[1]).shard(x)
 
+    def own(self, tokens: int) -> int:
+        """How many of so many tokens this process has."""
+        return tokens if self.ranks is None else self.ranks.even(tokens).lengths[self.ranks.rank]
+
     def _every(self, numbers: list[float] | tuple[float, ...]) -> Tensor:
         assert self.ranks is not None
         device = "cuda" if dist.get_backend(self.ranks.group) == "nccl" else "cpu"

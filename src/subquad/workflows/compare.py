@@ -308,8 +308,8 @@ class Comparison(Run):
         layer = hf.find_layers(model)[0]
         heads, kv_heads, width = hf.head_counts(layer)
         of = None if self.team.ranks is None else self.team.ranks.even(length)
-        own, first = (length, 0) if of is None else (of.lengths[of.rank], of.rank)
-        generator = torch.Generator().manual_seed(self.settings.seed + first)
+        own, rank = self.team.own(length), 0 if of is None else of.rank
+        generator = torch.Generator().manual_seed(self.settings.seed * self.team.count + rank)
         q, k, v = (
             torch.randn(1, h, own, width, generator=generator).to(model.device, model.dtype)
             for h in (heads, kv_heads, kv_heads)

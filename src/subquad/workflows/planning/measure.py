@@ -207,11 +207,10 @@ def faster_at(
 def _first_tokens(inputs: LayerInputs, length: int, team: Team) -> LayerInputs:
     """A layer's inputs for the first tokens only, without padding."""
     mask, of = inputs.options["mask"], None if team.ranks is None else team.ranks.even(length)
-    own = length if of is None else of.lengths[of.rank]
     options = inputs.options | {
         "parallel": of,
         "mask": Mask(is_causal=mask.is_causal, offset=0 if mask.is_causal else None, span=mask.span),
         "bias": None,
     }
-    query, key, value = (x[:, :, :own].contiguous() for x in (inputs.query, inputs.key, inputs.value))
+    query, key, value = (x[:, :, : team.own(length)].contiguous() for x in (inputs.query, inputs.key, inputs.value))
     return LayerInputs(inputs.number, inputs.name, query, key, value, options)
