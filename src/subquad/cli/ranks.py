@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from itertools import count as count_up
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 ALONE = ("calibrate", "inspect")  # commands that run in one process
 WAIT = timedelta(minutes=10)  # for a rank that does not answer
 FIRST = timedelta(seconds=1)  # in which the first rank says what all have found
-SAID = "subquad says why it ends"  # in the store of the process group
+SAID = "says why all end"  # a key of the store of the processes
+_runs = count_up()  # of commands in this process
 
 
 def count() -> int:
@@ -83,12 +85,14 @@ def team(device: str) -> Iterator["Team"]:
 
     with one_says():
         backend = _backend(device)
-    dist.init_process_group(backend, timeout=WAIT)
+    everywhere, rank, ranks = next(dist.rendezvous("env://", timeout=WAIT))
+    store = dist.PrefixStore(f"subquad run {next(_runs)}", everywhere)  # groups that follow each other share no keys
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=WAIT)
     try:
         with stopped_by_launcher():
             yield Team(Ranks())
     except (Exception, KeyboardInterrupt, Stopped) as error:
-        if _another_says():
+        if _another_says(store):
             raise typer.Exit(130 if isinstance(error, KeyboardInterrupt) else 2) from None
         _say(error)
     finally:
@@ -115,11 +119,10 @@ def _backend(device: str) -> str:
     return "cpu:gloo,cuda:nccl"
 
 
-def _another_says() -> bool:
-    """Whether another process says why all end. The first one is given a moment to do so."""
+def _another_says(store: Any) -> bool:
+    """Whether another process says why all end, by their store. The first one is given a moment to do so."""
     import torch.distributed as dist
 
-    store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
     with suppress(RuntimeError):  # it has ended with the process that had it
         if number():
             with suppress(dist.DistStoreError):
