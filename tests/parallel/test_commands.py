@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
 
 import tests.libraries  # noqa: F401
+from subquad.cli import ranks
 from subquad.errors import InputError
 from subquad.hf import bind, find_layers
 from subquad.measure.team import ALONE, Team
@@ -141,10 +143,34 @@ def test_a_team_of_one_rank_agrees_with_itself(alone: None):
     assert dist.is_initialized()
 
 
+@pytest.mark.parametrize(
+    ("device", "gpus", "found"),
+    [
+        ("cpu", 0, "gloo"),
+        ("cuda", 0, "gloo"),  # refused where the device is checked
+        ("cuda", 2, "cpu:gloo,cuda:nccl"),
+        ("cuda", 1, "torchrun started 2 processes on this machine, which has 1 GPU; start 1"),
+        ("cuda:1", 2, "--device cuda:1 is one GPU, but torchrun started 2 processes; give --device cuda"),
+    ],
+)
+def test_each_rank_takes_a_gpu_of_its_own(device: str, gpus: int, found: str, monkeypatch: pytest.MonkeyPatch):
+    taken: list[int] = []
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    if found.startswith(("cpu", "gloo")):
+        assert ranks._backend(device) == found
+    else:
+        with pytest.raises(InputError, match=found):
+            ranks._backend(device)
+    assert taken == ([1] if "nccl" in found else [])
+
+
 def test_fitting_is_refused_on_several_ranks(alone: None, monkeypatch: pytest.MonkeyPatch):
     check_not_fitted([Path("text")], ALONE)
-    ranks = Ranks()
-    monkeypatch.setattr(ranks, "ranks", 2)
-    check_not_fitted([], Team(ranks))
+    two = Ranks()
+    monkeypatch.setattr(two, "ranks", 2)
+    check_not_fitted([], Team(two))
     with pytest.raises(InputError, match="--calibrate text fits in one process, but there are 2: run subquad calib"):
-        check_not_fitted([Path("text")], Team(ranks))
+        check_not_fitted([Path("text")], Team(two))

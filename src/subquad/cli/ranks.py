@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ALONE = ("calibrate", "inspect")  # commands that run in one process
 WAIT = timedelta(minutes=10)  # for a rank that does not answer
-FIRST = timedelta(seconds=1)  # in which the first rank says what all have found
+FIRST = timedelta(seconds=3)  # in which the first rank says what all have found
 SAID = "says why all end"  # a key of the store of the processes
 _runs = count_up()  # of commands in this process
 
@@ -85,8 +85,9 @@ def team(device: str) -> Iterator["Team"]:
 
     with one_says():
         backend = _backend(device)
-    everywhere, rank, ranks = next(dist.rendezvous("env://", timeout=WAIT))
-    store = dist.PrefixStore(f"subquad run {next(_runs)}", everywhere)  # groups that follow each other share no keys
+    everywhere, rank, ranks = next(dist.rendezvous("env://", timeout=WAIT))  # type: ignore[attr-defined]
+    # Groups of this process that follow each other share no keys.
+    store = dist.PrefixStore(f"subquad run {next(_runs)}", everywhere)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=WAIT)
     try:
         with stopped_by_launcher():
@@ -106,15 +107,15 @@ def _backend(device: str) -> str:
     from subquad.errors import InputError
 
     kind, _, which = device.partition(":")
-    if kind != "cuda":
+    have = torch.cuda.device_count() if kind == "cuda" else 0
+    if not have:  # where the device is checked, it is refused
         return "gloo"
-    here, own, have = int(os.environ.get("LOCAL_WORLD_SIZE", count())), int(os.environ.get("LOCAL_RANK", number())), 0
-    with suppress(RuntimeError):
-        have = torch.cuda.device_count()
+    here, own = int(os.environ.get("LOCAL_WORLD_SIZE", count())), int(os.environ.get("LOCAL_RANK", number()))
     if which:
         raise InputError(f"--device {device} is one GPU, but torchrun started {count()} processes; give --device cuda")
     if here > have:
-        raise InputError(f"torchrun started {here} processes on this machine, which has {have} GPUs; start {have or 1}")
+        gpus = f"{have} GPU{'s' * (have > 1)}"
+        raise InputError(f"torchrun started {here} processes on this machine, which has {gpus}; start {have}")
     torch.cuda.set_device(own)
     return "cpu:gloo,cuda:nccl"
 

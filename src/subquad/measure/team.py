@@ -5,7 +5,7 @@ All ranks make the same calls in the same order, so what depends on a clock or a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -75,10 +75,9 @@ class Team:
         """How many of so many tokens this process has."""
         return tokens if self.ranks is None else self.ranks.even(tokens).lengths[self.ranks.rank]
 
-    def _every(self, numbers: list[float] | tuple[float, ...]) -> Tensor:
+    def _every(self, numbers: Sequence[float]) -> Tensor:
         assert self.ranks is not None
-        device = "cuda" if dist.get_backend(self.ranks.group) == "nccl" else "cpu"
-        return self.ranks.gathered(torch.tensor(numbers, dtype=torch.float64, device=device))
+        return self.ranks.gathered(torch.tensor(numbers, dtype=torch.float64))
 
 
 ALONE = Team()
