@@ -72,7 +72,7 @@ class Team:
         return x if self.ranks is None else self.ranks.even(x.shape[1]).shard(x)
 
     def own(self, tokens: int) -> int:
-        """How many of so many tokens this process has."""
+        """How many tokens this process has of an input of `tokens`."""
         return tokens if self.ranks is None else self.ranks.even(tokens).lengths[self.ranks.rank]
 
     def _every(self, numbers: Sequence[float]) -> Tensor:

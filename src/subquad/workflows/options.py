@@ -88,7 +88,7 @@ def from_given(settings: type[S], given: Mapping[str, Any], standard: Mapping[st
 
 
 def as_command(command: str, settings: Any, ranks: int = 1) -> str:
-    """The line that asks for these settings, on one process or on so many ranks."""
+    """The line that asks for these settings, in one process or on several ranks."""
     known = options(type(settings))
     by_place_first = sorted(known, key=lambda name: not known[name].argument)
     words = [word for name in by_place_first for word in known[name].words(getattr(settings, name))]

@@ -189,7 +189,7 @@ def faster_at(
 ) -> dict[str, list[bool]]:
     """Whether each method is faster than exact attention on the first tokens of a layer's inputs; by method.
 
-    Of a team, on so many tokens in all, the first ones of each process' own.
+    Of a team, each process takes the first of its own tokens, and together they have that number.
     """
     won: dict[str, list[bool]] = {name: [] for name in methods}
     for length in lengths:
