@@ -16,6 +16,8 @@ from subquad.hf import bind, find_layers
 from subquad.measure.team import ALONE, Team
 from subquad.methods import Full, parse_method
 from subquad.parallel import Ranks
+from subquad.parallel.failures import Lost
+from subquad.training.ends import Stopped
 from subquad.workflows.pretrained import load
 from subquad.workflows.rows import CompareRow, row_of
 from subquad.workflows.split import check_not_fitted, split, split_refusals
@@ -165,6 +167,26 @@ def test_each_rank_takes_a_gpu_of_its_own(device: str, gpus: int, found: str, mo
         with pytest.raises(InputError, match=found):
             ranks._backend(device)
     assert taken == ([1] if "nccl" in found else [])
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            Lost("rank 1 of 2 waited for rank 0 in vain"),
+            "waited for rank 0 in vain; the same command resumes from here",
+        ),
+        (Stopped(), "the launcher stopped the run, because a process of 2 has ended; the same command resumes"),
+        (InputError("no room"), "rank 1: no room"),
+    ],
+)
+def test_the_rank_that_says_why_all_end_does_so_in_one_line(
+    error: BaseException, line: str, monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=line):
+        ranks._say(error)
 
 
 def test_fitting_is_refused_on_several_ranks(alone: None, monkeypatch: pytest.MonkeyPatch):
