@@ -55,6 +55,21 @@ def test_the_trial_finds_positions_and_loss(make: Callable[[], hf.PreTrainedMode
     assert (fit.positions, fit.loss) == (positions, loss)
 
 
+def test_a_model_is_tried_once_for_as_long_as_its_config_is_the_same(alone: None):
+    model, runs = bert(), []
+    find_layers(model)
+    model.register_forward_pre_hook(lambda *given: runs.append(1))
+    sq.hf.swap(model, "linear", parallel=sq.parallel.Ranks())
+    tried = len(runs)
+    assert tried > 0
+    sq.hf.swap(model, "performer", parallel=sq.parallel.Ranks())
+    assert len(runs) == tried
+    sq.hf.restore(model)
+    model.config.layer_norm_eps *= 2
+    sq.hf.swap(model, "linear", parallel=sq.parallel.Ranks())
+    assert len(runs) > tried
+
+
 def classifier() -> hf.PreTrainedModel:
     return hf.BertForSequenceClassification(hf.BertConfig(**TEXT))
 

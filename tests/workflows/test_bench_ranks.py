@@ -60,8 +60,13 @@ def launched(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["compare", "x"], "subquad compare runs in one process, but torchrun started 2: start it without torchrun"),
-        (["plan", "x"], "subquad plan runs in one process"),
+        (["inspect", "x"], "subquad inspect runs in one process, but torchrun started 2: start it without torchrun"),
+        (["calibrate", "x"], "subquad calibrate runs in one process"),
+        (
+            ["plan", "--executor", "processes"],
+            "--executor processes starts processes of its own, but torchrun started 2",
+        ),
+        (["plan", "--lengths", "long"], "length 'long' is not a whole number"),
         (["bench", "--gpu-sheet"], "--gpu-sheet is for one process, but torchrun started 2; leave it out"),
         (["bench", "--compare", "x.json"], "--compare is for one process"),
     ],

@@ -1,7 +1,6 @@
 """`subquad bench`."""
 
 import json
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,7 +44,7 @@ def bench(
     Under torchrun, measure methods whose tokens are split over the ranks, with what these send each other.
     """
     if ranks.count() > 1:
-        _on_ranks(settings, compare, out, gpu_sheet, as_json)
+        _on_ranks(settings, compare, out, gpu_sheet, again, as_json)
         return
     if gpu_sheet:
         _gpu_sheet(settings, compare, out, as_json, executor)
@@ -98,26 +97,29 @@ def _gpu_sheet(settings: BenchSettings, compare: Path | None, out: Path, as_json
         print(data if as_json else page)
 
 
-def _on_ranks(settings: BenchSettings, compare: Path | None, out: Path, gpu_sheet: bool, as_json: bool) -> None:
+def _on_ranks(
+    settings: BenchSettings, compare: Path | None, out: Path, gpu_sheet: bool, again: bool, as_json: bool
+) -> None:
     """Methods whose tokens are split over the ranks that torchrun started; the first one writes and prints."""
-    first = ranks.number() == 0
-    with user_errors(again="the same command begins again"), ranks.one_says():
+    with user_errors(), ranks.one_says():
         from subquad.errors import InputError
-        from subquad.files import write_all
-        from subquad.report.files import finite
-        from subquad.report.ranks_sheet import markdown
-        from subquad.workflows.bench_ranks import measure
-        from subquad.workflows.options import as_command
 
         for option, given in (("--gpu-sheet", gpu_sheet), ("--compare", compare is not None)):
             if given:
                 raise InputError(f"{option} is for one process, but torchrun started {ranks.count()}; leave it out")
-        with working_in(out) if first else nullcontext(), ranks.progress() as progress:
-            found = measure(settings, progress)
-        if not first:
-            return
-        data = json.dumps(finite(found), indent=1)
-        command = f"torchrun --nproc-per-node {ranks.count()} -m {as_command('bench', settings)}"
-        page = markdown(found, command)
-        write_all({"ranks.json": data, "ranks.md": page}, out)
-        print(data if as_json else page)
+    with user_errors(), ranks.team(settings.device) as team:
+        from subquad.report.kinds import RANKS
+        from subquad.workflows.bench import check
+        from subquad.workflows.bench_ranks import measure
+        from subquad.workflows.finished import Claim
+
+        with needs("report"):
+            from subquad.report.write import write_ranks
+
+        def report(progress: Any) -> Any:
+            return measure(settings, out, progress, team).report(settings)
+
+        claim = Claim(RANKS, settings, out, team.count)
+        found = measured(claim, partial(check, settings), report, write_ranks, again, team=team)
+        if team.leads and not show(found, lambda: RANKS.table(found), as_json):
+            say(f"Results: {out / RANKS.file} and {out / RANKS.page}")

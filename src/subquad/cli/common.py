@@ -6,7 +6,7 @@ import json
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
@@ -17,10 +17,11 @@ from rich.text import Text
 
 from subquad.cli import ranks
 from subquad.cli.output import errors, manner, plain, results_console, say, speaking, tell
-from subquad.cli.progress import Reported, progress_bar
+from subquad.cli.progress import Reported
 from subquad.cli.stopped import said
 
 if TYPE_CHECKING:
+    from subquad.measure.team import Team
     from subquad.workflows.finished import Claim
 
 LONGEST = 2000  # characters of a message
@@ -102,7 +103,9 @@ def _with_output_options(command: Command) -> Command:
 
     @wraps(command)
     def run(quiet: bool, verbose: bool, log_file: Path | None, **given: Any) -> None:
-        with user_errors(), speaking(quiet, verbose, log_file):
+        others = ranks.number() > 0  # processes of a run whose first one speaks
+        how = (True, False, None) if others else (quiet, verbose, log_file)
+        with user_errors(), speaking(*how):
             ranks.check(command.__name__)
             command(**given)
 
@@ -180,35 +183,46 @@ def measured(
     write: Callable[[Any, Path], list[Path]],
     again: bool,
     complete: Callable[[Any], Any] = lambda report: report,
+    team: "Team | None" = None,
 ) -> Mapping[str, Any]:
     """The report of a command: measured and written into the folder, or the one that the folder holds of this run.
+
+    Of a team, all processes measure, and the first one writes.
 
     Units that were kept meanwhile are forgotten once the report is written. `complete` adds to a report what is not
     measured. `check` raises for what is wrong in the settings, before anything is said against the folder.
     """
     from subquad.errors import InputError
+    from subquad.measure.team import ALONE
     from subquad.workflows.store import Store
 
-    out = claim.folder
-    with working_in(out):
+    out, team = claim.folder, team or ALONE
+
+    def there() -> dict[str, Any] | None:
         try:
-            finished = claim.finished(again)
+            return claim.finished(again)
         except InputError:
             check()
             raise
+
+    def put(report: Mapping[str, Any]) -> Mapping[str, Any]:
+        report = claim.marked(report)
+        if team.leads:
+            write(report, out)
+        return report
+
+    with working_in(out) if team.leads else nullcontext():
+        finished = team.led(there)
         if finished is not None:
             tell(f"{out} holds this run, finished on {claim.day(finished)}; --again measures it again")
-            for name in claim.changed_since():
+            for name in claim.changed_since() if team.leads else ():
                 tell(f"warning: {name} has changed since that run")
             report = complete(finished)
-            if report is not finished:
-                report = claim.marked(report)
-                write(report, out)
-            return dict(report)
-        with progress_bar() as progress:
-            report = claim.marked(complete(measure(progress)))
-        write(report, out)
-        Store.clear(out)
+            return dict(finished if report is finished else put(report))
+        with ranks.progress() as progress:
+            report = put(complete(measure(progress)))
+        if team.leads:
+            Store.clear(out)
     return report
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from subquad.cli import ranks
 from subquad.cli.common import measured, needs, say_what_was_saved, show, user_errors
 from subquad.cli.options import Again, AsJson, Save, with_options
 from subquad.cli.output import say
@@ -22,8 +23,11 @@ def compare(
     again: Again = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare attention methods in a model: quality, speed and memory."""
-    with user_errors(), needs("demo"):
+    """Compare attention methods in a model: quality, speed and memory.
+
+    Under torchrun, the tokens of every input are split over the ranks.
+    """
+    with user_errors(), ranks.team(settings.device) as team, needs("demo"):
         from subquad.report.kinds import COMPARE
         from subquad.report.write import write_report
         from subquad.workflows import saving
@@ -32,15 +36,18 @@ def compare(
         from subquad.workflows.finished import Claim
 
         def report(progress: Any) -> Any:
-            return report_of(measure(settings, out, progress))
+            return report_of(measure(settings, out, progress, team))
 
-        saving.check(save, out, settings.model)
+        if team.leads:
+            saving.check(save, out, settings.model)
 
         def as_asked(found: Any) -> Any:
             return read_anew(found, settings)
 
-        claim = Claim(COMPARE, settings.as_used, out)
-        found: Any = measured(claim, partial(check, settings), report, write_report, again, as_asked)
+        claim = Claim(COMPARE, settings.as_used, out, team.count)
+        found: Any = measured(claim, partial(check, settings), report, write_report, again, as_asked, team)
+        if not team.leads:
+            return
         chosen = saving.chosen_by_comparison(settings, found, out) if save else None
         saving.save(chosen, settings.model, save)
         if not show(found, lambda: COMPARE.table(found), as_json):

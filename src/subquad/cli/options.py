@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from subquad.cli import ranks
 from subquad.cli.common import user_errors
 from subquad.cli.completion import method_texts
 from subquad.workflows.options import Option, from_given, options
@@ -41,7 +42,7 @@ def with_options(
         @wraps(command)
         def run(**given: Any) -> None:
             asked = {option.name: given.pop(option.name) for option in known}
-            with user_errors():
+            with user_errors(), ranks.one_says():
                 made: Any = from_given(settings, asked, standard(asked))
             command(made, **given)
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from subquad.cli import ranks
 from subquad.cli.common import measured, needs, say_what_was_saved, show, user_errors
 from subquad.cli.options import Again, AsJson, Save, with_options
 from subquad.cli.output import say
@@ -27,8 +28,11 @@ def plan(
     *,
     executor: Executor,
 ) -> None:
-    """Find which method runs in which layer at which length, for an error that you accept."""
-    with user_errors(), needs("demo"):
+    """Find which method runs in which layer at which length, for an error that you accept.
+
+    Under torchrun, the tokens of every input are split over the ranks.
+    """
+    with user_errors(), ranks.team(settings.device) as team, needs("demo"):
         from subquad.report.kinds import PLAN
         from subquad.report.plan_write import write_plan_report
         from subquad.workflows import saving
@@ -38,12 +42,17 @@ def plan(
 
         def report(progress: Any) -> Any:
             with executor:
-                made = make(settings, out, progress, executor)
-            made.plan.save(out, made.planning.loads[0].model)
+                made = make(settings, out, progress, executor, team)
+            if team.leads:
+                made.plan.save(out, made.planning.loads[0].model)
             return report_of(made, compare_command(made, settings, out))
 
-        saving.check(save, out, settings.model)
-        found = measured(Claim(PLAN, settings, out), partial(check, settings), report, write_plan_report, again)
+        if team.leads:
+            saving.check(save, out, settings.model)
+        claim = Claim(PLAN, settings, out, team.count)
+        found = measured(claim, partial(check, settings), report, write_plan_report, again, team=team)
+        if not team.leads:
+            return
         chosen = saving.chosen_by_plan(settings, out) if save else None
         saving.save(chosen, settings.model, save)
         if not show(found, lambda: PLAN.table(found), as_json):

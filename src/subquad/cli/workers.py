@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from subquad.cli import ranks
+
 PANEL = "Workers"
 _OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "executor": (
@@ -38,10 +40,16 @@ def with_workers(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(**given: Any) -> None:
         from subquad.cli.common import user_errors
+        from subquad.errors import InputError
         from subquad.executors import executor_of
 
         asked = {name: given.pop(name) for name in _OPTIONS}
-        with user_errors():
+        with user_errors(), ranks.one_says():
+            if asked["executor"] != "here" and ranks.count() > 1:
+                raise InputError(
+                    f"--executor {asked['executor']} starts processes of its own, but torchrun started "
+                    f"{ranks.count()} over which tokens are split; leave out one of the two"
+                )
             executor = executor_of(
                 asked["executor"],
                 workers=asked["workers"],

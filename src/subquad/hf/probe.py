@@ -50,7 +50,7 @@ def find_layers(model: AnyModel, *, inputs: Inputs | None = None) -> list[Layer]
     layers = inspect_layers(model)
     if getattr(model, "declares_attention", False):
         return layers
-    mark = _mark(model, layers)
+    mark = mark_of_trial(model, layers)
     known = _KNOWN.get(model)
     if known is not None and known[0] == mark and inputs is None:
         return known[1]
@@ -157,7 +157,7 @@ def _generate(prompt: Inputs, model: PreTrainedModel) -> Any:
     return model.generate(**prompt, **length, do_sample=False, cache_implementation="static", disable_compile=True)
 
 
-def _mark(model: PreTrainedModel, layers: list[Layer]) -> str:
+def mark_of_trial(model: PreTrainedModel, layers: list[Layer]) -> str:
     """What a trial's result holds for: these layers under this config."""
     config = without_marks(model.config.to_dict())
     return json.dumps([[layer.name for layer in layers], str(config)])

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from transformers.utils import ModelOutput
 from subquad.hf.example_inputs import example_inputs
 from subquad.hf.layers import Attached, Layer, head_counts
 from subquad.hf.passes import NOT_A_LABEL, OF_TOKENS
+from subquad.hf.probe import mark_of_trial
 from subquad.hf.split import Fit, fill, hooked, takes
 from subquad.hf.token_positions import RULES, counted, positions, tokens_of
 from subquad.hf.trial import TRIED, attaching, undisturbed
@@ -30,6 +32,7 @@ from subquad.methods import Bound, Full
 
 Batch = Mapping[str, Any]
 Outputs = Mapping[str, Any]
+_KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[str, Fit]] = WeakKeyDictionary()
 _ROUNDING = 1e-3, 5e-2  # of fp32 and of 16-bit models, relative to the largest number
 _REMEDY = "run it on one rank, or swap without `parallel`"
 
@@ -75,7 +78,7 @@ class _Replaying(Attached):
 
 
 def fit_of(model: PreTrainedModel, layers: list[Layer], inputs: Batch | None = None) -> Fit:
-    """How the model runs on a part of its tokens.
+    """How the model runs on a part of its tokens. Results are kept for as long as the model lives.
 
     Args:
         model: before anything is swapped in, or after.
@@ -90,6 +93,17 @@ def fit_of(model: PreTrainedModel, layers: list[Layer], inputs: Batch | None = N
             f"{type(model).__name__} leaves layers out at random (layerdrop={model.config.layerdrop:g}), each rank "
             "others; set layerdrop=0 in its config"
         )
+    mark = mark_of_trial(model, layers)
+    known = _KNOWN.get(model)
+    if known is not None and known[0] == mark and inputs is None:
+        return known[1]
+    fit = _tried(model, layers, inputs)
+    _KNOWN[model] = mark, fit
+    return fit
+
+
+def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Batch | None) -> Fit:
+    """The first rule of positions under which the model is right; ValueError where there is none."""
     wholes = [_run_whole(model, layers, batch) for batch in _batches(model, inputs)]
     rules: tuple[str | None, ...] = RULES if any(takes(part, "position_ids") for part in hooked(model)) else (None,)
     reasons = []

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from subquad import hf
 from subquad.masks import Mask
+from subquad.measure.team import ALONE, Team
 from subquad.methods import Bound, Method
 
 EXACT_ALONE = ("softcap", "sinks")  # what no method takes: a call that has one is exact attention, and not recorded
@@ -24,7 +25,7 @@ class LayerInputs:
     query: Tensor
     key: Tensor
     value: Tensor
-    options: dict[str, Any]  # mask, bias, scale, dropout_p
+    options: dict[str, Any]  # mask, bias, scale, dropout_p, parallel
 
     def run(self, method: Method | Bound) -> Tensor:
         """Run a method on the same inputs."""
@@ -42,8 +43,10 @@ def of_real_tokens(*, mask: Mask, real: Tensor | None, own: Tensor | None, **opt
 
 
 @contextmanager
-def recorded(model: Any) -> Iterator[list[LayerInputs]]:
+def recorded(model: Any, team: Team = ALONE) -> Iterator[list[LayerInputs]]:
     """Swap "full" into a model and collect the inputs of every attention call; afterwards the model is as before.
+
+    Of a team, each process collects those of its own tokens.
 
     Raises:
         ValueError: a query, key or value holds NaN or infinity; names it and the layer.
@@ -51,7 +54,7 @@ def recorded(model: Any) -> Iterator[list[LayerInputs]]:
     before, keep = hf.bounds(model), hf.describe(model).keep  # with what they learned
     calls: list[LayerInputs] = []
     handles = []
-    for layer in hf.swap(model, "full").layers:
+    for layer in hf.swap(model, "full", parallel=team.ranks).layers:
 
         def hook(module: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any], layer: hf.Layer = layer) -> None:
             if any(options.get(name) is not None for name in EXACT_ALONE):
@@ -71,4 +74,4 @@ def recorded(model: Any) -> Iterator[list[LayerInputs]]:
             handle.remove()
         hf.restore(model)
         if before:
-            hf.swap(model, before, keep=keep)
+            hf.swap(model, before, keep=keep, parallel=team.ranks)

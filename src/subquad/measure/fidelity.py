@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from subquad.measure.team import ALONE, Team
 from subquad.methods import Bound, Method
 
 
@@ -21,11 +22,12 @@ def percentile(values: Tensor, q: float) -> float:
     return float(values.double().quantile(q))
 
 
-def relative_error(out: Tensor, exact: Tensor) -> float:
-    """‖out − exact‖ / ‖exact‖ over all entries; 0 where both are 0."""
-    error, size = (out.double() - exact.double()).norm(), exact.double().norm()
+def relative_error(out: Tensor, exact: Tensor, team: Team = ALONE) -> float:
+    """‖out − exact‖ / ‖exact‖ over all entries, of a team over those of all its processes; 0 where both are 0."""
+    norms = (float(x.double().norm()) for x in (out.double() - exact.double(), exact))
+    error, size = (math.sqrt(square) for square in team.sums(*(norm * norm for norm in norms)))
     if size > 0:
-        return float(error / size)
+        return error / size
     return math.inf if error > 0 else 0.0
 
 

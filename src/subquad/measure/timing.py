@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar
 import torch
 
 from subquad.measure.noise import Verdict, verdict
+from subquad.measure.team import ALONE, Team
 from subquad.methods import Method
 
 Call = TypeVar("Call")
@@ -38,12 +39,13 @@ def one_round(
     calls: Mapping[str, Callable[[], Any]],
     device: torch.device | None = None,
     between: Callable[[], Any] = lambda: None,
+    team: Team = ALONE,
 ) -> dict[str, float]:
     """Seconds of each call, one after the other; before each one `between` runs, outside the stopwatch."""
     seconds = {}
     for name, call in calls.items():
         between()
-        seconds[name] = stopwatch(call, device)[0]
+        seconds[name] = stopwatch(call, device, team)[0]
     return seconds
 
 
@@ -78,6 +80,7 @@ def until_steady(
     effort: Effort,
     device: torch.device | None = None,
     between: Callable[[], Any] = lambda: None,
+    team: Team = ALONE,
 ) -> dict[str, list[float]]:
     """Seconds of each call in each round, for as many rounds as the medians need or time allows.
 
@@ -87,16 +90,16 @@ def until_steady(
     start = time.perf_counter()
     allowed = effort.seconds * len(calls)
 
-    def left() -> bool:
-        return time.perf_counter() - start < allowed
+    def left(share: float = 1.0) -> bool:
+        return team.led(lambda: time.perf_counter() - start < share * allowed)
 
     for _ in range(3):
-        one_round(shuffled(calls, draw), device, between)
-        if time.perf_counter() - start > 0.1 * allowed:
+        one_round(shuffled(calls, draw), device, between, team)
+        if not left(0.1):
             break
     rounds: list[dict[str, float]] = []
     while len(rounds) < effort.least or (left() and len(rounds) < effort.most and not _steady(rounds, effort)):
-        rounds.append(one_round(shuffled(calls, draw), device, between))
+        rounds.append(one_round(shuffled(calls, draw), device, between, team))
     seconds = by_name(rounds)
     return {name: seconds[name] for name in calls if name in seconds}
 
@@ -113,13 +116,14 @@ def predicted(method: Method, seconds: float, growth: float) -> float:
     return seconds * growth ** (1 if method.traits.subquadratic else 2)
 
 
-def stopwatch(call: Callable[[], Any], device: torch.device | None = None) -> tuple[float, Any]:
-    """Seconds that a call took, the device's work included, and what it returned."""
+def stopwatch(call: Callable[[], Any], device: torch.device | None = None, team: Team = ALONE) -> tuple[float, Any]:
+    """Seconds that a call took, the device's work included, and what it returned; of a team the slowest one's."""
+    team.wait()
     _wait(device)
     start = time.perf_counter()
     result = call()
     _wait(device)
-    return time.perf_counter() - start, result
+    return team.most(time.perf_counter() - start), result
 
 
 def cost(

@@ -140,6 +140,11 @@ def refusal_of_method(method: Method, mask: Mask, of: Sequence, heads: int, lear
     return refusal(method, Call(mask, None, 1.0, 0.0, 0, learned=learned), of, heads)
 
 
+def way_of_method(method: Method, mask: Mask, of: Sequence, heads: int) -> str:
+    """`way` of calls with nothing but a mask."""
+    return way(method, Call(mask, None, 1.0, 0.0, 0), of, heads)
+
+
 def needs_all_tokens(method: Method, call: Call, of: Sequence) -> str | None:
     """What of a call concerns more than the keys by themselves; None if nothing does."""
     mask = call.mask

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from subquad.parallel.failures import waited_in_vain
+from subquad.parallel.failures import answered
 from subquad.parallel.shares import even_shares
 
 Shape = Sequence[int]
@@ -140,11 +140,11 @@ def start(
     incoming = [(like.new_empty(tuple(shape)), rank) for shape, rank in receives]
     ops = [dist.P2POp(dist.isend, x, group=group, group_peer=rank) for x, rank in outgoing]
     ops += [dist.P2POp(dist.irecv, x.view(-1).view(torch.uint8), group=group, group_peer=rank) for x, rank in incoming]
-    with _others(group):
+    with answered(group):
         works = dist.batch_isend_irecv(ops) if ops else []
 
     def wait() -> list[Tensor]:
-        with _others(group):
+        with answered(group):
             for work in works:
                 work.wait()
         outgoing.clear()  # kept until it has arrived
@@ -161,7 +161,7 @@ def _all_to_all(sent: Tensor, sizes: list[int], from_each: list[int], group: Any
     received = sent.new_empty(sum(from_each))
     out, into = received.view(torch.uint8), sent.view(torch.uint8)
     received_bytes, sent_bytes = ([n * width for n in each] for each in (from_each, sizes))
-    with _others(group):
+    with answered(group):
         dist.all_to_all_single(out, into, received_bytes, sent_bytes, group)
     return received
 
@@ -171,12 +171,3 @@ def _count(sent: int, call: bool) -> None:
     if counted is not None:
         counted.calls += call
         counted.bytes += sent
-
-
-@contextmanager
-def _others(group: Any) -> Iterator[None]:
-    """Say what it means where the backend reports that another rank is not there."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise RuntimeError(waited_in_vain(group, error)) from error

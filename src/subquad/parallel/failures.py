@@ -1,11 +1,26 @@
 """What a rank says when another one does not answer."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 
 PATIENCE = 2.0  # seconds in which others may say that they wait too
+
+
+class Lost(RuntimeError):
+    """Another rank does not answer; the message is one line."""
+
+
+@contextmanager
+def answered(group: Any) -> Iterator[None]:
+    """Raise `Lost` where the backend reports that another rank is not there."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise Lost(waited_in_vain(group, error)) from error
 
 
 def waited_in_vain(group: Any, error: Exception) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.parallel.collectives import gather
-from subquad.parallel.failures import waited_in_vain
+from subquad.parallel.failures import answered
 from subquad.parallel.shares import even_shares, spans
 
 MODES = "auto", "summary", "heads", "ring"
@@ -142,10 +142,8 @@ class Sequence:
         if key in self._agreed:
             return
         said: list[Any] = [None] * self.ranks
-        try:
+        with answered(self.group):
             dist.all_gather_object(said, what, group=self.group)
-        except RuntimeError as error:
-            raise RuntimeError(waited_in_vain(self.group, error)) from error
         for rank, other in enumerate(said):
             for name, value in said[0].items():
                 if other.get(name) != value:

@@ -70,6 +70,13 @@ def _is_fitted(content: Record) -> bool:
 COMPARE = Kind("subquad compare", "report.json", "report.html", _has("recommendation", "methods"), _table_in("tables"))
 PLAN = Kind("subquad plan", "report.json", "report.html", _says("plan"), _table_in("plan_tables"))
 BENCH = Kind("subquad bench", "bench.json", "bench.md", _says("subquad bench"), _table_in("bench_tables"))
+RANKS = Kind(
+    "subquad bench on ranks",
+    "ranks.json",
+    "ranks.md",
+    _says("subquad bench on ranks"),
+    _table_in("ranks_sheet", "text"),
+)
 INSPECT = Kind("subquad inspect", "results.json", "results.md", _says("subquad inspect"), _table_in("inspect_tables"))
 TRAIN = Kind(
     "subquad train", "results.json", "README.md", _has("task", "test"), _table_in("training_card", "rich_record")
@@ -90,7 +97,7 @@ CALIBRATE = Kind(
     lambda content: content["record"],
 )
 TUNE = Kind("subquad tune", "results.json", "results.md", _says("subquad tune"), _table_in("tune_write"))
-KINDS = (COMPARE, PLAN, BENCH, INSPECT, TRAIN, REPRODUCE, CALIBRATE, TUNE)
+KINDS = (COMPARE, PLAN, BENCH, RANKS, INSPECT, TRAIN, REPRODUCE, CALIBRATE, TUNE)
 
 
 def kind_of(content: Any) -> Kind | None:

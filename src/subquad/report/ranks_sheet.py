@@ -3,13 +3,21 @@
 from collections.abc import Mapping
 from typing import Any
 
-from subquad.report.markup import facts, fenced, rows_of
+from rich.text import Text
 
+from subquad.report.markup import bullets, facts, fenced, rows_of
+
+KIND = "subquad bench on ranks"
 HEAD = ("method", "mode", "tokens", "ms", "quartiles", "MiB sent per rank", "exchanges", "relative error")
 NONE = "–"
 
 
-def markdown(report: Mapping[str, Any], command: str) -> str:
+def text(report: Mapping[str, Any]) -> Text:
+    """The page, for a terminal."""
+    return Text(markdown(report))
+
+
+def markdown(report: Mapping[str, Any]) -> str:
     """A table for each dtype and pass, and below it why methods were not run."""
     parts = [
         f"# Attention on {report['ranks']} ranks",
@@ -24,7 +32,8 @@ def markdown(report: Mapping[str, Any], command: str) -> str:
         reasons = dict.fromkeys((f"`{row['method']}`, {row['mode']}", row["reason"]) for row in own if row["reason"])
         parts += [facts(list(reasons))] if reasons else []
     machine = [*report["hardware"].items(), *report["versions"].items()]
-    return "\n\n".join([*parts, "## Machine", facts(machine), "## Command", fenced(command)]) + "\n"
+    parts += [bullets(report["notes"])] if report["notes"] else []
+    return "\n\n".join([*parts, "## Machine", facts(machine), "## Command", fenced(report["command"])]) + "\n"
 
 
 def _line(row: Mapping[str, Any]) -> list[str]:

@@ -38,6 +38,7 @@ class MethodReport(TypedDict):
     model: NotRequired[dict[str, Cost]]  # length -> cost of a whole forward pass of one sequence
     op: NotRequired[dict[str, Cost]]  # length -> cost of one layer's attention alone
     crossover: NotRequired[float | None]  # tokens from which on the op is clearly faster than exact; None = not seen
+    parallel: NotRequired[list[str]]  # where tokens are split, what its ranks send: "summary", "heads", "ring"
     adapter: NotRequired[str]  # the folder that its learned parameters come from
     unfitted: NotRequired[bool]  # its learned parameters are those that it starts with
     task: NotRequired[dict[str, float]]  # metric name -> score
@@ -67,7 +68,9 @@ class Report(TypedDict):
     command: str
     versions: dict[str, str]
     hardware: dict[str, str]
-    settings: dict[str, Any]  # max_length, lengths, op_lengths, min_fidelity, seeds, passages …
+    settings: dict[
+        str, Any
+    ]  # max_length, lengths, op_lengths, min_fidelity, seeds, passages …; ranks, where tokens are split
     model: dict[str, Any]  # name, class, kind, parameters, heads, head_dim, layers, position_limit
     text: dict[str, Any]  # source, documents, passages, queries, tokens
     task: NotRequired[dict[str, Any]]  # name, metric, examples, baseline figures

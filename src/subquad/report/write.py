@@ -5,10 +5,12 @@ says that the report is whole, so it comes last.
 """
 
 import csv
+from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
-from subquad.report import bench_plots, bench_tables, content, inspect_plots, inspect_tables
+from subquad.report import bench_plots, bench_tables, content, inspect_plots, inspect_tables, ranks_sheet
 from subquad.report.bench_schema import BenchCell, BenchReport
 from subquad.report.files import as_json, write_files
 from subquad.report.inspect_schema import InspectReport
@@ -40,6 +42,11 @@ def write_bench(report: BenchReport, folder: Path) -> list[Path]:
         "bench.json": as_json(report),
     }
     return write_files(contents, folder, stale=bench_plots.PLOTS)
+
+
+def write_ranks(report: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write ranks.json and ranks.md; return their paths."""
+    return write_files({"ranks.md": ranks_sheet.markdown(report).encode(), "ranks.json": as_json(report)}, folder)
 
 
 def csv_of(report: BenchReport) -> str:

@@ -29,7 +29,7 @@ class Stopped(BaseException):
 def clear_ends(settings: RunSettings) -> Iterator[None]:
     """Memory that runs out, another process that went, and settings that turn out wrong in the first pass."""
     try:
-        with as_input_error(), _stopped_by_launcher():
+        with as_input_error(), stopped_by_launcher():
             yield
     except Stopped:
         _end_without_others(settings.parallel.timeout)
@@ -47,7 +47,7 @@ def clear_ends(settings: RunSettings) -> Iterator[None]:
 
 
 @contextmanager
-def _stopped_by_launcher() -> Iterator[None]:
+def stopped_by_launcher() -> Iterator[None]:
     """Where there are several processes, SIGTERM raises `Stopped` inside the block, once."""
     if not processes.joined() or threading.current_thread() is not threading.main_thread():
         yield

@@ -31,7 +31,7 @@ from subquad.ops.backends import choose
 from subquad.report.bench_schema import EXACT
 from subquad.spelling import instead
 from subquad.workflows import machine
-from subquad.workflows.bench_calls import DTYPES, Calls, Load, hindrance, out_of_memory, threads
+from subquad.workflows.bench_calls import DTYPES, Calls, Load, hindrance, in_words, loads_of, out_of_memory, threads
 from subquad.workflows.bench_memory import extra_memory
 from subquad.workflows.bench_plans import resolved
 from subquad.workflows.settings import PASSES, BenchSettings
@@ -133,19 +133,13 @@ class Visit:
     use: machine.Use
 
 
-def _at(load: str) -> str:
-    """A load's key in words."""
-    dtype, passes, length = load.split("/")
-    return f"{int(length):,} tokens ({passes}, {dtype})"
-
-
 TIME: Kind[Visit] = Kind(
     "time",
     Visit,
-    lambda load, visit: f"timing each method at {_at(load)}, round {visit + 1} of {VISITS}",
+    lambda load, visit: f"timing each method at {in_words(load)}, round {visit + 1} of {VISITS}",
     timed=True,
 )
-MEMORY: Kind[Peak | None] = Kind("memory", Peak | None, lambda load, method: f"memory of {method} at {_at(load)}")
+MEMORY: Kind[Peak | None] = Kind("memory", Peak | None, lambda load, method: f"memory of {method} at {in_words(load)}")
 
 
 @dataclass
@@ -160,16 +154,8 @@ class Bench(Run):
 
     @property
     def loads(self) -> list[Load]:
-        """What is measured, panel by panel, the shortest first: the longer ones are predicted from them."""
-        s = self.settings
-        assert s.heads is not None
-        assert s.head_dim is not None
-        return [
-            Load(length, dtype, passes, s.batch, s.heads, s.head_dim, s.device, s.seed, s.causal)
-            for dtype in dict.fromkeys(s.dtypes)
-            for passes in dict.fromkeys(s.passes)
-            for length in sorted(set(s.lengths))
-        ]
+        """What is measured."""
+        return loads_of(self.settings)
 
     @property
     def backend(self) -> str:

@@ -12,11 +12,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from subquad.functional import attention
+from subquad.measure.team import ALONE, Team
 from subquad.methods import parse_method
+from subquad.parallel import Sequence
 from subquad.report.bench_schema import EXACT
-from subquad.workflows.settings import BACKWARD
+from subquad.workflows.settings import BACKWARD, BenchSettings
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+NO_MEMORY = "out of memory"  # a reason
 NAIVE = "naive"  # the name of `naive`, which is not a method of the library
 
 
@@ -40,18 +43,39 @@ class Load:
         return f"{self.dtype}/{self.passes}/{self.length}"
 
 
+def in_words(load: str) -> str:
+    """A load's key in words."""
+    dtype, passes, length = load.split("/")
+    return f"{int(length):,} tokens ({passes}, {dtype})"
+
+
+def loads_of(s: BenchSettings) -> list[Load]:
+    """What is measured, panel by panel, the shortest first: the longer ones are predicted from them."""
+    assert s.heads is not None  # `resolved`
+    assert s.head_dim is not None
+    return [
+        Load(length, dtype, passes, s.batch, s.heads, s.head_dim, s.device, s.seed, s.causal)
+        for dtype in dict.fromkeys(s.dtypes)
+        for passes in dict.fromkeys(s.passes)
+        for length in sorted(set(s.lengths))
+    ]
+
+
 class Calls:
     """Standard normal q, k and v (B,H,N,D), for "forward+backward" also the gradient of the output, and calls on them.
+
+    Each process of a team draws its own tokens.
 
     Draws the same numbers for every dtype. Methods with learned parameters run with those that they start with, which
     cost what fitted ones do.
     """
 
-    def __init__(self, load: Load):
+    def __init__(self, load: Load, team: Team = ALONE):
         self.load = load
         self.backward = load.passes == BACKWARD
-        generator = torch.Generator().manual_seed(load.seed)
-        shape = (load.batch, load.heads, load.length, load.head_dim)
+        rank, tokens = (0, load.length) if team.ranks is None else (team.ranks.rank, team.own(load.length))
+        generator = torch.Generator().manual_seed(load.seed * team.count + rank)
+        shape = (load.batch, load.heads, tokens, load.head_dim)
 
         def normal() -> Tensor:
             return torch.randn(shape, generator=generator).to(load.device, DTYPES[load.dtype])
@@ -60,17 +84,23 @@ class Calls:
         self.gradient = normal() if self.backward else None
         self.learned: list[Parameter] = []  # of the methods that are called
 
-    def of(self, method: str) -> Callable[[], Tensor]:
-        """A call of this method; "full" is SDPA itself, without anything of ours around it; "naive" is known too."""
-        if method in (EXACT, NAIVE):
+    def of(self, method: str, split: Sequence | None = None) -> Callable[[], Tensor]:
+        """A call of this method; "full" is SDPA itself, without anything of ours around it; "naive" is known too.
+
+        On split tokens "full" is a method like the others.
+        """
+        if split is None and method in (EXACT, NAIVE):
             return self._call(F.scaled_dot_product_attention if method == EXACT else naive)
+        return self._call(partial(self._attention(method), parallel=split))
+
+    def _attention(self, method: str) -> Callable[..., Tensor]:
         parsed = parse_method(method)
         if not parsed.traits.learned:
-            return self._call(partial(attention, method=parsed))
+            return partial(attention, method=parsed)
         load = self.load
         bound = parsed.bind(heads=load.heads, head_dim=load.head_dim, max_length=load.length).eval().to(load.device)
         self.learned += bound.parameters()
-        return self._call(bound)
+        return bound
 
     def clear(self) -> None:
         """Clear the gradients of the previous call."""
@@ -112,7 +142,7 @@ def hindrance(call: Callable[[], Any]) -> str | None:
 def out_of_memory(error: RuntimeError | MemoryError) -> str:
     """The reason that such an error is; any other error goes on."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error):
-        return "out of memory"
+        return NO_MEMORY
     raise error
 
 

@@ -5,34 +5,37 @@ rank. All ranks make the same calls in the same order: what they decide, they de
 """
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from subquad.errors import InputError, as_input_error
-from subquad.functional import attention
-from subquad.masks import Mask
-from subquad.measure.timing import predicted, spread, stopwatch
+from subquad.measure.fidelity import relative_error
+from subquad.measure.team import Team
+from subquad.measure.timing import by_name, one_round, predicted, shuffled, spread
 from subquad.methods import Full, Method, parse_method
-from subquad.methods.in_parallel import refusal_of_method
 from subquad.parallel import MODES as ALL_MODES
 from subquad.parallel import Sequence, traffic
+from subquad.report.bench_schema import EXACT
+from subquad.report.ranks_sheet import KIND
 from subquad.workflows import machine
 from subquad.workflows.bench import check
-from subquad.workflows.bench_calls import DTYPES, Load, out_of_memory, threads
+from subquad.workflows.bench_calls import NO_MEMORY, Calls, Load, hindrance, in_words, loads_of, threads
 from subquad.workflows.bench_plans import resolved
-from subquad.workflows.settings import BACKWARD, BenchSettings
-from subquad.workflows.store import Progress
+from subquad.workflows.options import as_command
+from subquad.workflows.settings import BenchSettings
+from subquad.workflows.store import Job, Kind, Progress, Run, Unit
 
+Call = Callable[[], Tensor]
 MODES = tuple(mode for mode in ALL_MODES if mode != "auto")
 ROUNDS, FEW = 9, 3  # of a length, beside the one that warms up
-WAIT = timedelta(minutes=10)
+UNITS = 1  # changes with what the units hold, so that a run of another version is not resumed
 
 
 @dataclass
@@ -60,153 +63,115 @@ class Row:
     reason: str | None = None
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A method in a mode."""
-
-    method: Method
-    mode: str
+ROWS: Kind[list[Row]] = Kind(
+    "ranks", list[Row], lambda load: f"timing each method in each mode at {in_words(load)}", timed=True
+)
 
 
-def measure(settings: BenchSettings, progress: Progress) -> dict[str, Any]:
-    """All rows, with what they depend on: plain data, the same on all ranks.
+def measure(settings: BenchSettings, out: Path, progress: Progress, team: Team) -> "RanksBench":
+    """Measure all rows, the same on all ranks. Finished units are kept under `out`.
 
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
     check(settings)
     settings = resolved(settings)
+    if min(settings.lengths) < team.count:
+        raise InputError(f"{min(settings.lengths)} tokens do not go on {team.count} ranks; give more tokens")
     with as_input_error(), threads(settings.threads):
-        methods = list(dict.fromkeys([Full(), *map(parse_method, settings.methods)]))
-        dist.init_process_group("nccl" if settings.device.startswith("cuda") else "gloo", timeout=WAIT)
-        try:
-            rows = list(_rows(settings, methods, progress))
-            ranks = dist.get_world_size()
-        finally:
-            dist.destroy_process_group()
-    return {
-        "ranks": ranks,
-        "settings": asdict(settings),
-        "rows": [asdict(row) for row in rows],
-        "versions": machine.versions(),
-        "hardware": machine.hardware(settings.device),
-    }
+        bench = RanksBench(settings, list(dict.fromkeys([Full(), *map(parse_method, settings.methods)])), team)
+        bench.finish(out, bench.fingerprint(), bench.jobs(), progress, team=team)
+    return bench
 
 
-def _rows(settings: BenchSettings, methods: list[Method], progress: Progress) -> Iterator[Row]:
-    heads, width = settings.heads or 0, settings.head_dim or 0  # `resolved`
-    loads = [
-        Load(length, dtype, passes, settings.batch, heads, width, settings.device, settings.seed, settings.causal)
-        for dtype in dict.fromkeys(settings.dtypes)
-        for passes in dict.fromkeys(settings.passes)
-        for length in sorted(set(settings.lengths))
-    ]
-    if min(settings.lengths) < dist.get_world_size():
-        raise InputError(f"{min(settings.lengths)} tokens do not go on {dist.get_world_size()} ranks; give more tokens")
-    seconds: dict[tuple[Candidate, str, str], tuple[int, float]] = {}  # at the longest length so far
-    for done, load in enumerate(loads):
-        progress(f"{load.length:,} tokens ({load.passes}, {load.dtype})", done, len(loads))
-        for candidate, row in _measured(settings, methods, load, seconds):
-            if row.ms is not None:
-                seconds[candidate, load.dtype, load.passes] = load.length, row.ms / 1e3
-            yield row
+@dataclass
+class RanksBench(Run):
+    """Settings, methods with exact attention first, the ranks, and the results of the units so far."""
+
+    settings: BenchSettings
+    methods: list[Method]
+    team: Team
+
+    def fingerprint(self) -> dict[str, Any]:
+        """All that the results depend on."""
+        return {
+            "settings": asdict(self.settings) | {"methods": [str(method) for method in self.methods]},
+            "machine": [machine.versions(), machine.hardware(self.settings.device)],
+            "ranks": self.team.count,
+            "units": UNITS,
+        }
+
+    def report(self, asked: BenchSettings) -> dict[str, Any]:
+        """All rows, with what they depend on: plain data."""
+        return {
+            "kind": KIND,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": as_command("bench", asked, self.team.count),
+            "ranks": self.team.count,
+            "settings": asdict(self.settings),
+            "rows": [asdict(row) for load in loads_of(self.settings) for row in self.results[ROWS(load.key)]],
+            "versions": machine.versions(),
+            "hardware": machine.hardware(self.settings.device),
+            "notes": self.resumed_note,
+        }
+
+    def jobs(self) -> Iterator[Job]:
+        """The units with what makes them; later ones read the records of shorter lengths."""
+        for load in loads_of(self.settings):
+            yield ROWS(load.key), partial(self.rows, load)
+
+    def work(self, unit: Unit[Any]) -> float:
+        """In proportion to the tokens."""
+        return float(unit.key.rpartition("/")[2])
+
+    def rows(self, load: Load) -> list[Row]:
+        """All methods in all modes on one load, round by round, in an order that is the same on all ranks."""
+        assert self.team.ranks is not None
+        inputs, calls, rows = Calls(load, self.team), dict[str, Call](), dict[str, Row]()
+        for method in map(str, self.methods):
+            for mode in MODES:
+                name, of = f"{method} {mode}", Sequence.even(load.length, mode=mode)
+                row = rows[name] = Row(method, mode, load.dtype, load.passes, load.length)
+                row.reason = self._too_slow(load, row) or _hindrance(partial(_once, inputs, method, of))
+                if row.reason is None:
+                    calls[name] = inputs.of(method, of)
+        self._add_traffic(calls, rows)
+        draw, device = random.Random(load.seed), torch.device(load.device)
+        count = FEW if self.settings.quick else ROUNDS
+        found = by_name([one_round(shuffled(calls, draw), device, inputs.clear, self.team) for _ in range(count)])
+        for name, seconds in found.items():
+            rows[name].ms_low, rows[name].ms, rows[name].ms_high = spread([1e3 * each for each in seconds])
+        return list(rows.values())
+
+    def _too_slow(self, load: Load, row: Row) -> str | None:
+        """The reason not to run a method, by its time at the longest shorter length."""
+        before = [one for one in loads_of(self.settings) if replace(one, length=load.length) == load]
+        for one in reversed([one for one in before if one.length < load.length]):
+            for known in self.results[ROWS(one.key)]:
+                if (known.method, known.mode) == (row.method, row.mode) and known.ms is not None:
+                    expected = predicted(parse_method(row.method), known.ms / 1e3, load.length / one.length)
+                    return f"predicted {expected:,.0f} s per call" if expected > self.settings.call_limit else None
+        return None
+
+    def _add_traffic(self, calls: Mapping[str, Call], rows: Mapping[str, Row]) -> None:
+        """What each call sends, and how far its output is from exact attention's."""
+        exact = None
+        for name, call in calls.items():
+            with traffic() as sent:
+                out = call().detach()
+            row = rows[name]
+            exact = out if exact is None and row.method == EXACT else exact
+            row.bytes, row.exchanges = int(self.team.most(float(sent.bytes))), sent.calls
+            row.error = None if exact is None else relative_error(out, exact, self.team)
 
 
-def _measured(
-    settings: BenchSettings,
-    methods: list[Method],
-    load: Load,
-    seconds: dict[tuple[Candidate, str, str], tuple[int, float]],
-) -> Iterator[tuple[Candidate, Row]]:
-    """All candidates on one load, round by round, in an order that is random and the same on all ranks."""
-    inputs = _inputs(load)
-    calls: dict[Candidate, Callable[[], Tensor]] = {}
-    rows = {
-        Candidate(m, mode): Row(str(m), mode, load.dtype, load.passes, load.length) for m in methods for mode in MODES
-    }
-    for candidate, row in rows.items():
-        of = Sequence.even(load.length, mode=candidate.mode)
-        mask = Mask.causal() if load.causal else Mask()
-        row.reason = refusal_of_method(candidate.method, mask, of, inputs[0].shape[1])
-        if before := seconds.get((candidate, load.dtype, load.passes)):
-            expected = predicted(candidate.method, before[1], load.length / before[0])
-            if expected > settings.call_limit:
-                row.reason = f"predicted {expected:,.0f} s per call"
-        if row.reason is None:
-            calls[candidate] = partial(_call, candidate.method, load, inputs, of)
-            row.reason = _hindrance(calls[candidate])
-        if row.reason is not None:
-            calls.pop(candidate, None)
-    _add_traffic(calls, rows)
-    for candidate, times in _times(calls, load, FEW if settings.quick else ROUNDS).items():
-        found = spread([1e3 * each for each in times])
-        rows[candidate].ms_low, rows[candidate].ms, rows[candidate].ms_high = found.low, found.median, found.high
-    yield from rows.items()
+def _once(inputs: Calls, method: str, of: Sequence) -> Tensor:
+    return inputs.of(method, of)()
 
 
-def _inputs(load: Load) -> list[Tensor]:
-    """This rank's part of standard normal queries, keys, values and the gradient of the output."""
-    of = Sequence.even(load.length)
-    generator = torch.Generator().manual_seed(load.seed * dist.get_world_size() + of.rank)
-    shape = (load.batch, load.heads, of.lengths[of.rank], load.head_dim)
-    drawn = [torch.randn(shape, generator=generator).to(load.device, DTYPES[load.dtype]) for _ in range(4)]
-    return [x.requires_grad_(load.passes == BACKWARD) for x in drawn[:3]] + drawn[3:]
-
-
-def _call(method: Method, load: Load, inputs: list[Tensor], of: Sequence) -> Tensor:
-    *parts, gradient = inputs
-    with torch.set_grad_enabled(load.passes == BACKWARD):
-        out = attention(*parts, method=method, is_causal=load.causal, parallel=of)
-    if load.passes == BACKWARD:
-        out.backward(gradient)
-        for part in parts:
-            part.grad = None
-    return out.detach()
-
-
-def _hindrance(call: Callable[[], Tensor]) -> str | None:
+def _hindrance(call: Call) -> str | None:
     """Why this call cannot run, which all ranks find alike; memory that runs out on one of them ends the run."""
-    try:
-        call()
-    except (ValueError, TypeError) as error:
-        return " ".join(str(error).split())
-    except (RuntimeError, MemoryError) as error:
-        raise InputError(
-            f"rank {dist.get_rank()}: {out_of_memory(error)}; give shorter inputs or more ranks"
-        ) from error
-    return None
-
-
-def _add_traffic(calls: dict[Candidate, Callable[[], Tensor]], rows: dict[Candidate, Row]) -> None:
-    """What each call sends, and how far its output is from exact attention's."""
-    exact = None
-    for candidate, call in calls.items():
-        with traffic() as sent:
-            out = call().double()
-        if isinstance(candidate.method, Full) and exact is None:
-            exact = out
-        rows[candidate].bytes = int(_over_ranks(float(sent.bytes), dist.ReduceOp.MAX))
-        rows[candidate].exchanges = sent.calls
-        if exact is not None:
-            error, size = (_over_ranks(float(x.square().sum()), dist.ReduceOp.SUM) for x in (out - exact, exact))
-            rows[candidate].error = (error / size) ** 0.5
-
-
-def _times(calls: dict[Candidate, Callable[[], Tensor]], load: Load, rounds: int) -> dict[Candidate, list[float]]:
-    """Seconds of the slowest rank in each round."""
-    found: dict[Candidate, list[float]] = {candidate: [] for candidate in calls}
-    order, shuffle = list(calls), random.Random(load.seed)
-    for _ in range(rounds):
-        shuffle.shuffle(order)
-        for candidate in order:
-            dist.barrier()
-            taken, _out = stopwatch(calls[candidate], torch.device(load.device))
-            found[candidate].append(_over_ranks(taken, dist.ReduceOp.MAX))
-    return found
-
-
-def _over_ranks(number: float, how: Any) -> float:
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    found = torch.tensor(number, dtype=torch.float64, device=device)
-    dist.all_reduce(found, how)
-    return float(found)
+    reason = hindrance(call)
+    if reason == NO_MEMORY:
+        raise InputError(f"{reason}; give shorter inputs or more ranks")
+    return reason

@@ -25,6 +25,7 @@ from subquad.measure.capture import LayerInputs, recorded
 from subquad.measure.fidelity import attention_weights, cosine, relative_error
 from subquad.measure.memory import peak_extra_mib
 from subquad.measure.noise import AGAIN
+from subquad.measure.team import ALONE, Team
 from subquad.measure.timing import by_name, one_round, predicted, shuffled, stopwatch
 from subquad.methods import Bound, Full, Method, parse_method
 from subquad.workflows import machine
@@ -48,6 +49,7 @@ from subquad.workflows.passages import Reading, read
 from subquad.workflows.pretrained import BATCH, Pretrained, check_model, load, running
 from subquad.workflows.rows import NOT_CALIBRATED, CompareRow, mark_of, row_of, row_of_adapter, row_of_plan
 from subquad.workflows.settings import COMPARED, COMPARED_LEARNED, CompareSettings
+from subquad.workflows.split import check_not_fitted, split
 from subquad.workflows.store import Job, Progress, Run, Unit
 from subquad.workflows.tasks import LabelledTask, load_task
 
@@ -57,19 +59,26 @@ LAYER_PASSAGES = 4  # on which layers are measured one by one
 TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is left out, and the report says so
 
 
-def measure(settings: CompareSettings, out: Path, progress: Progress = lambda what, done, total: None) -> "Comparison":
+def measure(
+    settings: CompareSettings,
+    out: Path,
+    progress: Progress = lambda what, done, total: None,
+    team: Team = ALONE,
+) -> "Comparison":
     """Measure everything and return the comparison with its results. Finished units are kept under `out`.
+
+    A team splits the tokens of every input over its processes.
 
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
     average = machine.load_average()
     progress("loading", 0, 1)
-    comparison = Comparison.prepare(settings, out, progress)
+    comparison = Comparison.prepare(settings, out, progress, team)
     with as_input_error():
         comparison.check_finite()
     comparison.load_average = average
-    comparison.finish(out, comparison.fingerprint(), comparison.jobs(), progress)
+    comparison.finish(out, comparison.fingerprint(), comparison.jobs(), progress, team=team)
     return comparison
 
 
@@ -112,11 +121,13 @@ class Comparison(Run):
         settings: CompareSettings,
         out: Path = Path("subquad-compare"),
         progress: Progress = lambda what, done, total: None,
+        team: Team = ALONE,
     ) -> "Comparison":
         """Check all that the user gave, cheapest first, load the model, and calibrate where that is asked for."""
         methods, documents, task = _given(settings)
+        check_not_fitted(settings.calibrate, team)
         remark_folders(progress, settings.text)
-        pretrained = load(settings.model, settings.device)
+        pretrained = load(settings.model, settings.device, team)
         if task is not None and pretrained.kind != "embedding":
             raise InputError(f"--task {task.name} needs an embedding model; {pretrained.name} is a {pretrained.kind}")
         longest = settings.max_length
@@ -129,6 +140,7 @@ class Comparison(Run):
             settings.calibrate, settings.text, settings.column, methods, pretrained, length, out, progress
         )
         rows = [made.get(method) or row_of(pretrained, method) for method in methods] + given
+        rows = [split(row, pretrained) for row in rows]
         for line in _unfitted(rows):
             remark(progress, line)
         reading = read(pretrained, documents or standard_library(), length, settings.passages, settings.seed)
@@ -141,6 +153,11 @@ class Comparison(Run):
             task=task,
             length=length,
         )
+
+    @property
+    def team(self) -> Team:
+        """The processes that measure."""
+        return self.pretrained.team
 
     @property
     def lengths(self) -> list[int]:
@@ -158,11 +175,12 @@ class Comparison(Run):
             "seed": self.settings.seed,
             "machine": [machine.versions(), machine.hardware(self.settings.device)],
             "units": UNITS,
+            **({} if self.team.count == 1 else {"ranks": self.team.count}),
         }
 
     def check_finite(self) -> None:
         """ValueError when NaN or infinity reaches an attention layer; names the layer."""
-        with recorded(self.pretrained.model):
+        with recorded(self.pretrained.model, self.team):
             self.pretrained.forward(self.reading.passages[:1])
 
     # ------------------------------------------------------------------ units
@@ -201,22 +219,23 @@ class Comparison(Run):
         for inputs, exact in self._exact_layers:
             if inputs.number in row.layers:
                 method = row.at(inputs.number)
-                error = relative_error(inputs.run(method), exact)
+                error = relative_error(inputs.run(method), exact, self.team)
                 errors.setdefault(str(inputs.number), []).append(error)
-                distances.append(_weights_l1(method, inputs))
+                if self.team.count == 1:  # of split tokens a row of weights is on all ranks
+                    distances.append(_weights_l1(method, inputs))
         means = {number: sum(e) / len(e) for number, e in errors.items()}
-        return LayerErrors(means, sum(distances) / len(distances))
+        return LayerErrors(means, sum(distances) / len(distances) if distances else None)
 
     @cached_property
     def _exact_layers(self) -> list[tuple[LayerInputs, torch.Tensor]]:
-        with recorded(self.pretrained.model) as calls:
+        with recorded(self.pretrained.model, self.team) as calls:
             for passage in self.reading.passages[:LAYER_PASSAGES]:
                 self.pretrained.forward([passage])
         return [(inputs, inputs.run(Full())) for inputs in calls]
 
     def quality(self, row: CompareRow) -> Embeddings | Losses:
         """The passages and queries read with this method: embeddings, or losses."""
-        with running(self.pretrained.model, row.swap):
+        with running(self.pretrained.model, row.swap, self.team):
             if self.pretrained.kind != "embedding":
                 return self._losses(self.reading.passages)
             read = (self.reading.passages, self.reading.queries)
@@ -227,7 +246,7 @@ class Comparison(Run):
         assert self.task is not None
         if row.is_exact:
             return self.task.score(self._exact_task) | {"cosine": 1.0}
-        with running(self.pretrained.model, row.swap):
+        with running(self.pretrained.model, row.swap, self.team):
             vectors = self.pretrained.embed_all(self._task_items)
         return self.task.score(vectors) | {"cosine": float(cosine(vectors, self._exact_task).mean())}
 
@@ -238,7 +257,8 @@ class Comparison(Run):
 
     @cached_property
     def _exact_task(self) -> torch.Tensor:
-        return self.pretrained.embed_all(self._task_items)
+        with running(self.pretrained.model, None, self.team):
+            return self.pretrained.embed_all(self._task_items)
 
     def stretch(self, length: int, i: int) -> Stretch:
         """The i-th sequence of this length through every row in turn. The first one warms up: memory, no times."""
@@ -247,10 +267,10 @@ class Comparison(Run):
         forward, measure_it = partial(model.forward, [item]), peak_extra_mib if i == 0 else stopwatch
         swaps = {row.name: row.swap for row in self._fast_enough(length)} | ({AGAIN: None} if i > 0 else {})
         turns: dict[str, Turn] = {}
-        with machine.watched() as use:
+        with machine.watched(self.team.count) as use:
             for name, swap in shuffled(swaps, random.Random(i)).items():
-                with running(model.model, swap):
-                    figure, output = measure_it(forward, model.device)
+                with running(model.model, swap, self.team):
+                    figure, output = measure_it(forward, model.device, self.team)
                 plain = _rounded(output) if isinstance(output, torch.Tensor) else list(output)
                 turns[name] = Turn(plain, **{"extra_mib" if i == 0 else "seconds": figure})
         return Stretch(turns, use)
@@ -287,9 +307,11 @@ class Comparison(Run):
         model, rows = self.pretrained.model, [row for row in self.rows if row.plan is None]
         layer = hf.find_layers(model)[0]
         heads, kv_heads, width = hf.head_counts(layer)
-        generator = torch.Generator().manual_seed(self.settings.seed)
+        of = None if self.team.ranks is None else self.team.ranks.even(length)
+        own, rank = self.team.own(length), 0 if of is None else of.rank
+        generator = torch.Generator().manual_seed(self.settings.seed * self.team.count + rank)
         q, k, v = (
-            torch.randn(1, h, length, width, generator=generator).to(model.device, model.dtype)
+            torch.randn(1, h, own, width, generator=generator).to(model.device, model.dtype)
             for h in (heads, kv_heads, kv_heads)
         )
         shorter = [n for n in self.settings.call_lengths if n < length]
@@ -298,11 +320,12 @@ class Comparison(Run):
             seconds = {name: statistics.median(call.seconds) for name, call in before.items()}
             rows = [row for row in rows if _worth(row, seconds, length / shorter[-1])]
         rows = [row for row in rows if row.takes(length)]
-        calls = {row.name: row.alone(q, k, v, is_causal=layer.causal) for row in rows}
-        with machine.watched() as use, torch.inference_mode():
-            memory = {name: peak_extra_mib(call, model.device)[0] for name, call in calls.items()}
+        calls = {row.name: row.alone(q, k, v, is_causal=layer.causal, parallel=of) for row in rows}
+        with machine.watched(self.team.count) as use, torch.inference_mode():
+            memory = {name: peak_extra_mib(call, model.device, self.team)[0] for name, call in calls.items()}
             timed, draw = calls | {AGAIN: calls[EXACT]}, random.Random(length)
-            rounds = [one_round(shuffled(timed, draw), model.device) for _ in range(9 if length <= 2048 else 3)]
+            count = 9 if length <= 2048 else 3
+            rounds = [one_round(shuffled(timed, draw), model.device, team=self.team) for _ in range(count)]
         found = by_name(rounds)
         return Calls({name: Call(found[name], memory.get(name)) for name in timed}, use)
 

@@ -20,6 +20,7 @@ from subquad.workflows.recommend import recommend
 from subquad.workflows.records import to_plain
 from subquad.workflows.rows import NOT_CALIBRATED, CompareRow, exact_up_to
 from subquad.workflows.settings import LENGTHS, OP_LENGTHS, CompareSettings, PlanSettings
+from subquad.workflows.split import split_note, what_is_sent
 
 _INTERVAL = "95 % interval of the median of its ratios (by order statistics; the whole range of fewer than six turns)"
 
@@ -31,7 +32,7 @@ def report_of(comparison: Comparison) -> Report:
     methods = [_method_report(c, row, noise) for row in c.rows] + [_refused(row) for row in c.refused]
     report: Report = {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": as_command("compare", s.as_used),
+        "command": as_command("compare", s.as_used, c.team.count),
         "versions": machine.versions(),
         "hardware": machine.hardware(s.device),
         "settings": {
@@ -42,12 +43,13 @@ def report_of(comparison: Comparison) -> Report:
             "seed": s.seed,
             "passages": len(c.reading.passages),
             "sequences": {str(n): stretches(n) for n in c.lengths[1:]},
+            **({"ranks": c.team.count} if c.team.count > 1 else {}),
         },
         "model": c.pretrained.facts(),
         "text": c.reading.facts(s.text),
         "methods": methods,
         "noise": noise,
-        "recommendation": _recommendation(s, methods, c.lengths, len(c.reading.tokens)),
+        "recommendation": _recommendation(s, methods, c.lengths, len(c.reading.tokens), c.team.count),
         "notes": _notes(c, methods),
     }
     if c.task:
@@ -66,30 +68,33 @@ def read_anew(report: Report, settings: CompareSettings) -> Report:
     It is the same object where it was for that already.
     """
     there = report["settings"]
+    ranks = there.get("ranks", 1)
     if there["min_fidelity"] == settings.min_fidelity:
         return report
     return {
         **report,
-        "command": as_command("compare", settings.as_used),
+        "command": as_command("compare", settings.as_used, ranks),
         "settings": {**there, "min_fidelity": settings.min_fidelity},
-        "recommendation": _recommendation(settings, report["methods"], there["lengths"], report["text"]["tokens"]),
+        "recommendation": _recommendation(
+            settings, report["methods"], there["lengths"], report["text"]["tokens"], ranks
+        ),
     }
 
 
 def _recommendation(
-    settings: CompareSettings, methods: Sequence[MethodReport], lengths: Sequence[int], tokens: int
+    settings: CompareSettings, methods: Sequence[MethodReport], lengths: Sequence[int], tokens: int, ranks: int
 ) -> Recommendation:
     found = recommend(methods, lengths, settings.min_fidelity, tokens)
-    command = _plan_command(settings, lengths, tokens)
+    command = _plan_command(settings, lengths, tokens, ranks)
     return {**found, "next": command} if command else found
 
 
-def _plan_command(s: CompareSettings, lengths: Sequence[int], tokens: int) -> str | None:
+def _plan_command(s: CompareSettings, lengths: Sequence[int], tokens: int, ranks: int) -> str | None:
     """The command that plans for the same model, text and lengths; None where the text is too short for a plan."""
     lengths = tuple(length for length in lengths if FEWEST_PASSAGES * length <= tokens)
     shared = ("model", "text", "column", "min_fidelity", "adapters", "calibrate", "device", "seed")
     given = {name: getattr(s, name) for name in shared}
-    return as_command("plan", PlanSettings(lengths=lengths, **given)) if lengths else None
+    return as_command("plan", PlanSettings(lengths=lengths, **given), ranks) if lengths else None
 
 
 def _noise(c: Comparison) -> RunNoise:
@@ -124,6 +129,8 @@ def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodRep
         "model": {str(n): found for n in c.lengths if (found := _model_cost(c, row, n, noise["model"][str(n)]))},
         "op": op,
     }
+    if row.modes:
+        report["parallel"] = list(row.modes)
     if row.adapter:
         report["adapter"] = row.adapter
     if row.note == NOT_CALIBRATED:
@@ -238,6 +245,8 @@ def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
             f"The model's positions reach {limit:,} tokens; beyond that, they are interpolated without training. "
             "Fidelity there compares with exact attention in the same extended model."
         )
+    if c.team.count > 1:
+        notes.append(split_note(c.team.count) + " Distances of attention weights are not measured then.")
     notes += _not_measured(c.settings)
     if len(c.reading.tokens) < c.lengths[-1]:
         notes.append(f"The text has {len(c.reading.tokens):,} tokens; longer sequences repeat it.")
@@ -268,6 +277,8 @@ def _defaults(row: CompareRow) -> str | None:
 def _remarks(row: CompareRow, length: int) -> list[str]:
     """Remarks that the figures of a row do not show."""
     remarks, most = [], exact_up_to(row.method)
+    if row.modes:
+        remarks.append(what_is_sent(row.modes))
     if not row.is_exact and most >= length:
         where = f"on at most {most:,.0f} tokens" if math.isfinite(most) else "with these settings"
         remarks.append(f"is exact attention {where}; a speed-up there is due to chance")

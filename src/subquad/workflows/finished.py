@@ -14,6 +14,7 @@ from subquad.workflows.options import options
 from subquad.workflows.store import begun_in
 
 ASKED = "asked"  # the key of a report under which the settings stand that the command was given
+RANKS = "ranks"  # beside them, where there were several
 FEW = 5  # settings that a message names
 LONGEST = 60  # characters of a value in a message
 
@@ -27,6 +28,7 @@ class Claim:
     kind: Kind
     settings: Any
     folder: Path
+    ranks: int = 1
 
     @property
     def path(self) -> Path:
@@ -37,7 +39,7 @@ class Claim:
     def asked(self) -> dict[str, Any]:
         """The settings as plain data."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self.settings), default=str))
-        return plain
+        return plain if self.ranks == 1 else {**plain, RANKS: self.ranks}
 
     def marked(self, report: Mapping[str, Any]) -> dict[str, Any]:
         """The report with the settings that it was asked for with."""
@@ -72,12 +74,14 @@ class Claim:
     def _differing(self, there: Mapping[str, Any]) -> str:
         """The settings that were measured with other values, with both; nothing where there are none."""
         known, here = options(type(self.settings)), self.asked
-        names = [name for name in here if not (name in known and known[name].reading)]
+        names = [name for name in here if name != RANKS and not (name in known and known[name].reading)]
         found = [
             f"{known[name].label if name in known else name} {_shown(there.get(name))} (now {_shown(here[name])})"
             for name in names
             if there.get(name) != here[name]
         ]
+        if (before := there.get(RANKS, 1)) != self.ranks:
+            found.insert(0, f"{RANKS} {before} (now {self.ranks})")
         more = f" and {len(found) - FEW} more" if len(found) > FEW else ""
         return f"{', '.join(found[:FEW])}{more}"
 

@@ -31,9 +31,10 @@ class Use(TypedDict):
 
 
 @contextmanager
-def watched() -> Iterator[Use]:
+def watched(processes: int = 1) -> Iterator[Use]:
     """What passes inside the block: the seconds, and the processor seconds of other processes.
 
+    Where several processes work together, those seconds are not known: each would take the others for strangers.
     From the system's count of busy time less this process' own; time that a hypervisor gave to other guests is busy.
     """
     use: Use = {"elapsed": 0.0, "others": None}
@@ -41,7 +42,7 @@ def watched() -> Iterator[Use]:
     yield use
     after = _busy_seconds()
     use["elapsed"] = time.perf_counter() - start
-    if busy is not None and after is not None:
+    if processes == 1 and busy is not None and after is not None:
         use["others"] = after - busy - (time.process_time() - own)
 
 

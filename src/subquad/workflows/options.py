@@ -87,9 +87,10 @@ def from_given(settings: type[S], given: Mapping[str, Any], standard: Mapping[st
     return settings(**{**standard, **values})
 
 
-def as_command(command: str, settings: Any) -> str:
-    """The line that asks for these settings."""
+def as_command(command: str, settings: Any, ranks: int = 1) -> str:
+    """The line that asks for these settings, in one process or on several ranks."""
     known = options(type(settings))
     by_place_first = sorted(known, key=lambda name: not known[name].argument)
     words = [word for name in by_place_first for word in known[name].words(getattr(settings, name))]
-    return shlex.join(["subquad", command, *words])
+    start = ["subquad"] if ranks == 1 else ["torchrun", "--nproc-per-node", str(ranks), "-m", "subquad"]
+    return shlex.join([*start, command, *words])

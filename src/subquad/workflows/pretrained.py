@@ -17,6 +17,7 @@ from subquad.errors import InputError, as_input_error, check_device
 from subquad.hf.model_files import Pooling, pooling_of, read_config, read_model, read_tokenizer
 from subquad.hf.saved import without_marks
 from subquad.hf.weights import check_weights
+from subquad.measure.team import ALONE, Team
 from subquad.training import models
 
 Kind = Literal["embedding", "masked-lm", "causal-lm"]
@@ -28,7 +29,10 @@ BATCH = 8  # items of the model's own length
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model with its tokenizer, and how its outputs are read."""
+    """A model with its tokenizer, and how its outputs are read.
+
+    Every process of a team has the whole model, and reads its part of the tokens inside `running`.
+    """
 
     name: str
     model: Any
@@ -37,6 +41,7 @@ class Pretrained:
     pooling: Pooling
     limit: int | None  # tokens that its positions reach
     notes: tuple[str, ...] = ()  # of its weights, what a reader must know
+    team: Team = ALONE
 
     @property
     def device(self) -> torch.device:
@@ -81,8 +86,8 @@ class Pretrained:
         return whole[:at], whole[at + len(probe) :]
 
     def batch(self, items: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-        """Right-padded input ids and their attention mask, on the model's device."""
-        longest = max(map(len, items))
+        """Right-padded input ids and their attention mask, on the model's device; a token or more for each process."""
+        longest = max(*map(len, items), self.team.count)
         reach, known = hf.position_limit(self.model), self.model.get_input_embeddings().num_embeddings
         if reach is not None and longest > reach:
             raise InputError(f"{longest:,} tokens are past the {reach:,} positions of {self.name}; give shorter ones")
@@ -127,11 +132,12 @@ class Pretrained:
     def embed(self, items: Sequence[Sequence[int]]) -> Tensor:
         """One vector (n, width) for each item: the mean of its last hidden states, or the first one under "cls"."""
         batch = self.batch(items)
-        hidden = self.model(**batch).last_hidden_state
-        if self.pooling == "cls":
-            return hidden[:, 0].float().cpu()
+        hidden = self.model(**self._cut(batch)).last_hidden_state
+        if self.pooling == "cls":  # the first process has the first token
+            first = hidden[:, 0]
+            return self.team.total(first if self.team.leads else torch.zeros_like(first)).float().cpu()
         real = batch["attention_mask"][..., None]
-        return ((hidden * real).sum(1) / real.sum(1)).float().cpu()
+        return (self.team.total((hidden * self.team.cut(real)).sum(1)) / real.sum(1)).float().cpu()
 
     def embed_all(self, items: Sequence[Sequence[int]]) -> Tensor:
         """`embed` of any number of items, in their order; batches hold items of like length."""
@@ -147,17 +153,20 @@ class Pretrained:
         batch = self.batch(items)
         ids, real = batch["input_ids"], batch["attention_mask"].bool()
         if self.kind == "causal-lm":
-            logits = self.model(**batch, use_cache=False).logits[:, :-1]
-            wanted, counted = ids[:, 1:], real[:, 1:]
+            wanted, counted = (F.pad(x[:, 1:], (0, 1)) for x in (ids, real))
         else:
             generator = torch.Generator().manual_seed(seed)
             special = torch.isin(ids, torch.tensor(self.tokenizer.all_special_ids, device=ids.device))
             drawn = torch.rand(ids.shape, generator=generator).to(ids.device) < 0.15
-            counted = drawn & real & ~special
-            masked = ids.masked_fill(counted, self.tokenizer.mask_token_id)
-            logits, wanted = self.model(input_ids=masked, attention_mask=batch["attention_mask"]).logits, ids
-        nll = F.cross_entropy(logits[counted].float(), wanted[counted], reduction="sum")
-        return float(nll), int(counted.sum())
+            wanted, counted = ids, drawn & real & ~special
+            batch["input_ids"] = ids.masked_fill(counted, self.tokenizer.mask_token_id)
+        cache = {"use_cache": False} if self.kind == "causal-lm" else {}
+        logits, own = self.model(**self._cut(batch), **cache).logits, self.team.cut(counted)
+        nll = F.cross_entropy(logits[own].float(), self.team.cut(wanted)[own], reduction="sum")
+        return self.team.sums(float(nll))[0], int(counted.sum())
+
+    def _cut(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: self.team.cut(x) for name, x in batch.items()}
 
     def probe(self) -> Tensor:
         """What is read from the model on a short input, under autograd if that is on."""
@@ -169,8 +178,10 @@ class Pretrained:
         return self.embed(items) if self.kind == "embedding" else self.losses(items)
 
 
-def load(name: str | None, device: str = "cpu") -> Pretrained:
+def load(name: str | None, device: str = "cpu", team: Team = ALONE) -> Pretrained:
     """Load a model by hub id or folder; None is the encoder that the `demo` extra carries.
+
+    Each process of a team loads the whole model.
 
     Raises:
         InputError: nothing loads under this name, no tokenizer, weights that are not the model's, or a model that reads
@@ -210,7 +221,11 @@ def load(name: str | None, device: str = "cpu") -> Pretrained:
         notes = check_weights(where, model, loading, found.probe)
     for note in notes:
         logger.warning("%s: %s", where, note)
-    return replace(found, notes=tuple(notes))
+    found = replace(found, notes=tuple(notes), team=team)
+    if team.count > 1:
+        with as_input_error(f"{where}: "), running(model, None, team):
+            pass
+    return found
 
 
 def check_model(name: str | None, device: str) -> None:
@@ -264,12 +279,15 @@ def _pooling(config: Any, where: str) -> Pooling:
 
 
 @contextmanager
-def running(model: Any, methods: Any) -> Iterator[None]:
-    """Run `methods` (as `hf.swap` takes them; None = the model's own attention) in a model, for a while."""
-    if methods is None:
+def running(model: Any, methods: Any, team: Team = ALONE) -> Iterator[None]:
+    """Run `methods` (as `hf.swap` takes them; None = the model's own attention) in a model, for a while.
+
+    Of a team, each process then runs the model on its part of the tokens; the model's own attention is "full" there.
+    """
+    if methods is None and team.ranks is None:
         yield
         return
-    hf.swap(model, methods)
+    hf.swap(model, "full" if methods is None else methods, parallel=team.ranks)
     try:
         yield
     finally:

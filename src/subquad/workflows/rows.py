@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from subquad import hf
 from subquad.errors import InputError, as_input_error
 from subquad.hf.plans import load_plan
 from subquad.methods import Bound, Full, Method
+from subquad.parallel import Sequence
 from subquad.workflows.pretrained import Pretrained
 
 NOT_CALIBRATED = "not calibrated: its learned parameters are those that it starts with"
@@ -29,6 +31,7 @@ class CompareRow:
     bounds: dict[int, Bound] = field(default_factory=dict)  # with learned parameters, by layer
     plan: str | None = None  # the folder of a plan, whose layers run what `planned` says
     planned: dict[int, Method | Bound] = field(default_factory=dict)
+    modes: tuple[str, ...] = ()  # what ranks send each other, where tokens are split: "summary", "heads", "ring"
 
     @property
     def name(self) -> str:
@@ -73,15 +76,17 @@ class CompareRow:
         """What runs in a layer."""
         return self.planned.get(layer, self.bounds.get(layer, self.method))
 
-    def alone(self, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> Callable[[], Tensor]:
+    def alone(
+        self, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, parallel: Sequence | None = None
+    ) -> Callable[[], Tensor]:
         """A call of the method on these inputs; learned parameters are those of the start, which cost as much."""
         heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[3]
+        how: dict[str, Any] = {"is_causal": is_causal, "parallel": parallel}
         if not self.method.traits.learned:
-            gqa = heads != kv_heads
-            return partial(self.method, query, key, value, is_causal=is_causal, enable_gqa=gqa)
-        longest = max(query.shape[2], key.shape[2])
+            return partial(self.method, query, key, value, enable_gqa=heads != kv_heads, **how)
+        longest = max(query.shape[2], key.shape[2]) if parallel is None else parallel.tokens
         bound = self.method.bind(heads=heads, kv_heads=kv_heads, head_dim=width, max_length=longest)
-        return partial(bound.to(query.device).eval(), query, key, value, is_causal=is_causal)
+        return partial(bound.to(query.device).eval(), query, key, value, **how)
 
 
 def row_of(pretrained: Pretrained, method: Method) -> CompareRow:

@@ -25,6 +25,7 @@ from subquad import files, seals
 from subquad.errors import InputError
 from subquad.executors import HERE, Executor, Told, Work
 from subquad.expected import expect, remark
+from subquad.measure.team import ALONE, Team
 from subquad.workflows.records import from_plain, to_plain
 
 PROGRESS = ".progress"
@@ -122,12 +123,18 @@ class Units:
         Raises:
             InputError: what was kept is damaged, or the new record cannot be written.
         """
-        path = self.folder / f"{self.named(unit.key)}.json"
-        if not path.exists():
+        if not self.has(unit):
             begun = time.perf_counter()
-            result = to_plain(make())
-            seconds = round(time.perf_counter() - begun, 2)
-            files.write(path, seals.sealed_json({self.what: unit.key, "result": result, "seconds": seconds}))
+            made = make()
+            self._write(unit, made, time.perf_counter() - begun)
+        return self._read(unit)
+
+    def _write(self, unit: Unit[R], record: R, seconds: float) -> None:
+        plain = {self.what: unit.key, "result": to_plain(record), "seconds": round(seconds, 2)}
+        files.write(self._path(unit), seals.sealed_json(plain))
+
+    def _read(self, unit: Unit[R]) -> Kept[R]:
+        path = self._path(unit)
         found = seals.read_json(path, self.remedy)
         if (whose := found.get(self.what)) != unit.key:
             raise seals.Damaged(path, f"it is of the {self.what} {whose!r}, not of {unit.key!r}", self.remedy)
@@ -135,7 +142,10 @@ class Units:
 
     def has(self, unit: Unit[Any]) -> bool:
         """Whether the unit is finished."""
-        return (self.folder / f"{self.named(unit.key)}.json").exists()
+        return self._path(unit).exists()
+
+    def _path(self, unit: Unit[Any]) -> Path:
+        return self.folder / f"{self.named(unit.key)}.json"
 
     def get(self, unit: Unit[R], make: Callable[[], R]) -> R:
         """The record of `kept`."""
@@ -211,11 +221,18 @@ class Counted(Told):
 class Store(Units):
     """The units of one run of a command, under `folder/.progress/<fingerprint of its settings>`.
 
+    Of a team, the first process reads and writes; all make the units together and have the same records.
+
     Raises:
         InputError: the folder cannot be written to, or it has a `.progress` that subquad did not make.
     """
 
-    def __init__(self, folder: Path, settings: Any):
+    def __init__(self, folder: Path, settings: Any, team: Team = ALONE):
+        self.team = team
+        self.found = team.led(partial(self._open, folder, settings))
+
+    def _open(self, folder: Path, settings: Any) -> int:
+        """Make the folder; returns how many units it holds."""
         text = json.dumps(settings, sort_keys=True)
         _claim(folder / PROGRESS)
         super().__init__(
@@ -224,7 +241,23 @@ class Store(Units):
             named=_digest,
             again=" and start the same command again, which measures it anew",
         )
-        self.found = len(list(self.folder.glob("*.json")))
+        return len(list(self.folder.glob("*.json")))
+
+    def has(self, unit: Unit[Any]) -> bool:
+        """Whether the unit is finished."""
+        return self.team.led(lambda: super(Store, self).has(unit))
+
+    def _write(self, unit: Unit[R], record: R, seconds: float) -> None:
+        self.team.led(lambda: super(Store, self)._write(unit, record, seconds))
+
+    def _read(self, unit: Unit[R]) -> Kept[R]:
+        return self.team.led(lambda: super(Store, self)._read(unit))
+
+    def made(self, unit: Unit[R], make: Callable[[Progress], R], progress: Progress) -> Kept[R]:
+        """The unit, made and kept where an executor runs it."""
+        if self.team.leads:
+            return super().made(unit, make, progress)
+        return self.kept(unit, partial(make, progress))
 
     @staticmethod
     def clear(folder: Path) -> None:
@@ -260,9 +293,10 @@ class Run:
         jobs: Iterable[Job],
         progress: Progress,
         executor: Executor = HERE,
+        team: Team = ALONE,
     ) -> None:
         """Make the units that `out` does not hold from a run with this fingerprint: all that the records depend on."""
-        store, jobs = Store(out, fingerprint), list(jobs)
+        store, jobs = Store(out, fingerprint, team), list(jobs)
         self.resumed = store.found
         expect(progress, [self.work(unit) for unit, _ in jobs])
         store.run(jobs, self.results, progress, executor)

@@ -82,7 +82,7 @@ class Workers:
         return (f"Losses of single layers were measured by {self.executor.says}.",) if self.executor.says else ()
 
 
-ALONE = Workers()
+UNAIDED = Workers()
 
 
 @dataclass
@@ -96,7 +96,7 @@ class Length:
     store: Store
     progress: Progress
     until: float  # when it should be done, on `time.perf_counter`
-    workers: Workers = ALONE
+    workers: Workers = UNAIDED
 
     def __post_init__(self) -> None:
         self.begun = time.perf_counter()
@@ -125,8 +125,9 @@ class Length:
         self.verify(planned)
         if planned.verified is not None:
             planned.starts = self.starts(planned)
-            chosen = swap_of(planned.chosen, self.by_name)
-            planned.baseline = self.store.get(BASELINE(self.length), partial(self.usual_errors, chosen))
+            if self.load.team.count == 1:  # an audit needs all tokens
+                chosen = swap_of(planned.chosen, self.by_name)
+                planned.baseline = self.store.get(BASELINE(self.length), partial(self.usual_errors, chosen))
         planned.floors = self.floors(planned)
         return planned
 
@@ -165,7 +166,7 @@ class Length:
         records = Records()
         for begin in range(0, len(units), self.workers.executor.width):
             these = range(len(units))[begin : begin + self.workers.executor.width]
-            if begin >= 2 and time.perf_counter() > end and not all(self.store.has(units[i]) for i in these):
+            if begin >= 2 and self.past(end) and not all(self.store.has(units[i]) for i in these):
                 break
             told = partial(self._told, f"losses of single layers at {self.length:,} tokens", begin, len(units))
             jobs = [(units[i], self.workers.job(self.load, i, kept)) for i in these]
@@ -177,6 +178,10 @@ class Length:
         return {
             n: {name: each for name, each in of.items() if all(map(math.isfinite, each))} for n, of in found.items()
         }
+
+    def past(self, end: float) -> bool:
+        """Whether it is later, on the clock of the process that leads."""
+        return self.load.team.led(lambda: time.perf_counter() > end)
 
     def _told(self, what: str, begin: int, total: int, unit: str, done: int, of: int) -> None:
         """Tell how many of all units are done, from how many of those that are under way are."""
@@ -210,7 +215,7 @@ class Length:
             )
             if found.bound <= accepted or last:
                 break
-            last = time.perf_counter() > self.until
+            last = self.past(self.until)
             budget = choice.next_budget(budget, accepted, found.bound) * (0.5 if last else 1.0)
         tried = [*planned.rounds, *([planned.uniform_verified] if planned.uniform_verified else [])]
         held = [found for found in tried if found.bound <= accepted]
@@ -249,19 +254,20 @@ class Length:
     def starts(self, planned: Planned) -> dict[str, int]:
         """The length from which on each chosen method is faster than exact attention, at most this one."""
         layer_of = {name: layer for layer, name in planned.chosen.items() if name != EXACT}
-        lengths = [max(int(part * self.length), 1) for part in FRACTIONS]
+        lengths = [max(int(part * self.length), self.load.team.count) for part in FRACTIONS]
 
-        def tried() -> dict[str, list[bool]]:
-            with recorded(self.load.model) as calls:
+        def measured() -> dict[str, list[bool]]:
+            with recorded(self.load.model, self.load.team) as calls:
                 self.load.run(self.load.items[0])
             inputs = {call.number: call for call in reversed(calls)}
             won: dict[str, list[bool]] = {}
             for name, layer in layer_of.items():
-                won |= faster_at(inputs[layer], {name: self.by_name[name].by_layer[layer]}, lengths)
+                tried = {name: self.by_name[name].by_layer[layer]}
+                won |= faster_at(inputs[layer], tried, lengths, team=self.load.team)
             return won
 
         self.progress(f"timing inputs shorter than {self.length:,} tokens", 0, 1)
-        won = self.store.get(CROSSOVER(self.length), tried)
+        won = self.store.get(CROSSOVER(self.length), measured)
         return {name: choice.crossover(lengths, wins, self.length) for name, wins in won.items()}
 
     def usual_errors(self, methods: Mapping[int, Any]) -> dict[str, Any]:

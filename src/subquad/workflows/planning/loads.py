@@ -13,6 +13,7 @@ from subquad import hf
 from subquad.errors import InputError
 from subquad.measure.capture import recorded
 from subquad.measure.fidelity import cosine
+from subquad.measure.team import ALONE, Team
 from subquad.workflows.passages import Reading
 from subquad.workflows.pretrained import Pretrained
 
@@ -33,6 +34,7 @@ class Load:
     loss: Loss
     items: Sequence[Any]  # on which losses are measured
     held_out: Sequence[Any]  # on which the plan is verified
+    team: Team = ALONE  # whose processes split the tokens of an input
 
 
 def text_load(pretrained: Pretrained, reading: Reading, length: int) -> Load:
@@ -60,6 +62,7 @@ def text_load(pretrained: Pretrained, reading: Reading, length: int) -> Load:
         loss=LOSSES[pretrained.kind],
         items=items,
         held_out=held_out,
+        team=pretrained.team,
     )
 
 

@@ -9,14 +9,16 @@ from subquad import hf
 from subquad.expected import expect
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan, joined
+from subquad.measure.team import ALONE, Team
 from subquad.methods import Bound, Full, Method
 from subquad.workflows.planning import choice
 from subquad.workflows.planning.figures import Planned
 from subquad.workflows.planning.grid import grid
-from subquad.workflows.planning.length import ALONE, Length, Workers
+from subquad.workflows.planning.length import UNAIDED, Length, Workers
 from subquad.workflows.planning.loads import Load
 from subquad.workflows.planning.measure import EXACT, Candidate
 from subquad.workflows.rows import longest
+from subquad.workflows.split import split_refusals
 from subquad.workflows.store import Progress, Store
 
 
@@ -29,7 +31,7 @@ class Planning:
     floor: float
     minutes: float
     shift: float = 1.0  # how many times the losses of other text may be those of this one
-    workers: Workers = ALONE
+    workers: Workers = UNAIDED
     lengths: list[Planned] = field(default_factory=list)
 
     def run(self, store: Store, progress: Progress) -> None:
@@ -72,20 +74,21 @@ class Planning:
 
 
 def candidates_for(
-    model: Any, methods: Sequence[Method] | None, fitted: Mapping[str, dict[int, Bound]]
+    model: Any, methods: Sequence[Method] | None, fitted: Mapping[str, dict[int, Bound]], team: Team = ALONE
 ) -> Callable[[int], list[Candidate]]:
     """The candidates of a length, as `Planning` wants them: methods in the layers that can run them, and fitted ones.
 
     Fitted ones whose parameters are for shorter inputs are left out.
     """
     refused: dict[Method, dict[int, str]] = {}
-    numbers = [layer.number for layer in hf.find_layers(model)]
+    layers = hf.find_layers(model)
+    numbers = [layer.number for layer in layers]
 
     def of(length: int) -> list[Candidate]:
         found = []
         for method in grid(length) if methods is None else methods:
             if method not in refused:
-                refused[method] = hf.refusals(model, method)
+                refused[method] = split_refusals(layers, method, team) | hf.refusals(model, method)
             able = {n: method for n in numbers if n not in refused[method]}
             if able and not method.is_exact:
                 found.append(Candidate(str(method), dict(able)))

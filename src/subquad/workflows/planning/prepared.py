@@ -10,6 +10,7 @@ from typing import Any
 from subquad import hf
 from subquad.data.texts import read_documents, remark_folders, standard_library
 from subquad.errors import InputError, as_input_error
+from subquad.measure.team import ALONE, Team
 from subquad.methods import Bound, Method, parse_method
 from subquad.workflows.calibrated import calibrated
 from subquad.workflows.passages import read
@@ -19,6 +20,7 @@ from subquad.workflows.planning.measure import single_losses
 from subquad.workflows.planning.plan import candidates_for
 from subquad.workflows.pretrained import Pretrained, load
 from subquad.workflows.settings import COMPARED_LEARNED, PlanSettings
+from subquad.workflows.split import check_not_fitted
 from subquad.workflows.store import Progress
 
 
@@ -41,15 +43,16 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare(settings: PlanSettings, out: Path, progress: Progress) -> Prepared:
+def prepare(settings: PlanSettings, out: Path, progress: Progress, team: Team = ALONE) -> Prepared:
     """Load the model and the text, and fit what is to be fitted; adapters that `out` holds are used again.
 
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
     methods, documents = given(settings)
+    check_not_fitted(settings.calibrate, team)
     remark_folders(progress, settings.text)
-    pretrained = load(settings.model, settings.device)
+    pretrained = load(settings.model, settings.device, team)
     adapters = _adapters(settings.adapters, pretrained)
     loads, facts = of_text(pretrained, documents or standard_library(), settings)
     # As compare does: those that are named, or its own.

@@ -12,6 +12,7 @@ from subquad.workflows.planning.figures import Planned, Verified
 from subquad.workflows.planning.measure import EXACT
 from subquad.workflows.planning.run import Made
 from subquad.workflows.settings import CompareSettings, PlanSettings
+from subquad.workflows.split import split_note
 
 SCHEMA = 1
 
@@ -54,7 +55,8 @@ def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None
     shortest, limit = min(settings.lengths), made.facts["position_limit"]
     length = shortest if limit is None or shortest <= limit else None
     given = {name: getattr(settings, name) for name in shared}
-    return as_command("compare", CompareSettings(plans=(out,), max_length=length, **given))
+    ranks = made.planning.loads[0].team.count
+    return as_command("compare", CompareSettings(plans=(out,), max_length=length, **given), ranks)
 
 
 def headline(lengths: list[PlannedLength], floor: float) -> str:
@@ -145,6 +147,10 @@ def _notes(made: Made) -> list[str]:
     if spreads and (spread := statistics.median(spreads)) >= 1:
         notes.append(
             f"Within a layer, the largest error of a head is {spread:.1f} times the median head's (median over layers)."
+        )
+    if (ranks := made.planning.loads[0].team.count) > 1:
+        notes.append(
+            f"{split_note(ranks)} The plan has no baseline for `sq.audit`, which needs all tokens in one process."
         )
     notes += made.notes
     if made.plan.made_on.get("resumed"):

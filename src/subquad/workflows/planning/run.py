@@ -13,6 +13,7 @@ from subquad.errors import InputError, as_input_error
 from subquad.executors import HERE, Executor
 from subquad.hf.adapters import describe_model
 from subquad.hf.plans import Plan
+from subquad.measure.team import ALONE, Team
 from subquad.methods import Bound, Method, resolve
 from subquad.workflows import machine
 from subquad.workflows.options import as_command
@@ -25,7 +26,7 @@ from subquad.workflows.planning.given import (
     mark_of_inputs,
     settings_from,
 )
-from subquad.workflows.planning.length import ALONE, Workers
+from subquad.workflows.planning.length import UNAIDED, Workers
 from subquad.workflows.planning.loads import Load, Loss, input_loads
 from subquad.workflows.planning.measure import Candidate
 from subquad.workflows.planning.plan import Planning, candidates_for, plan_of
@@ -48,13 +49,15 @@ class Made:
     notes: tuple[str, ...] = ()  # what a reader must know of the weights, and of methods that were not tried
 
 
-def make(settings: PlanSettings, out: Path, progress: Progress, executor: Executor = HERE) -> Made:
+def make(settings: PlanSettings, out: Path, progress: Progress, executor: Executor = HERE, team: Team = ALONE) -> Made:
     """Plan for a text model. Finished units are kept under `out`; losses of single layers are measured by `executor`.
+
+    A team splits the tokens of every input over its processes.
 
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
-    found = prepare(settings, out, progress)
+    found = prepare(settings, out, progress, team)
     elsewhere = partial(losses_elsewhere, settings, out.absolute()) if executor.says else None
     workers = Workers(executor, elsewhere)
     made = plan_loads(
@@ -65,7 +68,7 @@ def make(settings: PlanSettings, out: Path, progress: Progress, executor: Execut
         out,
         progress,
         found.facts,
-        as_command("plan", settings),
+        as_command("plan", settings, team.count),
         workers,
     )
     return replace(made, notes=(*found.notes, *made.notes, *workers.note))
@@ -194,15 +197,16 @@ def plan_loads(
     progress: Progress,
     facts: dict[str, Any],
     command: str,
-    workers: Workers = ALONE,
+    workers: Workers = UNAIDED,
 ) -> Made:
     """Plan for the inputs of some loads. `methods` are tried, and `fitted` parameters by name and layer beside them."""
+    team = loads[0].team
     with as_input_error():
         if methods is not None:
             _check_methods(methods, loads[0].model, also=fitted)
-        candidates = candidates_for(loads[0].model, methods, fitted)
+        candidates = candidates_for(loads[0].model, methods, fitted, team)
         check_together({load.length: candidates(load.length) for load in loads})
-        store = Store(out, fingerprint(loads, candidates, settings, facts))
+        store = Store(out, fingerprint(loads, candidates, settings, facts), team)
         planning = Planning(loads, candidates, settings.min_fidelity, settings.minutes, settings.shift, workers)
         planning.run(store, progress)
     made_on = {
@@ -211,6 +215,7 @@ def plan_loads(
         "hardware": machine.hardware(settings.device),
         "text": facts["text"],
         "resumed": store.found,
+        **({"ranks": team.count} if team.count > 1 else {}),
     }
     return Made(plan_of(planning, made_on), planning, facts["model"])
 
@@ -251,4 +256,5 @@ def fingerprint(
         "seed": settings.seed,
         "machine": [machine.versions(), machine.hardware(settings.device)],
         "units": UNITS,
+        **({"ranks": loads[0].team.count} if loads[0].team.count > 1 else {}),
     }
