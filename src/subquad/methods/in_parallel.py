@@ -144,6 +144,7 @@ def needs_all_tokens(method: Method, call: Call, of: Sequence) -> str | None:
     """What of a call concerns more than the keys by themselves; None if nothing does."""
     mask = call.mask
     asked = {
+        "packed segments with `keep`": bool(mask.ids) and call.kept is not None,
         "packed segments": len(mask.ids) > (method.split_by() == "halo"),
         "a window": mask.span is not None and method.split_by() == "places",
         "a dense mask": bool(mask.allowed),
@@ -199,7 +200,7 @@ def loss_of_rank(method: Method, query: Tensor, key: Tensor, value: Tensor, call
     """
     if way(method, call, call.parallel, query.shape[1]) != "heads":
         if not method.loss_reads_tokens:
-            loss = method.run_auxiliary_loss(query, key, value, replace(call, parallel=None))
+            loss = method.run_auxiliary_loss(query, key, value, replace(call, parallel=None, kept=None))
             return None if loss is None else loss / call.parallel.ranks
         raise ValueError(
             f"{method.name!r} learns by an auxiliary loss over all tokens, which mode='summary' does not compute; use "
