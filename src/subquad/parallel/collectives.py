@@ -107,8 +107,17 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        refuse_second_derivative()
         (gradient,) = gradients
         return _all_to_all(gradient.contiguous(), ctx.from_each, ctx.sizes, ctx.group), None, None, None
+
+
+def refuse_second_derivative() -> None:
+    """RuntimeError in a backward pass that makes a graph: ranks with different graphs would wait for each other."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "attention on several ranks has no second derivative; leave create_graph=True out, or run it on one rank"
+        )
 
 
 def start(
@@ -162,4 +171,9 @@ def _others(group: Any) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if "No backend type" in str(error):
+            raise ValueError(
+                f"the process group has no backend for these tensors ({error}); give one to init_process_group, such "
+                "as backend='cpu:gloo,cuda:nccl'"
+            ) from error
         raise RuntimeError(waited_in_vain(group, error)) from error

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from subquad.parallel.collectives import Shape, _all_to_all, add, adds_at_once, gather
+from subquad.parallel.collectives import Shape, _all_to_all, add, adds_at_once, gather, refuse_second_derivative
 
 
 def gather_together(tensors: Sequence[Tensor], group: Any) -> list[list[Tensor]]:
@@ -67,6 +67,7 @@ class _Together(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         kinds = len(ctx.dtypes)
         floats = [n for n in range(len(gradients)) if ctx.dtypes[n % kinds].is_floating_point]
         dtypes = [dtype for dtype in ctx.dtypes if dtype.is_floating_point]
