@@ -293,7 +293,7 @@ def test_the_ops_keep_torchs_rules():
     """`torch.library.opcheck`, in a process of its own: the run-time type checks here know no symbolic sizes."""
     done = subprocess.run([sys.executable, "-m", "tests.ops.opchecks"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == ["checked", "33"]
+    assert done.stdout.split() == ["checked", "43"]
 
 
 def test_double_backward_is_refused_not_wrong():

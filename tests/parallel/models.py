@@ -166,7 +166,8 @@ MODELS = {
     "two batches before backward": two_batches_before_backward,
     "two batches checkpointed": lambda: two_batches_before_backward(checkpointing=True),
 }
-LONG = {"compiled", "MiniLM by heads", "RoBERTa", "Llama without a mask", "OPT", "two batches before backward"}  # not on 3 ranks
+# Not on 3 ranks.
+LONG = {"compiled", "MiniLM by heads", "RoBERTa", "Llama without a mask", "OPT", "two batches before backward"}
 CASES: dict[str, Callable[[], float]] = {case.__name__: case for case in MODULES} | MODELS
 
 

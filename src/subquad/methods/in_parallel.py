@@ -66,7 +66,9 @@ def check_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, ca
             "device; use dropout_p=0, and drop outputs instead of weights"
         )
     if transform() is not None:
-        raise ValueError("`parallel` does not go with vmap, torch.func and forward-mode AD; use autograd's backward pass")
+        raise ValueError(
+            "`parallel` does not go with vmap, torch.func or forward-mode AD; use autograd's backward pass"
+        )
     if call.bias is not None:
         check_bias(call.bias, query, sum(of.key_lengths))
     reason = refusal(method, call, of, query.shape[1])

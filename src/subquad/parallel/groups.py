@@ -17,8 +17,7 @@ def group_of(given: Any, mode: str) -> Any:
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
-            "there is no process group; start the processes by torchrun and call torch.distributed."
-            "init_process_group()"
+            "there is no process group; start the processes by torchrun and call torch.distributed.init_process_group()"
         )
     if mode not in MODES:
         raise ValueError(f"mode={mode!r}, but it must be one of {', '.join(map(repr, MODES))}")
