@@ -73,7 +73,29 @@ def main() -> None:
             torch.library.opcheck(ops.features_forward.default, arguments)
             checked += 1
     torch.library.opcheck(ops.directed_product.default, ("cpu", *tracked(*qkv(20, H=4, G=2)), False))
-    print("checked", checked + 1)
+    checked += 1 + of_ranks()
+    print("checked", checked)
+
+
+def of_ranks() -> int:
+    """Those over a rank's own tokens; how many calls were checked."""
+    q, k, v = qkv(20)
+    labels, lists = torch.arange(20).expand(2, 2, -1) % 5, torch.arange(20).view(4, 5).expand(2, 2, -1, -1)
+    words, centroids = torch.arange(80).view(2, 2, 20), torch.arange(12).view(2, 2, 3)
+    mean, factor = torch.zeros(2, 2, 8, dtype=torch.float64), torch.ones(2, 2, dtype=torch.float64)
+    directions, halves = torch.ones(2, 2, 8, 3), torch.zeros(2, 2, 3)
+    calls = [("listed_forward", (*tracked(q, k, v, torch.zeros(2, 2, 20)), labels, lists, 0.3))]
+    calls += [("sums_and_sizes", (*tracked(q), labels, 4))]
+    for real in (None, torch.arange(20).expand(2, -1) < 15):
+        calls += [
+            ("means_and_squares", (q, real)),
+            ("words_of_terms", ([q], [mean], [factor], torch.ones(1, 1, 31, 8), real)),
+            ("labels_and_votes", (words, centroids, real)),
+            ("labels_of_means", (q, mean, directions, halves, real)),
+        ]
+    for name, arguments in calls:
+        torch.library.opcheck(getattr(torch.ops.subquad, name).default, ("cpu", *arguments))
+    return len(calls)
 
 
 if __name__ == "__main__":

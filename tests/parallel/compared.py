@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import subquad as sq
 
 TOKENS = 23
-UNEVEN = (5, 1)
+UNEVEN = (5, 1, 3)
 
 
 def split(tokens: int, *, uneven: bool = False, keys: int | None = None, mode: str = "auto") -> sq.parallel.Sequence:

@@ -135,7 +135,7 @@ def mean_of_hidden_states() -> float:
     return worst([(want, have)], of_parameters(gradients, model))
 
 
-def two_batches_before_backward() -> float:
+def two_batches_before_backward(checkpointing: bool = False) -> float:
     """Accumulated passes of other lengths, with a number of labels that is given."""
     torch.manual_seed(0)
     model = llama()
@@ -145,6 +145,8 @@ def two_batches_before_backward() -> float:
     sum(model(**batch, **many).loss for batch in batches).backward()
     gradients = taken(model)
     sq.hf.swap(model, "linear", parallel=dist.group.WORLD)
+    if checkpointing:
+        model.train().gradient_checkpointing_enable()
     sum(model(**sq.hf.shard(model, batch), **many).loss for batch in batches).backward()
     return worst([], of_parameters(gradients, model))
 
@@ -162,8 +164,10 @@ MODELS = {
     "OPT": lambda: of_model(opt, "linear", "left"),
     "mean of hidden states": mean_of_hidden_states,
     "two batches before backward": two_batches_before_backward,
+    "two batches checkpointed": lambda: two_batches_before_backward(checkpointing=True),
 }
-LONG = {"MiniLM by heads", "RoBERTa", "Llama without a mask", "OPT", "two batches before backward"}  # not on 3 ranks
+# Not on 3 ranks.
+LONG = {"compiled", "MiniLM by heads", "RoBERTa", "Llama without a mask", "OPT", "two batches before backward"}
 CASES: dict[str, Callable[[], float]] = {case.__name__: case for case in MODULES} | MODELS
 
 
@@ -210,7 +214,21 @@ def _unshifted(model: Any, part: dict[str, Any], of: Any) -> Any:
     return {name: x for name, x in part.items() if name != "shift_labels"}
 
 
+def other_group() -> Any:
+    own = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    return sq.hf.shard(split_llama(), text("none"), sq.parallel.Sequence.even(TOKENS, group=own))
+
+
+def on_ring(change: Callable[[Callable[[Tensor], Tensor], Tensor], Any]) -> Callable[[], Any]:
+    """What is said when attention in a ring, and its input, are used so."""
+    x = normal(1, 2, 3, 4)
+    return lambda: change(lambda x: sq.attention(x, x, x, parallel=split(3 * dist.get_world_size(), mode="ring")), x)
+
+
 REFUSED = {
+    "another group": other_group,
+    "vmap": on_ring(lambda run, x: torch.vmap(run)(torch.stack([x, x]))),
+    "a device without a backend": on_ring(lambda run, x: run(x.to("meta"))),
     "another batch": on_llama(_other_batch),
     "one rank without a mask": on_llama(_one_without_mask),
     "positions that start anew": on_llama(_own_positions),

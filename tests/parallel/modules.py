@@ -48,7 +48,7 @@ def self_attention() -> float:
 
 
 def padded_as_torch() -> float:
-    real = torch.arange(TOKENS) < torch.tensor([TOKENS, 7])[:, None]
+    real = torch.arange(TOKENS) < torch.tensor([TOKENS, 9])[:, None]  # the first of several ranks has no padding
 
     def run(layer: nn.Module, x: Tensor, of: Any) -> Tensor:
         hidden = ~real if of is None else ~of.shard(real)
@@ -140,7 +140,16 @@ def checkpointed() -> float:
     return worst([], of_parameters(taken(alone), layer))
 
 
+def compiled() -> float:
+    """Graphs break at the exchanges."""
+
+    def run(layer: nn.Module, x: Tensor, of: Any) -> Tensor:
+        return torch.compile(layer, backend="eager")(x, parallel=of)
+
+    return of_module(mha("linear"), run, split(TOKENS))
+
+
 MODULES = (
     self_attention, padded_as_torch, tokens_first, cross_attention, rotary, torch_encoder, torch_decoder, nested_blocks,
-    checkpointed,
+    checkpointed, compiled,
 )  # fmt: skip

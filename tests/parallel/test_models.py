@@ -24,6 +24,9 @@ def test_outputs_losses_and_gradients_are_those_of_one_process(ranks: int, name:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("another group", "but the model over [0, 1, 2]; make it with the group that the model was swapped with"),
+        ("vmap", "`parallel` does not go with vmap"),
+        ("a device without a backend", "the process group has no backend for these tensors"),
         ("another batch", "rank 1 has 1 items but rank 0 has 2; they must match"),
         ("one rank without a mask", "rank 0 was given attention_mask but rank 1 was not; all ranks must make one call"),
         ("positions that start anew", "position_ids of rank 1 start at 0, but 8 tokens come before its own"),
@@ -31,7 +34,7 @@ def test_outputs_losses_and_gradients_are_those_of_one_process(ranks: int, name:
         ("labels that are not shifted", "cut the batch with sq.hf.shard(model, batch)"),
     ],
 )
-def test_inputs_that_make_no_sequence_are_refused_on_every_rank(name: str, message: str):
+def test_what_makes_no_sequence_is_refused_on_every_rank(name: str, message: str):
     assert name in REFUSED
     for of_rank in launch.found("tests.parallel.models", 3):
         assert message in of_rank[name]

@@ -121,3 +121,25 @@ def test_ranks_know_their_sequences(alone: None):
     assert ranks.gathered(torch.tensor([3, 5])).tolist() == [[3, 5]]
     with pytest.raises(ValueError, match="mode='all', but it must be one of"):
         sq.parallel.Ranks(mode="all")
+
+
+@pytest.mark.parametrize("mode", ["summary", "heads"])
+def test_second_derivatives_are_refused(alone: None, mode: str):
+    q, k, v = (x.requires_grad_() for x in qkv(TOKENS))
+    out = sq.attention(q, k, v, method="linear", parallel=sq.parallel.Sequence.even(TOKENS, mode=mode))
+    with pytest.raises(RuntimeError, match="no second derivative; leave create_graph=True out"):
+        torch.autograd.grad(out.sum(), k, create_graph=True)
+    assert torch.autograd.grad(out.sum(), k)[0].isfinite().all()
+
+
+def test_groups_and_lengths_are_checked(alone: None):
+    mesh = torch.distributed.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "sp"))
+    for make in (sq.parallel.Sequence.even, sq.parallel.Sequence, sq.parallel.Ranks):
+        given: Any = {} if make is sq.parallel.Ranks else {"tokens": 4} if "even" in str(make) else {"lengths": [4]}
+        with pytest.raises(ValueError, match=r"the mesh has 2 dimensions, but .* give mesh\['sp'\]"):
+            make(**given, group=mesh)
+        with pytest.raises(TypeError, match="the group is a str, but it must be a process group"):
+            make(**given, group="sp")
+        assert make(**given, group=mesh["sp"]).ranks == 1
+    with pytest.raises(ValueError, match=r"lengths=\(4, 5\), but the group has 1 ranks"):
+        sq.parallel.Sequence([4, 5])

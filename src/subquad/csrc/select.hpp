@@ -34,7 +34,11 @@ static vf bound_of_columns(const float *values, int64_t row, int64_t count, int6
     kth = (enough & more) | (~enough & kth);
   }
   // One less, so that values equal to the k-th exceed it. Below −∞ and above +∞ the numbers are NaNs, which become −∞.
-  return maximum(unordered((vi)((vu)kth - 1u)), splat(-__builtin_inff()));
+  const vf bound = unordered((vi)((vu)kth - 1u));
+  // Below 0 it would be −0, which 0 does not exceed, nor subnormal numbers where they count as 0.
+  const vf least = splat(1.17549435e-38f);
+  const vf around = select((bound > vf{} - least) & (bound < least), vf{} - least, bound);
+  return maximum(around, splat(-__builtin_inff()));
 }
 
 // Move the k largest of `count` > k pairs to the front, in their order, NaNs left out; of equal values the first are kept.

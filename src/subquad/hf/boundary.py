@@ -17,7 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from subquad.hf.accelerate_splits import refuse_accelerate_splits
 from subquad.hf.handed import Handed, decode, encode
 from subquad.hf.layers import NAME, STATE_MARK, Attached
-from subquad.hf.passes import NOW
+from subquad.hf.passes import MARK, NOW
 from subquad.hf.patterns import CAUSAL, EVERYTHING, Pattern, read_pattern
 from subquad.hf.saved import SAVED_AS
 from subquad.masks import Mask
@@ -83,7 +83,10 @@ def make_mask(
     elif filled is None and real is not None and look and bool(real.all()):
         real = None
     handed = encode(causal=causal, real=real, filled=filled, segments=segments, batch=batch_size)
-    return handed.to(device) if device is not None else handed
+    handed = handed.to(device) if device is not None else handed
+    if now is not None:
+        setattr(handed, MARK, now.of)
+    return handed
 
 
 def attend(
@@ -149,7 +152,7 @@ def _sequence(layer: Attached, module: nn.Module, attention_mask: Tensor | None,
     if layer.split is None:
         refuse_in_use("a Hugging Face model", "give the ranks to it: sq.hf.swap(model, method, parallel=group)")
         return None
-    of = layer.split.sequence(layer.label)
+    of = layer.split.sequence(layer.label, attention_mask)
     if attention_mask is None:
         raise ValueError(
             f"layer {layer.label} was given no attention mask, not even the empty one that subquad made: another "

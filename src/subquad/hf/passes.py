@@ -13,6 +13,7 @@ from subquad.hf.token_positions import tokens_of
 from subquad.parallel import Sequence
 
 NOT_A_LABEL = -100
+MARK = "_subquad_sequence"  # on the mask of a forward pass: its sequence
 _PLAIN = {"num_items_in_batch", "output_hidden_states", "return_dict", "use_cache"}
 OF_TOKENS = {"attention_mask", "input_ids", "inputs_embeds", "labels", "position_ids", "shift_labels", "token_type_ids"}
 _NO_SHARE = "the loss of a part is not its share of the loss of all; leave `labels` out, and compute it from the logits"

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from subquad.hf.doors import AnyModel, transformers_model
-from subquad.hf.passes import NOT_A_LABEL, NOW, OF_TOKENS, Facts, Pass, check_facts, facts_of
+from subquad.hf.passes import MARK, NOT_A_LABEL, NOW, OF_TOKENS, Facts, Pass, check_facts, facts_of
 from subquad.hf.token_positions import counted, positions, tokens_of
 from subquad.parallel import Ranks, Sequence
 from subquad.parallel.shares import even_shares
@@ -62,8 +63,8 @@ class Split:
         for hook in self._hooks:
             hook.remove()
 
-    def sequence(self, label: str) -> Sequence:
-        """The sequence of the forward pass that runs, or that a backward pass computes again."""
+    def sequence(self, label: str, mask: Tensor | None) -> Sequence:
+        """The sequence of the forward pass that runs, or that a backward pass computes again, with the same mask."""
         now = NOW.value
         if now is not None:
             return now.of
@@ -72,7 +73,8 @@ class Split:
                 f"layer {label} runs outside of its model's forward pass, where nothing says which tokens this rank "
                 f"has; call the whole {type(self._root).__name__}, or swap without `parallel`"
             )
-        return self._last
+        of: Sequence = getattr(mask, MARK, self._last)  # others may have run since
+        return of
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._root.config._attn_implementation != self._active:
@@ -177,9 +179,6 @@ def ranks_of(parallel: Any) -> tuple[Ranks, Sequence | None]:
         if parallel.keys is not None:
             raise ValueError("the sequence has `keys`, but a Hugging Face model is split in self-attention only")
         return Ranks(parallel.group, mode=parallel.mode), parallel
-    dimensions = getattr(parallel, "ndim", 1)
-    if dimensions != 1:
-        raise ValueError(f"the mesh has {dimensions} dimensions, but tokens are split over one: give mesh['sp']")
     if not hasattr(parallel, "get_group") and not isinstance(parallel, torch.distributed.ProcessGroup):
         raise TypeError(
             f"`parallel` is a {type(parallel).__name__}, but it must be a dimension of a DeviceMesh, a process group, "
@@ -214,7 +213,8 @@ def shard(model: AnyModel, batch: Mapping[str, Any], of: Sequence | None = None)
     last token is the first token of the next rank.
 
     Raises:
-        ValueError: the model was not swapped with `parallel`, the batch has other tensors, or fewer tokens than ranks.
+        ValueError: the model was not swapped with `parallel`, the batch has other tensors, or fewer tokens than ranks;
+            `of` is split over other processes than the model.
     """
     inner = transformers_model(model)
     split = vars(inner).get(ATTRIBUTE)
@@ -226,6 +226,7 @@ def shard(model: AnyModel, batch: Mapping[str, Any], of: Sequence | None = None)
     given = {name: x for name, x in batch.items() if x is not None}
     tokens = tokens_of(given).shape[1]
     of = of or split.ranks.sequence(even_shares(tokens, split.ranks.ranks))
+    _check_group(of, split.ranks)
     tensors = {name: x for name, x in given.items() if isinstance(x, Tensor) and name != "num_items_in_batch"}
     for name, x in tensors.items():
         if name not in OF_TOKENS or x.shape[1:2] != (tokens,):
@@ -236,3 +237,13 @@ def shard(model: AnyModel, batch: Mapping[str, Any], of: Sequence | None = None)
     if split.fit.loss == "shifted" and "labels" in tensors:
         tensors.setdefault("shift_labels", F.pad(tensors["labels"], (0, 1), value=NOT_A_LABEL)[:, 1:])
     return given | {name: of.shard(x).contiguous() for name, x in tensors.items()}
+
+
+def _check_group(of: Sequence, ranks: Ranks) -> None:
+    """ValueError where a sequence is split over other processes than a model."""
+    have, want = (dist.get_process_group_ranks(each.group) for each in (of, ranks))
+    if have != want:
+        raise ValueError(
+            f"the sequence is split over the processes {have[:5]}, but the model over {want[:5]}; make it with the "
+            "group that the model was swapped with"
+        )

@@ -17,6 +17,7 @@ from subquad.methods.in_halo import run_with_halo, segments_rise
 from subquad.methods.keep import check_bools, named_tokens
 from subquad.methods.keep_in_parallel import run_with_kept
 from subquad.methods.learned_heads import state_of_heads, undeclared
+from subquad.ops.transforms import transform
 from subquad.parallel.sequence import Sequence
 from subquad.shapes import Sizes
 
@@ -63,6 +64,10 @@ def check_parallel(method: Method, query: Tensor, key: Tensor, value: Tensor, ca
         raise ValueError(
             "`parallel` does not go with dropout, whose numbers follow torch's generator and would not be those of one "
             "device; use dropout_p=0, and drop outputs instead of weights"
+        )
+    if transform() is not None:
+        raise ValueError(
+            "`parallel` does not go with vmap, torch.func or forward-mode AD; use autograd's backward pass"
         )
     if call.bias is not None:
         check_bias(call.bias, query, sum(of.key_lengths))
@@ -112,11 +117,12 @@ def refusal(method: Method, call: Call, of: Sequence, heads: int) -> str | None:
     """Why the method cannot run on this sequence, with the remedy; None if it can."""
     found, needs = way(method, call, of, heads), needs_all_tokens(method, call, of)
     if of.mode == "ring" and found != "ring":
-        why = needs if method.can_ring() and needs else f"{method.label!r}, whose keys do not go from rank to rank"
+        beyond = [what for what in needs if what not in _IN_A_RING] + ["`keep`"] * (call.kept is not None)
+        why = beyond[0] if method.can_ring() and beyond else f"{method.label!r}, whose keys do not go from rank to rank"
         return f"mode='ring' is not available for {why}; use mode='auto', or method='full'"
     if of.mode == "summary" and found != "summary":
-        why = needs if method.split_by() and needs else f"{method.label!r}"
-        others = f", or {method.split_needs}" if method.split_needs and needs is None else ""
+        why = needs[0] if method.split_by() and needs else f"{method.label!r}"
+        others = f", or {method.split_needs}" if method.split_needs and not needs else ""
         return (
             f"mode='summary' is not available for {why}: there is no summary of a rank's keys whose size does not grow "
             f"with their number; use mode='heads'{' or mode=' + repr('ring') if method.can_ring() else others}"
@@ -145,28 +151,33 @@ def way_of_method(method: Method, mask: Mask, of: Sequence, heads: int) -> str:
     return way(method, Call(mask, None, 1.0, 0.0, 0), of, heads)
 
 
-def needs_all_tokens(method: Method, call: Call, of: Sequence) -> str | None:
-    """What of a call concerns more than the keys by themselves; None if nothing does."""
+_IN_CROSS_ATTENTION = "a causal mask or a window in cross-attention"
+_IN_A_RING = "packed segments", _IN_CROSS_ATTENTION  # what it can though it has no summary
+
+
+def needs_all_tokens(method: Method, call: Call, of: Sequence) -> list[str]:
+    """What of a call concerns more than the keys by themselves."""
     mask = call.mask
     asked = {
+        "packed segments with `keep`": bool(mask.ids) and call.kept is not None,
         "packed segments": len(mask.ids) > (method.split_by() == "halo"),
         "a window": mask.span is not None and method.split_by() == "places",
         "a dense mask": bool(mask.allowed),
         "a mask with an offset": not mask.aligned,
         "`bias`": call.bias is not None,
         # A query stands beside no key of its own rank.
-        "a causal mask or a window in cross-attention": of.keys not in (None, of.lengths) and not mask.only_padding,
+        _IN_CROSS_ATTENTION: of.keys not in (None, of.lengths) and not mask.only_padding,
     }
-    return next((what for what, there in asked.items() if there), None)
+    return [what for what, there in asked.items() if there]
 
 
 def way(method: Method, call: Call, of: Sequence, heads: int) -> str:
     """What ranks send: a "summary" of their keys, all keys in a "ring", or all tokens of some "heads"."""
     needs = needs_all_tokens(method, call, of)
-    if method.split_by() is not None and of.mode in ("auto", "summary") and needs is None:
+    if method.split_by() is not None and of.mode in ("auto", "summary") and not needs:
         return "summary"
     few = of.mode == "auto" and heads < of.ranks
-    known = needs in (None, "packed segments", "a causal mask or a window in cross-attention") and call.kept is None
+    known = call.kept is None and all(what in _IN_A_RING for what in needs)
     return "ring" if method.can_ring() and known and (of.mode == "ring" or few) else "heads"
 
 
@@ -204,7 +215,7 @@ def loss_of_rank(method: Method, query: Tensor, key: Tensor, value: Tensor, call
     """
     if way(method, call, call.parallel, query.shape[1]) != "heads":
         if not method.loss_reads_tokens:
-            loss = method.run_auxiliary_loss(query, key, value, replace(call, parallel=None))
+            loss = method.run_auxiliary_loss(query, key, value, replace(call, parallel=None, kept=None))
             return None if loss is None else loss / call.parallel.ranks
         raise ValueError(
             f"{method.name!r} learns by an auxiliary loss over all tokens, which mode='summary' does not compute; use "

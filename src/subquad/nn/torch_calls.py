@@ -124,7 +124,7 @@ def attend_as_torch(
     hint = is_causal and (allowed is None or not can_be_read(allowed))
     mask, bias = mask_and_bias(method, query, key, None if hint else allowed, hint, named=MASK)
     if key_padding_mask is not None:
-        mask = mask & Mask.from_sdpa(_real(key_padding_mask, B, M)[:, None, None], batch=B)
+        mask = mask & _padding(_real(key_padding_mask, B, M), parallel)
     if lengths is not None:
         return bound(query, key, value, mask=mask & Mask.padding(lengths), bias=bias, **options)
     real = mask.key_padding(M)
@@ -148,3 +148,11 @@ def _real(key_padding_mask: Tensor, B: int, M: int) -> Tensor:
     if padding.shape != (B, M):
         raise ValueError(f"`key_padding_mask` is {tuple(key_padding_mask.shape)}, but it must be {(B, M)}")
     return padding.logical_not() if padding.dtype == torch.bool else padding
+
+
+def _padding(real: Tensor, parallel: Any) -> Mask:
+    """SDPA's padding (B,M) as a mask, which with `parallel` is there where it hides nothing: another rank has some."""
+    mask = Mask.from_sdpa(real[:, None, None], batch=len(real))
+    if parallel is None or mask.keys:
+        return mask
+    return Mask.padding(keys=torch.ones_like(real, dtype=torch.bool))

@@ -7,7 +7,8 @@ out = sq.attention(q, k, v, method="performer", parallel=ctx)
 
 from subquad.parallel.collectives import Traffic, traffic
 from subquad.parallel.current import use
+from subquad.parallel.groups import MODES
 from subquad.parallel.ranks import Ranks
-from subquad.parallel.sequence import MODES, Sequence
+from subquad.parallel.sequence import Sequence
 
 __all__ = ["MODES", "Ranks", "Sequence", "Traffic", "traffic", "use"]

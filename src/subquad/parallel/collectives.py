@@ -107,6 +107,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        refuse_second_derivative()
         (gradient,) = gradients
         return _all_to_all(gradient.contiguous(), ctx.from_each, ctx.sizes, ctx.group), None, None, None
 
@@ -126,6 +127,14 @@ class _TakesPart(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
         (gradient,) = gradients
         return gradient, *(gradient.new_zeros(shape) for shape in ctx.shapes)
+
+
+def refuse_second_derivative() -> None:
+    """RuntimeError in a backward pass that makes a graph: ranks with different graphs would wait for each other."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "attention on several ranks has no second derivative; leave create_graph=True out, or run it on one rank"
+        )
 
 
 def start(

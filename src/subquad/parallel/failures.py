@@ -16,10 +16,15 @@ class Lost(RuntimeError):
 
 @contextmanager
 def answered(group: Any) -> Iterator[None]:
-    """Raise `Lost` where the backend reports that another rank is not there."""
+    """Raise `Lost` where the backend reports that another rank is not there; ValueError where there is no backend."""
     try:
         yield
     except RuntimeError as error:
+        if "No backend type" in str(error):
+            raise ValueError(
+                f"the process group has no backend for these tensors ({error}); give one to init_process_group, such "
+                "as backend='cpu:gloo,cuda:nccl'"
+            ) from error
         raise Lost(waited_in_vain(group, error)) from error
 
 

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from subquad.parallel.collectives import gather
-from subquad.parallel.sequence import MODES, Sequence
+from subquad.parallel.groups import group_of
+from subquad.parallel.sequence import Sequence
 from subquad.parallel.shares import even_shares
 
 
@@ -22,19 +23,13 @@ class Ranks:
         mode: as of `Sequence`.
 
     Raises:
-        ValueError: the mode is unknown.
+        ValueError: the mode is unknown, or the group does not have this process.
+        TypeError: `group` is neither a group nor a mesh.
         RuntimeError: there is no process group.
     """
 
     def __init__(self, group: Any = None, *, mode: str = "auto") -> None:
-        if not (dist.is_available() and dist.is_initialized()):
-            raise RuntimeError(
-                "there is no process group; start the processes by torchrun and call torch.distributed."
-                "init_process_group()"
-            )
-        if mode not in MODES:
-            raise ValueError(f"mode={mode!r}, but it must be one of {', '.join(map(repr, MODES))}")
-        self.group, self.mode = group.get_group() if hasattr(group, "get_group") else group, mode
+        self.group, self.mode = group_of(group, mode), mode
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self._known: dict[Any, Sequence] = {}
 

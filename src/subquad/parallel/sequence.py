@@ -13,9 +13,8 @@ from torch import Tensor
 from subquad.masks import Mask
 from subquad.parallel.collectives import gather
 from subquad.parallel.failures import answered
+from subquad.parallel.groups import group_of
 from subquad.parallel.shares import even_shares, spans
-
-MODES = "auto", "summary", "heads", "ring"
 
 
 class Sequence:
@@ -33,26 +32,16 @@ class Sequence:
             the method can, and of exact attention a ring where there are fewer heads than ranks.
 
     Raises:
-        ValueError: the lengths do not fit the group, or the mode is unknown.
+        ValueError: the lengths do not fit the group, which does not have this process, or the mode is unknown.
+        TypeError: `group` is neither a group nor a mesh.
         RuntimeError: there is no process group.
     """
 
     def __init__(
         self, lengths: Iterable[int], *, keys: Iterable[int] | None = None, group: Any = None, mode: str = "auto"
     ) -> None:
-        if not (dist.is_available() and dist.is_initialized()):
-            raise RuntimeError(
-                "there is no process group; start the processes by torchrun and call torch.distributed."
-                "init_process_group()"
-            )
-        if mode not in MODES:
-            raise ValueError(f"mode={mode!r}, but it must be one of {', '.join(map(repr, MODES))}")
-        group = group.get_group() if hasattr(group, "get_group") else group
+        group = group_of(group, mode)
         ranks = dist.get_world_size(group)
-        if ranks < 1:
-            raise ValueError(
-                f"process {dist.get_rank()} is not in the group; make the sequence in the processes of the group alone"
-            )
         self.lengths = _checked("lengths", lengths, ranks)
         self.keys = None if keys is None else _checked("keys", keys, ranks)
         self.group, self.mode = group, mode
@@ -62,9 +51,8 @@ class Sequence:
     @staticmethod
     def even(tokens: int, group: Any = None, *, keys: int | None = None, mode: str = "auto") -> Sequence:
         """An even split: the first ranks have one token more where the number does not divide."""
-        known = group.get_group() if hasattr(group, "get_group") else group
-        ranks = dist.get_world_size(known) if dist.is_available() and dist.is_initialized() else 1
-        ranks = max(ranks, 1)  # of a group without this process, which is refused below
+        group = group_of(group, mode)
+        ranks = dist.get_world_size(group)
         of_keys = None if keys is None else even_shares(keys, ranks)
         return Sequence(even_shares(tokens, ranks), keys=of_keys, group=group, mode=mode)
 
@@ -141,9 +129,7 @@ class Sequence:
         key = tuple(what.items())
         if key in self._agreed:
             return
-        said: list[Any] = [None] * self.ranks
-        with answered(self.group):
-            dist.all_gather_object(said, what, group=self.group)
+        said = self._told(what)
         for rank, other in enumerate(said):
             for name, value in said[0].items():
                 if other.get(name) != value:
@@ -152,6 +138,15 @@ class Sequence:
                         "same call"
                     )
         self._agreed.add(key)
+
+    def _told(self, what: Any) -> list[Any]:
+        """What each rank says."""
+        if torch.compiler.is_compiling():  # not a decorator, which would import the compiler with subquad
+            return torch.compiler.disable(self._told)(what)
+        said: list[Any] = [None] * self.ranks
+        with answered(self.group):
+            dist.all_gather_object(said, what, group=self.group)
+        return said
 
     def local(self, mask: Mask) -> Mask:
         """The mask as this rank sees it: lengths of items, which count all tokens, become its own real tokens."""

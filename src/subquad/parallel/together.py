@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.parallel.collectives import Shape, _all_to_all, add
+from subquad.parallel.collectives import Shape, _all_to_all, add, refuse_second_derivative
 
 
 def add_together(tensors: Sequence[Tensor], group: Any) -> list[Tensor]:
@@ -47,6 +47,7 @@ class _Together(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         kinds = len(ctx.dtypes)
         floats = [n for n in range(len(gradients)) if ctx.dtypes[n % kinds].is_floating_point]
         dtypes = [dtype for dtype in ctx.dtypes if dtype.is_floating_point]

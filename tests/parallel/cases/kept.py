@@ -45,6 +45,7 @@ CASES = [
     Kept(Case("linear", "summary", "causal", lengths=UNEVEN)),
     Kept(Case("clustered:clusters=7,refine=1", "summary"), FEW),
     Kept(Case("lsh:buckets=3,bucket_size=6", "summary", "short"), FEW),
+    Kept(Case("local:window=4", "auto", "segments"), ENDS),  # by heads
 ]
 LONG = [
     *(Kept(Case(name, "summary", lengths=UNEVEN, kv_heads=3), FEW) for name in METHODS),
@@ -52,5 +53,5 @@ LONG = [
     Kept(Case("performer:features=16", "summary", "causal left", lse=True), ENDS),
     Kept(Case("lha-tail:buckets=3,keys=5,cells=2", "summary"), ENDS),
 ]
-REFUSED = [Kept(Case("lsh", "summary"), FEW)]
+REFUSED = [Kept(Case("lsh", "summary"), FEW), Kept(Case("local:window=4", "summary", "segments"), ENDS)]
 SENT: list[Sent] = []

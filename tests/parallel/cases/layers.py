@@ -45,6 +45,7 @@ CASES = [
     Layer("full", options="bias dense lse"),
     Layer("full", options="one bias", heads=2, kv_heads=1, mask="padded"),
     Layer("full", options="offset", mask="causal"),
+    Layer("full", "auto", options="dense bias", mask="segments", heads=2, kv_heads=1),  # fewer heads than ranks
     Layer("local:window=4", options="kept bools lse", mask="padded"),
     Layer("i-clustered:clusters=5,topk=4", options="keep", lengths=UNEVEN),
     Layer("lha:buckets=4,hidden=8", options="autocast", dtype=torch.bfloat16),
@@ -53,5 +54,6 @@ CASES = [
 REFUSED = [
     Layer("routing:clusters=4", training=True),
     Layer("sinkhorn:block=8", mode="summary"),
+    Layer("full", "ring", options="dense", mask="segments"),
 ]
 SENT: list[Sent] = []

@@ -27,6 +27,7 @@ CASES = [
     Case("local:window=4", "auto", "mixed segments"),
     Layer(ADAPTIVE, "summary", "left", training=True),
     Layer(ADAPTIVE, "summary", "causal left", lengths=UNEVEN),
+    Layer(ADAPTIVE, "summary", "left", options="kept bools", training=True),
     Layer("local:window=4,positions=relative", "summary", "segments"),
 ]
 REFUSED = [
