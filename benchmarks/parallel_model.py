@@ -126,23 +126,14 @@ def clustered(machine: Machine, layer: Layer, ranks: int) -> float:
 
 
 def linear(machine: Machine, layer: Layer, ranks: int) -> float:
-    """A feature map by summaries, as subquad sends them: each rank's sums of R·(D + 1) numbers per head to each other.
-
-    One exchange each way.
-    """
+    """A feature map by summaries: R·(D + 1) numbers per head in fp32, combined once forward and once backward."""
     sent = linear_numbers(layer) * layer.heads * FP32
-    return linear_products(machine, layer, ranks) + to_all(machine, ranks, sent) + machine.start
+    return linear_products(machine, layer, ranks) + by_shares(machine, ranks, sent, 2)
 
 
 def linear_numbers(layer: Layer) -> float:
     """Numbers per head of the sums over features, forward and backward."""
     return 2 * layer.features * (layer.width + 1)
-
-
-def linear_by_shares(machine: Machine, layer: Layer, ranks: int) -> float:
-    """A feature map by summaries if ranks combined them by shares."""
-    sent = linear_numbers(layer) * layer.heads * FP32
-    return linear_products(machine, layer, ranks) + by_shares(machine, ranks, sent, 2)
 
 
 WAYS: dict[str, Callable[[Machine, Layer, int], float | None]] = {
@@ -152,7 +143,6 @@ WAYS: dict[str, Callable[[Machine, Layer, int], float | None]] = {
     "i-clustered, summary": clustered,
     "performer, heads": lambda *of: by_heads(*of, linear_products),
     "performer, summary": linear,
-    "performer, summary by shares": linear_by_shares,
 }
 
 

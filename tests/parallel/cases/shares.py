@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.parallel.cases import clusters, hashed, kept, near, patterns, projections, tails
+from tests.parallel.cases import clusters, features, hashed, kept, near, patterns, projections, tails
 from tests.parallel.combined import everything_by_shares
 from tests.parallel.ranks import UNEVEN, Case, Sent
 
@@ -32,7 +32,7 @@ class ByShares:
             return self.case.error()
 
 
-MODULES = clusters, hashed, kept, near, patterns, projections, tails
+MODULES = clusters, features, hashed, kept, near, patterns, projections, tails
 
 CASES = [
     ByShares(case)
@@ -46,6 +46,8 @@ CASES = [
         Case(hashed.TAILS[-1], "summary", "lengths", lengths=UNEVEN, lse=True),
         Case("linformer:k=5", "summary", "causal left", lengths=UNEVEN),
         Case("nystrom:landmarks=6", "summary", keys=31),
+        Case("performer:features=24", "summary", "padded", kv_heads=2, lse=True),
+        Case("linear", "summary", "causal left", lengths=UNEVEN),
         Case("rfa:features=96", "summary", "causal left", kv_heads=2),
         Case("tilted-pool:pools=5,window=0", "summary", keys=31, lse=True),
         Case("longformer:window=2,first=25", "summary", lengths=UNEVEN, lse=True),
@@ -66,4 +68,6 @@ SENT = [
     Sent("lha-tail:buckets=4,keys=6,cells=3", "summary", 20, by_shares=True),
     Sent("nystrom:landmarks=8", "summary", 8, by_shares=True),
     Sent("rfa:features=8", "summary", 4, causal=True, by_shares=True),
+    Sent("linear", "summary", 4, by_shares=True),
+    Sent("performer:features=24", "summary", 4, causal=True, by_shares=True),
 ]

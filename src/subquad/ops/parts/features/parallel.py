@@ -18,46 +18,41 @@ from torch import Tensor
 from subquad.ops.parts.features.op import feature_attention
 from subquad.ops.softmax import merge_partials
 from subquad.parallel import Sequence
-from subquad.parallel.collectives import gather, takes_part
+from subquad.parallel.collectives import takes_part
+from subquad.parallel.rows import Rows, combine_together
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 
 
-def attend_all_ranks(
+def attend_ranks(
     query: Float[Tensor, "B H N D"],
     key: Float[Tensor, "B G M C"],
     value: Float[Tensor, "B G M E"],
     of: Sequence,
     *,
+    before: bool,
     key_bias: Float[Tensor, "B #G M"] | None,
     of_key: Tensor | None = None,
     **maps: Any,
 ) -> Partial:
-    """Attention of this rank's queries to the keys of all ranks, of which each is read once, for its rank's sums."""
-    return attend_sums(query, _sums_of_ranks(key, value, of, of_key, key_bias), **maps)
+    """Attention of this rank's queries to the keys of all ranks, or to those `before` it.
 
-
-def attend_ranks_before(
-    query: Float[Tensor, "B H N D"],
-    key: Float[Tensor, "B G M C"],
-    value: Float[Tensor, "B G M E"],
-    of: Sequence,
-    *,
-    key_bias: Float[Tensor, "B #G M"] | None,
-    of_key: Tensor | None = None,
-    **maps: Any,
-) -> Partial:
-    """Attention of this rank's queries to the keys of the ranks before it."""
-    every = _sums_of_ranks(key, value, of, of_key, key_bias)
-    return attend_sums(query, every[: of.rank] or [takes_part(of_no_keys(every[0]), every)], **maps)
-
-
-def _sums_of_ranks(
-    key: Tensor, value: Tensor, of: Sequence, of_key: Tensor | None, key_bias: Tensor | None
-) -> list[Float[Tensor, "B G R F"]]:
-    """What the keys of each rank leave behind, by one exchange of G·R·(E + 1) numbers for each item and other rank."""
+    A rank reads its keys once, for the G·R·(E + 1) numbers of each item that they leave behind, which ranks combine.
+    """
     sums = left_behind(key, value, of_key, key_bias)
-    return gather(sums, [sums.shape] * of.ranks, of.group)
+    (seen,) = combine_together([Rows(sums, _before if before else _of_all)], of.group)
+    return attend_sums(query, [seen], **maps)
+
+
+def _of_all(sums: Float[Tensor, "_ n F"]) -> list[Float[Tensor, "n F"]]:
+    return [merged_sums(list(sums))] * len(sums)
+
+
+def _before(sums: Float[Tensor, "_ n F"]) -> list[Float[Tensor, "n F"]]:
+    found = [takes_part(of_no_keys(sums[0]), [sums])]
+    for each in sums[:-1]:
+        found.append(merged_sums([found[-1], each]))
+    return found
 
 
 def attend_sums(query: Tensor, seen: list[Float[Tensor, "B G R F"]], **maps: Any) -> Partial:
@@ -68,14 +63,14 @@ def attend_sums(query: Tensor, seen: list[Float[Tensor, "B G R F"]], **maps: Any
     return feature_attention(query.to(means.dtype), keys, means, **maps)
 
 
-def of_no_keys(like: Float[Tensor, "B G R F"]) -> Float[Tensor, "B G R F"]:
+def of_no_keys(like: Float[Tensor, "*row F"]) -> Float[Tensor, "*row F"]:
     """The sums of no keys."""
     none = torch.zeros_like(like)
     none[..., -1] = -torch.inf
     return none
 
 
-def merged_sums(sums: list[Float[Tensor, "B G R F"]]) -> Float[Tensor, "B G R F"]:
+def merged_sums(sums: list[Float[Tensor, "*row F"]]) -> Float[Tensor, "*row F"]:
     """The sums of the keys of all of these together."""
     means, weights = merge_partials([(each[..., :-1], each[..., -1]) for each in sums])
     return torch.cat([means, weights.unsqueeze(-1)], dim=-1)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.ops.parts.features.op import feature_attention
-from subquad.ops.parts.features.parallel import attend_all_ranks, attend_ranks_before
+from subquad.ops.parts.features.parallel import attend_ranks
 from subquad.ops.softmax import merge_partials
 from subquad.parallel import Sequence
 
@@ -60,10 +60,10 @@ def _on_all_ranks(
     """Attention to the keys of all ranks; under a causal mask to this rank's, merged with that to those before."""
     real = mask.key_padding(key.shape[2])
     bias = key_bias if real is None else _hidden(key_bias, real, key)
+    found = attend_ranks(query, key, value, of, before=mask.is_causal, key_bias=bias, **maps)
     if not mask.is_causal:
-        return attend_all_ranks(query, key, value, of, key_bias=bias, **maps)
-    before = attend_ranks_before(query, key, value, of, key_bias=bias, **maps)
-    return merge_partials([attend_features(query, key, value, mask, key_bias=key_bias, **maps), before])
+        return found
+    return merge_partials([attend_features(query, key, value, mask, key_bias=key_bias, **maps), found])
 
 
 def drop_rows(value: Float[Tensor, "B G M E"], dropout_p: float) -> Float[Tensor, "B G M E"]:
