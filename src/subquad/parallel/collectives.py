@@ -67,13 +67,6 @@ def gather(x: Tensor, shapes: Sequence[Shape], group: Any) -> list[Tensor]:
     return exchange([x] * len(shapes), shapes, group)
 
 
-def gather_columns(parts: Sequence[Tensor], widths: Sequence[Sequence[int]], group: Any) -> list[tuple[Tensor, ...]]:
-    """Like `gather`, by one exchange for several tensors, whose last axes are as long as rank p's `widths[p]` say."""
-    sent = torch.cat(list(parts), dim=-1)
-    found = gather(sent, [(*sent.shape[:-1], sum(own)) for own in widths], group)
-    return [part.split(list(own), dim=-1) for part, own in zip(found, widths, strict=True)]
-
-
 def add(x: Tensor, group: Any) -> Tensor:
     """The sum over all ranks, in their order, so that each has the same bits. Differentiable.
 
