@@ -12,6 +12,7 @@ torch.set_num_threads(1)  # tests are tiny and run side by side: more threads wo
 collect_ignore = ["before/make.py"]  # it runs on the code that it was made with
 
 CHECKED = pytest.StashKey[bool]()
+LONGEST = "tests/test_triton.py"  # begins first, so that at the end no worker waits minutes for another one
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,6 +23,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = set(sampled([item.nodeid for item in items], int(config.getini("shapes_in_one_of"))))
     for item in items:
         item.stash[CHECKED] = item.nodeid in chosen
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 @pytest.hookimpl(tryfirst=True)

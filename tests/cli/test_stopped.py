@@ -19,7 +19,11 @@ def stopped_by(number, capsys):
 
 @pytest.fixture
 def alone(monkeypatch):
+    """Not under torchrun, and in a process that does not ignore Ctrl-C, as those in the background of a script do."""
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(

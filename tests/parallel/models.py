@@ -222,7 +222,9 @@ def other_group() -> Any:
 def on_ring(change: Callable[[Callable[[Tensor], Tensor], Tensor], Any]) -> Callable[[], Any]:
     """What is said when attention in a ring, and its input, are used so."""
     x = normal(1, 2, 3, 4)
-    return lambda: change(lambda x: sq.attention(x, x, x, parallel=split(3 * dist.get_world_size(), mode="ring")), x)
+    return lambda: change(
+        lambda x: sq.attention(x, x, x, method="full", parallel=split(3 * dist.get_world_size(), mode="ring")), x
+    )
 
 
 REFUSED = {

@@ -60,7 +60,7 @@ class Ray(Distributed):
         self._tasks: dict[Any, tuple[str, str]] = {}  # by Ray's reference: the key, and the machine of a timed work
         self._head: tuple[str, int] | None = None  # where the head of the cluster listens; not known of a Ray client
         self._known: list[_Node] = []
-        self._had_room = False
+        self._had_room: Resources | None = None  # what some machine had room for
 
     def __enter__(self) -> Ray:
         import ray
@@ -176,12 +176,12 @@ class Ray(Distributed):
         able = [node for node in nodes if node.room(self.resources.wanted)]
         if not able and not self.running:
             raise self._no_room(nodes)
-        self._had_room = self._had_room or bool(able)
+        self._had_room = self.resources if able else self._had_room
         return able
 
     def _no_room(self, nodes: list[_Node]) -> InputError:
         """The error where no machine can take a work: none ever could, or those that could are gone."""
-        if self._had_room:
+        if self._had_room == self.resources:
             return InputError(
                 f"every machine of the Ray cluster with {self.resources} for a cell is gone; what is finished is kept"
             )

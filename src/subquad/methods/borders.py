@@ -19,9 +19,9 @@ from torch.autograd.function import once_differentiable
 
 from subquad.masks import Mask
 from subquad.methods.call import Call, Partial
-from subquad.ops.rows import WithRows
 from subquad.parallel.collectives import takes_part
 from subquad.parallel.halo import Halo
+from subquad.parallel.with_rows import WithRows
 
 Sides = list[tuple[Tensor, Tensor]]  # what is before and what is behind a rank's own, of keys and of values
 Part = tuple[Tensor, Tensor, Tensor, int, int]  # queries, keys, values, numbers of the first query and the first key

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from subquad.ops.rows import WithRows
 from subquad.parallel.sequence import Sequence
 from subquad.parallel.shares import spans
 from subquad.parallel.together import exchange_together
+from subquad.parallel.with_rows import WithRows
 
 
 @dataclass(frozen=True)

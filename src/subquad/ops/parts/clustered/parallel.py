@@ -29,10 +29,10 @@ from subquad.ops.parts.clustered.centroids import attend_and_list
 from subquad.ops.parts.listed.op import attend_in_clusters
 from subquad.ops.parts.sums.op import group_sums
 from subquad.ops.precision import wide
-from subquad.ops.rows import WithRows
 from subquad.parallel import Sequence
 from subquad.parallel.rows import combine_together, summed
 from subquad.parallel.together import add_together
+from subquad.parallel.with_rows import WithRows
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 LEAST = 1e-30  # of the mass of top keys, whose logarithm is taken

@@ -27,10 +27,10 @@ from subquad.ops.parts.sums.op import group_sums
 from subquad.ops.parts.tail.reference import spread_of
 from subquad.ops.parts.tail.seen import Seen, seen_cells
 from subquad.ops.precision import wide
-from subquad.ops.rows import WithRows
 from subquad.parallel import Sequence
 from subquad.parallel.rows import combine_together, summed
 from subquad.parallel.together import add_together
+from subquad.parallel.with_rows import WithRows
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subquad.ops.rows import WithRows
+from subquad.parallel.with_rows import WithRows
 
 B, G, M, D = 2, 3, 11, 4
 LAYOUTS = {
