@@ -51,14 +51,27 @@ class Codes:
 
 
 def kmeans_of_ranks(problems: Several[Codes], of: Sequence) -> list[Int64[Tensor, "B H N"]]:
-    """The labels of each problem, as `hamming_kmeans` gives them: one exchange for the starts and each iteration."""
+    """The labels of each problem, as `hamming_kmeans` gives them: one exchange for the starts and each iteration.
+
+    A problem whose centroids stay as they are has ended, because nothing will change any more.
+    """
     centroids = add_together([problem.starts() for problem in problems], of.group)
+    moving = list(range(len(problems)))
     for i in range(max(problem.iterations for problem in problems)):
-        moving = [n for n, problem in enumerate(problems) if i < problem.iterations]
+        moving = [n for n in moving if i < problems[n].iterations]
+        if not moving:
+            break
         votes = [assign_codes(problems[n].codes, centroids[n], problems[n].real)[1] for n in moving]
+        old = list(centroids)
         for n, of_all in zip(moving, add_together(votes, of.group), strict=True):
-            centroids[n] = _majority(of_all, centroids[n])
+            centroids[n] = _majority(of_all, old[n])
+        moving = [n for n in moving if _may_move(old[n], centroids[n])]
     return [problem.labels(own) for problem, own in zip(problems, centroids, strict=True)]
+
+
+def _may_move(old: Int64[Tensor, "B H C"], new: Int64[Tensor, "B H C"]) -> bool:
+    """Whether centroids differ, which all ranks see alike; on a GPU to ask would take longer than to go on."""
+    return old.device.type != "cpu" or not torch.equal(old, new)
 
 
 def _majority(votes: Tensor, old: Int64[Tensor, "B H C"]) -> Int64[Tensor, "B H C"]:
