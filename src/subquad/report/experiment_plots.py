@@ -10,7 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from subquad.report.drawing import broken, look, png, styles, ticks, ticks_at, titled
+from subquad.report import drawing
+from subquad.report.drawing import broken, look, styles, ticks, ticks_at, titled
 from subquad.report.experiment import Bars, HeatMap, Lines, Plot, Results
 
 Kind = TypeVar("Kind", Lines, HeatMap, Bars)
@@ -26,7 +27,7 @@ DASHES = ("--", ":", "-.", (0, (8, 3)), (0, (1, 4)))  # of horizontal lines: col
 def plots(name: str, results: Results) -> dict[str, bytes]:
     """A PNG for each plot, by its file's name."""
     with look():
-        return {f"{plot.file}.png": png(drawn(name, plot)) for plot in results.plots}
+        return {f"{plot.file}.png": drawing.png(drawn(name, plot)) for plot in results.plots}
 
 
 def drawn(name: str, plot: Plot) -> Figure:
