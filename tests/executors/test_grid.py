@@ -43,7 +43,7 @@ def unmarked(monkeypatch):
 
 
 @pytest.mark.parametrize("name", [IN_PROCESSES, pytest.param("ray", marks=needs_ray)])
-def test_24_cells_of_which_one_worker_is_killed_twice(name, alone, tmp_path, unmarked):
+def test_24_cells_of_which_one_worker_is_killed_twice(name, alone, tmp_path, unmarked, capsys):
     told = Told()
     with executor_of(name, workers=2) as executor:
         header, results, cells = reproduce(GRID, "smoke", tmp_path / "out", progress=told, executor=executor)
@@ -53,6 +53,7 @@ def test_24_cells_of_which_one_worker_is_killed_twice(name, alone, tmp_path, unm
         again = reproduce(GRID, "smoke", tmp_path / "out", executor=executor, resume=True)
         if name == "ray":
             _refusals(executor, tmp_path)
+    assert capsys.readouterr().out == ""  # where --json prints
     assert results == alone
     assert again[1:] == (results, cells)
     assert [line for line in told.remarks if "'first' was lost" in line] == told.remarks

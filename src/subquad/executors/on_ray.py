@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,7 @@ class Ray(Distributed):
         self._tasks: dict[Any, tuple[str, str]] = {}  # by Ray's reference: the key, and the machine of a timed work
         self._head: tuple[str, int] | None = None  # where the head of the cluster listens; not known of a Ray client
         self._known: list[_Node] = []
+        self._quiet = ExitStack()
         self._had_room: Resources | None = None  # what some machine had room for
 
     def __enter__(self) -> Ray:
@@ -78,6 +80,7 @@ class Ray(Distributed):
         self._remote = ray.remote(max_retries=0)(attempt)
         if not self.address.startswith("ray://"):
             self._head = _host_and_port(ray.get_runtime_context().gcs_address)
+        self._quiet.enter_context(redirect_stdout(sys.stderr))  # what Ray says of lost workers is no result
         return self
 
     def _check_there(self) -> None:
@@ -93,6 +96,7 @@ class Ray(Distributed):
     def close(self) -> None:
         """Leave the cluster; one that was started for the run ends."""
         self._ray.shutdown()
+        self._quiet.close()
 
     def check_device(self, device: str) -> None:
         """InputError for a device that cannot be; other machines may have GPUs that this one lacks."""
