@@ -24,5 +24,5 @@ def broadcast(of_group: Float[Tensor, "B H C E"], labels: Int64[Tensor, "B H N"]
     (B, H, C, E), N = of_group.shape, labels.shape[2]
     rows = torch.cat([of_group, of_group.new_zeros(B, H, 1, E)], dim=2).view(B * H * (C + 1), E)
     first = torch.arange(B * H, device=labels.device).view(B, 1, H) * (C + 1)
-    members = rows.index_select(0, (first + labels.transpose(1, 2)).reshape(-1))  # half the time of `gather`
+    members = rows.index_select(0, (first + labels.transpose(1, 2)).reshape(-1))  # whole rows: faster than `gather`
     return members.view(B, N, H, E).transpose(1, 2)

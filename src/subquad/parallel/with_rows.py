@@ -81,7 +81,7 @@ class _Rows(torch.autograd.Function):
 def rows_at_places(x: Float[Tensor, "B G M D"], at: Int64[Tensor, "B G S"]) -> Float[Tensor, "B G S D"]:
     """The rows at these places of each head."""
     flat, places = _in_memory(x if _rows_follow(x) else x.contiguous(), at)
-    return flat.index_select(0, places).view(*at.shape, x.shape[3])  # whole rows: a third of the time of `gather`
+    return flat.index_select(0, places).view(*at.shape, x.shape[3])  # whole rows: faster than `gather`
 
 
 def _rows_follow(x: Float[Tensor, "B G M D"]) -> bool:
