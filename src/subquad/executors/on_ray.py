@@ -80,7 +80,7 @@ class Ray(Distributed):
         self._remote = ray.remote(max_retries=0)(attempt)
         if not self.address.startswith("ray://"):
             self._head = _host_and_port(ray.get_runtime_context().gcs_address)
-        self._quiet.enter_context(redirect_stdout(sys.stderr))  # what Ray says of lost workers is no result
+        self._quiet.enter_context(redirect_stdout(sys.stderr))  # Ray speaks of lost workers, beside the results
         return self
 
     def _check_there(self) -> None:
