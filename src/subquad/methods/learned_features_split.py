@@ -13,9 +13,10 @@ from torch import Tensor
 from subquad.masks import Mask
 from subquad.methods.call import Call
 from subquad.ops.heads import repeat_heads
+from subquad.ops.merging import merged
 from subquad.ops.neighbourhood import Neighbourhood, are_sinks, ends_there
 from subquad.ops.parts.features.near import far, near_keys
-from subquad.ops.parts.features.parallel import attend_sums, left_behind, merged_sums, of_no_keys
+from subquad.ops.parts.features.parallel import attend_sums, left_behind, of_no_keys
 from subquad.ops.parts.features.visible import attend_features
 from subquad.ops.slots import rows_at, taken
 from subquad.ops.softmax import merge_partials, visible_logsumexp, visible_softmax
@@ -57,7 +58,7 @@ def _with_near(method: Method, query: Tensor, key: Tensor, value: Tensor, call: 
     hidden = ~real_keys | are_sinks(side.rank, side, method.sinks, causal)
     rows = torch.cat([key, value, real_keys[:, None, :, None].expand(*key.shape[:3], 1).to(key.dtype)], dim=3)
     flagged = of_key.masked_fill(hidden[:, None, :, None], -torch.inf)
-    left = lines.sums_for_others(flagged, value, _summed, merged_sums, causal)
+    left = lines.sums_for_others(flagged, value, _summed, merged, causal)
     none = of_no_keys(value.new_zeros(*key.shape[:2], of_key.shape[3], value.shape[3] + 1))
     edges, ends, sums = lines.exchange(rows, side.ends(rows, method.sinks), left, none, causal)
 

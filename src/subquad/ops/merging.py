@@ -19,7 +19,12 @@ def merge_of_ranks(out: Float[Tensor, "*row E"], lse: Float[Tensor, "*row"], of:
 
 def merging(out: Float[Tensor, "*row E"], lse: Float[Tensor, "*row"]) -> Rows:
     """The partial as rows, out | lse, which are merged."""
-    return Rows(torch.cat([out, lse.unsqueeze(-1)], dim=-1), _merged)
+    return merging_rows(torch.cat([out, lse.unsqueeze(-1)], dim=-1))
+
+
+def merging_rows(both: Float[Tensor, "*row F"]) -> Rows:
+    """A partial that is rows already, which are merged."""
+    return Rows(both, lambda parts: [merged(list(parts))] * len(parts))
 
 
 def as_partial(both: Float[Tensor, "*row F"]) -> Partial:
@@ -27,6 +32,7 @@ def as_partial(both: Float[Tensor, "*row F"]) -> Partial:
     return both[..., :-1], both[..., -1]
 
 
-def _merged(parts: Float[Tensor, "_R n F"]) -> list[Float[Tensor, "n F"]]:
+def merged(parts: list[Float[Tensor, "*row F"]]) -> Float[Tensor, "*row F"]:
+    """Partials as rows, merged."""
     out, lse = merge_partials([as_partial(part) for part in parts])
-    return [torch.cat([out, lse.unsqueeze(-1)], dim=-1)] * len(parts)
+    return torch.cat([out, lse.unsqueeze(-1)], dim=-1)

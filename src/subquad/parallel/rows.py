@@ -56,14 +56,19 @@ def summed(x: Tensor) -> Rows:
     return Rows(x, lambda parts: [_sum(parts)] * len(parts))
 
 
-def of_earlier(x: Tensor, step: Callable[[Tensor, Tensor], Tensor] = torch.add) -> Rows:
-    """What `step` makes of the rows of the ranks before each rank, from 0 on, in their order: by default their sum.
+def of_earlier(
+    x: Tensor,
+    step: Callable[[Tensor, Tensor], Tensor] = torch.add,
+    first: Callable[[Tensor], Tensor] = torch.zeros_like,
+) -> Rows:
+    """What `step` makes of the rows of the ranks before each rank, in their order: by default their sum.
 
-    The 0 of the first rank depends on the exchange all the same, so that its backward pass runs on all ranks.
+    It begins with what `first` makes of rows of their shape, which is what the first rank gets. That depends on the
+    exchange all the same, so that its backward pass runs on all ranks.
     """
 
     def combine(parts: Tensor) -> list[Tensor]:
-        found = [parts[0].masked_fill(torch.ones((), dtype=torch.bool, device=x.device), 0.0)]
+        found = [collectives.takes_part(first(parts[0]), [parts])]
         for part in parts[:-1]:
             found.append(step(found[-1], part))
         return found

@@ -15,11 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subquad.ops.merging import merged, merging_rows
 from subquad.ops.parts.features.op import feature_attention
-from subquad.ops.softmax import merge_partials
 from subquad.parallel import Sequence
-from subquad.parallel.collectives import takes_part
-from subquad.parallel.rows import Rows, combine_together
+from subquad.parallel.rows import combine_together, of_earlier
 
 Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
 
@@ -40,19 +39,9 @@ def attend_ranks(
     A rank reads its keys once, for the G·R·(E + 1) numbers of each item that they leave behind, which ranks combine.
     """
     sums = left_behind(key, value, of_key, key_bias)
-    (seen,) = combine_together([Rows(sums, _before if before else _of_all)], of.group)
+    rows = of_earlier(sums, lambda a, b: merged([a, b]), of_no_keys) if before else merging_rows(sums)
+    (seen,) = combine_together([rows], of.group)
     return attend_sums(query, [seen], **maps)
-
-
-def _of_all(sums: Float[Tensor, "_ n F"]) -> list[Float[Tensor, "n F"]]:
-    return [merged_sums(list(sums))] * len(sums)
-
-
-def _before(sums: Float[Tensor, "_ n F"]) -> list[Float[Tensor, "n F"]]:
-    found = [takes_part(of_no_keys(sums[0]), [sums])]
-    for each in sums[:-1]:
-        found.append(merged_sums([found[-1], each]))
-    return found
 
 
 def attend_sums(query: Tensor, seen: list[Float[Tensor, "B G R F"]], **maps: Any) -> Partial:
@@ -68,12 +57,6 @@ def of_no_keys(like: Float[Tensor, "*row F"]) -> Float[Tensor, "*row F"]:
     none = torch.zeros_like(like)
     none[..., -1] = -torch.inf
     return none
-
-
-def merged_sums(sums: list[Float[Tensor, "*row F"]]) -> Float[Tensor, "*row F"]:
-    """The sums of the keys of all of these together."""
-    means, weights = merge_partials([(each[..., :-1], each[..., -1]) for each in sums])
-    return torch.cat([means, weights.unsqueeze(-1)], dim=-1)
 
 
 def left_behind(key: Tensor, value: Tensor, of_key: Tensor | None, key_bias: Tensor | None) -> Float[Tensor, "B G R F"]:
