@@ -7,7 +7,6 @@ import nox
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 PYTHONS = ["3.11", "3.12", "3.13"]
 WITH_FLOORS = ("torch", "transformers", "scipy", "jaxtyping")  # those whose floors the code depends on most
-FAST = "not survey and not long and not slow"
 
 nox.options.sessions = ["tests", "floors"]
 
@@ -26,11 +25,11 @@ def lowest() -> list[str]:
 def tests(session: nox.Session) -> None:
     """The tests with current versions of the dependencies."""
     session.install(".[test]")
-    session.run("pytest", "-n", "2", "-m", FAST, "tests", *session.posargs)
+    session.run("pytest", "-n", "2", "tests", *session.posargs)
 
 
 @nox.session(python=PYTHONS[0])
 def floors(session: nox.Session) -> None:
     """The tests with the floors, on the lowest Python."""
     session.install(".[test]", *lowest())
-    session.run("pytest", "-n", "2", "-m", FAST, "tests", *session.posargs)
+    session.run("pytest", "-n", "2", "tests", *session.posargs)

@@ -28,8 +28,8 @@ import subquad as sq
 from subquad.audits.statistics import Betting, usual
 from subquad.audits.watch import LEVELS, beyond
 from subquad.methods import Full, Method
-from subquad.methods.base import Call, Partial, Traits
-from subquad.workflows.pretrained import Pretrained, load
+from subquad.methods.core.method import Call, Partial, Traits
+from subquad.tools.models.pretrained import Pretrained, load
 
 METHOD = "clustered-tail"
 HEADS, TOKENS, WIDTH = 4, 128, 8  # of the attention whose errors are known

@@ -29,21 +29,21 @@ from torch import Tensor
 
 import subquad as sq
 from subquad import hf
-from subquad.measure.capture import LayerInputs, recorded
-from subquad.measure.fidelity import attention_weights, cosine, relative_error
+from subquad.core.spelling import nearest
+from subquad.kernels.selection.clusters.op import query_clusters
+from subquad.kernels.selection.groups import group_mean
 from subquad.methods import parse_method
 from subquad.methods.clustered import SPACES
 from subquad.methods.clustered_tail import by_length
-from subquad.ops.choose.clusters.op import query_clusters
-from subquad.ops.groups import group_mean
-from subquad.papers import speech
-from subquad.papers.base import Context, slug
-from subquad.spelling import nearest
-from subquad.training.models.speech import CTCEncoder
-from subquad.training.run import evaluate, read_saved
-from subquad.training.settings import ModelSettings, RunSettings, TrainingSettings
-from subquad.workflows.pretrained import load, running
-from subquad.workflows.tasks import Probe, load_task, share_right
+from subquad.research.papers import speech
+from subquad.research.papers.base import Context, slug
+from subquad.research.training.models.speech import CTCEncoder
+from subquad.research.training.run import evaluate, read_saved
+from subquad.research.training.settings import ModelSettings, RunSettings, TrainingSettings
+from subquad.tools.compare.tasks import Probe, load_task, share_right
+from subquad.tools.measure.capture import LayerInputs, recorded
+from subquad.tools.measure.fidelity import attention_weights, cosine, relative_error
+from subquad.tools.models.pretrained import load, running
 
 METHODS = (
     "full",

@@ -23,8 +23,8 @@ import torch
 from clustered_tail_settings import clustered
 from torch import Tensor
 
+from subquad.kernels.selection.cells.op import key_cells
 from subquad.methods.clustered_tail import by_length
-from subquad.ops.choose.cells.op import key_cells
 
 CELLS = 32
 

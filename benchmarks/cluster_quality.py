@@ -18,15 +18,15 @@ from unittest.mock import patch
 import torch
 
 from subquad import Full, hf
-from subquad.data.texts import read_documents, standard_library
-from subquad.measure.capture import LayerInputs, recorded
-from subquad.measure.fidelity import cosine, relative_error
+from subquad.kernels.dispatch import use_backend
+from subquad.kernels.selection.cells import reference
 from subquad.methods import parse_method
-from subquad.ops.backends import use_backend
-from subquad.ops.choose.cells import reference
-from subquad.workflows import machine
-from subquad.workflows.passages import read
-from subquad.workflows.pretrained import Pretrained, load, running
+from subquad.tools.data.texts import read_documents, standard_library
+from subquad.tools.measure.capture import LayerInputs, recorded
+from subquad.tools.measure.fidelity import cosine, relative_error
+from subquad.tools.models.passages import read
+from subquad.tools.models.pretrained import Pretrained, load, running
+from subquad.tools.runs import machine
 
 ROWS = [
     *("i-clustered", "i-clustered:refine=1", "i-clustered:refine=2", "i-clustered:refine=8"),

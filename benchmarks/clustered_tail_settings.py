@@ -23,17 +23,17 @@ import torch
 from torch import Tensor
 
 import subquad as sq
-from subquad.measure.capture import LayerInputs
-from subquad.measure.fidelity import cosine, relative_error
+from subquad.kernels.attention.tail.reference import FARTHEST, NEAREST
+from subquad.kernels.selection.blocks.op import by_bucket
+from subquad.kernels.selection.cells.op import key_cells
+from subquad.kernels.selection.cells.reference import BITS as CELL_BITS
+from subquad.kernels.selection.clusters.op import query_clusters
+from subquad.kernels.selection.groups import broadcast, group_mean
 from subquad.methods import ClusteredTail
-from subquad.methods.base import Call, Partial
-from subquad.ops.choose.blocks.op import by_bucket
-from subquad.ops.choose.cells.op import BITS as CELL_BITS
-from subquad.ops.choose.cells.op import key_cells
-from subquad.ops.choose.clusters.op import query_clusters
-from subquad.ops.groups import broadcast, group_mean
-from subquad.ops.parts.tail.reference import FARTHEST, NEAREST
-from subquad.workflows.pretrained import running
+from subquad.methods.core.method import Call, Partial
+from subquad.tools.measure.capture import LayerInputs
+from subquad.tools.measure.fidelity import cosine, relative_error
+from subquad.tools.models.pretrained import running
 
 FIGURES = Path(__file__).parent / "results" / "clustered-tail-settings.jsonl"
 LENGTHS = {512: 6, 1024: 4, 2048: 3, 4096: 2, 8192: 1}  # and how many speeches are read

@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from subquad.report import cells
-from subquad.report.plots import plots
-from subquad.report.tables import markdown
-from subquad.workflows.recommend import fastest
-from subquad.workflows.settings import COMPARED
+from subquad.tools.compare.plots import plots
+from subquad.tools.compare.recommend import fastest
+from subquad.tools.compare.tables import markdown
+from subquad.tools.report import cells
+from subquad.tools.runs.settings import COMPARED
 
 ROOT = Path(__file__).parents[1]
 README, RESULT = "README.md", "benchmarks/results/compare-default.md"
@@ -88,7 +88,7 @@ def measured(texts: Sequence[Path], work: Path) -> dict[str, Any]:
     words = ["compare", "--methods", " ".join([*COMPARED, *(FITTED if texts else ())]), "--out", "subquad-compare"]
     words += [word for text in texts for word in ("--calibrate", text.name)]
     path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-c", "from subquad.cli import main; main()", *words]
+    command = [sys.executable, "-c", "from subquad.tools.cli.main import main; main()", *words]
     subprocess.run(command, cwd=work, check=True, env=os.environ | {"PYTHONPATH": path})
     report: dict[str, Any] = json.loads((work / "subquad-compare" / "report.json").read_text("utf-8"))
     return report

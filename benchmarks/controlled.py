@@ -20,8 +20,8 @@ import torch
 import subquad as sq
 from subquad.audits.controlled import stages_of
 from subquad.audits.exact_rows import relative_errors
-from subquad.measure.capture import LayerInputs
 from subquad.methods import ClusteredTail, Full, Method
+from subquad.tools.measure.capture import LayerInputs
 
 LAYERS = [0, 2, 4]
 TOLERANCES = (0.02, 0.1, 0.3, 1.0)

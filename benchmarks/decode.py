@@ -18,7 +18,7 @@ import subquad as sq
 PROMPT = 2048  # tokens put into a state at once: what is timed does not depend on them
 
 
-def on_keys(bound: sq.Bound, query: Tensor, key: Tensor, value: Tensor) -> Callable[[], Tensor]:
+def on_keys(bound: sq.BoundMethod, query: Tensor, key: Tensor, value: Tensor) -> Callable[[], Tensor]:
     """A token that reads all keys."""
     mask = sq.Mask.causal(offset=key.shape[2] - 1)
 
@@ -29,7 +29,7 @@ def on_keys(bound: sq.Bound, query: Tensor, key: Tensor, value: Tensor) -> Calla
     return call
 
 
-def on_state(bound: sq.Bound, query: Tensor, key: Tensor, value: Tensor) -> tuple[Callable[[], Tensor], int]:
+def on_state(bound: sq.BoundMethod, query: Tensor, key: Tensor, value: Tensor) -> tuple[Callable[[], Tensor], int]:
     """A token that reads a state, and the state's bytes."""
     prompt = (query.expand_as(key), key, value)
     with torch.inference_mode():

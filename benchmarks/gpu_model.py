@@ -14,12 +14,12 @@ import torch
 from sheet import MISSING, table
 
 import subquad as sq
-from subquad.files import write
-from subquad.measure import gpu_model as model
-from subquad.measure.fidelity import crossover
-from subquad.measure.gpu_chips import GPUS, Gpu
-from subquad.measure.gpu_model import Load, Recorded, captured, eager, exact, holding, methods
+from subquad.core.files import write
 from subquad.methods.clustered_tail import by_length
+from subquad.tools.measure import gpu_model as model
+from subquad.tools.measure.fidelity import crossover
+from subquad.tools.measure.gpu_chips import GPUS, Gpu
+from subquad.tools.measure.gpu_model import Load, Recorded, captured, eager, exact, holding, methods
 
 PASSES = "forward", "forward+backward"
 # What the plan of these kernels expected of a forward pass at D=64 on an H100, and asked of clustered-tail.

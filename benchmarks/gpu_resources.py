@@ -18,10 +18,10 @@ import torch
 from sheet import MISSING, table
 
 import subquad as sq
-from subquad.files import write
-from subquad.measure.gpu_model import Load, launches_of_passes, methods
-from subquad.ops.triton.recording import Launch
-from subquad.ops.triton.resources import CHIPS, Resources, compile_for
+from subquad.core.files import write
+from subquad.kernels.triton.recording import Launch
+from subquad.kernels.triton.resources import CHIPS, Resources, compile_for
+from subquad.tools.measure.gpu_model import Load, launches_of_passes, methods
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import subquad as sq
-from subquad.workflows.bench_calls import NAIVE, Calls
+from subquad.tools.bench.calls import NAIVE, Calls
 
 # method -> the complexity in the length that is published for it, its other sizes fixed
 PUBLISHED = {

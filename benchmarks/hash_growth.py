@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from subquad import hf
-from subquad.data.texts import read_documents
 from subquad.methods import parse_method
-from subquad.workflows.calibrate import fit, mean_at
-from subquad.workflows.pretrained import load
-from subquad.workflows.settings import CalibrateSettings
+from subquad.tools.calibrate.run import fit, mean_at
+from subquad.tools.data.texts import read_documents
+from subquad.tools.models.pretrained import load
+from subquad.tools.runs.settings import CalibrateSettings
 
 
 def main() -> None:

@@ -16,17 +16,17 @@ from unittest.mock import patch
 
 import torch
 
-from subquad.data.texts import read_documents, standard_library
-from subquad.measure.fidelity import cosine
-from subquad.ops.backends import use_backend
-from subquad.ops.choose.clusters.op import query_clusters
-from subquad.ops.choose.hashing import reference
-from subquad.ops.choose.hashing.op import hash_codes
-from subquad.ops.choose.kmeans.op import hamming_kmeans
-from subquad.ops.parts.clustered import reference as clustered
-from subquad.workflows import machine
-from subquad.workflows.passages import read
-from subquad.workflows.pretrained import load, running
+from subquad.kernels.attention.clustered import reference as clustered
+from subquad.kernels.dispatch import use_backend
+from subquad.kernels.selection.clusters.op import query_clusters
+from subquad.kernels.selection.hashing import reference
+from subquad.kernels.selection.hashing.op import hash_codes
+from subquad.kernels.selection.kmeans.op import hamming_kmeans
+from subquad.tools.data.texts import read_documents, standard_library
+from subquad.tools.measure.fidelity import cosine
+from subquad.tools.models.passages import read
+from subquad.tools.models.pretrained import load, running
+from subquad.tools.runs import machine
 
 OURS = clustered.cluster_queries  # of the plain PyTorch, which looks it up in its module
 METHODS = ("clustered:clusters=25", "i-clustered:clusters=25", "i-clustered:clusters=50")

@@ -12,14 +12,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from subquad.data.texts import read_documents
-from subquad.measure.capture import recorded
-from subquad.measure.hooks import at_n_b
-from subquad.measure.utility import utilities
-from subquad.methods import Bound, LearnedHash, RandomHash, Smyrf
-from subquad.workflows.passages import read
-from subquad.workflows.pretrained import load
-from subquad.workflows.rows import row_of_adapter
+from subquad.methods import BoundMethod, LearnedHash, RandomHash, Smyrf
+from subquad.tools.data.texts import read_documents
+from subquad.tools.measure.capture import recorded
+from subquad.tools.measure.hooks import at_n_b
+from subquad.tools.measure.utility import utilities
+from subquad.tools.models.passages import read
+from subquad.tools.models.pretrained import load
+from subquad.tools.models.rows import row_of_adapter
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class OwnRandom(RandomHash):
         return super().meetings(query, key, call)[:1]
 
 
-def compared(bound: Bound, buckets: int) -> dict:
+def compared(bound: BoundMethod, buckets: int) -> dict:
     """What is measured in one layer."""
     lean = at_n_b(bound)
     settings = {name: value for name, value in lean.method.to_dict().items() if name != "name"}
@@ -47,7 +47,7 @@ def compared(bound: Bound, buckets: int) -> dict:
         "lsh own": OwnRandom(buckets=buckets, enlarge=1.0),
         "lsh all": RandomHash(buckets=buckets, enlarge=1.0),
         "smyrf": Smyrf(clusters=buckets, rounds=1),
-        "lha own": Bound(OwnHash(**settings), **sizes, learned=bound.learned),
+        "lha own": BoundMethod(OwnHash(**settings), **sizes, learned=bound.learned),
         "lha all": lean,
     }
 

@@ -18,14 +18,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from subquad.data.texts import standard_library
-from subquad.measure.capture import LayerInputs, recorded
-from subquad.measure.timing import Effort, until_steady
 from subquad.methods import Full, Method
-from subquad.workflows.passages import read
-from subquad.workflows.planning.grid import grid
-from subquad.workflows.planning.loads import text_load
-from subquad.workflows.pretrained import load
+from subquad.tools.data.texts import standard_library
+from subquad.tools.measure.capture import LayerInputs, recorded
+from subquad.tools.measure.timing import Effort, until_steady
+from subquad.tools.models.passages import read
+from subquad.tools.models.pretrained import load
+from subquad.tools.plan.grid import grid
+from subquad.tools.plan.loads import text_load
 
 EFFORT = Effort(seconds=1.5, least=7, enough=15, most=60)
 HEAD = "| tokens | layer | all heads | error | heads | and heads | predicted gain | measured gain |"

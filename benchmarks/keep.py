@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from subquad import hf
-from subquad.measure.fidelity import cosine
-from subquad.measure.timing import interleaved
 from subquad.methods import parse_method
-from subquad.workflows.pretrained import load
+from subquad.tools.measure.fidelity import cosine
+from subquad.tools.measure.timing import interleaved
+from subquad.tools.models.pretrained import load
 
 METHODS = (
     "local:window=64 smyrf i-clustered:clusters=25,topk=32 i-clustered:clusters=100,topk=32 "

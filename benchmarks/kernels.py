@@ -18,14 +18,14 @@ from pathlib import Path
 import torch
 
 import subquad as sq
-from subquad.files import write
-from subquad.measure.timing import interleaved
-from subquad.ops import native
-from subquad.ops.choose.hashing.op import hash_codes
-from subquad.ops.choose.kmeans.op import hamming_kmeans
-from subquad.ops.parts.features.op import feature_attention
-from subquad.ops.parts.products.op import causal_product
-from subquad.workflows import machine
+from subquad.core.files import write
+from subquad.kernels import native
+from subquad.kernels.attention.features.op import feature_attention
+from subquad.kernels.attention.products.op import causal_product
+from subquad.kernels.selection.hashing.op import hash_codes
+from subquad.kernels.selection.kmeans.op import hamming_kmeans
+from subquad.tools.measure.timing import interleaved
+from subquad.tools.runs import machine
 
 H, D, C, K, BITS, ITERATIONS, BUCKET, FEATURES, TILE = 6, 64, 100, 32, 63, 10, 128, 256, 64
 # With AVX-512's popcount four vector instructions, two a cycle, compare eight words: a quarter of a cycle for one.

@@ -13,7 +13,7 @@ import statistics
 import torch
 
 import subquad as sq
-from subquad.measure.timing import interleaved
+from subquad.tools.measure.timing import interleaved
 
 
 def median(seconds):

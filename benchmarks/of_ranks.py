@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 
 import subquad as sq
-from subquad.measure.resident import peak_extra
+from subquad.tools.measure.resident import peak_extra
 
 HEADS, WIDTH = 6, 64
 
 
-def call_of(method: str, tokens: int, of: sq.parallel.Sequence | None, *, learn: bool) -> Callable[[], Any]:
+def call_of(method: str, tokens: int, of: sq.distributed.Sequence | None, *, learn: bool) -> Callable[[], Any]:
     """Attention of standard normal vectors, of all tokens or of this rank's, with or without its backward pass."""
     rows = tokens if of is None else of.lengths[of.rank]
     q, k, v = (torch.randn(1, HEADS, rows, WIDTH, requires_grad=learn) for _ in range(3))
@@ -46,20 +46,20 @@ def seconds(run: Callable[[], Any]) -> float:
 
 def times(method: str, tokens: int, rounds: int) -> dict[str, Any]:
     """Median times of rank 0 alone and of all ranks, in turns, so that both meet the same noise; and what is sent."""
-    of, found = sq.parallel.Sequence.even(tokens), {}
+    of, found = sq.distributed.Sequence.even(tokens), {}
     for name, learn in (("forward", False), ("both", True)):
         alone = call_of(method, tokens, None, learn=learn) if of.rank == 0 else lambda: None
         together = call_of(method, tokens, of, learn=learn)
         each = [(seconds(alone), seconds(together)) for _ in range(rounds + 1)][1:]
         found[name] = [median(times) for times in zip(*each, strict=True)]
-    with sq.parallel.traffic() as sent:
+    with sq.distributed.traffic() as sent:
         together()
     return found | {"bytes": sent.bytes, "calls": sent.calls}
 
 
 def memory(method: str, tokens: int) -> dict[str, Any]:
     """The largest peak of a rank over a forward pass, its inputs included; of a rank alone without `parallel`."""
-    of = sq.parallel.Sequence.even(tokens) if dist.get_world_size() > 1 else None
+    of = sq.distributed.Sequence.even(tokens) if dist.get_world_size() > 1 else None
     call_of(method, 64, None, learn=False)()  # what the first call loads
     own = peak_extra(lambda: call_of(method, tokens, of, learn=False)()).bytes
     peaks: list[Any] = [None] * dist.get_world_size()

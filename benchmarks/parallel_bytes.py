@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 4 benchmarks/parallel_bytes.py [--lengths 1024 8192 65536] [--methods …] [--out FILE.md]
 
-Bytes are counted where tensors are handed to `torch.distributed` (`sq.parallel.traffic`). They and the numbers of
+Bytes are counted where tensors are handed to `torch.distributed` (`sq.distributed.traffic`). They and the numbers of
 exchanges are exact, on a busy machine too.
 """
 
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import subquad as sq
+from subquad.distributed.strategies import summary_of
 
 HEADS, WIDTH = 4, 64
 METHODS = (
@@ -60,7 +61,7 @@ class Sent(NamedTuple):
 def rows(methods: list[str]) -> list[Row]:
     """Each method that has a summary, with a causal mask too where it takes one; `full` by heads and in a ring."""
     known = [(text, sq.parse_method(text)) for text in methods]
-    summaries = [(text, method) for text, method in known if method.split_by() is not None]
+    summaries = [(text, method) for text, method in known if summary_of(method) is not None]
     found = [Row(text, "summary") for text, _ in summaries]
     found += [Row(text, "summary", True) for text, method in summaries if method.traits.causal == "strict"]
     exact = [Row("full", "heads"), Row("full", "ring"), Row("full", "ring", True)] if "full" in methods else []
@@ -69,15 +70,15 @@ def rows(methods: list[str]) -> list[Row]:
 
 def sent(row: Row, tokens: int) -> Sent:
     """Of the rank that sends most, in fp32."""
-    of = sq.parallel.Sequence.even(tokens, mode=row.mode)
+    of = sq.distributed.Sequence.even(tokens, mode=row.mode)
     attend = sq.parse_method(row.method).bind(heads=HEADS, head_dim=WIDTH, max_length=tokens).eval()
     drawn = torch.Generator().manual_seed(of.rank)
     shape = 1, HEADS, of.lengths[of.rank], WIDTH
     inputs = [torch.randn(shape, generator=drawn).requires_grad_() for _ in range(3)]
     mask = sq.Mask.causal() if row.causal else None
-    with sq.parallel.traffic() as forward:
+    with sq.distributed.traffic() as forward:
         out = attend(*inputs, parallel=of, mask=mask)
-    with sq.parallel.traffic() as backward:
+    with sq.distributed.traffic() as backward:
         out.sum().backward()
     every = [Sent(0, 0, 0)] * of.ranks
     dist.all_gather_object(every, Sent(forward.bytes + backward.bytes, forward.calls, backward.calls))

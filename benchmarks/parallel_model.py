@@ -12,7 +12,7 @@ from pathlib import Path
 
 import sheet
 
-from subquad.files import write
+from subquad.core.files import write
 
 BF16, FP32 = 2, 4
 

@@ -45,12 +45,12 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import subquad as sq
-from subquad.files import write
-from subquad.measure.fidelity import relative_error
-from subquad.measure.timing import Cost, cost, exact_cost, interleaved
-from subquad.ops.backends import chosen_backend
-from subquad.report import cells
-from subquad.workflows import machine
+from subquad.core.files import write
+from subquad.kernels.dispatch import chosen_backend
+from subquad.tools.measure.fidelity import relative_error
+from subquad.tools.measure.timing import Cost, cost, exact_cost, interleaved
+from subquad.tools.report import cells
+from subquad.tools.runs import machine
 
 Call = Callable[[], object]
 

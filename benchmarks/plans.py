@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-from subquad.data.texts import read_documents
-from subquad.workflows.passages import read
-from subquad.workflows.planning.length import swap_of
-from subquad.workflows.planning.loads import text_load
-from subquad.workflows.planning.run import of_text, plan_loads
-from subquad.workflows.pretrained import Pretrained, load, running
-from subquad.workflows.settings import PlanSettings
+from subquad.tools.data.texts import read_documents
+from subquad.tools.models.passages import read
+from subquad.tools.models.pretrained import Pretrained, load, running
+from subquad.tools.plan.length import swap_of
+from subquad.tools.plan.loads import text_load
+from subquad.tools.plan.run import of_text, plan_loads
+from subquad.tools.runs.settings import PlanSettings
 
 HEAD = (
     "| planned on | run on | tokens | seed | seconds | predicted / measured loss | fidelity there | speed-up | "

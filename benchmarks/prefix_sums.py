@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.workflows.bench_calls import Calls, Load
+from subquad.tools.bench.calls import Calls, Load
 
 QUADRATIC = "masked quadratic"
 

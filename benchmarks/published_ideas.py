@@ -26,10 +26,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import subquad as sq
-from subquad.files import write
-from subquad.measure.capture import LayerInputs
-from subquad.measure.fidelity import relative_error
-from subquad.report import drawing
+from subquad.core.files import write
+from subquad.tools.measure.capture import LayerInputs
+from subquad.tools.measure.fidelity import relative_error
+from subquad.tools.report import drawing
 
 LENGTHS = {512: 2, 2048: 1, 4096: 1}  # and how many speeches are read
 EVERY = {2048: 2, 4096: 3}  # of the heads, at lengths that take long

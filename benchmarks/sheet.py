@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from subquad.files import write
-from subquad.measure.timing import Effort, until_steady
-from subquad.workflows import machine
-from subquad.workflows.bench_calls import Load
-from subquad.workflows.bench_memory import extra_memory
+from subquad.core.files import write
+from subquad.tools.bench.calls import Load
+from subquad.tools.bench.memory import extra_memory
+from subquad.tools.measure.timing import Effort, until_steady
+from subquad.tools.runs import machine
 
 HEADS, WIDTH = 6, 64
 MISSING = "–"

@@ -19,11 +19,11 @@ import torch
 from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
 
 from subquad import hf
-from subquad.data.texts import standard_library
-from subquad.measure.fidelity import cosine
-from subquad.measure.timing import interleaved
-from subquad.workflows.passages import read
-from subquad.workflows.pretrained import load
+from subquad.tools.data.texts import standard_library
+from subquad.tools.measure.fidelity import cosine
+from subquad.tools.measure.timing import interleaved
+from subquad.tools.models.passages import read
+from subquad.tools.models.pretrained import load
 
 METHODS = "full clustered-tail:clusters=64,topk=96 i-clustered:clusters=25"
 

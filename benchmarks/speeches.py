@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subquad import hf
-from subquad.measure.capture import LayerInputs, recorded
-from subquad.workflows.pretrained import Pretrained, load
+from subquad.tools.measure.capture import LayerInputs, recorded
+from subquad.tools.models.pretrained import Pretrained, load
 
 ARCHIVE = Path("state_union", "state_union.zip")  # in the folder of real data
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable
 from unittest.mock import patch
 
 import torch
-from tests.test_exits import NOT_COMPILED_ONCE, NOT_EVERY_LENGTH
+from tests.library.test_exits import NOT_COMPILED_ONCE, NOT_EVERY_LENGTH
 
 import subquad as sq
-from subquad.methods.traits import FAMILIES
-from subquad.ops.backends import Op
+from subquad.kernels.dispatch import Op
+from subquad.methods.core.traits import FAMILIES
 
 FAMILY = {
     "exact": "Exact: all N·M weights",

@@ -7,10 +7,10 @@ from typing import Any
 
 import subquad as sq
 import subquad.audits
+import subquad.distributed
 import subquad.hf
 import subquad.methods
 import subquad.nn
-import subquad.parallel
 
 
 def public(module: ModuleType) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def pages() -> dict[str, str]:
         "attention": entries(without(public(sq), audits, methods, planning), "sq"),
         "methods": f"{entries(without(methods, classes), 'sq')}\n\n{entries(classes, 'sq', members=False)}",
         "nn": entries(public(subquad.nn), "sq.nn"),
-        "parallel": entries(public(subquad.parallel), "sq.parallel"),
+        "parallel": entries(public(subquad.distributed), "sq.distributed"),
         "hf": entries(public(subquad.hf), "sq.hf"),
         "planning": entries(planning, "sq"),
         "audits": entries(audits, "subquad.audits"),

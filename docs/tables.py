@@ -14,10 +14,10 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 import subquad as sq
-from subquad import papers as _with_their_tasks  # noqa: F401
-from subquad.files import write
-from subquad.training.settings import ModelSettings, ParallelSettings, TrainingSettings
-from subquad.training.tasks import TASKS, Task
+from subquad.core.files import write
+from subquad.research.papers import catalogue as _with_their_tasks  # noqa: F401
+from subquad.research.training.settings import ModelSettings, ParallelSettings, TrainingSettings
+from subquad.research.training.tasks import TASKS, Task
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]  # for `python docs/tables.py`, and for pytest

@@ -1,29 +1,32 @@
+import sys
+
 import beartype  # noqa: F401  (before subquad: what it imports under the shape checks is compiled again)
 import pytest
 import torch
 from jaxtyping import config as jaxtyping_config
 
+from tests.covering import mark_long
 from tests.shape_checks import ONE_OF, sampled
 
-pytest.register_assert_rewrite("tests.contract", "tests.oracle")
+# The conformance suite is code of tests: pytest explains its assertions, and shapes are not checked in its functions.
+sys.meta_path.sort(key=lambda finder: type(finder).__name__ != "AssertionRewritingHook")
 
 torch.set_num_threads(1)  # tests are tiny and run side by side: more threads would only wait for each other
 
-collect_ignore = ["before/make.py"]  # it runs on the code that it was made with
-
+collect_ignore = ["other_package"]  # installed by tests, into environments of their own
 CHECKED = pytest.StashKey[bool]()
-LONGEST = "tests/test_triton.py"  # begins first, so that at the end no worker waits minutes for another one
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("shapes_in_one_of", "check shapes in one of this many cases of a test (1: in all)", default=ONE_OF)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m leaves out what is long
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_long(items)
     chosen = set(sampled([item.nodeid for item in items], int(config.getini("shapes_in_one_of"))))
     for item in items:
         item.stash[CHECKED] = item.nodeid in chosen
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,10 +3,12 @@
     python -m tests.mutations --count 1000 --seed 0
 
 Of every file: so many flipped bits, so many truncations, so many deleted bytes (or one of each place, where it has
-fewer). What reads it is what the commands read it with.
+fewer). Of every file of JSON also edits that leave it valid: a member that is gone, another number or text, another
+method. What reads it is what the commands read it with.
 """
 
 import argparse
+import json
 import random
 import tempfile
 import warnings
@@ -21,20 +23,22 @@ import torch
 import transformers
 
 import subquad as sq
-from subquad import seals
-from subquad.environment import hardware, versions
-from subquad.errors import InputError
+from subquad.core import checksums as seals
+from subquad.core.environment import hardware, versions
+from subquad.core.errors import InputError
 from subquad.hf.plans import joined
-from subquad.papers.run import cells_in
-from subquad.training import checkpoints, same_data
-from subquad.training.run import train
-from subquad.workflows import calibrate
-from subquad.workflows.store import Store, Unit
-from tests.training.small import Killed, killed_at, small
-from tests.workflows import tiny
+from subquad.research.papers.run import cells_in
+from subquad.research.training import checkpoints, same_data
+from subquad.research.training.run import train
+from subquad.tools.calibrate import run as calibrate
+from subquad.tools.runs.store import Store, Unit
+from tests.research.training.small import Killed, killed_at, small
+from tests.tools.workflows import tiny
 
 NOTICED = {"refused", "warned", "the same"}
 KINDS = ("bit flips", "truncations", "byte deletions")
+EDITS = "edits"  # of JSON
+OTHERS = tuple(cls().to_dict() for cls in (sq.Full, sq.Local, sq.Clustered))  # methods to put in another's place
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,14 @@ class Target:
 
     path: Path
     read: Callable[[], Any]
+    member: str | None = None  # of a JSON file that others wrote: the only part that is subquad's, and is edited
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What is done to the file."""
+        if self.member is not None:
+            return (EDITS,)
+        return (*KINDS, EDITS) if self.path.suffix == ".json" else KINDS
 
 
 def adapter(at: Path) -> Iterator[Target]:
@@ -145,16 +157,40 @@ def plan(at: Path) -> Iterator[Target]:
 
     def read() -> Any:
         found = sq.load_plan(at)
-        assert found.adapter is not None
         facts = [found.lengths, found.layers, found.model, found.verified, found.made_on]
+        if found.adapter is None:  # no method with learned parameters is left
+            return facts
         return facts, found.adapter.methods, found.adapter.model, found.adapter.tensors
 
     for name in ("plan.json", "adapter.json", "adapter.safetensors"):
         yield Target(at / name, read)
 
 
+def swapped(at: Path) -> Iterator[Target]:
+    """The config of a model that was saved while swapped."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+    model = transformers.BertModel(transformers.BertConfig(**sizes, num_hidden_layers=4, max_position_embeddings=64))
+    by_length = sq.ByLength({0: "full", 20: "i-clustered:clusters=4"})
+    sq.hf.swap(model, {0: "local:window=4", 1: by_length, 2: "performer:features=16", 3: "clustered"}, keep="first")
+    model.save_pretrained(at)
+
+    def read() -> Any:
+        loaded = transformers.BertModel.from_pretrained(at)
+        if not sq.hf.bounds(loaded):
+            try:
+                sq.hf.reattach(loaded)
+            except ValueError as error:
+                raise InputError(f"{at}: {error}") from None
+        described = sq.hf.describe(loaded)
+        return described.methods, described.keep
+
+    yield Target(at / "config.json", read, "subquad")
+
+
 SETS = {
     "adapter": adapter,
+    "swapped": swapped,
     "plan": plan,
     "calibrate": calibration,
     "train": training,
@@ -169,6 +205,40 @@ def damaged(data: bytes, kind: str, draw: random.Random) -> bytes:
     if kind == "bit flips":
         return data[:place] + bytes([data[place] ^ (1 << draw.randrange(8))]) + data[place + 1 :]
     return data[:place] if kind == "truncations" else data[:place] + data[place + 1 :]
+
+
+def edited(data: bytes, member: str | None, draw: random.Random) -> bytes:
+    """A file of JSON with one part removed, or changed to another of its kind."""
+    whole = json.loads(data)
+    places = list(_places(whole if member is None else whole[member]))
+    holder, key = draw.choice(places)
+    value = holder[key]
+    if draw.random() < 0.3:
+        del holder[key]
+    elif isinstance(value, dict) and "name" in value:
+        holder[key] = draw.choice([each for each in OTHERS if each["name"] != value["name"]])
+    else:
+        holder[key] = _another(value, draw)
+    return json.dumps(whole).encode()
+
+
+def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Every part of plain data, as what holds it and its key or number there."""
+    for key in tree if isinstance(tree, dict) else range(len(tree)):
+        yield tree, key
+        if isinstance(tree[key], dict | list):
+            yield from _places(tree[key])
+
+
+def _another(value: Any, draw: random.Random) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + draw.choice([-1, 1, 7])
+    if isinstance(value, str):
+        return draw.choice([value + "x", "full", "local", "first", "ends"])
+    return [*value, 1] if isinstance(value, list) else {**(value or {}), "more": 1}
 
 
 def outcome(target: Target, wanted: Any) -> str:
@@ -210,10 +280,11 @@ def campaign(name: str, at: Path, count: int, seed: int = 0) -> dict[tuple[str, 
     at.mkdir(parents=True, exist_ok=True)
     for target in SETS[name](at):
         whole, wanted = target.path.read_bytes(), copied(target.read())
-        for kind in KINDS:
+        for kind in target.kinds:
             draw, tally = random.Random(f"{seed} {target.path.name} {kind}"), Counter[str]()
             for _ in range(count):
-                target.path.write_bytes(damaged(whole, kind, draw))
+                change = edited(whole, target.member, draw) if kind == EDITS else damaged(whole, kind, draw)
+                target.path.write_bytes(change)
                 tally[outcome(target, wanted)] += 1
             found[target.path.name, kind] = tally
         target.path.write_bytes(whole)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from zlib import crc32
 
 ONE_OF = 6
-OF_WHOLE_RUNS = ("tests/training/", "tests/workflows/", "tests/papers/", "tests/cli/")
+OF_WHOLE_RUNS = ("tests/research/training/", "tests/tools/workflows/", "tests/research/papers/", "tests/tools/cli/")
 
 
 def sampled(tests: Iterable[str], one_of: int = ONE_OF) -> Iterator[str]:

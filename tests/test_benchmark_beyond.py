@@ -12,7 +12,7 @@ import torch
 
 import subquad as sq
 from subquad.masks import Mask
-from subquad.measure.capture import LayerInputs
+from subquad.tools.measure.capture import LayerInputs
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 REAL = os.environ.get("SUBQUAD_DATA")
@@ -99,6 +99,7 @@ def test_an_unknown_setting_is_named(beyond, monkeypatch):
         beyond.main()
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.skipif(not REAL, reason="SUBQUAD_DATA is not set")
 @pytest.mark.parametrize(("setting", "metric"), [("speech", "digit error rate"), ("images", "accuracy")])

@@ -10,7 +10,7 @@ import torch
 
 import subquad as sq
 from subquad.masks import Mask
-from subquad.measure.capture import LayerInputs
+from subquad.tools.measure.capture import LayerInputs
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCALE = 0.3

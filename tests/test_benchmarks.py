@@ -139,6 +139,7 @@ def test_time_and_speed_agree_and_sdpa_has_its_own_quartiles(peers: ModuleType):
     assert good["ms"] > sdpa["ms"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "time"), [("0", r"–"), ("1", r"\d+\.\d\d")])
 def test_small_numbers_are_compared_with_exact_attention_in_fp32(monkeypatch, capsys, rounds: str, time: str):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")

@@ -4,6 +4,7 @@ import doctest
 import re
 import runpy
 import subprocess
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -58,10 +59,14 @@ def navigation() -> list[str]:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working folder, and no network."""
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty working folder, no network, and no method that is registered meanwhile afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    methods = dict(sq.METHODS)
+    yield
+    sq.METHODS.clear()
+    sq.METHODS.update(methods)
 
 
 # ---------------------------------------------------------------------- code
@@ -100,15 +105,22 @@ def test_readme_commands_are_those_that_ci_runs():
 # ---------------------------------------------------------------------- methods
 
 
-@pytest.mark.parametrize("name", sq.list_methods())
-def test_every_method_has_a_page_with_all_its_settings_in_the_navigation(name: str):
-    page = DOCS / "methods" / f"{name}.md"
-    text = page.read_text("utf-8")
-    documented = re.findall(r"^\| `(\w+)` \| (\S+) \| .{20,} \|$", text, re.MULTILINE)
-    assert documented == [(field.name, str(field.default)) for field in fields(sq.METHODS[name])]
-    assert f"`sq.{sq.METHODS[name].__name__}`" in text
-    assert blocks(page, "python")
-    assert f"methods/{name}.md" in navigation()
+def test_every_method_has_a_page_with_all_its_settings_in_the_navigation():
+    wrong, listed = [], navigation()
+    for name, cls in sq.METHODS.items():
+        page = DOCS / "methods" / f"{name}.md"
+        text = page.read_text("utf-8")
+        documented = re.findall(r"^\| `(\w+)` \| (\S+) \| .{20,} \|$", text, re.MULTILINE)
+        settings = [(field.name, str(field.default)) for field in fields(cls)]
+        if documented != settings:
+            wrong.append(f"{name_of(page)} documents {documented}, but the settings are {settings}")
+        if f"`sq.{cls.__name__}`" not in text:
+            wrong.append(f"{name_of(page)} does not name `sq.{cls.__name__}`")
+        if not blocks(page, "python"):
+            wrong.append(f"{name_of(page)} has no example in Python")
+        if f"methods/{name}.md" not in listed:
+            wrong.append(f"{name_of(page)} is not in the navigation")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_tables_of_methods_are_those_of_the_traits():
@@ -123,13 +135,18 @@ def test_the_navigation_lists_every_page_once():
     assert sorted(navigation()) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_relative_links_lead_somewhere(path: Path):
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
-        if re.match(r"https?://", target):
-            continue
-        file, _, anchor = target.partition("#")
-        there = (path.parent / file).resolve() if file else path
-        assert there.is_file(), f"{target} leads nowhere"
-        assert DOCS not in path.parents or DOCS in there.parents, f"{target} leaves the documentation"
-        assert not anchor or anchor in anchors(there), f"{target}: no such heading"
+def test_relative_links_lead_somewhere():
+    wrong = []
+    for path in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+            if re.match(r"https?://", target):
+                continue
+            file, _, anchor = target.partition("#")
+            there = (path.parent / file).resolve() if file else path
+            if not there.is_file():
+                wrong.append(f"{name_of(path)}: {target} leads nowhere")
+            elif DOCS in path.parents and DOCS not in there.parents:
+                wrong.append(f"{name_of(path)}: {target} leaves the documentation")
+            elif anchor and anchor not in anchors(there):
+                wrong.append(f"{name_of(path)}: {target}: no such heading")
+    assert not wrong, "\n".join(wrong)

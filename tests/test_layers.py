@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import networkx as nx
@@ -13,34 +14,30 @@ import subquad
 SOURCE = Path(subquad.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# From the ground up. A file may import from a lower level and from its own folder, and from nowhere else.
+# From the ground up, in the library and then above it. A file may import from a lower level and from its own folder.
 LEVELS = [
-    {"shapes", "errors", "spelling", "expected", "environment", "torch_ops", "sdpa_masks", "plain_tables"},
-    {"files"},
-    {"seals", "executors"},
-    {"masks", "randomness", "data"},
-    {"parallel"},
-    {"ops"},
-    {"methods"},
-    {"functional", "sdpa_arguments"},
-    {"intercepts"},
-    {"nn"},
-    {"hf"},
-    {"training", "measure", "audits"},
-    {"report"},
-    {"workflows"},
-    {"papers"},
-    {"cli"},
+    "core",
+    "masks",
+    "kernels",
+    "methods",
+    "distributed",
+    "attention",
+    "nn",
+    "hf",
+    "audits",
+    "testing",
+    "tools",
+    "research",
 ]
-LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
+LEVEL = {name: level for level, name in enumerate(LEVELS)}
 MAY_IMPORT = {
-    "transformers": {"hf", "training", "workflows", "papers"},
-    "matplotlib": {"report"},
+    "transformers": {"hf", "tools", "research"},
+    "matplotlib": {"tools/report", "tools/bench", "tools/compare", "tools/inspect", "tools/plan", "research/papers"},
     "triton": {"triton.py", "triton"},
-    "ray": {"executors"},
-    "optuna": {"tuning"},
+    "ray": {"tools/runs"},
+    "optuna": {"research/tuning"},
+    "pytest": {"testing"},
 }
-
 
 # Circles that are left, each with its reason.
 CIRCLES = [
@@ -86,35 +83,79 @@ def layer(path: Path) -> str:
 
 
 def inner(names: set[str]) -> set[str]:
-    """Those parts of subquad that are imported, `subquad.ops.kmeans` → `ops`."""
+    """Those parts of subquad that are imported, `subquad.kernels.dispatch` → `kernels`."""
     return {name.split(".")[1] for name in names if name.startswith("subquad.") and name.split(".")[1] in LEVEL}
 
 
-def identify(path: Path) -> str:
-    return str(path.relative_to(SOURCE))
+def upward(path: Path) -> set[str]:
+    """The parts above that of a file, or beside it, that the file imports."""
+    return {name for name in inner(imports(path)) - {layer(path)} if LEVEL[name] >= LEVEL[layer(path)]}
+
+
+def misplaced(path: Path) -> set[str]:
+    """The packages that a file imports although they belong in other rooms."""
+    place = path.relative_to(SOURCE)
+    rooms = {*place.parts, *map(str, place.parents)}
+    tops = {name.split(".")[0] for name in imports(path)}
+    return {top for top in tops & set(MAY_IMPORT) if not MAY_IMPORT[top] & rooms}
+
+
+def offenders(rule: Callable[[Path], set[str]], paths: list[Path]) -> dict[str, set[str]]:
+    """The files that break a rule, with what breaks it."""
+    found = {str(path.relative_to(SOURCE)): rule(path) for path in paths}
+    return {name: names for name, names in found.items() if names}
+
+
+def private_names(tree: ast.AST) -> set[str]:
+    """The functions and methods of a file whose name begins with one underscore."""
+    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    return {name for name in functions if name.startswith("_") and not name.endswith("__")}
+
+
+def private_calls(paths: list[Path]) -> dict[str, set[str]]:
+    """By file, the private functions of other modules that it imports or calls as a method."""
+    trees = {path: ast.parse(path.read_text()) for path in paths}
+    known = {path: private_names(tree) for path, tree in trees.items()}
+    every = set().union(*known.values())
+    found = {}
+    for path, tree in trees.items():
+        calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        methods = [func for func in calls if isinstance(func, ast.Attribute)]
+        names = {func.attr for func in methods if ast.unparse(func.value) not in ("self", "cls", "super()")}
+        imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        names |= {alias.name for node in imported for alias in node.names if node.module.startswith("subquad")}
+        found[str(path)] = {name for name in names & every if name not in known[path]}
+    return {name: names for name, names in found.items() if names}
 
 
 def test_every_part_has_a_level():
-    assert {layer(path) for path in FILES} - {"__init__", "__main__"} <= set(LEVEL)
+    assert {layer(path) for path in FILES} == {*LEVEL, "__init__", "__main__"}
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if layer(p) in LEVEL], ids=identify)
-def test_imports_run_downward(path):
-    upward = {name for name in inner(imports(path)) - {layer(path)} if LEVEL[name] >= LEVEL[layer(path)]}
-    assert not upward
+def test_imports_run_downward():
+    assert offenders(upward, [path for path in FILES if layer(path) in LEVEL]) == {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=identify)
-def test_outside_packages_stay_in_their_rooms(path):
-    tops = {name.split(".")[0] for name in imports(path)}
-    misplaced = {
-        top for top in tops & set(MAY_IMPORT) if not MAY_IMPORT[top] & {layer(path), *path.relative_to(SOURCE).parts}
-    }
-    assert not misplaced
+def test_outside_packages_stay_in_their_rooms():
+    assert offenders(misplaced, FILES) == {}
 
 
 def test_no_module_imports_itself_through_others():
     assert [circle for circle in circles(SOURCE) if circle not in CIRCLES] == []
+
+
+def test_no_private_function_is_called_from_another_module():
+    assert private_calls(FILES) == {}
+
+
+def test_the_finder_of_private_calls_finds_them(tmp_path):
+    files = {
+        "one.py": "class A:\n    def _f(self): ...\ndef _g(): ...\n_g()",
+        "two.py": "from subquad.one import _g\ndef h(a):\n    a._f()\n    a._replace()",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert private_calls(sorted(tmp_path.glob("*.py"))) == {str(tmp_path / "two.py"): {"_f", "_g"}}
 
 
 def test_the_finder_of_circles_finds_them(tmp_path):
@@ -134,13 +175,14 @@ def test_the_finder_of_circles_finds_them(tmp_path):
 
 
 def test_the_reader_of_imports_sees_them():
-    assert {"ops", "masks", "methods"} <= inner(imports(SOURCE / "methods" / "cluster_former.py"))
-    assert "torch" in imports(SOURCE / "masks.py")
+    assert {"kernels", "masks", "methods"} <= inner(imports(SOURCE / "methods" / "cluster_former.py"))
+    assert "torch" in imports(SOURCE / "masks" / "mask.py")
 
 
 def test_importing_subquad_imports_nothing_heavy():
     # Triton itself is imported by torch's flop counter, where it is installed.
-    heavy = "{'transformers', 'matplotlib', 'sklearn', 'subquad.ops.triton.launch', 'subquad.hf', 'subquad.nn'}"
+    heavy = {"transformers", "matplotlib", "sklearn", "pytest", "subquad.kernels.triton.launch"}
+    heavy |= {"subquad.hf", "subquad.nn", "subquad.testing"}
     code = f"import sys, subquad; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -33,8 +33,8 @@ METHOD = """
 import json, sys, torch
 from typer.testing import CliRunner
 import subquad as sq
-from subquad.cli import app
-from tests.oracle import naive, qkv
+from subquad.tools.cli.main import app
+from subquad.testing.oracle import naive, qkv
 
 assert sq.__file__.startswith(sys.argv[1]), sq.__file__
 assert "sigmoid" in sq.list_methods()
@@ -55,27 +55,30 @@ print("done")
 
 TOY = '''"""Causal products by a matrix of the tokens, for 40 of them at most."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from subquad.ops import backends
-from subquad.ops.parts.products.op import causal_product, directed_product
+from subquad.kernels import dispatch
+from subquad.kernels.attention.products.op import causal_product, directed_product
 
-backends.register("toy", lambda: None)
-backends.register("later", lambda: "it has no machine yet")
+dispatch.register("toy", lambda: None)
+dispatch.register("later", lambda: "it has no machine yet")
 calls: list[int] = []
 
 
 @causal_product.refusal("toy")
-def refusal(query: Tensor, *_: object) -> str | None:
+def refusal(x: Any) -> str | None:
     """Why it cannot take this call."""
-    return f"{query.shape[2]} tokens, and it takes at most 40" if query.shape[2] > 40 else None
+    tokens = x.query.shape[2]
+    return f"{tokens} tokens, and it takes at most 40" if tokens > 40 else None
 
 
 @directed_product.on("toy")
-def compute(out: Tensor, x: object) -> None:
+def compute(out: Tensor, x: Any) -> None:
     """The products with the tokens before, or behind, in one matrix."""
-    query, key, value, reverse = vars(x).values()
+    query, key, value, reverse = x
     calls.append(query.shape[2])
     heads = max(len(x[0]) for x in (query, key, value))
     query, key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (query, key, value))
@@ -85,8 +88,8 @@ def compute(out: Tensor, x: object) -> None:
 BACKEND = """
 import sys, torch
 import subquad as sq
-from subquad.ops.parts.products import toy
-from tests.oracle import gradients, qkv, tracked
+from subquad.kernels.attention.products import toy
+from subquad.testing.oracle import gradients, qkv, tracked
 
 assert sq.__file__.startswith(sys.argv[1]), sq.__file__
 assert sq.backends()["toy"] == "available"
@@ -164,6 +167,7 @@ def with_a_method(copied) -> Path:
     return copied
 
 
+@pytest.mark.slow
 def test_a_method_is_its_file_and_its_page(with_a_method):
     root = with_a_method
     before = files(root)
@@ -188,12 +192,15 @@ def test_a_method_is_its_file_and_its_page(with_a_method):
 @pytest.mark.long
 def test_the_contract_and_the_tests_of_pages_run_for_a_new_method(with_a_method):
     words = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", "[sigmoid or sigmoid.md"]
-    said = python(with_a_method, *words, "tests/test_contract.py", "tests/test_nonfinite.py", "tests/test_docs.py")
+    said = python(
+        with_a_method, *words, "tests/library/test_contract.py", "tests/library/test_nonfinite.py", "tests/test_docs.py"
+    )
     assert int(re.search(r"(\d+) passed", said)[1]) > 80
 
 
+@pytest.mark.slow
 def test_a_backend_of_an_op_is_its_file(copied):
-    path = copied / "src/subquad/ops/parts/products/toy.py"
+    path = copied / "src/subquad/kernels/attention/products/toy.py"
     path.write_text(TOY, "utf-8")
     assert "done" in python(copied, "-c", BACKEND, str(copied))
     path.unlink()

@@ -11,10 +11,10 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LIBRARY = "subquad/ops/native/libsubquad.so"
+LIBRARY = "subquad/kernels/native/libsubquad.so"
 SOURCES = {"abi.cpp", "kernels.cpp", "kernels.hpp"}
 PAGES = ("base.html.j2", "parts.html.j2", "page.html.j2", "plan.html.j2", "page.css", "page.js")
-DATA = {"subquad/py.typed", *(f"subquad/report/{name}" for name in PAGES)}
+DATA = {"subquad/py.typed", *(f"subquad/tools/report/{name}" for name in PAGES)}
 
 pytestmark = [
     pytest.mark.slow,
@@ -91,7 +91,7 @@ def test_without_a_compiler_a_wheel_of_python_alone_comes_out(tmp_path, monkeypa
     wheel = build("wheel", tmp_path)
     assert wheel.name.endswith("-py3-none-any.whl")
     names = names_in(wheel)
-    assert {*DATA, "subquad/ops/native/__init__.py"} <= names
+    assert {*DATA, "subquad/kernels/native/__init__.py"} <= names
     assert not {name for name in names if name.endswith((".so", ".cpp", ".hpp"))}
 
 

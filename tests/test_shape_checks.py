@@ -2,7 +2,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from subquad.ops.softmax import visible_softmax
+from subquad.kernels.attention.softmax import visible_softmax
 from tests.shape_checks import sampled
 
 CASES = [f"test_a[{case}]" for case in range(60)]
@@ -32,6 +32,8 @@ def test_one_of_one_is_every_case():
 
 
 def test_whole_runs_are_sampled_with_and_without_parameters():
-    runs = [f"tests/training/test_a.py::test_{number}" for number in range(60)]
+    runs = [f"tests/research/training/test_a.py::test_{number}" for number in range(60)]
     assert 0 < len(list(sampled(runs))) < 25
-    assert "tests/training/test_a.py::test_a[0]" in sampled([f"tests/training/test_a.py::{case}" for case in CASES])
+    assert "tests/research/training/test_a.py::test_a[0]" in sampled(
+        [f"tests/research/training/test_a.py::{case}" for case in CASES]
+    )

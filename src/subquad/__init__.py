@@ -3,18 +3,18 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from subquad.functional import attention
+from subquad.attention import attention
+from subquad.kernels.dispatch import backends, use_backend
 from subquad.masks import Mask
 from subquad.methods import *  # noqa: F403  (the methods: see their __all__)
 from subquad.methods import __all__ as _methods
-from subquad.ops.backends import backends, use_backend
 
 if TYPE_CHECKING:
-    from subquad import hf, nn, parallel
+    from subquad import distributed, hf, nn
     from subquad.audits import Controlled, audit
     from subquad.hf.plans import Plan, load_plan
-    from subquad.intercepts import intercept
-    from subquad.workflows.planning.run import plan
+    from subquad.nn.interception import intercept
+    from subquad.tools.plan.run import plan
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,11 +24,11 @@ __all__ = [
     "attention",
     "audit",
     "backends",
+    "distributed",
     "hf",
     "intercept",
     "load_plan",
     "nn",
-    "parallel",
     "plan",
     "use_backend",
     *_methods,
@@ -37,19 +37,19 @@ __all__ = [
 _ELSEWHERE = {
     "Controlled": "audits",
     "audit": "audits",
-    "intercept": "intercepts",
+    "intercept": "nn.interception",
     "Plan": "hf.plans",
     "load_plan": "hf.plans",
-    "plan": "workflows.planning.run",
+    "plan": "tools.plan.run",
 }
 
 
-_SUBMODULES = ("audits", "intercepts", "methods", "training")  # public, beside those of `__all__`
+_SUBMODULES = ("audits", "methods")  # public, beside those of `__all__`
 
 
 def __getattr__(name: str) -> Any:
     """Load `sq.nn`, `sq.hf`, and what needs SciPy or transformers, on first use."""
-    if name in ("nn", "hf", "parallel"):
+    if name in ("nn", "hf", "distributed"):
         return importlib.import_module(f"subquad.{name}")
     if name in _ELSEWHERE:
         return getattr(importlib.import_module(f"subquad.{_ELSEWHERE[name]}"), name)

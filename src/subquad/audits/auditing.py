@@ -14,8 +14,8 @@ from subquad.audits.arguments import check_allowed, check_share, check_tolerance
 from subquad.audits.report import AuditReport, summary
 from subquad.audits.statistics import Betting, usual
 from subquad.audits.watch import AuditedCall, Rules, Watch
+from subquad.core.spelling import nearest
 from subquad.methods import BoundMethod
-from subquad.spelling import nearest
 
 logger = logging.getLogger("subquad.audit")
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from subquad.audits.arguments import check_share, check_tolerance, check_whole
 from subquad.audits.exact_rows import exact_rows, relative_errors
+from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.masks import Mask
 from subquad.methods import ClusteredTail, Full, Method, resolve
-from subquad.methods.call import Call
 from subquad.methods.clustered_tail import by_length
-from subquad.ops.padding import cleared_inputs
+from subquad.methods.core.call import Call
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from subquad.kernels.attention.softmax import visible_softmax
+from subquad.kernels.precision import wide
 from subquad.masks import Mask
-from subquad.methods.call import Call
-from subquad.ops.precision import wide
-from subquad.ops.softmax import visible_softmax
+from subquad.methods.core.call import Call
 
 Rows = tuple[Int64[Tensor, "rows"], Int64[Tensor, "rows"], Int64[Tensor, "rows"]]  # item, head and query, on a CPU
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from subquad.audits.exact_rows import exact_rows, relative_errors, sampled
 from subquad.audits.statistics import Betting, Moments
+from subquad.kernels.tokens.padding import cleared_inputs
+from subquad.kernels.transforms import transform
 from subquad.methods import Full
-from subquad.methods.call import Call
-from subquad.ops.padding import cleared_inputs
-from subquad.ops.transforms import transform
+from subquad.methods.core.call import Call
 
 LEVELS = tuple(2.0 ** (half / 2) for half in range(-20, 5))  # errors of which one may be a baseline's: 0.001 to 4
 

@@ -46,8 +46,9 @@ struct Saved {
   float *rest;       // (B,H,clusters,E) the centroids' attention to all but their top keys
   float *lse;        // (B,H,clusters) log-sum-exp of the centroids' logits
   float *mass;       // (B,H,clusters) the weight of the top keys
+  float *residual;   // (B,H,clusters) what rounding took from `lse`
 };
-DESCRIBE(Saved, order, offsets, top, centroids, rest, lse, mass)
+DESCRIBE(Saved, order, offsets, top, centroids, rest, lse, mass, residual)
 
 struct ClusteredForward {
   ClusteredInputs inputs;
@@ -103,20 +104,20 @@ DESCRIBE(BucketInputs, B, H, G, N, M, D, E, threads, scale, query, key, value, k
 struct BucketForward {
   BucketInputs inputs;
   RowsOut out;
-  float *lse;  // (B,H,N)
+  float *lse, *residual;  // (B,H,N); what rounding took from `lse`
 };
-DESCRIBE(BucketForward, inputs, out, lse)
+DESCRIBE(BucketForward, inputs, out, lse, residual)
 
 struct BucketBackward {
   BucketInputs inputs;
   Rows out, grad_out;           // grad_out: null where nobody reads `out`
-  const float *lse, *grad_lse;  // (B,H,N); grad_lse: null where nobody reads `lse`
+  const float *lse, *residual, *grad_lse;  // (B,H,N); grad_lse: null where nobody reads `lse`
   RowsOut grad_query, grad_key, grad_value;
   float *grad_key_bias;      // (B,H,M), or null
   RowsOut grad_of_distance;  // where there is `of_distance`
 };
-DESCRIBE(BucketBackward, inputs, out, grad_out, lse, grad_lse, grad_query, grad_key, grad_value, grad_key_bias,
-         grad_of_distance)
+DESCRIBE(BucketBackward, inputs, out, grad_out, lse, residual, grad_lse, grad_query, grad_key, grad_value,
+         grad_key_bias, grad_of_distance)
 
 struct HashLayer {
   int64_t in, out;
@@ -174,18 +175,18 @@ DESCRIBE(FeatureInputs, B, H, G, N, M, E, features, query_width, key_width, thre
 struct FeatureForward {
   FeatureInputs inputs;
   RowsOut out;
-  float *lse;  // (B,H,N)
+  float *lse, *residual;  // (B,H,N); what rounding took from `lse`
 };
-DESCRIBE(FeatureForward, inputs, out, lse)
+DESCRIBE(FeatureForward, inputs, out, lse, residual)
 
 struct FeatureBackward {
   FeatureInputs inputs;
   Rows out, grad_out;           // grad_out: null where nobody reads `out`
-  const float *lse, *grad_lse;  // (B,H,N); grad_lse: null where nobody reads `lse`
+  const float *lse, *residual, *grad_lse;  // (B,H,N); grad_lse: null where nobody reads `lse`
   RowsOut grad_query, grad_key, grad_value;
   float *grad_key_bias;  // (B,G,M), or null
 };
-DESCRIBE(FeatureBackward, inputs, out, grad_out, lse, grad_lse, grad_query, grad_key, grad_value, grad_key_bias)
+DESCRIBE(FeatureBackward, inputs, out, grad_out, lse, residual, grad_lse, grad_query, grad_key, grad_value, grad_key_bias)
 
 struct CausalProduct {
   int64_t B, H, G, N, D, E, threads;  // products of rows that are D wide; one of H and G divides the other
@@ -240,8 +241,10 @@ struct TailSaved {
   float *cell_keys;       // (B,H,clusters,cells,D) k̄
   float *cell_values;     // (B,H,clusters,cells,E) v̄
   float *cell_lse;        // (B,H,clusters,cells) ln Σ e^{scale·q̄·k}; −∞ for a cell without keys that are not exact
+  float *cell_residual;   // (B,H,clusters,cells) what rounding took from `cell_lse`
 };
-DESCRIBE(TailSaved, order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse)
+DESCRIBE(TailSaved, order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse,
+         cell_residual)
 
 struct TailForward {
   TailInputs inputs;

@@ -1,6 +1,6 @@
 // The gradients of attention inside buckets, from its output and log-sum-exp:
 //
-//     w_ij = e^{s_ij − lse_i}      ds_ij = w_ij (dO_i·V_j − δ_i)      δ_i = dO_i·O_i − dlse_i
+//     w_ij = e^{s_ij − lse_i}      ds_ij = w_ij (dO_i·V_j − δ_i + dlse_i)      δ_i = dO_i·O_i
 //     dQ_i = scale Σ ds_ij K_j     dK_j = scale Σ ds_ij Q_i     dV_j = Σ w_ij dO_i     db_j = Σ ds_ij
 //     the term of a distance: Σ ds_ij over the pairs that have it
 //
@@ -13,7 +13,8 @@ constexpr int64_t MOST_PARTS = 4;  // tasks per bucket with many keys; each has 
 struct BucketGradients {
   Listing queries, keys;
   int64_t parts;
-  float *delta, *lse;          // (N)
+  float *delta, *of_lse;       // (N): δ, dlse
+  float *lse, *residual;       // (N)
   float *of_queries;           // (parts,query slots,D')
   float *of_keys, *of_values;  // (key slots,D'), (key slots,E')
   float *of_bias;              // (key slots)
@@ -26,7 +27,9 @@ struct BucketGradients {
     parts = whole < 1 || in.of_distance.data ? 1 : whole < MOST_PARTS ? whole : MOST_PARTS;
     query_slots = all.queries;
     delta = arena.take<float>(in.N);
+    of_lse = arena.take<float>(in.N);
     lse = arena.take<float>(in.N);
+    residual = arena.take<float>(in.N);
     of_queries = arena.take<float>(parts * query_slots * D);
     of_keys = arena.take<float>(all.keys * D);
     of_values = arena.take<float>(all.keys * round_up(in.E, W));
@@ -47,13 +50,15 @@ struct BucketGradients {
     list_queries(in.sets, bh, in.N, all.buckets, queries);
     queries.find_places(all.buckets, in.N);
     for (int64_t i = 0; i < in.N; i++) {
-      const float of_row = a.lse[bh * in.N + i], of_lse = a.grad_lse ? a.grad_lse[bh * in.N + i] : 0;
-      delta[i] = -of_lse;
+      const float of_row = a.lse[bh * in.N + i];
+      of_lse[i] = a.grad_lse ? a.grad_lse[bh * in.N + i] : 0;
+      delta[i] = 0;
       if (a.grad_out.data)
-        delta[i] += dot(row_of<float>(a.grad_out, bh / in.H, bh % in.H, i),
-                        row_of<float>(a.out, bh / in.H, bh % in.H, i), in.E);
+        delta[i] = dot(row_of<float>(a.grad_out, bh / in.H, bh % in.H, i),
+                       row_of<float>(a.out, bh / in.H, bh % in.H, i), in.E);
       // Of no key: all weights are 0. Of keys with logits of −∞ alone, whose output is NaN: so are they.
-      const float none = delta[i] == delta[i] ? __builtin_inff() : delta[i];
+      const float both = delta[i] - of_lse[i], none = both == both ? __builtin_inff() : both;
+      residual[i] = a.residual[bh * in.N + i];
       lse[i] = of_row == -__builtin_inff() ? none : of_row;
     }
   }
@@ -99,13 +104,15 @@ static void weights_backward(const BucketBackward &a, int64_t b, int64_t h, int6
   for (int64_t i = 0; i < count; i++) {
     const Seen seen = seen_by(in, span, b, h, queries[i]);
     const Terms terms(in, span, b, h, queries[i]);
-    const float lse = head.lse[queries[i]], delta = head.delta[queries[i]];
+    const float lse = head.lse[queries[i]], residual = head.residual[queries[i]];
+    const float delta = head.delta[queries[i]], of_lse = head.of_lse[queries[i]];
     vi any = vi{} - (all ? 1 : 0);
     for (int64_t j = 0; j < lanes; j += W) {
       float *weights = own.weights + i * lanes + j, *products = own.products + i * lanes + j;
       const vf more = terms.of ? terms_of(terms, own.numbers + j) : vf{};
-      vf w = exp_nonpositive(visible_logits(weights, in.scale, own.bias + j, own.numbers + j, nullptr) + more - lse);
-      vf ds = w * (load(products) - delta);
+      const vf logits = visible_logits(weights, in.scale, own.bias + j, own.numbers + j, nullptr) + more;
+      vf w = exp_nonpositive((logits - lse) - residual);
+      vf ds = w * ((load(products) - delta) + of_lse);  // 0 + dlse where w is 1
       if (!all) {
         const vi visible = visible_keys(own.numbers + j, seen) & not_minus_infinity(more);
         w = (vf)(visible & (vi)w), ds = (vf)(visible & (vi)ds), any |= visible;
@@ -115,7 +122,7 @@ static void weights_backward(const BucketBackward &a, int64_t b, int64_t h, int6
       store(products, ds * in.scale);
       store(own.of_bias + j, load(own.of_bias + j) + ds);
     }
-    if (delta != delta && all_set(any == 0)) zero(own.grads + i * E, E);  // which no value may get
+    if ((delta != delta || of_lse != of_lse) && all_set(any == 0)) zero(own.grads + i * E, E);  // which no value may get
   }
 }
 

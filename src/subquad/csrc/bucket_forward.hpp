@@ -180,7 +180,10 @@ static void merge_query(const BucketForward &a, int64_t b, int64_t h, int64_t qu
     total += share * head.total[*at];
     for (int64_t e = 0; e < in.E; e++) to[e] += share * out[e];
   }
-  a.lse[(b * in.H + h) * in.N + query] = total == 0 ? -__builtin_inff() : high + __builtin_logf(total * GROWN);
+  const int64_t at = (b * in.H + h) * in.N + query;
+  const float log_total = __builtin_logf(total * GROWN);
+  a.lse[at] = total == 0 ? -__builtin_inff() : high + log_total;
+  a.residual[at] = residual_of(a.lse[at], high, log_total);
   const float nothing = place < end && total == 0 && sees_any(in, b, h, query, head) ? __builtin_nanf("") : 0;
   for (int64_t e = 0; e < in.E; e++) to[e] = total == 0 ? nothing : to[e] / total;
 }

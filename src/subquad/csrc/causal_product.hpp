@@ -48,9 +48,10 @@ struct ProductTask {
     }
   }
 
-  void add_keys(int64_t count) const {
+  // To rows [first, first + rows) of a state.
+  void add_keys(int64_t count, int64_t first, int64_t rows, float *to) const {
     for (int64_t i = 0; i < key_heads(); i++)
-      gemm(a.D, E(), count, own.keys[i], 1, R(), own.values[i], E(), state, E(), true);
+      gemm(rows, E(), count, own.keys[i] + first, 1, R(), own.values[i], E(), to + first * E(), E(), true);
   }
 
   // To out, what the tile's own keys give.
@@ -75,7 +76,7 @@ struct ProductTask {
       for (int64_t i = 0; i < key_heads(); i++) attend_own(count, i);
       for (int64_t t = 0; t < count; t++) store_row(own.out + t * E(), a.E, row_of<float>(a.out, b, h, at + t));
     }
-    add_keys(count);
+    add_keys(count, 0, a.D, state);
   }
 
   // `each(at, count)` for the tiles of [from, to) in the order of the sum.
@@ -94,32 +95,38 @@ static int64_t causal_product(const CausalProduct &a, void *workspace) {
   Arena arena{(char *)workspace};
   const Ranges ranges(all, a.N, TILE, a.threads);
   const Pieces<float> states = arena.take_each<float>(all * ranges.count, size);  // of what comes before each range
+  const Slices slices(a.D, ranges.count > 1 ? a.threads : 1);
   const PerThread<ProductScratch> scratch(arena, a.threads, a, a.G / per_item);
   if (!arena.base) return arena.used;
 
   // Ranges are numbered in the order of the sum.
-  auto run = [&](int64_t task, int thread, int64_t state, bool attend) {
-    const int64_t of = task / ranges.count, range = task % ranges.count;
-    const int64_t from = (a.reverse ? ranges.count - 1 - range : range) * ranges.size;
-    const int64_t to = from + ranges.size < a.N ? from + ranges.size : a.N;
-    const ProductTask work{a, scratch.of[thread], states[state], of / per_item, of % per_item};
-    work.tiles(from, to, [&](int64_t at, int64_t count) {
-      if (attend) return work.tile(at, count);
-      work.load_keys(at, count);
-      work.add_keys(count);
-    });
+  auto work_of = [&](int64_t of, int64_t range, int thread) {
+    const int64_t state = of * ranges.count + range;
+    return ProductTask{a, scratch.of[thread], states[state], of / per_item, of % per_item};
   };
-  const Stage sums = {all * ranges.count, [&](int64_t task, int thread) {
-    const bool last = (task + 1) % ranges.count == 0;
-    const int64_t next = last ? task + 1 - ranges.count : task + 1;  // nobody needs the last range's
-    zero(states[next], size);
-    if (!last) run(task, thread, next, false);
+  auto tiles_of = [&](const ProductTask &work, int64_t range, auto &&each) {
+    const int64_t from = (a.reverse ? ranges.count - 1 - range : range) * ranges.size;
+    work.tiles(from, from + ranges.size < a.N ? from + ranges.size : a.N, each);
+  };
+  // Threads share the one scan that makes the ranges' states by rows, so that it has the same order for any number.
+  const Stage sums = {all * slices.count, [&](int64_t task, int thread) {
+    const int64_t of = task / slices.count, first = task % slices.count * slices.size, E = round_up(a.E, W);
+    const int64_t rows = a.D - first < slices.size ? a.D - first : slices.size;
+    zero(states[of * ranges.count] + first * E, rows * E);
+    for (int64_t range = 0; range + 1 < ranges.count; range++) {
+      const ProductTask work = work_of(of, range, thread);
+      float *next = states[of * ranges.count + range + 1];
+      for (int64_t i = first * E; i < (first + rows) * E; i++) next[i] = work.state[i];
+      tiles_of(work, range, [&](int64_t at, int64_t count) {
+        work.load_keys(at, count);
+        work.add_keys(count, first, rows, next);
+      });
+    }
   }};
-  const Stage combined = {ranges.count > 1 ? all : 0, [&](int64_t of, int) {
-    for (int64_t range = of * ranges.count + 1; range < (of + 1) * ranges.count; range++)
-      for (int64_t i = 0; i < size; i++) states[range][i] += states[range - 1][i];
+  const Stage products = {all * ranges.count, [&](int64_t task, int thread) {
+    const ProductTask work = work_of(task / ranges.count, task % ranges.count, thread);
+    tiles_of(work, task % ranges.count, [&](int64_t at, int64_t count) { work.tile(at, count); });
   }};
-  const Stage products = {all * ranges.count, [&](int64_t task, int thread) { run(task, thread, task, true); }};
-  parallel_stages(a.threads, sums, combined, products);
+  parallel_stages(a.threads, sums, products);
   return arena.used;
 }

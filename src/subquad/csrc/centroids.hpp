@@ -270,7 +270,9 @@ static void split_off_top(const ClusteredForward &a, int64_t row, const Merged &
   gemm(1, width, merged.found, own.weights, lanes, 1, values, width, own.of_top, width, false);
   const float norm = 1 / merged.total;
   for (int64_t e = 0; e < in.E; e++) a.saved.rest[row * in.E + e] = (own.out[e] - own.of_top[e]) * norm;
-  a.saved.lse[row] = merged.highest + __builtin_logf(merged.total);
+  const float log_total = __builtin_logf(merged.total);
+  a.saved.lse[row] = merged.highest + log_total;
+  a.saved.residual[row] = residual_of(a.saved.lse[row], merged.highest, log_total);
   a.saved.mass[row] = sum(mass) * norm;
 }
 
@@ -280,5 +282,6 @@ static void attend_nothing(const ClusteredForward &a, int64_t row) {
   for (int64_t i = 0; i < in.topk; i++) a.saved.top[row * in.topk + i] = (int32_t)i;
   for (int64_t e = 0; e < in.E; e++) a.saved.rest[row * in.E + e] = 0;
   a.saved.lse[row] = __builtin_inff();
+  a.saved.residual[row] = 0;
   a.saved.mass[row] = 0;
 }

@@ -26,7 +26,7 @@ struct HeadGradients {
   float *centroids;            // (C,D') padded rows
   float *centroids_scaled;     // (D',C') transposed
   float *rest_transposed;      // (E',C')
-  float *shift, *lse;          // (C'): dR·r + dm·m
+  float *shift, *lse, *residual;  // (C'): dR·r + dm·m
 
   HeadGradients(Arena &arena, const ClusteredInputs &in) {
     const int64_t C = round_up(in.clusters, W), D = round_up(in.D, W), E = round_up(in.E, W);
@@ -42,6 +42,7 @@ struct HeadGradients {
     rest_transposed = arena.take<float>(E * C);
     shift = arena.take<float>(C);
     lse = arena.take<float>(C);
+    residual = arena.take<float>(C);
   }
 };
 
@@ -72,12 +73,6 @@ struct GradScratch {
     cursor = arena.take<int64_t>(in.H / in.G * in.clusters);
   }
 };
-
-static inline float dot(const float *a, const float *b, int64_t n) {
-  float total = 0;
-  for (int64_t i = 0; i < n; i++) total += a[i] * b[i];
-  return total;
-}
 
 // A tile's weights w become ds in the place of the products, where g alone is differentiated.
 static void lse_gradient(const GradScratch &own, int64_t count, int64_t lanes, float scale) {
@@ -179,27 +174,30 @@ static void prepare_centroids(const ClusteredBackward &a, int64_t bh, const Head
     for (int64_t d = 0; d < D; d++)
       to.centroids[c * D + d] = real && d < in.D ? a.saved.centroids[row * in.D + d] * in.scale : 0;
     to.lse[c] = real ? a.saved.lse[row] : __builtin_inff();
+    to.residual[c] = real ? a.saved.residual[row] : 0;
     to.shift[c] = 0;
+    if (!real) to.of_lse[c] = 0;
     if (!real) continue;
     if (a.grad_out.data)
       to.shift[c] = dot(to.rest + c * E, a.saved.rest + row * in.E, in.E) + to.mass[c] * a.saved.mass[row];
     else
       to.shift[c] = to.mass[c] * a.saved.mass[row];
-    if (a.grad_lse) to.shift[c] -= to.of_lse[c];
   }
   pack_transposed(to.centroids, C, in.D, D, to.centroids_scaled, C);
   pack_transposed(to.rest, C, in.E, E, to.rest_transposed, C);
 }
 
-// weights_t ← P = e^{S − lse}; products_t ← P (dP − shift): the gradient of S, whose scale is in the centroids.
+// weights_t ← P = e^{S − lse}; products_t ← P (dP − shift + Σ g): the gradient of S, whose scale is in the centroids.
+// Where P is 1, dP − shift is exactly 0, to which Σ g is added afterwards.
 static void centroid_gradient(const GradScratch &own, const HeadGradients &of, int64_t count, int64_t columns) {
   for (int64_t v = 0; v < columns; v += W) {
-    const vf lse = load(of.lse + v), shift = load(of.shift + v);
+    const vf lse = load(of.lse + v), residual = load(of.residual + v), shift = load(of.shift + v);
+    const vf of_lse = load(of.of_lse + v);
     for (int64_t i = 0; i < count; i++) {
       float *weights = own.weights_t + i * columns + v, *products = own.products_t + i * columns + v;
-      vf p = exp_nonpositive(load(weights) - lse);
+      vf p = exp_nonpositive((load(weights) - lse) - residual);
       store(weights, p);
-      store(products, p * (load(products) - shift));
+      store(products, p * ((load(products) - shift) + of_lse));
     }
   }
 }

@@ -1,5 +1,5 @@
-// The gradients of attention by features, from its output and log-sum-exp. With p_ir = e^{x_ir − lse_i}, f_jr = e^{y_jr}
-// and −Δ_i = dlse_i − dO_i·O_i,
+// The gradients of attention by features, from its output and log-sum-exp. With p_ir = e^{(x_ir + c_r) − lse_i},
+// f_jr = e^{y_jr − c_r} and −Δ_i = dlse_i − dO_i·O_i,
 //
 //     dx_ir = p_ir Σ_j f_jr (dO_i·v_j − Δ_i)     dy_jr = f_jr Σ_i p_ir (dO_i·v_j − Δ_i)     dv_j = Σ_ir f_jr p_ir dO_i
 //
@@ -9,16 +9,17 @@
 //     QueryScan     → → →    state of the keys so far       → dx of a tile's queries   (query_slopes)
 //     KeyScan       ← ← ←    state of the queries behind    → dy, dv of a tile's keys  (slopes)
 //
-// Pairs inside a tile are computed one by one. Both scans are tasks of the same stage.
+// Pairs inside a tile are computed one by one. The first scan writes down the maxima c_r that each query sees for the second.
 
 struct FeatureGradients {
-  Pieces<float> shift, weight;  // a head: (N) −lse and −Δ; −∞ and 0 for a query that takes no part
+  Pieces<float> shift, weight;  // a head: (N) 0 and −Δ; −∞ and 0 for a query that takes no part
+  Pieces<float> lse, residual;  // (N); 0 for such a query
 
   FeatureGradients(Arena &arena, const FeatureInputs &in) {
-    shift = arena.take_each<float>(in.B * in.H, in.N, TILE);  // parts of a tile are read in whole vectors
-    weight = arena.take_each<float>(in.B * in.H, in.N, TILE);
-    for (int64_t i = 0, last = in.B * in.H - 1; arena.base && i < TILE; i++)
-      shift[last][in.N + i] = weight[last][in.N + i] = 0;
+    for (Pieces<float> *each : {&shift, &weight, &lse, &residual}) {
+      *each = arena.take_each<float>(in.B * in.H, in.N, TILE);  // parts of a tile are read in whole vectors
+      for (int64_t i = 0, last = in.B * in.H - 1; arena.base && i < TILE; i++) (*each)[last][in.N + i] = 0;
+    }
   }
 
   // A query whose output and log-sum-exp nobody reads is as one that sees no key: padding has no part in the maxima.
@@ -26,8 +27,8 @@ struct FeatureGradients {
     const FeatureInputs &in = a.inputs;
     float *const shifts = shift[bh], *const weights = weight[bh];
     for (int64_t i = 0; i < in.N; i++) {
-      const float lse = a.lse[bh * in.N + i];
-      const bool sees = lse != -__builtin_inff();
+      const float of_row = a.lse[bh * in.N + i];
+      const bool sees = of_row != -__builtin_inff();
       weights[i] = sees && a.grad_lse ? a.grad_lse[bh * in.N + i] : 0;
       bool read = weights[i] != 0;
       if (sees && a.grad_out.data) {
@@ -36,7 +37,9 @@ struct FeatureGradients {
         for (int64_t e = 0; e < in.E && !read; e++) read = grad[e] != 0;
         read |= weights[i] != 0;  // 0·NaN
       }
-      shifts[i] = read ? -lse : -__builtin_inff();
+      shifts[i] = read ? 0 : -__builtin_inff();
+      lse[bh][i] = read ? of_row : 0;
+      residual[bh][i] = read ? a.residual[bh * in.N + i] : 0;
     }
   }
 };
@@ -53,18 +56,13 @@ static void rows_from_slopes(const FeatureSide &side, const Rows &grad, int64_t 
   for (int64_t i = 0; i < count; i++) store_row(own.out + i * width, side.width, row_of<float>(grad, b, h, at + i));
 }
 
-// A head's dO for queries [at, at + count), also transposed.
-static void pack_grads(const FeatureSide &queries, int64_t E, int64_t b, int64_t h, int64_t at, int64_t count,
-                       const FeatureScratch &own) {
-  pack_counted(queries.payload, b, h, at, count, E, queries.of_head(queries.shift, b, h) + at, own.others);
-}
-
 // Queries [at, at + count): as `read` of a QueryScan.
 static void query_slopes(const FeatureBackward &a, const FeatureSide &queries, const FeatureState &state, int64_t b,
                          int64_t h, int64_t at, int64_t count, const float *exponents, const float *of_keys,
                          const float *values, const FeatureScratch &own) {
   const int64_t R = state.features, E = state.width, lanes = round_up(count, W);
   const float *weight = queries.of_head(queries.weight, b, h) + at;
+  const float *lse = queries.of_head(queries.lse, b, h) + at, *residual = queries.of_head(queries.residual, b, h) + at;
   pack_grads(queries, a.inputs.E, b, h, at, count, own);
   pack_transposed(own.others, lanes, a.inputs.E, E, own.other_columns, TILE);
   gemm(R, lanes, a.inputs.E, state.sums, E, 1, own.other_columns, TILE, own.slopes, TILE, false);
@@ -80,7 +78,8 @@ static void query_slopes(const FeatureBackward &a, const FeatureSide &queries, c
   for (int64_t r = 0; r < R; r++)
     for (int64_t i = 0; i < lanes; i += W) {
       float *slopes = own.slopes + r * TILE + i;
-      const vf p = exp_nonpositive(load(exponents + r * TILE + i) + state.largest[r]);
+      const vf seen = load(exponents + r * TILE + i) + state.largest[r];
+      const vf p = exp_nonpositive((seen - load(lse + i)) - load(residual + i));
       store(slopes, p * (load(slopes) + load(weight + i) * state.totals[r]));
     }
   rows_from_slopes(queries, a.grad_query, R, b, h, at, count, own);
@@ -90,12 +89,12 @@ static void query_slopes(const FeatureBackward &a, const FeatureSide &queries, c
 struct KeyScan {
   const FeatureBackward &a;
   const FeatureSide &queries, &keys;
-  const Visible &visible;
+  const RangeStates &states;  // of queries
+  const SeenMaxima &seen;
   const FeatureScratch &own;
   int64_t b, g;
 
   int64_t group() const { return a.inputs.H / a.inputs.G; }
-  float *exponents_of(int64_t i) const { return own.of_heads[i]; }
 
   void load_keys(int64_t at, int64_t count) const {
     const FeatureInputs &in = a.inputs;
@@ -110,7 +109,7 @@ struct KeyScan {
     const int64_t R = state.features, E = state.width, lanes = round_up(count, W);
     const float *weight = queries.of_head(queries.weight, b, h) + at;
     pack_grads(queries, a.inputs.E, b, h, at, count, own);
-    exponentiate(exponents, R, count, state.largest, own.other_features);
+    exponentiate(state, exponents, count, own.other_features);
     gemm_deep(count, lanes, R, own.other_features, 1, TILE, own.features, TILE, own.pairs, TILE, false);
     gemm(count, lanes, a.inputs.E, own.others, E, 1, value_columns, TILE, own.pair_slopes, TILE, false);
     for (int64_t i = 0; i < count; i++)
@@ -131,12 +130,13 @@ struct KeyScan {
     const float *exponents = own.exponents + first, *value_columns = own.payload_columns + first;
     for (int64_t r = 0; r < R; r++)
       for (int64_t j = 0; j < lanes; j += W)
-        store(own.features + r * TILE + j, exp_nonpositive(load(exponents + r * TILE + j) + state.largest[r]));
+        store(own.features + r * TILE + j,
+              exp_nonpositive((load(exponents + r * TILE + j) - state.base[r]) + state.largest[r]));
     gemm_deep(count, E, R, own.features, 1, TILE, state.sums, E, own.value_grads, E, false);
     gemm(R, lanes, in.E, state.sums, E, 1, value_columns, TILE, own.slopes, TILE, false);
     for (int64_t r = 0; r < R; r++) own.raised[r] = state.totals[r];  // without the tile's own
     for (int64_t i = 0; with_own && i < group(); i++)
-      own_queries(state, g * group() + i, at + first, count, exponents_of(i) + first, value_columns);
+      own_queries(state, g * group() + i, at + first, count, own.relative[i], value_columns);
     zero(own.total, lanes);
     for (int64_t r = 0; r < R; r++)
       for (int64_t j = 0; j < lanes; j += W) {
@@ -166,63 +166,72 @@ struct KeyScan {
     }
   }
 
-  // Keys are weighed with the maxima d_r over all queries of the tile, also those that do not see them. Where such an
-  // e^{y + d} might overflow, or a query's exponents or Δ are not finite, the tile is taken in halves, the last first.
-  void part(const FeatureState &state, int64_t at, int64_t first, int64_t count) const {
+  // Keys are weighed with the maxima d_r over all queries of the part, also those that do not see them. Where such an
+  // e^{y + d} might overflow, or a query's exponents or Δ are not finite, it is taken in halves, the last first; into the
+  // state that goes on, its queries come together, as in RangeStates::scan.
+  void part(const FeatureState &state, int64_t at, int64_t first, int64_t count, bool whole) const {
     const int64_t R = a.inputs.features;
-    for (int64_t r = 0; r < R; r++) own.raised[r] = state.largest[r];
-    bool finite = true;
-    for (int64_t i = 0; i < group(); i++) {
-      finite &= raise_largest(exponents_of(i) + first, R, count, own.raised);
+    state.rebase(own.seen);
+    bool finite = relative_queries(state, queries, b, g, at + first, first, count, own.seen, own);
+    for (int64_t i = 0; i < group(); i++)
       finite &= all_finite(queries.of_head(queries.weight, b, g * group() + i) + at + first, count);
-    }
     vf high = splat(-__builtin_inff());
     for (int64_t r = 0; r < R; r++)
       for (int64_t j = 0; j < count; j += W) {
-        const vf sums = load(own.exponents + first + r * TILE + j) + own.raised[r];
+        const vf sums = (load(own.exponents + first + r * TILE + j) - state.base[r]) + own.raised[r];
         high = maximum(lanes_before(count - j, sums, -__builtin_inff()), high);
       }
     if (count > 1 && (highest(high) > MOST_RISE || !finite)) {
-      part(state, at, first + count / 2, count - count / 2);
-      return part(state, at, first, count / 2);
+      const FeatureState &halves = whole ? own.spare : state;
+      if (whole) halves.copy(state);
+      part(halves, at, first + count / 2, count - count / 2, false);
+      part(halves, at, first, count / 2, false);
+      if (whole) add_queries(state, queries, a.inputs.E, b, g, at + first, first, count, own.seen, own);
+      return;
     }
     state.raise(own.raised);
     slopes(state, at, first, count, true);
   }
 
   void causally(const FeatureState &state, int64_t from, int64_t to) const {
+    const int64_t R = a.inputs.features, bg = b * a.inputs.G + g;
     for (int64_t at = from + (to - from - 1) / TILE * TILE; at >= from; at -= TILE) {
       const int64_t count = to - at < TILE ? to - at : TILE;
       for (int64_t i = 0; i < group(); i++)
-        tile_exponents(queries, a.inputs.features, b, g * group() + i, at, count, exponents_of(i), own);
+        tile_exponents(queries, R, b, g * group() + i, at, count, own.of_heads[i], own);
       load_keys(at, count);
-      part(state, at, 0, count);
+      for (int64_t end = count, first; end > 0; end = first) {
+        first = seen.beginning(bg, at, end);
+        seen.of_part(bg, at, end, 0, R, own.exponents, own.seen);
+        part(state, at, first, end - first, true);
+      }
     }
   }
 
   void lagged(const FeatureState &state, int64_t from, int64_t to) const {
-    for (int64_t at = from + (to - from - 1) / visible.block * visible.block; at >= from; at -= visible.block) {
-      const int64_t ahead = at + visible.shift(), end = at + visible.block < to ? at + visible.block : to;
-      add_tokens(state, queries, a.inputs.E, b, g, ahead, ahead + visible.block, own);
+    const FeatureInputs &in = a.inputs;
+    for (int64_t at = from + (to - from - 1) / in.block * in.block; at >= from; at -= in.block) {
+      const int64_t end = at + in.block < to ? at + in.block : to;
+      states.add_block(state, queries, in.E, b * in.G + g, in.G, at, &seen, 0, own);
       together(state, at, end);
     }
   }
 };
 
-static int64_t key_tasks(const FeatureInputs &in, const Visible &visible, const RangeStates &states) {
-  return visible.all() ? in.B * in.G * pieces_of(in.M) : states.tasks(in);
+static int64_t key_tasks(const FeatureInputs &in, const RangeStates &states) {
+  return states.visible.all() ? in.B * in.G * pieces_of(in.M) : states.groups * states.ranges.count;
 }
 
 static void key_task(const FeatureBackward &a, const FeatureSide &queries, const FeatureSide &keys,
-                     const Visible &visible, const RangeStates &states, int64_t task, const FeatureScratch &own) {
+                     const SeenMaxima &seen, const RangeStates &states, int64_t task, const FeatureScratch &own) {
   const FeatureInputs &in = a.inputs;
-  const int64_t size = visible.all() ? QUERY_PIECE : states.ranges.size;
-  const int64_t count = visible.all() ? pieces_of(in.M) : states.ranges.count;
+  const bool all = states.visible.all();
+  const int64_t size = all ? QUERY_PIECE : states.ranges.size, count = all ? pieces_of(in.M) : states.ranges.count;
   const int64_t bg = task / count, from = task % count * size, to = from + size < in.M ? from + size : in.M;
-  const KeyScan scan{a, queries, keys, visible, own, bg / in.G, bg % in.G};
-  if (visible.all())
+  const KeyScan scan{a, queries, keys, states, seen, own, bg / in.G, bg % in.G};
+  if (all)
     scan.together(states.at(bg, 0), from, to);
-  else if (visible.lag > 0)
+  else if (in.lag > 0)
     scan.lagged(states.of[task], from, to);
   else
     scan.causally(states.of[task], from, to);
@@ -233,31 +242,43 @@ static int64_t feature_backward(const FeatureBackward &a, void *workspace) {
   const Visible visible{in.block, in.lag};
   Arena arena{(char *)workspace};
   const FeatureGradients gradients(arena, in);
-  const RangeStates of_keys(arena, in, in.M, visible, true), of_queries(arena, in, in.N, visible, false);
-  const PerThread<FeatureScratch> scratch(arena, in.threads, in, true);
+  const RangeStates of_keys(arena, in, in.M, visible, true, 1), of_queries(arena, in, in.N, visible, false, 1);
+  const SeenMaxima seen(arena, in, visible);
+  const PerThread<FeatureScratch> scratch(arena, in.threads, in, true, 1.0f);
   if (!arena.base) return arena.used;
 
-  FeatureSide keys = keys_of(in), queries = queries_of(in);
+  const FeatureSide keys = keys_of(in);
+  FeatureSide queries = queries_of(in);
   queries.payload = a.grad_out;
   queries.shift = gradients.shift.first;
   queries.weight = gradients.weight.first;
+  queries.lse = gradients.lse.first;
+  queries.residual = gradients.residual.first;
   queries.shift_head = gradients.shift.pitch;
   queries.shift_batch = in.H * gradients.shift.pitch;
   const Stage deltas = {in.B * in.H, [&](int64_t bh, int) { gradients.fill(a, bh); }};
-  const int64_t sums_of_keys = of_keys.tasks(in), slopes_of_keys = key_tasks(in, visible, of_queries);
-  const Stage sums = {sums_of_keys + of_queries.tasks(in), [&](int64_t task, int t) {
-    if (task < sums_of_keys) return of_keys.sum(in, keys, task, scratch.of[t]);
-    of_queries.sum(in, queries, task - sums_of_keys, scratch.of[t]);
+  const Stage sums_of_keys = {of_keys.tasks(), [&](int64_t task, int t) {
+    if (visible.all()) return of_keys.sum_all(in, keys, nullptr, task, scratch.of[t]);
+    of_keys.scan(in, keys, keys, nullptr, task, scratch.of[t]);
   }};
-  const Stage combined = {in.B * in.G, [&](int64_t group, int) {
-    of_keys.combine(group);
-    of_queries.combine(group);
-  }};
-  const Stage slopes = {slopes_of_keys + query_tasks(in, visible, of_keys), [&](int64_t task, int t) {
-    if (task < slopes_of_keys) return key_task(a, queries, keys, visible, of_queries, task, scratch.of[t]);
-    query_task(in, queries, keys, visible, of_keys, task - slopes_of_keys, scratch.of[t],
+  const Stage combined_keys = {of_keys.combined(), [&](int64_t group, int) { of_keys.combine(group); }};
+  auto query_slope = [&](int64_t task, int t) {
+    query_task(in, queries, keys, of_keys, task, scratch.of[t], visible.all() ? nullptr : &seen,
                [&](const auto &...of) { query_slopes(a, queries, of...); });
+  };
+  const int64_t of_key_tasks = key_tasks(in, of_queries), of_query_tasks = query_tasks(in, of_keys);
+  const Stage slopes_of_queries = {visible.all() ? 0 : of_query_tasks, query_slope};
+  // The queries' state needs what they see of the keys' maxima: under an order, what their scan wrote down.
+  const Stage sums_of_queries = {of_queries.tasks(), [&](int64_t task, int t) {
+    if (visible.all()) return of_queries.sum_all(in, queries, &of_keys, task, scratch.of[t]);
+    of_queries.scan(in, queries, keys, &seen, task, scratch.of[t]);
   }};
-  parallel_stages(in.threads, deltas, sums, combined, slopes);
+  const Stage combined_queries = {of_queries.combined(), [&](int64_t group, int) { of_queries.combine(group); }};
+  const Stage slopes = {of_key_tasks + (visible.all() ? of_query_tasks : 0), [&](int64_t task, int t) {
+    if (task >= of_key_tasks) return query_slope(task - of_key_tasks, t);
+    key_task(a, queries, keys, seen, of_queries, task, scratch.of[t]);
+  }};
+  parallel_stages(in.threads, deltas, sums_of_keys, combined_keys, slopes_of_queries, sums_of_queries,
+                  combined_queries, slopes);
   return arena.used;
 }

@@ -2,7 +2,8 @@
 //
 //     m_i = max_r (x_ir + c_r)     φ_ir = e^{x_ir + c_r − m_i}     out_i = Σ_r φ_ir S_r / Σ_r φ_ir z_r
 //
-// So the denominator is at least 1, or, where a later key of the tile raised c_r, at least e^{−MOST_RISE}.
+// So the denominator is at least 1, or, where a later key of the tile raised c_r, at least e^{−MOST_RISE}; in units of
+// 2^−SHRUNK, as S is too, so that no sum of values overflows whose mean does not.
 
 constexpr int64_t PAIR_ROWS = 16;  // of the triangle of pairs, in one product
 
@@ -61,7 +62,10 @@ static void attend_queries(const FeatureForward &a, const FeatureState &state, i
   if (of_keys) attend_own(own.other_features, of_keys, in.features, count, values, state.width, own);
   for (int64_t i = 0; i < count; i++) {
     const float total = own.total[i], norm = total == 0 ? 0 : 1 / total;
-    a.lse[(b * in.H + h) * in.N + at + i] = total == 0 ? -__builtin_inff() : own.high[i] + __builtin_logf(total);
+    const int64_t place = (b * in.H + h) * in.N + at + i;
+    const float log_total = __builtin_logf(total * GROWN);
+    a.lse[place] = total == 0 ? -__builtin_inff() : own.high[i] + log_total;
+    a.residual[place] = residual_of(a.lse[place], own.high[i], log_total);
     float *row = own.out + i * state.width;
     for (int64_t e = 0; e < state.width; e += W) store(row + e, load(row + e) * norm);
     store_row(row, in.E, row_of<float>(a.out, b, h, at + i));
@@ -72,15 +76,18 @@ static int64_t feature_forward(const FeatureForward &a, void *workspace) {
   const FeatureInputs &in = a.inputs;
   const Visible visible{in.block, in.lag};
   Arena arena{(char *)workspace};
-  const RangeStates states(arena, in, in.M, visible, true);
-  const PerThread<FeatureScratch> scratch(arena, in.threads, in, false);
+  const RangeStates states(arena, in, in.M, visible, true, 1 / GROWN);
+  const PerThread<FeatureScratch> scratch(arena, in.threads, in, false, 1 / GROWN);
   if (!arena.base) return arena.used;
 
   const FeatureSide keys = keys_of(in), queries = queries_of(in);
-  const Stage sums = {states.tasks(in), [&](int64_t task, int t) { states.sum(in, keys, task, scratch.of[t]); }};
-  const Stage combined = {states.groups(in), [&](int64_t group, int) { states.combine(group); }};
-  const Stage reads = {query_tasks(in, visible, states), [&](int64_t task, int t) {
-    query_task(in, queries, keys, visible, states, task, scratch.of[t],
+  const Stage sums = {states.tasks(), [&](int64_t task, int t) {
+    if (visible.all()) return states.sum_all(in, keys, nullptr, task, scratch.of[t]);
+    states.scan(in, keys, keys, nullptr, task, scratch.of[t]);
+  }};
+  const Stage combined = {states.combined(), [&](int64_t group, int) { states.combine(group); }};
+  const Stage reads = {query_tasks(in, states), [&](int64_t task, int t) {
+    query_task(in, queries, keys, states, task, scratch.of[t], nullptr,
                [&](const auto &...of) { attend_queries(a, of...); });
   }};
   parallel_stages(in.threads, sums, combined, reads);

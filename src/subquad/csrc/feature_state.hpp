@@ -3,7 +3,7 @@
 //     S_r = Σ_j e^{y_jr − c_r} v_j     z_r = Σ_j e^{y_jr − c_r} a_j     c_r = max_j y_jr
 //
 // Forwards the tokens are keys, with their values and a = 1. Backwards they are also queries, with the gradients of
-// their outputs, x_ir − lse_i for y and −Δ_i for a. A tile's exponents lie as (R,TILE), tokens as lanes:
+// their outputs, x′_ir for y and dlse_i − Δ_i for a. A tile's exponents lie as (R,TILE), tokens as lanes:
 //
 //              64 tokens →                      E′ →
 //          ┌───────────────┐               ┌───────────┐
@@ -12,6 +12,10 @@
 //          └───────────────┘  ·  (64) a, a column              is added to   z (R)
 //
 // c_r only rises: when a tile has a larger exponent, S_r and z_r shrink to the new base (`raise`), so no e^… exceeds 1.
+//
+// Large exponents leave fp32 no digits for what counts in their differences. So x_ir meets c_r first, as in the forward
+// pass, and then lse_i: x′_ir = ((x_ir + c_r) − lse_i) − residual_i, which is relative to the base c_r of the state of
+// queries; keys add y_jr − c_r, which is exact where the weight counts. The base follows the keys that queries see.
 
 constexpr int64_t TILE = 64;        // tokens
 constexpr int64_t PITCH = 16;       // of the rows of projections, which the caller pads: whole vectors in every variant
@@ -38,69 +42,67 @@ struct FeatureSide {
   int64_t shift_batch, shift_head;
   Rows payload;             // (B,heads,tokens,E), or null for zeros
   const float *weight;      // a, laid out as `shift`; null: 1
+  const float *lse, *residual;  // of queries backwards, laid out as `shift`: their exponents are made relative by them
   int64_t together;         // heads that share a state
 
   const float *of_head(const float *what, int64_t b, int64_t h) const {
     return what ? what + b * shift_batch + h * shift_head : nullptr;
   }
-};
 
-struct FeatureScratch {
-  float *rows, *columns;  // a tile's rows (TILE,width′) and their transpose
-  float *shift, *weight;  // (TILE + W)
-  float *exponents;       // (R,TILE), as are these
-  float *features, *other_features, *slopes;
-  Pieces<float> of_heads;  // a head: (R,TILE) the other side's exponents
-  float *payload, *payload_columns;  // (TILE,E′), (E,TILE)
-  float *others, *other_columns;     // the other side's
-  float *value_grads;     // (TILE,E′)
-  float *out;             // (TILE, the widest row)
-  float *pairs, *pair_slopes;  // (TILE,TILE)
-  float *high, *total;    // (TILE)
-  float *raised;          // (R)
-
-  FeatureScratch(Arena &arena, const FeatureInputs &in, bool backward) {
-    const int64_t R = round_up(in.features, W), E = round_up(in.E, W), tile = R * TILE + W;
-    int64_t widest = in.query_width > in.key_width ? in.query_width : in.key_width;
-    widest = widest > in.features ? widest : in.features;
-    const int64_t wide = round_up(widest > in.E ? widest : in.E, W);
-    rows = arena.take<float>(TILE * wide);
-    columns = arena.take<float>(wide * TILE);
-    shift = arena.take<float>(TILE + W);
-    weight = arena.take<float>(TILE + W);
-    exponents = arena.take<float>(tile);
-    features = arena.take<float>(tile);
-    other_features = arena.take<float>(tile);
-    slopes = arena.take<float>(backward ? tile : 0);
-    of_heads = arena.take_each<float>(in.H / in.G, tile);
-    payload = arena.take<float>(TILE * E);
-    payload_columns = arena.take<float>(backward ? E * TILE + W : 0);
-    others = arena.take<float>(backward ? TILE * E : 0);
-    other_columns = arena.take<float>(backward ? E * TILE + W : 0);
-    value_grads = arena.take<float>(backward ? TILE * E : 0);
-    out = arena.take<float>(TILE * wide);
-    pairs = arena.take<float>(TILE * TILE);
-    pair_slopes = arena.take<float>(backward ? TILE * TILE : 0);
-    high = arena.take<float>(TILE);
-    total = arena.take<float>(TILE);
-    raised = arena.take<float>(R);
+  // The side as `count` of its features from `first` on have it.
+  FeatureSide of_features(int64_t first, int64_t count) const {
+    FeatureSide part = *this;
+    if (projection) {
+      part.projection += first * round_up(width, PITCH);
+    } else {
+      part.rows.data = (float *)rows.data + first;
+      part.width = count;
+    }
+    if (bias) part.bias += first;
+    return part;
   }
 };
 
 struct FeatureState {
   float *sums;               // (R,E′)
   float *totals, *largest;   // (R)
+  float *base;               // (R) what the exponents of queries are relative to; 0 for keys
   int64_t features, width;
+  float unit;  // of the sums and totals: forwards so small that no sum of values overflows whose mean does not
 
-  FeatureState(Arena &arena, int64_t R, int64_t E) : features(R), width(round_up(E, W)) {
+  FeatureState(Arena &arena, int64_t R, int64_t E, float unit) : features(R), width(round_up(E, W)), unit(unit) {
     sums = arena.take<float>(R * width);
     totals = arena.take<float>(R);
     largest = arena.take<float>(R);
+    base = arena.take<float>(R);
+  }
+
+  FeatureState of_features(int64_t first, int64_t count) const {
+    FeatureState part = *this;
+    part.sums += first * width, part.totals += first, part.largest += first, part.base += first;
+    part.features = count;
+    return part;
+  }
+
+  void copy(const FeatureState &from) const {
+    for (int64_t i = 0; i < features * width; i++) sums[i] = from.sums[i];
+    for (int64_t r = 0; r < features; r++)
+      totals[r] = from.totals[r], largest[r] = from.largest[r], base[r] = from.base[r];
+  }
+
+  // Exponents relative to other maxima of keys; a feature that no key has keeps its base.
+  void rebase(const float *to) const {
+    for (int64_t r = 0; r < features; r++) {
+      if (to[r] == base[r] || to[r] == -__builtin_inff()) continue;
+      if (largest[r] != -__builtin_inff()) largest[r] += to[r] - base[r];
+      base[r] = to[r];
+    }
   }
 
   void clear() const {
     zero(sums, features * width);
     zero(totals, features);
+    zero(base, features);
     for (int64_t r = 0; r < features; r++) largest[r] = -__builtin_inff();
   }
 
@@ -126,6 +128,53 @@ struct FeatureState {
       totals[r] = totals[r] * own + other.totals[r] * more;
       largest[r] = high;
     }
+  }
+};
+
+struct FeatureScratch {
+  float *rows, *columns;  // a tile's rows (TILE,width′) and their transpose
+  float *shift, *weight;  // (TILE + W)
+  float *exponents;       // (R,TILE), as are these
+  float *features, *other_features, *slopes;
+  Pieces<float> of_heads;  // a head: (R,TILE) the other side's exponents
+  Pieces<float> relative;  // the same, relative to the keys' maxima
+  float *payload, *payload_columns;  // (TILE,E′), (E,TILE)
+  float *others, *other_columns;     // the other side's
+  float *value_grads;     // (TILE,E′)
+  float *out;             // (TILE, the widest row)
+  float *pairs, *pair_slopes;  // (TILE,TILE)
+  float *high, *total;    // (TILE)
+  float *raised, *seen;   // (R)
+  FeatureState spare;
+
+  FeatureScratch(Arena &arena, const FeatureInputs &in, bool backward, float unit)
+      : spare(arena, in.features, in.E, unit) {
+    const int64_t R = round_up(in.features, W), E = round_up(in.E, W), tile = R * TILE + W;
+    int64_t widest = in.query_width > in.key_width ? in.query_width : in.key_width;
+    widest = widest > in.features ? widest : in.features;
+    const int64_t wide = round_up(widest > in.E ? widest : in.E, W);
+    rows = arena.take<float>(TILE * wide);
+    columns = arena.take<float>(wide * TILE);
+    shift = arena.take<float>(TILE + W);
+    weight = arena.take<float>(TILE + W);
+    exponents = arena.take<float>(tile);
+    features = arena.take<float>(tile);
+    other_features = arena.take<float>(tile);
+    slopes = arena.take<float>(backward ? tile : 0);
+    of_heads = arena.take_each<float>(in.H / in.G, tile);
+    payload = arena.take<float>(TILE * E);
+    payload_columns = arena.take<float>(backward ? E * TILE + W : 0);
+    others = arena.take<float>(backward ? TILE * E : 0);
+    other_columns = arena.take<float>(backward ? E * TILE + W : 0);
+    value_grads = arena.take<float>(backward ? TILE * E : 0);
+    out = arena.take<float>(TILE * wide);
+    pairs = arena.take<float>(TILE * TILE);
+    pair_slopes = arena.take<float>(backward ? TILE * TILE : 0);
+    high = arena.take<float>(TILE);
+    total = arena.take<float>(TILE);
+    raised = arena.take<float>(R);
+    seen = arena.take<float>(R);
+    relative = arena.take_each<float>(backward ? in.H / in.G : 0, tile);
   }
 };
 
@@ -212,13 +261,25 @@ static bool all_finite(const float *x, int64_t count) {
   return all_set(numbers);
 }
 
-// features ← e^{exponents − largest}, 0 behind `count`.
-static void exponentiate(const float *exponents, int64_t R, int64_t count, const float *largest, float *features) {
-  for (int64_t r = 0; r < R; r++) {
-    const float base = base_of(largest[r]);
-    for (int64_t j = 0; j < count; j += W)
-      store(features + r * TILE + j, lanes_before(count - j, exp_nonpositive(load(exponents + r * TILE + j) - base), 0));
+// features ← e^{exponents − largest} in units of the state, 0 behind `count`.
+static void exponentiate(const FeatureState &state, const float *exponents, int64_t count, float *features) {
+  for (int64_t r = 0; r < state.features; r++) {
+    const float base = base_of(state.largest[r]);
+    for (int64_t j = 0; j < count; j += W) {
+      const vf powers = exp_nonpositive(load(exponents + r * TILE + j) - base) * state.unit;
+      store(features + r * TILE + j, lanes_before(count - j, powers, 0));
+    }
   }
+}
+
+// Queries' exponents relative to the maxima `seen` of the keys that they see; −∞ stays.
+static void make_relative(const float *exponents, int64_t R, int64_t count, const float *seen, const float *lse,
+                          const float *residual, float *to) {
+  for (int64_t r = 0; r < R; r++)
+    for (int64_t j = 0; j < count; j += W) {
+      const vf x = load(exponents + r * TILE + j), from = ((x + seen[r]) - load(lse + j)) - load(residual + j);
+      store(to + r * TILE + j, select(x == -__builtin_inff(), x, from));
+    }
 }
 
 // The state, whose maxima are those of the features already, with `count` tokens more.
@@ -233,9 +294,10 @@ static void add_tile(const FeatureState &state, const float *features, int64_t c
   gemm(state.features, state.width, count, features, TILE, 1, payload, state.width, state.sums, state.width, true);
 }
 
-// Tokens [from, to) of all heads that share the state.
+// Tokens [from, to) of all heads that share the state; queries, relative to the maxima `seen` of the keys that they see.
 static void add_tokens(const FeatureState &state, const FeatureSide &side, int64_t E, int64_t b, int64_t group,
-                       int64_t from, int64_t to, const FeatureScratch &own) {
+                       int64_t from, int64_t to, const float *seen, const FeatureScratch &own) {
+  if (seen) state.rebase(seen);
   from = from < 0 ? 0 : from;
   to = to < side.tokens ? to : side.tokens;
   const int64_t R = state.features;
@@ -243,11 +305,14 @@ static void add_tokens(const FeatureState &state, const FeatureSide &side, int64
     for (int64_t at = from; at < to; at += TILE) {
       const int64_t count = to - at < TILE ? to - at : TILE;
       tile_exponents(side, R, b, h, at, count, own.exponents, own);
+      if (seen)
+        make_relative(own.exponents, R, count, seen, side.of_head(side.lse, b, h) + at,
+                      side.of_head(side.residual, b, h) + at, own.exponents);
       pack_counted(side.payload, b, h, at, count, E, own.shift, own.payload);
       for (int64_t r = 0; r < R; r++) own.raised[r] = state.largest[r];
       raise_largest(own.exponents, R, count, own.raised);
       state.raise(own.raised);
-      exponentiate(own.exponents, R, count, state.largest, own.features);
+      exponentiate(state, own.exponents, count, own.features);
       add_tile(state, own.features, count, own.payload, own.weight);
     }
 }

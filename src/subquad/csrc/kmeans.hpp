@@ -1,4 +1,4 @@
-// K-means of 64-bit codes under Hamming distance: Lloyd's algorithm, bit for bit as `subquad.ops.kmeans` states it.
+// K-means of 64-bit codes under Hamming distance: Lloyd's algorithm, bit for bit as `subquad.kernels.kmeans` states it.
 //
 // Exact short cuts: it ends when no label changes (then nothing ever will), and the votes for a centroid's bits are
 // updated by the codes that changed their cluster:

@@ -116,6 +116,25 @@ static void zero(float *x, int64_t n) {
   for (int64_t i = 0; i < n; i++) x[i] = 0;
 }
 
+// The products one after the other, each added as `gemm` adds it, so that equal rows give equal bits: fused where the
+// compiler fuses the vectors of `gemm`. It may vectorise and not fuse a loop of scalars that leaves it the choice.
+static inline float dot(const float *a, const float *b, int64_t n, float start = 0) {
+  for (int64_t i = 0; i < n; i++) {
+#if defined(__FP_FAST_FMAF)
+    start = __builtin_fmaf(a[i], b[i], start);
+#else
+    start += a[i] * b[i];
+#endif
+  }
+  return start;
+}
+
+// What rounding took from lse = highest + log_total. At large logits fp32 leaves nothing of ln Σ: weights made again as
+// e^{(logit − lse) − residual} are those of the forward pass, because logit − lse is exact where the weight counts.
+static inline float residual_of(float lse, float highest, float log_total) {
+  return lse == -__builtin_inff() ? 0 : (highest - lse) + log_total;
+}
+
 static inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 // run(x) with an x of the type that `dtype` stands for.

@@ -14,7 +14,8 @@
 struct TailHeadGradients {
   float *keys, *values;              // (C,K,D'), (C,K,E'): of the top keys, from the members
   float *cell_keys, *cell_values;    // (X,C',D'), (X,C',E'): dk̄, dv̄
-  float *shift, *lse;                // (X,C'): dk̄·k̄ + dv̄·v̄ − dlse; ln Σ, +∞ where nothing is met
+  float *shift, *of_lse;             // (X,C'): dk̄·k̄ + dv̄·v̄; dlse
+  float *lse, *residual;             // (X,C'): ln Σ, +∞ where nothing is met; what rounding took from it
   float *queries;                    // (N,D') in the order of the clusters: from the members
   float *means;                      // (C,D') −db k̄, summed over the cells
   float *of_cells;                   // (X,C,D') Σ_j dS_j K_j
@@ -27,7 +28,9 @@ struct TailHeadGradients {
     cell_keys = arena.take<float>(X * C * D);
     cell_values = arena.take<float>(X * C * E);
     shift = arena.take<float>(X * C);
+    of_lse = arena.take<float>(X * C);
     lse = arena.take<float>(X * C);
+    residual = arena.take<float>(X * C);
     queries = arena.take<float>(in.N * D);
     means = arena.take<float>(in.clusters * D);
     of_cells = arena.take<float>(X * in.clusters * D);
@@ -120,7 +123,7 @@ static void tail_members_backward(const TailBackward &a, const SortedKeys &sorte
   for (int64_t x = 0; x < X; x++) {
     zero(to.cell_keys + (x * C + c) * D, D);
     zero(to.cell_values + (x * C + c) * E, E);
-    to.shift[x * C + c] = 0;
+    to.shift[x * C + c] = to.of_lse[x * C + c] = to.residual[x * C + c] = 0;
     to.lse[x * C + c] = __builtin_inff();
   }
   if (bounds[0] == bounds[1]) return;
@@ -145,21 +148,18 @@ static void tail_members_backward(const TailBackward &a, const SortedKeys &sorte
   for (int64_t x = 0; x < X; x++) {
     const float lse = a.saved.cell_lse[row * X + x], db = own.bias[K + x];
     if (lse == -__builtin_inff()) continue;
-    const float *key = own.met.rows + (K + x) * D, *value = own.met.values + (K + x) * E;
+    const float *key = own.met.rows + (K + x) * D;
     const float *mean = a.saved.centroids + row * in.D, *of_key = own.of_keys + (K + x) * D;
     const float *of_value = own.of_values + (K + x) * E;
-    float *dk = to.cell_keys + (x * C + c) * D, *dv = to.cell_values + (x * C + c) * E, shift = -db;
+    float *dk = to.cell_keys + (x * C + c) * D, *dv = to.cell_values + (x * C + c) * E;
     for (int64_t d = 0; d < in.D; d++) {
       dk[d] = (of_key[d] - db * mean[d]) * in.scale;
-      shift += dk[d] * key[d];
       means[d] -= db * key[d];
     }
-    for (int64_t e = 0; e < in.E; e++) {
-      dv[e] = of_value[e];
-      shift += dv[e] * value[e];
-    }
-    to.shift[x * C + c] = shift;
+    for (int64_t e = 0; e < in.E; e++) dv[e] = of_value[e];
+    to.of_lse[x * C + c] = db;
     to.lse[x * C + c] = lse;
+    to.residual[x * C + c] = a.saved.cell_residual[row * X + x];
   }
 }
 
@@ -170,17 +170,25 @@ static void add_given_gradients(const TailBackward &a, int64_t bh, int64_t c, co
   for (int64_t x = 0; x < X; x++) {
     const int64_t at = (bh * in.clusters + c) * X + x;
     if (a.saved.cell_lse[at] == -__builtin_inff()) continue;
-    float *dk = to.cell_keys + (x * C + c) * D, *dv = to.cell_values + (x * C + c) * E, shift = 0;
-    for (int64_t d = 0; a.grad_cell_keys && d < in.D; d++) {
-      dk[d] += a.grad_cell_keys[at * in.D + d];
-      shift += a.grad_cell_keys[at * in.D + d] * a.saved.cell_keys[at * in.D + d];
-    }
-    for (int64_t e = 0; a.grad_cell_values && e < in.E; e++) {
-      dv[e] += a.grad_cell_values[at * in.E + e];
-      shift += a.grad_cell_values[at * in.E + e] * a.saved.cell_values[at * in.E + e];
-    }
-    to.shift[x * C + c] += a.grad_cell_lse ? shift - a.grad_cell_lse[at] : shift;
+    float *dk = to.cell_keys + (x * C + c) * D, *dv = to.cell_values + (x * C + c) * E;
+    for (int64_t d = 0; a.grad_cell_keys && d < in.D; d++) dk[d] += a.grad_cell_keys[at * in.D + d];
+    for (int64_t e = 0; a.grad_cell_values && e < in.E; e++) dv[e] += a.grad_cell_values[at * in.E + e];
+    if (a.grad_cell_lse) to.of_lse[x * C + c] += a.grad_cell_lse[at];
     to.lse[x * C + c] = a.saved.cell_lse[at];
+    to.residual[x * C + c] = a.saved.cell_residual[at];
+  }
+}
+
+// dk̄·k̄ + dv̄·v̄ of the cells of cluster c, added up as the products with the keys are: of a cell in which one key has
+// all the weight, so that k̄ and v̄ are its own, that key's product less this is exactly 0.
+static void shift_cells(const TailBackward &a, int64_t bh, int64_t c, const TailHeadGradients &to) {
+  const TailInputs &in = a.inputs;
+  const int64_t C = round_up(in.clusters, W), D = round_up(in.D, W), E = round_up(in.E, W), X = in.cells;
+  for (int64_t x = 0; x < X; x++) {
+    const int64_t at = (bh * in.clusters + c) * X + x;
+    if (to.lse[x * C + c] == __builtin_inff()) continue;
+    const float of_key = dot(to.cell_keys + (x * C + c) * D, a.saved.cell_keys + at * in.D, in.D);
+    to.shift[x * C + c] = dot(to.cell_values + (x * C + c) * E, a.saved.cell_values + at * in.E, in.E, of_key);
   }
 }
 
@@ -197,7 +205,7 @@ static void prepare_means(const TailBackward &a, int64_t bh, const TailHeadGradi
     for (int64_t c = in.clusters; c < C; c++) {
       zero(to.cell_keys + (x * C + c) * D, D);
       zero(to.cell_values + (x * C + c) * E, E);
-      to.shift[x * C + c] = 0;
+      to.shift[x * C + c] = to.of_lse[x * C + c] = to.residual[x * C + c] = 0;
       to.lse[x * C + c] = __builtin_inff();
     }
 }
@@ -212,11 +220,12 @@ static void cell_tile_backward(const TailBackward &a, const float *keys, const f
   gemm(count, C, in.D, keys, D, 1, own.cell_keys_t, C, own.products_t, C, false);
   gemm(count, C, in.E, values, E, 1, own.cell_values_t, C, own.products_t, C, true);
   for (int64_t v = 0; v < C; v += W) {
-    const vf lse = load(of.lse + x * C + v), shift = load(of.shift + x * C + v);
+    const vf lse = load(of.lse + x * C + v), residual = load(of.residual + x * C + v);
+    const vf shift = load(of.shift + x * C + v), of_lse = load(of.of_lse + x * C + v);
     for (int64_t i = 0; i < count; i++) {
-      const vf p = exp_nonpositive(load(own.weights_t + i * C + v) - lse);
+      const vf p = exp_nonpositive((load(own.weights_t + i * C + v) - lse) - residual);
       store(own.weights_t + i * C + v, p);
-      store(own.products_t + i * C + v, p * (load(own.products_t + i * C + v) - shift));
+      store(own.products_t + i * C + v, p * ((load(own.products_t + i * C + v) - shift) + of_lse));
     }
   }
   for (int64_t c = 0; c < in.clusters; c++)
@@ -356,6 +365,7 @@ static int64_t tail_backward_of(const TailBackward &a, void *workspace) {
       over_clusters(task, [&](int64_t head, int64_t bh, int64_t c) {
         tail_members_backward<T>(a, sorted, head / group, bh, c, heads[head], scratch.of[thread]);
         if (a.grad_cell_keys || a.grad_cell_values || a.grad_cell_lse) add_given_gradients(a, bh, c, heads[head]);
+        shift_cells(a, bh, c, heads[head]);
       });
     }};
     const Stage means = {now * group, [&](int64_t i, int) { prepare_means(a, head_of(i), heads[i]); }};

@@ -306,9 +306,10 @@ static void sum_cell(const TailForward &a, const float *keys, const float *value
   save(keys + from * D, in.D, D, a.saved.cell_keys);
   save(values + from * E, in.E, E, a.saved.cell_values);
   for (int64_t c = 0; c < C; c++) {
-    const float total = own.total[c] * GROWN;
-    a.saved.cell_lse[(first_row + c) * in.cells + x] =
-        total == 0 ? -__builtin_inff() : own.highest[c] + __builtin_logf(total);
+    const int64_t at = (first_row + c) * in.cells + x;
+    const float total = own.total[c] * GROWN, log_total = __builtin_logf(total);
+    a.saved.cell_lse[at] = total == 0 ? -__builtin_inff() : own.highest[c] + log_total;
+    a.saved.cell_residual[at] = residual_of(a.saved.cell_lse[at], own.highest[c], log_total);
   }
 }
 

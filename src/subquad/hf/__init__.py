@@ -12,7 +12,6 @@ sq.hf.extend_positions(model, 4096)                    # past the learned positi
 
 from subquad.hf.adapters import Adapter, load_adapter, read_adapter, save_adapter, weights_mark
 from subquad.hf.boundary import register
-from subquad.hf.doors import transformers_model
 from subquad.hf.layers import NAME, Layer, head_counts
 from subquad.hf.positions import extend_positions, position_limit
 from subquad.hf.probe import find_layers
@@ -22,6 +21,7 @@ from subquad.hf.split import shard
 from subquad.hf.state_cache import StateCache
 from subquad.hf.swapping import Swapped, bind, bounds, describe, keeping, refusals, restore, swap
 from subquad.hf.trial import register_trials
+from subquad.hf.unwrapping import transformers_model
 
 register()
 register_trials()

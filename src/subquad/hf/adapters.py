@@ -18,14 +18,16 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
-from subquad import files, seals
-from subquad.hf.doors import AnyModel, own_parameters, transformers_model
+from subquad.core import checksums as seals
+from subquad.core import files
 from subquad.hf.layers import head_counts
 from subquad.hf.positions import position_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.swapping import AnyMethod, Swapped, bind_all, swap
 from subquad.hf.swapping import bounds as _bounds
-from subquad.methods import Bound, Method, from_dict
+from subquad.hf.unwrapping import AnyModel, own_parameters, transformers_model
+from subquad.methods import BoundMethod, Method, from_dict
+from subquad.methods.core.plugins import UnknownMethod, record_of
 
 FORMAT = 2  # 1 had no digest of adapter.json
 TENSORS, SETTINGS, CARD = "adapter.safetensors", "adapter.json", "README.md"
@@ -44,7 +46,7 @@ class Adapter:
     record: dict[str, Any]
     tensors: dict[int, dict[str, Tensor]]
 
-    def bounds(self, model: AnyModel, *, any_weights: bool = False) -> dict[int, Bound]:
+    def bounds(self, model: AnyModel, *, any_weights: bool = False) -> dict[int, BoundMethod]:
         """The adapter's methods bound to this model's layers, with their parameters.
 
         Raises:
@@ -69,7 +71,7 @@ def save_adapter(
     model: AnyModel,
     path: str | Path,
     *,
-    bounds: Mapping[int, Bound] | None = None,
+    bounds: Mapping[int, BoundMethod] | None = None,
     record: Mapping[str, Any] | None = None,
     card: str = "",
     max_length: int | None = None,
@@ -89,8 +91,8 @@ def save_adapter(
 
     Raises:
         ValueError: none of them has learned parameters, the layers were bound for several longest lengths, or the path
-            is a file or cannot be written to (`subquad.files.CannotWrite`, an OSError too); then an adapter that was
-            there is as it was.
+            is a file or cannot be written to (`subquad.core.files.CannotWrite`, an OSError too); then an adapter that
+            was there is as it was.
     """
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
@@ -107,7 +109,7 @@ def save_adapter(
     settings = {
         "format": FORMAT,
         "model": {**describe_model(model), "max_length": max_length or _bound_length(given) or position_limit(model)},
-        "methods": {str(number): bound.method.to_dict() for number, bound in given.items()},
+        "methods": {str(number): record_of(bound.method) for number, bound in given.items()},
         "record": dict(record or {}),
     }
     data = safetensors.save(tensors)
@@ -136,6 +138,8 @@ def read_adapter(path: str | Path) -> Adapter:
     settings = _settings(folder / SETTINGS)
     try:
         methods = {int(number): from_dict(method) for number, method in settings["methods"].items()}
+    except UnknownMethod as error:
+        raise UnknownMethod(f"{folder / SETTINGS}: {error}") from None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{folder / SETTINGS} is damaged, or of another version: {error}") from None
     if beyond := sorted(set(methods) - set(range(len(settings["model"]["layers"])))):
@@ -201,7 +205,7 @@ def weights_mark(model: AnyModel) -> str:
     return digest.hexdigest()[:16]
 
 
-def _bound_length(bounds: Mapping[int, Bound]) -> int | None:
+def _bound_length(bounds: Mapping[int, BoundMethod]) -> int | None:
     """The longest length that the layers with learned parameters were bound for; None where none was said."""
     lengths = sorted({bound.max_length for bound in bounds.values() if bound.learned is not None and bound.max_length})
     if len(lengths) > 1:
@@ -212,7 +216,7 @@ def _bound_length(bounds: Mapping[int, Bound]) -> int | None:
     return lengths[0] if lengths else None
 
 
-def _load(bound: Bound, tensors: dict[str, Tensor], where: str) -> None:
+def _load(bound: BoundMethod, tensors: dict[str, Tensor], where: str) -> None:
     learned = bound.learned or nn.Module()
     wanted = learned.state_dict()
     if wanted.keys() != tensors.keys():

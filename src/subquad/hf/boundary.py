@@ -15,13 +15,13 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from subquad.hf.accelerate_splits import refuse_accelerate_splits
-from subquad.hf.handed import Handed, decode, encode
 from subquad.hf.layers import NAME, STATE_MARK, Attached
+from subquad.hf.mask_encoding import Handed, decode, encode
 from subquad.hf.passes import MARK, NOW
 from subquad.hf.patterns import CAUSAL, EVERYTHING, Pattern, read_pattern
 from subquad.hf.saved import SAVED_AS
 from subquad.masks import Mask
-from subquad.parallel.current import in_use, refuse_in_use
+from subquad.methods.core.current_shard import in_use, refuse_in_use
 
 # Keywords that reach an attention function and change nothing about its result. Any other must be None or False.
 _HARMLESS = {
@@ -57,7 +57,7 @@ def make_mask(
     attention_mask: Tensor | None = None,
     device: torch.device | None = None,
     **options: Any,
-) -> Tensor:
+) -> Tensor | None:
     """The mask of one kind of layer in one forward pass, as `handed` describes it. Called by transformers."""
     refuse_accelerate_splits()
     causal = _pattern(mask_function, options).causal
@@ -82,11 +82,23 @@ def make_mask(
         real = real if now.padded else None
     elif filled is None and real is not None and look and bool(real.all()):
         real = None
+    if now is None and real is None and is_plain(q_length, kv_length, mask_function, **options):
+        if options.get("allow_is_bidirectional_skip"):
+            return None
+        real = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
     handed = encode(causal=causal, real=real, filled=filled, segments=segments, batch=batch_size)
     handed = handed.to(device) if device is not None else handed
     if now is not None:
         setattr(handed, MARK, now.of)
     return handed
+
+
+def is_plain(q_length: int, kv_length: int, mask_function: Callable[..., Any] | None = None, **options: Any) -> bool:
+    """Whether the mask is the one that transformers makes for SDPA, so that a model's own code may compute with it.
+
+    It is where one query may see all keys but the padded ones, as a pooler's probe: (B,1,1,M) is then all of the mask.
+    """
+    return q_length == 1 < kv_length and _pattern(mask_function, options) == EVERYTHING
 
 
 def attend(
@@ -125,8 +137,14 @@ def attend(
     state = getattr(key, STATE_MARK, None)
     if state is not None:
         with state.keeping_errors():
-            handed = decode(attention_mask, query.shape[2], state.seen, causal=causal, label=layer.label)
-            if not handed.causal or layer.window is not None or position_bias is not None or dropout:
+            handed = _decoded(layer, attention_mask, query, state.seen, causal)
+            if (
+                not handed.causal
+                or layer.window is not None
+                or handed.window is not None
+                or position_bias is not None
+                or dropout
+            ):
                 raise ValueError(
                     f"layer {layer.label} cannot run on a StateCache: that is for causal attention without a window, a "
                     "position bias or dropout"
@@ -138,11 +156,20 @@ def attend(
                 )
             mask = _mask_of_new(layer, query.shape[2], handed)
             return state.attend(layer.bound, query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
-    handed = decode(attention_mask, query.shape[2], key.shape[2], causal=causal, label=layer.label)
+    handed = _decoded(layer, attention_mask, query, key.shape[2], causal)
+    if of is not None and handed.read:
+        raise ValueError(
+            f"layer {layer.label} was given a mask over queries and keys of shape {tuple(attention_mask.shape)}, which "  # type: ignore[union-attr]
+            "does not go with `parallel`; pass 2-D padding masks (batch, tokens), or swap without `parallel`"
+        )
     mask, own = _mask_of(layer, query.shape[2], key.shape[2], handed)
     extras = {"bias": position_bias, "softcap": softcap, "sinks": sinks, "hidden": hidden, "parallel": of}
     out = layer(query, key, value, mask=mask, real=handed.real, own=own, scale=scaling, dropout_p=dropout, **extras)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _decoded(layer: Attached, mask: Tensor | None, query: Tensor, keys: int, causal: bool) -> Handed:
+    return decode(mask, query.shape[2], keys, causal=causal, label=layer.label, batch=query.shape[0])
 
 
 def _sequence(layer: Attached, module: nn.Module, attention_mask: Tensor | None, dropout: float) -> Any:
@@ -218,15 +245,16 @@ def _segments(mask_function: Any, batch: int, length: int, device: torch.device 
 
 def _mask_of(layer: Attached, N: int, M: int, handed: Handed) -> tuple[Mask, Tensor | None]:
     """Who may see whom, less the padding of keys, and which queries are real (None: all, or not known)."""
-    if layer.cross:
+    if layer.cross and not handed.read:
         return Mask(), None
     # Also for a single query, which sees every filled slot: a causal form can be another than the plain one.
     mask = Mask.causal(offset=handed.offset) if handed.causal else Mask(offset=max(M - N, 0))
     if handed.segments is not None:
         mask = mask & Mask.segments(handed.segments)
-    if layer.window is not None:
-        mask = mask & Mask.window(layer.window)
-    return mask, handed.queries(N)
+    window = handed.window if handed.read else layer.window
+    if window is not None:
+        mask = mask & Mask.window(window)
+    return mask, None if layer.cross else handed.queries(N)
 
 
 def _mask_of_new(layer: Attached, new: int, handed: Handed) -> Mask | None:

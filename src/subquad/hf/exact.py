@@ -9,8 +9,8 @@ SDPA has neither, so this computes the logits, for a block of queries after the 
 import torch
 from torch import Tensor
 
+from subquad.kernels.tokens.heads import repeat_heads
 from subquad.masks import Mask
-from subquad.ops.heads import repeat_heads
 
 BLOCK = 512  # queries at a time
 

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from subquad.hf.exact import attend_exactly
 from subquad.masks import Mask
-from subquad.methods import Bound, Method
-from subquad.methods.keep import Keep
+from subquad.methods import BoundMethod, Method
+from subquad.methods.core.global_tokens import Keep
 from subquad.nn.padded_queries import attend_all
 
 KEEPS = {"first": "each item's first token", "ends": "each item's first and last token"}  # what `swap` can keep
@@ -122,7 +122,7 @@ class Attached(nn.Module):
     exact, by their place among the real ones. `kept_now` is a bool (B,N) that says which, in place of it.
     """
 
-    def __init__(self, layer: Layer, bound: Bound, *, saved_before: bool = False, keep: str | None = None):
+    def __init__(self, layer: Layer, bound: BoundMethod, *, saved_before: bool = False, keep: str | None = None):
         super().__init__()
         self.keep: str | None = None if bound.method.is_exact else keep
         self.kept_now: Tensor | None = None
@@ -212,7 +212,7 @@ def inspect_layers(model: PreTrainedModel) -> list[Layer]:
                 "interface, so nothing can be swapped into it; architectures that can: BERT, RoBERTa, DistilBERT, "
                 "ModernBERT, ViT, wav2vec2, Whisper, T5, BART, Llama, GPT-2 and most others"
             )
-    found = [(name, module) for name, module in model.named_modules() if _uses_interface(module)]
+    found = [(name, module) for name, module in model.named_modules() if uses_interface(module)]
     if not found:
         raise ValueError(f"{type(model).__name__} has no attention layer that goes through the attention interface")
     return serving_decoders([_describe(number, name, module) for number, (name, module) in enumerate(found)])
@@ -251,7 +251,8 @@ def _first(module: nn.Module, config: Any, *names: str) -> int | None:
     return None
 
 
-def _uses_interface(module: nn.Module) -> bool:
+def uses_interface(module: nn.Module) -> bool:
+    """Whether a module calls the attention function that transformers' attention interface names."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 

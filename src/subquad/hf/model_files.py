@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from subquad.data.files import check_size, exists, is_folder, read_json
-from subquad.errors import InputError
+from subquad.core.errors import InputError
+from subquad.core.reading import check_size, exists, is_folder, read_json
 
 Pooling = Literal["mean", "cls"]
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from subquad.distributed import Sequence
 from subquad.hf.token_positions import tokens_of
-from subquad.parallel import Sequence
 
 NOT_A_LABEL = -100
 MARK = "_subquad_sequence"  # on the mask of a forward pass: its sequence

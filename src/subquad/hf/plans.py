@@ -13,14 +13,16 @@ from typing import Any
 
 from torch import nn
 
-from subquad import files, seals
-from subquad.environment import differences
+from subquad.core import checksums as seals
+from subquad.core import files
+from subquad.core.environment import differences
+from subquad.core.spelling import listed
 from subquad.hf.adapters import Adapter, read_adapter, same_kind, save_adapter
-from subquad.hf.doors import AnyModel
 from subquad.hf.layers import Layer, head_counts
-from subquad.methods import Bound, ByLength, Method, from_dict
+from subquad.hf.unwrapping import AnyModel
+from subquad.methods import BoundMethod, ByLength, Method, from_dict
 from subquad.methods.by_length import Step
-from subquad.spelling import listed
+from subquad.methods.core.plugins import record_of
 
 FORMAT = 1
 FILE = "plan.json"
@@ -43,7 +45,7 @@ class Plan:
     layers: dict[int, Method]
     verified: dict[str, dict[str, Any]]
     made_on: dict[str, Any] = field(default_factory=dict)  # versions, hardware, the text's fingerprint, the command
-    bounds: dict[int, Bound] = field(default_factory=dict, compare=False)  # with learned parameters
+    bounds: dict[int, BoundMethod] = field(default_factory=dict, compare=False)  # with learned parameters
     adapter: Adapter | None = field(default=None, compare=False)  # those of a plan that was read
 
     def __str__(self) -> str:
@@ -74,7 +76,7 @@ class Plan:
             )
         return dict(found)
 
-    def for_model(self, model: AnyModel) -> dict[int, Method | Bound]:
+    def for_model(self, model: AnyModel) -> dict[int, Method | BoundMethod]:
         """The mapping for `swap` that puts the plan into this model.
 
         Raises:
@@ -110,13 +112,13 @@ class Plan:
         if self.learned:
             if model is None:
                 raise ValueError("the plan has learned parameters, which are saved for a model: plan.save(path, model)")
-            bounds = {n: bound for n, bound in self.for_model(model).items() if isinstance(bound, Bound)}
+            bounds = {n: bound for n, bound in self.for_model(model).items() if isinstance(bound, BoundMethod)}
             save_adapter(model, folder, bounds=bounds)
         content = {
             "format": FORMAT,
             "model": self.model,
             "lengths": list(self.lengths),
-            "layers": {str(number): method.to_dict() for number, method in sorted(self.layers.items())},
+            "layers": {str(number): record_of(method) for number, method in sorted(self.layers.items())},
             "verified": self.verified,
             "made_on": self.made_on,
         }
@@ -216,14 +218,14 @@ def _adapter_of(plan: Plan, folder: Path) -> Adapter:
     return adapter
 
 
-def joined(layer: Layer, steps: Mapping[int, Method | Bound]) -> tuple[Method, Bound | None]:
+def joined(layer: Layer, steps: Mapping[int, Method | BoundMethod]) -> tuple[Method, BoundMethod | None]:
     """One method for a layer from those of several lengths, and the same bound where some have learned parameters.
 
     `by-length`, or the method itself where all lengths have the same.
     """
-    methods = {start: given.method if isinstance(given, Bound) else given for start, given in steps.items()}
+    methods = {start: given.method if isinstance(given, BoundMethod) else given for start, given in steps.items()}
     together = ByLength(methods)
-    learned = {given.method: given for given in steps.values() if isinstance(given, Bound)}
+    learned = {given.method: given for given in steps.values() if isinstance(given, BoundMethod)}
     if len(together.at) == 1:
         method = together.at[0].method
         return method, learned.get(method)
@@ -232,7 +234,7 @@ def joined(layer: Layer, steps: Mapping[int, Method | Bound]) -> tuple[Method, B
     heads, kv_heads, width = head_counts(layer)
     modules = {str(n): learned[step.method].learned for n, step in enumerate(together.at) if step.method in learned}
     lengths = [bound.max_length for bound in learned.values()]
-    return together, Bound(
+    return together, BoundMethod(
         together,
         heads=heads,
         kv_heads=kv_heads,

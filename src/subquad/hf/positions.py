@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from subquad.hf.doors import AnyModel, transformers_model
+from subquad.hf.unwrapping import AnyModel, transformers_model
 
 _TABLES = ("position_embeddings", "embed_positions", "wpe", "position_embedding")
 

@@ -22,15 +22,17 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import PreTrainedModel
 
-from subquad.hf.doors import AnyModel, transformers_model
 from subquad.hf.example_inputs import example_inputs
 from subquad.hf.layers import Layer, inspect_layers, serving_decoders
 from subquad.hf.saved import without_marks
 from subquad.hf.trial import Run, Seen, recorded_run, same_outputs, trial_run, undisturbed
+from subquad.hf.unwrapping import AnyModel, transformers_model
 
 Inputs = Mapping[str, Any]
 
 _ON_CACHE = "generating on a static cache"
+_AS_GIVEN = "as given"
+_GIVE_A_BATCH = "give a small batch of your own: sq.hf.swap(model, method, inputs=batch)"
 _KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[str, list[Layer]]] = WeakKeyDictionary()
 
 
@@ -86,8 +88,24 @@ def _as_seen(layer: Layer, seen: Seen | None) -> Layer:
 
 def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> dict[Any, Seen]:
     """What each layer that was reached does; ValueError where the model is not the same through the boundary."""
+    runs: list[tuple[str, Run]] = _runs(model) if inputs is None else [(_AS_GIVEN, partial(_forward, inputs))]
+    try:
+        return _try_runs(model, layers, runs)
+    except _DoesNotRunError as error:
+        if inputs is None:
+            try:
+                return _try_runs(model, layers, _runs(model, images=False))
+            except _DoesNotRunError:  # what is said of the first inputs says more
+                pass
+        raise ValueError(str(error)) from error.__cause__
+
+
+class _DoesNotRunError(ValueError):
+    """The model does not run on its first inputs with its own attention."""
+
+
+def _try_runs(model: PreTrainedModel, layers: list[Layer], runs: list[tuple[str, Run]]) -> dict[Any, Seen]:
     name = type(model).__name__
-    runs: list[tuple[str, Run]] = _runs(model) if inputs is None else [("as given", partial(_forward, inputs))]
     seen: dict[Any, Seen] = {}
     for number, (how, run) in enumerate(runs):
         try:
@@ -96,10 +114,10 @@ def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> 
         except Exception as error:
             if number:  # a model that does not take such inputs
                 continue
-            raise ValueError(
-                f"{name} does not run on the inputs that subquad made to try it ({_one_line(error)}); give a small "
-                "batch of your own: sq.hf.swap(model, method, inputs=batch)"
-            ) from error
+            fails = "does not run on the inputs that subquad made to try it"
+            if how == _AS_GIVEN:
+                fails = "does not run on the inputs that were given to try it"
+            raise _DoesNotRunError(f"{name} {fails} ({_one_line(error)}); {_GIVE_A_BATCH}") from error
         try:
             calls = recorded_run(model, run)
             for call in calls:
@@ -118,21 +136,30 @@ def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> 
     return seen
 
 
-def _runs(model: PreTrainedModel) -> list[tuple[str, Run]]:
-    """What to try: first what the model must take, then what not every model does."""
+def _runs(model: PreTrainedModel, *, images: bool = True) -> list[tuple[str, Run]]:
+    """What to try: first what the model must take, then what not every model does.
+
+    Without `images` that is text alone, unpadded: the config of a model of text and images may lack what it needs for
+    more, such as the token that starts an image.
+    """
     if model.device.type == "meta":
         raise ValueError(
             f"{type(model).__name__} is on the meta device; load its weights before swapping. Where accelerate "
             "offloads them (cpu_offload, a device_map with 'cpu' or 'disk'), swap first and offload the swapped model"
         )
-    plain, left = example_inputs(model), None
+    try:
+        plain, left = example_inputs(model, images=images), None
+    except ValueError as error:
+        raise ValueError(f"{error}; {_GIVE_A_BATCH}") from error
     runs: list[tuple[str, Inputs]]
     try:
-        runs = [("with padding on the right", example_inputs(model, padding="right"))]
-        left = example_inputs(model, padding="left")
+        runs = [("with padding on the right", example_inputs(model, images=images, padding="right"))]
+        left = example_inputs(model, images=images, padding="left")
         runs.append(("with padding on the left", left))
     except ValueError:
         runs = [("without padding", plain)]
+    if not images:
+        runs = [("without padding", plain), *(run for run in runs if run[1] is not plain)]
     ids = plain.get("input_ids")
     if ids is not None and ids.shape[1] > 3 and "decoder_input_ids" not in plain:
         positions = torch.arange(ids.shape[1], device=ids.device)

@@ -1,15 +1,18 @@
 """Swap in what a saved model's config records of an earlier swap."""
 
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from subquad.hf.adapters import read_adapter
-from subquad.hf.doors import AnyModel, transformers_model
-from subquad.hf.layers import KEEPS, NAME
+from subquad.hf.layers import NAME
 from subquad.hf.probe import find_layers
-from subquad.hf.swapping import Swapped, swap
-from subquad.methods import Bound, Method, from_dict
+from subquad.hf.records import PARTS, PARTS_DIGEST, read_record, warn_of_edited_parts
+from subquad.hf.saved import asks_for_ours, configs_of, default_implementation, unmark_config
+from subquad.hf.swapping import Swapped, describe, restore, swap
+from subquad.hf.unwrapping import AnyModel, transformers_model
+from subquad.methods import BoundMethod, Method
 
 ADAPTER = "subquad-adapter"  # the folder of learned parameters inside of the folder of a saved model
 
@@ -29,26 +32,56 @@ def reattach(model: AnyModel) -> Swapped:
     Raises:
         ValueError: the config records no swap, one of a model with another number of layers, or one of a method with
             learned parameters that are not in the model's folder; or the adapter there is damaged or another one.
+
+    Warns:
+        UserWarning: the record was edited since the model was saved; names the layers. What it says now runs.
     """
     given, model = model, transformers_model(model)
     record = getattr(model.config, NAME, None)
     if record is None:
         raise ValueError(f"the config of this {type(model).__name__} records no swapped attention; use sq.hf.swap")
+    if isinstance(record, dict) and PARTS in record:
+        return _reattach_parts(given, model, record)
+    return _reattach(given, model, record)
+
+
+def _reattach_parts(given: AnyModel, model: PreTrainedModel, record: dict[str, Any]) -> Swapped:
+    """Swap in what the records of a model's parts say, and that of the whole model before, where there is one."""
+    whole = {key: value for key, value in record.items() if key not in (PARTS, PARTS_DIGEST)}
     try:
-        recorded, methods = record["layers"], {int(n): from_dict(method) for n, method in record["methods"].items()}
-        keep = record.get("keep")  # records of earlier versions have none
-        if keep is not None and keep not in list(KEEPS):
-            raise ValueError(f"keep={keep!r}")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # also a method of another version
-        raise ValueError(f"the config's record of a swap is damaged: {type(error).__name__}: {error}") from None
+        parts = {name: (model.get_submodule(name), of_part) for name, of_part in record[PARTS].items()}
+    except AttributeError as error:  # also if the parts are not a mapping
+        raise ValueError(f"the config's record of a swap is damaged: {error}") from None
+    warn_of_edited_parts(record, model.config)
+    if whole:
+        _reattach(given, model, whole)
+    for part, of_part in parts.values():
+        if of_part is None:
+            restore(part)
+        else:
+            _reattach(part, part, of_part)
+    if not whole:  # the rest of the model, which asked for our attention until nothing could fail any more
+        swapped = {id(config) for part, _ in parts.values() for config, _ in configs_of(part)}
+        for config, owner in configs_of(model):
+            if id(config) not in swapped:
+                if asks_for_ours(config):
+                    config._attn_implementation_internal = default_implementation(owner, model)
+                unmark_config(config)
+    return describe(given)
+
+
+def _reattach(given: AnyModel, model: PreTrainedModel, plain: Any) -> Swapped:
+    """Swap in what one record says of one model."""
+    record = read_record(plain, model.config)
+    methods = record.methods
     layers = len(find_layers(model))
-    if recorded != layers:
-        raise ValueError(f"the config records a swap of {recorded} layers but the model has {layers}")
+    if record.layers != layers:
+        raise ValueError(f"the config records a swap of {record.layers} layers but the model has {layers}")
     learned = {number: method for number, method in methods.items() if method.traits.learned}
-    return swap(given, _with_parameters(model, methods) if learned else methods, keep=keep)
+    return swap(given, _with_parameters(model, methods) if learned else methods, keep=record.keep)
 
 
-def _with_parameters(model: PreTrainedModel, methods: dict[int, Method]) -> dict[int, Bound]:
+def _with_parameters(model: PreTrainedModel, methods: dict[int, Method]) -> dict[int, BoundMethod]:
     """The methods with the learned parameters that the model's folder holds."""
     folder = Path(model.name_or_path) / ADAPTER
     if not folder.is_dir():

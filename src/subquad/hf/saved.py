@@ -20,6 +20,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from subquad.hf.layers import NAME, Attached, attached_to
+from subquad.hf.records import record_with_parts
 
 Reattach = Callable[[PreTrainedModel], Any]
 
@@ -29,6 +30,7 @@ SAVED_AS = (
     "'subquad[hf]'), or give another attn_implementation to load it with its own exact attention"
 )
 KEY = "attn_implementation"
+SHARED = "_subquad_shared"  # on a module of a separated part: {attribute: the config that it has when not swapped}
 
 
 def configs_of(model: nn.Module) -> list[tuple[PreTrainedConfig, nn.Module]]:
@@ -50,8 +52,13 @@ def mark(model: nn.Module) -> None:
 def unmark(model: nn.Module) -> None:
     """Remove everything that a swap wrote from the model's configs."""
     for config, _ in configs_of(model):
-        for key in (KEY, NAME):
-            vars(config).pop(key, None)
+        unmark_config(config)
+
+
+def unmark_config(config: PreTrainedConfig) -> None:
+    """Remove everything that a swap wrote from one config."""
+    for key in (KEY, NAME):
+        vars(config).pop(key, None)
 
 
 def without_marks(settings: dict[Any, Any]) -> dict[Any, Any]:
@@ -100,17 +107,39 @@ def _saying_what_runs(model: PreTrainedModel) -> Iterator[None]:
     """The model's configs with the name of our attention while they are written, or without it."""
     ours = asks_for_ours(model.config) or any(attached_to(part) is not None for part in model.modules())
     before = [(vars(config), vars(config).get(KEY)) for config, _ in configs_of(model)]
+    own, record, parts = vars(model.config), vars(model.config).get(NAME), _records_of_parts(model)
     try:
         for settings, _ in before:
             settings.pop(KEY, None)
         if ours:
             mark(model)
+            if parts:
+                own[NAME] = record_with_parts(record, parts)
         yield
     finally:
         for settings, name in before:
             settings.pop(KEY, None)
             if name is not None:
                 settings[KEY] = name
+        own.pop(NAME, None)
+        if record is not None:
+            own[NAME] = record
+
+
+def _records_of_parts(model: PreTrainedModel) -> dict[str, Any]:
+    """The records of swapped parts with configs of their own, which are not written with the model's: {name: record}.
+
+    None: the part runs its own attention, though the model around it is swapped.
+    """
+    whole, known, found = NAME in vars(model.config), {id(model.config)}, {}
+    for name, part in model.named_modules():
+        if not isinstance(part, PreTrainedModel) or id(part.config) in known:
+            continue
+        known.add(id(part.config))
+        record, separated = vars(part.config).get(NAME), SHARED in vars(part)
+        if (record and (whole or separated)) or (whole and separated):
+            found[name] = record
+    return found
 
 
 def _attach(model: PreTrainedModel, reattach: Reattach) -> None:

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from subquad.hf.doors import AnyModel, transformers_model
+from subquad.distributed import Ranks, Sequence
+from subquad.distributed.shares import even_shares
 from subquad.hf.passes import MARK, NOT_A_LABEL, NOW, OF_TOKENS, Facts, Pass, check_facts, facts_of
 from subquad.hf.token_positions import counted, positions, tokens_of
-from subquad.parallel import Ranks, Sequence
-from subquad.parallel.shares import even_shares
+from subquad.hf.unwrapping import AnyModel, transformers_model
 
 ATTRIBUTE = "_subquad_split"  # on a swapped model: its `Split`
 _TRANSPARENT = ("PeftModel", "DistributedDataParallel", "OptimizedModule")
@@ -182,7 +182,7 @@ def ranks_of(parallel: Any) -> tuple[Ranks, Sequence | None]:
     if not hasattr(parallel, "get_group") and not isinstance(parallel, torch.distributed.ProcessGroup):
         raise TypeError(
             f"`parallel` is a {type(parallel).__name__}, but it must be a dimension of a DeviceMesh, a process group, "
-            "a sq.parallel.Ranks or a sq.parallel.Sequence"
+            "a sq.distributed.Ranks or a sq.distributed.Sequence"
         )
     return Ranks(parallel), None
 

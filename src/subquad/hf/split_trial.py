@@ -28,7 +28,7 @@ from subquad.hf.split import Fit, fill, hooked, takes
 from subquad.hf.token_positions import RULES, counted, positions, tokens_of
 from subquad.hf.trial import TRIED, attaching, undisturbed
 from subquad.masks import Mask
-from subquad.methods import Bound, Full
+from subquad.methods import BoundMethod, Full
 
 Batch = Mapping[str, Any]
 Outputs = Mapping[str, Any]
@@ -110,7 +110,7 @@ def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Batch | None) ->
     for rule in rules:
         try:
             dropped = {name for whole in wholes for name in whole.dropped(rule)}
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:  # also what the model's own code says to positions it does not take
             reasons.append(str(error))
             continue
         losses = {whole.loss(rule) for whole in wholes}
@@ -260,9 +260,9 @@ def _filled(model: PreTrainedModel, at: Tensor | None) -> Iterator[None]:
             hook.remove()
 
 
-def _full(layer: Layer) -> Bound:
+def _full(layer: Layer) -> BoundMethod:
     heads, kv_heads, width = head_counts(layer)
-    return Bound(Full(), heads=heads, kv_heads=kv_heads, head_dim=width)
+    return BoundMethod(Full(), heads=heads, kv_heads=kv_heads, head_dim=width)
 
 
 def _real(key: Tensor, options: Mapping[str, Any]) -> Tensor:

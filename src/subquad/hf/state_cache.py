@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
-from subquad.hf.doors import AnyModel, transformers_model
 from subquad.hf.layers import STATE_MARK, Layer, attached_to
 from subquad.hf.probe import find_layers
+from subquad.hf.unwrapping import AnyModel, transformers_model
 from subquad.masks import Mask
-from subquad.methods import Bound, Method
+from subquad.methods import BoundMethod, Method
 
 _NEW = "make a new sq.hf.StateCache(model)"
 
@@ -53,7 +53,7 @@ class StateLayer(CacheLayerMixin):
         return key_states, value_states
 
     def attend(
-        self, bound: Bound, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None
+        self, bound: BoundMethod, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None
     ) -> Tensor:
         """The outputs of the tokens of `update`, which are added to the state."""
         self._check_method(bound)
@@ -102,7 +102,7 @@ class StateLayer(CacheLayerMixin):
             self._stopped_by = f"{type(error).__name__}: {error}"
             raise
 
-    def _check_method(self, bound: Bound) -> None:
+    def _check_method(self, bound: BoundMethod) -> None:
         if self._filled_by is not None:
             method, learned = self._filled_by
             if method != bound.method or (None if learned is None else learned()) is not bound.learned:

@@ -15,26 +15,29 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from subquad.hf.doors import AnyModel, refuse_late_parameters, transformers_model
+from subquad.core.plain_tables import as_text
+from subquad.distributed import Ranks, Sequence
 from subquad.hf.layers import KEEPS, NAME, Attached, Layer, attached_to, head_counts, keep_refusal
+from subquad.hf.parts import give_back, separate
 from subquad.hf.positions import position_limit
 from subquad.hf.probe import find_layers
+from subquad.hf.records import Record
 from subquad.hf.saved import asks_for_ours, mark, unmark
 from subquad.hf.split import ATTRIBUTE, Fit, Split, ranks_of, refuse_holder
 from subquad.hf.split_trial import fit_of
 from subquad.hf.trial import ORIGINAL, originals
-from subquad.methods import METHODS, Bound, Full, Method, resolve
-from subquad.parallel import Ranks, Sequence
-from subquad.plain_tables import as_text
+from subquad.hf.unwrapping import AnyModel, refuse_late_parameters, transformers_model
+from subquad.methods import BoundMethod, Full, Method, resolve
+from subquad.methods.core.plugins import find_method
 
-AnyMethod = str | Method | Bound
+AnyMethod = str | Method | BoundMethod
 
 
 @runtime_checkable
 class HasMethods(Protocol):
     """An object that determines the methods of a model, such as a `Plan`."""
 
-    def for_model(self, model: AnyModel) -> Mapping[int, Method | Bound]:
+    def for_model(self, model: AnyModel) -> Mapping[int, Method | BoundMethod]:
         """The method of each layer. ValueError where the model is another one."""
 
 
@@ -91,13 +94,16 @@ def swap(
         keep: tokens whose row and column are exact in self-attention: "first", the first real token of each item, or
             "ends", the first and the last; of each sequence, where several are packed. Other tokens: `keeping`.
         parallel: ranks over which the tokens of every batch are split: a dimension of a `DeviceMesh` (`mesh["sp"]`), a
-            process group, a `sq.parallel.Ranks`, or a `sq.parallel.Sequence` for one length. Each rank gives the model
-            its part of the batch, as `shard` cuts it. It is not saved with the model.
+            process group, a `sq.distributed.Ranks`, or a `sq.distributed.Sequence` for one length. Each rank gives the
+            model its part of the batch, as `shard` cuts it. It is not saved with the model.
 
     The model is tried first: it runs on a few random tokens with its own attention and with exact attention through
     subquad, and is refused unless both are equal in every layer. What is attached is written into `model.config`, so
     `save_pretrained` keeps it: see `reattach`. Swapping again replaces what was there. Nothing changes when an error is
     raised.
+
+    A part of a model, such as `model.encoder`, is swapped alone. If modules outside of it have its config too, as in
+    Whisper and BART, the part gets a copy of it until `restore`, which carries what was changed in the copy over.
 
     Raises:
         ValueError: with `parallel`, a model that is not right on a part of its tokens, with what differs; an
@@ -128,21 +134,20 @@ def swap(
     bound = bind_all(layers, assigned, max_length or position_limit(model))
     refuse_late_parameters(given, bound)
     restore(model)
+    separate(model)
     saved: set[nn.Module | None] = set()
     for layer in layers:
         learned = bound[layer.number].learned
         attached = Attached(layer, bound[layer.number], saved_before=learned in saved, keep=keep)
         layer.module.add_module(NAME, attached.train(layer.module.training))
         saved |= {learned} - {None}
-    setattr(model, ORIGINAL, originals(model))
-    for config, _ in originals(model):
+    before = originals(model)
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):  # of which each can be restored alone
+            setattr(part, ORIGINAL, before)
+    for config, _ in before:
         config._attn_implementation = NAME
-    model.config.subquad = {
-        "layers": len(layers),
-        "methods": {str(number): method.to_dict() for number, method in methods.items()},
-    }
-    if keep is not None:
-        model.config.subquad["keep"] = keep
+    model.config.subquad = Record(len(layers), methods, keep).to_dict()
     if split is not None:
         made = Split(model, *split, NAME)
         setattr(model, ATTRIBUTE, made)
@@ -225,9 +230,11 @@ def restore(model: AnyModel) -> None:
     A model that was loaded from a folder that was saved while swapped gets what transformers gives it by default.
     """
     model = transformers_model(model)
-    for module in list(model.modules()):
-        if isinstance(getattr(module, NAME, None), Attached):
-            delattr(module, NAME)
+    attached = [module for module in model.modules() if isinstance(getattr(module, NAME, None), Attached)]
+    if attached or asks_for_ours(model.config):
+        separate(model)
+    for module in attached:
+        delattr(module, NAME)
     if asks_for_ours(model.config) or any(ORIGINAL in vars(module) for module in model.modules()):
         for config, implementation in originals(model):
             config._attn_implementation = implementation
@@ -237,6 +244,7 @@ def restore(model: AnyModel) -> None:
         if split is not None:
             split.remove()
     unmark(model)
+    give_back(model)
 
 
 def describe(model: AnyModel) -> Swapped:
@@ -256,7 +264,7 @@ def refusals(model: AnyModel, method: AnyMethod) -> dict[int, str]:
     return {number: reason for number, reason in reasons.items() if reason}
 
 
-def bounds(model: AnyModel) -> dict[int, Bound]:
+def bounds(model: AnyModel) -> dict[int, BoundMethod]:
     """The bound methods that run in a swapped model: {layer number: bound}. Empty where nothing is swapped in."""
     return {number: attached.bound for number, attached in attached_layers(model).items()}
 
@@ -267,7 +275,9 @@ def attached_layers(model: AnyModel) -> dict[int, Attached]:
     return {number: attached for number, attached in found.items() if attached is not None}
 
 
-def bind(layer: Layer, method: AnyMethod, max_length: int | None = None, *, shared: nn.Module | None = None) -> Bound:
+def bind(
+    layer: Layer, method: AnyMethod, max_length: int | None = None, *, shared: nn.Module | None = None
+) -> BoundMethod:
     """A method with its learned parameters for this layer; one that is bound already is checked.
 
     `shared` is the learned parameters, where other layers have them too.
@@ -276,7 +286,7 @@ def bind(layer: Layer, method: AnyMethod, max_length: int | None = None, *, shar
         ValueError: it was bound for other head counts or another width than the layer's.
     """
     heads, kv_heads, head_dim = head_counts(layer)
-    if not isinstance(method, Bound):
+    if not isinstance(method, BoundMethod):
         sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         return resolve(method).bind(**sizes, max_length=max_length, shared=shared)
     if (method.heads, method.kv_heads, method.head_dim) != (heads, kv_heads, head_dim):
@@ -287,13 +297,15 @@ def bind(layer: Layer, method: AnyMethod, max_length: int | None = None, *, shar
     return method
 
 
-def bind_all(layers: Many[Layer], methods: Mapping[int, AnyMethod], max_length: int | None = None) -> dict[int, Bound]:
+def bind_all(
+    layers: Many[Layer], methods: Mapping[int, AnyMethod], max_length: int | None = None
+) -> dict[int, BoundMethod]:
     """`bind` for the layers with these numbers. One module serves all layers of a method that is one for all layers."""
-    found: dict[int, Bound] = {}
+    found: dict[int, BoundMethod] = {}
     shared: dict[Method, nn.Module | None] = {}
     for number, given in methods.items():
         method = _method_of(given)
-        common = method.traits.one_for_all_layers and not isinstance(given, Bound)
+        common = method.traits.one_for_all_layers and not isinstance(given, BoundMethod)
         found[number] = bind(layers[number], given, max_length, shared=shared.get(method) if common else None)
         if common:
             shared.setdefault(method, found[number].learned)
@@ -301,13 +313,13 @@ def bind_all(layers: Many[Layer], methods: Mapping[int, AnyMethod], max_length: 
 
 
 def _method_of(given: AnyMethod) -> Method:
-    return given.method if isinstance(given, Bound) else resolve(given)
+    return given.method if isinstance(given, BoundMethod) else resolve(given)
 
 
 def _assign(layers: list[Layer], method: AnyMethod | Mapping[Any, AnyMethod]) -> dict[int, AnyMethod]:
-    if isinstance(method, Bound):
+    if isinstance(method, BoundMethod):
         raise ValueError(f"{method.method} is bound to one layer; give a mapping from layer numbers to bound methods")
-    if isinstance(method, str) and method.partition(":")[0] not in METHODS and os.path.isdir(method):
+    if isinstance(method, str) and os.path.isdir(method) and find_method(method.partition(":")[0]) is None:
         raise ValueError(
             f"{method!r} is a folder: give the plan in it, sq.load_plan({method!r}), or the "
             f"adapter in it, with sq.hf.load_adapter(model, {method!r})"
@@ -324,7 +336,7 @@ def _assign(layers: list[Layer], method: AnyMethod | Mapping[Any, AnyMethod]) ->
                 f"no layer is named by {key!r}; the model has layers 0 to {len(layers) - 1}, "
                 f"from {layers[0].name!r} to {layers[-1].name!r}"
             )
-        methods.update(dict.fromkeys(chosen, wanted if isinstance(wanted, Bound) else resolve(wanted)))
+        methods.update(dict.fromkeys(chosen, wanted if isinstance(wanted, BoundMethod) else resolve(wanted)))
     return methods
 
 

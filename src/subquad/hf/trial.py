@@ -15,13 +15,13 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
-from subquad.hf.boundary import attend, make_mask
-from subquad.hf.handed import ALMOST_NOTHING
+from subquad.hf.boundary import attend, is_plain, make_mask
 from subquad.hf.layers import NAME, Attached, Layer
+from subquad.hf.mask_encoding import ALMOST_NOTHING
 from subquad.hf.patterns import EVERYTHING, Pattern, read_pattern
 from subquad.hf.saved import SAVED_AS, configs_of, default_implementation
 from subquad.masks import Mask
-from subquad.methods import Bound, Full
+from subquad.methods import BoundMethod, Full
 
 RECORDED, TRIED = "subquad_recorded", "subquad_tried"
 ORIGINAL = "_subquad_before"  # on a swapped model: (config, its attention implementation) before the swap
@@ -245,7 +245,7 @@ def trial_run(model: PreTrainedModel, layers: list[Layer], run: Run, calls: list
 
     def make(layer: Layer) -> Attached:
         heads, kv_heads, width = layer.sizes  # type: ignore[misc]
-        attached = _Compared(layer, Bound(Full(), heads=heads, kv_heads=kv_heads, head_dim=width))
+        attached = _Compared(layer, BoundMethod(Full(), heads=heads, kv_heads=kv_heads, head_dim=width))
         attached.expected = iter(of_module[layer.module])
         attached.comparable = all(call.defined for call in calls)
         return attached
@@ -269,8 +269,9 @@ def attaching(layers: list[Layer], make: Callable[[Layer], Attached]) -> Iterato
                 module.add_module(NAME, attached_before)
 
 
-def _tried_mask(*args: Any, **options: Any) -> Tensor:
-    return make_mask(*args, **options).as_subclass(_Handed)
+def _tried_mask(**options: Any) -> Tensor | None:
+    mask = make_mask(**options)
+    return mask if mask is None or is_plain(**options) else mask.as_subclass(_Handed)
 
 
 def _tried_attention(

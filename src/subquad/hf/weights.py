@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad.errors import InputError
+from subquad.core.errors import InputError
 from subquad.hf.layers import NAME
 
 SHOWN = 3  # names in a message

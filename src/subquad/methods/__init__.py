@@ -4,9 +4,10 @@ import pkgutil
 from importlib import import_module
 from typing import Any
 
-from subquad.methods.base import METHODS, Bound, BoundMethod, Fit, Method, Traits
-from subquad.methods.registry import from_dict, list_methods, parse_method, resolve
-from subquad.methods.settings import explained
+from subquad.methods.core.method import METHODS, BoundMethod, Fit, Method, Traits
+from subquad.methods.core.names import from_dict, list_methods, parse_method, resolve
+from subquad.methods.core.plugins import register
+from subquad.methods.core.settings import explained
 
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
     import_module(_module.name)
@@ -15,7 +16,6 @@ _CLASSES = {method.__name__: method for method in METHODS.values()}
 
 __all__ = [
     "METHODS",
-    "Bound",
     "BoundMethod",
     "Fit",
     "Method",
@@ -24,6 +24,7 @@ __all__ = [
     "from_dict",
     "list_methods",
     "parse_method",
+    "register",
     "resolve",
     *_CLASSES,
 ]

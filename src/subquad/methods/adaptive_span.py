@@ -31,12 +31,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from subquad.kernels.selection.neighbours import neighbours
+from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
-from subquad.methods.base import Call, Partial, Traits, whole, wide
-from subquad.methods.bucketed import Bucketed, attend_inside
-from subquad.ops.choose.neighbours import neighbours
-from subquad.ops.slots import Buckets
-from subquad.sdpa_masks import can_be_read
+from subquad.masks.sdpa import can_be_read
+from subquad.methods.core.bucketed import Bucketed, attend_inside
+from subquad.methods.core.method import Call, Partial, Traits, whole, wide
 
 LONGEST = 2**20  # more tokens than a window is computed for
 
@@ -100,11 +100,7 @@ class AdaptiveSpan(Bucketed):
     start: int = whole(0)
 
     name: ClassVar[str] = "adaptive-span"
-    zeroes_padding: ClassVar[bool] = True  # it is in no block
-    skips_padding: ClassVar[bool] = True
     weighs: ClassVar[bool] = True
-    split: ClassVar[str | None] = "halo"
-    loss_reads_tokens: ClassVar[bool] = False
     traits: ClassVar[Traits] = Traits(
         family="window",
         causal="strict",
@@ -118,6 +114,8 @@ class AdaptiveSpan(Bucketed):
         example={"span": 9, "ramp": 3, "start": 2},
         complexity="O(N·(Z + R)·D) time, O(N·(Z + R + D)) memory for a longest span of Z and a ramp of R",
         source="Sukhbaatar et al. 2019",
+        zeroes_padding=True,  # it is in no block
+        skips_padding=True,
     )
 
     def check(self) -> None:

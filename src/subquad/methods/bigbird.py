@@ -41,12 +41,12 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from subquad.core.randomness import uniform
+from subquad.kernels.selection.pattern_positions import Item, Places
+from subquad.kernels.tokens.slots import Buckets, Slots
 from subquad.masks import Mask
-from subquad.methods.base import MOST_REPEATS, Call, Traits, whole
-from subquad.methods.pattern import Pattern
-from subquad.ops.choose.places import Item, Places
-from subquad.ops.slots import Buckets, Slots
-from subquad.randomness import uniform
+from subquad.methods.core.method import MOST_REPEATS, Call, Traits, whole
+from subquad.methods.core.pattern import Pattern
 
 NONE = -1  # in lists of blocks
 
@@ -103,10 +103,6 @@ class BigBird(Pattern):
         complexity="O(N·b·(g + w + r)·D) time, with blocks of b tokens of which each sees g + w + r",
         source="Zaheer et al. 2020",
     )
-
-    def split_by(self) -> str | None:
-        """Random blocks may be on any rank."""
-        return None if self.random else "places"
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
         """How many tokens before and behind itself a query sees, beside the global ones."""

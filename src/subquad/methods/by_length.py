@@ -12,7 +12,7 @@ follows them.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,13 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Method, Part, Partial, Traits
+from subquad.masks.sdpa import can_be_read
+from subquad.methods.core.grammar import A_LENGTH, as_term, joined, terms
+from subquad.methods.core.method import Call, Method, Part, Partial, Traits
+from subquad.methods.core.mixture import combined, common_seed, is_mixture, refusal, said
+from subquad.methods.core.names import parse_method, resolve
+from subquad.methods.core.settings import text_of_methods
 from subquad.methods.full import Full
-from subquad.methods.grammar import A_LENGTH, as_term, joined, terms
 from subquad.methods.i_clustered import ImprovedClustered
-from subquad.methods.mixture import combined, common_seed, is_mixture, refusal, said
-from subquad.methods.registry import parse_method, resolve
-from subquad.sdpa_masks import can_be_read
 
 
 class Step(NamedTuple):
@@ -100,12 +101,11 @@ class ByLength(Method):
     ByLength(steps='0:full+700:i-clustered:clusters=25')
     """
 
-    steps: str | Mapping[int, Any] = field(  # a text, once it is made
-        default="0:full+1024:i-clustered", metadata={"examples": ("0:full+8:local:window=2", "0:local+9:full")}
+    steps: str | Mapping[int, Any] = text_of_methods(  # a text, once it is made
+        "0:full+1024:i-clustered", examples=("0:full+8:local:window=2", "0:local+9:full")
     )
 
     name: ClassVar[str] = "by-length"
-    of_texts: ClassVar[bool] = True
     traits: ClassVar[Traits] = of_lengths([Full(), ImprovedClustered()])
 
     def __post_init__(self) -> None:
@@ -225,6 +225,11 @@ class ByLength(Method):
         back = torch.cat(places).argsort()
         given = [lse for lse in lses if lse is not None]
         return torch.cat(outs)[back], torch.cat(given)[back] if len(given) == len(lses) else None
+
+    @property
+    def has_auxiliary_loss(self) -> bool:
+        """Whether one of the methods has an auxiliary loss."""
+        return any(step.method.has_auxiliary_loss for step in self.at)
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
         """The auxiliary loss of the method for the length of the batch."""

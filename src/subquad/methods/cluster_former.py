@@ -32,16 +32,16 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from subquad.kernels.selection.chunks import chunks_of
+from subquad.kernels.selection.hashing.op import hash_codes
+from subquad.kernels.selection.kmeans.op import hamming_kmeans
+from subquad.kernels.selection.neighbours import neighbours
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
-from subquad.methods.base import Call, Traits, whole
-from subquad.methods.bucketed import Bucketed
-from subquad.ops.choose.chunks import chunks_of
-from subquad.ops.choose.hashing.op import hash_codes
-from subquad.ops.choose.kmeans.op import hamming_kmeans
-from subquad.ops.choose.neighbours import neighbours
-from subquad.ops.heads import repeat_heads
-from subquad.ops.slots import Buckets
-from subquad.ops.timeline import Timeline
+from subquad.methods.core.bucketed import Bucketed
+from subquad.methods.core.method import Call, Traits, whole
 
 BITS, ITERATIONS = 63, 10  # of the k-means
 

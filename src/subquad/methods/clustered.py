@@ -34,43 +34,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, choice, whole, wide
-from subquad.methods.rest import Rest
-from subquad.ops.choose.clusters.op import query_clusters
-from subquad.ops.choose.hashing.op import MAX_BITS
-from subquad.ops.choose.ranks.clusters import Clustering
-from subquad.ops.groups import broadcast, group_mean
-from subquad.ops.parts.clustered.op import clustered_attention
-from subquad.ops.parts.clustered.parallel import clustered_attention_of_ranks
+from subquad.kernels.attention.clustered.op import clustered_attention
+from subquad.kernels.selection.clusters.op import query_clusters
+from subquad.kernels.selection.groups import broadcast, group_mean
+from subquad.kernels.selection.hashing.op import MAX_BITS
+from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, choice, whole, wide
+from subquad.methods.core.residual import Rest
 
 SPACES = ("queries", "logits")  # of `query_clusters`; the first is the paper's
 TOO_MANY_BITS = f"a hash is one 64-bit word: at most {MAX_BITS}"
-
-
-def attend_clustered(
-    query: Tensor, key: Tensor, value: Tensor, call: Call, method: Any, topk: int, labels: Tensor | None = None
-) -> Partial:
-    """Call the op with a method's settings, and with its clusters if they are known."""
-    N, mask = query.shape[2], call.mask
-    if call.parallel is not None:
-        how = Clustering(**_clustering(call.parallel.tokens, call, method), space=method.space, refine=method.refine)
-        real = mask.query_padding(N), mask.key_padding(key.shape[2])
-        return clustered_attention_of_ranks(query, key, value, *real, call.parallel, how, topk=topk, scale=call.scale)
-    if labels is None and (method.space != "queries" or method.refine > 0):
-        labels = clusters_of(query, key, call, method)  # else the op itself finds the paper's clusters
-    return clustered_attention(
-        query,
-        key,
-        value,
-        mask.query_padding(N),
-        mask.key_padding(key.shape[2]),
-        **_clustering(N, call, method),
-        topk=topk,
-        scale=call.scale,
-        labels=labels,
-        dropout_p=call.dropout_p,
-        wants_lse=call.wants_lse,
-    )
 
 
 def clusters_of(query: Tensor, key: Tensor, call: Call, method: Any) -> Tensor:
@@ -86,8 +58,41 @@ def _clustering(N: int, call: Call, method: Any) -> dict[str, Any]:
     return {"clusters": clusters, "bits": method.bits, "iterations": method.iterations, "seed": call.seed}
 
 
+class ClustersQueries(Method):
+    """A method of queries in clusters: centroids attend, and with `top_keys` each query to the top keys by itself."""
+
+    clusters: int
+    bits: int
+    iterations: int
+    space: str
+    refine: int
+
+    def top_keys(self) -> int:
+        """How many keys of its cluster each query meets by itself."""
+        return 0
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call, labels: Tensor | None = None) -> Partial:
+        """Cluster the queries, unless their `labels` are known, attend with the centroids, broadcast."""
+        N, mask = query.shape[2], call.mask
+        if labels is None and (self.space != "queries" or self.refine > 0):
+            labels = clusters_of(query, key, call, self)  # else the op itself finds the paper's clusters
+        return clustered_attention(
+            query,
+            key,
+            value,
+            mask.query_padding(N),
+            mask.key_padding(key.shape[2]),
+            **_clustering(N, call, self),
+            topk=self.top_keys(),
+            scale=call.scale,
+            labels=labels,
+            dropout_p=call.dropout_p,
+            wants_lse=call.wants_lse,
+        )
+
+
 @dataclass(frozen=True)
-class Clustered(Method):
+class Clustered(ClustersQueries):
     """Clustered attention.
 
     Args:
@@ -112,9 +117,6 @@ class Clustered(Method):
     refine: int = whole(0, most=MOST_REPEATS)
 
     name: ClassVar[str] = "clustered"
-    zeroes_padding: ClassVar[bool] = True  # they are in no cluster
-    skips_padding: ClassVar[bool] = True
-    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = Traits(
         family="clusters",
         dropout="weights of the centroids, one draw for all members of a cluster",
@@ -124,16 +126,14 @@ class Clustered(Method):
         example={"clusters": 5, "bits": 15, "iterations": 3},
         complexity="O(C·M·D + N·C·iterations) time, O(N + C·D) memory (plain PyTorch: see its page)",
         source="Vyas et al. 2020, section 3.2",
+        zeroes_padding=True,  # they are in no cluster
+        skips_padding=True,
     )
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Cluster the queries, attend with the centroids, broadcast."""
-        return attend_clustered(query, key, value, call, self, topk=0)
 
     def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
         """Attention of the centroids to all keys; a key's weight is that for the centroid of the query's cluster."""
         labels = clusters_of(query, key, call, self)
-        partial = attend_clustered(query, key, value, call, self, topk=0, labels=labels)
+        partial = self.attend(query, key, value, call, labels)
         query, key = wide(query, key)
         of_query = (
             broadcast(group_mean(query, labels, torch.sym_min(self.clusters, query.shape[2])), labels) * call.scale

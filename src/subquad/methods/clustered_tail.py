@@ -29,17 +29,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, whole
+from subquad.kernels.attention.tail.cells import attend_to_cells
+from subquad.kernels.attention.tail.op import attend_with_tail
+from subquad.kernels.selection.cells.op import key_cells
+from subquad.kernels.selection.clusters.op import query_clusters
+from subquad.kernels.selection.hashing.op import MAX_BITS
+from subquad.kernels.tokens.positions import Timeline
 from subquad.methods.clustered import TOO_MANY_BITS
-from subquad.methods.rest import Rest
-from subquad.ops.choose.cells.op import key_cells
-from subquad.ops.choose.clusters.op import query_clusters
-from subquad.ops.choose.hashing.op import MAX_BITS
-from subquad.ops.choose.ranks.clusters import Clustering
-from subquad.ops.parts.tail.cells import attend_to_cells
-from subquad.ops.parts.tail.op import attend_with_tail
-from subquad.ops.parts.tail.parallel import tail_of_ranks
-from subquad.ops.timeline import Timeline
+from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, whole
+from subquad.methods.core.residual import Rest
 
 
 @dataclass(frozen=True)
@@ -72,9 +70,6 @@ class ClusteredTail(Method):
     seed: int = whole(0)
 
     name: ClassVar[str] = "clustered-tail"
-    zeroes_padding: ClassVar[bool] = True  # padded queries are in no cluster
-    skips_padding: ClassVar[bool] = True
-    split_needs: ClassVar[str] = "numbers for `clusters` and `topk`, which 0 lets grow with the length"
     traits: ClassVar[Traits] = Traits(
         family="clusters",
         dropout="weights of each query on its top keys and on the cells",
@@ -86,16 +81,12 @@ class ClusteredTail(Method):
         example={"clusters": 5, "topk": 4, "cells": 3, "bits": 15, "iterations": 3},
         complexity="O(C·M·D + N·(C·refine + k + X)·D) time, O(N + C·(k + X·D)) memory; C and k grow with √N by default",
         source="extends Vyas et al. 2020",
+        zeroes_padding=True,  # padded queries are in no cluster
+        skips_padding=True,
     )
-
-    def split_by(self) -> str | None:
-        """Ranks send top keys and cells, unless the number of these grows with the length."""
-        return "partials" if self.clusters > 0 and self.topk > 0 else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Cluster the queries, sort the keys into cells, and attend to top keys and cells in one softmax."""
-        if call.parallel is not None:
-            return self._of_ranks(query, key, value, call)
         tensors, sizes = self._of_tail(query, key, value, call)
         return attend_with_tail(*tensors, **sizes)
 
@@ -104,12 +95,6 @@ class ClusteredTail(Method):
         tensors, sizes = self._of_tail(query, key, value, call)
         partial, exact, of_query, of_key = attend_to_cells(*tensors, **sizes)
         return Rest(partial, of_query, of_key, by_features=False, exact=(exact,))
-
-    def _of_ranks(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        of, clusters = call.parallel, min(self.clusters, call.parallel.tokens)
-        how = Clustering(clusters, self.bits, self.iterations, call.seed, space="logits", refine=self.refine)
-        real = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
-        return tail_of_ranks(query, key, value, *real, of, how, topk=self.topk, cells=self.cells, scale=call.scale)
 
     def _of_tail(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `attend_with_tail`: clusters of queries and cells of keys."""

@@ -31,11 +31,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from subquad.kernels.selection.pattern_positions import Places, of_heads
+from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
-from subquad.methods.base import Call, Traits, choice, whole
-from subquad.methods.pattern import SETS, Pattern, with_sets
-from subquad.ops.choose.places import Places, of_heads
-from subquad.ops.slots import Buckets
+from subquad.methods.core.method import Call, Traits, choice, whole
+from subquad.methods.core.pattern import SETS, Pattern, with_sets
 
 NOWHERE = -1  # where there is no token
 
@@ -82,10 +82,6 @@ class Fixed(Pattern):
         """The traits: which settings see all keys depends on the sets, and blocks alone take linear time."""
         why = "half of the heads see their own block only, and half the columns only"
         return with_sets(type(self).traits, self.sets, far={"block": 1, "columns": 1}, heads=why)
-
-    def split_by(self) -> str | None:
-        """Columns are all along the sequence."""
-        return "places" if self.sets == "near" else None
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
         """How many tokens before and behind itself a query may see in its block."""

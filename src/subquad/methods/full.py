@@ -19,12 +19,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from subquad.methods.base import Call, Method, Partial, Traits, choice, wide
-from subquad.ops.blockwise.ring import ring_attention
-from subquad.ops.heads import repeat_heads
-from subquad.ops.relative_positions import NOT_EXACT, RelativePositions, every_ahead
-from subquad.ops.softmax import visible_logsumexp
-from subquad.ops.transforms import exact_attention
+from subquad.kernels.attention.relative_positions import NOT_EXACT, RelativePositions, every_ahead
+from subquad.kernels.attention.softmax import visible_logsumexp
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.transforms import exact_attention
+from subquad.methods.core.method import Call, Method, Partial, Traits, choice, wide
 
 CHUNK = 2**22  # logits of a head that are in memory at a time
 
@@ -49,9 +48,7 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
 
 
 def exact(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-    """Exact attention, with its log-sum-exp where the call wants it; of a split sequence, in a ring."""
-    if call.parallel is not None:
-        return ring_attention(query, key, value, call.mask, call.parallel, scale=call.scale)
+    """Exact attention, with its log-sum-exp where the call wants it."""
     if not call.wants_lse:
         return sdpa(query, key, value, call), None
     parts = [visible_logsumexp(logits, seen) for logits, seen in logits_of(query, key, call)]
@@ -99,9 +96,6 @@ class Full(Method):
     positions: str = choice("none", "relative")
 
     name: ClassVar[str] = "full"
-    skips_padding: ClassVar[bool] = True  # which must be finite, as for SDPA
-    takes_segments: ClassVar[bool] = True
-    rings: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(
         family="exact",
         causal="strict",
@@ -113,6 +107,8 @@ class Full(Method):
         exact_limit={},
         complexity="O(N·M·D) time, O(N) memory; O(N·M) memory with a window, segments, a dense mask or a bias",
         source="Vaswani et al. 2017; Dao et al. 2022",
+        skips_padding=True,  # which must be finite, as for SDPA
+        takes_segments=True,
     )
 
     @property
@@ -135,10 +131,6 @@ class Full(Method):
             exact_limit=NOT_EXACT,
             complexity="O(N·M·D) time, O(N·M) memory",
         )
-
-    def can_ring(self) -> bool:
-        """Whether there are no terms of the distance, which a ring does not know."""
-        return self.positions == "none"
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """u, v and W_R, for relative positions."""

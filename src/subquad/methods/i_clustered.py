@@ -27,15 +27,13 @@ Fewer visible keys than topk: those there are.
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import Tensor
-
-from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, choice, whole
-from subquad.methods.clustered import SPACES, TOO_MANY_BITS, Clustered, attend_clustered
-from subquad.ops.choose.hashing.op import MAX_BITS
+from subquad.kernels.selection.hashing.op import MAX_BITS
+from subquad.methods.clustered import SPACES, TOO_MANY_BITS, Clustered, ClustersQueries
+from subquad.methods.core.method import MOST_REPEATS, Traits, choice, whole
 
 
 @dataclass(frozen=True)
-class ImprovedClustered(Method):
+class ImprovedClustered(ClustersQueries):
     """Improved clustered attention. Never further from exact attention than "clustered" is (proposition 2).
 
     Args:
@@ -62,9 +60,6 @@ class ImprovedClustered(Method):
     refine: int = whole(0, most=MOST_REPEATS)
 
     name: ClassVar[str] = "i-clustered"
-    zeroes_padding: ClassVar[bool] = True  # they are in no cluster
-    skips_padding: ClassVar[bool] = True
-    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = replace(
         Clustered.traits,
         dropout="weights of the centroids on the other keys, one draw a cluster, and of each query on its top keys",
@@ -74,6 +69,6 @@ class ImprovedClustered(Method):
         source="Vyas et al. 2020, section 3.3",
     )
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """Cluster the queries, attend with the centroids, redo each cluster's top keys for its members."""
-        return attend_clustered(query, key, value, call, self, topk=self.topk)
+    def top_keys(self) -> int:
+        """How many keys of its cluster each query meets by itself."""
+        return self.topk

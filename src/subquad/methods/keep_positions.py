@@ -19,11 +19,11 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
+from subquad.kernels.tokens.positions import Ranks, Timeline
+from subquad.kernels.tokens.slots import Buckets, real_slots
 from subquad.masks import Mask
-from subquad.methods.base import Call, Traits, choice, whole
-from subquad.methods.bucketed import Bucketed
-from subquad.ops.slots import Buckets, real_slots
-from subquad.ops.timeline import Ranks, Timeline
+from subquad.methods.core.bucketed import Bucketed
+from subquad.methods.core.method import Call, Traits, choice, whole
 
 BLOCK = 16  # queries of a block; all blocks meet the same keys
 
@@ -89,15 +89,12 @@ class Keep(Bucketed):
     torch.Size([1, 2, 300, 4])
     """
 
-    first: int = whole(1, clamped=True)
-    last: int = whole(0, clamped=True)
+    first: int = whole(1, clamped=True, flag=True)
+    last: int = whole(0, clamped=True, flag=True)
     every: int = whole(0)
     sides: str = choice("both", "columns")
 
     name: ClassVar[str] = "keep"
-    units: ClassVar[tuple[str, ...]] = ("first", "last")
-    zeroes_padding: ClassVar[bool] = True  # it is in no block
-    skips_padding: ClassVar[bool] = True
     pairs_once: ClassVar[bool] = True
     traits: ClassVar[Traits] = Traits(
         family="window",
@@ -111,6 +108,8 @@ class Keep(Bucketed):
         example={"first": 2, "last": 1},
         complexity="O((N + M)·S·D) time and O(N + S) memory with S kept tokens",
         source="Xiao et al. 2024 (sinks); Beltagy et al. 2020 (global tokens)",
+        zeroes_padding=True,  # it is in no block
+        skips_padding=True,
     )
 
     def check(self) -> None:

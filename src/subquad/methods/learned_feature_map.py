@@ -34,21 +34,20 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from subquad.core.randomness import orthogonal
+from subquad.core.shapes import Sizes
+from subquad.kernels.attention.features.near import far, in_blocks, near_keys
+from subquad.kernels.attention.features.recurrent import no_tokens
+from subquad.kernels.attention.features.state import FeatureState, merge, read, state_of
+from subquad.kernels.attention.features.visible import attend_features, drop_rows
+from subquad.kernels.attention.pairs.op import attend_pairs
+from subquad.kernels.attention.softmax import merge_partials
+from subquad.kernels.tokens.positions import Line, Ranks, Timeline
+from subquad.kernels.tokens.slots import Buckets, real_slots, taken
 from subquad.masks import Mask
-from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, whole, wide
-from subquad.methods.fitting import output_error
-from subquad.methods.learned_features_split import attend_split
-from subquad.methods.rest import Rest
-from subquad.ops.parts.features.near import far, in_blocks, near_keys
-from subquad.ops.parts.features.recurrent import no_tokens
-from subquad.ops.parts.features.state import FeatureState, merge, read, state_of
-from subquad.ops.parts.features.visible import attend_features, drop_rows
-from subquad.ops.parts.pairs.op import attend_pairs
-from subquad.ops.slots import Buckets, real_slots, taken
-from subquad.ops.softmax import merge_partials
-from subquad.ops.timeline import Line, Ranks, Timeline
-from subquad.randomness import orthogonal
-from subquad.shapes import Sizes
+from subquad.methods.core.fitting import output_error
+from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, whole, wide
+from subquad.methods.core.residual import Rest
 
 BLOCK = 64  # queries of a block where all of them meet the same keys
 
@@ -112,7 +111,6 @@ class LearnedFeatureMap(Method):
     seed: int = whole(0)
 
     name: ClassVar[str] = "learned-feature-map"
-    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = Traits(
         family="features",
         causal="strict",
@@ -145,8 +143,6 @@ class LearnedFeatureMap(Method):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Near keys, sinks and the sums over the others, in one normalisation."""
         query, key, value = wide(query, key, value)
-        if call.parallel is not None:
-            return attend_split(self, query, key, value, call)
         return (self._with_near if self.window else self._without_near)(query, key, value, call)
 
     @property

@@ -41,14 +41,14 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from subquad.methods.base import WIDEST, Call, Fit, Traits, choice, number, whole
-from subquad.methods.bucketed import HashedBuckets, LearnsHashes
-from subquad.ops.attention_sums import approximate_attention_sums, attention_sums
-from subquad.ops.choose.balanced import enlarged
-from subquad.ops.choose.top.op import top_and_best
-from subquad.ops.hash_functions import KINDS, Hashed, divergence
-from subquad.ops.slots import members
-from subquad.ops.timeline import real_lengths
+from subquad.kernels.attention.attention_sums import approximate_attention_sums, attention_sums
+from subquad.kernels.selection.balanced import enlarged
+from subquad.kernels.selection.hash_functions import KINDS, Hashed, divergence
+from subquad.kernels.selection.top.op import top_and_best
+from subquad.kernels.tokens.positions import real_lengths
+from subquad.kernels.tokens.slots import members
+from subquad.methods.core.bucketed import HashedBuckets, LearnsHashes
+from subquad.methods.core.method import WIDEST, Call, Fit, Traits, choice, number, whole
 
 
 def membership(scores: Float[Tensor, "B H N C"], real: Tensor | None, balanced: bool) -> Float[Tensor, "B H N C"]:

@@ -26,16 +26,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from subquad.methods.base import WIDEST, Call, Fit, Partial, Traits, choice, whole
-from subquad.methods.bucketed import LearnsHashes, attend_with_cells, attend_with_cells_of_ranks, rest_in_cells
+from subquad.kernels.attention.attention_sums import attention_sums
+from subquad.kernels.attention.softmax import hide
+from subquad.kernels.selection.balanced import best_bucket
+from subquad.kernels.selection.hash_functions import KINDS, divergence
+from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.slots import Buckets, members
+from subquad.methods.core.bucketed import LearnsHashes, attend_with_cells, rest_in_cells
+from subquad.methods.core.method import WIDEST, Call, Fit, Partial, Traits, choice, whole
+from subquad.methods.core.residual import Rest
 from subquad.methods.full import exact
-from subquad.methods.rest import Rest
-from subquad.ops.attention_sums import attention_sums
-from subquad.ops.choose.balanced import best_bucket
-from subquad.ops.hash_functions import KINDS, divergence
-from subquad.ops.slots import Buckets, members
-from subquad.ops.softmax import hide
-from subquad.ops.timeline import Timeline
 
 SHARPNESS = 4.0  # of the target of the queries
 FEEDING = 0.25  # weight in p_b of the queries that score highest in b
@@ -68,8 +68,6 @@ class LearnedHashTail(LearnsHashes):
     seed: int = whole(0)
 
     name: ClassVar[str] = "lha-tail"
-    skips_padding: ClassVar[bool] = True
-    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = Traits(
         family="buckets",
         dropout="attention weights of a bucket's keys and of the centroids",
@@ -81,12 +79,11 @@ class LearnedHashTail(LearnsHashes):
         example={"buckets": 4, "keys": 6, "cells": 3, "hidden": 8},
         complexity="O(N·(B + K + X)·D + M·B·X·D) time for K keys and X cells, O(N + B·(K + X)·D) memory",
         source="extends Sun et al. 2022",
+        skips_padding=True,
     )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Hash, attend to the keys of each query's bucket and to the centroids of the others."""
-        if call.parallel is not None:
-            return attend_with_cells_of_ranks(self, query, key, value, self.keys, self.cells, call)
         if not torch.compiler.is_exporting() and key.shape[2] <= self.keys:  # every bucket has all keys
             return exact(query, key, value, call)
         (buckets,) = self.meetings(query, key, call)

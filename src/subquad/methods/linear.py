@@ -26,11 +26,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from subquad.methods.base import Call, Method, Partial, Traits, choice, wide
-from subquad.methods.rest import Rest
-from subquad.ops.parts.features.recurrent import advanced, no_tokens
-from subquad.ops.parts.features.visible import attend_features, drop_rows
-from subquad.shapes import Sizes
+from subquad.core.shapes import Sizes
+from subquad.kernels.attention.features.recurrent import advanced, no_tokens
+from subquad.kernels.attention.features.visible import attend_features, drop_rows
+from subquad.methods.core.method import Call, Method, Partial, Traits, choice, wide
+from subquad.methods.core.residual import Rest
 
 
 def log_elu(x: Tensor) -> Tensor:
@@ -61,7 +61,6 @@ class LinearAttention(Method):
     feature_map: str = choice(*FEATURE_MAPS)
 
     name: ClassVar[str] = "linear"
-    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = Traits(
         family="features",
         causal="strict",
@@ -74,9 +73,15 @@ class LinearAttention(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Map, sum over the keys, read."""
+        return self.attend_by(attend_features, query, key, value, call)
+
+    def attend_by(
+        self, by_features: Callable[..., tuple[Tensor, Tensor]], query: Tensor, key: Tensor, value: Tensor, call: Call
+    ) -> Partial:
+        """`attend` by any attention with the arguments of `attend_features`."""
         query, key, value = wide(query, key, value)
         query, key = self._exponents(query, key, call.scale)
-        return attend_features(query, key, drop_rows(value, call.dropout_p), call.mask, parallel=call.parallel)
+        return by_features(query, key, drop_rows(value, call.dropout_p), call.mask)
 
     def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:
         """Attention to all keys, with the features that give the weight of each."""

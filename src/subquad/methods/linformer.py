@@ -40,21 +40,18 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, whole, wide
-from subquad.methods.fitting import output_error
+from subquad.core.shapes import Sizes
+from subquad.kernels.attention.products.op import causal_product
+from subquad.kernels.attention.projections import Projections, Shares
+from subquad.kernels.attention.softmax import visible_logsumexp, visible_softmax
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.pools import pool_means, pool_of
+from subquad.kernels.tokens.positions import Timeline, placed, ranks
+from subquad.kernels.tokens.slots import taken
+from subquad.kernels.transforms import exact_attention
+from subquad.methods.core.fitting import output_error
+from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, choice, whole, wide
 from subquad.methods.full import exact
-from subquad.ops.heads import repeat_heads
-from subquad.ops.parts.products.op import causal_product
-from subquad.ops.pools import pool_means, pool_of, pool_sizes
-from subquad.ops.projections import Projections, Shares
-from subquad.ops.slots import taken
-from subquad.ops.softmax import visible_logsumexp, visible_softmax
-from subquad.ops.standing import Standing, pool_sums, standings
-from subquad.ops.timeline import Timeline, placed, ranks
-from subquad.ops.transforms import exact_attention
-from subquad.parallel.rows import combine_together, of_earlier
-from subquad.parallel.together import add_together
-from subquad.shapes import Sizes
 
 HIDDEN = -1e30  # a logit that is none; −inf rows would be NaN
 
@@ -177,23 +174,6 @@ def causal_linformer(
     return out, lse, Past(tokens, keys, values, first_key, first_value)
 
 
-def own_sums(key: Tensor, value: Tensor, side: Standing, learned: Projections, skip: int) -> list[Tensor]:
-    """What this rank's tokens add to the projections of keys and values, without `skip` at each end of the item."""
-    inside = side.real & (side.rank >= skip) & (side.rank < side.tokens[:, None] - skip)
-    return [e.mT @ x for e, x in zip(learned.columns(side.rank, inside, key), (key, value), strict=True)]
-
-
-def past_of_ranks(query: Tensor, key: Tensor, value: Tensor, call: Call, learned: Projections, skip: int) -> Past:
-    """The state that the tokens of the ranks before this one leave behind, by one exchange of k·(D + E) numbers."""
-    _, side = standings(call.mask, query, key, call.parallel)
-    columns = learned.columns(side.rank, side.real & (side.rank >= skip), key)
-    sums = [e.mT @ x for e, x in zip(columns, (key, value), strict=True)]
-    rows = [torch.cat([side.ends(x, 1)[:, :, :1], y], dim=2) for x, y in zip((key, value), sums, strict=True)]
-    (found,) = combine_together([of_earlier(torch.cat(rows, dim=3))], call.parallel.group)
-    keys, values = found.split([key.shape[3], value.shape[3]], dim=3)
-    return Past(side.before, keys[:, :, 1:], values[:, :, 1:], keys[:, :, :1], values[:, :, :1])
-
-
 @dataclass(frozen=True)
 class Linformer(Method):
     """Attention to k projected keys, for inputs up to a longest length. Only as a bound method.
@@ -221,7 +201,6 @@ class Linformer(Method):
     seed: int = whole(0)
 
     name: ClassVar[str] = "linformer"
-    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = Traits(
         family="summary",
         causal="strict",
@@ -273,8 +252,7 @@ class Linformer(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Project, and attend to the projections."""
-        few = self.projection == "mean-pool" and key.shape[2] <= self.k  # a segment for each token
-        if few and call.parallel is None:
+        if self.projection == "mean-pool" and key.shape[2] <= self.k:  # a segment for each token
             return exact(query, key, value, call)
         query, key, value = wide(query, key, value)
         return (self._causal if call.mask.is_causal else self._whole)(query, key, value, call)
@@ -292,7 +270,7 @@ class Linformer(Method):
         """Read the sums, and add to them. Waits for the device once, to check that there are not too many tokens."""
         past, N, skip = Past(**state), key.shape[2], int(self.ends == "exact")
         before = 0 if torch.compiler.is_compiling() else int(past.tokens.max())
-        learned = self._projections(call, N + before)
+        learned = self.projections(call, N + before)
         out, _, past = causal_linformer(query, key, value, call.mask.key_padding(N), call, learned, skip, past)
         return out, vars(past)
 
@@ -301,14 +279,12 @@ class Linformer(Method):
         return output_error(self, query, key, value, call)
 
     def _whole(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        if call.parallel is not None:
-            return self._whole_of_ranks(query, key, value, call)
         M, skip = key.shape[2], int(self.ends == "exact")
         real = call.mask.key_padding(M)
         if self.projection == "mean-pool":
             keys, values, shares = means(key, value, real, self.k, skip)
         else:
-            learned = self._projections(call, M)
+            learned = self.projections(call, M)
             shares = learned.shares(skip, real_tokens(real, M, key.device) - skip, key.dtype)
             of_key, of_value = learned.matrices(key.dtype)
             keys, values = sums(of_key, key, real, skip), sums(of_value, value, real, skip)
@@ -322,11 +298,7 @@ class Linformer(Method):
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         line, skip = Timeline.of(call.mask, query, key), int(self.ends == "exact")
-        if call.parallel is not None:
-            learned = self._projections(call, call.parallel.tokens)
-            past = past_of_ranks(query, key, value, call, learned, skip)
-            return causal_linformer(query, key, value, line.real_keys, call, learned, skip, past)[:2]
-        learned, real = self._projections(call, line.M), line.real_keys
+        learned, real = self.projections(call, line.M), line.real_keys
         if line.aligned:
             return causal_linformer(query, key, value, real, call, learned, skip)[:2]
         # Queries beside their keys; behind the last key, and (last of all) those that stand before the first.
@@ -341,33 +313,8 @@ class Linformer(Method):
             return out, None
         return out, taken(lse[..., None], at)[..., 0].masked_fill(before[:, None], -torch.inf)
 
-    def _whole_of_ranks(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
-        """`_whole` of a split sequence: each rank projects its own keys, and sums over ranks are the projections."""
-        of, skip, pooled = call.parallel, int(self.ends == "exact"), self.projection == "mean-pool"
-        _, side = standings(call.mask, query, key, of)
-        learned = None if pooled else self._projections(call, of.sizes[1])
-        if learned is None:
-            sums = [pool_sums(x, side, self.k, skip) for x in (key, value)]
-        else:
-            sums = own_sums(key, value, side, learned, skip)
-        ends = [side.ends(x, skip) for x in (key, value)]
-        *ends, keys, values = add_together([*ends, *sums], of.group)
-        tokens = side.tokens[:, None]
-        if learned is None:
-            sizes = pool_sizes((side.tokens - 2 * skip).clamp(min=0), self.k)[:, None]
-            shares = Shares(
-                sizes > 0, 1 / sizes.clamp(min=1).to(key.dtype), sizes.clamp(min=1).to(key.dtype).log()[:, None]
-            )
-        else:
-            shares = learned.shares(skip, tokens - skip, key.dtype)
-        if shares.factor is not None:
-            keys, values = (x * shares.factor[:, 0, :, None][:, None] for x in (keys, values))
-        if skip:
-            keys, values = torch.cat([ends[0], keys], dim=2), torch.cat([ends[1], values], dim=2)
-            shares = with_ends(shares, tokens)
-        return attend_to_summary(query, keys, values, shares, call)
-
-    def _projections(self, call: Call, M: int) -> Projections:
+    def projections(self, call: Call, M: int) -> Projections:
+        """E and F. ValueError if they are for fewer keys."""
         assert isinstance(call.learned, Projections)
         if call.learned.max_length < M:
             raise ValueError(

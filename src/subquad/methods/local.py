@@ -28,13 +28,13 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from subquad.kernels.attention.relative_positions import NOT_EXACT, RelativePositions, window_ahead
+from subquad.kernels.selection.neighbours import neighbours
+from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
-from subquad.methods.base import Call, Partial, Traits, choice, whole, wide
-from subquad.methods.bucketed import attend_inside
-from subquad.methods.pattern import Pattern
-from subquad.ops.choose.neighbours import neighbours
-from subquad.ops.relative_positions import NOT_EXACT, RelativePositions, window_ahead
-from subquad.ops.slots import Buckets
+from subquad.methods.core.bucketed import attend_inside
+from subquad.methods.core.method import Call, Partial, Traits, choice, whole, wide
+from subquad.methods.core.pattern import Pattern
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,6 @@ class Local(Pattern):
     positions: str = choice("none", "relative")
 
     name: ClassVar[str] = "local"
-    split: ClassVar[str | None] = "halo"
     pairs_once: ClassVar[bool] = True
     traits: ClassVar[Traits] = replace(
         Pattern.shared_traits,

@@ -20,11 +20,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subquad.methods.base import Call, Traits, whole
-from subquad.methods.pattern import Pattern
-from subquad.ops.choose.neighbours import farthest, neighbours
-from subquad.ops.choose.places import each_at
-from subquad.ops.slots import Buckets
+from subquad.kernels.selection.neighbours import farthest, neighbours
+from subquad.kernels.selection.pattern_positions import each_at
+from subquad.kernels.tokens.slots import Buckets
+from subquad.methods.core.method import Call, Traits, whole
+from subquad.methods.core.pattern import Pattern
 
 
 @dataclass(frozen=True)

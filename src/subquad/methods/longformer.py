@@ -27,12 +27,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from subquad.kernels.selection.neighbours import neighbours
+from subquad.kernels.selection.pattern_positions import Item, Places
+from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
-from subquad.methods.base import Call, Traits, whole
-from subquad.methods.pattern import Pattern
-from subquad.ops.choose.neighbours import neighbours
-from subquad.ops.choose.places import Item, Places
-from subquad.ops.slots import Buckets
+from subquad.methods.core.method import Call, Traits, whole
+from subquad.methods.core.pattern import Pattern
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ class Longformer(Pattern):
     first: int = whole(1, clamped=True)
 
     name: ClassVar[str] = "longformer"
-    split: ClassVar[str | None] = "places"
     traits: ClassVar[Traits] = replace(
         Pattern.shared_traits,
         exact_limit={"window": "N", "dilation": 1},

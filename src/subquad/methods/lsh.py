@@ -22,15 +22,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subquad.methods.base import Call, Partial, Traits, choice, number, whole, wide
-from subquad.methods.bucketed import HashedBuckets, attend_with_cells, attend_with_cells_of_ranks, rest_in_cells
-from subquad.methods.rest import Rest
-from subquad.ops.choose.balanced import best_bucket, bucket_sizes, most_of
-from subquad.ops.heads import repeat_heads
-from subquad.ops.slots import Buckets
-from subquad.ops.standing import standings
-from subquad.ops.timeline import Timeline, ranks
-from subquad.randomness import normal, normal_rows
+from subquad.core.randomness import normal, normal_rows
+from subquad.kernels.selection.balanced import best_bucket, bucket_sizes, most_of
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.positions import Timeline, ranks
+from subquad.kernels.tokens.slots import Buckets
+from subquad.methods.core.bucketed import HashedBuckets, attend_with_cells, rest_in_cells
+from subquad.methods.core.method import Call, Partial, Traits, choice, number, whole, wide
+from subquad.methods.core.residual import Rest
 
 OF_KEYS = 2**62  # tells the seed of the keys' random numbers from that of the queries'
 
@@ -46,7 +45,7 @@ def place_scores(
 ) -> Float[Tensor, "B H N C"]:
     """Random numbers by bucket and place among the item's real tokens; all heads have the same.
 
-    `before`, (B,): how many of them other ranks have in front of these.
+    `before`, (B,): how many of them stand in front of these, where these are not all.
     """
     B, H, N, _ = x.shape
     if before is not None:
@@ -57,13 +56,6 @@ def place_scores(
         return drawn.expand(B, H, -1, -1)
     place = (real.cumsum(1) - 1).clamp(min=0)
     return drawn[place][:, None].expand(-1, H, -1, -1)
-
-
-def tokens_before(call: Call, query: Tensor, key: Tensor) -> list[Tensor | None]:
-    """How many real queries and keys stand on the ranks before this one, (B,) each; None without ranks."""
-    if call.parallel is None:
-        return [None, None]
-    return [side.before for side in standings(call.mask, query, key, call.parallel)]
 
 
 @dataclass(frozen=True)
@@ -119,8 +111,6 @@ class RandomHash(HashedBuckets):
         """Attend inside the buckets, and merge; with a tail, to the one bucket and the centroids together."""
         if self.tail == 0:
             return super().attend(query, key, value, call)
-        if call.parallel is not None:
-            return attend_with_cells_of_ranks(self, query, key, value, self.fixed_size, self.tail, call)
         (buckets,) = self.meetings(query, key, call)
         return attend_with_cells(query, key, value, buckets, self.tail, call)
 
@@ -144,12 +134,16 @@ class RandomHash(HashedBuckets):
             sizes = bucket_sizes(Timeline.of(call.mask, query, key).key_lengths, *how)
             return (best_bucket(of_query, of_key, call.mask, sizes, most_of(key.shape[2], *how)),)
 
-    def scores(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """H_Q and H_K; −inf in buckets that an item has not. Causal or argmax: their sum for both, as in "lha"."""
+    def scores(
+        self, query: Tensor, key: Tensor, call: Call, before: tuple[Tensor | None, Tensor | None] = (None, None)
+    ) -> tuple[Tensor, Tensor]:
+        """H_Q and H_K; −inf in buckets that an item has not. Causal or argmax: their sum for both, as in "lha".
+
+        `before`: how many real queries and keys of each item stand in front of these, where these are not all.
+        """
         (query, key), line = wide(query, key), Timeline.of(call.mask, query, key)
         buckets = self.buckets or math.ceil(line.M / self.bucket_size)
         if self.hash == "random":
-            before = tokens_before(call, query, key)
             of_query = place_scores(query, line.real_queries, buckets, call.seed, before[0])
             of_key = place_scores(key, line.real_keys, buckets, call.seed ^ OF_KEYS, before[1])
         else:

@@ -11,7 +11,7 @@ learned parameters, its random planes and its auxiliary loss are those that it w
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from typing import Any, ClassVar
 
@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from subquad.masks import Mask
-from subquad.methods.base import Call, Method, Part, Partial, Traits
-from subquad.methods.grammar import A_SHARE, as_term, joined, terms
+from subquad.methods.core.grammar import A_SHARE, as_term, joined, terms
+from subquad.methods.core.heads import Heads
+from subquad.methods.core.method import Call, Method, Part, Partial, Traits
+from subquad.methods.core.mixture import combined, common_seed, is_mixture, refusal, said
+from subquad.methods.core.names import parse_method
+from subquad.methods.core.settings import text_of_methods
 from subquad.methods.lha import LearnedHash
 from subquad.methods.local import Local
-from subquad.methods.mixture import combined, common_seed, is_mixture, refusal, said
-from subquad.methods.registry import parse_method
-from subquad.parallel.heads import Heads
 
 
 def of_heads(methods: Sequence[Method]) -> Traits:
@@ -93,12 +94,9 @@ class MixedHeads(Method):
     True
     """
 
-    methods: str = field(
-        default="local+lha", metadata={"examples": ("local:window=2+full", "lha:buckets=2+local:window=4")}
-    )
+    methods: str = text_of_methods("local+lha", examples=("local:window=2+full", "lha:buckets=2+local:window=4"))
 
     name: ClassVar[str] = "mixed-heads"
-    of_texts: ClassVar[bool] = True
     traits: ClassVar[Traits] = of_heads((Local(), LearnedHash()))
 
     def __post_init__(self) -> None:
@@ -186,6 +184,11 @@ class MixedHeads(Method):
                 for number, module in learned.named_children()
             }
         )
+
+    @property
+    def has_auxiliary_loss(self) -> bool:
+        """Whether one of the parts has an auxiliary loss."""
+        return any(part.method.has_auxiliary_loss for part in self.parts)
 
     def auxiliary_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor | None:
         """The mean auxiliary loss over the heads whose method has one; None if no method has."""

@@ -33,19 +33,14 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from subquad.core.randomness import normal
+from subquad.kernels.attention.softmax import visible_softmax
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.pools import pool_means, pool_of
+from subquad.kernels.tokens.positions import ranks
 from subquad.masks import Mask
-from subquad.methods.base import WIDEST, Call, Method, Partial, Traits, whole, wide
+from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, whole, wide
 from subquad.methods.full import sdpa
-from subquad.ops.blockwise.ring import exact_partial
-from subquad.ops.heads import repeat_heads
-from subquad.ops.merging import merge_of_ranks
-from subquad.ops.pools import pool_means, pool_of, pool_sizes
-from subquad.ops.softmax import visible_softmax
-from subquad.ops.standing import pool_sums, standings
-from subquad.ops.timeline import ranks
-from subquad.parallel.halo import Halo
-from subquad.parallel.together import add_together
-from subquad.randomness import normal
 
 START = 0.02  # deviation of the convolution's kernel as it starts
 MOST_ITERATIONS = 24  # beyond, rounding errors grow above what is left to gain
@@ -103,44 +98,24 @@ def nystrom(
     of_query, rows = landmarks_of(query, call.mask.query_padding(query.shape[2]), landmarks)
     of_key, columns = landmarks_of(key, real, landmarks)
     of_key = repeat_heads(of_key, H)
-    read = sdpa(of_query, key, value, replace(call.under(_only(real)), dropout_p=0.0))  # B V
+    read = sdpa(of_query, key, value, replace(call.under(keys_only(real)), dropout_p=0.0))  # B V
     middle = inverse_core(of_query, rows, of_key, columns, call.scale, iterations) @ read
     if real is not None:
         own, _ = landmarks_of(value, real, landmarks)
         few = real.sum(1) <= landmarks
         middle = torch.where(few[:, None, None, None], repeat_heads(own, H), middle)
-    return sdpa(query, of_key, middle, call.under(_only(None if real is None else columns)))
+    return sdpa(query, of_key, middle, call.under(keys_only(None if real is None else columns)))
 
 
-def nystrom_of_ranks(
-    query: Float[Tensor, "B H N D"],
-    key: Float[Tensor, "B G M D"],
-    value: Float[Tensor, "B G M E"],
-    call: Call,
-    landmarks: int,
-    iterations: int,
-) -> Float[Tensor, "B H N E"]:
-    """`nystrom` of a split sequence: sums of the segments over all ranks, and B V from each rank's partial."""
-    H, of = query.shape[1], call.parallel
-    sides = standings(call.mask, query, key, of)
-    inputs = (query, sides[0]), (key, sides[1]), (value, sides[1])
-    totals = add_together([pool_sums(x, side, landmarks) for x, side in inputs], of.group)
-    sizes = [pool_sizes(side.tokens, landmarks) for side in sides]
-    of_query, of_key, own = (
-        total / size[:, None, :, None].clamp(min=1)
-        for total, size in zip(totals, (sizes[0], sizes[1], sizes[1]), strict=True)
-    )
-    of_key, rows, columns = repeat_heads(of_key, H), sizes[0] > 0, sizes[1] > 0
-    partial = exact_partial(of_query, key, value, _only(call.mask.key_padding(key.shape[2])), scale=call.scale)
-    read, _ = merge_of_ranks(*partial, of)
-    middle = inverse_core(of_query, rows, of_key, columns, call.scale, iterations) @ read
-    few = sides[1].tokens <= landmarks
-    middle = torch.where(few[:, None, None, None], repeat_heads(own, H), middle)
-    return sdpa(query, of_key, middle, call.under(_only(columns)))
-
-
-def _only(keys: Tensor | None) -> Mask:
+def keys_only(keys: Tensor | None) -> Mask:
+    """The mask that hides keys alone."""
     return Mask() if keys is None else Mask.padding(keys=keys)
+
+
+def real_values(value: Float[Tensor, "B G M E"], mask: Mask) -> Float[Tensor, "B G M E"]:
+    """The values, 0 where they are padding."""
+    real = mask.key_padding(value.shape[2])
+    return value if real is None else value.masked_fill(~real[:, None, :, None], 0.0)
 
 
 class Convolution(nn.Module):
@@ -183,7 +158,6 @@ class Nystrom(Method):
     convolution: int = whole(0, most=WIDEST)
 
     name: ClassVar[str] = "nystrom"
-    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = Traits(
         family="summary",
         dropout="weights of the landmarks",
@@ -211,22 +185,10 @@ class Nystrom(Method):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Attend through landmarks; within a segment its own tokens are counted."""
         query, key, value = wide(query, key, value)
-        if call.parallel is not None:
-            out = nystrom_of_ranks(query, key, value, call, self.landmarks, self.iterations)
-        elif not torch.compiler.is_exporting() and key.shape[2] <= self.landmarks:
+        if not torch.compiler.is_exporting() and key.shape[2] <= self.landmarks:
             out = sdpa(query, key, value, call)
         else:
             out = nystrom(query, key, value, call, self.landmarks, self.iterations)
         if call.learned is None:
             return out, None
-        real = call.mask.key_padding(key.shape[2])
-        value = value if real is None else value.masked_fill(~real[:, None, :, None], 0.0)
-        return out + repeat_heads(self._convolved(value, call), query.shape[1]), None
-
-    def _convolved(self, value: Tensor, call: Call) -> Tensor:
-        """The convolution of the values, with those of the ranks beside this one."""
-        if call.parallel is None:
-            return call.learned(value)
-        halo = Halo.around(call.parallel, self.convolution // 2, (self.convolution - 1) // 2)
-        (around,), _ = halo.exchange([(value, 2)], [])
-        return call.learned(around).narrow(2, halo.before, value.shape[2])
+        return out + repeat_heads(call.learned(real_values(value, call.mask)), query.shape[1]), None

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.methods.base import Call, Method, Partial, Traits, whole, wide
+from subquad.kernels.attention.softmax import hide, visible_logsumexp, visible_softmax
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.methods.core.method import Call, Method, Partial, Traits, whole, wide
 from subquad.methods.full import Full, logits_of
-from subquad.ops.heads import repeat_heads
-from subquad.ops.softmax import hide, visible_logsumexp, visible_softmax
 
 
 def attend_top(
@@ -48,13 +48,13 @@ class OracleTopK(Method):
     topk: int = whole(32, least=1)
 
     name: ClassVar[str] = "oracle-top"
-    takes_segments: ClassVar[bool] = True
     traits: ClassVar[Traits] = replace(
         Full.traits,
         exact_limit={"topk": "M"},
         example={"topk": 4},
         complexity="O(N·M·D) time, O(M) memory a query in flight",
         source="Vyas et al. 2020, section 4.1",
+        skips_padding=False,
     )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:

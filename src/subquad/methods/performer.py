@@ -22,6 +22,7 @@ are signed, are computed in fp64, because their sums cancel, and have no recurre
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -29,17 +30,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subquad.methods.base import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, whole, wide
-from subquad.methods.fitting import output_error
-from subquad.methods.rest import Rest
-from subquad.ops.feature_maps import EXPONENTIAL, KINDS, exponential_map, relu_exponents, trigonometric_features
-from subquad.ops.heads import repeat_heads
-from subquad.ops.parts.features.op import exponents
-from subquad.ops.parts.features.recurrent import advanced, no_tokens
-from subquad.ops.parts.features.signed import crossed, difference, parts
-from subquad.ops.parts.features.visible import attend_features, drop_rows
-from subquad.randomness import directions
-from subquad.shapes import Sizes
+from subquad.core.randomness import directions
+from subquad.core.shapes import Sizes
+from subquad.kernels.attention.feature_maps import (
+    EXPONENTIAL,
+    KINDS,
+    exponential_map,
+    relu_exponents,
+    trigonometric_features,
+)
+from subquad.kernels.attention.features.op import exponents
+from subquad.kernels.attention.features.recurrent import advanced, no_tokens
+from subquad.kernels.attention.features.signed import crossed, difference, parts
+from subquad.kernels.attention.features.visible import attend_features, drop_rows
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.methods.core.fitting import output_error
+from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, choice, number, whole, wide
+from subquad.methods.core.residual import Rest
 
 
 class Learned(nn.Module):
@@ -122,7 +129,6 @@ class Performer(Method):
     seed: int = whole(0)
 
     name: ClassVar[str] = "performer"
-    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = Traits(
         family="features",
         causal="strict",
@@ -148,16 +154,21 @@ class Performer(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Map, sum over the keys, read."""
+        return self.attend_by(attend_features, query, key, value, call)
+
+    def attend_by(
+        self, by_features: Callable[..., tuple[Tensor, Tensor]], query: Tensor, key: Tensor, value: Tensor, call: Call
+    ) -> Partial:
+        """`attend` by any attention with the arguments of `attend_features`."""
         if isinstance(call.learned, Learned) and self.redraw > 0:
             call.learned.count()
         signed = self.kind == "trigonometric"
         query, key, value = (x.double() if signed else x for x in wide(query, key, value))
         of_query, of_key, maps = self._mapped(query, key, call)
         value = drop_rows(value, call.dropout_p)
-        maps["parallel"] = call.parallel
-        out, lse = attend_features(of_query, of_key, value, call.mask, **maps)
+        out, lse = by_features(of_query, of_key, value, call.mask, **maps)
         if signed:
-            return difference((out, lse), attend_features(crossed(of_query), of_key, value, call.mask, **maps)), None
+            return difference((out, lse), by_features(crossed(of_query), of_key, value, call.mask, **maps)), None
         return out, lse + self._common(query, call) if call.wants_lse else None
 
     def rest(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Rest:

@@ -35,13 +35,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from subquad.core.randomness import uniform
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.positions import Ranks, Timeline
+from subquad.kernels.tokens.slots import Slots, taken
 from subquad.masks import Mask
-from subquad.methods.base import Call, Method, Partial, Traits, whole, wide
+from subquad.methods.core.method import Call, Method, Partial, Traits, whole, wide
 from subquad.methods.full import exact
-from subquad.ops.heads import repeat_heads
-from subquad.ops.slots import Slots, taken
-from subquad.ops.timeline import Ranks, Timeline
-from subquad.randomness import uniform
 
 
 def budget(tokens: int, factor: int) -> int:

@@ -36,14 +36,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from subquad.methods.base import MOST_REPEATS, Call, Partial, Traits, whole, wide
-from subquad.methods.bucketed import Bucketed, attend_inside
-from subquad.ops.choose.chunks import runs_of_labels
-from subquad.ops.heads import repeat_heads
-from subquad.ops.slots import Buckets, with_itself
-from subquad.ops.softmax import merge_partials
-from subquad.ops.timeline import Timeline
-from subquad.randomness import normal
+from subquad.core.randomness import normal
+from subquad.kernels.attention.softmax import merge_partials
+from subquad.kernels.selection.chunks import runs_of_labels
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.slots import Buckets, with_itself
+from subquad.methods.core.bucketed import Bucketed, attend_inside
+from subquad.methods.core.method import MOST_REPEATS, Call, Partial, Traits, whole, wide
 
 
 def hash_labels(

@@ -28,18 +28,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subquad.methods.base import WIDEST, Call, Method, Partial, Traits, choice, whole, wide
-from subquad.ops.feature_maps import trigonometric_features
-from subquad.ops.heads import repeat_heads
-from subquad.ops.parts.features.visible import drop_rows
-from subquad.ops.parts.products.gated import gated_product
-from subquad.ops.slots import taken
-from subquad.ops.timeline import Timeline, placed
-from subquad.parallel import Sequence
-from subquad.parallel.collectives import add
-from subquad.parallel.rows import combine_together, of_earlier
-from subquad.randomness import directions
-from subquad.shapes import Sizes
+from subquad.core.randomness import directions
+from subquad.core.shapes import Sizes
+from subquad.kernels.attention.feature_maps import trigonometric_features
+from subquad.kernels.attention.features.visible import drop_rows
+from subquad.kernels.attention.products.gated import gated_product
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.positions import Timeline, placed
+from subquad.kernels.tokens.slots import taken
+from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, choice, whole, wide
 
 REMEMBERS = 4.0  # b at the start: gates of 0.982, some 55 tokens
 
@@ -83,7 +80,6 @@ class RandomFeature(Method):
     seed: int = whole(0)
 
     name: ClassVar[str] = "rfa"
-    split: ClassVar[str | None] = "partials"
     traits: ClassVar[Traits] = Traits(
         family="features",
         causal="strict",
@@ -105,26 +101,26 @@ class RandomFeature(Method):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Map; sum over the keys, or run along them; read."""
-        query, key, value = wide(query, key, value)
         line = Timeline.of(call.mask, query, key)
-        of_query, of_key, log_gate = self._mapped(query, key, call)
-        value = _with_ones(drop_rows(value, call.dropout_p), value)
-        of_key, value, log_gate = _without(line.real_keys, of_key, value, log_gate)
+        of_query, of_key, value, log_gate = self.mapped(query, key, value, call)
         if not call.mask.is_causal:
             sums = of_key.mT @ value
-            sums = sums if call.parallel is None else add(sums, call.parallel.group)
-            return _normalised(of_query @ repeat_heads(sums, query.shape[1])), None
-        if call.parallel is not None:
-            earlier = _of_earlier_ranks(of_key, value, log_gate, call.parallel)
-            return _normalised(gated_product(of_query, of_key, value, log_gate, earlier)[0]), None
+            return normalised(of_query @ repeat_heads(sums, query.shape[1])), None
         if line.aligned:
-            return _normalised(gated_product(of_query, of_key, value, log_gate)[0]), None
+            return normalised(gated_product(of_query, of_key, value, log_gate)[0]), None
         # Queries beside their keys; behind the last key there is room for those beyond it, and nothing is added there.
         at = line.places
         of_key, value = (F.pad(x, (0, 0, 0, line.N)) for x in (of_key, value))
         beside = placed(of_query, at, line.M + line.N)
         out, _ = gated_product(beside, of_key, value, F.pad(log_gate, (0, line.N)))
-        return _normalised(taken(out, at)), None
+        return normalised(taken(out, at)), None
+
+    def mapped(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """φ(q), φ(k), [v, 1] and ln g, in fp32 or better; padded keys add nothing and forget nothing."""
+        query, key, value = wide(query, key, value)
+        of_query, of_key, log_gate = self._mapped(query, key, call)
+        value = _with_ones(drop_rows(value, call.dropout_p), value)
+        return of_query, *_without(call.mask.key_padding(key.shape[2]), of_key, value, log_gate)
 
     def _mapped(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         """φ(q), φ(k) and ln g; under a causal mask with gates, φ(k) holds the factor 1 − g."""
@@ -153,23 +149,7 @@ class RandomFeature(Method):
         real = call.mask.key_padding(value.shape[2])
         of_key, value, log_gate = _without(real, of_key, _with_ones(value, value), log_gate)
         out, sums = gated_product(of_query, of_key, value, log_gate, state["sums"])
-        return _normalised(out), {"sums": sums}
-
-
-def _of_earlier_ranks(
-    of_key: Float[Tensor, "B G N R"], value: Float[Tensor, "B G N F"], log_gate: Float[Tensor, "B G N"], of: Sequence
-) -> Float[Tensor, "B G R F"]:
-    """S and z before this rank's first token, by one exchange: each rank's own, which the ranks between have shrunk."""
-    to_end = (log_gate.sum(2, keepdim=True) - log_gate.cumsum(2)).exp()
-    own = (of_key * to_end.unsqueeze(-1)).mT @ value
-    gate = log_gate.sum(2)[..., None, None].expand(*own.shape[:3], 1)
-    (found,) = combine_together([of_earlier(torch.cat([own, gate], dim=3), _shrunk_and_added)], of.group)
-    return found[..., :-1]
-
-
-def _shrunk_and_added(sums: Float[Tensor, "n F"], more: Float[Tensor, "n F"]) -> Float[Tensor, "n F"]:
-    """The sums behind the tokens of a rank, whose last column is ln g of all its tokens."""
-    return sums * more[:, -1:].exp() + more
+        return normalised(out), {"sums": sums}
 
 
 def _with_ones(value: Float[Tensor, "B G M E"], like: Tensor) -> Float[Tensor, "B G M F"]:
@@ -185,7 +165,7 @@ def _without(real: Tensor | None, of_key: Tensor, value: Tensor, log_gate: Tenso
     return *masked, log_gate.masked_fill(pads, 0.0)  # type: ignore[return-value]
 
 
-def _normalised(sums: Float[Tensor, "B H N F"]) -> Float[Tensor, "B H N E"]:
+def normalised(sums: Float[Tensor, "B H N F"]) -> Float[Tensor, "B H N E"]:
     """The sums over the keys by the last one, that of the ones."""
     total = sums[..., -1:]
     return torch.where(total == 0, 0.0, sums[..., :-1] / torch.where(total == 0, 1.0, total))

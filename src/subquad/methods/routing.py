@@ -38,13 +38,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from subquad.methods.base import WIDEST, Call, Partial, Traits, whole, wide
-from subquad.methods.bucketed import Bucketed, attend_inside
-from subquad.ops.choose.balanced import balanced_buckets
-from subquad.ops.heads import repeat_heads
-from subquad.ops.slots import Buckets
-from subquad.ops.spherical import Centroids
-from subquad.ops.timeline import Timeline
+from subquad.kernels.selection.balanced import balanced_buckets
+from subquad.kernels.selection.spherical import Centroids
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.slots import Buckets
+from subquad.methods.core.bucketed import Bucketed, attend_inside
+from subquad.methods.core.method import WIDEST, Call, Partial, Traits, whole, wide
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Routing(Bucketed):
     """
 
     clusters: int = whole(8, least=1, most=WIDEST, counts=True)
-    cluster_size: int = whole(0, former="window")
+    cluster_size: int = whole(0)
     seed: int = whole(0)
 
     name: ClassVar[str] = "routing"

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from subquad.methods.base import Call, Method, Partial, Traits
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.methods.core.method import Call, Method, Partial, Traits
 from subquad.methods.full import Full, exact
-from subquad.ops.heads import repeat_heads
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,12 @@ class SharedFull(Method):
     """
 
     name: ClassVar[str] = "shared-full"
-    takes_segments: ClassVar[bool] = True
-    rings: ClassVar[bool] = True
     traits: ClassVar[Traits] = replace(
         Full.traits,
         cross=False,
         exact_limit="the queries replace the keys: it equals exact attention only where they are equal",
         source="Vyas et al. 2020, section 4.1",
+        skips_padding=False,
     )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:

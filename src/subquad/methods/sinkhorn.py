@@ -36,14 +36,14 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from subquad.methods.base import MOST_REPEATS, Call, Method, Partial, Traits, number, whole, wide
-from subquad.ops.choose.chunks import chunks_of
-from subquad.ops.heads import repeat_heads
-from subquad.ops.sinkhorn import sinkhorn
-from subquad.ops.slots import real_slots, vectors_at
-from subquad.ops.softmax import visible_logsumexp, visible_softmax
-from subquad.ops.timeline import Timeline
-from subquad.randomness import gumbel
+from subquad.core.randomness import gumbel
+from subquad.kernels.attention.sinkhorn import sinkhorn
+from subquad.kernels.attention.softmax import visible_logsumexp, visible_softmax
+from subquad.kernels.selection.chunks import chunks_of
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.slots import real_slots, vectors_at
+from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, number, whole, wide
 
 LEAST = 1e-12  # a smaller share of a slot is none: its logarithm would have no use and a huge gradient
 PLACES = 2**20  # more than there are blocks
@@ -113,7 +113,6 @@ class Sinkhorn(Method):
     seed: int = whole(0)
 
     name: ClassVar[str] = "sinkhorn"
-    zeroes_padding: ClassVar[bool] = True  # it is in no block
     traits: ClassVar[Traits] = Traits(
         family="buckets",
         multiplicity=2,
@@ -126,6 +125,7 @@ class Sinkhorn(Method):
         example={"block": 8},
         complexity="O(N·(S + N/S)·D) time with blocks of S; O(N·C·S·D + (N/S)²·D) with a cut of C",
         source="Tay et al. 2020b",
+        zeroes_padding=True,  # it is in no block
     )
 
     def describe(self) -> Traits:

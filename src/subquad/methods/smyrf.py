@@ -31,14 +31,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subquad.methods.base import MOST_REPEATS, Call, Traits, whole, wide
-from subquad.methods.bucketed import Bucketed
+from subquad.core.randomness import normal
+from subquad.kernels.selection.chunks import even_chunks, even_shared_chunks, sort_real
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.slots import Buckets
+from subquad.methods.core.bucketed import Bucketed
+from subquad.methods.core.method import MOST_REPEATS, Call, Traits, whole, wide
 from subquad.methods.lsh import plane_scores
-from subquad.ops.choose.chunks import even_chunks, even_shared_chunks, sort_real
-from subquad.ops.heads import repeat_heads
-from subquad.ops.slots import Buckets
-from subquad.ops.timeline import Timeline
-from subquad.randomness import normal
 
 
 def asymmetric(query: Tensor, key: Tensor, line: Timeline) -> tuple[Tensor, Tensor]:

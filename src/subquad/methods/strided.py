@@ -29,14 +29,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from subquad.kernels.attention.softmax import merge_partials
+from subquad.kernels.selection.neighbours import farthest, neighbours
+from subquad.kernels.selection.pattern_positions import each_at, of_heads
+from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
-from subquad.methods.base import Call, Partial, Traits, choice, whole
-from subquad.methods.bucketed import attend_inside
-from subquad.methods.pattern import SETS, Pattern, with_sets
-from subquad.ops.choose.neighbours import farthest, neighbours
-from subquad.ops.choose.places import each_at, of_heads
-from subquad.ops.slots import Buckets
-from subquad.ops.softmax import merge_partials
+from subquad.methods.core.bucketed import attend_inside
+from subquad.methods.core.method import Call, Partial, Traits, choice, whole
+from subquad.methods.core.pattern import SETS, Pattern, with_sets
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,6 @@ class Strided(Pattern):
         """The traits: which setting sees all keys depends on the sets, and a window alone takes linear time."""
         why = "half of the heads see near keys only, and half distant ones only"
         return with_sets(type(self).traits, self.sets, far={"stride": 1}, heads=why)
-
-    def split_by(self) -> str | None:
-        """Distant keys are all along the sequence."""
-        return "halo" if self.sets == "near" else None
 
     def reach(self, tokens: int, mask: Mask) -> tuple[int, int]:
         """How many tokens before and behind itself a query sees."""

@@ -19,29 +19,30 @@ products of queries and keys, as all others.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from subquad.kernels.attention.pairs.op import attend_pairs
+from subquad.kernels.attention.residual import merge_with_rest
+from subquad.kernels.attention.softmax import merge_partials
+from subquad.kernels.selection.deduplication import first_meetings
+from subquad.kernels.tokens.padding import cleared_inputs
+from subquad.kernels.tokens.positions import Timeline
+from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
-from subquad.methods.base import Call, Method, Partial, Traits
-from subquad.methods.bucketed import Bucketed, attend_inside
-from subquad.methods.fitting import output_error
-from subquad.methods.grammar import MISSING, as_term, joined, terms
+from subquad.methods.core.bucketed import Bucketed, attend_inside
+from subquad.methods.core.fitting import output_error
+from subquad.methods.core.grammar import MISSING, as_term, joined, terms
+from subquad.methods.core.method import Call, Method, Partial, Traits
+from subquad.methods.core.mixture import combined, common_seed, is_mixture, refusal, said
+from subquad.methods.core.names import parse_method
+from subquad.methods.core.residual import Rest, refusal_of_rest
+from subquad.methods.core.settings import text_of_methods
 from subquad.methods.keep_positions import Keep
 from subquad.methods.local import Local
-from subquad.methods.mixture import combined, common_seed, is_mixture, refusal, said
-from subquad.methods.registry import parse_method
-from subquad.methods.rest import Rest, refusal_of_rest
-from subquad.ops.once import first_meetings
-from subquad.ops.padding import cleared_inputs
-from subquad.ops.parts.pairs.op import attend_pairs
-from subquad.ops.rest import merge_with_rest
-from subquad.ops.slots import Buckets
-from subquad.ops.softmax import merge_partials
-from subquad.ops.timeline import Timeline
 
 
 def chooses(method: Method) -> bool:
@@ -131,13 +132,9 @@ class Sum(Method):
     True
     """
 
-    terms: str = field(
-        default="local+keep",
-        metadata={"examples": ("local:window=2+keep:last", "local:window=3+lsh:buckets=2")},
-    )
+    terms: str = text_of_methods("local+keep", examples=("local:window=2+keep:last", "local:window=3+lsh:buckets=2"))
 
     name: ClassVar[str] = "sum"
-    of_texts: ClassVar[bool] = True
     traits: ClassVar[Traits] = of_sum((Local(), Keep()))
 
     def __post_init__(self) -> None:
@@ -198,15 +195,13 @@ class Sum(Method):
         learned = {str(number): module for number, module in enumerate(made) if module is not None}
         return nn.ModuleDict(learned) if learned else None
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Any:
-        """Attention by this method; arguments, shapes and errors as in `subquad.attention`."""
+    def only_bound(self) -> str:
+        """Why a sum with learned parameters takes no bare call, naming the part that has them."""
         learned = [part.name for part in self.addends if part.traits.learned]
-        if learned:
-            raise ValueError(
-                f"{self.name!r}: its part {learned[0]!r} has learned parameters, so it runs only as a bound method: in "
-                "sq.nn.MultiheadAttention, by sq.hf.swap, or by method.bind(heads=…, head_dim=…)"
-            )
-        return super().__call__(query, key, value, **how)
+        return (
+            f"{self.name!r}: its part {learned[0]!r} has learned parameters, so it runs only as a bound method: in "
+            "sq.nn.MultiheadAttention, by sq.hf.swap, or by method.bind(heads=…, head_dim=…)"
+        )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Merge what the parts count: kept tokens, chosen pairs, the rest."""
@@ -228,7 +223,7 @@ class Sum(Method):
             first, sure = standing.exact, (*kept, *standing.exact)
         else:
             standing, first, sure = None, (), kept
-            partials.append(rest[0]._attended(*seen, replace(rest[1], wants_lse=True)))
+            partials.append(rest[0].attend_partial(*seen, replace(rest[1], wants_lse=True)))
         if sure:  # sets without a pair in common
             partials.append(attend_inside(query, key, value, sure, call))
         if met:

@@ -31,11 +31,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subquad.methods.base import WIDEST, Call, Method, Partial, Traits, choice, whole, wide
-from subquad.ops.heads import repeat_heads
-from subquad.ops.softmax import visible_logsumexp, visible_softmax
-from subquad.ops.synthetic_logits import Dense, FactorisedDense, FactorisedRandom, Random
-from subquad.ops.timeline import Timeline, ranks
+from subquad.kernels.attention.softmax import visible_logsumexp, visible_softmax
+from subquad.kernels.attention.synthetic_logits import Dense, FactorisedDense, FactorisedRandom, Random
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.positions import Timeline, ranks
+from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, choice, whole, wide
 
 AND = "-and-"
 DOT = "dot"

@@ -34,17 +34,16 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from subquad.kernels.attention.pairs.op import attend_pairs
+from subquad.kernels.attention.softmax import hide, logsumexp, visible_softmax
+from subquad.kernels.selection.blocks.op import by_bucket
+from subquad.kernels.tokens.heads import repeat_heads
+from subquad.kernels.tokens.positions import Ranks, Timeline
+from subquad.kernels.tokens.slots import Buckets, vectors_at
+from subquad.kernels.tokens.split_pools import Half, one_after_the_other, running, sizes_of_items
 from subquad.masks import Mask
-from subquad.methods.base import Call, Fit, Method, Partial, Traits, whole, wide
-from subquad.methods.fitting import output_error
-from subquad.methods.tilted_pool_split import attend_split
-from subquad.ops.choose.blocks.op import by_bucket
-from subquad.ops.heads import repeat_heads
-from subquad.ops.parts.pairs.op import attend_pairs
-from subquad.ops.slots import Buckets, vectors_at
-from subquad.ops.softmax import hide, visible_softmax
-from subquad.ops.split_pools import Half, one_after_the_other, running, sizes_of_items
-from subquad.ops.timeline import Ranks, Timeline
+from subquad.methods.core.fitting import output_error
+from subquad.methods.core.method import Call, Fit, Method, Partial, Traits, whole, wide
 
 BLOCK = 64  # queries of a block where all of them meet the same keys
 
@@ -145,7 +144,7 @@ def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: Layout, scale: floa
     def pooled(towards: Tensor, pooling: Tensor) -> Half:
         logits = (keys @ towards.to(key.dtype)[:, None, :, None])[..., 0] * scale
         weights = visible_softmax(logits, inside)
-        cells = (weights[..., None, :] @ pooling)[..., 0, :], hide(logits, inside).logsumexp(-1)
+        cells = (weights[..., None, :] @ pooling)[..., 0, :], logsumexp(hide(logits, inside))
         if layout.longest.pool == 1:  # a pool is a cell, and nothing near cuts it
             return cells
         upto = running(cells, pool, layout.longest.pool)
@@ -234,13 +233,11 @@ class TiltedPool(Method):
     torch.Size([2, 100, 64])
     """
 
-    pools: int = whole(64, clamped=True, former="segments")
+    pools: int = whole(64, clamped=True)
     window: int = whole(16, clamped=True)
     sinks: int = whole(1, clamped=True)
 
     name: ClassVar[str] = "tilted-pool"
-    split: ClassVar[str | None] = "partials"
-    zeroes_padding: ClassVar[bool] = True  # it is in no block
     traits: ClassVar[Traits] = Traits(
         family="summary",
         cross=False,
@@ -253,6 +250,7 @@ class TiltedPool(Method):
         example={"pools": 6, "window": 3},
         complexity="O(N·(S + W)·D) time for S pools and a window of W, O(N·D) memory",
         source="extends Wang et al. 2020",
+        zeroes_padding=True,  # it is in no block
     )
 
     def check(self) -> None:
@@ -274,8 +272,6 @@ class TiltedPool(Method):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Pool the keys, and attend to near keys, sinks and pools together."""
         query, key, value = wide(query, key, value)
-        if call.parallel is not None:
-            return attend_split(self, query, key, value, call)
         (B, H, N, _), M, mask = query.shape, key.shape[2], call.mask
         layout = layout_of(mask.key_padding(M), B, M, key.device, self.pools, self.window)
         pools, bias = None, None

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Method, resolve
-from subquad.methods.keep import Keep
+from subquad.methods.core.current_shard import in_use
+from subquad.methods.core.global_tokens import Keep
 from subquad.nn.global_tokens import GlobalTokens, WithRows
 from subquad.nn.memory import mask_behind, preceded, refuse_without_memory
 from subquad.nn.torch_calls import as_batches, attend_as_torch, empty_outputs, refuse_nested, refuse_weights
 from subquad.nn.torch_weights import rename_torch_weights
-from subquad.parallel.current import in_use
 
 
 class MultiheadAttention(nn.Module):
@@ -151,7 +151,7 @@ class MultiheadAttention(nn.Module):
             memory: (B,R,embed_dim), hidden states that come before those of `query` in self-attention, as `remember`
                 keeps them. They are keys and values, without a gradient to them. `mask` is then that of N queries and
                 R + N keys, or padding of the new tokens.
-            parallel: as in `subquad.attention`: the inputs are this rank's tokens. `sq.parallel.use` sets it for all
+            parallel: as in `subquad.attention`: the inputs are this rank's tokens. `sq.distributed.use` sets it for all
                 layers of a model. `attn_mask`, a memory and nested tensors do not go with it.
 
         Raises:

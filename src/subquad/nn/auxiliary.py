@@ -4,7 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subquad.methods import METHODS, BoundMethod
+from subquad.methods import BoundMethod
+from subquad.methods.core.plugins import all_methods
 
 
 def auxiliary_loss(model: nn.Module) -> Float[Tensor, ""]:
@@ -59,7 +60,7 @@ def _why_none(model: nn.Module, layers: list[BoundMethod]) -> str:
     """Why there is no auxiliary loss, and what to do."""
     able = [layer for layer in layers if layer.method.has_auxiliary_loss]
     if not able:
-        with_one = ", ".join(name for name, method in METHODS.items() if method().has_auxiliary_loss)
+        with_one = ", ".join(name for name, method in all_methods().items() if method().has_auxiliary_loss)
         return f"no attention layer of this {type(model).__name__} has an auxiliary loss; methods that do: {with_one}"
     waiting = sum(not layer.training for layer in able)
     where = f"{waiting} of its {len(able)} layers with one are in eval mode: call model.train()"

@@ -13,14 +13,14 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
+from subquad.kernels.selection.pattern_positions import Places
+from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Longformer, Method
-from subquad.methods.base import Call, Traits, whole
-from subquad.methods.keep import Keep, kept_tokens
+from subquad.methods.core.global_tokens import Keep, kept_tokens
+from subquad.methods.core.method import Call, Traits, whole
+from subquad.methods.core.pattern import Pattern
 from subquad.methods.longformer import rows_of_first
-from subquad.methods.pattern import Pattern
-from subquad.ops.choose.places import Places
-from subquad.ops.slots import Buckets
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Clustered
-from subquad.methods.keep import Keep
+from subquad.methods.core.global_tokens import Keep
 from subquad.nn.global_tokens import WithRows
 
 PADDED = Clustered(clusters=16)

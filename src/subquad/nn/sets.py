@@ -25,11 +25,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from subquad.core.shapes import Sizes
 from subquad.masks import Mask
 from subquad.methods import Method, resolve
+from subquad.methods.core.current_shard import refuse_in_use
 from subquad.nn.attention import MultiheadAttention
-from subquad.parallel.current import refuse_in_use
-from subquad.shapes import Sizes
 
 
 class SetAttention(nn.Module):

@@ -12,9 +12,9 @@ from typing import Any
 from rich.table import Table
 from torch import nn
 
+from subquad.core.plain_tables import as_text
 from subquad.methods import Method, resolve
 from subquad.nn import timm_layers, torch_layers
-from subquad.plain_tables import as_text
 
 KINDS: tuple[ModuleType, ...] = (torch_layers, timm_layers)  # each: is_one, sizes, refusal, forward, CHANGED
 NAME = "subquad"  # of the bound method in a layer

@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from subquad.intercepts import SdpaCalls
 from subquad.methods import Method
-from subquad.parallel.current import refuse_in_use
-from subquad.sdpa_arguments import mask_and_bias
+from subquad.methods.core.current_shard import refuse_in_use
+from subquad.nn.interception import SdpaCalls
+from subquad.nn.sdpa_arguments import mask_and_bias
 
 CHANGED: dict[str, Any] = {}
 

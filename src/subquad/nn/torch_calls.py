@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subquad.kernels.tokens.nested import pad
 from subquad.masks import Mask
+from subquad.masks.sdpa import can_be_read
 from subquad.methods import BoundMethod
 from subquad.nn.global_tokens import WithRows
 from subquad.nn.padded_queries import attend_all
-from subquad.ops.nested import pad
-from subquad.sdpa_arguments import mask_and_bias
-from subquad.sdpa_masks import can_be_read
+from subquad.nn.sdpa_arguments import mask_and_bias
 
 MASK = "`attn_mask` (`mask` or `src_mask` of torch's encoder, `tgt_mask` or `memory_mask` of its decoder)"
 

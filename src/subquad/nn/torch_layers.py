@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.methods import Method
+from subquad.methods.core.current_shard import in_use
 from subquad.nn.torch_calls import as_batches, attend_as_torch, refuse_weights
-from subquad.parallel.current import in_use
 
 CHANGED = {"_qkv_same_embed_dim": False}  # else torch's encoder layers, in eval mode, would go around `forward`
 

@@ -1,5 +1,7 @@
 """Sound: samples, or frames of mel features."""
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.hf.example_inputs.form import Form, configs
@@ -51,6 +53,49 @@ def free_frames(form: Form) -> int:
 def time_by_mel(form: Form, stacked: int = 1) -> Tensor:
     """Spectra (B, frames, bins), with `stacked` frames joined into one."""
     return form.floats(form.batch, free_frames(form), stacked * bins(form))
+
+
+def stacked_frames(form: Form) -> Tensor:
+    """Spectra (B, length, stacked · bins), of which the config says how many frames are joined into one."""
+    return form.floats(form.batch, form.length, form.number("num_stacked_frames") * bins(form))
+
+
+def channels_by_mel(form: Form) -> Tensor:
+    """Spectra (B, frames, channels · bins)."""
+    return time_by_mel(form, stacked=form.number("input_channels", default=1))
+
+
+def chunk(form: Form) -> int:
+    """How many frames a window of an encoder that cuts its frames into chunks has."""
+    return 2 * form.number("n_window")
+
+
+def frames_in_chunk(form: Form) -> int:
+    """How many frames where any number will do that is less than a chunk.
+
+    transformers counts 13 tokens for a whole chunk, as one of 100 frames has, whatever the config's `n_window`.
+    """
+    return min(free_frames(form), chunk(form) - 1)
+
+
+def joined_frames(form: Form) -> Tensor:
+    """Spectra (bins, frames of all items), less than a chunk of each item."""
+    return form.floats(bins(form), form.batch * frames_in_chunk(form))
+
+
+def joined_lengths(form: Form) -> Tensor:
+    """How many of `joined_frames` each item has."""
+    return torch.tensor([frames_in_chunk(form)] * form.batch)
+
+
+def one_chunk(form: Form) -> Tensor:
+    """Spectra (B, bins, frames) of one chunk."""
+    return form.floats(form.batch, bins(form), chunk(form))
+
+
+def frames_of_chunk(form: Form) -> Tensor:
+    """Which frames of `one_chunk` are real: not the last ones."""
+    return F.pad(form.full_mask(frames_in_chunk(form)), (0, chunk(form) - frames_in_chunk(form)))
 
 
 def all_frames(form: Form) -> Tensor:

@@ -14,7 +14,13 @@ from subquad.hf.example_inputs.text import IMAGE_TOKENS
 
 
 def example_inputs(
-    model: PreTrainedModel, *, batch: int = 2, length: int = 7, padding: str = "none", seed: int = 0
+    model: PreTrainedModel,
+    *,
+    batch: int = 2,
+    length: int = 7,
+    padding: str = "none",
+    seed: int = 0,
+    images: bool = True,
 ) -> dict[str, Tensor]:
     """Makes small random inputs that are valid for a forward pass of this model, on its device.
 
@@ -29,6 +35,7 @@ def example_inputs(
         padding: "right" or "left" shortens the last item, with an attention mask that is 0 on that side. Models
             without an attention mask know "none" only.
         seed: the same seed makes the same inputs.
+        images: whether a model of text and images gets an image; without one it gets text alone.
 
     Raises:
         ValueError: no rule makes an input that this model needs, or it has no attention mask to pad with.
@@ -38,7 +45,7 @@ def example_inputs(
     form = Form(model, batch, length, padding, seed)
     special = BY_TYPE.get(model.config.model_type, {})
     found: dict[str, Tensor] = {}
-    if _takes_image_tokens(form) and special.get("pixel_values", vision.image) is not None:
+    if images and _takes_image_tokens(form) and special.get("pixel_values", vision.image) is not None:
         found = _image_inputs(form, special)
     for name in form.parameters:
         rule = _rule(form, name, special)

@@ -72,6 +72,10 @@ BY_TYPE: dict[str, Rules] = {
     "dia": {"decoder_input_ids": text.channel_ids},
     "dia_decoder": {"input_ids": text.channel_ids},
     "florence_vision": {"hidden_states": vision.image},
+    "fun_asr_nano_encoder": {
+        "input_features": audio.stacked_frames,
+        "input_features_mask": lambda form: form.full_mask(form.length),
+    },
     "glm_image": {"pixel_values": None, "image_grid_thw": None},
     "idefics2_perceiver": {"context": text.embedded, "attention_mask": lambda form: form.full_mask(form.length)},
     "kimi_k25_vision": {"pixel_values": vision.patch_images},
@@ -83,9 +87,16 @@ BY_TYPE: dict[str, Rules] = {
         ),
     },
     "phi4_multimodal_audio": {"hidden_states": audio.time_by_mel, "mask": audio.all_frames},
+    "qwen3_asr_encoder": {"input_features": audio.one_chunk, "input_features_mask": audio.frames_of_chunk},
+    "qwen3_omni_moe_audio_encoder": {
+        "input_features": audio.joined_frames,
+        "feature_lens": audio.joined_lengths,
+        "attention_mask": None,
+    },
     "speech-encoder-decoder": {"inputs": audio.wave, "attention_mask": audio.wave_mask},
-    "timesfm": {
-        "past_values_padding": lambda form: torch.zeros(form.batch, series.past_length(form)),  # nothing is padding
+    "speech_to_text": {"input_features": audio.channels_by_mel},
+    "timesfm": {  # nothing is padding
+        "past_values_padding": lambda form: torch.zeros(form.batch, series.past_length(form), dtype=torch.long),
         "freq": lambda form: torch.zeros(form.batch, 1, dtype=torch.long),
     },
     "udop": {"pixel_values": None, "bbox": lambda form: text.boxes(form) / 100},  # shares of the page
@@ -143,7 +154,7 @@ _SHARED: list[tuple[str, Rules]] = [
         {"input_features": lambda form: audio.time_by_mel(form, stacked=4)},
     ),
     (
-        "qwen2_5_omni_audio_encoder qwen3_omni_moe_audio_encoder",  # the frames of all items, one after the other
+        "qwen2_5_omni_audio_encoder",  # the frames of all items, one after the other
         {
             "input_features": lambda form: form.floats(audio.bins(form), form.batch * audio.free_frames(form)),
             "feature_lens": lambda form: torch.tensor([audio.free_frames(form)] * form.batch),

@@ -1,0 +1,163 @@
+"""Write files that are whole or absent, whatever interrupts the writing.
+
+Data goes to a temporary name in the same folder, from there to the disk, and only then to its own name: after a power
+loss, a kill or a full disk there is the earlier file or the new one, and never a part of one. Everything that subquad
+writes goes through here, other than what libraries write as they go (Trainer's checkpoints, curves for TensorBoard).
+What cannot be written, on a full disk for example, raises CannotWrite, and what was there before is still there.
+"""
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from subquad.core.errors import InputError
+
+PART = ".subquad-part"  # the end of a temporary file's name
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OF_WRITING = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+
+
+class CannotWrite(InputError, OSError):
+    """The operating system did not let us write; the message names the file and what to do."""
+
+    def __init__(self, path: Path, error: OSError):
+        remedy = "free some space there" if error.errno in FULL else "make it writable"
+        what = "to the folder " if path.is_dir() else ""
+        super().__init__(
+            f"cannot write {what}{path}: {error.strerror or error}; {remedy}, or choose another folder (earlier files "
+            "are as they were)"
+        )
+        self.errno = error.errno
+
+
+def write(path: str | Path, data: bytes | str) -> Path:
+    """Write a file, in the place of an earlier one if there is one; its folder is made if need be."""
+    path = Path(path)
+    return write_all({path.name: data}, path.parent)[0]
+
+
+def write_all(contents: Mapping[str, bytes | str], folder: Path) -> list[Path]:
+    """Write several files into a folder; none of them gets its name before all of them are on the disk."""
+    make_folder(folder)
+    parts = {name: _part(folder / name) for name in contents}
+    name = ""
+    try:
+        for name, data in contents.items():
+            _to_disk(parts[name], data.encode() if isinstance(data, str) else data)
+        for name, part in parts.items():
+            os.replace(part, folder / name)
+        sync(folder)
+    except OSError as error:
+        raise CannotWrite(folder / name, error) from error
+    finally:
+        for part in parts.values():
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+    return [folder / name for name in contents]
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, where they are not there; InputError where a file is in the way."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTDIR):
+            raise InputError(f"cannot write to the folder {folder}: a file is in its place; give another one") from None
+        raise CannotWrite(folder, error) from error
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder to fill, for libraries that write files by themselves; it then takes the folder's place."""
+    make_folder(folder.parent)
+    part, old = _part(folder), _part(folder)
+    try:
+        with cannot_write(folder):
+            part.mkdir()
+            yield part
+            sync_tree(part)
+            if folder.exists():
+                os.replace(folder, old)
+            os.replace(part, folder)
+            sync(folder.parent)
+    finally:
+        for one in (part, old):
+            shutil.rmtree(one, ignore_errors=True)
+
+
+@contextmanager
+def cannot_write(path: Path) -> Iterator[None]:
+    """Turn what libraries raise where they cannot write into CannotWrite: torch and safetensors have their own."""
+    try:
+        yield
+    except CannotWrite:
+        raise
+    except Exception as error:
+        if (reason := _reason(error)) is None:
+            raise
+        raise CannotWrite(Path(reason.filename or path), reason) from error
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove the temporary files that a process left in a folder when it was killed while it wrote."""
+    for path in folder.glob(f".*{PART}"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def is_part(path: Path) -> bool:
+    """Whether this is a temporary file of ours."""
+    return path.name.startswith(".") and path.name.endswith(PART)
+
+
+def sync_tree(folder: Path) -> None:
+    """Have all files under a folder, and the folders, on the disk."""
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    """Have a file, or a folder's list of names, on the disk."""
+    if path.is_dir() and os.name == "nt":  # Windows opens no folders
+        return
+    number = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def empty_but_for(folder: Path, names: Iterable[str] = ()) -> bool:
+    """Whether a folder holds nothing other than these names and temporary files of ours; also if it is not there."""
+    return not folder.is_dir() or all(is_part(path) or path.name in set(names) for path in folder.iterdir())
+
+
+def _part(path: Path) -> Path:
+    """A name that no other process writes to at the same time."""
+    return path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}{PART}")
+
+
+def _to_disk(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _reason(error: Exception) -> OSError | None:
+    """The operating system's reason behind an error, its own or a library's, where that is one of writing."""
+    if isinstance(error, OSError):
+        return error if error.errno in _OF_WRITING else None
+    text = str(error)
+    for number in FULL:
+        if os.strerror(number) in text or f"os error {number}" in text:
+            return OSError(number, os.strerror(number))
+    if "PytorchStreamWriter" in text or "inline_container" in text:  # it does not tell why
+        return OSError(errno.ENOSPC, "it could not be written to the end (is the disk full?)")
+    return None

@@ -1,0 +1,1 @@
+"""Attention to the keys of all ranks, of which each has its own."""

@@ -1,0 +1,115 @@
+"""Attention with a tail over the tokens of all ranks.
+
+Clusters hold queries of all ranks, cells hold keys of all ranks. Beside what makes these (`selection.clusters`)
+is sent, in rows of C, X, or C·k:
+
+    means        sums of each cluster's queries and each cell's keys, and how many there are      (C + X)·(D + 1)
+    scores       each rank's k keys with the largest weight times distance to their cell's mean   C·k
+    cells        k̄, v̄ and ln Σ of each rank's keys of each cell as each mean sees them, without
+                 the exact keys; partials, which merge                                            C·X·(D + E + 1)
+    rows         the exact keys and their values, added up over the ranks                         C·k·(D + E)
+
+A rank leaves all its candidates out of its cells, in the pass over its keys that finds them; those that are not among
+the exact keys of all ranks join their cells afterwards. Nothing is taken out of a sum.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.distributed.attention.clustered import rows_of
+from subquad.distributed.attention.merging import merging
+from subquad.distributed.rows import combine_together, summed
+from subquad.distributed.selection.clusters import ClusterSettings, clusters_of_ranks
+from subquad.distributed.selection.top import choose
+from subquad.distributed.together import add_together
+from subquad.distributed.token_split import TokenSplit
+from subquad.distributed.with_rows import WholeAndRows
+from subquad.kernels.attention.listed.op import attend_in_clusters
+from subquad.kernels.attention.merging import as_partial
+from subquad.kernels.attention.sums.op import group_sums
+from subquad.kernels.attention.tail.reference import spread_of
+from subquad.kernels.attention.tail.seen import Seen, seen_cells
+from subquad.kernels.precision import wide
+from subquad.kernels.tokens.padding import cleared
+
+Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
+
+
+def tail_of_ranks(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    real_queries: Bool[Tensor, "B N"] | None,
+    real_keys: Bool[Tensor, "B M"] | None,
+    split: TokenSplit,
+    settings: ClusterSettings,
+    *,
+    topk: int,
+    cells: int,
+    scale: float,
+) -> Partial:
+    """`query_clusters`, `key_cells` and `attend_with_tail` of all ranks' tokens, of which these are one rank's."""
+    query, key, value = cleared(query, real_queries), cleared(key, real_keys), cleared(value, real_keys)
+    labels, cell = clusters_of_ranks(query, key, value, (real_queries, real_keys), split, settings, cells)
+    assert cell is not None
+    query, key, value = wide(query, key, value)
+    means, cell_means = _means(query, labels, settings.clusters, key.detach(), cell, cells, split)
+    all_keys, all_values = WholeAndRows(key), WholeAndRows(value)
+    seen = seen_cells(means, all_keys.whole, all_values.whole, cell, cell_means, topk=topk, scale=scale)
+    keys, values = rows_of(all_keys, seen.top), rows_of(all_values, seen.top)
+    cell_of = rows_of(WholeAndRows(cell.unsqueeze(-1)), seen.top).squeeze(-1)
+    logits = (keys @ means.unsqueeze(-1)).squeeze(-1) * scale
+    with torch.no_grad():
+        apart = keys - rows_of(WholeAndRows(cell_means), cell_of)
+        scores = (logits + spread_of(apart)).masked_fill(seen.top == key.shape[2], -torch.inf)
+    top = choose(scores, topk, split.key_lengths, split)
+    joining = ~top.mine & (seen.top < key.shape[2])
+    seen = _joined(seen, keys, values, logits.masked_fill(~joining, -torch.inf), cell_of)
+
+    D, E = key.shape[3], value.shape[3]
+    cells_seen = merging(torch.cat([seen.key, seen.value], dim=-1), seen.lse)
+    rows = top.in_slots(torch.cat([keys, values], dim=-1))
+    both, rows = combine_together([cells_seen, summed(rows)], split.group)
+    (both, lse), (keys, values) = as_partial(both), rows.split([D, E], dim=-1)
+    bias = lse - (both[..., :D] @ means.unsqueeze(-1)).squeeze(-1) * scale
+    return attend_in_clusters(
+        query,
+        labels,
+        torch.cat([keys, both[..., :D]], dim=3),
+        torch.cat([values, both[..., D:]], dim=3),
+        torch.cat([torch.zeros_like(keys[..., 0]), bias], dim=3),
+        torch.cat([top.filled, ~torch.isneginf(lse)], dim=3),
+        scale,
+    )
+
+
+def _means(
+    query: Tensor, labels: Tensor, clusters: int, key: Tensor, cell: Tensor, cells: int, split: TokenSplit
+) -> tuple[Float[Tensor, "B H C D"], Float[Tensor, "B G X D"]]:
+    """The means of the clusters and of the cells over all ranks, by one exchange; 0 for an empty one."""
+    both = [*group_sums(query, labels, clusters), *group_sums(key, cell, cells)]
+    sums, sizes, of_cells, in_cells = add_together([x.to(both[0].dtype) for x in both], split.group)
+    return sums / sizes.clamp(min=1).unsqueeze(-1), (of_cells / in_cells.clamp(min=1).unsqueeze(-1)).detach()
+
+
+def _joined(
+    seen: Seen,
+    keys: Float[Tensor, "B H C K D"],
+    values: Float[Tensor, "B H C K E"],
+    logits: Float[Tensor, "B H C K"],
+    cell_of: Int64[Tensor, "B H C K"],
+) -> Seen:
+    """The cells with those of the listed keys whose logit is not −inf."""
+    X = seen.lse.shape[3]
+    inside = cell_of.unsqueeze(3) == torch.arange(X, device=keys.device)[:, None]
+    spread = logits.unsqueeze(3).masked_fill(~inside, -torch.inf)  # (B,H,C,X,K)
+    both = torch.cat([spread, seen.lse.unsqueeze(-1)], dim=-1)
+    highest = both.detach().amax(-1, keepdim=True)
+    weights = (both - torch.where(torch.isneginf(highest), 0.0, highest)).exp()
+    total = weights.sum(-1, keepdim=True)
+    there = total > 0
+    shares = weights / torch.where(there, total, 1.0)
+    of_rows, of_cells = shares[..., :-1], shares[..., -1:]
+    lse = torch.where(there, torch.where(there, total, 1.0).log() + highest, -torch.inf).squeeze(-1)
+    return Seen(of_rows @ keys + of_cells * seen.key, of_rows @ values + of_cells * seen.value, lse, seen.top)

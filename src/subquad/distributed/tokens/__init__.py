@@ -1,0 +1,1 @@
+"""Where the tokens of a rank stand among those of all ranks."""

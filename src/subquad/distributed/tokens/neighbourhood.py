@@ -1,0 +1,198 @@
+"""Blocks of real tokens that cross ranks: what a rank sees of the tokens near its own, and what it leaves to others.
+
+Blocks count the real tokens of an item on all ranks. A rank's *line* holds the blocks of its own tokens, the block
+before them and the block behind:
+
+    ranks           rank 0           |      rank 1      |        rank 2
+    real tokens     0 1 2 3 4 5 6 7 8|9 10 11 12 13 14  |15 16 17 18 …
+    blocks of 4     0 0 0 0 1 1 1 1 2 2  2  2  3  3  3   3  4  4  4
+    line of rank 1          [ block 1 | block 2 | block 3 | block 4 ]       begin = 4, end = 20
+
+What stands before a line and behind it is there in sums, which each rank makes for each other one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.distributed.collectives import exchange
+from subquad.distributed.token_split import TokenSplit
+from subquad.distributed.tokens.global_index import GlobalIndex
+from subquad.kernels.tokens.positions import front_first
+from subquad.kernels.tokens.slots import rows_at
+
+_NOTHING = (None, None, None)
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """The lines of all ranks.
+
+    Attributes:
+        side: the tokens of this rank.
+        split: which tokens are on which rank.
+        block: tokens of a block, of each item; `most`: of any.
+    """
+
+    side: GlobalIndex
+    split: TokenSplit
+    block: Int64[Tensor, "B"]
+    most: int
+
+    @property
+    def near(self) -> int:
+        """How many tokens of other ranks a line has on each side, at most."""
+        return 2 * self.most - 1
+
+    @property
+    def first(self) -> Int64[Tensor, "_R B"]:
+        """The number of each rank's first token."""
+        return self.side.counts.cumsum(0) - self.side.counts
+
+    @property
+    def begin(self) -> Int64[Tensor, "_R B"]:
+        """The first token of each rank's line; below 0 where there is no block before its own."""
+        return (self.first // self.block - 1) * self.block
+
+    @property
+    def end(self) -> Int64[Tensor, "_R B"]:
+        """What follows each rank's line."""
+        return ((self.first + self.side.counts - 1) // self.block + 2) * self.block
+
+    @property
+    def length(self) -> int:
+        """Tokens that this rank's line has room for."""
+        return (-(-(self.split.lengths[self.split.rank] + self.most - 1) // self.most) + 2) * self.most
+
+    def edge(self, behind: bool) -> Int64[Tensor, "B W"]:
+        """The last real tokens of this rank, or the first, which others may need; N where there are not as many."""
+        own, N = self.side.counts[self.split.rank][:, None], self.side.real.shape[1]
+        number = torch.arange(self.near, device=own.device)
+        number = number if behind else own - self.near + number
+        there = (number >= 0) & (number < own)
+        return torch.where(there, front_first(self.side.real).gather(1, number.clamp(0, N - 1).expand_as(there)), N)
+
+    def numbers_of_edge(self, rank: int, behind: bool) -> tuple[Int64[Tensor, "B W"], Bool[Tensor, "B W"]]:
+        """Which tokens of the item a rank's edge has, and which of its places are filled."""
+        own, first = self.side.counts[rank][:, None], self.first[rank][:, None]
+        number = torch.arange(self.near, device=own.device)
+        number = number if behind else own - self.near + number
+        return first + number, (number >= 0) & (number < own)
+
+    def slots(self) -> Int64[Tensor, "B L"]:
+        """For each place of this rank's line the token: its own, 0 to N − 1, then the edges of all ranks by turns."""
+        rank, B = self.split.rank, len(self.block)
+        begin, end = self.begin[rank][:, None], self.end[rank][:, None]
+        numbers, there = [self.side.index.expand(B, -1)], [self.side.real]
+        for other in range(self.split.ranks):
+            number, filled = self.numbers_of_edge(other, behind=other > rank)
+            numbers.append(number)
+            there.append(filled & (number >= begin) & (number < end) & (other != rank))
+        number, filled = torch.cat(numbers, dim=1), torch.cat(there, dim=1)
+        place = torch.where(filled, number - begin, self.length)
+        token = torch.arange(number.shape[1], device=number.device).expand_as(number)
+        found = torch.full((B, self.length + 1), number.shape[1], device=number.device)
+        return found.scatter(1, place, token)[:, : self.length]
+
+    def places(self) -> Int64[Tensor, "B N"]:
+        """Where this rank's tokens stand in its line; what is not real, at 0."""
+        place = self.side.index - self.begin[self.split.rank][:, None]
+        return torch.where(self.side.real, place, 0)
+
+    def numbers(self) -> Int64[Tensor, "B L"]:
+        """Which token of the item stands at each place of this rank's line."""
+        return self.begin[self.split.rank][:, None] + torch.arange(self.length, device=self.block.device)
+
+    def sums_for_others(
+        self,
+        key: Float[Tensor, "B G N D"],
+        value: Float[Tensor, "B G N E"],
+        summed: Callable[[Tensor, Tensor, Tensor], Tensor],
+        merged: Callable[[list[Tensor]], Tensor],
+        is_causal: bool,
+        real: Bool[Tensor, "B N"] | None = None,
+    ) -> list[Tensor | None]:
+        """For each rank the sums of this rank's tokens that are not in its line; None where it may not see them.
+
+        `summed` makes sums of the keys and values that a bool shows; `merged` makes one of several.
+        `real` says which tokens are in sums; without it all that are real.
+        """
+        real = self.side.real if real is None else real
+        rank, own = self.split.rank, self.side.counts[self.split.rank][:, None]
+        number = self.side.index.expand(len(own), -1)
+        local = number - self.first[rank][:, None]
+        found: list[Tensor | None] = []
+        bulk: dict[bool, Tensor] = {}
+        for other in range(self.split.ranks):
+            behind = other > rank  # the other rank is behind this one: it sees what is before its line
+            if other == rank or (is_causal and not behind):
+                found.append(None)
+                continue
+            if behind not in bulk:  # whatever the other rank's line, these are not in it
+                inner = local < own - self.near if behind else local >= self.near
+                bulk[behind] = summed(key, value, real & inner)
+            tokens = self.edge(not behind)
+            numbers, filled = self.numbers_of_edge(rank, behind=not behind)
+            outside = numbers < self.begin[other][:, None] if behind else numbers >= self.end[other][:, None]
+            rest = summed(
+                rows_at(key, tokens), rows_at(value, tokens), filled & outside & F.pad(real, (0, 1)).gather(1, tokens)
+            )
+            found.append(merged([bulk[behind], rest]))
+        return found
+
+    def exchange(
+        self,
+        rows: Float[Tensor, "B G N F"],
+        ends: Float[Tensor, "B G S F"],
+        sums: list[Tensor | None],
+        none: Float[Tensor, "B G R X"],
+        is_causal: bool,
+    ) -> tuple[list[Tensor], Float[Tensor, "B G S F"], list[Tensor | None]]:
+        """The edges of each rank, the sum of all ranks' ends, and the sums from each rank; by one exchange.
+
+        `none`, sums of no token, is what a rank has from itself. So every rank's result is a part of the exchange, and
+        its backward pass runs on all of them.
+        """
+        split = self.split
+        edges = {behind: rows_at(rows, self.edge(behind)) for behind in (False, True)}
+        nothing = torch.zeros_like(edges[True])
+        shapes = [tuple(nothing.shape), tuple(ends.shape), tuple(none.shape)]
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+
+        def part(other: int) -> Tensor:
+            if other == split.rank:
+                return torch.cat([x.reshape(-1) for x in (nothing, ends, none)])
+            own = sums[other]
+            return (
+                rows.new_zeros(0)
+                if own is None
+                else torch.cat([x.reshape(-1) for x in (edges[other < split.rank], ends, own)])
+            )
+
+        comes = [not is_causal or other <= split.rank for other in range(split.ranks)]
+        given = exchange(
+            [part(other) for other in range(split.ranks)], [(sum(sizes) * here,) for here in comes], split.group
+        )
+        found: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
+        for each, here in zip(given, comes, strict=True):
+            edge, end, left = (x.view(s) for x, s in zip(each.split(sizes), shapes, strict=True)) if here else _NOTHING
+            found.append((nothing if edge is None else edge, end, left))
+        total = torch.stack([each[1] for each in found if each[1] is not None]).sum(0)
+        return [each[0] for each in found], total, [each[2] for each in found]
+
+
+def are_sinks(number: Int64[Tensor, "#B M"], side: GlobalIndex, sinks: int, causal: bool) -> Bool[Tensor, "B M"]:
+    """Which numbers are those of an item's first tokens, or without a causal mask of its last ones."""
+    tokens = side.tokens[:, None]
+    first = (number < sinks) & (number >= 0)
+    return first.expand(len(tokens), -1) if causal else first | ((number >= tokens - sinks) & (number < tokens))
+
+
+def ends_there(side: GlobalIndex, sinks: int) -> Bool[Tensor, "B S"]:
+    """Which of `GlobalIndex.ends` an item has, each once."""
+    number, tokens = torch.arange(sinks, device=side.real.device), side.tokens[:, None]
+    return torch.cat([number < tokens, tokens - sinks + number >= sinks], dim=1)

@@ -1,0 +1,162 @@
+"""The mask that transformers carries from its mask function to each layer's attention: one encoding, one decoding.
+
+transformers makes a mask once for each forward pass and hands it through the model's own code. Ours is a plain tensor
+of shape (B,1,1,M), never N×M: four axes, because transformers leaves such a mask alone where it prepares masks again.
+The dtype says the pattern, because it is known without reading a tensor, also while compiling:
+
+    bool    bidirectional     True = a real key
+    int8    causal            1 = a real key, 0 = padding
+    int16   causal            the same for a static cache, where −1 is a slot that is not filled yet
+    int32   causal, packed    the segment of each token, 0 = padding
+
+A last axis of size 0 says that no key is hidden. Some models make (B,1,1,M) padding masks of their own, bool or
+additive; they are read in the same way. A model's own mask over queries and keys, (B,H,N,M), is compared with what
+`Mask` can say, element by element and in every call: N×M comparisons, for N×M numbers that the model has written.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from subquad.masks.sdpa import IsBias, IsNoPattern, can_be_read, read_mask, read_segments
+
+ALMOST_NOTHING = -1e4  # additive masks hide a key by at least so much
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A decoded mask. `offset` is where the first query stands among the keys."""
+
+    causal: bool
+    real: Tensor | None = None  # bool (B,M), None: all keys are
+    segments: Tensor | None = None  # int (B,M), negative = padding
+    offset: int | Tensor = 0
+    window: int | None = None  # as in `Mask.window`, where the model's own mask has one
+    read: bool = False  # from a model's own mask over queries and keys, beside which nothing else hides a key
+
+    def queries(self, N: int) -> Tensor | None:
+        """The real ones of the N queries, which are the last keys, or the keys before unfilled slots."""
+        if self.real is None:
+            return None
+        if isinstance(self.offset, Tensor):
+            return self.real.index_select(1, self.offset + torch.arange(N, device=self.real.device))
+        return self.real[:, self.real.shape[1] - N :]
+
+
+def encode(*, causal: bool, real: Tensor | None, filled: Tensor | None, segments: Tensor | None, batch: int) -> Tensor:
+    """The tensor to pass on: `real` and `segments` are (B,M), `filled` is (M), None where there is nothing to say."""
+    device = next((x.device for x in (real, filled, segments) if x is not None), None)
+    if filled is not None:
+        marks = torch.ones(1, len(filled), dtype=torch.int16, device=device) if real is None else real.to(torch.int16)
+        hidden = torch.where(filled, marks, -1).to(torch.int16)
+    elif segments is not None:
+        hidden = (segments if real is None else segments * real).int()
+    elif real is None:
+        return torch.empty(1, 1, 1, 0, dtype=torch.int8 if causal else torch.bool, device=device)
+    else:
+        hidden = real.to(torch.int8) if causal else real
+    return hidden.expand(batch, -1)[:, None, None, :]
+
+
+def decode(given: Tensor | None, N: int, M: int, *, causal: bool, label: str, batch: int | None = None) -> Handed:
+    """Decode the mask that a layer's attention was given; `causal` applies if it was given no mask.
+
+    `batch` is the number of items, for a mask over queries and keys that is the same for all of them.
+
+    Raises:
+        ValueError: the mask is nothing that `Mask` can say, or is of another length than the keys or queries.
+    """
+    if given is None:
+        return Handed(causal, offset=M - N if causal else 0)
+    if given.ndim == 4 and tuple(given.shape[1:]) != (1, 1, given.shape[3]):
+        return _decode_own(given, N, M, label, batch)
+    if given.ndim != 4:
+        raise ValueError(
+            f"layer {label} was given an attention mask of shape {tuple(given.shape)}; subquad takes 2-D padding masks "
+            "(batch, tokens), of which it makes (batch, 1, 1, keys), and 4-D masks (batch, 1, queries, keys)"
+        )
+    ours = given.dtype in (torch.int8, torch.int16, torch.int32)
+    if given.shape[-1] == 0:
+        return Handed(ours, offset=M - N if ours else 0)
+    if given.shape[-1] != M:
+        raise ValueError(f"layer {label}: the attention mask has {given.shape[-1]} positions, but there are {M} keys")
+    flat = given[:, 0, 0]
+    if given.dtype == torch.bool:
+        return Handed(False, flat)
+    if given.is_floating_point():
+        return Handed(False, _real_of_additive(flat, label))
+    if given.dtype == torch.int32:
+        return Handed(True, segments=flat - 1)
+    if given.dtype == torch.int16:
+        return Handed(True, flat > 0, offset=(flat[0] >= 0).sum() - N)
+    if given.dtype != torch.int8:
+        raise ValueError(f"layer {label} was given a mask of dtype {given.dtype}, which subquad does not know")
+    return Handed(True, flat > 0, offset=M - N)
+
+
+def _decode_own(given: Tensor, N: int, M: int, label: str, batch: int | None) -> Handed:
+    """Decode a mask over queries and keys that the model's own code made, or its user."""
+    what = f"layer {label} was given an attention mask of shape {tuple(given.shape)}"
+    remedy = "pass a 2-D padding mask (batch, tokens), or give the model its own attention back: sq.hf.restore(model)"
+    if tuple(given.shape[2:]) != (N, M):
+        raise ValueError(f"{what}, but it has {N} queries and {M} keys")
+    if not can_be_read(given):
+        raise ValueError(
+            f"{what}, whose numbers cannot be read while compiling; run without torch.compile, or {remedy}"
+        )
+    try:
+        handed = _read_own(_without_rows_of_padding(given), N, M)
+    except IsBias as error:
+        raise ValueError(f"{what}, which is a bias on the logits and not a mask (it holds other numbers than 0 and "
+                         f"−inf, or needs a gradient); {remedy}") from error  # fmt: skip
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what}, which cannot be read ({str(error).partition(';')[0]}); {remedy}") from error
+    if handed is None:
+        raise ValueError(
+            f"{what} and {given.dtype}, which is not padding of the keys, causality, segments or a window; {remedy}"
+        )
+    real, segments = (x if x is None or batch is None else x.expand(batch, M) for x in (handed.real, handed.segments))
+    return replace(handed, real=real, segments=segments)
+
+
+def _read_own(given: Tensor, N: int, M: int) -> Handed | None:
+    """What the mask says; None where `Mask` has no such pattern."""
+    try:
+        said = read_mask(given)
+    except IsNoPattern:
+        said = None
+    if said is None or said.first == said.last:  # each token sees itself alone: a segment of its own
+        packed = read_segments(given)
+        return None if packed is None else Handed(packed[1], segments=packed[0], read=True)
+    if said.last == math.inf:
+        return Handed(False, said.real, read=True)
+    if N == M and said.first == -said.last:
+        return Handed(False, said.real, window=int(said.last), read=True)
+    if said.last != M - N:  # the queries do not stand at the end of the keys
+        return None
+    window = None if said.first == -math.inf else int(said.last - said.first)
+    return Handed(True, said.real, offset=M - N, window=window, read=True)
+
+
+def _without_rows_of_padding(given: Tensor) -> Tensor:
+    """The mask as bool, where padded tokens see no key in an additive one, as those before the first token of a causal
+    item. Softmax would give them the mean of all values; no token sees them, and here they are given 0.
+    """
+    if not given.is_floating_point() or given.shape[2] != given.shape[3]:
+        return given
+    seen = given > ALMOST_NOTHING
+    blind = ~seen.any(-1)
+    only_a_mask = bool(((given == 0) | ~seen).all()) and not (given.requires_grad and torch.is_grad_enabled())
+    return seen if only_a_mask and bool(blind.any()) and not bool((blind & seen.any(-2)).any()) else given
+
+
+def _real_of_additive(bias: Tensor, label: str) -> Tensor:
+    real = bias > ALMOST_NOTHING
+    if not torch.compiler.is_compiling() and bool((real & (bias != 0)).any()):
+        raise ValueError(
+            f"layer {label} was given an additive attention mask with values other than 0 and less than "
+            f"{ALMOST_NOTHING:g}; subquad takes padding only"
+        )
+    return real

@@ -1,0 +1,100 @@
+"""Exact attention to one block of keys, with its log-sum-exp: torch's fused kernels, forward and backward apart.
+
+SDPA returns no log-sum-exp. The kernels below it do, and their backward passes compute the weights of a block again
+from the log-sum-exp over all blocks, so that they give this block's share of the gradients. Queries, keys and values
+have one width here, and the same heads; see `widened`.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from subquad.kernels.precision import wide
+
+aten = torch.ops.aten
+ALIGNED = 16  # entries of a row of a bias on a GPU
+
+
+class Kernels(NamedTuple):
+    """Options of a block: what is added to its logits, whether it is the causal block of its own queries, the scale."""
+
+    bias: Float[Tensor, "#B 1 #N M"] | None
+    causal: bool
+    scale: float
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Out, and the log-sum-exp in fp32 or fp64."""
+        if on_cpu(query):
+            return aten._scaled_dot_product_flash_attention_for_cpu(
+                query, key, value, 0.0, self.causal, attn_mask=self._bias(query), scale=self.scale
+            )
+        if on_gpu(query):
+            bias = self._bias_of_gpu(query, key)
+            out, lse, *_ = aten._scaled_dot_product_efficient_attention(
+                query, key, value, bias, True, 0.0, self.causal, scale=self.scale
+            )
+            return out, lse[..., : query.shape[2]]
+        logits = self._logits(query, key)
+        return (logits.softmax(-1) @ wide(value)[0]).to(query.dtype), logits.logsumexp(-1)
+
+    def backward(
+        self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients to query, key and value from this block, given out and lse over all blocks."""
+        if on_cpu(query):
+            return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                gradient, query, key, value, out, lse, 0.0, self.causal, attn_mask=self._bias(query), scale=self.scale
+            )
+        if on_gpu(query):
+            bias, none = self._bias_of_gpu(query, key), torch.zeros((), dtype=torch.int64, device=query.device)
+            lse = F.pad(lse, (0, -lse.shape[2] % 32), value=torch.inf)  # as the kernel has laid it out itself
+            wanted = [True, True, True, False]
+            found = aten._scaled_dot_product_efficient_attention_backward(
+                gradient, query, key, value, bias, out, lse, none, none, 0.0, wanted, self.causal, scale=self.scale
+            )
+            return found[0], found[1], found[2]
+        exact = wide(gradient, query, key, value, out)
+        gradient, query, key, value, out = exact
+        weights = (self._logits(query, key) - lse.unsqueeze(-1)).exp()
+        of_weights = gradient @ value.mT - (gradient * out).sum(-1, keepdim=True)
+        of_logits = weights * of_weights * self.scale
+        return of_logits @ key, of_logits.mT @ query, weights.mT @ gradient
+
+    def _bias(self, like: Tensor) -> Tensor | None:
+        return None if self.bias is None else self.bias.to(like.dtype)
+
+    def _bias_of_gpu(self, query: Tensor, key: Tensor) -> Tensor | None:
+        if self.bias is None:
+            return None
+        shape = (*query.shape[:3], key.shape[2])
+        return F.pad(self.bias.to(query.dtype), (0, -shape[3] % ALIGNED))[..., : shape[3]].expand(shape)
+
+    def _logits(self, query: Tensor, key: Tensor) -> Tensor:
+        query, key = wide(query, key)
+        logits = query @ key.mT * self.scale
+        logits = logits if self.bias is None else logits + self.bias
+        later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
+        return logits.masked_fill(later, -torch.inf) if self.causal else logits
+
+
+def on_cpu(query: Tensor) -> bool:
+    """Whether torch's kernel for CPUs takes these."""
+    return query.device.type == "cpu"
+
+
+def on_gpu(query: Tensor) -> bool:
+    """Whether torch's kernel for GPUs takes these."""
+    return query.is_cuda and query.dtype != torch.float64
+
+
+def fused(query: Tensor) -> bool:
+    """Whether a kernel of torch's takes these; otherwise the logits of a piece are in memory."""
+    return on_cpu(query) or on_gpu(query)
+
+
+def widened(width: int, *tensors: Tensor) -> list[Tensor]:
+    """The tensors with columns of 0 up to a width, which change no logit and no output."""
+    return [F.pad(x, (0, width - x.shape[3])).contiguous() for x in tensors]

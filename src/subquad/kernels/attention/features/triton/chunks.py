@@ -1,0 +1,173 @@
+"""Causal attention by features inside a chunk on GPUs; its gradients are in `chunk_slopes`.
+
+    w_ij = Σ_r e^{x_ir + y_jr},  j ≤ i            out_i, lse_i: of the state before the chunk and of these
+    p_ij = e^{−lse_i} w_ij                        dv_j  = Σ_i p_ij dO_i
+    s_ij = dO_i·v_j + a_i                         dx_ir = Σ_j e^{x_ir − lse_i + y_jr} s_ij,   dy_jr: the same over i
+
+A program takes a chunk of a head and walks through the features; the weights of the chunk's pairs, a square of tokens,
+grow on the way. `tiles` says how they are stabilised.
+
+No number of a later token may reach an earlier one's results by a weight of 0, since 0·NaN is NaN. So factors that meet
+weights of 0 have 0 for what is not finite, which comes in beside them: for the pairs that see each other.
+"""
+
+from typing import Any
+
+import triton.language as tl
+from torch import Tensor
+
+from subquad.kernels.attention.features.triton.reads import Places
+from subquad.kernels.attention.features.triton.states import Side
+from subquad.kernels.attention.features.triton.tiles import (
+    base_of,
+    dot_as,
+    exchanged,
+    exponents,
+    is_finite,
+    is_later,
+    numbers,
+    of_earlier,
+    of_later,
+    seen_itself,
+    seen_squares,
+    shift_of,
+    side_of,
+)
+from subquad.kernels.triton.launch import dot_wide, kernel, launch, load_rows, padded, slice_of, store_rows, strides
+from subquad.kernels.triton.recording import Work
+from subquad.kernels.triton.tiles import tiles_of
+
+
+def both_sides(name: str, queries: Side, keys: Side, places: Places) -> dict[str, Any]:
+    """What the kernels of chunks read."""
+    (_, H, N, D), (_, G, _, E) = queries.rows.shape, keys.payload.shape
+    tiles = tiles_of(name, queries.rows.dtype, max(D, E))
+    return {
+        **queries.arguments("query"),
+        **queries.biases("query"),
+        **keys.arguments("key"),
+        **keys.shifts("key"),
+        "value": keys.payload,
+        **strides("value", keys.payload),
+        **{"H": H, "share": H // G, "N": N, "first": places.first},
+        **{"D": D, "C": keys.rows.shape[3], "R": queries.features, "E": E},
+        "SLICE": slice_of(queries.rows, 64 if places.unit == 64 else 16),
+        "TOKENS": places.unit,
+        "FEATURES": tiles.keys,
+        **tiles.options(),
+        "SIZES": places.unit.bit_length() - 1,  # of squares: 1, 2, 4, …
+    }
+
+
+def read_own(out: Tensor, lse: Tensor, queries: Side, keys: Side, places: Places) -> None:
+    """Merge into out and lse what the keys of each query's own chunk give."""
+    B, H = lse.shape[:2]
+    launch(
+        read_chunks,
+        (places.slots, B * H),
+        work=work_of(queries, keys, places, 1),
+        out=out,
+        **strides("out", out),
+        lse=lse,
+        WIDTH=padded(out.shape[3]),
+        **both_sides("read_chunks", queries, keys, places),
+    )
+
+
+def work_of(queries: Side, keys: Side, places: Places, times: int) -> Work:
+    """What one launch does, in which products of pairs come this often."""
+    (B, H, N, D), (*_, C), E, R = queries.rows.shape, keys.rows.shape, keys.payload.shape[3], queries.features
+    tokens = min(N, places.unit * places.slots)
+    made = (0 if queries.of is None else D) + (0 if keys.of is None else C)
+    pairs = times * places.unit * (R * (places.unit.bit_length() - 1) + E)
+    return Work(B * H * tokens * (R * made + pairs), 4 * B * H * tokens * times * (D + C + 2 * E))
+
+
+@kernel
+def read_chunks(
+    query,
+    query_b,
+    query_h,
+    query_n,
+    of_query,
+    of_query_h,
+    query_bias,
+    query_bias_h,
+    key,
+    key_b,
+    key_h,
+    key_n,
+    of_key,
+    of_key_h,
+    key_shift,
+    key_shift_b,
+    key_shift_h,
+    key_shift_n,
+    value,
+    value_b,
+    value_h,
+    value_n,
+    out,
+    out_b,
+    out_h,
+    out_n,
+    lse,
+    H,
+    share,
+    N,
+    first,
+    D: tl.constexpr,
+    C: tl.constexpr,
+    R: tl.constexpr,
+    E: tl.constexpr,
+    SLICE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SIZES: tl.constexpr,
+):
+    """out and lse, which hold those of the state, with a chunk's keys. Weights are less each query's maximum."""
+    KIND: tl.constexpr = value.dtype.element_ty
+    head = tl.program_id(1).to(tl.int64)
+    b, h = head // H, head % H
+    g = h // share
+    place = first + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    there = place < N
+    query, of_query, query_bias = side_of(query, of_query, query_bias, b, h, query_b, query_h, of_query_h, query_bias_h)
+    key, of_key, _ = side_of(key, of_key, None, b, g, key_b, key_h, of_key_h, 0)
+    out += b * out_b + h * out_h
+    shift, visible = shift_of(key_shift, b, g, key_shift_b, key_shift_h, key_shift_n, place, there)
+    largest = tl.full((TOKENS,), -float("inf"), tl.float32)
+    weights = tl.zeros((TOKENS, TOKENS), tl.float32)
+    for start in range(0, R, FEATURES):
+        x = exponents(query, query_n, of_query, query_bias, None, place, there, start, D, R, SLICE, TOKENS, FEATURES)
+        y = exponents(key, key_n, of_key, None, shift, place, visible, start, C, R, SLICE, TOKENS, FEATURES)
+        now = tl.maximum(largest, tl.max(x + y, 1))
+        itself = tl.sum(tl.exp(x + y - base_of(now)[:, None]), 1)
+        weights = weights * tl.exp(largest - base_of(now))[:, None]
+        weights += tl.where(seen_itself(TOKENS), itself[:, None], 0.0)
+        largest = now
+        block = y  # the maxima over each `size` tokens
+        for step in range(0, SIZES):
+            size = 1 << step
+            other = exchanged(block, size, TOKENS, FEATURES)
+            now = tl.maximum(largest, tl.max(tl.where(is_later(size, TOKENS)[:, None], x + other, -float("inf")), 1))
+            later = of_later(x - base_of(now)[:, None], other, size, TOKENS)
+            more = dot_as(later, tl.trans(of_earlier(y, block, size, TOKENS)), KIND)
+            weights = weights * tl.exp(largest - base_of(now))[:, None]
+            weights += tl.where(seen_squares(size, TOKENS), more, 0.0)
+            largest = now
+            block = tl.maximum(block, other)
+    total = tl.sum(weights, 1)
+    before = tl.load(lse + head * N + place, mask=there, other=-float("inf"))
+    base = base_of(tl.maximum(largest, before))
+    of_state, of_own = tl.exp(before - base), tl.exp(largest - base)
+    total = of_state + total * of_own
+    norm = tl.where(total == 0, 1.0, total)
+    tl.store(lse + head * N + place, tl.where(total == 0, -float("inf"), base + tl.log(norm)), mask=there)
+    values = load_rows(value + b * value_b + g * value_h, value_n, place, visible, E, WIDTH)
+    result = dot_wide(weights * (of_own / norm)[:, None], numbers(values))
+    spoilt = tl.cumsum(tl.where(is_finite(values), 0.0, 1.0), 0) > 0
+    result = tl.where(spoilt, float("nan"), result)
+    result += load_rows(out, out_n, place, there, E, WIDTH) * (of_state / norm)[:, None]
+    store_rows(out, out_n, place, there, result, E, WIDTH)

@@ -1,0 +1,68 @@
+"""Attention by features under a mask: padding, causality, and queries that stand somewhere among the keys."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.kernels.attention.features.op import feature_attention
+from subquad.kernels.attention.softmax import merge_partials
+from subquad.masks import Mask
+
+Partial = tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N"]]
+
+
+def attend_features(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B G M C"],
+    value: Float[Tensor, "B G M E"],
+    mask: Mask,
+    *,
+    key_bias: Float[Tensor, "B #G M"] | None = None,
+    **maps: Any,
+) -> Partial:
+    """`feature_attention` to the keys that the mask shows: padding, causal. `maps` are its other arguments."""
+    N, M = query.shape[2], key.shape[2]
+    real = mask.key_padding(M)
+
+    def attend(key: Tensor, value: Tensor, bias: Tensor | None, visible: Tensor | None, causal: bool) -> Partial:
+        bias = bias if visible is None else hide_keys(bias, visible, key)
+        return feature_attention(query, key, value, key_bias=bias, causal=causal, **maps)
+
+    if not mask.is_causal or (mask.aligned and N == M):
+        return attend(key, value, key_bias, real, mask.is_causal)
+    # Keys before the first query are seen by all queries; from there on, queries and keys are the same tokens.
+    own = mask.positions(torch.arange(N, device=query.device)[None])
+    first, position = own[:, :1], torch.arange(M, device=query.device)
+    if N == 1:
+        return attend(key, value, key_bias, _both(real, position <= first), False)
+    own_key, own_value = _at(key, own), _at(value, own)
+    own_bias = None if key_bias is None else _at(key_bias.unsqueeze(-1), own).squeeze(-1)
+    inside = own < M
+    shown = inside if real is None else inside & real.gather(1, own.clamp(max=M - 1).expand(len(real), -1))
+    before = attend(key, value, key_bias, _both(real, position < first), False)
+    return merge_partials([before, attend(own_key, own_value, own_bias, shown, True)])
+
+
+def drop_rows(value: Float[Tensor, "B G M E"], dropout_p: float) -> Float[Tensor, "B G M E"]:
+    """Dropout where no weights are formed: rows of values leave the sum over keys, and not its denominator."""
+    return value * F.dropout(value.new_ones(*value.shape[:3], 1), dropout_p) if dropout_p > 0 else value
+
+
+def _both(real: Bool[Tensor, "B M"] | None, visible: Bool[Tensor, "#B M"]) -> Bool[Tensor, "#B M"]:
+    return visible if real is None else real & visible
+
+
+def hide_keys(bias: Tensor | None, visible: Bool[Tensor, "#B M"], key: Tensor) -> Float[Tensor, "B G M"]:
+    """The bias of the keys, with −inf where a key is not seen."""
+    bias = key.new_zeros(key.shape[0], 1, key.shape[2]) if bias is None else bias
+    return bias.masked_fill(~visible.unsqueeze(1), -torch.inf)
+
+
+def _at(x: Float[Tensor, "B G M D"], positions: Int64[Tensor, "#B N"]) -> Float[Tensor, "B G N D"]:
+    """The rows at these positions; past the end, the last one."""
+    B, G, M, D = x.shape
+    index = positions.clamp(max=M - 1).view(-1, 1, positions.shape[1], 1)
+    return x.gather(2, index.expand(B, G, -1, D))

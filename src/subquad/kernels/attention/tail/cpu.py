@@ -1,0 +1,111 @@
+"""Attention to exact keys and a tail of cells in compiled code, in fp32, bf16 or fp16."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward
+from subquad.kernels.attention.tail.seen import lists_of, seen_cells
+from subquad.kernels.native import interface
+
+# What the forward pass gives beside `out` and `lse`, in its order.
+LISTS = ("order", "offsets", "key_order", "cell_offsets", "top")
+SAVED = (*LISTS, "centroids", "cell_keys", "cell_values", "cell_lse", "cell_residual")
+
+
+@attend_with_tail.refusal("cpu")
+def refusal(x: Any) -> str | None:
+    """Why the compiled kernels cannot take this call; None where they can."""
+    if x.dropout_p > 0:
+        return f"dropout_p={x.dropout_p}, and the kernels have no dropout"
+    return interface.refusal(x.query)
+
+
+@seen_cells.refusal("cpu")
+def refusal_of_few(x: Any) -> str | None:
+    """Why the compiled kernels cannot take these queries; None where they can."""
+    return interface.refusal(x.query)
+
+
+@lists_of("cpu")
+def numbers(top: Tensor, key_order: Tensor, keys: int) -> Tensor:
+    """Keys by their places in the order of the cells, −1 behind the last."""
+    B, H, C, K = top.shape
+    share = H // key_order.shape[1]
+    places = top.long().clamp(min=0).view(B, key_order.shape[1], share * C * K)
+    return torch.where(top < 0, keys, key_order.long().gather(2, places).view(B, H, C, K)).sort(-1).values
+
+
+@tail_forward.on("cpu")
+def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
+    """The output, its log-sum-exp, and all that the backward pass needs.
+
+    Raises:
+        ValueError: labels or cells that are none of those that there are.
+    """
+    out, lse, *saved = outputs
+    B, H = x.query.shape[:2]
+    of_keys = x.keys, torch.int64, (B, H, x.clusters, x.topk)
+    of_means = x.cell_means, torch.float32, (B, x.key.shape[1], x.cells, x.key.shape[3])
+    interface.check("tail_forward", keys=of_keys, wanted=(x.wanted, torch.int64, (B,)), cell_means=of_means)
+    interface.run(
+        "tail_forward",
+        inputs=_inputs("tail_forward", x),
+        keys=x.keys,
+        wanted=x.wanted,
+        cell_means=x.cell_means,
+        out=out,
+        lse=lse,
+        saved=dict(zip(SAVED, saved, strict=True)),
+    )
+
+
+@tail_backward.on("cpu")
+def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
+    """Gradients of query, key and value.
+
+    Raises:
+        ValueError: the lists hold numbers that the forward pass cannot have made.
+    """
+    inputs, (_, _, *saved), (grad_out, grad_lse, *_, of_keys, of_values, of_lse, _) = (
+        _inputs("tail_backward", x),
+        x.outputs,
+        x.grads,
+    )
+    (B, H, N, D), (_, G, M, E), C, X = x.query.shape, x.value.shape, x.clusters, x.cells
+    lists = (B, H, N), (B, H, C + 1), (B, G, M), (B, G, X + 1), (B, H, C, x.topk)
+    numbers = (B, H, C, D), (B, H, C, X, D), (B, H, C, X, E), (B, H, C, X), (B, H, C, X)
+    wanted = [(torch.int32, shape) for shape in lists] + [(torch.float32, shape) for shape in numbers]
+    fitting = {name: (each, *of) for name, each, of in zip(SAVED, saved, wanted, strict=True)}
+    grad_of_out = (grad_out, x.query.dtype, (B, H, N, E))
+    of_cells = {"cell_keys": of_keys, "cell_values": of_values, "cell_lse": of_lse}
+    fitting |= {f"grad_{name}": (grad, *fitting[name][1:]) for name, grad in of_cells.items()}
+    interface.check("tail_backward", grad_out=grad_of_out, grad_lse=(grad_lse, torch.float32, (B, H, N)), **fitting)
+    interface.run(
+        "tail_backward",
+        inputs=inputs,
+        saved={name: each.contiguous() for name, each in zip(SAVED, saved, strict=True)},
+        grad_out=grad_out,
+        grad_lse=grad_lse,
+        **{f"grad_{name}": grad for name, grad in of_cells.items()},
+        **dict(zip(("grad_query", "grad_key", "grad_value"), grads, strict=True)),
+    )
+
+
+def _inputs(op: str, x: Any) -> dict[str, Any]:
+    """What both directions read, checked."""
+    (B, H, N, D), (_, G, M, E), dtype = x.query.shape, x.value.shape, x.query.dtype
+    interface.check(
+        op,
+        key=(x.key, dtype, (B, G, M, D)),
+        value=(x.value, dtype, (B, G, M, E)),
+        labels=(x.labels, torch.int64, (B, H, N)),
+        cell=(x.cell, torch.int64, (B, G, M)),
+    )
+    work = B * H * (x.clusters * M + N * (x.topk + x.cells)) * (D + E)
+    return (
+        {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "threads": interface.threads(work), "dtype": dtype}
+        | {"clusters": x.clusters, "topk": x.topk, "cells": x.cells, "scale": x.scale}
+        | {"query": x.query, "key": x.key, "value": x.value, "labels": x.labels, "cell": x.cell}
+    )

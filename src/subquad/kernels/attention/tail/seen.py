@@ -1,0 +1,70 @@
+"""The op `seen_cells`: the cells of keys as a few queries see them, and the keys that each should meet by itself."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from subquad.kernels.attention.tail import reference
+from subquad.kernels.attention.tail.op import tail_forward
+from subquad.kernels.dispatch import Op
+
+# backend -> the lists of exact keys that it saves, as numbers of keys: (top, keys by cell, how many keys) → (B,H,C,K)
+_NUMBERS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {}
+
+
+def lists_of(backend: str) -> Callable[[Callable[[Tensor, Tensor, int], Tensor]], None]:
+    """Register how to read the lists of exact keys of a backend."""
+    return lambda read: _NUMBERS.update({backend: read})
+
+
+class Seen(NamedTuple):
+    """The cells as each query sees them, without the keys in `top`.
+
+    Attributes:
+        key: k̄, the mean of the cell's keys by their weights for the query.
+        value: v̄, likewise.
+        lse: ln Σ e^{scale·q·k_j} over the keys of the cell; −inf for none.
+        top: numbers of keys, ascending; M where a slot is empty.
+    """
+
+    key: Float[Tensor, "B H C X D"]
+    value: Float[Tensor, "B H C X E"]
+    lse: Float[Tensor, "B H C X"]
+    top: Int64[Tensor, "B H C K"]
+
+
+@Op
+def seen_cells(
+    query: Float[Tensor, "B H C D"],
+    key: Float[Tensor, "B G M D"],
+    value: Float[Tensor, "B G M E"],
+    cell: Int64[Tensor, "B G M"],
+    cell_means: Float[Tensor, "B G X D"],
+    *,
+    topk: int,
+    scale: float,
+) -> Seen:
+    """The cells of `attend_with_tail` for queries that are each a cluster of their own, in fp32 or better.
+
+    `top` are the `topk` keys with the largest e^{scale·q·k_j}·‖k_j − m_j‖, with m_j that one of `cell_means` which is
+    of their cell: those of all ranks, where these are the keys of one. The gradient flows through key, value and lse.
+    """
+    cells = cell_means.shape[2]
+    top = reference.top_keys(query.detach(), key.detach(), cell, topk, None, cells, scale, cell_means)
+    tail = reference.tail_of(query, key, value, top, cell, cells, scale)
+    lse = tail.bias + (tail.key * query.unsqueeze(2)).sum(-1) * scale
+    return Seen(tail.key.transpose(2, 3), tail.value.transpose(2, 3), lse.transpose(2, 3), top)
+
+
+@seen_cells.compiled
+def run(backend: str, x: Any) -> Seen:
+    """Run on a compiled backend."""
+    (B, H, C, _), M = x.query.shape, x.key.shape[2]
+    labels = torch.arange(C, device=x.query.device).expand(B, H, C).contiguous()
+    inputs = x.query, x.key, x.value, labels, x.cell, None, None, x.cell_means.float()
+    outputs = tail_forward.run(backend, *inputs, C, torch.sym_min(x.topk, M), x.cell_means.shape[2], x.scale)
+    _, _, _, _, key_order, _, top, _, keys, values, lse, _ = outputs
+    return Seen(keys, values, lse, _NUMBERS[backend](top, key_order, M))

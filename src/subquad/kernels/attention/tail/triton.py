@@ -1,0 +1,125 @@
+"""Attention to exact keys and a tail of cells on GPUs.
+
+    queries by cluster, keys by cell      counting sorts                                 `ops.triton.groups`
+    q̄ of each cluster                     means by cluster                               `ops.triton.groups`
+    T: exact keys of each cluster         maxima of blocks, then candidates              `ops.triton.selection`
+    k̄, v̄, λ of each cell and cluster      one softmax for each, over the cell's keys     `ops.triton.cells`
+    out, lse                              one softmax over T and the cells               `ops.triton.members`
+
+The backward pass goes through the same stages from the last to the first. q̄ is rounded to the dtype of the queries:
+an expansion around the rounded mean is as good as one around the mean.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.kernels.attention.tail.op import attend_with_tail, tail_backward, tail_forward
+from subquad.kernels.attention.tail.reference import FARTHEST, NEAREST
+from subquad.kernels.attention.tail.seen import lists_of, seen_cells
+from subquad.kernels.triton import refusal_of
+from subquad.kernels.triton.cells.backward import cells_backward
+from subquad.kernels.triton.cells.forward import see_cells
+from subquad.kernels.triton.groups import Members
+from subquad.kernels.triton.lists import inside_words, log_distances
+from subquad.kernels.triton.members.cells import cells_of_members
+from subquad.kernels.triton.members.clustering import Clustering
+from subquad.kernels.triton.members.forward import attend_members
+from subquad.kernels.triton.members.gradients import MemberGradients
+from subquad.kernels.triton.members.listed import listed_backward
+from subquad.kernels.triton.members.queries import members_backward
+from subquad.kernels.triton.selection import choose_top
+
+
+@attend_with_tail.refusal("triton")
+def refusal(x: Any) -> str | None:
+    """Why the kernels cannot take this call; None where they can."""
+    if x.dropout_p > 0:
+        return f"dropout_p={x.dropout_p}, and the kernels have no dropout"
+    return refusal_of(x.query, x.key, x.value)
+
+
+@seen_cells.refusal("triton")
+def refusal_of_few(x: Any) -> str | None:
+    """Why the kernels cannot take this call; None where they can."""
+    return refusal_of(x.query, x.key, x.value)
+
+
+@lists_of("triton")
+def numbers(top: Tensor, key_order: Tensor, keys: int) -> Tensor:
+    """They are numbers of keys already."""
+    return top.long()
+
+
+@tail_forward.on("triton")
+def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
+    """The output, its log-sum-exp, and what the backward pass needs."""
+    out, lse, *saved = outputs
+    order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse, _ = saved
+    queries, keys = Members.of(x.labels, x.clusters, x.query), Members.of(x.cell, x.cells, x.key)
+    place = torch.empty_like(key_order)
+    queries.fill_order(order, offsets)
+    keys.fill_order(key_order, cell_offsets, place)
+    queries.fill_means(centroids, like=x.query)
+    if x.keys is None:
+        _fill_top(x, centroids, keys, top)
+    else:
+        top.copy_(x.keys)
+    inside = inside_words(top, key_order, place)
+    cells = cell_keys, cell_values, cell_lse
+    see_cells(centroids, x.key, x.value, key_order, cell_offsets, inside, x.scale, cells)
+    attend_members(x.query, x.key, x.value, Clustering(order, offsets, centroids, top, cells), x.scale, out, lse)
+
+
+def _fill_top(x: Any, centroids: Tensor, keys: Members, top: Tensor) -> None:
+    """The keys with the largest weight times distance to the mean of their cell, ascending; M where a slot is empty."""
+    if x.topk == 0:
+        return
+    means = x.cell_means
+    if means is None:
+        means = centroids.new_empty(*x.key.shape[:2], x.cells, x.key.shape[3])
+        keys.fill_means(means)
+    spread, there = log_distances(x.key, x.cell, means, NEAREST, FARTHEST)
+    choose_top(centroids, x.key, spread, there, x.scale, top, x.wanted)
+
+
+@tail_backward.on("triton")
+def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
+    """Gradients of query, key and value."""
+    (out, lse, *lists), (grad_out, grad_lse, *_, from_keys, from_values, from_lse, _) = x.outputs, x.grads
+    order, offsets, key_order, cell_offsets, top, centroids, cell_keys, cell_values, cell_lse, _ = lists
+    grad_query, grad_key, grad_value = grads
+    clusters = Clustering(order, offsets, centroids, top, (cell_keys, cell_values, cell_lse))
+    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+    rho = torch.linalg.vecdot(grad_out.float(), out.float())
+    of_members = MemberGradients(lse, rho if grad_lse is None else rho - grad_lse, grad_out)
+
+    of_keys, of_values, of_lse = cells_of_members(x.query, clusters, x.scale, of_members)
+    of_bias = of_lse  # of the members alone: others read λ itself, not its difference to q̄·k̄
+    of_keys, of_values, of_lse = (
+        _with_others(own, of_others, cell_lse)
+        for own, of_others in ((of_keys, from_keys), (of_values, from_values), (of_lse, from_lse))
+    )
+    constant = of_lse - torch.linalg.vecdot(of_keys, cell_keys) - torch.linalg.vecdot(of_values, cell_values)
+    of_means = cells_backward(
+        x,
+        centroids,
+        key_order,
+        cell_offsets,
+        inside_words(top, key_order),
+        cell_lse,
+        (of_keys, of_values, constant, None),
+        listed_backward(x.query, x.key, x.value, clusters, x.scale, of_members) if x.topk else None,
+        (grad_key, grad_value),
+    )
+    of_means = of_means - x.scale * (of_bias[..., None] * cell_keys).sum(3)
+    members_backward(x.query, x.key, x.value, clusters, x.scale, of_members, of_means, grad_query)
+
+
+def _with_others(own: Tensor, of_others: Tensor | None, cell_lse: Tensor) -> Tensor:
+    """Gradients of cells with those from others who read them; none where a cell has no keys."""
+    if of_others is None:
+        return own
+    there = ~torch.isneginf(cell_lse)
+    return own + of_others.where(there if own.ndim == there.ndim else there[..., None], 0.0)

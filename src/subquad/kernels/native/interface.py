@@ -1,0 +1,74 @@
+"""Calls into the native library: which tensors it takes, and how a kernel is run."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.kernels.native import described, library
+from subquad.kernels.native.structures import DTYPES, Structure
+from subquad.kernels.transforms import transform
+
+FLOAT32 = torch.empty(0, dtype=torch.float32, device="cpu")
+ALIGNMENT = 64  # of the workspace: a cache line
+MAX_THREADS = 1024  # as in kernels.cpp
+SMALL = 1 << 20  # products that one thread does in some 20 µs
+
+
+def refusal(x: Tensor, *, any_dtype: bool = False) -> str | None:
+    """Why the compiled kernels cannot read this tensor; None where they can."""
+    if x.device.type != "cpu":
+        return f"the tensors are on {x.device}"
+    exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    if exporting and torch.onnx.is_in_onnx_export():
+        return "inside torch.onnx.export, and ONNX knows none of the custom ops"
+    reason = transform()
+    if reason is None and not any_dtype and x.dtype not in DTYPES:
+        return f"the dtype is {x.dtype}, and the kernels compute in fp32"
+    return reason
+
+
+def run(kernel: str, **arguments: Any) -> None:
+    """Run `kernel`, whose arguments are the fields of its structure in `csrc/arguments.hpp`, each by its name.
+
+    The kernel says how much workspace it needs, which torch allocates.
+
+    Tensors that the kernel reads may have any strides; those that it writes must be contiguous or have contiguous rows.
+
+    Raises:
+        TypeError: a field is missing, unknown or of another dtype.
+        ValueError: a list of tokens among the arguments names one that is not there.
+    """
+    held: list[Any] = []  # tensors that must live until the kernel is done
+    packed = structure_of(kernel).pack(arguments, held)
+    function = getattr(library(), f"subquad_{kernel}")
+    # From torch's allocator, so that its profilers see all memory; uninitialised: kernels read only what they wrote.
+    workspace = torch.empty(function(packed, None) + ALIGNMENT, dtype=torch.uint8, device="cpu")
+    if function(packed, -(-workspace.data_ptr() // ALIGNMENT) * ALIGNMENT) < 0:
+        raise ValueError(
+            f"the kernel {kernel!r} was given lists that do not fit its tensors: pass those that the forward pass made"
+        )
+
+
+@cache
+def structure_of(kernel: str) -> Structure:
+    """The structure of a kernel's arguments."""
+    return Structure(described()["kernels"][kernel], described()["structures"])
+
+
+def check(op: str, **tensors: tuple[Tensor | None, torch.dtype, tuple[int, ...]]) -> None:
+    """Check what kernels rely on: that tensors have the dtype and the shape that go with each other.
+
+    Raises:
+        ValueError: an op was called by hand with tensors that do not fit together; says which.
+    """
+    for name, (x, dtype, shape) in tensors.items():
+        if x is not None and (x.dtype != dtype or x.shape != shape):
+            have = f"{tuple(x.shape)} of {x.dtype}"
+            raise ValueError(f"{op}: `{name}` is {have}, but the other tensors go with {shape} of {dtype}")
+
+
+def threads(products: int) -> int:
+    """Torch's number of threads; 1 for so little work that waking the others would take longer than it."""
+    return min(torch.get_num_threads(), MAX_THREADS) if products >= SMALL else 1

@@ -1,0 +1,1 @@
+"""Positions, slots, padding, packing and pools of tokens."""

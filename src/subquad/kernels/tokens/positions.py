@@ -1,0 +1,184 @@
+"""Positions and ranks of tokens, derived from the mask of a call."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from subquad.kernels.tokens.slots import Slots, taken
+from subquad.masks import Mask
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The queries and the keys of one call, on the line of the keys.
+
+    A token's *position* is its number in the tensor; query i stands beside the key at position i + offset, the mask's.
+    A token's *rank* is its number among its item's real tokens, which padding does not change.
+    """
+
+    mask: Mask
+    real_queries: Bool[Tensor, "B N"] | None  # None: all are
+    real_keys: Bool[Tensor, "B M"] | None
+    B: int
+    N: int
+    M: int
+    device: torch.device
+
+    @staticmethod
+    def of(mask: Mask, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"]) -> "Timeline":
+        """The timeline of attention under this mask."""
+        (B, _, N, _), M = query.shape, key.shape[2]
+        return Timeline(mask, mask.query_padding(N), mask.key_padding(M), B, N, M, query.device)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether query i stands beside key i, as far as can be seen without reading a tensor."""
+        return bool(self.N == self.M and self.mask.aligned)
+
+    @property
+    def positions(self) -> Int64[Tensor, "#B N"]:
+        """The position of each query among the keys, which the offset may put beyond the last key or below 0."""
+        return self.mask.positions(torch.arange(self.N, device=self.device)[None])
+
+    @property
+    def places(self) -> Int64[Tensor, "B N"]:
+        """The position of each query on the line of keys; queries beyond the last key follow each other."""
+        start = self.mask.positions(torch.zeros(1, 1, dtype=torch.int64, device=self.device)).clamp(max=self.M)
+        return (start + torch.arange(self.N, device=self.device)).expand(self.B, self.N)
+
+    @property
+    def query_lengths(self) -> Int64[Tensor, "B"]:
+        """How many real queries each item has."""
+        return real_lengths(self.real_queries, self.B, self.N, self.device)
+
+    @property
+    def key_lengths(self) -> Int64[Tensor, "B"]:
+        """How many real keys each item has."""
+        return real_lengths(self.real_keys, self.B, self.M, self.device)
+
+    def tokens(self, *, real_as: str) -> Bool[Tensor, "B N"]:
+        """In self-attention, which tokens are real: as "both" query and key, or as "either"."""
+        every = torch.ones(self.B, self.N, dtype=torch.bool, device=self.device)
+        query, key = (every if side is None else side for side in (self.real_queries, self.real_keys))
+        return query & key if real_as == "both" else query | key
+
+    @property
+    def query_ranks(self) -> Int64[Tensor, "B N"]:
+        """The rank of the last real key that is not behind the query; 0 where no real key is at or before it."""
+        positions = self.positions.expand(self.B, self.N)
+        if self.real_keys is None:
+            return positions
+        return (self.real_keys.cumsum(1) - 1).clamp(min=0).gather(1, positions.clamp(max=self.M - 1))
+
+
+def real_lengths(real: Bool[Tensor, "B N"] | None, batch: int, tokens: int, device: torch.device) -> Int64[Tensor, "B"]:
+    """How many real tokens each item has."""
+    if real is None:
+        return torch.full((batch,), tokens, dtype=torch.int64, device=device)
+    return real.sum(1)
+
+
+def ranks(real: Bool[Tensor, "B M"] | None, M: int, device: torch.device) -> Int64[Tensor, "#B M"]:
+    """How many real tokens of its item stand before each token."""
+    if real is None:
+        return torch.arange(M, device=device)[None]
+    return real.cumsum(1) - real.long()
+
+
+def front_first(real: Bool[Tensor, "B M"]) -> Int64[Tensor, "B M"]:
+    """The tokens of each item, the real ones first, both in their order."""
+    return (~real).to(torch.int8).argsort(dim=1, stable=True)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The real keys of each item in order; in `order`, other keys follow the last one."""
+
+    order: Int64[Tensor, "B M"]
+    lengths: Int64[Tensor, "B"]
+
+    @staticmethod
+    def of(real: Bool[Tensor, "B M"] | None, batch: int, tokens: int, device: torch.device) -> "Ranks":
+        """The ranks of real keys; None for `real` means that all keys are real."""
+        lengths = real_lengths(real, batch, tokens, device)
+        if real is None:
+            return Ranks(torch.arange(tokens, device=device).expand(batch, tokens), lengths)
+        return Ranks(front_first(real), lengths)
+
+    @property
+    def tokens(self) -> int:
+        """M, the number in an empty slot."""
+        return self.order.shape[1]
+
+    def at(self, ranks: Int64[Tensor, "B T S"]) -> Slots:
+        """The tokens of these ranks; slots are empty where an item has no such rank."""
+        there = (ranks >= 0) & (ranks < self.lengths[:, None, None])
+        found = self.order.gather(1, ranks.clamp(0, self.tokens - 1).flatten(1)).view_as(ranks)
+        return Slots(torch.where(there, found, self.tokens), self.tokens)
+
+    def between(self, first: Int64[Tensor, "B T"], end: Int64[Tensor, "B T"], most: int) -> Slots:
+        """The tokens of the ranks from `first` up to `end`, at most `most` of them."""
+        asked = first[..., None] + torch.arange(most, device=first.device)
+        return self.at(torch.where(asked < end[..., None], asked, -1))
+
+    def ends(self, front: int, back: int, blocks: int) -> Slots:
+        """For each of `blocks` blocks, the first `front` and the last `back` real tokens of its item, each once."""
+        B, device = len(self.lengths), self.order.device
+        begin = torch.arange(front, device=device).expand(B, front)
+        last = self.lengths[:, None] - 1 - torch.arange(back, device=device)
+        last = torch.where(last < front, -1, last)  # a short item has it at the front already
+        return self.at(torch.cat([begin, last], dim=1)[:, None].expand(-1, blocks, -1))
+
+
+@dataclass(frozen=True)
+class Line:
+    """The tokens of each item that are real as a query or as a key, in their order from the front on.
+
+    keys      · k k · k k k          the tensor, with padding (·)
+    queries       q q   q            beside keys, as the mask's offset says
+    line      k k k k k              keys in the line
+                q q   q              queries in the line: 0 where a token is none
+    """
+
+    order: Int64[Tensor, "B M"] | None  # where each one stood; None: all stay where they are
+    at: Int64[Tensor, "B N"] | None  # where the queries stood among the keys; None: where the keys did
+    places: Int64[Tensor, "B N"] | None  # of the queries in the line; None: query i is token i
+    real: Bool[Tensor, "B M"]  # which of the line are real keys
+    lengths: Int64[Tensor, "B"]
+
+    @staticmethod
+    def of(timeline: Timeline) -> "Line":
+        """Line up the queries and the keys of a call."""
+        B, M, queries, keys = timeline.B, timeline.M, timeline.real_queries, timeline.real_keys
+        real = torch.ones(B, M, dtype=torch.bool, device=timeline.device) if keys is None else keys
+        at = None
+        if timeline.aligned:
+            if keys is None:  # all are in the line, be they real as queries or not
+                return Line(None, None, None, real, real.sum(1))
+            there = torch.ones_like(real) if queries is None else real | queries
+        else:
+            at = timeline.positions.expand(B, timeline.N).clamp(max=M - 1)
+            there = real.scatter(1, at, True if queries is None else real.gather(1, at) | queries)
+        order = front_first(there)
+        rank = (there.cumsum(1) - 1).clamp(min=0)
+        return Line(order, at, rank if at is None else rank.gather(1, at), real.gather(1, order), there.sum(1))
+
+    def keys(self, x: Float[Tensor, "B G M D"]) -> Float[Tensor, "B G M D"]:
+        """Put keys, or data of keys, into the line."""
+        return x if self.order is None else taken(x, self.order)
+
+    def queries(self, x: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H M D"]:
+        """Put queries into the line; 0 for tokens that are not queries."""
+        return self.keys(x if self.at is None else placed(x, self.at, self.real.shape[1]))
+
+    def back(self, x: Float[Tensor, "B H M E"]) -> Float[Tensor, "B H N E"]:
+        """Take the results of queries out of the line."""
+        return x if self.places is None else taken(x, self.places)
+
+
+def placed(x: Float[Tensor, "B H N D"], at: Int64[Tensor, "B N"], length: int) -> Float[Tensor, "B H {length} D"]:
+    """Put queries at the positions `at` of a line of `length` tokens, with 0 elsewhere; `taken` is the inverse."""
+    B, H, N, D = x.shape
+    return x.new_zeros(B, H, length, D).scatter(2, at[:, None, :, None].expand(B, H, N, D), x)

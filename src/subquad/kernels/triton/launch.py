@@ -1,0 +1,196 @@
+"""How kernels are launched, and small functions that several of them call."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from inspect import Parameter, signature
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import target_info
+
+from subquad.kernels.triton.recording import Launch, Work, recorded
+
+DEFAULTS = {"num_warps": 4, "num_stages": 2}  # of a launch
+Around = Callable[[str], AbstractContextManager[object]]
+_around: ContextVar[Around | None] = ContextVar("subquad_around_launches", default=None)
+# Numbers of tokens, heads, groups and list entries. Triton would compile a kernel again where one of these is 1 or is
+# divisible by 16. With `kernel` one version serves all of them, so that what is known of it holds at every length.
+COUNTS = (
+    *("H", "G", "GROUP", "share", "heads", "of_state"),
+    *("N", "M", "tokens", "length", "runs", "first", "begin", "unit", "tiles", "chunks"),
+    *("C", "K", "X", "R", "S", "T", "groups", "known", "count", "words", "size"),
+    *("blocks", "slots", "key_slots", "first_query", "first_key", "offset", "span"),
+)
+PROGRAMS = 512  # into which work over runs of tokens is divided: several for each multiprocessor
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Make a kernel of a function: `triton.jit` that compiles it once whatever its COUNTS are, less its constants."""
+    given = signature(function).parameters
+    counts = [name for name in COUNTS if name in given and given[name].annotation is Parameter.empty]
+    return triton.jit(function, do_not_specialize=counts)
+
+
+@contextmanager
+def around_launches(around: Around) -> Iterator[None]:
+    """Run every launch inside the block between the two halves of `around(name of the kernel)`."""
+    token = _around.set(around)
+    try:
+        yield
+    finally:
+        _around.reset(token)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
+    """Run a kernel with a grid of programs, or write the launch down inside `recording`.
+
+    A grid without programs is skipped. Arguments go by name; tensors as they are, of any strides. Three names are not
+    the kernel's own: `num_warps` (4), `num_stages` (2), and `work`, what the launch does (`recording.Work`).
+    """
+    if 0 in grid:
+        return
+    work = arguments.pop("work", None) or Work()
+    options = {name: arguments.pop(name, default) for name, default in DEFAULTS.items()}
+    launches = recorded()
+    if launches is not None:
+        launches.append(Launch.of(kernel, grid, arguments, options, work))
+        return
+    device = next(x.device for x in arguments.values() if isinstance(x, Tensor))
+    around = _around.get() or _nothing_around
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), around(kernel.__name__):
+        kernel[grid](**arguments, **options)
+
+
+def _nothing_around(name: str) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+def padded(width: int) -> int:
+    """The power of two, at least 16, into which a width fits: what a product of tiles takes."""
+    return max(16, triton.next_power_of_2(width))
+
+
+def tile(size: int, most: int) -> int:
+    """The edge of a tile for `size` rows: a power of two from 16 to `most`."""
+    return min(most, padded(size))
+
+
+def slice_of(x: Tensor, most: int = 256) -> int:
+    """Components of a row at a time in products over them: of fp32 few, else as many as there are, up to `most`."""
+    return min(padded(x.shape[-1]), most, 32 if x.dtype == torch.float32 else most)
+
+
+def runs_of(tokens: int, step: int, others: int, most: int = PROGRAMS) -> tuple[int, int]:
+    """How long the runs are into which tokens are cut, a multiple of `step`, and how many there are: (length, runs).
+
+    With `others` programs for each run there are some PROGRAMS in all, and at most `most` runs.
+    """
+    steps = max(1, triton.cdiv(tokens, step))
+    runs = max(1, min(steps, most, PROGRAMS // max(1, others)))
+    length = triton.cdiv(steps, runs) * step
+    return length, triton.cdiv(max(1, tokens), length)
+
+
+def rows(x: Tensor) -> Tensor:
+    """The tensor, copied where its vectors do not lie together in memory."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def strides(name: str, x: Tensor) -> dict[str, int]:
+    """The steps of a (B,H,N,·) tensor as arguments of a kernel: `name_b`, `name_h` and `name_n`."""
+    return {f"{name}_{axis}": step for axis, step in zip("bhn", x.stride(), strict=False)}
+
+
+@triton.jit
+def of_head(x, head, H, x_b, x_h):
+    """Where a head's vectors begin; heads of all items have numbers in a row."""
+    return x + head // H * x_b + head % H * x_h
+
+
+@triton.jit
+def key_head(head, H, G):
+    """The key head that a query head meets."""
+    return head // H * G + head % H // (H // G)
+
+
+@triton.jit
+def load_ends(offsets, head, group, groups):
+    """Where a group begins and ends in the order of its head's tokens."""
+    at = offsets + head * (groups + 1) + group
+    return tl.load(at), tl.load(at + 1)
+
+
+@triton.jit
+def load_places(order, place, end):
+    """The tokens at these places of an order, and which of the places come before the end."""
+    there = place < end
+    return tl.load(order + place, mask=there, other=0), there
+
+
+@triton.jit
+def load_rows(x, stride, row, there, width, WIDTH: tl.constexpr):
+    """The vectors of these rows, (rows, WIDTH); 0 for rows that are not there and behind the vectors' width."""
+    column = tl.arange(0, WIDTH)
+    pointers = x + row.to(tl.int64)[:, None] * stride + column[None, :]
+    return tl.load(pointers, mask=there[:, None] & (column < width)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, stride, row, there, values, width, WIDTH: tl.constexpr):
+    """Store (rows, WIDTH) values as the vectors of these rows, in x's dtype."""
+    column = tl.arange(0, WIDTH)
+    pointers = x + row.to(tl.int64)[:, None] * stride + column[None, :]
+    tl.store(pointers, values.to(x.dtype.element_ty), mask=there[:, None] & (column < width)[None, :])
+
+
+@triton.jit
+def dot(a, b):
+    """a·b in fp32, on tensor cores: numbers of 16 bits as they are, fp32 as three products in TF32 (not as one)."""
+    precision: tl.constexpr = "ieee" if target_info.is_hip() else "tf32x3"  # matrix cores of AMD take fp32 as it is
+    return tl.dot(a, b, input_precision=precision)
+
+
+@triton.jit
+def inner(a, a_n, i, i_there, b, b_n, j, j_there, width, SLICE: tl.constexpr, KIND: tl.constexpr):
+    """The inner products of rows i of a with rows j of b, a slice of their width at a time.
+
+    The warps of a small tile hold the same rows, in fp32 as parts in TF32: whole ones would not fit their registers.
+    """
+    products = tl.zeros((i.shape[0], j.shape[0]), tl.float32)
+    for start in range(0, width, SLICE):
+        of_a = load_rows(a + start, a_n, i, i_there, width - start, SLICE)
+        of_b = load_rows(b + start, b_n, j, j_there, width - start, SLICE)
+        products += dot(of_a.to(KIND), tl.trans(of_b.to(KIND)))
+    return products
+
+
+@triton.jit
+def inner_of(x, a, a_n, i, i_there, y, b, b_n, j, j_there, width, SLICE: tl.constexpr):
+    """`inner`, by one product of the whole rows x of a and y of b where a slice is as wide as they are."""
+    if x.shape[1] > SLICE:
+        products = inner(a, a_n, i, i_there, b, b_n, j, j_there, width, SLICE, y.dtype)
+    else:
+        products = dot(x, tl.trans(y))
+    return products
+
+
+@triton.jit
+def dot_wide(weights, x):
+    """weights·x for fp32 weights: numbers of 16 bits meet weights rounded to their own kind."""
+    return dot(weights.to(x.dtype), x)
+
+
+@triton.jit
+def seen_exponentials(logits, seen, largest):
+    """One step of an online softmax: (the largest logits so far, what scales earlier sums, the new weights).
+
+    A row that has seen nothing keeps −∞ and weights of 0.
+    """
+    logits = tl.where(seen, logits, float("-inf"))
+    new = tl.maximum(largest, tl.max(logits, 1))
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    return new, tl.exp(largest - safe), tl.exp(logits - safe[:, None])

@@ -1,0 +1,103 @@
+"""Neighbouring keys as cells: their lists, and one cluster's view of all of them together.
+
+Attention to many keys is computed cell by cell, so that there are more programs than clusters and heads alone would
+give. With λ_x and v̄_x of the cells and λ_T of the listed keys, which the cells leave out:
+
+    λ = ln (e^{λ_T} + Σ_x e^{λ_x}),   rest = Σ_x e^{λ_x − λ} v̄_x,   mass = e^{λ_T − λ}
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from subquad.kernels.triton.groups import Members
+from subquad.kernels.triton.launch import launch, padded
+from subquad.kernels.triton.recording import Work
+
+TOKENS = 1024  # that one program lists
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Keys by cell, as `Members.fill_order` lists them.
+
+    Attributes:
+        order: (B,G,M) int32.
+        offsets: (B,G,X+1) int32.
+        place: (B,G,M) int32.
+    """
+
+    order: Tensor
+    offsets: Tensor
+    place: Tensor
+
+
+def neighbours(key: Tensor, real: Tensor | None, size: int) -> Neighbours:
+    """The real keys of each `size` positions as one cell; at least one cell."""
+    B, G, M = key.shape[:3]
+    cells = max(1, triton.cdiv(M, size))
+    order, place = key.new_empty(2, B, G, M, dtype=torch.int32)
+    offsets = key.new_empty(B, G, cells + 1, dtype=torch.int32)
+    if real is None:
+        launch(
+            list_neighbours,
+            (triton.cdiv(max(M, cells + 1), TOKENS), B * G),
+            work=Work(bytes=8 * order.numel()),
+            **{"order": order, "place": place, "offsets": offsets, "M": M, "cells": cells, "size": size},
+            TOKENS=TOKENS,
+        )
+    else:
+        cell = (torch.arange(M, device=key.device) // size).expand(B, G, M)
+        Members.of(cell.masked_fill(~real[:, None], cells), cells).fill_order(order, offsets, place)
+    return Neighbours(order, offsets, place)
+
+
+def merge_cells(
+    values: Tensor, of_cells: Tensor, of_top: Tensor | None, outputs: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    """Fill rest (B,H,C,E), λ and mass, (B,H,C) each, by v̄ (B,H,C,X,E), their λ (B,H,C,X) and that of lists (B,H,C)."""
+    B, H, C, X, E = values.shape
+    rest, lse, mass = outputs
+    launch(
+        merge_cell_values,
+        (C, B * H),
+        num_warps=1,
+        work=Work(bytes=4 * (values.numel() + rest.numel())),
+        **{"values": values, "of_cells": of_cells, "of_top": of_top, "rest": rest, "lse": lse, "mass": mass},
+        **{"C": C, "X": X, "E": E, "VALUES": padded(E)},
+    )
+
+
+@triton.jit
+def list_neighbours(order, place, offsets, M, cells, size, TOKENS: tl.constexpr):
+    """All keys in their own order."""
+    head = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    tl.store(order + head * M + at, at, mask=at < M)
+    tl.store(place + head * M + at, at, mask=at < M)
+    tl.store(offsets + head * (cells + 1) + at, tl.minimum(at * size, M), mask=at <= cells)
+
+
+@triton.jit
+def merge_cell_values(values, of_cells, of_top, rest, lse, mass, C, X, E, VALUES: tl.constexpr):
+    """One cluster's rest, λ and mass. A cluster that sees no key has weights of 0 and a λ of −∞."""
+    of_cluster = tl.program_id(1).to(tl.int64) * C + tl.program_id(0)
+    column = tl.arange(0, VALUES)
+    listed = float("-inf") if of_top is None else tl.load(of_top + of_cluster)
+    largest = listed
+    for x in range(X):
+        largest = tl.maximum(largest, tl.load(of_cells + of_cluster * X + x))
+    safe = tl.where(largest == float("-inf"), 0.0, largest)
+    of_list = tl.exp(listed - safe)
+    total, result = of_list, tl.zeros((VALUES,), tl.float32)
+    for x in range(X):
+        weight = tl.exp(tl.load(of_cells + of_cluster * X + x) - safe)
+        total += weight
+        result += weight * tl.load(values + (of_cluster * X + x) * E + column, mask=column < E, other=0.0)
+    divisor = tl.where(total == 0, 1.0, total)
+    tl.store(rest + of_cluster * E + column, result / divisor, mask=column < E)
+    tl.store(mass + of_cluster, of_list / divisor)
+    tl.store(lse + of_cluster, tl.where(total == 0, float("-inf"), tl.log(divisor) + safe))

@@ -1,0 +1,166 @@
+"""Tiles and warps of the kernels that hold whole vectors: the largest that spill nothing on any of the GPUs.
+
+They are chosen by the bytes of a number and the wider of key and value. fp32 takes three products in TF32 each, whose
+parts need registers, so that its tiles are smaller, and inner products take rows in slices (`launch.inner`).
+`resources.compile_for` says what a choice takes.
+
+Where tiles were measured on a GPU, `MEASURED` has those of its architecture, which go before the table of all. It is
+empty: nobody has measured any. `subquad bench --device cuda --gpu-sheet` prints the entries to put there.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import torch
+
+from subquad.core.environment import gpu_architecture
+from subquad.kernels.triton.launch import padded
+
+FIXED = 0  # rows that a kernel cannot choose
+
+
+class Tiles(NamedTuple):
+    """The rows and keys that a program takes at a time, its warps, and how many loads ahead it is."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+    def options(self) -> dict[str, int]:
+        """What a launch takes."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+
+def _alike(tiles: Tiles) -> tuple[Tiles, Tiles, Tiles]:
+    return tiles, tiles, tiles
+
+
+# kernel -> bytes of a number -> tiles for vectors of up to 64, 128 and 256 components
+TABLE = {
+    "cells_forward": {
+        2: (Tiles(64, 64, 4, 1), Tiles(64, 32, 4, 1), Tiles(32, 32, 8, 1)),
+        4: (Tiles(32, 32, 4, 2), Tiles(32, 16, 8, 1), Tiles(16, 16, 8, 1)),
+    },
+    "cells_to_means": {
+        2: (Tiles(64, 32, 4, 2), Tiles(32, 64, 4, 2), Tiles(16, 32, 4, 1)),
+        4: (Tiles(32, 16, 4, 1), Tiles(32, 16, 4, 1), Tiles(16, 16, 8, 1)),
+    },
+    "cells_to_keys": {
+        2: (Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 2), Tiles(16, 16, 4, 1)),
+        4: (Tiles(16, 32, 4, 1), Tiles(16, 16, 4, 1), Tiles(16, 16, 8, 1)),
+    },
+    "members_of_run": {  # its rows are groups, its keys are tokens
+        2: (Tiles(64, 32, 4, 2), Tiles(64, 16, 4, 2), Tiles(32, 32, 8, 2)),
+        4: (Tiles(32, 32, 4, 2), Tiles(16, 32, 4, 2), Tiles(16, 32, 8, 1)),
+    },
+    "members_forward": {
+        2: (Tiles(64, 32, 4, 1), Tiles(64, 32, 4, 2), Tiles(32, 32, 8, 1)),
+        4: (Tiles(32, 32, 4, 2), Tiles(16, 16, 4, 2), Tiles(16, 16, 8, 1)),
+    },
+    "members_sums": {
+        2: (Tiles(64, 32, 4, 1), Tiles(64, 32, 4, 2), Tiles(32, 32, 8, 1)),
+        4: (Tiles(32, 32, 4, 2), Tiles(16, 32, 4, 1), Tiles(16, 16, 8, 1)),
+    },
+    "members_to_cells": {
+        2: (Tiles(64, 16, 4, 2), Tiles(32, 16, 4, 2), Tiles(32, 16, 8, 1)),
+        4: (Tiles(32, 16, 4, 1), Tiles(32, 16, 4, 1), Tiles(16, 16, 8, 1)),
+    },
+    "members_to_listed": {
+        2: (Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1), Tiles(32, 16, 8, 1)),
+        4: (Tiles(32, 32, 4, 1), Tiles(16, 16, 4, 1), Tiles(16, 16, 8, 1)),
+    },
+    "members_to_queries": {
+        2: (Tiles(64, 32, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 16, 8, 1)),
+        4: (Tiles(32, 32, 4, 1), Tiles(32, 32, 4, 1), Tiles(16, 16, 8, 1)),
+    },
+    # Of pairs: lists of queries and of keys, which may be shorter.
+    "attend_tile": {
+        2: (Tiles(64, 64, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 2)),
+        4: (Tiles(32, 32, 4, 1), Tiles(16, 32, 4, 1), Tiles(16, 16, 8, 1)),
+    },
+    "gradient_of_queries": {
+        2: (Tiles(64, 64, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 2)),
+        4: (Tiles(32, 32, 4, 1), Tiles(16, 32, 4, 1), Tiles(16, 16, 8, 1)),
+    },
+    "gradient_of_keys": {
+        2: (Tiles(32, 64, 4, 2), Tiles(32, 32, 4, 1), Tiles(32, 16, 4, 2)),
+        4: (Tiles(16, 32, 4, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+    },
+    # Of features: the rows are tokens, the keys are features. Chunks have the tokens that the whole pass divides by.
+    "sum_units": {2: _alike(Tiles(64, 32, 4, 2)), 4: _alike(Tiles(32, 32, 4, 2))},
+    "read_states": {2: _alike(Tiles(64, 32, 8, 2)), 4: _alike(Tiles(32, 32, 8, 2))},
+    "query_slopes": {
+        2: (Tiles(64, 32, 4, 2), Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2)),
+        4: (Tiles(32, 32, 4, 2), Tiles(32, 32, 8, 2), Tiles(32, 32, 8, 2)),
+    },
+    "key_slopes": {
+        2: (Tiles(64, 32, 4, 2), Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2)),
+        4: (Tiles(32, 32, 4, 2), Tiles(32, 32, 8, 2), Tiles(32, 32, 8, 2)),
+    },
+    "read_chunks": {2: _alike(Tiles(FIXED, 16, 8, 2)), 4: _alike(Tiles(FIXED, 16, 4, 2))},
+    "chunk_slopes": {2: _alike(Tiles(FIXED, 16, 8, 2)), 4: _alike(Tiles(FIXED, 16, 4, 2))},
+    "chunk_values": {2: _alike(Tiles(FIXED, 16, 8, 2)), 4: _alike(Tiles(FIXED, 16, 4, 2))},
+}
+
+
+WIDTHS = 64, 128, 256
+Entry = tuple[str, int, int]  # kernel, bytes of a number, one of the widths
+
+# architecture, as `gpu_architecture` names it -> entries -> tiles
+MEASURED: dict[str, dict[Entry, Tiles]] = {}
+
+_override: ContextVar[tuple[Entry, Tiles] | None] = ContextVar("subquad_tiles", default=None)
+
+
+def entry(kernel: str, dtype: torch.dtype, width: int) -> Entry:
+    """Where the tiles of a kernel for vectors of this dtype, of at most `width` components, stand."""
+    return kernel, dtype.itemsize, max(64, padded(width))
+
+
+def tiles_of(kernel: str, dtype: torch.dtype, width: int) -> Tiles:
+    """The tiles of a kernel: those of the open `overridden`, else those measured on the GPU here, else the table's."""
+    at, override = entry(kernel, dtype, width), _override.get()
+    if override is not None and override[0] == at:
+        return override[1]
+    return MEASURED.get(gpu_architecture(), {}).get(at) or _of_table(at)
+
+
+def _of_table(at: Entry) -> Tiles:
+    kernel, size, width = at
+    return TABLE[kernel][size][WIDTHS.index(width)]
+
+
+@contextmanager
+def overridden(kernel: str, dtype: torch.dtype, width: int, tiles: Tiles) -> Iterator[None]:
+    """Give a kernel other tiles inside the block."""
+    token = _override.set((entry(kernel, dtype, width), tiles))
+    try:
+        yield
+    finally:
+        _override.reset(token)
+
+
+def candidates(kernel: str, dtype: torch.dtype, width: int) -> list[Tiles]:
+    """Tiles that are worth measuring: the table's, which are first, and those that differ from them in one thing.
+
+    That is half or twice the rows (where a kernel can choose them) or the keys, half or twice the warps, one stage more
+    or less. Some of them spill, or take more shared memory than a GPU has.
+    """
+    own = _of_table(entry(kernel, dtype, width))
+    changes = {
+        "rows": (own.rows // 2, own.rows * 2),
+        "keys": (own.keys // 2, own.keys * 2),
+        "warps": (own.warps // 2, own.warps * 2),
+        "stages": (own.stages - 1, own.stages + 1),
+    }
+    least, most = Tiles(16, 16, 2, 1), Tiles(128, 128, 8, 4)
+    others = [
+        own._replace(**{name: value})
+        for name, values in changes.items()
+        for value in values
+        if getattr(least, name) <= value <= getattr(most, name)
+    ]
+    return [own, *others]

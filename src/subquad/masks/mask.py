@@ -1,0 +1,367 @@
+"""`Mask`: which query may attend to which key, without an N×M tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from subquad.core.shapes import Sizes
+from subquad.masks.sdpa import can_be_read, read_mask
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Mask:
+    """Who may attend to whom, as a small immutable value. True = may attend. Combine with ``&``.
+
+    Build one with `Mask.causal`, `Mask.padding`, `Mask.segments`, `Mask.window` or `Mask.dense`, or from what another
+    library takes with `Mask.from_sdpa` and `Mask.from_cu_seqlens`; the fields are for methods to read. A query that can
+    see no key at all, and a padded query, has output 0.
+
+    >>> mask = Mask.causal() & Mask.padding([3, 5])
+    >>> mask
+    Mask.causal() & Mask.padding(…)
+    >>> mask.to_dense(5, 5)[0, 0].int()
+    tensor([[1, 0, 0, 0, 0],
+            [1, 1, 0, 0, 0],
+            [1, 1, 1, 0, 0],
+            [0, 0, 0, 0, 0],
+            [0, 0, 0, 0, 0]], dtype=torch.int32)
+    """
+
+    is_causal: bool = False
+    offset: int | Tensor | None = None  # where the first query stands among the keys
+    span: int | None = None
+    both: tuple[Tensor, ...] = ()  # padding of self-attention, lengths (B,) or bool (B,N)
+    keys: tuple[Tensor, ...] = ()  # bool (B,M) or lengths (B,)
+    queries: tuple[Tensor, ...] = ()  # bool (B,N) or lengths (B,)
+    ids: tuple[Tensor, ...] = ()  # segment numbers (B,N); negative = padding
+    allowed: tuple[Tensor, ...] = ()  # bool (B|1,H|1,N,M)
+
+    # ------------------------------------------------------------------ makers
+
+    @staticmethod
+    def causal(offset: int | Tensor | None = None) -> Mask:
+        """Query i sees the keys up to i + offset: none of the future.
+
+        `offset` is where the first query stands among the keys: 0 in self-attention, and t − 1 for a decode step
+        with one query and t cached keys. It may be a tensor, () or (B,), for caches of a static size. Without it
+        N and M must be equal.
+        """
+        whole = isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0
+        if not (offset is None or isinstance(offset, Tensor) or whole):
+            raise ValueError(f"offset={offset!r}, but the first query stands at a whole number ≥ 0 among the keys")
+        return Mask(is_causal=True, offset=offset)
+
+    @staticmethod
+    def padding(
+        both: Tensor | Sequence[int] | None = None,
+        *,
+        keys: Tensor | Sequence[int] | None = None,
+        queries: Tensor | Sequence[int] | None = None,
+    ) -> Mask:
+        """Only the real tokens take part: lengths (B,) of left-aligned items, or bool (B, positions), True = real.
+
+        `Mask.padding(lengths)` is for self-attention and pads both sides; cross-attention names its sides:
+        `Mask.padding(keys=…, queries=…)`, each optional.
+        """
+        if both is not None and (keys is not None or queries is not None):
+            raise ValueError("give Mask.padding one padding for both sides, or keys=… and queries=…, not a mixture")
+        if both is None and keys is None and queries is None:
+            raise ValueError("Mask.padding needs lengths (B,) or a bool (B, positions)")
+        return Mask(both=_paddings(both), keys=_paddings(keys), queries=_paddings(queries))
+
+    @staticmethod
+    def segments(ids: Tensor | Sequence[Sequence[int]]) -> Mask:
+        """Packed self-attention: tokens see their own segment only. `ids` is an int (B,N); negative = padding.
+
+        Most methods take segments apart into a batch, for which they wait for the ids' device once, to read how many
+        there are.
+        """
+        ids = torch.as_tensor(ids)
+        if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
+            raise ValueError(f"segment ids must be an int tensor (B, N), got {ids.dtype} {tuple(ids.shape)}")
+        return Mask(ids=(ids,))
+
+    @staticmethod
+    def window(width: int) -> Mask:
+        """Query i sees the keys j with |i − j| ≤ width; with `Mask.causal()`, the last width + 1 keys."""
+        if not isinstance(width, int) or isinstance(width, bool) or width < 0:
+            raise ValueError(f"a window reaches {width!r} keys to each side, but it must be a whole number ≥ 0")
+        return Mask(span=width)
+
+    @staticmethod
+    def dense(allowed: Tensor) -> Mask:
+        """Any pattern, as a bool (B|1, H|1, N, M). Only methods that are quadratic anyway accept it."""
+        if allowed.ndim != 4 or allowed.dtype != torch.bool:
+            raise ValueError(
+                f"a dense mask is a bool (B|1, H|1, N, M) with True = may attend, got {allowed.dtype} "
+                f"{tuple(allowed.shape)}"
+            )
+        return Mask(allowed=(allowed,))
+
+    @staticmethod
+    def from_sdpa(attn_mask: Tensor | None, is_causal: bool = False, *, batch: int | None = None) -> Mask:
+        """What `attn_mask` and `is_causal` mean in `scaled_dot_product_attention`, or an error.
+
+        A mask over keys alone, (B,1,1,M) or expanded from it, is padding of the keys. One over queries and keys is
+        compared with padding, causality (from the first query on, or up to the last) and windows, element by element,
+        and must equal such a pattern.
+
+        Args:
+            attn_mask: broadcasts to (B,H,N,M); bool with True = may attend, or floats that are added to the logits: 0,
+                and −inf (or −10,000 and less, where the query sees another key). None hides nothing.
+            is_causal: the same as `Mask.causal(offset=0)`; not together with `attn_mask`.
+            batch: B, where `attn_mask` is the same for all items. By default its own first axis of four, or 1.
+
+        Raises:
+            TypeError: `attn_mask` is neither bool nor floating.
+            ValueError: it is another pattern, differs between heads, holds a bias, or requires a gradient, as a bias
+                does; `batch` is not its own; it has one column for all keys; or its numbers decide and cannot be read,
+                as under `torch.compile`.
+
+        >>> Mask.from_sdpa(torch.ones(5, 5).tril().bool())
+        Mask.causal()
+        >>> Mask.from_sdpa(torch.tensor([True, True, False]).view(1, 1, 1, 3))
+        Mask.padding(keys=…)
+        """
+        if attn_mask is None:
+            return Mask.causal(offset=0) if is_causal else Mask()
+        if is_causal:
+            raise ValueError("both attn_mask and is_causal=True are given, but SDPA takes one of them")
+        said = read_mask(attn_mask)
+        N, M = attn_mask.shape[-2:]
+        own = attn_mask.shape[0] if attn_mask.ndim == 4 else 1
+        if batch is not None and own not in (1, batch):
+            raise ValueError(f"the attn_mask is for a batch of {own}, but the batch is {batch}")
+        items = own if batch is None else batch
+        mask = Mask() if said.real is None else Mask.padding(keys=said.real.expand(items, M))
+        if said.last == math.inf:
+            return mask
+        if N == M and said.first == -said.last:
+            return mask & Mask.window(int(said.last))
+        mask = mask & Mask.causal(None if N == M else int(said.last))
+        return mask if said.first == -math.inf else mask & Mask.window(int(said.last - said.first))
+
+    @staticmethod
+    def from_cu_seqlens(cu_seqlens: Tensor | Sequence[int], tokens: int | None = None) -> Mask:
+        """Packed self-attention of one row, as flash-attention's variable-length functions are told of it.
+
+        Sequence s is the tokens cu_seqlens[s] to cu_seqlens[s + 1] − 1. Tensors of those functions, (tokens, heads,
+        width), are `x.transpose(0, 1)[None]` here.
+
+        Args:
+            cu_seqlens: int (sequences + 1,), from 0 on, never falling.
+            tokens: how many there are; by default the last number. Those behind it are padding.
+
+        Raises:
+            ValueError: it is not such a list, or ends behind the last token.
+
+        >>> Mask.from_cu_seqlens([0, 2, 5], tokens=6).ids[0]
+        tensor([[ 0,  0,  1,  1,  1, -1]])
+        """
+        ends = torch.as_tensor(cu_seqlens)
+        if ends.ndim != 1 or len(ends) < 2 or ends.is_floating_point() or ends.dtype == torch.bool:
+            raise ValueError(f"cu_seqlens must be int (sequences + 1,), got {ends.dtype} {tuple(ends.shape)}")
+        if tokens is None:
+            tokens = int(ends[-1])
+        ends = ends.long()  # differences of unsigned numbers would never be negative
+        if can_be_read(ends):
+            if int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
+                raise ValueError(f"cu_seqlens must start with 0 and never fall, got {ends[:5].tolist()}, …")
+            if int(ends[-1]) > tokens:
+                raise ValueError(f"cu_seqlens ends at {int(ends[-1])}, but there are {tokens} tokens")
+        position = torch.arange(tokens, device=ends.device)
+        ids = torch.searchsorted(ends, position, right=True) - 1
+        return Mask.segments(torch.where(position < ends[-1], ids, -1)[None])
+
+    def __and__(self, other: Mask) -> Mask:
+        """Both masks at once: what either forbids is forbidden. A window stands where a causal mask's offset says."""
+        if not isinstance(other, Mask):
+            return NotImplemented
+        if self.is_causal and other.is_causal:
+            _check_same_offset(self.offset, other.offset)
+        return Mask(
+            is_causal=self.is_causal or other.is_causal,
+            offset=self.offset if other.offset is None else other.offset,
+            span=_narrower(self.span, other.span),
+            both=self.both + other.both,
+            keys=self.keys + other.keys,
+            queries=self.queries + other.queries,
+            ids=self.ids + other.ids,
+            allowed=self.allowed + other.allowed,
+        )
+
+    def __repr__(self) -> str:
+        parts = []
+        if self.is_causal:
+            parts.append("Mask.causal()" if self.offset is None else f"Mask.causal(offset={self.offset})")
+        parts += ["Mask.padding(…)"] * len(self.both)
+        sides = ", ".join(f"{side}=…" for side in ("keys", "queries") if getattr(self, side))
+        parts += [f"Mask.padding({sides})"] if sides else []
+        parts += ["Mask.segments(…)"] * len(self.ids)
+        parts += [] if self.span is None else [f"Mask.window({self.span})"]
+        parts += ["Mask.dense(…)"] * len(self.allowed)
+        return " & ".join(parts) or "Mask()"
+
+    # ------------------------------------------------------------------ readers
+
+    def key_padding(self, M: int) -> Tensor | None:
+        """Bool (B,M), True where the key is real; None when every key is."""
+        return self._real((*self.both, *self.keys), M)
+
+    def query_padding(self, N: int) -> Tensor | None:
+        """Bool (B,N), True where the query is real; None when every query is."""
+        return self._real((*self.both, *self.queries), N)
+
+    @property
+    def only_padding(self) -> bool:
+        """Whether each side's padding says it all: no pattern between queries and keys."""
+        return not self.is_causal and self.span is None and len(self.ids) + len(self.allowed) == 0
+
+    @property
+    def aligned(self) -> bool:
+        """Whether the first query stands at the first key, as far as can be seen without reading a tensor."""
+        return self.offset is None or (isinstance(self.offset, int) and self.offset == 0)
+
+    @property
+    def only_causal(self) -> bool:
+        """Whether this is the plain causal mask of self-attention, starts aligned, and nothing more about the keys."""
+        rest = len(self.both) + len(self.keys) + len(self.ids) + len(self.allowed)
+        return self.is_causal and self.aligned and self.span is None and rest == 0
+
+    def visible(self, N: int, M: int, device: torch.device) -> Tensor | None:
+        """Which keys each query may see, a bool that broadcasts to (B,H,N,M); None when all. (B,1,1,M) for padding."""
+        keys = self.key_padding(M)
+        behind = isinstance(self.offset, int) and self.offset >= M - 1  # no key is later than the first query
+        rest = replace(self, is_causal=False) if behind else self
+        if rest.only_padding:
+            return None if keys is None else keys[:, None, None, :]
+        pattern = rest.pattern(N, M, device)
+        return pattern if keys is None else pattern & keys[:, None, None, :]
+
+    def to_dense(self, N: int, M: int, device: torch.device | None = None) -> Tensor:
+        """The whole mask as a bool (B|1, H|1, N, M), padded queries included."""
+        dense = self.pattern(N, M, device)
+        queries, keys = self.query_padding(N), self.key_padding(M)
+        if queries is not None:
+            dense = dense & queries[:, None, :, None]
+        if keys is not None:
+            dense = dense & keys[:, None, None, :]
+        return dense
+
+    def pattern(self, N: int, M: int, device: torch.device | None = None) -> Tensor:
+        """What is left of `to_dense` without padding: a bool (B|1, H|1, N, M)."""
+        queries, keys = (torch.arange(n, device=device) for n in (N, M))
+        dense = self.sees(queries[None, None, :, None], keys)
+        for ids in self.ids:
+            dense = dense & (ids[:, None, :, None] == ids[:, None, None, :])
+        for allowed in self.allowed:
+            dense = dense & allowed
+        return dense
+
+    def positions(self, queries: Tensor) -> Tensor:
+        """Where the queries of these numbers stand among the keys; the offset tells, by item along the first axis."""
+        if isinstance(self.offset, Tensor):
+            return queries + self.offset.to(queries.device).reshape(-1, *[1] * (queries.ndim - 1))
+        return queries if self.offset is None else queries + self.offset
+
+    def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Whether causality and the window let the queries of these numbers see the keys of these numbers: a bool."""
+        ahead = keys - self.positions(queries)
+        seen = torch.ones_like(ahead, dtype=torch.bool)
+        if self.is_causal:
+            seen = seen & (ahead <= 0)
+        return seen if self.span is None else seen & (ahead.abs() <= self.span)
+
+    def check(self, sizes: Sizes, device: torch.device) -> None:
+        """Raise ValueError where this mask does not fit attention of these sizes; the message names both sides."""
+        B, H, N, M = sizes.B, sizes.H, sizes.N, sizes.M
+        for what, given in (("one padding for both sides", self.both), ("segments", self.ids)):
+            if given and N != M:
+                raise ValueError(
+                    f"the mask gives {what}, but there are {N} queries and {M} keys; "
+                    "use Mask.padding(keys=…, queries=…) for cross-attention"
+                )
+        if (self.is_causal or self.span is not None) and self.offset is None and N != M:
+            raise ValueError(
+                f"a causal or window mask over {N} queries and {M} keys must say where the first query stands: "
+                f"Mask.causal(offset={max(M - N, 0)}) continues a cached sequence, offset=0 aligns the starts"
+            )
+        if isinstance(self.offset, Tensor) and self.offset.shape not in ((), (1,), (B,)):
+            raise ValueError(
+                f"the mask's offset is {tuple(self.offset.shape)}, but it must be () or ({B},) for the batch"
+            )
+        for side, positions in (("both", N), ("queries", N), ("keys", M), ("ids", N)):
+            for tensor in getattr(self, side):
+                _check_padding(tensor, side, B, positions, device)
+        for allowed in self.allowed:
+            for axis, (size, have) in enumerate(zip((B, H, N, M), allowed.shape, strict=True)):
+                if have != size and not (have == 1 and axis < 2):
+                    raise ValueError(f"the dense mask is {tuple(allowed.shape)} but attention is {(B, H, N, M)}")
+            _check_device("the dense mask", allowed, device)
+
+    def _real(self, paddings: tuple[Tensor, ...], positions: int) -> Tensor | None:
+        real = [_as_bool(padding, positions) for padding in paddings] + [ids >= 0 for ids in self.ids]
+        if not real:
+            return None
+        together = real[0]
+        for more in real[1:]:
+            together = together & more
+        return together
+
+
+def _paddings(padding: Tensor | Sequence[int] | None) -> tuple[Tensor, ...]:
+    if padding is None:
+        return ()
+    tensor = torch.as_tensor(padding)
+    if tensor.is_floating_point() or tensor.ndim not in (1, 2) or (tensor.ndim == 2) != (tensor.dtype == torch.bool):
+        hint = "; for an attention mask of 1 and 0 give its .bool()" if tensor.ndim == 2 else ""
+        raise ValueError(
+            f"padding is int lengths (B,) or a bool (B, positions) with True = real, got {tensor.dtype} "
+            f"{tuple(tensor.shape)}{hint}"
+        )
+    return (tensor,)
+
+
+def _as_bool(padding: Tensor, positions: int) -> Tensor:
+    if padding.ndim == 2:
+        return padding
+    return torch.arange(positions, device=padding.device) < padding[:, None]
+
+
+def _check_padding(tensor: Tensor, side: str, batch: int, positions: int, device: torch.device) -> None:
+    what = {"both": "padding", "ids": "segment ids"}.get(side, f"padding of the {side}")
+    if tensor.shape[0] != batch:
+        raise ValueError(f"the mask's {what} is for a batch of {tensor.shape[0]}, but the batch is {batch}")
+    if tensor.ndim == 2 and tensor.shape[1] != positions:
+        raise ValueError(f"the mask's {what} has {tensor.shape[1]} positions, but there are {positions}")
+    _check_device(f"the mask's {what}", tensor, device)
+    # Lengths on a CPU can be read without a stall; on a GPU a length past the end acts as the full length.
+    if tensor.ndim == 1 and tensor.device.type == "cpu" and can_be_read(tensor):
+        longest, shortest = int(tensor.max()), int(tensor.min())
+        if longest > positions or shortest < 0:
+            wrong = longest if longest > positions else shortest
+            raise ValueError(f"the mask's {what} has a length of {wrong}, but there are {positions} positions")
+
+
+def _check_device(what: str, tensor: Tensor, device: torch.device) -> None:
+    if tensor.device != device:
+        raise ValueError(f"{what} is on {tensor.device} but `query` is on {device}; move them together")
+
+
+def _narrower(a: int | None, b: int | None) -> int | None:
+    """The smaller of two windows, of which either may be missing; torch's own minimum, which compilers can trace."""
+    if a is None or b is None:
+        return a if b is None else b
+    return torch.sym_min(a, b)
+
+
+def _check_same_offset(a: int | Tensor | None, b: int | Tensor | None) -> None:
+    """Two causal masks must place the first query alike; without an offset they place it at 0."""
+    a, b = (0 if offset is None else offset for offset in (a, b))
+    if a is not b and (isinstance(a, Tensor) or isinstance(b, Tensor) or a != b):
+        raise ValueError(f"two masks place the first query differently: offset {a} and offset {b}")

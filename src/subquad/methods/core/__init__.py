@@ -1,0 +1,1 @@
+"""What all methods are made of: the base class, settings, traits, the registry, the grammar of texts."""

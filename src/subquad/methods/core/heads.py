@@ -1,0 +1,39 @@
+"""Some of the heads of a layer."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Some of the heads of a layer.
+
+    Attributes:
+        queries: which query heads these are.
+        keys: the number of each key head; a number may be there several times.
+        total: how many query heads the layer has.
+        key_total: how many key heads it has.
+    """
+
+    queries: slice
+    keys: tuple[int, ...]
+    total: int
+    key_total: int
+
+    @property
+    def count(self) -> int:
+        """How many query heads these are."""
+        return self.queries.stop - self.queries.start
+
+    def within(self, queries: slice, keys: slice) -> tuple["Heads", slice, slice]:
+        """What of these heads is among some of the layer's: those, counted from 0, and where they stand here.
+
+        The borders of `queries` do not divide the query heads of a key head.
+        """
+        start, stop = max(self.queries.start, queries.start), min(self.queries.stop, queries.stop)
+        stop = max(start, stop)
+        each = self.count // max(len(self.keys), 1)  # query heads of a key head
+        own = slice(start - self.queries.start, stop - self.queries.start)
+        of_keys = slice(own.start // max(each, 1), own.stop // max(each, 1))
+        numbers = tuple(number - keys.start for number in self.keys[of_keys])
+        within = slice(start - queries.start, stop - queries.start)
+        return Heads(within, numbers, queries.stop - queries.start, keys.stop - keys.start), own, of_keys

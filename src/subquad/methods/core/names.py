@@ -1,0 +1,105 @@
+"""The ways to name a method: its name, a text with settings, plain data."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from subquad.core.spelling import instead
+from subquad.methods.core.grammar import MISSING, bare, settings, terms
+from subquad.methods.core.method import Method
+from subquad.methods.core.plugins import PROVIDERS, UnknownMethod, all_methods, check_providers, find_method
+
+
+def list_methods() -> list[str]:
+    """The names of all methods, by families; those of other packages are among them.
+
+    >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
+    ['full', 'oracle-top', 'shared-full', 'synthesizer', 'clustered', 'clustered-tail', 'i-clustered',
+     'cluster-former', 'lha', 'lha-tail', 'lsh', 'reformer', 'routing', 'sinkhorn', 'smyrf', 'adaptive-span', 'bigbird',
+     'fixed', 'keep', 'local', 'logsparse', 'longformer', 'strided', 'learned-feature-map', 'linear', 'performer',
+     'rfa', 'linformer', 'nystrom', 'probsparse', 'tilted-pool', 'by-length', 'mixed-heads', 'sum']
+    """
+    return list(all_methods())
+
+
+def resolve(method: str | Method) -> Method:
+    """A method object from a name or a method object. ValueError names the nearest known name."""
+    if isinstance(method, Method):
+        return method
+    if not isinstance(method, str):
+        raise TypeError(f"`method` is a name or a method object, got {type(method).__name__}")
+    return parse_method(method)
+
+
+def parse_method(text: str) -> Method:
+    """Read a method as the command line writes it: a name, `name:setting=value,…`, or several with `+` between them.
+
+    >>> parse_method("i-clustered:clusters=25,topk=16")
+    ImprovedClustered(clusters=25, bits=63, iterations=10, topk=16, seed=0, space='queries', refine=0)
+    >>> parse_method("local:window=32+keep:first")
+    Sum(terms='local:window=32+keep')
+    """
+    text = bare(text)
+    if text.endswith("+") and "=" not in terms(text)[-1]:  # not the value of a setting, such as "favor++"
+        raise ValueError(f"{text!r}: {MISSING}")
+    name, _, rest = text.partition(":")
+    if name_of(text) == "sum" != name:
+        return _class("sum").from_settings({"terms": text})
+    cls = find_method(name)
+    is_text = cls is not None and cls.is_text()
+    values: dict[str, Any] = {}
+    for part in filter(None, [rest] if is_text else settings(rest)):
+        setting, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals and _class(name).is_flag(setting):
+            value = "1"
+        elif not equals:
+            raise ValueError(f"{text!r}: write settings as {name}:setting=value, not {part!r}")
+        values[setting] = _read_value(_class(name), setting, value)
+    return _class(name).from_settings(values)
+
+
+def name_of(text: str) -> str:
+    """The name of the method that a text begins with; "sum" where there are several with `+` between them.
+
+    >>> name_of("clustered:clusters=25"), name_of("local:window=32+keep:first")
+    ('clustered', 'sum')
+    """
+    name = re.split("[:@ +]", text.lstrip(" ("))[0]
+    cls = find_method(name)
+    is_text = cls is not None and cls.is_text()
+    return "sum" if not is_text and len(terms(text)) > 1 else name
+
+
+def from_dict(data: Mapping[str, Any]) -> Method:
+    """The inverse of `Method.to_dict`.
+
+    >>> from_dict({"name": "clustered", "clusters": 25})
+    Clustered(clusters=25, bits=63, iterations=10, seed=0, space='queries', refine=0)
+    """
+    settings = dict(data)
+    if PROVIDERS in settings:
+        check_providers(settings.pop(PROVIDERS))
+    if "name" not in settings:
+        raise ValueError(f"a method as a dict needs its 'name'; got {sorted(settings)}")
+    return _class(settings.pop("name")).from_settings(settings)
+
+
+_KINDS = {int: "a whole number", float: "a number"}
+
+
+def _class(name: str) -> type[Method]:
+    cls = find_method(name)
+    if cls is None:
+        raise UnknownMethod(f"no method {name!r}{instead(name, all_methods(), '`subquad methods` lists')}")
+    return cls
+
+
+def _read_value(cls: type[Method], setting: str, text: str) -> Any:
+    default = cls.defaults().get(setting, text)
+    kind: type = type(default)
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(
+            f"{cls.name!r}: {setting}={text!r} is not {_KINDS.get(kind, kind.__name__)} (default: {default})"
+        ) from None

@@ -1,0 +1,61 @@
+"""What a method can do, and how it is fitted: plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+Family = Literal["exact", "clusters", "buckets", "window", "features", "summary", "mixture"]
+FAMILIES: tuple[str, ...] = get_args(Family)  # in the order in which methods are listed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a method can do, as data. The docs, the refusals and the contract suite are all read from this.
+
+    `exact_limit` is the settings at which the method equals exact attention, as {setting: "N", "M" or a number}, or the
+    reason why there are none. `example` is settings that put every part of the method to work at some 50 tokens.
+    """
+
+    family: Family  # what replaces the N·M weights
+    causal: Literal["strict", "values-only", "no"] = "no"
+    cross: bool = True  # N ≠ M, and queries that are not the keys' tokens
+    window: bool = False
+    dense_mask: bool = False
+    bias: bool = False
+    dropout: str = "attention weights"  # what dropout_p > 0 drops
+    lse: bool = True  # can return (out, lse), so that it composes with attention to other keys, such as kept tokens
+    multiplicity: int | str = 1  # how often each key counts at the exact limit, or the setting that says so
+    stochastic: bool = False  # depends on the seed
+    order_free: bool = True  # permuting the queries (and the keys with them, unless `positional`) permutes the outputs
+    subquadratic: bool = True  # its work grows by less than N·M
+    positional: bool = False  # which keys a query meets depends on where they stand
+    by_values: bool = False  # what its choices are made from includes the values: its outputs are not linear in them
+    cached: bool = False  # not `cross`, but steps on a cache: N ≠ M under a mask that says where the queries stand
+    relative: bool = False  # the logits hold learned terms of the distance, beside the products
+    synthetic: bool = False  # some logits are not products of queries and keys; `scale` multiplies all of them
+    needs_hidden: bool = False  # reads the layer's input, which layers of sq.nn hand on
+    yardstick: bool = False  # computes all N·M logits: there to compare with, never recommended
+    learned: bool = False
+    one_for_all_layers: bool = False  # the layers of a model share its learned parameters
+    fit: Fit | None = None  # how its learned parameters are fitted to a frozen model, if they can be
+    normalised: bool = True  # each query's weights sum to 1, so that equal values come through as they are
+    recurrent: bool = False  # offers `init_state` and `advance`: decoding from a state whose size is fixed
+    zeroes_padding: bool = False  # `attend` gives 0 for padded queries: else the caller sees to it
+    skips_padding: bool = False  # `attend` takes NaN in padding: else the caller clears it
+    takes_segments: bool = False  # `attend` reads packed segments: else each comes as a batch item
+    unit: Literal["none", "keys", "both"] = "none"  # what is brought to length 1: logits grow with the other side alone
+    exact_limit: Mapping[str, int | str] | str
+    example: Mapping[str, int | float | str] = field(default_factory=dict)
+    complexity: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How `subquad calibrate` fits a method's learned parameters on a frozen model: Adam on `Method.fit_loss`."""
+
+    metric: Literal["utility", "error"]  # what is watched on held-out text: attention utility, or the outputs' error
+    learning_rate: float = 3e-3  # at the start; it falls along a half cosine to a tenth
+    steps: int = 400

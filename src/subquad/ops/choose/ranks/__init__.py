@@ -1,1 +1,0 @@
-"""What each rank of several does for clusters that hold tokens of all of them."""

@@ -1,0 +1,1 @@
+"""What reproduces the papers and trains."""

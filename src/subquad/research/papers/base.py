@@ -1,0 +1,99 @@
+"""What an experiment is: cells that are run one by one and kept, and what is made of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from subquad.core import files
+from subquad.research.papers.results import Results
+from subquad.tools.runs.store import Progress
+
+SCALES = ("smoke", "small", "paper")
+
+# What to do where a file that one cell left for others is damaged.
+AGAIN = "remove its folder and the .json file beside that, and --resume runs its cell again"
+
+Found = Mapping[str, dict[str, Any]]  # the result of each cell, by its key
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a cell runs."""
+
+    folder: Path  # its own: what it leaves there is there when it is resumed, and for later cells (`beside`)
+    data: Path | None  # the folder of real data
+    device: str
+    progress: Progress
+    after: tuple[str, ...] = ()  # keys of the cells that ran before for certain
+
+    def beside(self, key: str) -> Path:
+        """The folder of another cell, that ran before."""
+        assert key in self.after, f"the cell in {self.folder} reads {key!r}, but does not run after it: {self.after}"
+        return self.folder.parent / slug(key)
+
+    def shared(self, name: str, make: Callable[[Path], object]) -> Path:
+        """A folder of all cells, which the first one that comes makes; others wait meanwhile."""
+        folder = self.folder.parent / slug(name)
+        done = folder / "done"
+        if not done.exists():
+            files.make_folder(folder)
+            with FileLock(folder / ".lock"):
+                if not done.exists():
+                    make(folder)
+                    files.write(done, "")
+        return folder
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One unit: what it gives is plain data (JSON), kept on the disk as soon as it is there.
+
+    Attributes:
+        key: its name.
+        run: what it does; a `functools.partial` of a function of a module, so that a worker can run it.
+        after: keys of the cells whose folders it reads; they stand before it.
+        timed: whether it measures time, so that it has its machine to itself.
+    """
+
+    key: str
+    run: Callable[[Context], dict[str, Any]]
+    after: tuple[str, ...] = ()
+    timed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One table or figure of a paper.
+
+    `scales` has the settings, a frozen dataclass of plain values, for "smoke" (under 15 seconds, synthetic or little
+    data: only to see that it runs), "small" (two cores, an hour a cell group) and "paper" (the paper's own).
+    """
+
+    name: str
+    title: str
+    source: str
+    deviations: Sequence[str]  # from the paper, and why
+    scales: Mapping[str, Any]
+    cells: Callable[[Any], Sequence[Cell]]
+    results: Callable[[Any, Found], Results]
+    # Folders of real data, at any scale but "smoke"; or what says them of the settings.
+    needs: Sequence[str] | Callable[[Any], Sequence[str]] = ()
+    smoke_needs: Sequence[str] = ()
+
+
+def slug(key: str) -> str:
+    """A cell's key as the name of a file."""
+    return "".join(c if c.isalnum() or c in "-.=_" else "_" for c in key)
+
+
+def spread(values: Sequence[float], digits: int = 3, *, percent: bool = False) -> str:
+    """ "0.993 ± 0.002 (3)": mean, standard deviation and number of runs; without the latter two for one run."""
+    values = [100 * v for v in values] if percent else list(values)
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f} ({len(values)})"

@@ -1,0 +1,101 @@
+"""`subquad reproduce`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from subquad.tools.cli.common import needs, show, user_errors, working_in
+from subquad.tools.cli.kinds import Kind, has, table_in
+from subquad.tools.cli.options import AsJson, DataDir, Device
+from subquad.tools.cli.output import results_console, say
+from subquad.tools.cli.plugins import Command
+from subquad.tools.cli.progress import progress_bar
+from subquad.tools.cli.workers import with_workers
+from subquad.tools.runs.executors import Executor
+
+REPRODUCE = Kind(
+    "subquad reproduce",
+    "results.json",
+    "results.md",
+    has("experiment", "results"),
+    table_in("subquad.research.papers.write", "rich_record"),
+)
+
+
+def _experiments(incomplete: str) -> list[str]:
+    """The names of experiments that begin like this."""
+    from subquad.research.papers.catalogue import NAMES
+
+    return [name for name in NAMES if name.startswith(incomplete)]
+
+
+@with_workers
+def reproduce(
+    experiment: Annotated[
+        str | None,
+        typer.Argument(help="Name of the experiment; without it, list all.", autocompletion=_experiments),
+    ] = None,
+    scale: Annotated[
+        str,
+        typer.Option(
+            help="smoke: seconds, to check that it runs; small: an hour per group of cells; paper: for a GPU."
+        ),
+    ] = "small",
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; default: subquad-EXPERIMENT-SCALE.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run that the folder holds.")] = False,
+    override: Annotated[
+        list[str] | None, typer.Option("--set", help="Replace a setting of the scale, as setting=value; repeatable.")
+    ] = None,
+    as_json: AsJson = False,
+    *,
+    executor: Executor,
+) -> None:
+    """Reproduce the papers' tables and figures, next to the published ones."""
+    with user_errors("the same command with --resume continues from here"), needs("train"):
+        from subquad.research.papers.catalogue import load
+        from subquad.research.papers.overrides import read_changes
+        from subquad.research.papers.run import reproduce as run
+        from subquad.research.papers.write import as_record, write_results
+
+        if experiment is None:
+            _list(as_json)
+            return
+        chosen = load(experiment)
+        folder = out or Path(f"subquad-{experiment}-{scale}")
+        with working_in(folder):
+            with executor, progress_bar() as progress:
+                header, results, cells = run(
+                    chosen,
+                    scale,
+                    folder,
+                    data=data_dir,
+                    device=device,
+                    resume=resume,
+                    changes=read_changes(override or ()),
+                    progress=progress,
+                    executor=executor,
+                )
+            paths = write_results(header, results, cells, folder)
+        record = as_record(header, results, cells)
+        if not show(record, lambda: REPRODUCE.table(record), as_json):
+            say(f"Results: {', '.join(map(str, paths))}")
+
+
+def _list(as_json: bool) -> None:
+    """Print the experiments with their titles and sources."""
+    from subquad.research.papers.catalogue import NAMES, load
+
+    found = {name: load(name) for name in NAMES}
+    if as_json:
+        print(json.dumps({name: {"title": one.title, "source": one.source} for name, one in found.items()}, indent=1))
+        return
+    console = results_console()
+    for name, one in found.items():
+        say(f"{name:<24} {one.title} ({one.source})", console)
+
+
+COMMAND = Command(reproduce, position=8, kinds=(REPRODUCE,))

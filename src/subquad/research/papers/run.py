@@ -1,0 +1,173 @@
+"""Run an experiment cell by cell, each kept as soon as it is done; then its tables and plots."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from subquad.core import checksums as seals
+from subquad.core import files
+from subquad.core.errors import InputError
+from subquad.core.spelling import instead
+from subquad.research.papers.base import SCALES, Cell, Context, Experiment, slug
+from subquad.research.papers.overrides import as_options, changed
+from subquad.research.papers.results import Header, Results
+from subquad.tools.runs.alone import RUNNING
+from subquad.tools.runs.executors import HERE, Executor
+from subquad.tools.runs.machine import hardware, versions
+from subquad.tools.runs.store import Progress, Unit, Units
+
+
+def reproduce(
+    experiment: Experiment,
+    scale: str,
+    out: Path,
+    *,
+    data: Path | None = None,
+    device: str = "cpu",
+    resume: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    progress: Progress = lambda what, done, total: None,
+    executor: Executor = HERE,
+) -> tuple[Header, Results, dict[str, Any]]:
+    """Run all cells that `out` does not hold, and say what came out: what it is, the results, what each cell gave.
+
+    `changes` are settings in place of those of the scale; `executor` runs the cells.
+
+    Raises:
+        InputError: an unknown scale, missing data, or a folder that holds another run, or this one without `resume`.
+    """
+    if scale not in SCALES:
+        raise InputError(f"no scale {scale!r}{instead(scale, SCALES, '')}")
+    executor.check_device(device)
+    settings = changed(experiment.scales[scale], changes or {})
+    _check_data(experiment, scale, settings, data)
+    _claim(out, {"experiment": experiment.name, "scale": scale, "settings": asdict(settings)}, resume)
+    with _fitting(experiment.name, changes or {}):
+        cells = list(experiment.cells(settings))
+    if not cells:
+        raise InputError(f"nothing to run: these settings of {experiment.name!r} leave no cell")
+    found = _run_all(cells, experiment.name, out.absolute(), data, device, changes or {}, progress, executor)
+    header = Header(
+        name=experiment.name,
+        title=experiment.title,
+        source=experiment.source,
+        scale=scale,
+        command=shlex.join(["subquad", "reproduce", experiment.name, "--scale", scale, *as_options(changes or {})]),
+        settings=asdict(settings),
+        deviations=experiment.deviations,
+        machine={**hardware(device), **versions(), **({"executor": executor.says} if executor.says else {})},
+        seconds=sum(cell["seconds"] for cell in found.values()),
+    )
+    with _fitting(experiment.name, changes or {}):
+        results = experiment.results(settings, {key: cell["result"] for key, cell in found.items()})
+    return header, results, found
+
+
+def _run_all(
+    cells: Sequence[Cell],
+    name: str,
+    out: Path,
+    data: Path | None,
+    device: str,
+    changes: Mapping[str, Any],
+    progress: Progress,
+    executor: Executor,
+) -> dict[str, Any]:
+    """What each cell gave, and how long it took, by its key."""
+    kept, data = cells_in(out), None if data is None else data.absolute()
+
+    def job(cell: Cell) -> tuple[Unit[Any], Callable[[Progress], Any]]:
+        folder = kept.folder / slug(cell.key)
+        files.make_folder(folder)
+        context = Context(folder, data, device, silent, cell.after)
+        return Unit(cell.key, after=cell.after, timed=cell.timed), partial(run_cell, name, changes, cell, context)
+
+    found = {unit.key: asdict(one) for unit, one in kept.each(map(job, cells), progress, executor)}
+    return {cell.key: found[cell.key] for cell in cells}
+
+
+def run_cell(name: str, changes: Mapping[str, Any], cell: Cell, context: Context, progress: Progress) -> dict[str, Any]:
+    """What a cell of the experiment of this name gives, in this process or in a worker."""
+    with _fitting(name, changes):
+        return cell.run(replace(context, progress=progress))
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """A progress that says nothing."""
+
+
+@contextmanager
+def _fitting(experiment: str, changes: Mapping[str, Any]) -> Iterator[None]:
+    """What settings that the user changed bring about, in one line: an experiment is only known to run with its own.
+
+    An error with the settings of the scale is a mistake of ours, and goes on.
+    """
+    try:
+        yield
+    except (InputError, OSError):
+        raise
+    except Exception as error:
+        if not changes:
+            raise
+        given = shlex.join(as_options(changes))
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{experiment!r} does not run with {given}: {reason}") from error
+
+
+def cells_in(out: Path) -> Units:
+    """The results of the cells of the run in `out`, beside the folders in which they ran."""
+    return Units(out / "cells", what="cell", named=slug, again="; --resume then runs the cell again")
+
+
+def _check_data(experiment: Experiment, scale: str, settings: Any, data: Path | None) -> None:
+    needs = experiment.smoke_needs if scale == "smoke" else experiment.needs
+    if callable(needs):
+        needs = needs(settings)
+    if data is not None and not data.is_dir():
+        raise InputError(f"no data folder at {data}")
+    if needs and data is None:
+        raise InputError(
+            f"{experiment.name!r} needs the data in {', '.join(needs)}: --data-dir FOLDER, or the environment variable "
+            "SUBQUAD_DATA"
+        )
+    for folder in needs:
+        if data is not None and not (data / folder).exists():
+            raise InputError(f"{experiment.name!r} needs {data / folder}, which is not there")
+
+
+def _claim(out: Path, run: dict[str, Any], resume: bool) -> None:
+    """Write down which run a folder holds; InputError where it holds another, or this one and is not to go on."""
+    path = out / "run.json"
+    run = json.loads(json.dumps(run))
+    begun = any(file.is_file() and not files.is_part(file) for file in (out / "cells").rglob("*"))
+    if begun and not path.exists():
+        raise InputError(
+            f"{out} holds cells of a run but no {path.name} that says which; give another folder with --out"
+        )
+    if begun:
+        there = seals.parsed(path, "give another folder with --out")
+        if there != run:
+            raise InputError(f"{out} holds another run ({_difference(there, run)}); give another folder with --out")
+        if not resume:
+            raise InputError(f"{out} holds this run already: --resume continues it, --out FOLDER starts another")
+        return
+    if not files.empty_but_for(out, [path.name, "cells", *RUNNING]):
+        raise InputError(f"{out} is not empty and holds no run of this; give another folder with --out")
+    files.write(path, json.dumps(run, indent=1))
+
+
+def _difference(there: dict[str, Any], run: dict[str, Any]) -> str:
+    """What of another run is another: the experiment, the scale, or settings by name."""
+    for key in ("experiment", "scale"):
+        if there.get(key) != run[key]:
+            return f"{key} {there.get(key)}, not {run[key]}"
+    new, found = run["settings"], there.get("settings")
+    old = found if isinstance(found, dict) else {}
+    return f"another {', '.join(name for name in new if old.get(name) != new[name]) or 'version of its settings'}"

@@ -1,0 +1,89 @@
+"""Write an experiment's results: results.json, results.md and its plots."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+from rich.text import Text
+
+from subquad.research.papers.plots import plots
+from subquad.research.papers.results import Header, Results, Table, Value
+from subquad.tools.report.files import as_json, write_files
+from subquad.tools.report.markup import rows_of
+from subquad.tools.report.terminal import plain_table
+
+
+def write_results(header: Header, results: Results, cells: dict[str, Any], folder: Path) -> list[Path]:
+    """Write the files into a folder, made if need be; return their paths. All are made before the first is written."""
+    drawn = plots(header.name, results)
+    contents = {
+        "results.json": as_json(as_record(header, results, cells)),
+        "results.md": markdown(header, results, list(drawn)).encode(),
+        **drawn,
+    }
+    return write_files(contents, folder)
+
+
+def markdown(header: Header, results: Results, images: list[str]) -> str:
+    """The results as one page."""
+    parts = [f"# {header.title}", f"{header.source}. Scale `{header.scale}`: `{header.command}`.", *_warning(header)]
+    parts.append(results.summary)
+    for table in results.tables:
+        parts += [f"## {table.title}", table_of(table)]
+        parts += [table.note] if table.note else []
+    parts += [f"![{image.removesuffix('.png')}]({image})" for image in images]
+    parts += ["## Settings", "\n".join(f"- {name}: {_plain(value)}" for name, value in header.settings.items())]
+    if header.deviations:
+        parts += ["## Deviations from the paper", "\n".join(f"- {line}" for line in header.deviations)]
+    machine = ", ".join(f"{name} {value}" for name, value in header.machine.items())
+    parts += ["## Where and how long", f"{machine}; {header.seconds:,.0f} seconds for all cells."]
+    return "\n\n".join(parts) + "\n"
+
+
+def as_record(header: Header, results: Results, cells: dict[str, Any]) -> dict[str, Any]:
+    """What results.json holds."""
+    return {"experiment": asdict(header), "results": asdict(results), "cells": cells}
+
+
+def rich_record(record: Mapping[str, Any]) -> Group:
+    """What a terminal shows of the content of results.json."""
+    found = record["results"]
+    tables = [Table(**table) for table in found["tables"]]
+    return rich_results(Header(**record["experiment"]), Results(summary=found["summary"], tables=tables))
+
+
+def rich_results(header: Header, results: Results) -> Group:
+    """The tables, as a terminal shows them."""
+    parts: list[Any] = [Text(f"{header.title} ({header.source})", style="bold")]
+    parts += [Text(line) for line in (*_warning(header), results.summary)]
+    for table in results.tables:
+        rich = plain_table(table.columns, (map(shown, row) for row in table.rows))
+        parts += [Text(), Text(table.title, style="italic"), rich] + ([Text(table.note)] if table.note else [])
+    return Group(*parts)
+
+
+def _warning(header: Header) -> list[str]:
+    return ["A smoke run shows that the experiment runs; its figures mean nothing."] if header.scale == "smoke" else []
+
+
+def table_of(table: Table) -> str:
+    """A table as Markdown. A bar or a new line inside a cell would end it."""
+    rows = (table.columns, *table.rows)
+    return rows_of([[" ".join(shown(value).split()).replace("|", "\\|") for value in row] for row in rows])
+
+
+def shown(value: Value) -> str:
+    """A value as tables show it."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
+    return str(value)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return '""' if value == "" else str(value)

@@ -1,0 +1,119 @@
+"""`subquad train`."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from subquad.research.training.arguments import Config, Method, Override, tables_of
+from subquad.tools.cli import ranks
+from subquad.tools.cli.common import needs, say_error_after, show, user_errors, working_in
+from subquad.tools.cli.kinds import Kind, has, table_in
+from subquad.tools.cli.options import AsJson, DataDir, Device
+from subquad.tools.cli.output import errors, results_console, say, tell
+from subquad.tools.cli.plugins import Command
+from subquad.tools.cli.stopped import said, stops_first
+
+OUT = Path("subquad-run")
+
+TRAIN = Kind(
+    "subquad train",
+    "results.json",
+    "README.md",
+    has("task", "test"),
+    table_in("subquad.research.training.card", "rich_record"),
+)
+
+
+def train(
+    task: Annotated[
+        str | None, typer.Argument(help="Name of the task; without it and without --config, list all.")
+    ] = None,
+    method: Method = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="A plan that subquad plan wrote, for a model of the same layers: model.plan.")
+    ] = None,
+    config: Config = None,
+    override: Override = None,
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the run.")] = OUT,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder, or start one.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model on a task with any attention method, in one process or under torchrun."""
+    with _ends(out), needs("train"):
+        from subquad.research.training.settings import settings_of
+        from subquad.research.training.tasks import TASKS
+        from subquad.research.training.workflow import finished, run
+        from subquad.tools.runs import processes
+
+        task, given = tables_of(task, config, override, method=method, plan=str(plan) if plan else None)
+        if task is None:
+            if method or plan or config or override or resume or as_json or (device, out) != ("cpu", OUT):
+                _name_a_task(TASKS)
+            console = results_console()
+            for name, kind in TASKS.items():
+                say(f"{name:<12} {kind.summary}", console)
+            return
+        settings = settings_of(task, *given)
+        done = finished(settings, out)
+        if done:
+            if processes.number() == 0:
+                tell(f"{out} holds this run, finished; --out FOLDER starts another")
+                show(done, lambda: TRAIN.table(done), as_json)
+            return
+        # Several processes are one run: the first of them holds its folder.
+        with nullcontext() if processes.number() else working_in(out), ranks.progress() as progress:
+            record = run(settings, out, data=data_dir, device=device, resume=resume, progress=progress)
+        processes.leave()
+        # Of several processes, only the first has a record.
+        if record and not show(record, lambda: TRAIN.table(record), as_json):
+            say(f"Run: {out}")
+
+
+def _name_a_task(tasks: Iterable[str]) -> NoReturn:
+    """Options say how to train, but nothing says what."""
+    from subquad.core.errors import InputError
+
+    raise InputError(f"no task is named; give subquad train TASK …, where `subquad train` lists all {len(list(tasks))}")
+
+
+@contextmanager
+def _ends(out: Path) -> Iterator[None]:
+    """Every end in one line, said once; what happened to one of several processes, by that one."""
+    from subquad.core.errors import Ended, InputError
+    from subquad.tools.runs import processes
+
+    with user_errors():
+        try:
+            with stops_first():
+                yield
+        except Ended as error:
+            if processes.count() == 1:
+                raise
+            raise InputError(f"process {processes.number()}: {error}") from None
+        except InputError:
+            if processes.number() == 0:
+                raise
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt as stop:
+            how, code = said()
+            if processes.number() == 0:
+                say_error_after(stop)
+                say(f"{how}; {_how_to_go_on(out)}", errors)
+            raise typer.Exit(code) from None
+        except OSError as error:
+            raise InputError(f"{error.filename or out}: {error.strerror or error}; checkpoints are kept") from None
+
+
+def _how_to_go_on(out: Path) -> str:
+    from subquad.research.training.checkpoints import newest_step
+
+    step = newest_step(out)
+    return f"--resume continues from step {step:,}" if step else "there is no checkpoint yet, so --resume starts again"
+
+
+COMMAND = Command(train, position=6, kinds=(TRAIN,))

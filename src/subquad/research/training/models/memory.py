@@ -1,0 +1,79 @@
+"""The memory of a model: what each of its blocks read before, for Dai et al. 2019, "Transformer-XL"."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import Cache, DynamicCache
+
+from subquad.nn.memory import preceded, remember
+
+
+class Memory:
+    """The inputs of each block of a model, of the last `length` tokens, without a gradient.
+
+    A forward pass that is given a memory adds its own tokens to it.
+
+    >>> import torch
+    >>> from subquad.research.training.models import CausalLanguageModel, LanguageConfig, Memory
+    >>> model = CausalLanguageModel(LanguageConfig(hidden_size=32, memory=8, piece=8)).eval()
+    >>> memory, text = Memory(8), torch.tensor([list(b"It was the best of times")])
+    >>> parts = [model(part, memory=memory).logits for part in text.split(8, dim=1)]
+    >>> torch.allclose(torch.cat(parts, 1), model(text).logits, atol=1e-5)
+    True
+    """
+
+    def __init__(self, length: int):
+        self.length, self.count = length, 0  # how many tokens it holds at most, and how many it has seen
+        self.padded = False  # whether some of those may have been padding
+        self.states: dict[int, Float[Tensor, "B R W"]] = {}  # by block
+        self.places: Int[Tensor, "B R"] | None = None  # the positions of the tokens in the memory
+        self.real: Bool[Tensor, "B R"] | None = None  # which of them are not padding
+        self.seen: Int[Tensor, "B 1"] | None = None  # real tokens so far
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it holds."""
+        return 0 if self.places is None else self.places.shape[1]
+
+    def placed(self, real: Bool[Tensor, "B N"]) -> tuple[Int[Tensor, "B M"], Bool[Tensor, "B M"]]:
+        """The positions of the tokens in the memory and of new ones behind them, and which of all are real.
+
+        From then on the new tokens are in the memory, for the next forward pass.
+
+        Raises:
+            ValueError: the memory is of another batch or device.
+        """
+        seen = torch.zeros(len(real), 1, dtype=torch.int64, device=real.device) if self.seen is None else self.seen
+        if len(seen) != len(real):
+            raise ValueError(f"`memory` has {len(seen)} items but `input_ids` has {len(real)}; they must match")
+        places = seen + (real.long().cumsum(1) - 1).clamp(min=0)
+        if self.places is not None and self.real is not None:
+            places, real = torch.cat([self.places, places], dim=1), torch.cat([self.real, real], dim=1)
+        first = max(places.shape[1] - self.length, 0)
+        new = places.shape[1] - self.tokens
+        self.count, self.seen = self.count + new, seen + real[:, -new:].sum(1, keepdim=True)
+        self.places, self.real = places[:, first:], real[:, first:]
+        return places, real
+
+    def behind(self, block: int, x: Float[Tensor, "B N W"]) -> Float[Tensor, "B M W"]:
+        """What a block read before, and behind it its new input, which is remembered.
+
+        Raises:
+            ValueError: the memory is of another batch, width or device.
+            TypeError: it is of another dtype.
+        """
+        before = self.states.get(block)
+        source = x if before is None else preceded(x, before, name="hidden states")
+        self.states[block] = remember(source, length=self.length)
+        return source
+
+    @staticmethod
+    def as_cache(tokens: int, x: Tensor) -> Cache | None:
+        """A cache of this number of tokens as transformers' mask functions read it; None without a token."""
+        if tokens == 0:
+            return None
+        cache, nothing = DynamicCache(), x.new_empty(1, 1, tokens, 1)
+        cache.update(nothing, nothing, 0)
+        return cache

@@ -1,0 +1,80 @@
+"""Long sequences of symbols, read in windows: each symbol once, or windows drawn at random."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from subquad.research.training.tasks.base import Batch, Item
+
+Symbols = NDArray[np.int16]
+
+
+class Windows(Dataset[Item]):
+    """Windows of at most `length` symbols, one after the other, in each of which all but the first are to be said.
+
+    The last symbol of a window is the first of the next, so that each symbol is said once, but for the first of a
+    sequence: that says where it starts.
+    """
+
+    def __init__(self, sequences: Sequence[Symbols], length: int):
+        self.sequences, self.length = sequences, length
+        counts = [-(-(len(sequence) - 1) // (length - 1)) for sequence in sequences]
+        self.ends = np.cumsum(counts)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def __getitem__(self, index: int) -> Item:
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        number = int(np.searchsorted(self.ends, index, side="right"))
+        before = int(self.ends[number - 1]) if number else 0
+        start = (index - before) * (self.length - 1)
+        return {"symbols": self.sequences[number][start : start + self.length]}
+
+
+class DrawnWindows(Dataset[Item]):
+    """Windows at random places, evenly over all of them: item i is drawn from the seed and i."""
+
+    def __init__(self, sequences: Sequence[Symbols], length: int, count: int, seed: int):
+        self.sequences, self.length, self.count, self.seed = sequences, length, count, seed
+        places = [max(1, len(sequence) - length + 1) for sequence in sequences]
+        self.ends = np.cumsum(places)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Item:
+        place = int(np.random.default_rng((self.seed, index)).integers(self.ends[-1]))
+        number = int(np.searchsorted(self.ends, place, side="right"))
+        start = place - (int(self.ends[number - 1]) if number else 0)
+        return {"symbols": self.sequences[number][start : start + self.length]}
+
+
+def with_start(symbols: NDArray[Any], start: int) -> Symbols:
+    """A sequence with the symbol before it that says where it starts."""
+    return np.concatenate([[start], symbols]).astype(np.int16)
+
+
+def first(sequences: Sequence[Symbols], limit: int) -> list[Symbols]:
+    """The first sequences, up to `limit` symbols in total; 0 means all of them."""
+    if not limit:
+        return list(sequences)
+    kept, left = [], limit
+    for sequence in sequences:
+        kept += [sequence[: left + 1]] if left > 0 else []
+        left -= len(sequence) - 1
+    return kept
+
+
+def batch_of(items: Sequence[Item], padding: int, said: int) -> Batch:
+    """Windows as a batch, padded on the right; labels of symbols from `said` on, and of padding, are −100."""
+    windows = [torch.from_numpy(item["symbols"].astype(np.int64)) for item in items]
+    ids = pad_sequence(windows, batch_first=True, padding_value=padding)
+    batch, real = {"input_ids": ids, "labels": ids.where(ids < said, -100)}, ids != padding
+    return batch if bool(real.all()) else batch | {"attention_mask": real.long()}

@@ -1,0 +1,198 @@
+"""The whole of `subquad tune`: trials on an executor until there are enough, in a folder that holds one search."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from subquad.core import checksums as seals
+from subquad.core import files
+from subquad.core.errors import InputError
+from subquad.core.messages import remark
+from subquad.research.tuning.search import Base, Searched, Value, all_points, read_searches
+from subquad.research.tuning.study import Study
+from subquad.research.tuning.trial import Trial, Tried
+from subquad.tools.runs.alone import RUNNING
+from subquad.tools.runs.executors import HERE, Executor, Work
+from subquad.tools.runs.store import Counted, Progress, Unit, Units
+
+CLAIM = "search.json"
+TRIALS = "trials"
+HOPELESS = 3  # trials of which all have failed end the search
+MOST = 100_000
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is searched, how often, and where."""
+
+    base: Base
+    searches: tuple[str, ...]
+    out: Path
+    trials: int = 20
+    prune: bool = False
+    seed: int = 0
+    data: Path | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A trial that has ended: its values as texts, and what came of it."""
+
+    number: int
+    values: dict[str, str]
+    tried: Tried
+
+
+def tune(asked: Tuning, progress: Progress = lambda what, done, total: None, executor: Executor = HERE) -> list[Row]:
+    """Run trials until the folder holds as many as are asked for; all of them, in their order.
+
+    Raises:
+        InputError: the search cannot be, the folder holds another one, or all trials failed.
+    """
+    searched = check(asked, executor)
+    _claim(asked)
+    return _Search(asked, searched, progress).run(executor)
+
+
+def check(asked: Tuning, executor: Executor = HERE) -> list[Searched]:
+    """What is searched. InputError for what is wrong with it."""
+    if not 1 <= asked.trials <= MOST:
+        raise InputError(f"trials {asked.trials} must be at least 1 and at most {MOST:,}")
+    if not 0 <= asked.seed < 2**32:
+        raise InputError(f"seed {asked.seed} must be at least 0 and less than 2³²")
+    executor.check_device(asked.device)
+    if asked.data is not None and not asked.data.is_dir():
+        raise InputError(f"no data folder at {asked.data}")
+    searched = read_searches(asked.searches, asked.base)
+    training = asked.base.at({one.name: one.ends[0] for one in searched}).training
+    if asked.prune and not 0 < training.every < training.steps:
+        raise InputError(
+            f"--prune looks at validations on the way, but training.every={training.every} with training.steps="
+            f"{training.steps} has none: give --set training.every=N"
+        )
+    return searched
+
+
+class _Search:
+    """A search that is under way."""
+
+    def __init__(self, asked: Tuning, searched: list[Searched], progress: Progress):
+        self.asked, self.searched, self.progress = asked, searched, progress
+        self.out = asked.out.absolute()
+        self.task = asked.base.at({one.name: one.ends[0] for one in searched}).task
+        self.study = Study(self.out, self.task.greater_is_better, asked.prune)
+        self.units = Units(self.out / TRIALS, what="trial", named=str, again="; the same command runs the trial again")
+        self.values: dict[int, dict[str, Value]] = {}
+        self.rows: dict[int, Row] = {}
+        self.says: dict[str, str] = {}  # of each trial, for the progress
+
+    def run(self, executor: Executor) -> list[Row]:
+        """Run what is left to run."""
+        begun = self.study.open(self.searched)
+        self._read_ended()
+        wanted = self._wanted(begun)
+        told = Counted(self.progress, wanted, len(self.rows), self.says)
+        if len(self.rows) < wanted:
+            for work, _ in executor.run(self._works(begun, wanted), told):
+                self._take(int(work.key.removeprefix("trial ")))
+                told.done += 1
+        self.progress("done", wanted, wanted)
+        if not any(row.tried.state == "finished" for row in self.rows.values()):
+            self._check_hope(list(self.rows.values()), least=1)
+        return [self.rows[number] for number in sorted(self.rows)]
+
+    def _read_ended(self) -> None:
+        """Trials that ended in earlier runs; those whose end the study was not told are told now."""
+        for trial in self.study.trials():
+            if self.units.has(Unit(str(trial.number))):
+                self.values[trial.number] = {one.name: trial.params[one.name] for one in self.searched}
+                self._take(trial.number, told=trial.state.is_finished())
+
+    def _wanted(self, begun: Mapping[int, dict[str, Value]]) -> int:
+        """How many trials there are to be in all; few points are tried once each."""
+        points = all_points(self.searched, self.asked.trials)
+        if points is None:
+            return max(self.asked.trials, len(self.rows))
+        if len(points) < self.asked.trials:
+            remark(self.progress, f"the search has {len(points)} points, each of which is tried once")
+        return len(self.rows.keys() | begun.keys()) + self.study.plan(points, self.searched)
+
+    def _works(self, begun: Mapping[int, dict[str, Value]], wanted: int) -> Iterator[Work]:
+        """Trials that were begun, then new ones: each is asked for when there is room to run it."""
+        started = len(self.rows)
+        for number, values in begun.items():
+            if number not in self.rows:
+                started += 1
+                yield self._work(number, values)
+        while started < wanted:
+            started += 1
+            yield self._work(*self.study.ask(self.searched, self.asked.seed))
+
+    def _work(self, number: int, values: dict[str, Value]) -> Work:
+        self.values[number] = values
+        texts = self._texts(number)
+        trial = Trial(
+            number=number,
+            settings=self.asked.base.at(texts),
+            folder=self.units.folder / f"{number}",
+            study=self.out,
+            data=None if self.asked.data is None else self.asked.data.absolute(),
+            device=self.asked.device,
+            prune=self.asked.prune,
+        )
+        key = f"trial {number}"
+        self.says[key] = f"{key}: {', '.join(f'{name}={text}' for name, text in texts.items())}"
+        return Work(key, partial(self.units.made, Unit(str(number), Tried), trial.run))
+
+    def _texts(self, number: int) -> dict[str, str]:
+        """The values of a trial as `--set` reads them."""
+        return {one.name: one.shown(self.values[number][one.name]) for one in self.searched}
+
+    def _take(self, number: int, told: bool = False) -> None:
+        """Take note of a trial that ended, whose result is kept: its checkpoints are not needed any more."""
+        tried = self.units.kept(Unit(str(number), Tried), _never).result
+        self.rows[number] = Row(number, self._texts(number), tried)
+        if not told:
+            self.study.tell(number, tried.state, tried.value)
+        shutil.rmtree(self.units.folder / f"{number}", ignore_errors=True)
+        if tried.state == "failed" and not told:
+            remark(self.progress, f"trial {number} failed: {tried.reason}")
+            self._check_hope(list(self.rows.values()), least=HOPELESS)
+
+    @staticmethod
+    def _check_hope(rows: list[Row], least: int) -> None:
+        """InputError where at least `least` trials have ended, and all of them failed."""
+        if len(rows) >= least and all(row.tried.state == "failed" for row in rows):
+            raise InputError(f"all {len(rows)} trials failed, the last one because {rows[-1].tried.reason}")
+
+
+def _never(*_: Any) -> Any:
+    raise AssertionError("a trial that is kept is not made again")
+
+
+def _claim(asked: Tuning) -> None:
+    """Write down which search a folder holds; InputError where it holds another, or something else."""
+    search = {
+        "task": asked.base.task,
+        "settings": asked.base.given,
+        "search": asked.searches,
+        "prune": asked.prune,
+        "seed": asked.seed,
+    }
+    search, path = json.loads(json.dumps(search)), asked.out / CLAIM
+    if path.exists():
+        there = seals.parsed(path, "give another folder with --out")
+        differing = [name for name in search if there.get(name) != search[name]]
+        if differing:
+            raise InputError(f"{asked.out} holds a search with another {', '.join(differing)}; give another --out")
+        return
+    if not files.empty_but_for(asked.out, RUNNING):
+        raise InputError(f"{asked.out} is not empty and holds no search; give another folder with --out")
+    files.write(path, json.dumps(search, indent=1))

@@ -1,0 +1,28 @@
+"""Conformance tests for attention methods, of subquad and of other packages. They need pytest.
+
+    import subquad.testing
+    from theirs import Mine
+
+    class TestMine(subquad.testing.MethodContract):
+        method = Mine(width=8)
+
+pytest then runs every test that the traits of the method call for. `methods = [Mine(width=8), Mine(width=1)]` tests
+several settings. The parts of the contract can be used alone: `CallContract`, `DecodingContract` and
+`NonfiniteContract`. `oracle` has exact attention written out, and inputs.
+"""
+
+import pytest
+
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{name}" for name in ("contract", "decoding_contract", "nonfinite_contract", "oracle"))
+)
+
+from subquad.testing.contract import CallContract, Contract
+from subquad.testing.decoding_contract import DecodingContract
+from subquad.testing.nonfinite_contract import NonfiniteContract
+
+__all__ = ["CallContract", "Contract", "DecodingContract", "MethodContract", "NonfiniteContract"]
+
+
+class MethodContract(CallContract, DecodingContract, NonfiniteContract):
+    """Every promise of a method, one test each: see the module for how to run it."""

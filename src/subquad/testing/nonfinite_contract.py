@@ -1,0 +1,180 @@
+"""The contract of NaN and infinity, which every method inherits: docs/how-to/nonfinite.md says it in words.
+
+Numbers are poisoned in item 0 and head 0. 70 tokens are more than a tile of any kernel.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+import subquad as sq
+from subquad import Mask, Method
+from subquad.testing.contract import Contract, at_exact_limit, close, has_exact_limit, lengths_to_bool, run, where
+from subquad.testing.oracle import gradients, qkv, tracked
+
+N, TOKEN = 70, 23
+HUGE = 3e38
+KINDS = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf, "3e38": HUGE}
+Inputs = tuple[Tensor, Tensor, Tensor]
+
+CASES = [(place, name) for place in ("query", "key", "value") for name in ("nan", "inf", "-inf")]
+WIDE_CASES = [("whole key", "nan"), ("whole key", "-inf"), ("all keys", "nan"), ("all values", "nan")]
+
+on_each_backend = pytest.mark.parametrize("backend", ["reference", "fastest"])
+
+
+def masks_of(method: Method) -> Iterator[Mask]:
+    """No mask, a causal one and padding, as far as the method takes them."""
+    for mask in (Mask(), Mask.causal(), Mask.padding([N, N // 2])):
+        if method.refuses(mask) is None:
+            yield mask
+
+
+def on_backend(backend: str, method: Method, inputs: Inputs, **options: object) -> list[Tensor]:
+    """The output, and the gradients of query, key and value."""
+
+    def results() -> list[Tensor]:
+        leaves = tracked(*inputs)
+        out = run(method, *leaves, **options)
+        return [out.detach(), *gradients(out, *leaves)]
+
+    if backend == "fastest":
+        return results()
+    with sq.use_backend(backend):
+        return results()
+
+
+def poisoned(inputs: Inputs, number: float, place: str) -> Inputs:
+    """The inputs with this number in one place of item 0 and head 0."""
+    q, k, v = (x.clone() for x in inputs)
+    match place:
+        case "query":
+            q[0, 0, TOKEN, 1] = number
+        case "key":
+            k[0, 0, TOKEN, 1] = number
+        case "whole key":
+            k[0, 0, TOKEN] = number
+        case "value":
+            v[0, 0, TOKEN, 1] = number
+        case "all keys":
+            k[0, 0] = number
+        case "all values":
+            v[0, 0] = number
+    return q, k, v
+
+
+def spoilt(x: Tensor, name: str) -> Tensor:
+    """The tensor full of NaN, or with another number of each kind for each token, which leaves every fifth as it is."""
+    if name == "nan":
+        return torch.full_like(x, torch.nan)
+    numbers = torch.tensor([*KINDS.values(), 0.0])[torch.arange(x.shape[2]) % 5][:, None]
+    return torch.where(numbers == 0, x, numbers)
+
+
+def reads(method: Method, which: int) -> bool:
+    """Whether the output depends on the queries (0) or keys (1) at all: the keys of some methods are the queries."""
+    return bool(on_backend("reference", method, qkv())[1 + which].any())
+
+
+def runs_on(method: Method, backend: str) -> str:
+    """What computes a method; a sum merges its parts in plain PyTorch on every backend."""
+    return "reference" if isinstance(method, sq.Sum) else backend
+
+
+def same(results: list[Tensor], clean: list[Tensor], part: Callable[[Tensor], Tensor], backend: str) -> bool:
+    """Bit for bit on compiled backends. Plain PyTorch has as many blocks for all heads as one of them needs, and a
+    product of another shape may be rounded differently, as on processors without AVX-512.
+    """
+    close = partial(torch.allclose, atol=1e-6, rtol=1e-5) if backend == "reference" else torch.equal
+    return all(close(part(x), part(y)) for x, y in zip(results, clean, strict=True))
+
+
+class NonfiniteContract(Contract):
+    """Every promise about numbers that are not finite, one test each."""
+
+    # ------------------------------------------------------------ what they never reach
+
+    @on_each_backend
+    @where(lambda traits: not traits.needs_hidden)  # which is the input of all heads
+    def test_the_other_items_and_heads_stay_as_they_are(self, method: Method, backend: str):
+        first = torch.tensor([[True, False], [False, False]])
+        for mask in masks_of(method):
+            want = on_backend(backend, method, qkv(N), mask=mask)
+            for name in ("nan", "all kinds"):
+                dirty = tuple(torch.where(first[..., None, None], spoilt(x, name), x) for x in qkv(N))
+                have = on_backend(backend, method, dirty, mask=mask)
+                assert same(have, want, lambda x: x[~first], runs_on(method, backend)), f"{mask}, {name}"
+
+    @on_each_backend
+    @where(lambda traits: not traits.needs_hidden)
+    def test_a_poisoned_query_head_reaches_the_gradients_of_its_key_head_alone(self, method: Method, backend: str):
+        clean = qkv(N, H=4, G=2)
+        dirty = [x.clone() for x in clean]
+        dirty[0][:, 0] = torch.nan
+        for mask in masks_of(method):
+            want, have = (on_backend(backend, method, inputs, mask=mask, enable_gqa=True) for inputs in (clean, dirty))
+            assert same(have[:2], want[:2], lambda x: x[:, 1:], runs_on(method, backend)), str(mask)
+            assert same(have[2:], want[2:], lambda x: x[:, 1:], runs_on(method, backend)), str(mask)
+
+    @on_each_backend
+    @pytest.mark.parametrize("side", ["left", "right"])
+    def test_padding_may_hold_anything(self, method: Method, side: str, backend: str):
+        real = lengths_to_bool([N - 9, N // 2], N, side)
+        masks = [Mask.padding(real), Mask.padding(real) & Mask.causal()]
+        # The kernel of "full" is SDPA, whose padding must be finite: but it stays in its item.
+        poison = ~real & torch.tensor([[True], [method.name != "full"]])
+        promised = slice(1, None) if method.name == "full" else slice(None)
+        for mask in (mask for mask in masks if method.refuses(mask) is None):
+            want = on_backend(backend, method, qkv(N), mask=mask)
+            for name in ("nan", "all kinds"):
+                dirty = tuple(torch.where(poison[:, None, :, None], spoilt(x, name), x) for x in qkv(N))
+                have = on_backend(backend, method, dirty, mask=mask)
+                for x, y in zip(have, want, strict=True):
+                    close(x[promised], y[promised], msg=lambda m, at=mask, kind=name: f"{at}, {kind}: {m}")
+                    assert (x[promised].transpose(1, 2)[~real[promised]] == 0).all(), f"{mask}, {name}"
+
+    # ------------------------------------------------------------ what they make of an output
+
+    @on_each_backend
+    def test_what_depends_on_nan_is_nan(self, method: Method, backend: str):
+        places = ["query"] * reads(method, 0) + ["all values"] + ["all keys"] * reads(method, 1)
+        for mask in masks_of(method):
+            for place in places:
+                out = on_backend(backend, method, poisoned(qkv(N), torch.nan, place), mask=mask)[0][0, 0]
+                assert out[TOKEN if place == "query" else slice(None)].isnan().all(), f"{mask}, {place}"
+
+    @on_each_backend
+    @where(has_exact_limit)
+    def test_the_exact_limit_is_finite_nowhere_that_exact_attention_is_not(self, method: Method, backend: str):
+        for place, name in CASES:
+            q, k, v = poisoned(qkv(N), KINDS[name], place)
+            out = on_backend(backend, at_exact_limit(method, N, N), (q, k, v))[0]
+            exact = (q @ k.mT * 8**-0.5).softmax(-1) @ v
+            assert not (out.isfinite() & ~exact.isfinite()).any(), f"{name} in a {place}"
+
+    # ------------------------------------------------------------ the same on every backend
+
+    @pytest.mark.parametrize(("place", "name"), CASES + WIDE_CASES)
+    def test_every_backend_equals_the_reference(self, method: Method, place: str, name: str):
+        """Outputs are finite in the same places. Between pairs that a pattern hides from each other, 0·NaN may pass
+        gradients of NaN on in the reference, and does not in compiled code.
+        """
+        inputs = poisoned(qkv(N), KINDS[name], place)
+        for mask in masks_of(method):
+            want, have = (on_backend(backend, method, inputs, mask=mask) for backend in ("reference", "fastest"))
+            assert torch.equal(have[0].isfinite(), want[0].isfinite()), str(mask)
+            for x, y in zip(have, want, strict=True):
+                finite = y.isfinite()
+                close(x[finite], y[finite], msg=lambda m, at=mask: f"{at}: {m}")
+
+    def test_a_mean_of_the_largest_numbers_is_finite_where_the_reference_is(self, method: Method):
+        inputs = poisoned(qkv(N), HUGE, "all values")
+        for mask in masks_of(method):
+            want, have = (on_backend(backend, method, inputs, mask=mask)[0] for backend in ("reference", "fastest"))
+            finite = want.isfinite()
+            torch.testing.assert_close(have[finite], want[finite], rtol=1e-4, atol=1e-5)
+            sums_first = type(method).traits.recurrent  # the state that it sums overflows before it is divided
+            assert finite[0, 0].any() or not method.traits.normalised or sums_first

@@ -1,0 +1,140 @@
+"""`subquad bench`."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from subquad.tools.cli import ranks
+from subquad.tools.cli.common import measured, needs, show, user_errors, working_in
+from subquad.tools.cli.kinds import Kind, names_itself, table_in
+from subquad.tools.cli.options import Again, AsJson, with_options
+from subquad.tools.cli.output import say
+from subquad.tools.cli.plugins import Command
+from subquad.tools.cli.progress import progress_bar
+from subquad.tools.cli.workers import with_workers
+from subquad.tools.runs import processes
+from subquad.tools.runs.executors import Executor
+from subquad.tools.runs.settings import QUICK, BenchSettings
+
+BENCH = Kind(
+    "subquad bench", "bench.json", "bench.md", names_itself("subquad bench"), table_in("subquad.tools.bench.tables")
+)
+RANKS = Kind(
+    "subquad bench on ranks",
+    "ranks.json",
+    "ranks.md",
+    names_itself("subquad bench on ranks"),
+    table_in("subquad.tools.bench.ranks_page", "text"),
+)
+
+
+@with_workers
+@with_options(BenchSettings, lambda given: QUICK if given["quick"] else {})
+def bench(
+    settings: BenchSettings,
+    compare: Annotated[
+        Path | None, typer.Option(help="The bench.json of an earlier run, to report what changed beyond the noise.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results; interrupted runs resume from it.")] = Path(
+        "subquad-bench"
+    ),
+    gpu_sheet: Annotated[
+        bool,
+        typer.Option(
+            "--gpu-sheet",
+            help="Measure one GPU in ten minutes: methods beside SDPA and the cost model, and tiles of the kernels.",
+        ),
+    ] = False,
+    again: Again = False,
+    as_json: AsJson = False,
+    *,
+    executor: Executor,
+) -> None:
+    """Measure time and memory of methods against length, relative to SDPA in the same run.
+
+    Under torchrun, measure methods whose tokens are split over the ranks, with what these send each other.
+    """
+    if processes.count() > 1:
+        _on_ranks(settings, compare, out, gpu_sheet, again, as_json)
+        return
+    if gpu_sheet:
+        _gpu_sheet(settings, compare, out, as_json, executor)
+        return
+    with user_errors():
+        from subquad.tools.bench.earlier import read_earlier
+        from subquad.tools.bench.plans import resolved
+        from subquad.tools.bench.report import report_of
+        from subquad.tools.bench.run import check, measure
+        from subquad.tools.cli.finished import Claim
+
+        with needs("report"):
+            from subquad.tools.bench.changes import changes
+            from subquad.tools.bench.write import write_bench
+        old = None if compare is None else read_earlier(compare, resolved(settings))
+
+        def beside_old(report: Any) -> Any:
+            return report if old is None else {**report, "changes": changes(old, report, str(compare))}
+
+        def report(progress: Any) -> Any:
+            with executor:
+                return report_of(measure(settings, out, progress, executor))
+
+        found = measured(Claim(BENCH, settings, out), partial(check, settings), report, write_bench, again, beside_old)
+        if not show(found, lambda: BENCH.table(found), as_json):
+            say(f"Results: {out / BENCH.file}, {out / BENCH.page}, and the plots beside them")
+
+
+def _gpu_sheet(settings: BenchSettings, compare: Path | None, out: Path, as_json: bool, executor: Executor) -> None:
+    """The sheet of the GPU here, written into the folder."""
+    with user_errors(again="the same command begins again"):
+        from subquad.core.errors import InputError
+        from subquad.core.files import write_all
+        from subquad.tools.bench.gpu_page import markdown
+        from subquad.tools.bench.gpu_sheet import measure, plan_of
+        from subquad.tools.report.files import finite
+        from subquad.tools.runs.options import as_command
+
+        if compare is not None:
+            raise InputError(f"--gpu-sheet compares with the cost model, and --compare {compare} is given too")
+        if executor.says:
+            raise InputError(f"--gpu-sheet measures the GPU in this process, and --executor ({executor.says}) is given")
+        plan = plan_of(settings)
+        with working_in(out), progress_bar() as progress:
+            sheet = measure(plan, progress).plain()
+        data = json.dumps(finite(sheet), indent=1)
+        page = markdown(sheet, f"{as_command('bench', settings)} --gpu-sheet")
+        write_all({"gpu-sheet.json": data, "gpu-sheet.md": page}, out)
+        print(data if as_json else page)
+
+
+def _on_ranks(
+    settings: BenchSettings, compare: Path | None, out: Path, gpu_sheet: bool, again: bool, as_json: bool
+) -> None:
+    """Methods whose tokens are split over the ranks that torchrun started; the first one writes and prints."""
+    with user_errors(), ranks.one_says():
+        from subquad.core.errors import InputError
+
+        for option, given in (("--gpu-sheet", gpu_sheet), ("--compare", compare is not None)):
+            if given:
+                raise InputError(f"{option} is for one process, but torchrun started {processes.count()}; leave it out")
+    with user_errors(), ranks.team(settings.device) as team:
+        from subquad.tools.bench.ranks import measure
+        from subquad.tools.bench.run import check
+        from subquad.tools.cli.finished import Claim
+
+        with needs("report"):
+            from subquad.tools.bench.write import write_ranks
+
+        def report(progress: Any) -> Any:
+            return measure(settings, out, progress, team).report(settings)
+
+        claim = Claim(RANKS, settings, out, team.count)
+        found = measured(claim, partial(check, settings), report, write_ranks, again, team=team)
+        if team.leads and not show(found, lambda: RANKS.table(found), as_json):
+            say(f"Results: {out / RANKS.file} and {out / RANKS.page}")
+
+
+COMMAND = Command(bench, position=4, kinds=(BENCH, RANKS))

@@ -1,0 +1,214 @@
+"""`subquad bench --gpu-sheet`: what one GPU does, in ten minutes: methods against SDPA, and the tiles of kernels.
+
+Lengths that say most come first, so that what the time does not allow is the least missed. Beside each time stands
+what the cost model (`measure.gpu_model`) predicts for this GPU.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from subquad.core.environment import gpu_architecture
+from subquad.core.errors import InputError, as_input_error, check_device
+from subquad.kernels import triton
+from subquad.methods import parse_method
+from subquad.tools.bench.calls import DTYPES, Calls, Load
+from subquad.tools.bench.gpu_tiles import Tried, fastest, try_tiles
+from subquad.tools.bench.gpu_timer import Call, GpuTimer, Timer, reason_of
+from subquad.tools.bench.schema import EXACT
+from subquad.tools.measure import gpu_model as model
+from subquad.tools.measure.fidelity import cosine
+from subquad.tools.measure.gpu_chips import Gpu, gpu_named
+from subquad.tools.runs import machine
+from subquad.tools.runs.settings import PASSES, BenchSettings
+from subquad.tools.runs.store import Progress
+
+METHODS = (
+    *("clustered-tail", "i-clustered", "clustered", "lsh", "smyrf", "reformer"),
+    *("performer", "linear", "linformer", "nystrom", "local"),
+)
+LENGTHS = 4096, 16384, 65536, 1024, 8192, 2048, 32768  # in this order
+OWN = "methods", "lengths", "device", "seed"  # settings of `subquad bench` that the sheet takes
+TABLE_MINUTES, MINUTES = 6.5, 9.5  # until no further cell is begun, and no further tile is tried
+COMPARED_HEADS = 4  # of whose outputs the fidelity is
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the sheet measures."""
+
+    methods: tuple[str, ...] = METHODS
+    lengths: tuple[int, ...] = LENGTHS
+    widths: tuple[int, ...] = (64, 128)
+    heads: int = 32
+    dtype: str = "bfloat16"
+    device: str = "cuda"
+    seed: int = 0
+
+    def loads(self) -> Iterator[Load]:
+        """All loads, the ones that say most first."""
+        for length in self.lengths:
+            for width in self.widths:
+                for passes in PASSES:
+                    yield Load(length, self.dtype, passes, 1, self.heads, width, self.device, self.seed)
+
+
+@dataclass
+class Cell:
+    """One method on one load; what is None was not measured, for the `reason` if there is one."""
+
+    method: str
+    length: int
+    width: int
+    passes: str
+    eager_ms: float | None = None
+    graph_ms: float | None = None
+    eager_speedup: float | None = None  # over SDPA, its own time taken the same way
+    graph_speedup: float | None = None
+    peak_mib: float | None = None
+    fidelity: float | None = None
+    predicted_eager_ms: float | None = None
+    predicted_graph_ms: float | None = None
+    reason: str | None = None
+
+
+@dataclass
+class Sheet:
+    """All that was measured."""
+
+    plan: Plan
+    gpu: str
+    architecture: str
+    cells: list[Cell] = field(default_factory=list)
+    tiles: list[Tried] = field(default_factory=list)
+    seconds: float = 0.0
+    versions: dict[str, str] = field(default_factory=dict)
+    hardware: dict[str, str] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """The sheet as plain data, with the fastest tiles."""
+        return asdict(self) | {"fastest": [asdict(each) for each in fastest(self.tiles)]}
+
+
+def plan_of(settings: BenchSettings) -> Plan:
+    """What to measure; InputError for settings that the sheet does not take, and where there is no GPU for it."""
+    standard = BenchSettings()
+    for each in fields(settings):
+        if each.name not in OWN and getattr(settings, each.name) != getattr(standard, each.name):
+            raise InputError(f"--gpu-sheet sets everything but --{', --'.join(OWN)} itself, and {each.name} is given")
+    if torch.device(settings.device).type != "cuda":
+        raise InputError(f"--gpu-sheet needs --device cuda, and the device is {settings.device}")
+    check_device(settings.device)
+    if (reason := triton.refusal()) is not None:
+        raise InputError(f"--gpu-sheet measures the Triton kernels, which cannot run here: {reason}")
+    with as_input_error():
+        for method in settings.methods:
+            parse_method(method)
+    plan = Plan(device=settings.device, seed=settings.seed)
+    if settings.methods != standard.methods:
+        plan = replace(plan, methods=settings.methods)
+    return plan if settings.lengths == standard.lengths else replace(plan, lengths=settings.lengths)
+
+
+def measure(plan: Plan, progress: Progress = lambda what, done, total: None) -> Sheet:
+    """Measure the sheet on the GPU of the plan."""
+    sheet = Sheet(plan, torch.cuda.get_device_name(plan.device), gpu_architecture())
+    sheet.versions, sheet.hardware = machine.versions(), machine.hardware(plan.device)
+    return fill(sheet, GpuTimer(plan.device), progress)
+
+
+def fill(sheet: Sheet, timer: Timer, progress: Progress, clock: Callable[[], float] = time.monotonic) -> Sheet:
+    """Measure cells and then tiles, each until its time is up."""
+    began, loads = clock(), list(sheet.plan.loads())
+    total, gpu = len(loads) * (1 + len(sheet.plan.methods)), gpu_named(sheet.gpu)
+    exact: torch.Tensor | None = None
+    for load in loads:
+        first: Cell | None = None
+        for name in (EXACT, *sheet.plan.methods):
+            progress(f"{name} at {load.length:,} tokens, {load.passes}, D={load.head_dim}", len(sheet.cells), total)
+            if clock() - began > 60 * TABLE_MINUTES:
+                sheet.cells.append(_cell(name, load, reason="no time was left"))
+                continue
+            if name == EXACT:
+                cell, exact = measured(name, load, timer)
+                first = cell
+            else:
+                cell, _ = measured(name, load, timer, exact)
+            _compare(cell, first)
+            if gpu is not None:
+                predict(cell, load, gpu)
+            sheet.cells.append(cell)
+    most = max(sheet.plan.lengths[:2])
+    for width in sheet.plan.widths:
+        load = Load(most, sheet.plan.dtype, PASSES[1], 1, sheet.plan.heads, width, sheet.plan.device, sheet.plan.seed)
+        sheet.tiles += try_tiles(load, timer, lambda: clock() - began < 60 * MINUTES, progress)
+    sheet.seconds = clock() - began
+    return sheet
+
+
+def _compare(cell: Cell, exact: Cell | None) -> None:
+    """Set the speed-ups over SDPA, where both were measured."""
+    if exact is not None and exact.eager_ms and cell.eager_ms:
+        cell.eager_speedup = exact.eager_ms / cell.eager_ms
+    if exact is not None and exact.graph_ms and cell.graph_ms:
+        cell.graph_speedup = exact.graph_ms / cell.graph_ms
+
+
+def _cell(name: str, load: Load, **known: Any) -> Cell:
+    return Cell(name, load.length, load.head_dim, load.passes, **known)
+
+
+def measured(
+    name: str, load: Load, timer: Timer, exact: torch.Tensor | None = None
+) -> tuple[Cell, torch.Tensor | None]:
+    """One cell, and the method's output; what goes wrong is the cell's reason."""
+    cell = _cell(name, load)
+    out = None
+    try:
+        calls = Calls(load)
+        call = partial(_cleared, calls, _flash(calls.of(name)) if name == EXACT else calls.of(name))
+        out = call().detach()[:, :COMPARED_HEADS].clone()
+        if exact is not None:
+            cell.fidelity = float(cosine(*(x.float().flatten(0, 2) for x in (out, exact))).mean())
+        cell.eager_ms = timer.eager(call)
+        cell.peak_mib = timer.peak_mib(call)
+        cell.graph_ms = timer.graph(call)
+    except Exception as error:  # also of Triton's compiler: a method that does not run is a result of the sheet
+        cell.reason = reason_of(error)
+    return cell, out
+
+
+def _cleared(calls: Calls, call: Call) -> torch.Tensor:
+    calls.clear()
+    result: torch.Tensor = call()
+    return result
+
+
+def _flash(call: Call) -> Call:
+    """SDPA with its flash kernel alone, where there is a GPU."""
+
+    def run() -> Any:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if torch.cuda.is_available() else nullcontext():
+            return call()
+
+    return run
+
+
+def predict(cell: Cell, load: Load, gpu: Gpu) -> None:
+    """Put the cost model's times beside what was measured."""
+    asked = model.Load(load.length, load.heads, load.head_dim, DTYPES[load.dtype])
+    if cell.method == EXACT:
+        cell.predicted_eager_ms = cell.predicted_graph_ms = 1e3 * model.exact(gpu, asked, load.passes)
+        return
+    try:
+        steps = model.record(parse_method(cell.method), asked).of(load.passes)
+    except (ValueError, RuntimeError, NotImplementedError):  # an op without a kernel: nothing is predicted
+        return
+    cell.predicted_eager_ms = 1e3 * model.eager(steps, gpu)
+    cell.predicted_graph_ms = 1e3 * model.captured(steps, gpu)

@@ -1,0 +1,90 @@
+"""Which tiles of each kernel are the fastest on a GPU: a few candidates, each in a whole forward and backward pass."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from subquad.tools.bench.calls import DTYPES, Calls, Load
+from subquad.tools.bench.gpu_timer import Timer, reason_of
+from subquad.tools.measure.fidelity import relative_error
+from subquad.tools.runs.store import Progress
+
+# Methods, and whether causal: these launch every kernel of the table.
+METHODS = (
+    *(("clustered-tail", False), ("i-clustered", False), ("clustered", False)),
+    *(("lsh", False), ("performer", False), ("performer", True)),
+)
+EQUAL = 2e-2  # how far outputs with other tiles may be apart, relative, in 16 bits
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A candidate of a kernel: its time in a pass, or why there is none. The first of a kernel are the tiles in use."""
+
+    kernel: str
+    width: int
+    bytes: int  # of a number
+    tiles: tuple[int, ...]  # rows, keys, warps, stages
+    ms: float | None
+    reason: str | None = None
+
+
+def try_tiles(load: Load, timer: Timer, is_time_left: Callable[[], bool], progress: Progress) -> list[Tried]:
+    """Try the candidates of each kernel that has a table, the kernel that takes most time first."""
+    from subquad.kernels.triton.tiles import TABLE
+
+    tried: list[Tried] = []
+    done: set[str] = set()
+    for method, causal in METHODS:
+        if not is_time_left():
+            break
+        call = Calls(replace(load, causal=causal)).of(method)
+        try:
+            times = timer.kernels(call)
+        except Exception as error:  # that the method does not run is in the sheet's table, too
+            tried.append(
+                Tried(f"all of {method}", load.head_dim, DTYPES[load.dtype].itemsize, (), None, reason_of(error))
+            )
+            continue
+        for kernel in sorted((name for name in times if name in TABLE and name not in done), key=lambda k: -times[k]):
+            progress(f"tiles of {kernel}, D={load.head_dim}", len(done), len(TABLE))
+            tried += _candidates(kernel, load, call, timer, is_time_left)
+            done.add(kernel)
+    return tried
+
+
+def _candidates(
+    kernel: str, load: Load, call: Callable[[], torch.Tensor], timer: Timer, is_time_left: Callable[[], bool]
+) -> list[Tried]:
+    from subquad.kernels.triton.tiles import candidates, overridden
+
+    dtype = DTYPES[load.dtype]
+    tried: list[Tried] = []
+    first: torch.Tensor | None = None
+    for tiles in candidates(kernel, dtype, load.head_dim):
+        if not is_time_left():
+            break
+        ms, reason = None, None
+        try:
+            with overridden(kernel, dtype, load.head_dim, tiles):
+                out = call().detach()
+                first = out if first is None else first
+                if relative_error(out, first) > EQUAL:
+                    reason = "its results differ"
+                else:
+                    ms = timer.kernels(call).get(kernel)
+        except Exception as error:  # out of shared memory, or what a compiler does not take: it is not a candidate here
+            reason = reason_of(error)
+        tried.append(Tried(kernel, load.head_dim, dtype.itemsize, tuple(tiles), ms, reason))
+    return tried
+
+
+def fastest(tried: Sequence[Tried]) -> list[Tried]:
+    """The best candidate of each kernel and width."""
+    best: dict[tuple[str, int, int], Tried] = {}
+    for each in tried:
+        at = each.kernel, each.bytes, each.width
+        if each.ms is not None and (at not in best or each.ms < (best[at].ms or 0.0)):
+            best[at] = each
+    return list(best.values())

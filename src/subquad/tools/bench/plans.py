@@ -1,0 +1,37 @@
+"""What `subquad bench` measures where plans are given: their methods, at the shapes of the models they are for."""
+
+from dataclasses import replace
+
+from subquad.core.errors import InputError, as_input_error
+from subquad.hf.plans import load_plan
+from subquad.tools.runs.settings import BENCHED, BenchSettings
+
+HEADS, HEAD_DIM = 6, 64  # where neither the user nor a plan says them
+
+
+def resolved(settings: BenchSettings) -> BenchSettings:
+    """The settings with the plans' methods, heads and width of heads in them, in place of the plans.
+
+    Raises:
+        InputError: there is no such plan, it is exact attention everywhere, or the plans' models have several shapes
+            and none is chosen.
+    """
+    with as_input_error():
+        plans = {folder: load_plan(folder) for folder in settings.plans}
+    for folder, plan in plans.items():
+        if not plan.distinct:
+            raise InputError(f"the plan {folder} is exact attention in every layer: there is nothing to measure")
+    shapes = sorted({(heads, width) for plan in plans.values() for heads, _, width in plan.model["layers"]})
+    if len(shapes) > 1 and (settings.heads is None or settings.head_dim is None):
+        listed = " and ".join(f"{heads} heads of width {width}" for heads, width in shapes[:5])
+        raise InputError(f"the layers that the plans are for have {listed}: choose with --heads and --head-dim")
+    heads, width = shapes[0] if shapes else (HEADS, HEAD_DIM)
+    given = () if plans and settings.methods == BENCHED else settings.methods
+    planned = (str(method) for plan in plans.values() for method in plan.distinct)
+    return replace(
+        settings,
+        methods=tuple(dict.fromkeys((*given, *planned))),
+        plans=(),
+        heads=heads if settings.heads is None else settings.heads,
+        head_dim=width if settings.head_dim is None else settings.head_dim,
+    )

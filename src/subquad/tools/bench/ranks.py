@@ -1,0 +1,177 @@
+"""`subquad bench` under torchrun: methods whose tokens are split over the ranks, beside exact attention split alike.
+
+Every rank makes only its own tokens, so inputs may be longer than one of them holds. A time is that of the slowest
+rank. All ranks make the same calls in the same order: what they decide, they decide from numbers that all of them have.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.core.errors import InputError, as_input_error
+from subquad.distributed import MODES as ALL_MODES
+from subquad.distributed import Sequence, traffic
+from subquad.methods import Full, Method, parse_method
+from subquad.tools.bench.calls import NO_MEMORY, Calls, Load, hindrance, in_words, loads_of, threads
+from subquad.tools.bench.plans import resolved
+from subquad.tools.bench.ranks_page import KIND
+from subquad.tools.bench.run import check
+from subquad.tools.bench.schema import EXACT
+from subquad.tools.measure.fidelity import relative_error
+from subquad.tools.measure.team import Team
+from subquad.tools.measure.timing import by_name, one_round, predicted, shuffled, spread
+from subquad.tools.runs import machine
+from subquad.tools.runs.options import as_command
+from subquad.tools.runs.settings import BenchSettings
+from subquad.tools.runs.store import Job, Kind, Progress, Run, Unit
+
+Call = Callable[[], Tensor]
+MODES = tuple(mode for mode in ALL_MODES if mode != "auto")
+ROUNDS, FEW = 9, 3  # of a length, beside the one that warms up
+UNITS = 1  # changes with what the units hold, so that a run of another version is not resumed
+
+
+@dataclass
+class Row:
+    """One method at one length in one mode.
+
+    Attributes:
+        bytes: that the rank that sends most sends in a call.
+        exchanges: that it makes in one.
+        error: ‖out − exact‖ / ‖exact‖ over the tokens of all ranks; None where exact attention was not run.
+        reason: why it was not run.
+    """
+
+    method: str
+    mode: str
+    dtype: str
+    passes: str
+    length: int
+    ms: float | None = None
+    ms_low: float | None = None
+    ms_high: float | None = None
+    bytes: int | None = None
+    exchanges: int | None = None
+    error: float | None = None
+    reason: str | None = None
+
+
+ROWS: Kind[list[Row]] = Kind(
+    "ranks", list[Row], lambda load: f"timing each method in each mode at {in_words(load)}", timed=True
+)
+
+
+def measure(settings: BenchSettings, out: Path, progress: Progress, team: Team) -> "RanksBench":
+    """Measure all rows, the same on all ranks. Finished units are kept under `out`.
+
+    Raises:
+        InputError: something in the settings does not work; the message has the remedy.
+    """
+    check(settings)
+    settings = resolved(settings)
+    if min(settings.lengths) < team.count:
+        raise InputError(f"{min(settings.lengths)} tokens do not go on {team.count} ranks; give more tokens")
+    with as_input_error(), threads(settings.threads):
+        bench = RanksBench(settings, list(dict.fromkeys([Full(), *map(parse_method, settings.methods)])), team)
+        bench.finish(out, bench.fingerprint(), bench.jobs(), progress, team=team)
+    return bench
+
+
+@dataclass
+class RanksBench(Run):
+    """Settings, methods with exact attention first, the ranks, and the results of the units so far."""
+
+    settings: BenchSettings
+    methods: list[Method]
+    team: Team
+
+    def fingerprint(self) -> dict[str, Any]:
+        """All that the results depend on."""
+        return {
+            "settings": asdict(self.settings) | {"methods": [str(method) for method in self.methods]},
+            "machine": [machine.versions(), machine.hardware(self.settings.device)],
+            "ranks": self.team.count,
+            "units": UNITS,
+        }
+
+    def report(self, asked: BenchSettings) -> dict[str, Any]:
+        """All rows, with what they depend on: plain data."""
+        return {
+            "kind": KIND,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": as_command("bench", asked, self.team.count),
+            "ranks": self.team.count,
+            "settings": asdict(self.settings),
+            "rows": [asdict(row) for load in loads_of(self.settings) for row in self.results[ROWS(load.key)]],
+            "versions": machine.versions(),
+            "hardware": machine.hardware(self.settings.device),
+            "notes": self.resumed_note,
+        }
+
+    def jobs(self) -> Iterator[Job]:
+        """The units with what makes them; later ones read the records of shorter lengths."""
+        for load in loads_of(self.settings):
+            yield ROWS(load.key), partial(self.rows, load)
+
+    def work(self, unit: Unit[Any]) -> float:
+        """In proportion to the tokens."""
+        return float(unit.key.rpartition("/")[2])
+
+    def rows(self, load: Load) -> list[Row]:
+        """All methods in all modes on one load, round by round, in an order that is the same on all ranks."""
+        assert self.team.ranks is not None
+        inputs, calls, rows = Calls(load, self.team), dict[str, Call](), dict[str, Row]()
+        for method in map(str, self.methods):
+            for mode in MODES:
+                name, of = f"{method} {mode}", Sequence.even(load.length, mode=mode)
+                row = rows[name] = Row(method, mode, load.dtype, load.passes, load.length)
+                row.reason = self._too_slow(load, row) or _hindrance(partial(_once, inputs, method, of))
+                if row.reason is None:
+                    calls[name] = inputs.of(method, of)
+        self._add_traffic(calls, rows)
+        draw, device = random.Random(load.seed), torch.device(load.device)
+        count = FEW if self.settings.quick else ROUNDS
+        found = by_name([one_round(shuffled(calls, draw), device, inputs.clear, self.team) for _ in range(count)])
+        for name, seconds in found.items():
+            rows[name].ms_low, rows[name].ms, rows[name].ms_high = spread([1e3 * each for each in seconds])
+        return list(rows.values())
+
+    def _too_slow(self, load: Load, row: Row) -> str | None:
+        """The reason not to run a method, by its time at the longest shorter length."""
+        before = [one for one in loads_of(self.settings) if replace(one, length=load.length) == load]
+        for one in reversed([one for one in before if one.length < load.length]):
+            for known in self.results[ROWS(one.key)]:
+                if (known.method, known.mode) == (row.method, row.mode) and known.ms is not None:
+                    expected = predicted(parse_method(row.method), known.ms / 1e3, load.length / one.length)
+                    return f"predicted {expected:,.0f} s per call" if expected > self.settings.call_limit else None
+        return None
+
+    def _add_traffic(self, calls: Mapping[str, Call], rows: Mapping[str, Row]) -> None:
+        """What each call sends, and how far its output is from exact attention's."""
+        exact = None
+        for name, call in calls.items():
+            with traffic() as sent:
+                out = call().detach()
+            row = rows[name]
+            exact = out if exact is None and row.method == EXACT else exact
+            row.bytes, row.exchanges = int(self.team.most(float(sent.bytes))), sent.calls
+            row.error = None if exact is None else relative_error(out, exact, self.team)
+
+
+def _once(inputs: Calls, method: str, of: Sequence) -> Tensor:
+    return inputs.of(method, of)()
+
+
+def _hindrance(call: Call) -> str | None:
+    """Why this call cannot run, which all ranks find alike; memory that runs out on one of them ends the run."""
+    reason = hindrance(call)
+    if reason == NO_MEMORY:
+        raise InputError(f"{reason}; give shorter inputs or more ranks")
+    return reason

@@ -1,0 +1,143 @@
+"""From the results of a benchmark's units to its report."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import chain
+
+import subquad as sq
+from subquad.methods import Method
+from subquad.tools.bench.calls import Load
+from subquad.tools.bench.figures import by_length, crossovers, growth, names, of, panels
+from subquad.tools.bench.run import MEMORY, TIME, Bench
+from subquad.tools.bench.schema import EXACT, KIND, SCHEMA, BenchCell, BenchReport
+from subquad.tools.measure.noise import AGAIN, TIE, against_itself, at_least_typical, noise_of, verdict
+from subquad.tools.measure.timing import beside, ratios, spread
+from subquad.tools.runs import machine
+from subquad.tools.runs.options import as_command
+
+
+def report_of(bench: Bench) -> BenchReport:
+    """All figures, with what they depend on."""
+    s = bench.settings
+    by_load = _noise(bench)
+    cells = _cells(bench, by_load)
+    uses = [visit.use for visit in bench.results.all(TIME)]
+    return {
+        "kind": KIND,
+        "schema": SCHEMA,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": as_command("bench", s),
+        "versions": bench.versions,
+        "hardware": bench.hardware,
+        "backend": bench.backend,
+        "backends": sq.backends(),
+        "settings": {name: value for name, value in asdict(s).items() if name not in ("methods", "plans")}
+        | {
+            "lengths": sorted(set(s.lengths)),
+            "passes": list(dict.fromkeys(s.passes)),
+            "dtypes": list(dict.fromkeys(s.dtypes)),
+            "threads": int(bench.hardware["threads"]),
+        },
+        "methods": {str(method): method.to_dict() for method in bench.methods},
+        "cells": cells,
+        "crossovers": crossovers(cells),
+        "notes": _notes(bench),
+        "noise": noise_of(machine.load(bench.load_average, uses), list(by_load.values())),
+    }
+
+
+# ---------------------------------------------------------------------- cells
+
+
+def _noise(bench: Bench) -> dict[Load, float]:
+    """How far SDPA differs from itself at each length, and at least as far as at most lengths of the panel.
+
+    By the medians of visits or the quartiles of all rounds, whichever are farther from 1: where the system takes the
+    processor away in about half of the calls, medians jump between two values, and those of three visits may agree.
+    """
+    found: dict[Load, float] = {}
+    for load in bench.loads:
+        if exact := bench.visits(load, EXACT):
+            again = bench.visits(load, AGAIN)
+            rounds = spread(ratios(list(chain(*again)), list(chain(*exact))))
+            found[load] = max(against_itself(_by_visit(again, exact)), rounds.high, 1 / rounds.low)
+    in_panels: dict[Load, float] = {}
+    for panel in {(load.dtype, load.passes) for load in found}:
+        in_panels |= at_least_typical({load: found[load] for load in found if (load.dtype, load.passes) == panel})
+    return in_panels
+
+
+def _by_visit(own: list[list[float]], exact: list[list[float]]) -> list[float]:
+    """The median speed-up of each visit: rounds that follow each other agree better than visits do."""
+    return [statistics.median(ratios(mine, theirs)) for mine, theirs in zip(own, exact, strict=True)]
+
+
+def _cells(bench: Bench, noise: Mapping[Load, float]) -> list[BenchCell]:
+    cells = [_cell(bench, load, method, noise) for load in bench.loads for method in bench.methods]
+    for panel in panels(cells):
+        for name in names(cells):
+            exponents = growth(by_length(cells, panel, name, "ms"))
+            for cell in of(cells, panel, name):
+                if cell["length"] in exponents:
+                    cell["growth"] = exponents[cell["length"]]
+    return cells
+
+
+def _cell(bench: Bench, load: Load, method: Method, noise: Mapping[Load, float]) -> BenchCell:
+    own, exact, reason = bench.visits(load, str(method)), bench.visits(load, EXACT), bench.reason(load, method)
+    cell: BenchCell = {
+        "method": str(method),
+        "dtype": load.dtype,
+        "passes": load.passes,
+        "length": load.length,
+        "status": "not run" if reason else "measured",
+    }
+    if reason:
+        cell["reason"] = reason
+        return cell
+    seconds = list(chain(*own))
+    ms = spread(seconds)
+    if exact:
+        visits = _by_visit(own, exact)
+        times, faster = beside(seconds, list(chain(*exact)))
+        cell |= {"speedup": faster.median, "speedup_low": faster.low, "speedup_high": faster.high, "visits": visits}
+        if str(method) == EXACT:
+            cell["noise"] = noise[load]
+        else:
+            ms = times
+            cell["verdict"] = verdict(faster.median, visits, noise[load])
+    cell |= {"ms": 1e3 * ms.median, "ms_low": 1e3 * ms.low, "ms_high": 1e3 * ms.high, "repeats": len(seconds)}
+    cell["us_per_token"] = 1e6 * ms.median / (load.batch * load.length)
+    peak = None if bench.settings.quick else bench.results[MEMORY(load.key, method)]
+    if peak is not None:
+        cell["extra_bytes"], cell["memory"] = peak.bytes, peak.how
+        if peak.bytes is not None:
+            cell["bytes_per_token"] = peak.bytes / (load.batch * load.length)
+    return cell
+
+
+# ---------------------------------------------------------------------- what a reader must know
+
+
+def _notes(bench: Bench) -> list[str]:
+    s = bench.settings
+    notes = [
+        f"{EXACT} is torch's scaled_dot_product_attention, called directly. In every round, it and the methods run "
+        "in a random order, on standard normal inputs; warm-up rounds are excluded.",
+        "A speed-up is the median over rounds of SDPA's time divided by the method's in the same round; a time is "
+        "SDPA's median time divided by the speed-up.",
+        "A method counts as faster or slower if its speed-up differs from 1 by more than SDPA, timed twice in each "
+        f"round, differs from itself (and by more than {TIE:g}×), and the medians of all visits lie on one side of 1.",
+    ]
+    if s.quick:
+        notes.append("A quick run: few rounds, memory not measured.")
+    else:
+        notes.append(
+            "Extra memory is the peak of one call in a separate process, in addition to the inputs. The output and "
+            "the gradients count. Differences below about 1 MiB are not resolved."
+        )
+    if bench.executor:
+        notes.append(f"Run by {bench.executor}; what measures time had all cores of such a machine to itself.")
+    return notes + bench.resumed_note

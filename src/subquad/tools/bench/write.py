@@ -1,0 +1,42 @@
+"""Write the files of a benchmark.
+
+All files are made before the first one is written, into a folder that is made if need be. The JSON file says that the
+report is whole, so it comes last.
+"""
+
+import csv
+from collections.abc import Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from subquad.tools.bench import plots as bench_plots
+from subquad.tools.bench import ranks_page, tables
+from subquad.tools.bench.schema import BenchCell, BenchReport
+from subquad.tools.report.files import as_json, write_files
+
+
+def write_bench(report: BenchReport, folder: Path) -> list[Path]:
+    """Write bench.json, bench.csv, bench.md and the plots; return their paths."""
+    drawn = bench_plots.plots(report)
+    contents = {
+        "bench.csv": csv_of(report).encode(),
+        "bench.md": tables.markdown(report, list(drawn)).encode(),
+        **drawn,
+        "bench.json": as_json(report),
+    }
+    return write_files(contents, folder, stale=bench_plots.PLOTS)
+
+
+def write_ranks(report: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write ranks.json and ranks.md; return their paths."""
+    return write_files({"ranks.md": ranks_page.markdown(report).encode(), "ranks.json": as_json(report)}, folder)
+
+
+def csv_of(report: BenchReport) -> str:
+    """One row per cell, a column for each of its figures; empty where it was not measured."""
+    text = StringIO(newline="")
+    rows = csv.DictWriter(text, list(BenchCell.__annotations__), lineterminator="\n")
+    rows.writeheader()
+    rows.writerows(report["cells"])
+    return text.getvalue()

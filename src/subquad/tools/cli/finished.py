@@ -1,0 +1,148 @@
+"""A command in a folder that holds a finished run: the same run is shown again, another one is not overwritten."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from subquad.core.errors import InputError
+from subquad.core.reading import read_json
+from subquad.tools.cli.kinds import Kind, check, kind_of
+from subquad.tools.cli.plugins import kinds
+from subquad.tools.runs.options import options
+from subquad.tools.runs.store import begun_in
+
+ASKED = "asked"  # the key of a report under which the settings stand that the command was given
+RANKS = "ranks"  # beside them, where there were several
+FEW = 5  # settings that a message names
+LONGEST = 60  # characters of a value in a message
+
+MODELS = ("config.json", "modules.json", "model.safetensors")  # files of a saved model
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A command with its settings, and the folder that it is about to write its report into."""
+
+    kind: Kind
+    settings: Any
+    folder: Path
+    ranks: int = 1
+
+    @property
+    def path(self) -> Path:
+        """The file that holds the report."""
+        return self.folder / self.kind.file
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The settings as plain data."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self.settings), default=str))
+        return plain if self.ranks == 1 else {**plain, RANKS: self.ranks}
+
+    def marked(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """The report with the settings that it was asked for with."""
+        return {**report, ASKED: self.asked}
+
+    def finished(self, again: bool = False) -> dict[str, Any] | None:
+        """The report of these settings, some that only change how results are read aside; None where there is none.
+
+        There is none before the first run, after one that was cut off while its report was written, and `again`.
+
+        Raises:
+            InputError: the folder holds a report of other settings (unless `again`), or of another command.
+        """
+        report = self.check_same_command()
+        if report is None or again:
+            return None
+        if ASKED not in report:
+            self._refuse(report, "with an earlier version")
+        if differing := self._differing(report[ASKED]):
+            self._refuse(report, f"with {differing}")
+        if begun_in(self.folder):
+            return None
+        check(self.kind, self.path, report)
+        return report
+
+    def _refuse(self, report: Mapping[str, Any], how: str) -> NoReturn:
+        raise InputError(
+            f"{self.folder} holds the report of another run, made on {self.day(report)} {how}; give another folder "
+            "with --out, or --again to replace it"
+        )
+
+    def _differing(self, there: Mapping[str, Any]) -> str:
+        """The settings that were measured with other values, with both; nothing where there are none."""
+        known, here = options(type(self.settings)), self.asked
+        names = [name for name in here if name != RANKS and not (name in known and known[name].reading)]
+        found = [
+            f"{known[name].label if name in known else name} {_shown(there.get(name))} (now {_shown(here[name])})"
+            for name in names
+            if there.get(name) != here[name]
+        ]
+        if (before := there.get(RANKS, 1)) != self.ranks:
+            found.insert(0, f"{RANKS} {before} (now {self.ranks})")
+        more = f" and {len(found) - FEW} more" if len(found) > FEW else ""
+        return f"{', '.join(found[:FEW])}{more}"
+
+    def check_same_command(self) -> dict[str, Any] | None:
+        """The report that the folder holds, of any settings; InputError where something else has its name."""
+        if not self.path.exists():
+            self._check_nobody_elses()
+            return None
+        report = read_json(self.path)
+        found = kind_of(report, kinds())
+        if found is None:
+            raise InputError(f"{self.path} is not a report of subquad; remove it, or give another folder with --out")
+        if found != self.kind:
+            raise InputError(f"{self.folder} holds a run of {found.command}; give another folder with --out")
+        return dict(report)
+
+    def _check_nobody_elses(self) -> None:
+        """InputError where the folder holds a run of another command, or a model."""
+        for name in {kind.file for kind in kinds()} - {self.kind.file}:
+            found = kind_of(_read(self.folder / name), kinds())
+            if found is not None and found != self.kind:
+                raise InputError(f"{self.folder} holds a run of {found.command}; give another folder with --out")
+        for name in MODELS:
+            if (self.folder / name).is_file():
+                raise InputError(f"{self.folder} holds a model ({name}); give another folder with --out")
+
+    @staticmethod
+    def day(report: Mapping[str, Any]) -> str:
+        """The day on which a report was made."""
+        return str(report.get("created", "an unknown day")).partition("T")[0]
+
+    def changed_since(self) -> list[str]:
+        """The files and folders of the settings that are newer than the report."""
+        made = self.path.stat().st_mtime
+        return [str(path) for path in self._inputs() if _newest(path) > made]
+
+    def _inputs(self) -> Iterator[Path]:
+        for name, value in asdict(self.settings).items():
+            for each in value if isinstance(value, tuple) else (value,):
+                if isinstance(each, Path) or (name == "model" and each is not None):
+                    yield Path(each)
+
+
+def _read(path: Path) -> Any:
+    """What a JSON file holds; None where there is none, or none that can be read."""
+    try:
+        return read_json(path) if path.is_file() else None
+    except InputError:
+        return None
+
+
+def _shown(value: Any) -> str:
+    """A setting in a message, which is cut where it is long."""
+    text = " ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+    return f"'{text if len(text) <= LONGEST else text[: LONGEST - 1] + '…'}'" if text else "not given"
+
+
+def _newest(path: Path) -> float:
+    """When a file, or a file below a folder, was last changed; 0 where there is none."""
+    if not path.exists():
+        return 0.0
+    below = (Path(root, name) for root, _, names in os.walk(path) for name in names)
+    return max((each.stat().st_mtime for each in (path, *below) if each.exists()), default=0.0)

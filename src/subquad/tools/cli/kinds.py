@@ -1,0 +1,107 @@
+"""The kinds of records that commands leave in a folder: the file that holds one, its page, its table in a terminal."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from subquad.core.errors import InputError
+from subquad.core.reading import is_folder, read_json
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What one command leaves: `holds` recognises the content of its file, and `record` is the part that is shown."""
+
+    command: str
+    file: str
+    page: str
+    holds: Callable[[Record], bool]
+    table: Callable[[Any], RenderableType]
+    record: Callable[[Record], Any] = lambda content: content
+
+
+@dataclass(frozen=True)
+class Found:
+    """A record that a folder holds."""
+
+    kind: Kind
+    path: Path
+    record: Any
+
+    @property
+    def page(self) -> Path | None:
+        """What a browser shows of it; None where it is gone."""
+        path = self.path.with_name(self.kind.page)
+        return path if path.is_file() else None
+
+    def table(self) -> RenderableType:
+        """What the command printed."""
+        return self.kind.table(self.record)
+
+
+def table_in(module: str, function: str = "rich_table") -> Callable[[Any], RenderableType]:
+    """A function of a module, which is loaded on use."""
+    return lambda record: getattr(import_module(module), function)(record)
+
+
+def names_itself(kind: str) -> Callable[[Record], bool]:
+    """Recognises content by its entry "kind"."""
+    return lambda content: content.get("kind") == kind
+
+
+def has(*names: str) -> Callable[[Record], bool]:
+    """Recognises content without an entry "kind" by the entries that it has."""
+    return lambda content: "kind" not in content and all(name in content for name in names)
+
+
+def kind_of(content: Any, kinds: Sequence[Kind]) -> Kind | None:
+    """The kind of a file's content; None where no command wrote it."""
+    return next((kind for kind in kinds if isinstance(content, dict) and kind.holds(content)), None)
+
+
+def found_in(place: Path, kinds: Sequence[Kind]) -> Found:
+    """The record that a folder, or a file, holds.
+
+    Raises:
+        InputError: there is none, or there are several; the message has the remedy.
+    """
+    paths = [place / name for name in dict.fromkeys(kind.file for kind in kinds)] if is_folder(place) else [place]
+    contents = {path: read_json(path) for path in paths if path.is_file()}
+    found = [
+        Found(kind, path, kind.record(content))
+        for path, content in contents.items()
+        if (kind := kind_of(content, kinds)) is not None
+    ]
+    if len(found) > 1:
+        listed = " and ".join(f"{one.path.name} ({one.kind.command})" for one in found)
+        raise InputError(f"{place} holds several runs, {listed}; give the file of one of them")
+    if not found:
+        raise InputError(f"{place} holds no finished run of subquad{_why(place)}")
+    check(found[0].kind, found[0].path, found[0].record)
+    return found[0]
+
+
+def check(kind: Kind, path: Path, record: Any) -> None:
+    """InputError where what was read from a file has no such parts as the table shows."""
+    try:
+        Console(file=StringIO()).print(kind.table(record))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is damaged: it has no table to show ({type(error).__name__}: {error})") from error
+
+
+def _why(place: Path) -> str:
+    """What may have been meant, or what has to be done first."""
+    if (place / "plan.json").is_file():
+        return "; it holds a plan alone, which sq.load_plan reads"
+    if (place / ".progress" / "subquad.txt").is_file():
+        return "; a run was interrupted there, and the same command resumes it"
+    if (place / "settings.toml").is_file() or (place / "cells").is_dir():
+        return "; a run was interrupted there, and the same command with --resume continues it"
+    return ""

@@ -1,0 +1,53 @@
+"""The command line: parse, call, print. Mistakes of the user end in one line and exit code 2.
+
+Each command is registered by its own folder (`plugins`).
+"""
+
+from typing import Annotated
+
+import typer
+
+from subquad import __version__
+from subquad.tools.cli import about, report
+from subquad.tools.cli.common import as_command
+from subquad.tools.cli.completion import whole_words
+from subquad.tools.cli.plugins import commands
+from subquad.tools.cli.stopped import exit_codes, terminable
+from subquad.tools.cli.words import StrictCommand
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool | None) -> None:
+    if asked:
+        print(f"subquad {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def subquad(
+    version: Annotated[
+        bool | None, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = None,
+) -> None:
+    """Transformer attention in sub-quadratic time, with measurements of what it costs in quality.
+
+    Exit codes: 0 done, 1 a mistake of subquad, 2 invalid input, 130 interrupted, 143 terminated. These, environment
+    variables and the options of all commands are in docs/reference/command-line.md.
+    """
+
+
+for command in commands():
+    app.command(cls=StrictCommand)(as_command(command.run))
+for run in (report.report, about.methods, about.doctor):
+    app.command(cls=StrictCommand)(as_command(run))
+
+
+def main() -> None:
+    """Run the command line."""
+    with exit_codes(), whole_words(), terminable(), exit_codes():
+        app(prog_name="subquad")

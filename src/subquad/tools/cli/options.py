@@ -1,0 +1,68 @@
+"""Options that several commands have, and commands whose options are those of their settings."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from subquad.tools.cli import ranks
+from subquad.tools.cli.common import user_errors
+from subquad.tools.cli.completion import method_texts
+from subquad.tools.runs.options import Option, from_given, options
+from subquad.tools.runs.settings import DATA, DEVICE
+
+COMPLETED = {"methods": method_texts, "method": method_texts}  # options whose words a shell can complete
+Device = Annotated[str, typer.Option(help=DEVICE)]
+Again = Annotated[
+    bool, typer.Option("--again", help="Measure again where the folder holds a finished run, and replace its report.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")]
+Save = Annotated[
+    Path | None,
+    typer.Option(help="Also save the model with the recommended attention: a new or an empty folder."),
+]
+DataDir = Annotated[Path | None, typer.Option(**DATA)]
+
+
+def with_options(
+    settings: type, standard: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {}
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command that is called with these settings and has their options in front of its own.
+
+    `standard` is what settings are, by what the command line got, where it does not say them.
+    """
+    known = sorted(options(settings).values(), key=lambda option: not option.argument)
+
+    def of(command: Callable[..., None]) -> Callable[..., None]:
+        _, *own = inspect.signature(command).parameters.values()
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            asked = {option.name: given.pop(option.name) for option in known}
+            with user_errors(), ranks.one_says():
+                made: Any = from_given(settings, asked, standard(asked))
+            command(made, **given)
+
+        parameters = [*map(_parameter, known), *own]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return of
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    """Return an option as a parameter that typer reads."""
+    kind, default = option.asked
+    flag = [f"--{option.name}"] if kind is bool else []  # else there would be its opposite too
+    info: Any = (
+        typer.Argument(help=option.help)
+        if option.argument
+        else typer.Option(*flag, help=option.help, envvar=option.envvar, autocompletion=COMPLETED.get(option.name))
+    )
+    return inspect.Parameter(
+        option.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, info]
+    )

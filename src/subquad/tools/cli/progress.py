@@ -1,0 +1,116 @@
+"""The progress of a long run on standard error: a bar on a terminal, lines elsewhere, and how long it still takes."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich import progress as rich
+
+from subquad.tools.cli.output import errors, manner, plain, tell
+
+FEW = 2.0  # seconds of work from which nothing is estimated
+SILENT = 30.0  # seconds after which a line is printed in any case
+
+
+class Estimate:
+    """How long a run still takes: from the work that was done in this run, or from its limit where it has one."""
+
+    def __init__(self) -> None:
+        self.work: Sequence[float] = ()
+        self.until: float | None = None
+        self.total, self.done, self.first, self.begun = 0, 0, 0, 0.0
+
+    def expect(self, work: Sequence[float] = (), seconds: float | None = None) -> None:
+        """Take note of how much work each unit is, in proportion, or of the time after which the run ends."""
+        self.work, self.total = work, 0
+        self.until = None if seconds is None else time.monotonic() + seconds
+
+    def left(self, done: int, total: int) -> str:
+        """About how long the rest takes, in words; nothing where it is not known yet.
+
+        Units that an earlier run had finished come before the first call, and are not counted.
+        """
+        now = time.monotonic()
+        if done >= total:
+            return ""
+        if self.until is not None:
+            return f"at most {in_words(max(self.until - now, 0.0))} left"
+        if total != self.total or done < self.done:  # another part of the run
+            self.total, self.first, self.begun = total, done, now
+        self.done = done
+        made, rest = self._work(self.first, done), self._work(done, total)
+        if not made or now - self.begun < FEW:
+            return ""
+        return f"about {in_words((now - self.begun) * rest / made)} left"
+
+    def _work(self, begin: int, end: int) -> float:
+        return sum(self.work[begin:end], 0.0) if len(self.work) == self.total else float(end - begin)
+
+
+def in_words(seconds: float) -> str:
+    """A time as one would say it.
+
+    >>> in_words(20.0), in_words(170.0), in_words(9000.0)
+    ('1 min', '3 min', '2.5 h')
+    """
+    return f"{max(-(-seconds // 60), 1):.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class Reported:
+    """What a run calls as it proceeds (`workflows.store.Progress`); `draw` shows a state on a terminal."""
+
+    def __init__(self, draw: Callable[[str, int, int, str], None]):
+        self.draw, self.estimate = draw, Estimate()
+        self.said, self.under_way, self.since = time.monotonic(), "", time.monotonic()
+        self.counted = (-1, -1)  # units done and in all, in the last call
+
+    def expect(self, work: Sequence[float] = (), seconds: float | None = None) -> None:
+        """Take note of what a run knows of its length, and say it where it is a time."""
+        self.estimate.expect(work, seconds)
+        if seconds is not None:
+            tell(f"this takes at most about {in_words(seconds)}")
+
+    def remark(self, line: str) -> None:
+        """Say a line that is not about progress."""
+        tell(line)
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show what is under way."""
+        now, left = time.monotonic(), self.estimate.left(done, total)
+        if manner().verbose and self.under_way and what != self.under_way:
+            tell(f"{self.under_way}: {now - self.since:.2f} s")
+        if what != self.under_way:
+            self.under_way, self.since = what, now
+        self.draw(what, done, total, left)
+        tenth, self.counted = done % 10 == 0 and self.counted != (done, total), (done, total)
+        if total > 1 and (tenth or done == total or now - self.said >= SILENT):
+            self.said = now
+            self._line(f"{done}/{total} {what}{', ' * bool(left)}{left}")
+
+    def _line(self, line: str) -> None:
+        """Print a line where there is no bar; the log gets it in any case."""
+        if not errors.is_terminal and not manner().quiet:
+            print(line, file=sys.stderr, flush=True)
+        elif (log := manner().log) is not None:
+            log.lines(plain(line))
+
+
+@contextmanager
+def progress_bar() -> Iterator[Reported]:
+    """Report the progress of a long run; with --quiet to the log alone."""
+    what = rich.TextColumn("{task.description:<42}", markup=False)
+    left = rich.TextColumn("{task.fields[left]}", markup=False)
+    columns = (what, rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn(), left)
+    with rich.Progress(
+        *columns, console=errors, transient=True, disable=manner().quiet or not errors.is_terminal
+    ) as bar:
+        shown = bar.add_task("loading", left="")
+
+        def draw(what: str, done: int, total: int, left: str) -> None:
+            bar.update(shown, description=what, completed=done, total=total, left=left)
+
+        try:
+            yield Reported(draw)
+        finally:
+            bar.update(shown, visible=False)  # so that its last state does not become a line of the log

@@ -1,0 +1,34 @@
+"""`subquad report`."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from subquad.tools.cli.common import needs, show, user_errors
+from subquad.tools.cli.options import AsJson
+from subquad.tools.cli.output import say
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run, or the JSON file of its results.")],
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Open the run's page in the browser: report.html, or Markdown.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a finished run again: what its command printed."""
+    with user_errors(), needs("report"):
+        from subquad.core.errors import InputError
+        from subquad.tools.cli.kinds import found_in
+        from subquad.tools.cli.plugins import kinds
+
+        found = found_in(folder, kinds())
+        if not show(found.record, found.table, as_json):
+            say(f"{found.kind.command}: {found.page or found.path}")
+        if open_page:
+            if found.page is None:
+                raise InputError(f"there is no {found.kind.page} beside {found.path}")
+            if not webbrowser.open(found.page.resolve().as_uri()):
+                raise InputError(f"no browser could be started; the page is {found.page}")

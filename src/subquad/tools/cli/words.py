@@ -1,0 +1,36 @@
+"""What every command refuses in the words that it is given, before it reads them."""
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+from subquad.tools.cli import ranks
+from subquad.tools.cli.common import user_errors
+
+
+class StrictCommand(TyperCommand):
+    """A command that refuses empty words: `Path("")` is the current folder, so later nothing could tell."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words of the command line; those that are empty end the command in one line.
+
+        A variable of the shell that is not set makes an empty word: `--text "$TEXT"`.
+        """
+        if not ctx.resilient_parsing:  # not a shell that completes a command
+            values, *_ = self.make_parser(ctx).parse_args(args=list(args))
+            with user_errors(), ranks.one_says():
+                for parameter in self.get_params(ctx):
+                    _refuse_empty(parameter, values.get(parameter.name))
+        return super().parse_args(ctx, args)
+
+
+def _refuse_empty(parameter: Any, value: Any) -> None:
+    from subquad.core.errors import InputError
+
+    words = value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(word, str) and not word.strip() for word in words):
+        is_option = parameter.param_type_name == "option"
+        name = max(parameter.opts, key=len) if is_option else parameter.name.upper()
+        raise InputError(
+            f"{name} is empty, as a variable of the shell that is not set makes it; give a value or leave it out"
+        )

@@ -1,0 +1,67 @@
+"""`subquad compare`."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from subquad.tools.cli import ranks
+from subquad.tools.cli.common import measured, needs, say_what_was_saved, show, user_errors
+from subquad.tools.cli.kinds import Kind, has, table_in
+from subquad.tools.cli.options import Again, AsJson, Save, with_options
+from subquad.tools.cli.output import say
+from subquad.tools.cli.plugins import Command
+from subquad.tools.runs.settings import CompareSettings
+
+COMPARE = Kind(
+    "subquad compare",
+    "report.json",
+    "report.html",
+    has("recommendation", "methods"),
+    table_in("subquad.tools.compare.tables"),
+)
+
+
+@with_options(CompareSettings)
+def compare(
+    settings: CompareSettings,
+    out: Annotated[Path, typer.Option(help="Folder for the report; interrupted runs resume from it.")] = Path(
+        "subquad-compare"
+    ),
+    save: Save = None,
+    again: Again = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare attention methods in a model: quality, speed and memory.
+
+    Under torchrun, the tokens of every input are split over the ranks.
+    """
+    with user_errors(), ranks.team(settings.device) as team, needs("demo"):
+        from subquad.tools.cli.finished import Claim
+        from subquad.tools.compare.report import read_anew, report_of
+        from subquad.tools.compare.run import check, measure
+        from subquad.tools.compare.write import write_report
+        from subquad.tools.models import saving
+
+        def report(progress: Any) -> Any:
+            return report_of(measure(settings, out, progress, team))
+
+        if team.leads:
+            saving.check(save, out, settings.model)
+
+        def as_asked(found: Any) -> Any:
+            return read_anew(found, settings)
+
+        claim = Claim(COMPARE, settings.as_used, out, team.count)
+        found: Any = measured(claim, partial(check, settings), report, write_report, again, as_asked, team)
+        if not team.leads:
+            return
+        chosen = saving.chosen_by_comparison(settings, found, out) if save else None
+        saving.save(chosen, settings.model, save)
+        if not show(found, lambda: COMPARE.table(found), as_json):
+            say(f"Report: {out / COMPARE.page}")
+        say_what_was_saved(chosen, save, as_json)
+
+
+COMMAND = Command(compare, position=1, kinds=(COMPARE,))

@@ -1,0 +1,88 @@
+"""A comparison as one self-contained HTML page."""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+
+from subquad.tools.report import content, layout, reading, terms
+from subquad.tools.report.content import Table
+from subquad.tools.report.schema import Report
+from subquad.tools.report.vector import Drawing
+
+
+def html(report: Report, drawn: Mapping[str, Drawing]) -> str:
+    """The page: recommendation and main table first, then plots, all figures, and what they were measured on.
+
+    `drawn` maps the names in `content.FIGURES` to SVGs, as `plots.drawings` returns them.
+    """
+    names = [method["method"] for method in report["methods"]]
+    main, others = content.main_table(report), _tables(report)
+    return layout.page(
+        "page.html.j2",
+        drawn,
+        report=report,
+        prose=partial(_prose, names),
+        name=content.short_name(report),
+        use=content.use(report),
+        next=content.NEXT,
+        main=main,
+        judged=_judged(report),
+        kept_where=_kept_where(report),
+        refused=reading.refused(report),
+        remarks=reading.remarks(report),
+        legend=content.legend(report),
+        noise=reading.noise(report),
+        figures=layout.shown(content.FIGURES, drawn),
+        tables=others,
+        facts=content.facts(report),
+        glossary=terms.glossary(_words(report, [main, *(table for _, _, table in others)])),
+        methods=terms.described(names),
+    )
+
+
+def _words(report: Report, tables: list[Table]) -> set[str]:
+    """What the glossary may have to explain."""
+    said = {"refused": "refused", "adapter": "@", "plan": "plan:"}
+    names = " ".join([method["method"] for method in report["methods"]] + [m["status"] for m in report["methods"]])
+    found = {word for word, mark in said.items() if mark in names}
+    if report["recommendation"].get("next"):
+        found.add("plan")
+    return found | layout.heads(tables) | set(terms.COMPARED)
+
+
+def _kept_where(report: Report) -> str:
+    """What the rows in `_judged` have, in words; empty where no minimum is known."""
+    least, own = reading.min_fidelity(report), reading.own_length(report)
+    return f"fidelity ≥ {least:g} at {content.tokens(own)} tokens" if least is not None and own else ""
+
+
+def _judged(report: Report) -> list[str]:
+    """The names of the rows at or above the minimum fidelity, at the main length."""
+    least, own = reading.min_fidelity(report), reading.own_length(report)
+    return [
+        method["method"]
+        for method in reading.ran(report)
+        if least is not None and (found := reading.fidelity(method, own)) is not None and found >= least
+    ]
+
+
+def _prose(names: list[str], text: str) -> list[tuple[str, bool]]:
+    """The text in pieces, and whether each is a method with its settings, which is best set as code."""
+    longest_first = sorted((re.escape(name) for name in names if ":" in name), key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(longest_first)})", text) if longest_first else [text]
+    return [(piece, i % 2 == 1) for i, piece in enumerate(pieces) if piece]
+
+
+def _tables(report: Report) -> list[tuple[str, str, Table]]:
+    """(title, remark, table) of all that have columns."""
+    tables = [
+        ("Whole forward passes", "One sequence at a time; time and quartiles.", content.model_table(report)),
+        (
+            "Error of each layer's attention",
+            "‖out − exact‖ / ‖exact‖ on the exact model's own queries, keys and values.",
+            content.layer_table(report),
+        ),
+        ("One attention call", content.OP_REMARK, content.op_table(report)),
+        ("Memory of one attention call", "Peak extra MiB, by number of tokens.", content.op_memory_table(report)),
+    ]
+    return [(title, remark, table) for title, remark, table in tables if table.columns]

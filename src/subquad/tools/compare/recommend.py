@@ -1,0 +1,137 @@
+"""Choose a method from the figures of a comparison, and say why."""
+
+from collections.abc import Mapping, Sequence
+
+from subquad.core.spelling import listed
+from subquad.methods import from_dict
+from subquad.tools.models.rows import exact_up_to
+from subquad.tools.report.schema import MethodReport, Recommendation
+
+MARGIN = 1.1  # a smaller speed-up is not worth a change
+
+
+def recommend(
+    methods: Sequence[MethodReport], lengths: Sequence[int], min_fidelity: float, tokens: int
+) -> Recommendation:
+    """The headline and the reason for each length, from the choices of `fastest`.
+
+    The recommendation is about the settings that were tried; no others are searched. Lengths above the text's `tokens`
+    are not judged. `methods` and the result have the types of `report.schema`.
+    """
+    measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
+    best = fastest(methods, lengths, min_fidelity, tokens)
+    judged, own = list(best), lengths[0]
+    reasons = [_reason(_approximate_at(measured, length), best[length], length, min_fidelity) for length in judged]
+    reasons += [
+        f"{n:,} tokens: not judged, because the text has only {tokens:,} tokens." for n in lengths if n > tokens
+    ]
+    if measured:
+        reasons.append(_tried(measured, judged))
+    names = {length: "full" if method is None else method["method"] for length, method in best.items()}
+    return {
+        "choice": names.get(own, "full"),
+        "by_length": {str(length): name for length, name in names.items()},
+        "headline": _headline(best, own, min_fidelity),
+        "reasons": reasons,
+    }
+
+
+def _headline(best: Mapping[int, MethodReport | None], own: int, min_fidelity: float) -> str:
+    """What to use at the main length, and at the others where that is something else."""
+    chosen = best.get(own)
+    if not any(best.values()):
+        where = f" and up to {max(best):,}" if len(best) > 1 else ""
+        why = f"of the settings tried, none has fidelity ≥ {min_fidelity:g} and is clearly faster"
+        return f"Stay with exact attention at {own:,} tokens{where}: {why}."
+    if chosen is None:
+        headline = f"Stay with exact attention at {own:,} tokens"
+    else:
+        headline = f"Of the settings tried, use {chosen['method']}: {figures_of(chosen, str(own))} at {own:,} tokens"
+    said = "" if chosen is not None else ", of the settings tried"  # once is enough
+    for length, method in best.items():
+        if method is None and chosen is not None:
+            headline += f"; at {length:,} tokens, stay with exact attention"
+        elif method is not None and (chosen is None or method["method"] != chosen["method"]):
+            headline += f"; at {length:,} tokens{said}, use {method['method']}: {figures_of(method, str(length))}"
+            said = ""
+    return f"{headline}."
+
+
+def fastest(
+    methods: Sequence[MethodReport], lengths: Sequence[int], min_fidelity: float, tokens: int
+) -> dict[int, MethodReport | None]:
+    """For each length of at most `tokens`, the fastest row that keeps `min_fidelity`; None if none is clearly faster.
+
+    A length above the text's `tokens` is not judged, because repeated text makes queries similar, which favours
+    clustering. A method is not a candidate at a length where its settings make it exact attention, because it is
+    faster there only by chance.
+    """
+    measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
+    judged = [length for length in lengths if length <= tokens]
+    return {length: _best(_approximate_at(measured, length), str(length), min_fidelity) for length in judged}
+
+
+def _approximate_at(methods: Sequence[MethodReport], length: int) -> list[MethodReport]:
+    return [m for m in methods if exact_up_to(from_dict(m["settings"])) < length]
+
+
+def _tried(measured: Sequence[MethodReport], lengths: Sequence[int]) -> str:
+    """What the recommendation is about: how many settings of how many methods, and at which lengths."""
+    rows, methods = len(measured), len({m["settings"].get("name") for m in measured})
+    counted = f"{_count(rows, 'setting')} of {_count(methods, 'method')} {'were' if rows > 1 else 'was'} tried"
+    where = f" at {listed([f'{length:,}' for length in lengths])} tokens" if lengths else ""
+    return f"{counted}{where}; other settings were not tried."
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"
+
+
+def _is_candidate(method: MethodReport) -> bool:
+    """Reference methods compute every logit, so they are faster than exact attention only by chance."""
+    return not from_dict(method["settings"]).traits.yardstick
+
+
+def _best(methods: Sequence[MethodReport], length: str, min_fidelity: float) -> MethodReport | None:
+    faithful = [m for m in methods if m.get("fidelity", {}).get(length, 0.0) >= min_fidelity]
+    faster = [m for m in faithful if _is_faster(m, length)]
+    return max(faster, key=lambda m: _speedup(m, length), default=None)
+
+
+def _is_faster(method: MethodReport, length: str) -> bool:
+    """Faster by the margin, and by more than the noise."""
+    return _speedup(method, length) >= MARGIN and method["model"][length].get("verdict") == "faster"
+
+
+def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: int, min_fidelity: float) -> str:
+    at, asked = str(length), f"fidelity ≥ {min_fidelity:g}"
+    if best is not None:
+        said = f"{best['method']} is the fastest of the settings tried with {asked}: {figures_of(best, at)}."
+        return f"{length:,} tokens: {said}"
+    timed = [m for m in methods if at in m.get("model", {}) and at in m.get("fidelity", {})]
+    if not timed:
+        return f"{length:,} tokens: only reference methods were measured; the others are exact, refused or left out."
+    close = [m for m in timed if m["fidelity"][at] >= min_fidelity]
+    if close:
+        fastest = max(close, key=lambda m: _speedup(m, at))
+        return (
+            f"{length:,} tokens: of the settings tried, none with {asked} is clearly faster than exact attention; "
+            f"the nearest is {fastest['method']}: {figures_of(fastest, at)}."
+        )
+    closest = max(timed, key=lambda m: m["fidelity"][at])
+    return (
+        f"{length:,} tokens: none of the settings tried reaches fidelity {min_fidelity:g}; "
+        f"the closest is {closest['method']}: {figures_of(closest, at)}."
+    )
+
+
+def figures_of(method: MethodReport, length: str) -> str:
+    """The speed and the fidelity of a method at a length, in words."""
+    tie = method["model"][length].get("verdict") == "within the noise"
+    speed = f"{_speedup(method, length):.2f}× the speed of exact attention{' (within the noise)' if tie else ''}"
+    return f"{speed}, fidelity {method['fidelity'][length]:.3f}"
+
+
+def _speedup(method: MethodReport, length: str) -> float:
+    costs = method.get("model", {})
+    return costs[length]["speedup"] if length in costs else 0.0

@@ -1,0 +1,298 @@
+"""From the results of a comparison's units to its report."""
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+import torch
+
+from subquad.methods import METHODS
+from subquad.tools.compare.recommend import recommend
+from subquad.tools.compare.run import EXACT, TOO_SLOW, Comparison
+from subquad.tools.compare.units import LAYERS, OP, QUALITY, STRETCH, TASK, Call, Losses, Turn, stretches
+from subquad.tools.measure.fidelity import cosine, crossover, percentile, retrieval_agreement
+from subquad.tools.measure.noise import AGAIN, TIE, against_itself, at_least_typical, noise_of
+from subquad.tools.measure.timing import cost, exact_cost, ratios
+from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow, exact_up_to
+from subquad.tools.models.split import split_note, what_is_sent
+from subquad.tools.plan.loads import FEWEST_PASSAGES
+from subquad.tools.report.schema import Cost, MethodReport, Quality, Recommendation, Report, RunNoise
+from subquad.tools.runs import machine
+from subquad.tools.runs.options import as_command
+from subquad.tools.runs.records import to_plain
+from subquad.tools.runs.settings import LENGTHS, OP_LENGTHS, CompareSettings, PlanSettings
+
+_INTERVAL = "95 % interval of the median of its ratios (by order statistics; the whole range of fewer than six turns)"
+
+
+def report_of(comparison: Comparison) -> Report:
+    """All figures and the recommendation."""
+    c, s = comparison, comparison.settings
+    noise = _noise(c)
+    methods = [_method_report(c, row, noise) for row in c.rows] + [_refused(row) for row in c.refused]
+    report: Report = {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": as_command("compare", s.as_used, c.team.count),
+        "versions": machine.versions(),
+        "hardware": machine.hardware(s.device),
+        "settings": {
+            "max_length": c.length,
+            "lengths": c.lengths,
+            "op_lengths": list(s.call_lengths),
+            "min_fidelity": s.min_fidelity,
+            "seed": s.seed,
+            "passages": len(c.reading.passages),
+            "sequences": {str(n): stretches(n) for n in c.lengths[1:]},
+            **({"ranks": c.team.count} if c.team.count > 1 else {}),
+        },
+        "model": c.pretrained.facts(),
+        "text": c.reading.facts(s.text),
+        "methods": methods,
+        "noise": noise,
+        "recommendation": _recommendation(s, methods, c.lengths, len(c.reading.tokens), c.team.count),
+        "notes": _notes(c, methods),
+    }
+    if c.task:
+        report["task"] = {
+            "name": c.task.name,
+            "metric": c.task.metric,
+            "examples": c.task.examples,
+            "baselines": c.task.baselines,
+        }
+    return report
+
+
+def read_anew(report: Report, settings: CompareSettings) -> Report:
+    """A finished report as these settings read it: with a recommendation for their minimum fidelity.
+
+    It is the same object where it was for that already.
+    """
+    there = report["settings"]
+    ranks = there.get("ranks", 1)
+    if there["min_fidelity"] == settings.min_fidelity:
+        return report
+    return {
+        **report,
+        "command": as_command("compare", settings.as_used, ranks),
+        "settings": {**there, "min_fidelity": settings.min_fidelity},
+        "recommendation": _recommendation(
+            settings, report["methods"], there["lengths"], report["text"]["tokens"], ranks
+        ),
+    }
+
+
+def _recommendation(
+    settings: CompareSettings, methods: Sequence[MethodReport], lengths: Sequence[int], tokens: int, ranks: int
+) -> Recommendation:
+    found = recommend(methods, lengths, settings.min_fidelity, tokens)
+    command = _plan_command(settings, lengths, tokens, ranks)
+    return {**found, "next": command} if command else found
+
+
+def _plan_command(s: CompareSettings, lengths: Sequence[int], tokens: int, ranks: int) -> str | None:
+    """The command that plans for the same model, text and lengths; None where the text is too short for a plan."""
+    lengths = tuple(length for length in lengths if FEWEST_PASSAGES * length <= tokens)
+    shared = ("model", "text", "column", "min_fidelity", "adapters", "calibrate", "device", "seed")
+    given = {name: getattr(s, name) for name in shared}
+    return as_command("plan", PlanSettings(lengths=lengths, **given), ranks) if lengths else None
+
+
+def _noise(c: Comparison) -> RunNoise:
+    """How far exact attention differs from itself at each length, and the load of the machine."""
+    itself = {
+        "model": {str(n): _itself(c.seconds(n)) for n in c.lengths},
+        "op": {str(n): _itself(_op_seconds(c, n)) for n in c.settings.call_lengths},
+    }
+    uses = [unit.use for units in (c.results.all(STRETCH), c.results.all(OP)) for unit in units]
+    factors = [factor for part in itself.values() for factor in part.values()]
+    found = noise_of(machine.load(c.load_average, uses), factors)
+    return {**found, "model": at_least_typical(itself["model"]), "op": at_least_typical(itself["op"])}
+
+
+# ---------------------------------------------------------------------- one method
+
+
+def _refused(row: CompareRow) -> MethodReport:
+    return {"method": row.name, "settings": row.method.to_dict(), "status": "refused", "reason": row.reason or ""}
+
+
+def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodReport:
+    quality = {str(n): q for n in c.lengths if (q := _quality(c, row, n))}
+    op = {str(n): cost for n in c.settings.call_lengths if (cost := _op_cost(c, row, n, noise["op"][str(n)]))}
+    report: MethodReport = {
+        "method": row.name,
+        "settings": row.method.to_dict(),
+        "status": "exact" if row.is_exact else "measured",
+        "layers": row.layers,
+        "quality": quality,
+        "fidelity": {n: _fidelity(q, _quality(c, c.rows[0], int(n))) for n, q in quality.items()},
+        "model": {str(n): found for n in c.lengths if (found := _model_cost(c, row, n, noise["model"][str(n)]))},
+        "op": op,
+    }
+    if row.modes:
+        report["parallel"] = list(row.modes)
+    if row.adapter:
+        report["adapter"] = row.adapter
+    if row.note == NOT_CALIBRATED:
+        report["unfitted"] = True
+    if row.reason:
+        report["reason"] = row.reason
+    if remarks := _remarks(row, c.length):
+        report["remarks"] = remarks
+    if not row.is_exact and op:
+        ties = [int(n) for n, figures in op.items() if figures["verdict"] == "within the noise"]
+        report["crossover"] = crossover({int(n): figures["speedup"] for n, figures in op.items()}, ties)
+    if c.task:
+        report["task"] = c.results[TASK(row.name)]
+    return report
+
+
+def _quality(c: Comparison, row: CompareRow, length: int) -> Quality:
+    """Closeness to the exact model at a length; empty where the method was left out."""
+    if length == c.length:
+        return _own_quality(c, row)
+    turns = c.turns(length)
+    if row.name not in turns[0]:
+        return {}
+    if c.pretrained.kind != "embedding":
+        nll, count = (sum(turn[row.name].output[part] for turn in turns) for part in (0, 1))
+        return {"perplexity": _perplexity(nll, count)}
+    mine, exact = (torch.tensor([turn[name].output[0] for turn in turns]) for name in (row.name, EXACT))
+    return _cosines(mine, exact)
+
+
+def _own_quality(c: Comparison, row: CompareRow) -> Quality:
+    mine, exact = c.results[QUALITY(row.name)], c.results[QUALITY(EXACT)]
+    layers: Quality = to_plain(c.results[LAYERS(row.name)])
+    if isinstance(mine, Losses) or isinstance(exact, Losses):
+        assert isinstance(mine, Losses)
+        return {"perplexity": _perplexity(mine.nll, mine.count), **layers}
+    passages, its_passages = torch.tensor(mine.passages), torch.tensor(exact.passages)
+    top1, recall10 = retrieval_agreement(
+        _scores(torch.tensor(mine.queries), passages), _scores(torch.tensor(exact.queries), its_passages)
+    )
+    return {**_cosines(passages, its_passages), "top1": top1, "recall10": recall10, **layers}
+
+
+def _cosines(mine: torch.Tensor, exact: torch.Tensor) -> Quality:
+    cosines = cosine(mine, exact)
+    return {"cosine_mean": float(cosines.mean()), "cosine_p5": percentile(cosines, 0.05)}
+
+
+def _scores(queries: torch.Tensor, passages: torch.Tensor) -> torch.Tensor:
+    normalize = torch.nn.functional.normalize
+    return normalize(queries, dim=-1) @ normalize(passages, dim=-1).T
+
+
+def _fidelity(figures: Quality, exact: Quality) -> float:
+    """Mean cosine to the exact embeddings; for language models exact perplexity / this one's, at most 1."""
+    if "perplexity" in figures:
+        return min(1.0, exact["perplexity"] / figures["perplexity"])
+    return figures["cosine_mean"]
+
+
+def _perplexity(nll: float, count: int) -> float:
+    return math.exp(nll / max(count, 1))
+
+
+def _model_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:
+    return _cost(row, c.seconds(length), c.turns(length)[0], noise)
+
+
+def _op_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:
+    return _cost(row, _op_seconds(c, length), c.results[OP(length)].rows, noise)
+
+
+def _cost(
+    row: CompareRow, seconds: Mapping[str, list[float]], ran: Mapping[str, Turn | Call], noise: float
+) -> Cost | None:
+    """None where this row was left out."""
+    if row.name not in ran:
+        return None
+    exact, extra_mib = seconds[EXACT], ran[row.name].extra_mib
+    return exact_cost(exact, extra_mib) if row.is_exact else cost(seconds[row.name], exact, extra_mib, noise)
+
+
+def _itself(seconds: Mapping[str, list[float]]) -> float:
+    """How far exact attention differs from itself, as a factor."""
+    return against_itself(ratios(seconds[AGAIN], seconds[EXACT]))
+
+
+def _op_seconds(c: Comparison, length: int) -> dict[str, list[float]]:
+    return {name: call.seconds for name, call in c.results[OP(length)].rows.items()}
+
+
+# ---------------------------------------------------------------------- what a reader must know
+
+
+def _notes(c: Comparison, methods: Sequence[MethodReport]) -> list[str]:
+    tried = {row.method.name for row in (*c.rows, *c.refused)}
+    notes = [
+        f"{len(tried)} of the library's {len(METHODS)} methods are in this comparison, with these settings only; "
+        "`subquad methods` lists all of them.",
+        "A speed-up is the median of the ratios to exact attention (SDPA) within a turn, on batches of one; a time is "
+        "exact attention's median time divided by the speed-up.",
+        "A method counts as faster or slower if its speed-up differs from 1 by more than exact attention, timed "
+        f"twice in each turn, differs from itself (and by more than {TIE:g}×), and the {_INTERVAL} "
+        "is on one side of 1.",
+        "Layer errors and distances of weights are measured on the exact model's own queries, keys and values.",
+        "One attention call is timed on N(0,1) inputs of one layer's shape; these times have no fidelity.",
+        *c.pretrained.notes,
+    ]
+    limit = c.pretrained.limit
+    if limit is not None and c.lengths[-1] > limit:
+        notes.append(
+            f"The model's positions reach {limit:,} tokens; beyond that, they are interpolated without training. "
+            "Fidelity there compares with exact attention in the same extended model."
+        )
+    if c.team.count > 1:
+        notes.append(split_note(c.team.count) + " Distances of attention weights are not measured then.")
+    notes += _not_measured(c.settings)
+    if len(c.reading.tokens) < c.lengths[-1]:
+        notes.append(f"The text has {len(c.reading.tokens):,} tokens; longer sequences repeat it.")
+    if c.pretrained.kind == "masked-lm":
+        notes.append("Pseudo-perplexity: 15 % of the tokens masked at once, the same ones for every method.")
+    measured = zip(c.rows, methods, strict=False)  # those that were refused come last
+    notes += [note for row, method in measured if (note := _left_out(c, row, method))]
+    notes += [note for row in (*c.rows, *c.refused) if (note := _defaults(row))]
+    notes += [f"{row.name}: {row.note}." for row in c.rows if row.note]
+    return notes + c.resumed_note
+
+
+def _not_measured(settings: CompareSettings) -> list[str]:
+    """The usual lengths that exceed the maximum length, as a note."""
+    most = settings.max_length
+    if most is None or settings.lengths is not None or settings.op_lengths is not None:
+        return []
+    skipped = [f"{n:,}" for n in sorted({*LENGTHS, *OP_LENGTHS}) if n > most]
+    return [f"Not measured, because they exceed --max-length {most:,}: {', '.join(skipped)} tokens."] if skipped else []
+
+
+def _defaults(row: CompareRow) -> str | None:
+    """The settings of a method that is named without settings."""
+    settings = ", ".join(f"{name}={value}" for name, value in row.method.to_dict().items() if name != "name")
+    return f"{row.name} alone means {settings}." if settings and ":" not in row.name else None
+
+
+def _remarks(row: CompareRow, length: int) -> list[str]:
+    """Remarks that the figures of a row do not show."""
+    remarks, most = [], exact_up_to(row.method)
+    if row.modes:
+        remarks.append(what_is_sent(row.modes))
+    if not row.is_exact and most >= length:
+        where = f"on at most {most:,.0f} tokens" if math.isfinite(most) else "with these settings"
+        remarks.append(f"is exact attention {where}; a speed-up there is due to chance")
+    if row.longest is not None:
+        remarks.append(f"its parameters are for at most {row.longest:,} tokens, and it was not run on more")
+    return remarks
+
+
+def _left_out(c: Comparison, row: CompareRow, method: MethodReport) -> str | None:
+    """The length from which on a method was too slow, as a note."""
+    op_lengths = c.settings.call_lengths if row.plan is None else ()
+    wanted = ((c.lengths, method["model"]), (op_lengths, method["op"]))
+    skipped = [n for lengths, have in wanted for n in lengths if str(n) not in have and row.takes(n)]
+    if not skipped:
+        return None
+    where = f"from {min(skipped):,} tokens on"
+    return f"{method['method']} was left out {where}: it is predicted to exceed {TOO_SLOW:g} s per call."

@@ -1,0 +1,382 @@
+"""`subquad compare`: attention methods in a model, by quality, speed and memory.
+
+The work is cut into units (`compare_units`) whose results are kept until the report is written, so that an interrupted
+run resumes.
+
+Wherever rows are timed in turn, exact attention is timed twice, and the order is new in each turn: how far its
+two times differ is the noise. The units say also what other processes used of the processors meanwhile.
+"""
+
+import random
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from subquad import hf
+from subquad.core.errors import InputError, as_input_error
+from subquad.core.messages import remark
+from subquad.methods import BoundMethod, Full, Method, parse_method
+from subquad.tools.calibrate.fitted import calibrated
+from subquad.tools.compare.tasks import LabelledTask, load_task
+from subquad.tools.compare.units import (
+    LAYERS,
+    OP,
+    QUALITY,
+    STRETCH,
+    TASK,
+    Call,
+    Calls,
+    Embeddings,
+    LayerErrors,
+    Losses,
+    Stretch,
+    Turn,
+    stretches,
+)
+from subquad.tools.data.texts import read_documents, remark_folders, standard_library
+from subquad.tools.measure.capture import LayerInputs, recorded
+from subquad.tools.measure.fidelity import attention_weights, cosine, relative_error
+from subquad.tools.measure.memory import peak_extra_mib
+from subquad.tools.measure.noise import AGAIN
+from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.measure.timing import by_name, one_round, predicted, shuffled, stopwatch
+from subquad.tools.models.passages import Reading, read
+from subquad.tools.models.pretrained import BATCH, Pretrained, check_model, load, running
+from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow, mark_of, row_of, row_of_adapter, row_of_plan
+from subquad.tools.models.split import check_not_fitted, split
+from subquad.tools.runs import machine
+from subquad.tools.runs.settings import COMPARED, COMPARED_LEARNED, CompareSettings
+from subquad.tools.runs.store import Job, Progress, Run, Unit
+
+EXACT = "full"
+UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
+LAYER_PASSAGES = 4  # on which layers are measured one by one
+TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is left out, and the report says so
+
+
+def measure(
+    settings: CompareSettings,
+    out: Path,
+    progress: Progress = lambda what, done, total: None,
+    team: Team = ALONE,
+) -> "Comparison":
+    """Measure everything and return the comparison with its results. Finished units are kept under `out`.
+
+    A team splits the tokens of every input over its processes.
+
+    Raises:
+        InputError: something in the settings does not work; the message has the remedy.
+    """
+    average = machine.load_average()
+    progress("loading", 0, 1)
+    comparison = Comparison.prepare(settings, out, progress, team)
+    with as_input_error():
+        comparison.check_finite()
+    comparison.load_average = average
+    comparison.finish(out, comparison.fingerprint(), comparison.jobs(), progress, team=team)
+    return comparison
+
+
+def check(settings: CompareSettings) -> None:
+    """Raise InputError for what is wrong in the settings, as far as it shows before the model is loaded."""
+    _given(settings)
+    check_model(settings.model, settings.device)
+
+
+def _given(settings: CompareSettings) -> tuple[list[Method], list[str] | None, LabelledTask | None]:
+    """The methods, exact attention first, the documents and the labelled task that the settings name."""
+    if not settings.methods and not settings.adapters and not settings.plans:
+        raise InputError("no methods to compare: --methods names none")
+    names = settings.methods
+    if settings.calibrate and names == COMPARED:
+        names += COMPARED_LEARNED
+    with as_input_error():
+        methods = list(dict.fromkeys([Full(), *map(parse_method, names)]))
+    documents = read_documents(settings.text, settings.column) if settings.text else None
+    task = load_task(settings.task, settings.data_dir, settings.examples) if settings.task else None
+    return methods, documents, task
+
+
+@dataclass(kw_only=True)
+class Comparison(Run):
+    """A comparison: model, text and rows at hand, and the results of the units so far."""
+
+    settings: CompareSettings
+    pretrained: Pretrained
+    reading: Reading
+    rows: list[CompareRow]
+    refused: list[CompareRow]
+    task: LabelledTask | None
+    length: int
+    models: dict[int, Pretrained] = field(default_factory=dict)  # with extended positions, by length
+
+    @classmethod
+    def prepare(
+        cls,
+        settings: CompareSettings,
+        out: Path = Path("subquad-compare"),
+        progress: Progress = lambda what, done, total: None,
+        team: Team = ALONE,
+    ) -> "Comparison":
+        """Check all that the user gave, cheapest first, load the model, and calibrate where that is asked for."""
+        methods, documents, task = _given(settings)
+        check_not_fitted(settings.calibrate, team)
+        remark_folders(progress, settings.text)
+        pretrained = load(settings.model, settings.device, team)
+        if task is not None and pretrained.kind != "embedding":
+            raise InputError(f"--task {task.name} needs an embedding model; {pretrained.name} is a {pretrained.kind}")
+        longest = settings.max_length
+        if longest is not None and pretrained.limit is not None:  # what is longer is run with extended positions
+            longest = min(longest, pretrained.limit)
+        length = pretrained.length(longest, "max-length")
+        given = [row_of_adapter(pretrained, folder) for folder in settings.adapters]
+        given += [row_of_plan(pretrained, folder) for folder in settings.plans]
+        made, _ = calibrated(
+            settings.calibrate, settings.text, settings.column, methods, pretrained, length, out, progress
+        )
+        rows = [made.get(method) or row_of(pretrained, method) for method in methods] + given
+        rows = [split(row, pretrained) for row in rows]
+        for line in _unfitted(rows):
+            remark(progress, line)
+        reading = read(pretrained, documents or standard_library(), length, settings.passages, settings.seed)
+        return cls(
+            settings=settings,
+            pretrained=pretrained,
+            reading=reading,
+            rows=[row for row in rows if row.layers],
+            refused=[row for row in rows if not row.layers],
+            task=task,
+            length=length,
+        )
+
+    @property
+    def team(self) -> Team:
+        """The processes that measure."""
+        return self.pretrained.team
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths at which the whole model is run, its own first."""
+        return [self.length, *(n for n in self.settings.model_lengths if n > self.length)]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """All that the results depend on."""
+        return {
+            "model": self.pretrained.identity(),
+            "methods": [[row.name, mark_of(row.bounds), *map(str, row.planned.values())] for row in self.rows],
+            "text": [self.reading.passages, self.reading.queries, len(self.reading.tokens)],
+            "task": None if self.task is None else [self.task.name, self.task.texts],
+            "lengths": [self.lengths, self.settings.call_lengths],
+            "seed": self.settings.seed,
+            "machine": [machine.versions(), machine.hardware(self.settings.device)],
+            "units": UNITS,
+            **({} if self.team.count == 1 else {"ranks": self.team.count}),
+        }
+
+    def check_finite(self) -> None:
+        """ValueError when NaN or infinity reaches an attention layer; names the layer."""
+        with recorded(self.pretrained.model, self.team):
+            self.pretrained.forward(self.reading.passages[:1])
+
+    # ------------------------------------------------------------------ units
+
+    def jobs(self) -> Iterator[Job]:
+        """The units with what makes them; `stretch` and `op` read the records of shorter lengths."""
+        for row in self.rows:
+            yield LAYERS(row.name), partial(self.layer_figures, row)
+        for row in self.rows:
+            yield QUALITY(row.name), partial(self.quality, row)
+        for row in self.rows if self.task else []:
+            yield TASK(row.name), partial(self.task_score, row)
+        for length in self.lengths:
+            for i in range(stretches(length)):
+                yield STRETCH(length, i), partial(self.stretch, length, i)
+        for length in self.settings.call_lengths:
+            yield OP(length), partial(self.op, length)
+
+    def work(self, unit: Unit[Any]) -> float:
+        """About how many tokens go through the model."""
+        kind, _, rest = unit.key.partition("/")
+        if kind in (STRETCH.name, OP.name):
+            share = 1.0 if kind == STRETCH.name else 0.5  # one layer, in more rounds
+            return share * len(self.rows) * int(rest.partition("/")[0])
+        if kind == TASK.name and self.task is not None:
+            return len(self.task.texts) * self.length / 4  # its texts are seldom as long as the model allows
+        return float(self.length * (LAYER_PASSAGES if kind == LAYERS.name else len(self.reading.passages)))
+
+    @torch.no_grad()
+    def layer_figures(self, row: CompareRow) -> LayerErrors:
+        """On the exact model's own q, k and v of four passages: output errors, and L1 distances of weights."""
+        if row.is_exact:
+            return LayerErrors()
+        errors: dict[str, list[float]] = {}
+        distances = []
+        for inputs, exact in self._exact_layers:
+            if inputs.number in row.layers:
+                method = row.at(inputs.number)
+                error = relative_error(inputs.run(method), exact, self.team)
+                errors.setdefault(str(inputs.number), []).append(error)
+                if self.team.count == 1:  # of split tokens a row of weights is on all ranks
+                    distances.append(_weights_l1(method, inputs))
+        means = {number: sum(e) / len(e) for number, e in errors.items()}
+        return LayerErrors(means, sum(distances) / len(distances) if distances else None)
+
+    @cached_property
+    def _exact_layers(self) -> list[tuple[LayerInputs, torch.Tensor]]:
+        with recorded(self.pretrained.model, self.team) as calls:
+            for passage in self.reading.passages[:LAYER_PASSAGES]:
+                self.pretrained.forward([passage])
+        return [(inputs, inputs.run(Full())) for inputs in calls]
+
+    def quality(self, row: CompareRow) -> Embeddings | Losses:
+        """The passages and queries read with this method: embeddings, or losses."""
+        with running(self.pretrained.model, row.swap, self.team):
+            if self.pretrained.kind != "embedding":
+                return self._losses(self.reading.passages)
+            read = (self.reading.passages, self.reading.queries)
+            return Embeddings(*(_rounded(self.pretrained.embed_all(items)) for items in read))
+
+    def task_score(self, row: CompareRow) -> dict[str, float]:
+        """The labelled task with this method in the model, and the cosine of its embeddings to the exact ones."""
+        assert self.task is not None
+        if row.is_exact:
+            return self.task.score(self._exact_task) | {"cosine": 1.0}
+        with running(self.pretrained.model, row.swap, self.team):
+            vectors = self.pretrained.embed_all(self._task_items)
+        return self.task.score(vectors) | {"cosine": float(cosine(vectors, self._exact_task).mean())}
+
+    @cached_property
+    def _task_items(self) -> list[list[int]]:
+        assert self.task is not None
+        return [self.pretrained.wrap(self.pretrained.content_ids(text), self.length) for text in self.task.texts]
+
+    @cached_property
+    def _exact_task(self) -> torch.Tensor:
+        with running(self.pretrained.model, None, self.team):
+            return self.pretrained.embed_all(self._task_items)
+
+    def stretch(self, length: int, i: int) -> Stretch:
+        """The i-th sequence of this length through every row in turn. The first one warms up: memory, no times."""
+        model = self._model_for(length)
+        item = self.reading.stretches(model, length, stretches(length))[i]
+        forward, measure_it = partial(model.forward, [item]), peak_extra_mib if i == 0 else stopwatch
+        swaps = {row.name: row.swap for row in self._fast_enough(length)} | ({AGAIN: None} if i > 0 else {})
+        turns: dict[str, Turn] = {}
+        with machine.watched(self.team.count) as use:
+            for name, swap in shuffled(swaps, random.Random(i)).items():
+                with running(model.model, swap, self.team):
+                    figure, output = measure_it(forward, model.device, self.team)
+                plain = _rounded(output) if isinstance(output, torch.Tensor) else list(output)
+                turns[name] = Turn(plain, **{"extra_mib" if i == 0 else "seconds": figure})
+        return Stretch(turns, use)
+
+    def turns(self, length: int) -> list[dict[str, Turn]]:
+        """What the rows did with each sequence of a length, the first of which has no times."""
+        return [self.results[STRETCH(length, i)].rows for i in range(stretches(length))]
+
+    def seconds(self, length: int) -> dict[str, list[float]]:
+        """Seconds of each row, sequence by sequence."""
+        turns = self.turns(length)[1:]
+        return {name: [turn[name].seconds or 0.0 for turn in turns] for name in turns[0]}
+
+    def _model_for(self, length: int) -> Pretrained:
+        """The model that reaches this length; of those with extended positions the last one is kept."""
+        if length not in self.models:
+            self.models = {length: self.pretrained.reaching(length)}
+        return self.models[length]
+
+    def _fast_enough(self, length: int) -> list[CompareRow]:
+        """Rows that take this length, and whose time at the one before says that they are worth their time at it."""
+        shorter = [n for n in self.lengths if n < length]
+        if not shorter:
+            return self.rows
+        seconds = {name: statistics.median(each) for name, each in self.seconds(shorter[-1]).items()}
+        return [row for row in self.rows if row.takes(length) and _worth(row, seconds, length / shorter[-1])]
+
+    def op(self, length: int) -> Calls:
+        """One layer's attention alone, on N(0,1) inputs of its shape, batch 1: seconds of each round, and memory.
+
+        A row whose parameters are for shorter inputs is left out: the model could not run it at this length. So are
+        plans, which have several methods.
+        """
+        model, rows = self.pretrained.model, [row for row in self.rows if row.plan is None]
+        layer = hf.find_layers(model)[0]
+        heads, kv_heads, width = hf.head_counts(layer)
+        of = None if self.team.ranks is None else self.team.ranks.even(length)
+        own, rank = self.team.own(length), 0 if of is None else of.rank
+        generator = torch.Generator().manual_seed(self.settings.seed * self.team.count + rank)
+        q, k, v = (
+            torch.randn(1, h, own, width, generator=generator).to(model.device, model.dtype)
+            for h in (heads, kv_heads, kv_heads)
+        )
+        shorter = [n for n in self.settings.call_lengths if n < length]
+        if shorter:
+            before = self.results[OP(shorter[-1])].rows
+            seconds = {name: statistics.median(call.seconds) for name, call in before.items()}
+            rows = [row for row in rows if _worth(row, seconds, length / shorter[-1])]
+        rows = [row for row in rows if row.takes(length)]
+        calls = {row.name: row.alone(q, k, v, is_causal=layer.causal, parallel=of) for row in rows}
+        with machine.watched(self.team.count) as use, torch.inference_mode():
+            memory = {name: peak_extra_mib(call, model.device, self.team)[0] for name, call in calls.items()}
+            timed, draw = calls | {AGAIN: calls[EXACT]}, random.Random(length)
+            count = 9 if length <= 2048 else 3
+            rounds = [one_round(shuffled(timed, draw), model.device, team=self.team) for _ in range(count)]
+        found = by_name(rounds)
+        return Calls({name: Call(found[name], memory.get(name)) for name in timed}, use)
+
+    def _losses(self, items: Sequence[Sequence[int]]) -> Losses:
+        nll, count = 0.0, 0
+        for at in range(0, len(items), BATCH):
+            more, counted = self.pretrained.losses(items[at : at + BATCH], seed=self.settings.seed + at)
+            nll, count = nll + more, count + counted
+        if count == 0:
+            raise InputError("the text is too short to compute a perplexity")
+        return Losses(nll, count)
+
+
+def _unfitted(rows: Sequence[CompareRow]) -> Iterator[str]:
+    """Lines about the rows whose learned parameters are those that they start with."""
+    unfitted = [row for row in rows if row.layers and row.note == NOT_CALIBRATED]
+    can = [row.name for row in unfitted if row.method.traits.fit is not None]
+    cannot = [row.name for row in unfitted if row.method.traits.fit is None]
+    if can:
+        how = "--calibrate TEXT fits them first, as does `subquad calibrate`, whose folder --adapter takes"
+        yield f"warning: not fitted, so measured with the parameters that they start with: {', '.join(can)}; {how}"
+    if cannot:
+        how = "only training fits them"
+        yield f"warning: not fitted, so measured with the parameters that they start with: {', '.join(cannot)}; {how}"
+
+
+def _worth(row: CompareRow, seconds: Mapping[str, float], growth: float) -> bool:
+    """Whether a method's time at a shorter length predicts no more than TOO_SLOW, or than exact attention's does."""
+    if row.is_exact:
+        return True
+    if row.name not in seconds:
+        return False
+    limit = TOO_SLOW if row.method.traits.yardstick else max(TOO_SLOW, seconds[EXACT] * growth**2)
+    return predicted(row.method, seconds[row.name], growth) <= limit
+
+
+def _weights_l1(method: Method | BoundMethod, inputs: LayerInputs, heads: int = 2, queries: int = 16) -> float:
+    """Mean over some heads and queries, evenly spaced, of the L1 distance of attention weights to exact ones.
+
+    Of a method that is bound, over all heads: its parameters are theirs.
+    """
+    query, key, value = inputs.query, inputs.key, inputs.value
+    if not isinstance(method, BoundMethod):
+        H, G = query.shape[1], key.shape[1]
+        chosen = torch.arange(heads) * H // heads
+        query, key, value = query[:, chosen], key[:, chosen * G // H], value[:, chosen * G // H]
+    options = inputs.options | {"bias": None, "rows": torch.arange(queries) * query.shape[2] // queries}
+    mine = attention_weights(method, query, key, value, **options)
+    exact = attention_weights(Full(), query, key, value, **options)
+    return float((mine - exact).abs().sum(-1).mean())
+
+
+def _rounded(vectors: torch.Tensor) -> list[list[float]]:
+    return [[round(x, 6) for x in row] for row in vectors.tolist()]

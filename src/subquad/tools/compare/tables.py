@@ -1,0 +1,122 @@
+"""A report in the terminal and in Markdown."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from subquad.tools.report import content, reading
+from subquad.tools.report.content import Table
+from subquad.tools.report.markup import bullets, escaped, facts, fenced, table_of
+from subquad.tools.report.schema import Report
+from subquad.tools.report.terminal import Parts, fits, rich_of
+
+
+def rich_table(report: Report) -> RenderableType:
+    """The main table and the recommendation, for a terminal; laid out by the width that there is when it is printed."""
+    return _Terminal(report)
+
+
+def markdown(report: Report, figures: Sequence[str] = ()) -> str:
+    """All of a report as Markdown. `figures` are the names of the plots that lie beside it."""
+    parts = [
+        f"# {escaped(content.short_name(report))}: attention methods compared",
+        _recommendation(report),
+        "## Methods",
+        table_of(content.main_table(report)),
+        escaped(content.legend(report)),
+        noise_line(report),
+        bullets(f"Refused: {', '.join(names)}: {reason}" for reason, names in reading.refused(report).items()),
+        bullets(reading.remarks(report)),
+        *(f"![{title}]({name})\n\n{about}" for name, (title, about) in content.FIGURES.items() if name in figures),
+        *_section("Whole forward passes", content.model_table(report)),
+        *_section("Relative error of each layer's attention", content.layer_table(report)),
+        *_section("One attention call", content.op_table(report), content.OP_REMARK),
+        *_section("Peak extra memory of one attention call, MiB", content.op_memory_table(report)),
+        *(text for title, pairs in content.facts(report) for text in (f"## {title}", facts(pairs))),
+        "## Notes",
+        bullets(report["notes"]) or "None.",
+        "## Command",
+        f"{fenced(report['command'])}\n\n{escaped(report['created'])}",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+# ---------------------------------------------------------------------- terminal
+
+
+class _Terminal:
+    """One table where it fits, else speed above quality; then settings under the names, and each table in parts."""
+
+    def __init__(self, report: Report):
+        self.report = report
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        for layout in self._layouts():
+            if all(fits(console, options, table) for table in layout):
+                break
+        yield Text(f"{content.short_name(self.report)}: {self.report['model'].get('kind', 'model')}", "bold")
+        yield from layout
+        if reading.refused(self.report):
+            yield _refusals(self.report)
+        for line in (*reading.remarks(self.report), content.legend(self.report)):
+            yield Text(line, "dim")
+        if noise := reading.noise(self.report):
+            yield Text(noise[1], "yellow" if noise[0] else "dim")
+        yield _panel(self.report)
+
+    def _layouts(self) -> list[list[Parts]]:
+        one = [content.main_table(self.report)]
+        parts = (content.speed_table(self.report), content.task_table(self.report), content.quality_table(self.report))
+        apart = [table for table in parts if table.columns]
+        return [[rich_of(table, folded) for table in tables] for tables in (one, apart) for folded in (False, True)]
+
+
+def _refusals(report: Report) -> RichTable:
+    grid = RichTable.grid(padding=(0, 2, 0, 0))
+    grid.add_column(overflow="fold")
+    grid.add_column(overflow="fold")
+    for reason, names in reading.refused(report).items():
+        grid.add_row(Text("\n".join(names)), Text(f"refused: {reason}", "dim"))
+    return grid
+
+
+def _panel(report: Report) -> Panel:
+    advice = report["recommendation"]
+    lines = [Text(advice["headline"], "bold"), *(Text(f"• {reason}") for reason in advice["reasons"])]
+    code = content.use(report)
+    if code:
+        lines.append(Text(code, "cyan"))
+    if "next" in advice:
+        lines += [Text(content.NEXT), Text(advice["next"], "cyan")]
+    return Panel(Group(*lines), title="Recommendation", title_align="left", border_style="green" if code else "blue")
+
+
+# ---------------------------------------------------------------------- Markdown
+
+
+def _recommendation(report: Report) -> str:
+    advice = report["recommendation"]
+    code = content.use(report)
+    lines = [
+        f"**{escaped(advice['headline'])}**",
+        bullets(advice["reasons"]),
+        fenced(code, "python") if code else "",
+        f"{content.NEXT}\n\n{fenced(advice['next'])}" if "next" in advice else "",
+    ]
+    return "\n\n".join(filter(None, lines))
+
+
+def noise_line(report: Mapping[str, Any]) -> str:
+    """What to say of the noise; bold where the machine was busy."""
+    noise = reading.noise(report)
+    if noise is None:
+        return ""
+    return f"**{escaped(noise[1])}**" if noise[0] else escaped(noise[1])
+
+
+def _section(title: str, table: Table, remark: str = "") -> list[str]:
+    return [part for part in (f"## {title}", escaped(remark), table_of(table)) if part] if table.columns else []

@@ -1,0 +1,87 @@
+"""The units of a comparison, and the record of each.
+
+layers/<method>          error of every layer's output, distance of attention weights
+quality/<method>         the text read at the model's own length
+stretch/<length>/<i>     one sequence of that length through all rows in turn: time, outputs; memory once
+op/<length>              one layer's attention alone, all rows in turn
+task/<method>            the labelled task
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from subquad.tools.runs import machine
+from subquad.tools.runs.store import Kind
+
+
+@dataclass
+class LayerErrors:
+    """A method against exact attention in the layers that run it; empty for exact attention itself."""
+
+    layer_error: dict[str, float] | None = None  # by layer
+    weights_l1: float | None = None
+
+
+@dataclass
+class Embeddings:
+    """What an embedding model made of the text."""
+
+    passages: list[list[float]]
+    queries: list[list[float]]
+
+
+@dataclass
+class Losses:
+    """What a language model lost on the text: negative log-likelihoods in nats, and of how many tokens."""
+
+    nll: float
+    count: int
+
+
+@dataclass
+class Turn:
+    """One sequence through the model with one row: its embedding as [vector], or [nll, count]."""
+
+    output: list[Any]
+    seconds: float | None = None  # of all sequences but the first
+    extra_mib: float | None = None  # of the first
+
+
+@dataclass
+class Stretch:
+    """One sequence through all rows."""
+
+    rows: dict[str, Turn]
+    use: machine.Use
+
+
+@dataclass
+class Call:
+    """One row's attention alone."""
+
+    seconds: list[float]  # of each round
+    extra_mib: float | None = None
+
+
+@dataclass
+class Calls:
+    """All rows' attention alone, at one length."""
+
+    rows: dict[str, Call]
+    use: machine.Use
+
+
+LAYERS: Kind[LayerErrors] = Kind("layers", LayerErrors, "errors of single layers, {0}".format)
+QUALITY: Kind[Embeddings | Losses] = Kind("quality", Embeddings | Losses, "reading the text with {0}".format)
+TASK: Kind[dict[str, float]] = Kind("task", dict[str, float], "scoring the task with {0}".format)
+STRETCH: Kind[Stretch] = Kind(
+    "stretch",
+    Stretch,
+    lambda length, i: f"timing the model with each method at {length:,} tokens, {i + 1} of {stretches(length)}",
+)
+OP: Kind[Calls] = Kind("op", Calls, "timing the attention of one layer with each method at {0:,} tokens".format)
+
+
+def stretches(length: int) -> int:
+    """How many sequences of a length are run, the first one as a warm-up."""
+    return 10 if length <= 512 else 5 if length <= 2048 else 4

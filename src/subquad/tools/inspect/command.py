@@ -1,0 +1,49 @@
+"""`subquad inspect`."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from subquad.tools.cli.common import measured, needs, show, user_errors
+from subquad.tools.cli.kinds import Kind, names_itself, table_in
+from subquad.tools.cli.options import Again, AsJson, with_options
+from subquad.tools.cli.output import say
+from subquad.tools.cli.plugins import Command
+from subquad.tools.runs.settings import InspectSettings
+
+INSPECT = Kind(
+    "subquad inspect",
+    "results.json",
+    "results.md",
+    names_itself("subquad inspect"),
+    table_in("subquad.tools.inspect.tables"),
+)
+
+
+@with_options(InspectSettings)
+def inspect(
+    settings: InspectSettings,
+    out: Annotated[Path, typer.Option(help="Folder for the results; interrupted runs resume from it.")] = Path(
+        "subquad-inspect"
+    ),
+    again: Again = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which keys methods choose in a model, and how much of exact attention's weight is on them."""
+    with user_errors(), needs("demo"):
+        from subquad.tools.cli.finished import Claim
+        from subquad.tools.inspect.report import report_of
+        from subquad.tools.inspect.run import check, measure
+        from subquad.tools.inspect.write import write_inspection
+
+        def report(progress: Any) -> Any:
+            return report_of(measure(settings, out, progress), settings)
+
+        found = measured(Claim(INSPECT, settings, out), partial(check, settings), report, write_inspection, again)
+        if not show(found, lambda: INSPECT.table(found), as_json):
+            say(f"Results: {out / INSPECT.file}, {out / INSPECT.page}, and the plots beside them")
+
+
+COMMAND = Command(inspect, position=5, kinds=(INSPECT,))

@@ -1,0 +1,82 @@
+"""The plot of what fitting does to hash functions (figure 4 of Sun, Yang, Yoo 2022)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import BoundaryNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from subquad.tools.report import drawing
+
+ROWS = {"kl": "KL divergence, nats", "negative_entropy": "negative entropy, nats"}
+SIDES = {"query": "queries", "key": "keys"}
+Record = Sequence[Mapping[str, Any]]  # {"step": 10, "layers": {"0": {"kl_query": 0.2, …}}}
+
+
+def dynamics_figure(record: Record, name: str, buckets: int | None = None, of: str = "hash functions") -> Figure | None:
+    """Divergences and negative entropies of queries and of keys against the steps, a line for each layer.
+
+    Args:
+        record: one entry a logged step; `measure.dynamics.Dynamics` of each layer, by its number.
+        name: of the model.
+        buckets: B, for a line at the least negative entropy, −ln B.
+        of: what was fitted.
+
+    None where the record has no such figures.
+    """
+    known = (number for entry in record for number, found in entry["layers"].items() if "kl_query" in found)
+    layers = sorted(set(map(int, known)))
+    if not layers:
+        return None
+    figure = Figure(figsize=(9.6, 6.2), layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True, sharey="row")
+    colors = colormaps["viridis"].resampled(len(layers))
+    for row, (what, label) in zip(axes, ROWS.items(), strict=True):
+        for ax, (side, tokens) in zip(row, SIDES.items(), strict=True):
+            for i, layer in enumerate(layers):
+                ax.plot(*_line(record, layer, f"{what}_{side}"), color=colors(i), linewidth=1.2, alpha=0.85)
+            mean = _mean([_line(record, layer, f"{what}_{side}") for layer in layers])
+            ax.plot(list(mean), list(mean.values()), color="#222222", linewidth=2.6, label="mean of the layers")
+            if what == "negative_entropy" and buckets:
+                least = {"color": "#c1272d", "linewidth": 1.3, "linestyle": (0, (4, 3))}
+                ax.axhline(-math.log(buckets), label=f"−ln {buckets}: spread evenly over the buckets", **least)
+            ax.set_title(tokens, fontsize=10)
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        row[0].set_ylabel(label)
+    for ax in axes[-1]:
+        ax.set_xlabel("step")
+    _layer_bar(figure, axes, colors, layers)
+    handles, labels = axes[-1, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    return drawing.titled(figure, name, f"{of} while fitted")
+
+
+def _line(record: Record, layer: int, figure: str) -> tuple[list[int], list[float]]:
+    """Steps and figures."""
+    found = {entry["step"]: entry["layers"].get(str(layer), {}).get(figure) for entry in record}
+    known = {step: value for step, value in found.items() if value is not None}
+    return list(known), list(known.values())
+
+
+def _mean(lines: Sequence[tuple[list[int], list[float]]]) -> dict[int, float]:
+    """The mean by step over the layers that have the step."""
+    values: dict[int, list[float]] = {}
+    for steps, figures in lines:
+        for step, figure in zip(steps, figures, strict=True):
+            values.setdefault(step, []).append(figure)
+    return {step: sum(found) / len(found) for step, found in sorted(values.items())}
+
+
+def _layer_bar(figure: Figure, axes: Any, colors: Any, layers: Sequence[int]) -> None:
+    """Which colour is which layer."""
+    edges = [i - 0.5 for i in range(len(layers) + 1)]
+    bar = figure.colorbar(ScalarMappable(BoundaryNorm(edges, len(layers)), colors), ax=axes, aspect=30, pad=0.015)
+    few = range(0, len(layers), max(1, math.ceil(len(layers) / 12)))
+    bar.set_ticks(list(few), labels=[str(layers[i]) for i in few])
+    bar.ax.tick_params(length=0, labelsize=8.5)
+    bar.ax.minorticks_off()
+    bar.set_label("layer")

@@ -1,0 +1,56 @@
+"""Read the results of an inspection, in which any figure may be absent."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from subquad.tools.inspect.schema import Inspected, InspectReport, LayerFigures, Variant
+
+
+class Choice(NamedTuple):
+    """Means over heads of what a method chooses in a layer, and over the layers for several."""
+
+    utility: float
+    keys: float
+    bound: float
+
+
+def choice(layer: LayerFigures, variant: Variant) -> Choice | None:
+    """The choice of one layer; None if the method chooses no keys there."""
+    found: Any = layer.get("utility", {}).get(variant)
+    return None if found is None else Choice(*(mean(found[name]) for name in Choice._fields))
+
+
+def choices(method: Inspected, variant: Variant) -> dict[int, Choice]:
+    """The choices by layer."""
+    found = {int(number): choice(layer, variant) for number, layer in method["layers"].items()}
+    return {number: one for number, one in found.items() if one is not None}
+
+
+def over_layers(found: Sequence[Choice]) -> Choice | None:
+    """The mean of the layers; None where there are none."""
+    return Choice(*map(mean, zip(*found, strict=True))) if found else None
+
+
+def bounds(report: InspectReport) -> dict[int, float]:
+    """The upper bound at N/B keys by layer, as the mean over heads."""
+    return {int(number): mean(heads) for number, heads in report["bounds"].items()}
+
+
+def widens(method: Inspected) -> bool:
+    """Whether the method as given chooses another number of keys than N/B buckets of one round do."""
+    lean, given = (over_layers(list(choices(method, variant).values())) for variant in ("n_b", "given"))
+    return lean is not None and given is not None and abs(lean.keys - given.keys) > 0.01 * lean.keys
+
+
+def hashing(report: InspectReport, layer: str | None = None) -> list[Inspected]:
+    """The methods whose bucket sizes are known, in one layer or in any."""
+    return [
+        method
+        for method in report["methods"]
+        if any("queries" in figures for number, figures in method["layers"].items() if layer in (None, number))
+    ]
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean."""
+    return sum(values) / len(values)

@@ -1,0 +1,174 @@
+"""From the results of an inspection's units to its report."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+import torch
+
+from subquad.methods import LearnedHash
+from subquad.tools.inspect.run import LAYER, MAPS, SPECTRUM, InLayer, Inspection, InspectRow, Layer
+from subquad.tools.inspect.schema import (
+    KIND,
+    SCHEMA,
+    VARIANTS,
+    Fit,
+    Inspected,
+    InspectReport,
+    LayerFigures,
+    LayerSpectrum,
+    Shares,
+    Spectrum,
+    UtilityFigures,
+)
+from subquad.tools.measure.balance import BucketSizes
+from subquad.tools.measure.spectrum import heat_map_index
+from subquad.tools.runs import machine
+from subquad.tools.runs.options import as_command
+from subquad.tools.runs.settings import InspectSettings
+
+SHARP = (
+    "Spectrum: a curve that rises at once says that each matrix of weights is close to one of low rank. It does not "
+    "say that the same low rank serves the next input: whether a projection that does not look at the input "
+    "(linformer) finds it is another question, which subquad compare answers."
+)
+
+
+def report_of(inspection: Inspection, asked: InspectSettings) -> InspectReport:
+    """All figures, with what they depend on. `asked` are the settings as the user gave them: those of the command."""
+    x, s = inspection, inspection.settings
+    text = x.reading.facts(s.text)
+    report: InspectReport = {
+        "kind": KIND,
+        "schema": SCHEMA,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": as_command("inspect", asked),
+        "versions": machine.versions(),
+        "hardware": machine.hardware(s.device),
+        "settings": {"buckets": s.buckets, "length": s.length, "keys": x.keys, "sequences": len(x.items)}
+        | {name: getattr(s, name) for name in ("layer", "head", "tokens", "seed")},
+        "model": x.pretrained.facts(),
+        "text": {name: text[name] for name in ("source", "documents", "tokens")},
+        "bounds": {str(n): _mean([unit.bound for unit in _units(x, n)]) for n in x.layers},
+        "methods": [_inspected(x, row) for row in x.rows],
+        "maps": {
+            "layer": s.layer or 0,
+            "head": s.head,
+            "tokens": [_readable(x, token) for token in x.items[0][: s.tokens]],
+            "weights": x.results[MAPS()],
+        },
+        "fits": [_fit(row) for row in x.rows if row.history and isinstance(row.method, LearnedHash)],
+        "notes": _notes(x),
+    }
+    if s.spectrum:
+        report["spectrum"] = _spectrum(x)
+    return report
+
+
+def _units(x: Inspection, layer: int) -> list[Layer]:
+    return [x.results[LAYER(i, layer)] for i in range(len(x.items))]
+
+
+def _spectrum(x: Inspection) -> Spectrum:
+    assert x.settings.length is not None
+    return {
+        "at": x.curve,
+        "index": heat_map_index(x.settings.length),
+        "layers": {str(n): _layer_spectrum([x.results[SPECTRUM(i, n)] for i in range(len(x.items))]) for n in x.layers},
+    }
+
+
+def _layer_spectrum(units: Sequence[LayerSpectrum]) -> LayerSpectrum:
+    heads = zip(*(unit["curves"] for unit in units), strict=True)  # of each head its sequences
+    curves = [[round(share, 6) for share in _mean(sequences)] for sequences in heads]
+    return {"curves": curves, "needed": _mean([unit["needed"] for unit in units])}
+
+
+def _readable(x: Inspection, token: int) -> str:
+    text = x.pretrained.tokenizer.decode([token])
+    return text.strip() or repr(text)[1:-1]
+
+
+def _fit(row: InspectRow) -> Fit:
+    functions = next(iter(row.bounds.values())).learned
+    return {"method": row.label, "buckets": getattr(functions, "buckets", 0), "history": row.history}
+
+
+# ---------------------------------------------------------------------- one method
+
+
+def _inspected(x: Inspection, row: InspectRow) -> Inspected:
+    layers = {str(n): _layer([unit.methods[row.label] for unit in _units(x, n)]) for n in x.layers}
+    settings = row.method.to_dict()
+    figures: Inspected = {"method": row.label, "settings": settings, "calibrated": row.calibrated, "layers": layers}
+    if hashed := [layer for layer in layers.values() if "queries" in layer]:
+        figures["imbalance"] = _shares(hashed)
+    return figures
+
+
+def _layer(units: Sequence[InLayer]) -> LayerFigures:
+    """One layer of one method, from its sequences."""
+    if units[0].reason is not None:
+        return {"reason": units[0].reason}
+    figures: LayerFigures = {}
+    if utilities := [unit.utility for unit in units if unit.utility]:
+        figures["utility"] = {variant: _utility([each[variant] for each in utilities]) for variant in VARIANTS}
+    if units[0].queries is not None:
+        figures["queries"] = [unit.queries for unit in units if unit.queries is not None]
+        figures["keys"] = [unit.keys for unit in units if unit.keys is not None]
+        figures["imbalance"] = _shares([figures])
+    return figures
+
+
+def _utility(units: Sequence[UtilityFigures]) -> UtilityFigures:
+    return {name: _mean([unit[name] for unit in units]) for name in ("utility", "keys", "bound")}  # type: ignore
+
+
+def _mean(lists: Sequence[Sequence[float]]) -> list[float]:
+    """Place by place."""
+    return [sum(column) / len(column) for column in zip(*lists, strict=True)]
+
+
+def _shares(layers: Sequence[LayerFigures]) -> Shares:
+    queries, keys = (
+        torch.tensor([head for layer in layers for sequence in layer[side] for head in sequence])
+        for side in ("queries", "keys")
+    )
+    found = BucketSizes(queries[None], keys[None], torch.ones_like(queries[None]).bool()).imbalance()
+    return {name: None if math.isnan(share) else share for name, share in asdict(found).items()}  # type: ignore
+
+
+# ---------------------------------------------------------------------- what a reader must know
+
+
+def _notes(x: Inspection) -> list[str]:
+    s = x.settings
+    notes = [
+        "All figures are taken on the queries and keys of the model with exact attention, on the same sequences.",
+        f"The upper bound is that of {x.keys} keys per query, N/B with B = {s.buckets}. A method that chooses more may "
+        "be above it, and is never above the bound at its own number of keys.",
+    ]
+    if any("causal" in layer["kind"] for layer in x.pretrained.facts()["layers"]):
+        notes.append("Causal layers: utilities are those of causal attention, and no method sees a later key.")
+    if s.spectrum:
+        notes.append(SHARP)
+    if any(row.calibrated is False for row in x.rows):
+        notes.append('"Not calibrated": learned parameters as they start, before anything was fitted to this model.')
+    notes += [row.note for row in x.rows if row.note]
+    if blind := [row.label for row in x.rows if row.by_layer and not row.chooses_keys]:
+        notes.append(f"In the attention maps alone, because no query has chosen keys there: {', '.join(blind)}.")
+    notes += [*x.pretrained.notes, *(note for row in x.rows for note in _refused(x, row))]
+    if len(x.reading.tokens) < (s.length or 0):
+        notes.append(f"The text has {len(x.reading.tokens)} tokens in all; longer sequences repeat it.")
+    return notes + x.resumed_note
+
+
+def _refused(x: Inspection, row: InspectRow) -> list[str]:
+    """Which layers it could not run in."""
+    by_reason: dict[str, list[str]] = {}
+    for number in x.layers:
+        reason = _units(x, number)[0].methods[row.label].reason
+        if reason:
+            by_reason.setdefault(reason, []).append(str(number))
+    return [f"{row.label} is left out in layers {', '.join(at)}: {reason}" for reason, at in by_reason.items()]

@@ -1,0 +1,77 @@
+"""Record what every attention layer of a swapped model is given."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subquad import hf
+from subquad.masks import Mask
+from subquad.methods import BoundMethod, Method
+from subquad.tools.measure.team import ALONE, Team
+
+EXACT_ALONE = ("softcap", "sinks")  # what no method takes: a call that has one is exact attention, and not recorded
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """One call of one layer's attention."""
+
+    number: int
+    name: str
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    options: dict[str, Any]  # mask, bias, scale, dropout_p, parallel
+
+    def run(self, method: Method | BoundMethod) -> Tensor:
+        """Run a method on the same inputs."""
+        if isinstance(method, BoundMethod):
+            return method(self.query, self.key, self.value, **self.options)
+        gqa = self.query.shape[1] != self.key.shape[1]
+        return method(self.query, self.key, self.value, enable_gqa=gqa, **self.options)
+
+
+def of_real_tokens(*, mask: Mask, real: Tensor | None, own: Tensor | None, **options: Any) -> dict[str, Any]:
+    """The options of a layer's call as a method takes them; padded queries, which the layer computes, are left out."""
+    if real is not None:
+        mask = mask & Mask.padding(keys=real) if own is None else mask & Mask.padding(keys=real, queries=own)
+    return {"mask": mask} | {name: given for name, given in options.items() if name not in EXACT_ALONE}
+
+
+@contextmanager
+def recorded(model: Any, team: Team = ALONE) -> Iterator[list[LayerInputs]]:
+    """Swap "full" into a model and collect the inputs of every attention call; afterwards the model is as before.
+
+    Of a team, each process collects those of its own tokens.
+
+    Raises:
+        ValueError: a query, key or value holds NaN or infinity; names it and the layer.
+    """
+    before, keep = hf.bounds(model), hf.describe(model).keep  # with what they learned
+    calls: list[LayerInputs] = []
+    handles = []
+    for layer in hf.swap(model, "full", parallel=team.ranks).layers:
+
+        def hook(module: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any], layer: hf.Layer = layer) -> None:
+            if any(options.get(name) is not None for name in EXACT_ALONE):
+                return
+            for name, tensor in zip(("query", "key", "value"), args, strict=True):
+                if not torch.isfinite(tensor).all():
+                    raise ValueError(f"the {name} of attention layer {layer.label} is not finite (NaN or infinity)")
+            query, key, value = (a.detach() for a in args)
+            calls.append(LayerInputs(layer.number, layer.name, query, key, value, of_real_tokens(**options)))
+
+        attached = layer.module.get_submodule(hf.NAME)
+        handles.append(attached.register_forward_pre_hook(hook, with_kwargs=True))
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+        hf.restore(model)
+        if before:
+            hf.swap(model, before, keep=keep, parallel=team.ranks)

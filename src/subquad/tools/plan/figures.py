@@ -1,0 +1,66 @@
+"""What planning finds, length by length."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from subquad.tools.plan.measure import EXACT, Screen
+
+
+@dataclass
+class Verified:
+    """What a verification of one choice found."""
+
+    chosen: dict[int, str]
+    predicted: float  # the sum of single losses
+    losses: list[float]  # of each held-out passage
+    bound: float  # on the mean loss
+    speedups: list[float]  # exact attention's seconds / the choice's, passage by passage
+
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        return statistics.mean(self.losses)
+
+    @property
+    def speedup(self) -> float:
+        """The median speed-up of the whole model."""
+        return statistics.median(self.speedups)
+
+
+@dataclass
+class Planned:
+    """Everything that was found for one length."""
+
+    length: int
+    screen: Screen
+    losses: dict[int, dict[str, list[float]]]  # by layer and candidate, passage by passage
+    chosen: dict[int, str]
+    uniform: str | None  # the best single candidate in all layers that have it
+    rounds: list[Verified]  # of the plan
+    verified: Verified | None  # of what was taken; None where it is exact attention
+    uniform_verified: Verified | None = None
+    why_exact: str | None = None
+    starts: dict[str, int] = field(default_factory=dict)  # by candidate: the length from which on it runs
+    floors: list[dict[str, Any]] = field(default_factory=list)
+    baseline: dict[str, Any] | None = None
+
+    @property
+    def seconds(self) -> dict[int, dict[str, float]]:
+        """Seconds of a call of each measured candidate in each layer, exact attention among them."""
+        known = {int(n): s for n, s in self.screen.seconds.items()}
+        return {n: {name: known[n][name] for name in names} for n, names in self.mean_losses.items()}
+
+    @property
+    def mean_losses(self) -> dict[int, dict[str, float]]:
+        """Mean losses by layer and candidate; exact attention's is 0."""
+        return {
+            layer: {EXACT: 0.0} | {name: statistics.mean(each) for name, each in found.items()}
+            for layer, found in self.losses.items()
+        }
+
+    def predicted_speedup(self, chosen: Mapping[int, str]) -> float:
+        """The speed-up of the whole model, from the layers' times."""
+        saved = sum(self.seconds[layer][EXACT] - self.seconds[layer][name] for layer, name in chosen.items())
+        return self.screen.model_seconds / max(self.screen.model_seconds - saved, 1e-9)

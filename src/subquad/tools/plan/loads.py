@@ -1,0 +1,185 @@
+"""What a plan is measured on: inputs of one length, the model that takes them, and how far outputs are from exact."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad import hf
+from subquad.core.errors import InputError
+from subquad.tools.measure.capture import recorded
+from subquad.tools.measure.fidelity import cosine
+from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.models.passages import Reading
+from subquad.tools.models.pretrained import Pretrained
+
+Loss = Callable[[Any, Any], float]  # of an output, and of the exact model's; 0 where they say the same
+TOKENS = 12_288  # of the passages on which losses are measured
+FEWEST, MOST = 3, 16  # passages for losses
+FEWEST_PASSAGES = 5  # of a length: two for losses, and three to verify on
+HELD_OUT = 8  # passages to verify on, at least; and at least twice as many as for losses
+
+
+@dataclass(frozen=True)
+class Load:
+    """Inputs of one length for one model."""
+
+    length: int
+    model: Any
+    run: Callable[[Any], Any]  # one input through the model
+    loss: Loss
+    items: Sequence[Any]  # on which losses are measured
+    held_out: Sequence[Any]  # on which the plan is verified
+    team: Team = ALONE  # whose processes split the tokens of an input
+
+
+def text_load(pretrained: Pretrained, reading: Reading, length: int) -> Load:
+    """Passages of exactly `length` tokens of a text: a third of them or fewer for losses, the others held out.
+
+    Raises:
+        InputError: the text has fewer than five passages of that length.
+    """
+    content = length - len(pretrained.wrap([], length))
+    if content < 1:
+        raise InputError(f"a length of {length} leaves no token beside the special ones")
+    few = min(max(TOKENS // length, FEWEST), MOST)
+    count = min(few + max(2 * few, HELD_OUT), len(reading.tokens) // content)
+    if count < FEWEST_PASSAGES:
+        raise InputError(
+            f"the text has {len(reading.tokens):,} tokens, which is less than five passages of {length:,}; a plan for "
+            "that length needs two to measure and three to verify on: give more text, or shorter --lengths"
+        )
+    items, held_out = divided(reading.stretches(pretrained, length, count), few)
+    model = pretrained.reaching(length)
+    return Load(
+        length=length,
+        model=model.model,
+        run=lambda item: model.forward([item]),
+        loss=LOSSES[pretrained.kind],
+        items=items,
+        held_out=held_out,
+        team=pretrained.team,
+    )
+
+
+def divided(items: Sequence[Any], most: int) -> tuple[list[Any], list[Any]]:
+    """Two to `most` of five or more items, at most a third of them and evenly spread; and all others."""
+    few = max(min(most, len(items) // 3), 2)
+    chosen = [i * len(items) // few for i in range(few)]
+    return [items[i] for i in chosen], [item for i, item in enumerate(items) if i not in chosen]
+
+
+def cosine_loss(output: Tensor, exact: Tensor) -> float:
+    """1 − cosine of the embeddings."""
+    return float(1 - cosine(output, exact).mean())
+
+
+def perplexity_loss(output: tuple[float, int], exact: tuple[float, int]) -> float:
+    """1 − the exact model's perplexity divided by this one's, of (sum of negative log-likelihoods, tokens)."""
+    return -math.expm1(exact[0] / exact[1] - output[0] / output[1])
+
+
+LOSSES: dict[str, Loss] = {
+    "embedding": cosine_loss,
+    "masked-lm": perplexity_loss,
+    "causal-lm": perplexity_loss,
+}
+
+
+# ---------------------------------------------------------------------- of a module of the user's
+
+
+def input_loads(
+    model: Any, inputs: Sequence[Any], loss: Loss | None, metric: Callable[[Any, Any], float] | None
+) -> list[Load]:
+    """Loads of inputs that a module takes as keywords, grouped by the number of tokens that attention sees.
+
+    Raises:
+        ValueError: there are fewer than five inputs of a length, or both a loss and a metric are given.
+    """
+    if loss is not None and metric is not None:
+        raise ValueError("give a loss or a metric, not both")
+    inputs = list(inputs)
+    if not inputs:
+        raise ValueError("there are no inputs to plan on; give five or more of each length")
+    if not all(isinstance(item, Mapping) for item in inputs):
+        kind = next(type(item).__name__ for item in inputs if not isinstance(item, Mapping))
+        raise TypeError(f"an input is a mapping of the model's keywords to tensors, got {kind}")
+    run = partial(_run, model, metric)
+    groups: dict[int, list[Any]] = {}
+    for item in inputs:
+        groups.setdefault(_tokens(model, item), []).append(item)
+    for length, items in groups.items():
+        if len(items) < FEWEST_PASSAGES:
+            raise ValueError(
+                f"{len(items)} inputs have {length:,} tokens, but a plan needs five of each length: two to measure "
+                "and three to verify on"
+            )
+    measure = metric_loss if metric is not None else output_loss if loss is None else partial(_loss_of, loss)
+    loads = []
+    for length, items in sorted(groups.items()):
+        few, held_out = divided(items, MOST)
+        loads.append(Load(length, model, run, measure, few, held_out))
+    return loads
+
+
+@torch.inference_mode()
+def _run(model: Any, metric: Callable[[Any, Any], float] | None, item: Mapping[str, Any]) -> Any:
+    """What the model makes of an input: its output, with the input's mask beside it, or the metric's value of it."""
+    output = hf.transformers_model(model)(**item)
+    return _Read(output, item.get("attention_mask")) if metric is None else _number("metric", metric(output, item))
+
+
+@dataclass(frozen=True)
+class _Read:
+    output: Any
+    real: Tensor | None
+
+
+def _loss_of(loss: Loss, read: _Read, exact: _Read) -> float:
+    """The user's loss of what the model gave."""
+    return _number("loss", loss(read.output, exact.output))
+
+
+def _number(what: str, value: Any) -> float:
+    """What a function of the user's gave, as a number. TypeError where it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"the {what} must give a number, but it gave {kind}") from None
+
+
+def output_loss(read: Any, exact: Any) -> float:
+    """1 − cosine of the mean last hidden states, or the mean divergence KL(exact ‖ this) of the logits in nats."""
+    mine, its = (x.output if isinstance(x, _Read) else x for x in (read, exact))
+    if getattr(its, "logits", None) is not None:
+        p, q = (x.logits.double().log_softmax(-1) for x in (its, mine))
+        return float((p.exp() * (p - q)).sum(-1).mean())
+    pooled = []
+    for x in (mine, its):
+        hidden = x.last_hidden_state if hasattr(x, "last_hidden_state") else x[0]
+        real = exact.real if isinstance(exact, _Read) else None
+        weights = torch.ones(hidden.shape[:2]) if real is None else real
+        weights = weights.to(hidden)[..., None]
+        pooled.append((hidden * weights).sum(1) / weights.sum(1))
+    return cosine_loss(pooled[0], pooled[1])
+
+
+def metric_loss(value: float, exact: float) -> float:
+    """The loss of a metric of which more is better."""
+    return exact - value
+
+
+def _tokens(model: Any, item: Mapping[str, Any]) -> int:
+    """How many queries the first attention layer has for an input."""
+    inner = hf.transformers_model(model)
+    with torch.inference_mode(), recorded(inner) as calls:
+        inner(**item)
+    if not calls:
+        raise ValueError("no attention layer of the model was called for an input")
+    return int(calls[0].query.shape[2])

@@ -1,0 +1,216 @@
+"""Times and errors of a plan's candidates on one load."""
+
+import math
+import random
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from subquad import hf
+from subquad.masks import Mask
+from subquad.methods import BoundMethod, Full, Method
+from subquad.tools.measure.capture import LayerInputs, recorded
+from subquad.tools.measure.fidelity import relative_error
+from subquad.tools.measure.prefix import Chain, chain, kept, skipping
+from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.measure.timing import Effort, one_round, shuffled, stopwatch, until_steady
+from subquad.tools.models.pretrained import running
+from subquad.tools.plan.loads import Load
+
+EXACT = "full"
+ROUNDS = Effort(seconds=0.8, least=3, enough=7, most=25)  # of the calls of one layer
+SAME = 1e-6  # a loss below this is rounding: passes whose first blocks were skipped give the same output
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method as a plan's choice: what runs in each layer that can run it."""
+
+    name: str
+    by_layer: dict[int, Method | BoundMethod]
+
+    @property
+    def bounds(self) -> dict[int, BoundMethod]:
+        """What is bound already, with learned parameters."""
+        return {number: method for number, method in self.by_layer.items() if isinstance(method, BoundMethod)}
+
+
+@dataclass
+class Screen:
+    """Every candidate on the layers' own inputs."""
+
+    seconds: dict[str, dict[str, float]]  # by layer and candidate: a call; exact attention's too
+    errors: dict[str, dict[str, float]]  # by layer and candidate: relative error of the layer's output
+    model_seconds: float  # a whole exact pass
+    head_spread: dict[str, float] = field(default_factory=dict)  # by layer: largest head's error / the median head's
+
+
+@dataclass
+class Turn:
+    """One held-out input through several choices."""
+
+    losses: dict[str, float]
+    seconds: dict[str, float]
+
+
+def _shape(inputs: LayerInputs) -> tuple[Any, ...]:
+    """What the time of a call depends on."""
+    mask = inputs.options["mask"]
+    return tuple(inputs.query.shape), tuple(inputs.key.shape), mask.is_causal, mask.span
+
+
+@torch.inference_mode()
+def screen(load: Load, candidates: Sequence[Candidate]) -> Screen:
+    """Errors and times of all candidates on what the layers are given for the first input."""
+    with recorded(load.model, load.team) as calls:
+        load.run(load.items[0])
+    first = {inputs.number: inputs for inputs in reversed(calls)}  # of layers that run twice, the first call
+    with running(load.model, None, load.team):
+        passes = [stopwatch(lambda: load.run(load.items[0]), team=load.team)[0] for _ in range(3)]
+    errors: dict[str, dict[str, float]] = {}
+    spreads: dict[str, float] = {}
+    for number, inputs in sorted(first.items()):
+        exact = inputs.run(Full())
+        outs = {c.name: inputs.run(c.by_layer[number]) for c in candidates if number in c.by_layer}
+        errors[str(number)] = {name: relative_error(out, exact, load.team) for name, out in outs.items()}
+        heads = [_of_heads(out, exact, load.team) for out in outs.values()]
+        if heads:
+            spreads[str(number)] = statistics.median(max(each) / max(statistics.median(each), 1e-9) for each in heads)
+    alike: dict[Any, list[int]] = {}
+    for number, inputs in first.items():
+        alike.setdefault(_shape(inputs), []).append(number)
+    seconds: dict[str, dict[str, float]] = {}
+    for numbers in alike.values():
+        numbers.sort()
+        middle = numbers[len(numbers) // 2]
+        # Learned parameters of another layer cost as much as the middle one's.
+        methods = {c.name: [c.by_layer[n] for n in (middle, *numbers) if n in c.by_layer] for c in candidates}
+        timed = _times(first[middle], {name: each[0] for name, each in methods.items() if each}, load.team)
+        for number in numbers:
+            seconds[str(number)] = {name: s for name, s in timed.items() if name in {EXACT, *errors[str(number)]}}
+    return Screen(seconds, errors, statistics.median(passes), spreads)
+
+
+def _of_heads(out: torch.Tensor, exact: torch.Tensor, team: Team) -> list[float]:
+    wrong, size = (team.total(x.double().square().sum((0, 2, 3))).sqrt() for x in (out - exact, exact))
+    return (wrong / size.clamp(min=1e-30)).tolist()
+
+
+def _times(inputs: LayerInputs, methods: Mapping[str, Method | BoundMethod], team: Team) -> dict[str, float]:
+    """Seconds of each method on these inputs, from its ratio to exact attention in the same rounds."""
+    calls: dict[str, Any] = {EXACT: lambda: inputs.run(Full())}
+    calls |= {name: lambda m=method: inputs.run(m) for name, method in methods.items()}
+    rounds = until_steady(calls, ROUNDS, inputs.query.device, team=team)
+    exact = statistics.median(rounds[EXACT])
+    ratios = {
+        name: statistics.median(own / its for own, its in zip(seconds, rounds[EXACT], strict=True))
+        for name, seconds in rounds.items()
+    }
+    return {name: exact * ratio for name, ratio in ratios.items()}
+
+
+@torch.inference_mode()
+def single_losses(load: Load, item: Any, candidates: Mapping[int, Sequence[Candidate]]) -> dict[str, dict[str, float]]:
+    """The loss of the output with one candidate in one layer, and exact attention in all others; by layer and name.
+
+    The blocks in front of that layer are computed once, where they are a chain.
+    """
+    found: dict[str, dict[str, float]] = {}
+    layers = hf.find_layers(load.model)
+    blocks = chain(load.model, layers)
+    with running(load.model, EXACT, load.team), kept(blocks.blocks if blocks else ()) as outputs:
+        exact = load.run(item)
+    _check_finite(load.loss(exact, exact))
+    blocks = blocks if blocks and _same(load, item, exact, blocks, outputs) else None
+    for number, tried in candidates.items():
+        found[str(number)] = {}
+        for candidate in tried:
+            with _one_layer(load, number, candidate, blocks, outputs):
+                found[str(number)][candidate.name] = float(load.loss(load.run(item), exact))
+    return found
+
+
+def _check_finite(own_loss: float) -> None:
+    """ValueError where exact attention itself has no loss: the model, the loss or the metric gives NaN or infinity."""
+    if not math.isfinite(own_loss):
+        raise ValueError(
+            f"an output of exact attention compared with itself has a loss of {own_loss}, but it must be a finite "
+            "number: what the model, the loss or the metric gives there is not finite"
+        )
+
+
+@contextmanager
+def _one_layer(
+    load: Load, number: int, candidate: Candidate, blocks: Chain | None, outputs: Sequence[Any]
+) -> Iterator[None]:
+    with (
+        running(load.model, {number: candidate.by_layer[number]}, load.team),
+        skipping(blocks.before(number) if blocks else (), outputs),
+    ):
+        yield
+
+
+def _same(load: Load, item: Any, exact: Any, blocks: Chain, outputs: Sequence[Any]) -> bool:
+    """Whether skipping all blocks but the last one gives the exact output: they are a chain, run once each."""
+    if any(output is None for output in outputs):
+        return False
+    with running(load.model, EXACT, load.team), skipping(blocks.blocks[:-1], outputs):
+        try:
+            return abs(load.loss(load.run(item), exact)) < SAME
+        except (RuntimeError, TypeError, ValueError, IndexError):  # blocks that hand on what is not their output
+            return False
+
+
+@torch.inference_mode()
+def turn(load: Load, item: Any, choices: Mapping[str, Any], seed: int) -> Turn:
+    """One held-out input through every choice, exact attention among them: losses, and seconds of whole passes.
+
+    The order is drawn from the seed.
+    """
+    outputs, seconds = {}, {}
+    for name, methods in shuffled(choices, random.Random(seed)).items():
+        with running(load.model, methods, load.team):
+            seconds[name], outputs[name] = stopwatch(lambda: load.run(item), team=load.team)
+    _check_finite(load.loss(outputs[EXACT], outputs[EXACT]))
+    return Turn({name: float(load.loss(output, outputs[EXACT])) for name, output in outputs.items()}, seconds)
+
+
+@torch.inference_mode()
+def faster_at(
+    inputs: LayerInputs,
+    methods: Mapping[str, Method | BoundMethod],
+    lengths: Sequence[int],
+    rounds: int = 7,
+    team: Team = ALONE,
+) -> dict[str, list[bool]]:
+    """Whether each method is faster than exact attention on the first tokens of a layer's inputs; by method.
+
+    Of a team, each process takes the first of its own tokens, and together they have that number.
+    """
+    won: dict[str, list[bool]] = {name: [] for name in methods}
+    for length in lengths:
+        cut = _first_tokens(inputs, length, team)
+        calls: dict[str, Any] = {EXACT: lambda cut=cut: cut.run(Full())}
+        calls |= {name: lambda m=method, cut=cut: cut.run(m) for name, method in methods.items()}
+        draw = random.Random(length)
+        one_round(calls, team=team)
+        taken = [one_round(shuffled(calls, draw), team=team) for _ in range(rounds)]
+        for name in methods:
+            won[name].append(statistics.median(each[EXACT] / each[name] for each in taken) > 1.0)
+    return won
+
+
+def _first_tokens(inputs: LayerInputs, length: int, team: Team) -> LayerInputs:
+    """A layer's inputs for the first tokens only, without padding."""
+    mask, of = inputs.options["mask"], None if team.ranks is None else team.ranks.even(length)
+    options = inputs.options | {
+        "parallel": of,
+        "mask": Mask(is_causal=mask.is_causal, offset=0 if mask.is_causal else None, span=mask.span),
+        "bias": None,
+    }
+    query, key, value = (x[:, :, : team.own(length)].contiguous() for x in (inputs.query, inputs.key, inputs.value))
+    return LayerInputs(inputs.number, inputs.name, query, key, value, options)

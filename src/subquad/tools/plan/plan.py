@@ -1,0 +1,139 @@
+"""The whole of planning, length by length, and the plan that comes of it."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from subquad import hf
+from subquad.core.messages import expect
+from subquad.hf.adapters import describe_model
+from subquad.hf.plans import Plan, joined
+from subquad.methods import BoundMethod, Full, Method
+from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.models.rows import longest
+from subquad.tools.models.split import split_refusals
+from subquad.tools.plan import choice
+from subquad.tools.plan.figures import Planned
+from subquad.tools.plan.grid import grid
+from subquad.tools.plan.length import UNAIDED, Length, Workers
+from subquad.tools.plan.loads import Load
+from subquad.tools.plan.measure import EXACT, Candidate
+from subquad.tools.runs.store import Progress, Store
+
+
+@dataclass
+class Planning:
+    """A run of `subquad plan`."""
+
+    loads: Sequence[Load]
+    candidates: Callable[[int], list[Candidate]]  # for a length
+    floor: float
+    minutes: float
+    shift: float = 1.0  # how many times the losses of other text may be those of this one
+    workers: Workers = UNAIDED
+    lengths: list[Planned] = field(default_factory=list)
+
+    def run(self, store: Store, progress: Progress) -> None:
+        """Plan every length, the shortest first; finished units come from the store."""
+        begun = time.perf_counter()
+        expect(progress, seconds=60 * self.minutes)
+        weights = [load.length for load in self.loads]
+        for number, load in enumerate(self.loads):
+            left = 60 * self.minutes - (time.perf_counter() - begun)
+            share = left * weights[number] / sum(weights[number:])
+            progress(f"planning at {load.length:,} tokens", number, len(self.loads))
+            until, tried = time.perf_counter() + max(share, 1.0), self.candidates(load.length)
+            self.lengths.append(
+                Length(load, tried, self.floor, self.shift, store, progress, until, self.workers).plan()
+            )
+        progress("done", len(self.loads), len(self.loads))
+
+    def steps(self) -> dict[int, dict[int, Method | BoundMethod]]:
+        """The steps of every layer: exact below the crossover, then the methods of the next longer length."""
+        found: dict[int, dict[int, Method | BoundMethod]] = {}
+        for layer in hf.find_layers(self.loads[0].model):
+            steps: dict[int, Method | BoundMethod] = {0: Full()}
+            before = 0
+            for planned, load in zip(self.lengths, self.loads, strict=True):
+                name = planned.chosen.get(layer.number, EXACT)
+                if name == EXACT:
+                    steps[before + 1] = Full()
+                else:
+                    candidate = next(c for c in self.candidates(load.length) if c.name == name)
+                    start = max(planned.starts.get(name, planned.length), before + 1)
+                    if start > before + 1:
+                        steps[before + 1] = Full()
+                    steps[start] = candidate.by_layer[layer.number]
+                before = planned.length
+            last = steps[max(steps)]
+            if isinstance(last, BoundMethod) and (most := longest({layer.number: last})) is not None:
+                steps[most + 1] = Full()
+            found[layer.number] = steps
+        return found
+
+
+def candidates_for(
+    model: Any, methods: Sequence[Method] | None, fitted: Mapping[str, dict[int, BoundMethod]], team: Team = ALONE
+) -> Callable[[int], list[Candidate]]:
+    """The candidates of a length, as `Planning` wants them: methods in the layers that can run them, and fitted ones.
+
+    Fitted ones whose parameters are for shorter inputs are left out.
+    """
+    refused: dict[Method, dict[int, str]] = {}
+    layers = hf.find_layers(model)
+    numbers = [layer.number for layer in layers]
+
+    def of(length: int) -> list[Candidate]:
+        found = []
+        for method in grid(length) if methods is None else methods:
+            if method not in refused:
+                refused[method] = split_refusals(layers, method, team) | hf.refusals(model, method)
+            able = {n: method for n in numbers if n not in refused[method]}
+            if able and not method.is_exact:
+                found.append(Candidate(str(method), dict(able)))
+        return found + [
+            Candidate(name, dict(bounds)) for name, bounds in fitted.items() if (longest(bounds) or length) >= length
+        ]
+
+    return of
+
+
+def plan_of(planning: Planning, made_on: dict[str, Any]) -> Plan:
+    """The plan that was found."""
+    model = planning.loads[0].model
+    layers: dict[int, Method] = {}
+    bounds: dict[int, BoundMethod] = {}
+    for number, steps in planning.steps().items():
+        layers[number], bound = joined(hf.find_layers(model)[number], steps)
+        bounds |= {} if bound is None else {number: bound}
+    lengths = tuple(planned.length for planned in planning.lengths)
+    verified = {str(planned.length): _verified(planned, planning) for planned in planning.lengths}
+    return Plan(describe_model(model), lengths, layers, verified, made_on, bounds)
+
+
+def _verified(planned: Planned, planning: Planning) -> dict[str, Any]:
+    found = planned.verified
+    if found is None:
+        return {
+            "floor": planning.floor,
+            "shift": planning.shift,
+            "fidelity": 1.0,
+            "bound": 1.0,
+            "confidence": 1.0,
+            "passages": 0,
+            "speedup": 1.0,
+            "exact_because": planned.why_exact or "",
+        }
+    return {
+        "floor": planning.floor,
+        "shift": planning.shift,
+        "fidelity": 1 - found.loss,
+        "bound": 1 - found.bound,
+        "confidence": choice.CONFIDENCE,
+        "passages": len(found.losses),
+        "speedup": found.speedup,
+        "predicted_loss": found.predicted,
+        "loss": found.loss,
+        "baseline": planned.baseline,
+    }

@@ -1,0 +1,120 @@
+"""What `subquad plan` measures on: a model, its loads and candidates, from the settings alone; in a worker too."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from subquad import hf
+from subquad.core.errors import InputError, as_input_error
+from subquad.methods import BoundMethod, Method, parse_method
+from subquad.tools.calibrate.fitted import calibrated
+from subquad.tools.data.texts import read_documents, remark_folders, standard_library
+from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.models.passages import read
+from subquad.tools.models.pretrained import Pretrained, load
+from subquad.tools.models.split import check_not_fitted
+from subquad.tools.plan.arguments import check_settings
+from subquad.tools.plan.loads import Load, text_load
+from subquad.tools.plan.measure import single_losses
+from subquad.tools.plan.plan import candidates_for
+from subquad.tools.runs.settings import COMPARED_LEARNED, PlanSettings
+from subquad.tools.runs.store import Progress
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is planned for, and with what.
+
+    Attributes:
+        loads: inputs of each length.
+        facts: of the model and the text.
+        methods: to try; None for those of the grid.
+        fitted: learned parameters to try, by name and layer.
+        notes: what a reader must know of the weights, and of methods that are not tried.
+    """
+
+    loads: list[Load]
+    facts: dict[str, Any]
+    methods: list[Method] | None
+    fitted: dict[str, dict[int, BoundMethod]]
+    notes: tuple[str, ...]
+
+
+def prepare(settings: PlanSettings, out: Path, progress: Progress, team: Team = ALONE) -> Prepared:
+    """Load the model and the text, and fit what is to be fitted; adapters that `out` holds are used again.
+
+    Raises:
+        InputError: something in the settings does not work; the message has the remedy.
+    """
+    methods, documents = given(settings)
+    check_not_fitted(settings.calibrate, team)
+    remark_folders(progress, settings.text)
+    pretrained = load(settings.model, settings.device, team)
+    adapters = _adapters(settings.adapters, pretrained)
+    loads, facts = of_text(pretrained, documents or standard_library(), settings)
+    # As compare does: those that are named, or its own.
+    able = list(map(parse_method, COMPARED_LEARNED)) if methods is None else methods
+    length = pretrained.length(None, "max-length")
+    rows, reasons = calibrated(
+        settings.calibrate, settings.text, settings.column, able, pretrained, length, out, progress
+    )
+    fitted = adapters | {str(method): row.bounds for method, row in rows.items()}
+    others = None if methods is None else [method for method in methods if method not in rows | reasons]
+    untried = (f"{method} was not tried: {reason}." for method, reason in reasons.items())
+    return Prepared(loads, facts, others, fitted, (*pretrained.notes, *untried))
+
+
+def losses_elsewhere(
+    settings: PlanSettings, out: Path, length: int, item: int, tried: Mapping[int, Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    """What `single_losses` gives of an input, in a worker: candidates by name, in each layer."""
+    found = _prepared_once(settings, out)
+    load = next(load for load in found.loads if load.length == length)
+    by_name = {c.name: c for c in candidates_for(load.model, found.methods, found.fitted)(length)}
+    return single_losses(load, load.items[item], {n: [by_name[name] for name in of] for n, of in tried.items()})
+
+
+@lru_cache(maxsize=1)
+def _prepared_once(settings: PlanSettings, out: Path) -> Prepared:
+    return prepare(settings, out, lambda what, done, total: None)
+
+
+def given(settings: PlanSettings) -> tuple[list[Method] | None, list[str] | None]:
+    """The methods and the documents that the settings name, if any."""
+    check_settings(settings)
+    with as_input_error():
+        methods = [parse_method(text) for text in settings.methods] or None
+    return methods, read_documents(settings.text, settings.column) if settings.text else None
+
+
+def of_text(
+    pretrained: Pretrained, documents: Sequence[str], settings: PlanSettings
+) -> tuple[list[Load], dict[str, Any]]:
+    """What is run of documents, for a text model that is loaded; and the facts of both."""
+    lengths = sorted(set(settings.lengths))
+    reading = read(pretrained, documents, min(lengths), 1, settings.seed)
+    start = settings.seed * 997 % max(len(reading.tokens), 1)
+    turned = replace(reading, tokens=reading.tokens[start:] + reading.tokens[:start])  # other passages for other seeds
+    loads = [text_load(pretrained, turned, length) for length in lengths]
+    text = {"fingerprint": _mark(reading.tokens), "tokens": len(reading.tokens), "documents": reading.documents}
+    return loads, {"model": pretrained.facts(), "text": text, "identity": pretrained.identity()}
+
+
+def _adapters(folders: Sequence[Path], pretrained: Pretrained) -> dict[str, dict[int, BoundMethod]]:
+    """Adapters as candidates, by name."""
+    found: dict[str, dict[int, BoundMethod]] = {}
+    for folder in folders:
+        name = f"adapter:{folder.resolve().name}"
+        if name in found:
+            raise InputError(f"two of the adapters are called {folder.resolve().name}, the second being {folder}")
+        with as_input_error():
+            found[name] = hf.read_adapter(folder).bounds(pretrained.model)
+    return found
+
+
+def _mark(tokens: Sequence[int]) -> str:
+    """A mark of a text in 16 hexadecimal digits."""
+    return sha256(",".join(map(str, tokens)).encode()).hexdigest()[:16]

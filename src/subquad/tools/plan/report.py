@@ -1,0 +1,158 @@
+"""From a run of planning to its report."""
+
+import statistics
+from datetime import UTC, datetime
+from pathlib import Path
+
+from subquad.core.spelling import listed
+from subquad.tools.models.split import split_note
+from subquad.tools.plan import choice
+from subquad.tools.plan.figures import Planned, Verified
+from subquad.tools.plan.measure import EXACT
+from subquad.tools.plan.run import Made
+from subquad.tools.plan.schema import PlannedLayer, PlannedLength, PlanReport, Verification
+from subquad.tools.runs.options import as_command
+from subquad.tools.runs.settings import CompareSettings, PlanSettings
+
+SCHEMA = 1
+
+
+def report_of(made: Made, next_command: str | None = None) -> PlanReport:
+    """All figures of a plan, and the command that the reader may give next."""
+    planning, made_on = made.planning, made.plan.made_on
+    lengths = [_length(planned) for planned in planning.lengths]
+    report: PlanReport = {
+        "kind": "plan",
+        "schema": SCHEMA,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": made_on["command"],
+        "versions": made_on["versions"],
+        "hardware": made_on["hardware"],
+        "settings": {
+            "floor": planning.floor,
+            "minutes": planning.minutes,
+            "shift": planning.shift,
+            "confidence": choice.CONFIDENCE,
+            "lengths": [planned.length for planned in planning.lengths],
+        },
+        "model": made.facts,
+        "text": made_on["text"],
+        "lengths": lengths,
+        "headline": headline(lengths, planning.floor),
+        "notes": _notes(made),
+    }
+    return report if next_command is None else {**report, "next": next_command}
+
+
+def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None:
+    """The command that compares the plan with other methods; None where it is exact attention at all lengths.
+
+    Its main length is the shortest one planned, where the model's own positions reach it.
+    """
+    if all(planned.verified is None for planned in made.planning.lengths):
+        return None
+    shared = ("model", "text", "column", "min_fidelity", "device", "seed")
+    shortest, limit = min(settings.lengths), made.facts["position_limit"]
+    length = shortest if limit is None or shortest <= limit else None
+    given = {name: getattr(settings, name) for name in shared}
+    ranks = made.planning.loads[0].team.count
+    return as_command("compare", CompareSettings(plans=(out,), max_length=length, **given), ranks)
+
+
+def headline(lengths: list[PlannedLength], floor: float) -> str:
+    """What the plan does, in a sentence."""
+    gains = [
+        f"{planned['verified']['speedup']:.2f}× the speed of exact attention at {planned['length']:,} tokens (fidelity "
+        f"{1 - planned['verified']['loss']:.4f})"
+        for planned in lengths
+        if "verified" in planned
+    ]
+    exact = [f"{planned['length']:,}" for planned in lengths if "verified" not in planned]
+    if not gains:
+        return f"Stay with exact attention: at no length does a verified plan with a fidelity ≥ {floor:g} pay."
+    rest = f"; exact attention at {listed(exact)} tokens" if exact else ""
+    return f"With a fidelity ≥ {floor:g}: {', '.join(gains)}{rest}."
+
+
+def _length(planned: Planned) -> PlannedLength:
+    found: PlannedLength = {
+        "length": planned.length,
+        "layers": {str(number): _layer(planned, number, name) for number, name in sorted(planned.chosen.items())},
+        "rounds": [_verification(each) for each in planned.rounds],
+        "floors": planned.floors,  # type: ignore[typeddict-item]
+        "passages": max((len(each) for of in planned.losses.values() for each in of.values()), default=0),
+        "model_ms": 1e3 * planned.screen.model_seconds,
+        "tried": len({name for errors in planned.screen.errors.values() for name in errors}),
+    }
+    if planned.verified is not None:
+        found["verified"] = _verification(planned.verified)
+    if planned.why_exact is not None:
+        found["exact_because"] = planned.why_exact
+    if planned.uniform is not None:
+        mix = choice.uniform(planned.mean_losses, planned.uniform)
+        found["uniform"] = {"method": planned.uniform, "predicted": choice.total(planned.mean_losses, mix)}
+        if planned.uniform_verified is not None:
+            found["uniform"]["loss"] = planned.uniform_verified.loss
+            found["uniform"]["speedup"] = planned.uniform_verified.speedup
+    return found
+
+
+def _layer(planned: Planned, number: int, name: str) -> PlannedLayer:
+    seconds = planned.screen.seconds[str(number)]
+    return {
+        "method": name,
+        "start": 0 if name == EXACT else planned.starts.get(name, planned.length),
+        "loss": planned.mean_losses[number][name],
+        "time": seconds[name] / seconds[EXACT],
+        "error": planned.screen.errors[str(number)].get(name),
+    }
+
+
+def _verification(found: Verified) -> Verification:
+    return {
+        "predicted": found.predicted,
+        "loss": found.loss,
+        "bound": found.bound,
+        "speedup": found.speedup,
+        "passages": len(found.losses),
+    }
+
+
+def _accepted(loss: float, shift: float) -> str:
+    """What a plan may lose on the text that it is made from."""
+    watched = "`sq.audit` watches the error while the model serves."
+    if shift == 1:
+        lost = f"The loss of the minimum fidelity, {loss:.4f}, is accepted on this text"
+        return f"{lost}; other text can lose more. {watched}"
+    return (
+        f"On this text a loss of {loss / shift:.4f} is accepted: the loss of the minimum fidelity, {loss:.4f}, divided "
+        f"by the shift of {shift:g}, because other text can lose more. {watched}"
+    )
+
+
+def _notes(made: Made) -> list[str]:
+    notes = [
+        f"{planned.length:,} tokens: exact attention, because {planned.why_exact}."
+        for planned in made.planning.lengths
+        if planned.why_exact
+    ]
+    notes += [_accepted(1 - made.planning.floor, made.planning.shift)]
+    notes.append(
+        "A bound assumes that passages are independent and that their losses are about normally distributed, or, for a "
+        "metric that is right or wrong, that each loss is −1, 0 or 1. It holds for text like the one that was planned "
+        "on."
+    )
+    notes.append("Lengths between those that were planned run the plan of the next longer one, and were not verified.")
+    spreads = [spread for planned in made.planning.lengths for spread in planned.screen.head_spread.values()]
+    if spreads and (spread := statistics.median(spreads)) >= 1:
+        notes.append(
+            f"Within a layer, the largest error of a head is {spread:.1f} times the median head's (median over layers)."
+        )
+    if (ranks := made.planning.loads[0].team.count) > 1:
+        notes.append(
+            f"{split_note(ranks)} The plan has no baseline for `sq.audit`, which needs all tokens in one process."
+        )
+    notes += made.notes
+    if made.plan.made_on.get("resumed"):
+        notes.append(f"{made.plan.made_on['resumed']} units come from an earlier, interrupted run.")
+    return notes

@@ -1,0 +1,260 @@
+"""`subquad plan` on a text model, and `sq.plan` on any module: from what the user gives to a plan with its record."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from subquad import hf
+from subquad.core.errors import InputError, as_input_error
+from subquad.hf.adapters import describe_model
+from subquad.hf.plans import Plan
+from subquad.methods import BoundMethod, Method, resolve
+from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.models.pretrained import Pretrained, check_model
+from subquad.tools.models.rows import mark_of
+from subquad.tools.plan.arguments import (
+    as_inputs,
+    check_figures,
+    check_settings,
+    check_together,
+    mark_of_function,
+    mark_of_inputs,
+    settings_from,
+)
+from subquad.tools.plan.length import UNAIDED, Workers
+from subquad.tools.plan.loads import Load, Loss, input_loads
+from subquad.tools.plan.measure import Candidate
+from subquad.tools.plan.plan import Planning, candidates_for, plan_of
+from subquad.tools.plan.prepared import given, losses_elsewhere, of_text, prepare
+from subquad.tools.runs import machine
+from subquad.tools.runs.executors import HERE, Executor
+from subquad.tools.runs.options import as_command
+from subquad.tools.runs.settings import PlanSettings
+from subquad.tools.runs.store import Progress, Store
+
+UNITS = 1  # changes with what the units hold, so that a run of another version is not resumed
+
+
+@dataclass(frozen=True)
+class Made:
+    """A plan, and all that it was chosen from."""
+
+    plan: Plan
+    planning: Planning
+    facts: dict[str, Any]  # of the model, for the report
+    notes: tuple[str, ...] = ()  # what a reader must know of the weights, and of methods that were not tried
+
+
+def make(settings: PlanSettings, out: Path, progress: Progress, executor: Executor = HERE, team: Team = ALONE) -> Made:
+    """Plan for a text model. Finished units are kept under `out`; losses of single layers are measured by `executor`.
+
+    A team splits the tokens of every input over its processes.
+
+    Raises:
+        InputError: something in the settings does not work; the message has the remedy.
+    """
+    found = prepare(settings, out, progress, team)
+    elsewhere = partial(losses_elsewhere, settings, out.absolute()) if executor.says else None
+    workers = Workers(executor, elsewhere)
+    made = plan_loads(
+        found.loads,
+        settings,
+        found.methods,
+        found.fitted,
+        out,
+        progress,
+        found.facts,
+        as_command("plan", settings, team.count),
+        workers,
+    )
+    return replace(made, notes=(*found.notes, *made.notes, *workers.note))
+
+
+def check(settings: PlanSettings) -> None:
+    """Raise InputError for what is wrong in the settings, as far as it shows before the model is loaded."""
+    given(settings)
+    check_model(settings.model, settings.device)
+
+
+def plan(
+    model: Any,
+    inputs: Iterable[Any],
+    *,
+    min_fidelity: float = 0.99,
+    shift: float = 1.6,
+    lengths: Sequence[int] = (512, 2048, 4096),
+    loss: Loss | None = None,
+    metric: Callable[[Any, Any], float] | None = None,
+    methods: str | Method | Sequence[str | Method] | None = None,
+    minutes: float = 10.0,
+    seed: int = 0,
+    out: str | Path | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Plan:
+    """Find which method runs in which layer at which length, for an error of the final output that is accepted.
+
+    Args:
+        model: what `sq.hf.swap` takes, in eval mode. Methods that are swapped into it run again afterwards; planning
+            compares with its own attention.
+        inputs: mappings of the model's keywords to tensors, five or more of each length; for a SentenceTransformer
+            also texts, which are cut into passages of `lengths` tokens.
+        min_fidelity: the mean fidelity (1 − loss) that the plan must have on inputs that it was not made from, above
+            0 and at most 1.
+        shift: how many times larger the loss may be on other inputs than on these. The plan keeps 1 − fidelity under
+            (1 − `min_fidelity`) / `shift` here. 1 plans for inputs like these.
+        lengths: of passages, in tokens, where inputs are texts.
+        loss: from the model's output and its exact output for one input, 0 where they are the same; by default 1 −
+            cosine of the mean last hidden state, or the divergence of the logits in nats.
+        metric: in place of a loss, from the model's output and the input, of which more is better: such as 1.0 where
+            the class is right. What is accepted is that its mean falls by at most 1 − `min_fidelity`.
+        methods: what to try, one or several; by default settings of several methods that grow with the length.
+        minutes: how long it may take; units that are done when the time is out are used.
+        seed: of the passages that are drawn from texts.
+        out: a folder from which an interrupted run with the same arguments resumes, and into which the plan is saved. A
+            loss or metric is the same where its name and its code are; what it reads from elsewhere is not compared.
+        progress: called with what is under way, and how much of it is done.
+
+    Returns:
+        A plan: `sq.hf.swap(model, plan)`, `plan.save(folder)`, `sq.load_plan(folder)`. Its `verified` says what was
+        measured on held-out inputs. Where nothing met the floor it is exact attention at that length.
+
+    Raises:
+        ValueError: too few inputs of a length, a floor outside (0, 1], a method that is unknown, or a model in training
+            mode, where dropout makes outputs random; a loss or a metric for texts; methods that cannot be joined by
+            length.
+        TypeError: no model that `swap` takes, inputs that are neither mappings nor texts, or an argument of another
+            type than it must have.
+    """
+    settings = settings_from(min_fidelity, shift, lengths, minutes, seed)
+    check_settings(settings)
+    methods = [methods] if isinstance(methods, str | Method) else methods
+    tried = None if methods is None else [resolve(method) for method in methods]
+    inputs = as_inputs(inputs)
+    check_figures(inputs, loss=loss, metric=metric)
+    if hf.transformers_model(model).training:
+        raise InputError("the model is in training mode, where dropout makes outputs random: call model.eval() first")
+    with TemporaryDirectory() as temporary, _own_attention(model):
+        folder = Path(out) if out is not None else Path(temporary)
+        if inputs and all(isinstance(item, str) for item in inputs):
+            pretrained = of_sentence_transformer(model)
+            loads, facts = of_text(pretrained, inputs, settings)
+        else:
+            loads = input_loads(model, inputs, loss, metric)
+            described = describe_model(model)
+            text = {"inputs": len(inputs), "fingerprint": mark_of_inputs(inputs)}
+            judged = [mark_of_function(loss), mark_of_function(metric)]
+            facts = {"model": described, "text": text, "identity": described, "judged": judged}
+        made = plan_loads(loads, settings, tried, {}, folder, progress, facts, "sq.plan")
+        if out is not None:
+            made.plan.save(folder, model)
+            Store.clear(folder)
+    return made.plan
+
+
+@contextmanager
+def _own_attention(model: Any) -> Iterator[None]:
+    """Run the model's own attention inside; what was swapped into it comes back."""
+    before, keep = hf.bounds(model), hf.describe(model).keep
+    hf.restore(model)
+    try:
+        yield
+    finally:
+        hf.restore(model)
+        if before:
+            hf.swap(model, before, keep=keep)
+
+
+def of_sentence_transformer(model: Any) -> Pretrained:
+    """What reads texts with a SentenceTransformer: its tokenizer and pooling around its transformers model.
+
+    Raises:
+        TypeError: it is none, so that nothing says how texts are read.
+    """
+    inner, tokenizer = hf.transformers_model(model), getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise TypeError(
+            f"texts as inputs need a SentenceTransformer, which has a tokenizer; {type(model).__name__} has none: give "
+            "mappings of the model's keywords to tensors"
+        )
+    modes = [getattr(part, "pooling_mode", None) for part in model.modules()]
+    first = any(mode in ("cls", ("cls",)) for mode in modes) or any(
+        getattr(part, "pooling_mode_cls_token", False) for part in model.modules()
+    )
+    limit = hf.position_limit(inner) or getattr(inner.config, "max_position_embeddings", None)
+    return Pretrained(type(model).__name__, inner, tokenizer, "embedding", "cls" if first else "mean", limit)
+
+
+def plan_loads(
+    loads: Sequence[Load],
+    settings: PlanSettings,
+    methods: Sequence[Method] | None,
+    fitted: Mapping[str, dict[int, BoundMethod]],
+    out: Path,
+    progress: Progress,
+    facts: dict[str, Any],
+    command: str,
+    workers: Workers = UNAIDED,
+) -> Made:
+    """Plan for the inputs of some loads. `methods` are tried, and `fitted` parameters by name and layer beside them."""
+    team = loads[0].team
+    with as_input_error():
+        if methods is not None:
+            _check_methods(methods, loads[0].model, also=fitted)
+        candidates = candidates_for(loads[0].model, methods, fitted, team)
+        check_together({load.length: candidates(load.length) for load in loads})
+        store = Store(out, fingerprint(loads, candidates, settings, facts), team)
+        planning = Planning(loads, candidates, settings.min_fidelity, settings.minutes, settings.shift, workers)
+        planning.run(store, progress)
+    made_on = {
+        "command": command,
+        "versions": machine.versions(),
+        "hardware": machine.hardware(settings.device),
+        "text": facts["text"],
+        "resumed": store.found,
+        **({"ranks": team.count} if team.count > 1 else {}),
+    }
+    return Made(plan_of(planning, made_on), planning, facts["model"])
+
+
+def _check_methods(methods: Sequence[Method], model: Any, also: Mapping[str, Any]) -> None:
+    """InputError where a method has learned parameters that nothing fits, or no layer can run any of the methods.
+
+    `also` are candidates that are fitted.
+    """
+    if not also and all(method.is_exact for method in methods):
+        raise InputError("the methods name none but exact attention, so there is nothing to plan with")
+    for method in methods:
+        if method.traits.learned:
+            how = "" if method.traits.fit is None else ": --calibrate TEXT fits them, or give an --adapter"
+            raise InputError(f"{method} has learned parameters, and a plan takes only those that are fitted{how}")
+    refused = {method: hf.refusals(model, method) for method in methods if not method.is_exact}
+    if refused and not also and all(len(reasons) == len(hf.find_layers(model)) for reasons in refused.values()):
+        method, reasons = next(iter(refused.items()))
+        raise InputError(f"no layer of the model can run {method}: {reasons[min(reasons)]}")
+
+
+def fingerprint(
+    loads: Sequence[Load],
+    candidates: Callable[[int], list[Candidate]],
+    settings: PlanSettings,
+    facts: dict[str, Any],
+) -> dict[str, Any]:
+    """All that the units depend on."""
+    return {
+        "identity": facts["identity"],
+        "text": facts["text"],
+        "judged": facts.get("judged"),
+        "loads": [[load.length, len(load.items), len(load.held_out)] for load in loads],
+        "candidates": {
+            str(load.length): [[c.name, mark_of(c.bounds)] for c in candidates(load.length)] for load in loads
+        },
+        "floor": [settings.min_fidelity, settings.shift],
+        "seed": settings.seed,
+        "machine": [machine.versions(), machine.hardware(settings.device)],
+        "units": UNITS,
+        **({"ranks": loads[0].team.count} if loads[0].team.count > 1 else {}),
+    }

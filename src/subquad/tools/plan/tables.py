@@ -1,0 +1,197 @@
+"""A plan in the terminal and in Markdown."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from subquad.tools.plan.schema import PlannedLength, PlanReport
+from subquad.tools.report import cells
+from subquad.tools.report.cells import MISSING, Cell
+from subquad.tools.report.content import Column, Line, Table, told
+from subquad.tools.report.markup import bullets, escaped, fenced, sections, table_of
+from subquad.tools.report.terminal import rich_of
+
+BLANK = Cell(MISSING, "missing")
+EXACT = "full"
+NEXT = "Next, compare the plan with other methods on the same text, and save the model with what is recommended."
+FIGURES = {
+    "plan-layers.png": (
+        "Method of each layer",
+        "The method of each layer at each length; squares without a colour are exact attention. The number is the "
+        "share of exact attention's time in that layer.",
+    ),
+    "plan-front.png": (
+        "Plans for other floors",
+        "Predicted speed-up of the whole model for several floors of the fidelity, from the same measurements: plans, "
+        "and the best single method in all layers.",
+    ),
+}
+SECTIONS = {"Settings": "settings", "Model": "model", "Text": "text", "Hardware": "hardware", "Versions": "versions"}
+
+
+def title(report: PlanReport) -> str:
+    """What the report is of."""
+    name = str(report["model"].get("name", report["model"].get("class", "model"))).rstrip("/").rpartition("/")[2]
+    return f"{name}: attention plan"
+
+
+def rich_table(report: PlanReport) -> RenderableType:
+    """Headline and tables, for a terminal."""
+    parts: list[RenderableType] = [Text(title(report), "bold")]
+    parts += [rich_of(table, False) for table in (verified(report), layers(report)) if table.columns]
+    parts.append(Text(report["headline"], "bold"))
+    parts += [Text(note, "dim") for note in report["notes"]]
+    if "next" in report:
+        parts += [Text(NEXT), Text(report["next"])]
+    return Group(*parts)
+
+
+def markdown(report: PlanReport, figures: Sequence[str] = ()) -> str:
+    """All of a plan as Markdown. `figures` are the names of the plots that lie beside it."""
+    parts = [f"# {escaped(title(report))}", f"**{escaped(report['headline'])}**", bullets(tried(report))]
+    if "next" in report:
+        parts += [NEXT, fenced(report["next"])]
+    for heading, about, table in tables(report):
+        parts += [f"## {heading}", escaped(about), table_of(table)]
+    parts += [f"![{head}]({name})\n\n{about}" for name, (head, about) in FIGURES.items() if name in figures]
+    parts += sections(described(report))
+    parts += ["## Notes", bullets(report["notes"]), "## Command", fenced(report["command"]), escaped(report["created"])]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def tried(report: PlanReport) -> list[str]:
+    """What the plan was chosen from and verified on, a sentence for each length."""
+    said = []
+    for planned in report["lengths"]:
+        count, passages = planned["tried"], planned["passages"]
+        text = f"{planned['length']:,} tokens: {count} candidates were tried"
+        text += f" on {passages} passages" if passages else ", and none was faster than exact attention"
+        if "verified" in planned:
+            text += f", and the plan was verified on {planned['verified']['passages']} held-out passages"
+        said.append(f"{text}.")
+    return said
+
+
+def tables(report: PlanReport) -> list[tuple[str, str, Table]]:
+    """(heading, what it says, table) of all tables with lines."""
+    found = [
+        (
+            "Lengths",
+            "Figures on held-out passages. The predicted loss is the sum of the losses of single layers.",
+            verified(report),
+        ),
+        (
+            "Layers",
+            "The method of each layer, with its share of exact attention's time and its loss alone.",
+            layers(report),
+        ),
+        ("Other floors", "Predictions from the same measurements, not verified.", floors(report)),
+        ("Rounds", "Each choice that was verified, in order.", rounds(report)),
+    ]
+    return [(heading, about, table) for heading, about, table in found if table.lines and table.columns]
+
+
+def described(report: PlanReport) -> dict[str, dict[str, object]]:
+    """Settings and the like by heading."""
+    return {heading: report[name] for heading, name in SECTIONS.items()}  # type: ignore[literal-required]
+
+
+def facts_of(report: PlanReport) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The facts behind a plan as (heading, [(name, text)])."""
+    return [(heading, list(pairs)) for heading, pairs in told(described(report))]
+
+
+def verified(report: PlanReport) -> Table:
+    """A line for each length: fidelity, its bound, speed, and the best single method beside it."""
+    columns = [
+        Column("fidelity", "plan"),
+        Column("lower bound", "plan"),
+        Column("speed-up", "plan"),
+        Column("predicted loss", "plan"),
+        Column("loss", "plan"),
+        Column("method", "best single method"),
+        Column("fidelity", "best single method"),
+        Column("speed-up", "best single method"),
+    ]
+    lines = [Line(f"{p['length']:,} tokens", _verified(p)) for p in report["lengths"]]
+    return Table(columns, lines, first="length").dense()
+
+
+def _verified(planned: PlannedLength) -> list[Cell]:
+    own = planned.get("verified")
+    mine = [BLANK] * 5
+    if own is not None:
+        mine = [
+            cells.number(1 - own["loss"], 4),
+            cells.number(1 - own["bound"], 4),
+            cells.speedup(own["speedup"]),
+            cells.number(own["predicted"], 4),
+            cells.number(own["loss"], 4),
+        ]
+    best = planned.get("uniform")
+    if best is None:
+        return [*mine, BLANK, BLANK, BLANK]
+    fidelity = 1 - best["loss"] if "loss" in best else None
+    return [*mine, Cell(best["method"]), cells.number(fidelity, 4), cells.speedup(best.get("speedup"))]
+
+
+def layers(report: PlanReport) -> Table:
+    """A line for each layer; what runs at each length."""
+    heads = ("method", "time", "loss")
+    columns = [Column(head, f"{p['length']:,} tokens") for p in report["lengths"] for head in heads]
+    numbers = list(dict.fromkeys(number for p in report["lengths"] for number in p["layers"]))
+    lines = [Line(number, [cell for p in report["lengths"] for cell in _layer(p, number)]) for number in numbers]
+    return Table(columns, lines, first="layer").dense()
+
+
+def approximate(report: PlanReport) -> list[str]:
+    """The numbers of the layers that run something else than exact attention, at any length."""
+    layers = [pair for planned in report["lengths"] for pair in planned["layers"].items()]
+    return list(dict.fromkeys(number for number, found in layers if found["method"] != EXACT))
+
+
+def _layer(planned: PlannedLength, number: str) -> list[Cell]:
+    found = planned["layers"].get(number)
+    if found is None or found["method"] == EXACT:
+        return [Cell("exact", "tie"), BLANK, BLANK]
+    return [Cell(found["method"]), cells.share(found["time"]), cells.number(found["loss"], 4)]
+
+
+def floors(report: PlanReport) -> Table:
+    """A line for each length and floor."""
+    columns = [Column("loss"), Column("speed-up"), Column("best single method"), Column("its speed-up")]
+    lines = [
+        Line(
+            f"{p['length']:,} tokens, {f['floor']:g}",
+            [
+                cells.number(f["loss"], 4),
+                cells.speedup(f["speedup"]),
+                Cell(f["uniform"]) if f["uniform"] else BLANK,
+                cells.speedup(f["uniform_speedup"]) if f["uniform"] else BLANK,
+            ],
+        )
+        for p in report["lengths"]
+        for f in p["floors"]
+    ]
+    return Table(columns, lines, first="length, floor").dense()
+
+
+def rounds(report: PlanReport) -> Table:
+    """A line for each choice that was verified."""
+    columns = [Column("predicted loss"), Column("loss"), Column("upper bound"), Column("speed-up"), Column("passages")]
+    lines = [
+        Line(
+            f"{p['length']:,} tokens, {i + 1}",
+            [
+                cells.number(r["predicted"], 4),
+                cells.number(r["loss"], 4),
+                cells.number(r["bound"], 4),
+                cells.speedup(r["speedup"]),
+                cells.number(r["passages"], 0),
+            ],
+        )
+        for p in report["lengths"]
+        for i, r in enumerate(p["rounds"])
+    ]
+    return Table(columns, lines, first="length, round")

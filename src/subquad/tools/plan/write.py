@@ -1,0 +1,51 @@
+"""Write the files of a plan's report."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from subquad.tools.plan.plots import drawings, plots
+from subquad.tools.plan.schema import PlanReport
+from subquad.tools.plan.tables import FIGURES, NEXT, approximate, facts_of, markdown, tables, title, tried
+from subquad.tools.report import layout, terms
+from subquad.tools.report.files import as_json, write_files
+from subquad.tools.report.vector import Drawing
+
+
+def write_plan_report(report: PlanReport, folder: Path) -> list[Path]:
+    """Write report.json, report.md, report.html and the plots beside the plan; return their paths."""
+    drawn = plots(report)
+    page = html(report, drawings(report), f'plan = sq.load_plan("{folder.name}")\nsq.hf.swap(model, plan)')
+    contents = {
+        "report.md": markdown(report, list(drawn)).encode(),
+        **drawn,
+        "report.html": page.encode(),
+        "report.json": as_json(report),
+    }
+    return write_files(contents, folder, stale=FIGURES)
+
+
+def html(report: PlanReport, drawn: Mapping[str, Drawing], use: str) -> str:
+    """The page. `drawn` are SVGs, as `plan_plots.drawings` returns them; `use` are the lines that run the plan."""
+    found = tables(report)
+    return layout.page(
+        "plan.html.j2",
+        drawn,
+        title=title(report),
+        report=report,
+        use=use,
+        next=NEXT,
+        approximate=approximate(report),
+        tried=tried(report),
+        figures=layout.shown(FIGURES, drawn),
+        tables=found,
+        facts=facts_of(report),
+        glossary=terms.glossary({*layout.heads(table for _, _, table in found), *terms.PLANNED}),
+        methods=terms.described(_methods(report)),
+    )
+
+
+def _methods(report: PlanReport) -> list[str]:
+    """The methods that the plan or its tables name."""
+    chosen = [layer["method"] for planned in report["lengths"] for layer in planned["layers"].values()]
+    alone = [planned["uniform"]["method"] for planned in report["lengths"] if "uniform" in planned]
+    return [*chosen, *alone]

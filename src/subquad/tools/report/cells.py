@@ -1,0 +1,96 @@
+"""Figures as text. Every figure may be absent, None or not finite; all three read as "–"."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from subquad.tools.report.schema import MethodReport
+
+Tone = Literal["", "faster", "slower", "low", "tie", "missing"]
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure as text, and how to read it: "low" = below the minimum fidelity, "tie" = within the noise."""
+
+    text: str
+    tone: Tone = ""
+    value: float | None = field(default=None, compare=False)  # what a table is sorted by; None: by the text
+
+    @property
+    def sort_key(self) -> str | None:
+        """What a table is sorted by, a number or a text; None where the figure is missing."""
+        if self.value is not None:
+            return "Infinity" if self.value == math.inf else repr(self.value)
+        return None if self.tone == "missing" else self.text
+
+
+def known(value: Any) -> float | None:
+    """The figure, or None where it is missing or not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def number(value: Any, digits: int = 3) -> Cell:
+    """A figure with `digits` decimals."""
+    x = known(value)
+    return Cell(MISSING, "missing") if x is None else Cell(f"{x:,.{digits}f}", value=x)
+
+
+def share(value: Any) -> Cell:
+    """A share as a percentage."""
+    x = known(value)
+    return Cell(MISSING, "missing") if x is None else Cell(f"{100 * x:.1f} %", value=x)
+
+
+def decimals(value: Any) -> int:
+    """How many decimals of milliseconds or MiB make three significant digits, at most two."""
+    x = known(value)
+    return 0 if x is None or abs(x) >= 100 else 1 if abs(x) >= 10 else 2
+
+
+def size(value: Any, digits: int | None = None) -> Cell:
+    """Milliseconds or MiB with three significant digits, or in a column with as many decimals as the others."""
+    return number(value, decimals(value) if digits is None else digits)
+
+
+def speedup(value: Any, verdict: Any = None) -> Cell:
+    """1.42×, ↓0.62× where it is slower than exact attention, ≈1.03× where the verdict is that it is in the noise."""
+    x = known(value)
+    if x is None:
+        return Cell(MISSING, "missing")
+    digits = 2 if x >= 0.095 else 3
+    shown = round(x, digits)
+    if verdict == "within the noise":
+        return Cell(f"≈{shown:.{digits}f}×", "tie", x)
+    if shown < 1:
+        return Cell(f"↓{shown:.{digits}f}×", "slower", x)
+    return Cell(f"{shown:.2f}×" if shown < 100 else f"{shown:,.0f}×", "faster" if shown > 1 else "", x)
+
+
+def kept(value: Any, least: float | None) -> Cell:
+    """A fidelity with four decimals, marked if it is below the minimum."""
+    x = known(value)
+    if x is None or least is None or x >= least:
+        return number(x, 4)
+    return Cell(number(x, 4).text, "low", x)
+
+
+def crossover(method: MethodReport) -> Cell:
+    """The length from which on a method is clearly faster: "3,100", "≤512" (measured, maybe less) or "none" seen."""
+    if "crossover" not in method or method["status"] == "exact":
+        return Cell(MISSING, "missing")
+    x = known(method["crossover"])
+    if x is None:
+        return Cell("none", "slower", math.inf)
+    measured = sorted(map(int, method.get("op") or {}))
+    if not measured or x <= measured[0]:
+        return Cell(f"≤{next(iter(measured), 0):,}", "faster", x)
+    return Cell(f"≤{x:,.0f}" if x in measured else f"{two_digits(x):,}", value=x)
+
+
+def two_digits(x: float) -> int:
+    """Rounded to two digits: a crossover is not known any better."""
+    return int(round(x, 1 - math.floor(math.log10(x)))) if x >= 1 else 1

@@ -1,0 +1,373 @@
+"""What a report says, as plain tables and facts: the terminal, Markdown and the page only lay them out."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from subquad.tools.report.cells import MISSING, Cell, crossover, decimals, kept, known, number, size, speedup
+from subquad.tools.report.reading import (
+    cost,
+    fidelity,
+    layer_errors,
+    marks,
+    min_fidelity,
+    model_lengths,
+    op_lengths,
+    own_length,
+    quality,
+    ran,
+)
+from subquad.tools.report.schema import MethodReport, Report
+from subquad.tools.report.terms import TERMS, term_of
+
+FIGURES = {
+    "quality-vs-speed.png": (
+        "Fidelity against speed-up",
+        "Each method's fidelity to the exact model against the speed-up of a whole forward pass, a panel for each "
+        "length. Exact attention is at 1× and fidelity 1; the line is the Pareto front. "
+        "Hollow marks are within the noise, neither faster nor slower; the grey band is how far exact attention "
+        "differs from itself.",
+    ),
+    "error-by-layer.png": (
+        "Error of each layer's attention",
+        "Relative error of the attention output of each layer, a line for each method; lower is closer to exact.",
+    ),
+    "time-vs-length.png": (
+        "Time of one attention call against length",
+        "Time of one layer's attention against the number of tokens, both logarithmic. A ring marks the length from "
+        "which on a method is faster than exact attention, beyond the noise. The inputs are random, so these times "
+        "have no fidelity.",
+    ),
+}
+NEXT = "Next, search settings layer by layer, for this model and text."
+OP_REMARK = "One layer's attention alone, on random inputs; these times have no fidelity."
+
+
+def pieces(name: str) -> list[str]:
+    """A method's name, cut where a line may break: after the colon and the commas."""
+    return name.replace(":", ":\n").replace(",", ",\n").split("\n")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's head, the group that it belongs to (a length, mostly) and the term that explains it, if not its head.
+
+    `about` says what a column means that no page with a glossary has.
+    """
+
+    head: str
+    group: str = ""
+    about: str = ""
+    named: str = ""  # the term
+    short: str = ""  # of the head, where room is scarce; its words may stand below each other
+
+    @property
+    def term(self) -> str:
+        """The term in the glossary that explains the head; empty if there is none."""
+        return "" if self.about else term_of(self.named or self.head)
+
+    @property
+    def meaning(self) -> str:
+        """What the column says; empty if its head says it."""
+        return self.about or TERMS.get(self.term, "")
+
+    @property
+    def title(self) -> str:
+        """Group and head in one line."""
+        return f"{self.group}: {self.head}" if self.group else self.head
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method's row. `marks` are "baseline", "recommended at 512 tokens", "3 of 6 layers"."""
+
+    name: str
+    cells: list[Cell]
+    marks: list[str] = field(default_factory=list)
+
+    @property
+    def recommended(self) -> bool:
+        """Whether it is recommended, at any length."""
+        return any(term_of(mark) == "recommended" for mark in self.marks)
+
+    @property
+    def pieces(self) -> list[str]:
+        """The name, cut where a line may break."""
+        return pieces(self.name)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a first column of names, methods by default, and one line for each."""
+
+    columns: list[Column]
+    lines: list[Line]
+    first: str = "method"  # the first column's head
+
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        """Runs of neighbouring columns with one group: (group, how many)."""
+        runs: list[tuple[str, int]] = []
+        for column in self.columns:
+            if runs and runs[-1][0] == column.group:
+                runs[-1] = (column.group, runs[-1][1] + 1)
+            else:
+                runs.append((column.group, 1))
+        return runs
+
+    def only(self, wanted: Callable[[int], bool]) -> "Table":
+        """The table with the columns whose place `wanted` accepts."""
+        kept = [i for i in range(len(self.columns)) if wanted(i)]
+        lines = [Line(line.name, [line.cells[i] for i in kept], line.marks) for line in self.lines]
+        return Table([self.columns[i] for i in kept], lines, self.first)
+
+    def dense(self) -> "Table":
+        """The table without columns in which nothing was measured."""
+        return self.only(lambda i: any(line.cells[i].tone != "missing" for line in self.lines))
+
+
+# ---------------------------------------------------------------------- tables
+
+Part = Literal["model", "op"]
+Maker = tuple[Column, Callable[[MethodReport], Cell]]
+
+
+def _table(report: Report, makers: Sequence[Maker]) -> Table:
+    lines = [Line(m["method"], [make(m) for _, make in makers], marks(report, m)) for m in ran(report)]
+    return Table([column for column, _ in makers], lines).dense()
+
+
+def quality_table(report: Report) -> Table:
+    """The quality of the methods at the model's own length."""
+    own = own_length(report)
+    return _table(report, [_nearness(report, own), *_quality_details(own)])
+
+
+def task_table(report: Report) -> Table:
+    """The scores of the labelled task; no columns where there was none."""
+    return _table(report, _task(report))
+
+
+def speed_table(report: Report) -> Table:
+    """Fidelity and speed-up of the methods at each length, and memory."""
+    makers: list[Maker] = []
+    for length in model_lengths(report):
+        makers += [_fidelity(length, min_fidelity(report)), _speed(length)]
+    return _table(report, [*makers, _memory(report, own_length(report))])
+
+
+def main_table(report: Report) -> Table:
+    """Fidelity and speed-up at each length, the task, and the other quality figures at the model's own length."""
+    details = _table(report, _quality_details(own_length(report)))
+    tables = (speed_table(report), task_table(report), details)
+    lines = [
+        Line(parts[0].name, [cell for part in parts for cell in part.cells], parts[0].marks)
+        for parts in zip(*(table.lines for table in tables), strict=True)
+    ]
+    return Table([column for table in tables for column in table.columns], lines)
+
+
+def model_table(report: Report) -> Table:
+    """Every figure of whole forward passes, by length."""
+    makers: list[Maker] = []
+    for length in model_lengths(report):
+        makers += [_nearness(report, length, tokens(length)), *_spread_of_nearness(length, tokens(length))]
+        makers += [_time(report, "model", length), _range(report, "model", length), _speed(length)]
+        makers.append(_memory(report, length, group=tokens(length)))
+    return _table(report, [(replace(column, group=f"{column.group} tokens"), make) for column, make in makers])
+
+
+def op_table(report: Report) -> Table:
+    """Time of one attention call, and its speed-up, by length."""
+    makers: list[Maker] = [(Column("faster from"), crossover)]
+    for length in op_lengths(report):
+        makers += [_time(report, "op", length), _speed(length, "op")]
+    return _table(report, makers)
+
+
+def op_memory_table(report: Report) -> Table:
+    """Peak extra memory of one attention call, by length."""
+    return _table(report, [_memory(report, length, "op", head=tokens(length)) for length in op_lengths(report)])
+
+
+def layer_table(report: Report) -> Table:
+    """Relative error of each layer's attention output."""
+    numbers = sorted({layer for method in ran(report) for layer in layer_errors(method)})
+    mean: Maker = (Column("mean", named="layer error"), lambda m: number(_mean(layer_errors(m).values())))
+    return _table(report, [mean, *map(_error_of, numbers)])
+
+
+def _error_of(layer: int) -> Maker:
+    return Column(str(layer), "layer", named="layer error"), lambda m: number(layer_errors(m).get(layer))
+
+
+def _nearness(report: Report, length: str, group: str = "") -> Maker:
+    """The mean cosine, or the fidelity of language models, which have none."""
+    least = min_fidelity(report)
+    if _has_cosines(report):
+        return Column("cosine mean", group), lambda m: kept(quality(m, length).get("cosine_mean"), least)
+    return Column("fidelity", group), lambda m: kept(fidelity(m, length), least)
+
+
+def _spread_of_nearness(length: str, group: str = "") -> list[Maker]:
+    """What else is known of closeness at any length."""
+    return [
+        _of_quality(Column("cosine p5", group), "cosine_p5", length, 4),
+        _of_quality(Column("perplexity", group), "perplexity", length, 2),
+    ]
+
+
+def _of_quality(column: Column, figure: str, length: str, digits: int = 3) -> Maker:
+    return column, lambda m: number(quality(m, length).get(figure), digits)
+
+
+def _quality_details(own: str) -> list[Maker]:
+    """The spread, the errors inside of the model, and the ranking of passages."""
+    return [
+        *_spread_of_nearness(own),
+        (Column("layer error"), lambda m: number(_mean(layer_errors(m).values()))),
+        _of_quality(Column("weights L1", short="weight L1"), "weights_l1", own),
+        _of_quality(Column("top-1"), "top1", own),
+        _of_quality(Column("recall@10", short="rec. @10"), "recall10", own),
+    ]
+
+
+def _has_cosines(report: Report) -> bool:
+    return any(known(quality(m, n).get("cosine_mean")) is not None for m in ran(report) for n in model_lengths(report))
+
+
+def _task(report: Report) -> list[Maker]:
+    metrics = dict.fromkeys(metric for method in ran(report) for metric in method.get("task") or {})
+    name = (report.get("task") or {}).get("name", "task")
+    return [_metric(name, metric) for metric in metrics]
+
+
+def _metric(name: str, metric: str) -> Maker:
+    return Column(metric, name, named="task score"), lambda m: number((m.get("task") or {}).get(metric))
+
+
+def _speed(length: str, part: Part = "model") -> Maker:
+    column = Column("speed-up", tokens(length), short="speed")
+
+    def make(method: MethodReport) -> Cell:
+        figures = cost(method, part, length)
+        return speedup(figures.get("speedup"), figures.get("verdict"))
+
+    return column, make
+
+
+def _fidelity(length: str, least: float | None) -> Maker:
+    column = Column("fidelity", tokens(length), short="fidel.")
+    return column, lambda m: kept(fidelity(m, length), least)
+
+
+def _time(report: Report, part: Part, length: str) -> Maker:
+    digits = _decimals(report, part, length, "ms")
+    return Column("ms", tokens(length)), lambda m: size(cost(m, part, length).get("ms"), digits)
+
+
+def _range(report: Report, part: Part, length: str) -> Maker:
+    digits = _decimals(report, part, length, "ms_low", "ms_high")
+
+    def quartiles(method: MethodReport) -> Cell:
+        figures = cost(method, part, length)
+        low, high = (size(figures.get(name), digits) for name in ("ms_low", "ms_high"))
+        return low if low.tone == "missing" else Cell(f"{low.text} to {high.text}", value=low.value)
+
+    return Column("quartiles", tokens(length)), quartiles
+
+
+def _memory(report: Report, length: str, part: Part = "model", head: str = "extra MiB", group: str = "") -> Maker:
+    digits = _decimals(report, part, length, "extra_mib")
+    return Column(head, group, named="extra MiB"), lambda m: size(cost(m, part, length).get("extra_mib"), digits)
+
+
+def _decimals(report: Report, part: Part, length: str, *figures: str) -> int:
+    """How many decimals a column of sizes has: those of the smallest one."""
+    found = [cost(method, part, length).get(figure) for method in ran(report) for figure in figures]
+    return max(map(decimals, found), default=0)
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else None
+
+
+def tokens(length: str) -> str:
+    """Format a length as text."""
+    return f"{int(length):,}"
+
+
+# ---------------------------------------------------------------------- facts
+
+
+def short_name(report: Report) -> str:
+    """The model's name without the folder or organisation that it lies in."""
+    return str(report["model"].get("name") or "model").rstrip("/").rpartition("/")[2]
+
+
+def use(report: Report) -> str | None:
+    """The line of Python for the recommended method; None if exact attention is recommended."""
+    choice = report["recommendation"]["choice"]
+    if choice == "full":
+        return None
+    adapter = next((m.get("adapter") for m in report["methods"] if m["method"] == choice), None)
+    return f"sq.hf.swap(model, {choice!r})" if adapter is None else f"sq.hf.load_adapter(model, {adapter!r})"
+
+
+def legend(report: Report) -> str:
+    """How to read the main table, and what a speed-up of 1 is."""
+    own, least = own_length(report), min_fidelity(report)
+    said = [
+        f"≈ within the noise of this run, neither faster nor slower; ↓ slower than exact attention; {MISSING} not "
+        "measured; lengths in tokens.",
+        _samples(report),
+        f"Minimum fidelity: {least:g}." if least is not None else "",
+        f"Extra memory and quality figures without a length are for {tokens(own)} tokens." if own else "",
+        _exact_times(report),
+    ]
+    return " ".join(filter(None, said))
+
+
+def _samples(report: Report) -> str:
+    """What fidelity is, and over how many texts it is a mean."""
+    what = "the mean cosine to the exact embeddings" if _has_cosines(report) else "the exact perplexity / this one's"
+    passages, sequences = (report["settings"].get(name) for name in ("passages", "sequences"))
+    own = own_length(report)
+    counts = [f"{passages} passages at {tokens(own)}"] if own and passages is not None else []
+    counts += [f"{count} sequences at {tokens(length)}" for length, count in (sequences or {}).items()]
+    return f"Fidelity: {what}{', over ' if counts else ''}{', '.join(counts)}."
+
+
+def _exact_times(report: Report) -> str:
+    exact = next((method for method in ran(report) if method["status"] == "exact"), None)
+    times = {n: size(cost(exact, "model", n).get("ms")) for n in model_lengths(report)} if exact else {}
+    listed = [f"{time.text} ms at {tokens(n)}" for n, time in times.items() if time.tone != "missing"]
+    return f"A forward pass with exact attention: {', '.join(listed)}." if listed else ""
+
+
+def facts(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
+    """(heading, [(name, value)]) of everything that the figures depend on."""
+    titles = ("Model", "Text", "Task", "Settings", "Hardware", "Versions")
+    return told({title: report.get(title.lower()) or {} for title in titles})  # type: ignore[misc]
+
+
+def told(parts: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """(heading, [(name, value)]) of settings and the like as text, those that there are."""
+    named = {title: [(key.replace("_", " "), fact(key, part[key])) for key in part] for title, part in parts.items()}
+    return [(title, pairs) for title, pairs in named.items() if pairs]
+
+
+def fact(key: str, value: Any) -> str:
+    """Format a setting as text."""
+    if value is None:
+        return "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {fact(k, v)}" for k, v in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        if value and isinstance(value[0], Mapping):
+            return str(len(value))
+        return ", ".join(fact(key, item) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool) and "seed" not in key:
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

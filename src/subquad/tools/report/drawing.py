@@ -1,0 +1,173 @@
+"""What all plots share: the look of methods, axes, PNGs. matplotlib's global state is left as it was."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from textwrap import wrap
+from typing import Any
+
+from matplotlib import style
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from subquad.methods.core.names import name_of
+from subquad.tools.report.content import pieces
+
+Marker = str | tuple[int, int, int]  # as matplotlib names them: a letter, or (points, 1, turn) of a star
+
+# Okabe and Ito's palette, which most colour-blind readers can tell apart
+FAMILIES = {
+    "full": "#222222",
+    "clustered": "#0072B2",
+    "i-clustered": "#D55E00",
+    "oracle-top": "#009E73",
+    "shared-full": "#CC79A7",
+}
+OTHERS = (
+    "#56B4E9", "#B8860B", "#7A5195", "#8C564B", "#44AA99", "#882255", "#8A8A1F", "#332288", "#E3779A", "#5F6F7A",
+)  # fmt: skip
+MARKERS: tuple[Marker, ...] = (*"osD^vPX<>hp8dH", (4, 1, 0), (6, 1, 0), (3, 1, 0), (8, 1, 0), (4, 1, 45), (3, 1, 180))
+LOOK = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e7ea",
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#7a828a",
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "text.parse_math": False,  # a "$" in a model's name is not a formula
+}
+DPI = 160
+PAPER = "#ffffff"  # behind a figure
+ON_COLOR = "#fefefe"  # of letters on a method's colour; not PAPER, because a page gives each its own dark colour
+
+
+@dataclass(frozen=True)
+class Style:
+    """The look of a method in every plot."""
+
+    color: str
+    marker: Marker
+
+    @property
+    def scale(self) -> float:
+        """The scale of the marker, larger for a star, which looks small."""
+        return 1.8 if self.marker == "*" else 1.0
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """The keywords of `Axes.plot` for this style."""
+        return {"color": self.color, "marker": self.marker, "markersize": 5.5 * self.scale, "linewidth": 1.7}
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """Figures made and saved inside the block have the look of our plots."""
+    with style.context(["default", LOOK]):
+        yield
+
+
+def styles(names: Sequence[str]) -> dict[str, Style]:
+    """A colour for each family of methods, a shade for each of its settings; every method has its own marker."""
+    members: dict[str, list[str]] = {}
+    for name in names:
+        members.setdefault(name_of(name), []).append(name)
+    strangers = [family for family in members if family not in FAMILIES]
+    bases = FAMILIES | {family: OTHERS[i % len(OTHERS)] for i, family in enumerate(strangers)}
+    order = [name for name in names if name != "full"]
+    looks = {
+        name: Style(_shade(bases[family], i, len(alike)), MARKERS[order.index(name) % len(MARKERS)])
+        for family, alike in members.items()
+        for i, name in enumerate(alike)
+        if name != "full"
+    }
+    return {"full": Style(FAMILIES["full"], "*")} | looks
+
+
+def log_lengths(ax: Any) -> None:
+    """Both axes logarithmic, with ticks at the lengths that lines have, as many as there is room for."""
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    lengths = sorted({float(x) for line in ax.lines for x in line.get_xdata() if len(line.get_xdata()) > 1})
+    ticks_at(ax.xaxis, lengths, lambda x: f"{x:,.0f}")
+    ax.set_xlabel("tokens")
+
+
+def ticks_at(axis: Any, places: Sequence[float], text: Callable[[float], str]) -> None:
+    """Ticks of a logarithmic axis at these places, in order, as many as there is room for, written out."""
+    if places:
+        axis.set_major_locator(FixedLocator(_apart(places)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+
+
+def _apart(places: Sequence[float]) -> list[float]:
+    """The places that are at least a tenth of their range apart, chosen from the largest down."""
+    least = (places[-1] / places[0]) ** 0.1
+    kept = [places[-1]]
+    for place in reversed(places[:-1]):
+        if kept[-1] / place >= least * (1 - 1e-9):
+            kept.append(place)
+    return kept[::-1]
+
+
+def ticks(axis: Any, limits: tuple[float, float], text: Callable[[float], str]) -> None:
+    """Ticks at round numbers, as many as there is room for, written out; at the limits where there is none between."""
+    low, high = limits
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    tenths, halves = [i / 10 for i in range(10, 100)], [i / 2 for i in range(2, 20)]
+    for steps in (tenths, halves, range(1, 10), (1, 2, 5), (1, 3), (1,)):  # the finest for which there is room
+        places = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
+        if len(places) <= 7:
+            break
+    if not places:  # values that hardly differ: no number of two digits lies between the limits
+        low, high = sorted((float(f"{low:.4g}"), float(f"{high:.4g}")))
+        places = sorted({low, high})
+    axis.set_major_locator(FixedLocator(_apart(places[:: math.ceil(len(places) / 7)])))  # of many decades, some
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(float(f"{value:.6g}"))))
+
+
+def _shade(base: str, i: int, of: int) -> str:
+    """The i-th of some shades of a colour, from light to dark."""
+    place = 0.0 if of == 1 else 2 * i / (of - 1) - 1
+    towards, share = (1.0, -0.45 * place) if place < 0 else (0.0, 0.5 * place)
+    return str(to_hex([channel + (towards - channel) * share for channel in to_rgb(base)]))
+
+
+def broken(name: str) -> str:
+    """A method's name in several lines: cut after the colon and the commas, before "@" and before a bracket."""
+    return "\n".join(pieces(name.replace(" (", "\n(").replace("@", "\n@")))
+
+
+def titled(figure: Figure, model: str, what: str) -> Figure:
+    """The model, without the folder or organisation that it lies in, and what is shown: at the top left.
+
+    In as many lines as it takes to stay inside the figure.
+    """
+    name = model.rstrip("/").rpartition("/")[2]
+    name = name if len(name) <= 50 else f"{name[:49]}…"
+    text = f"{name}: {what}"
+    title = figure.suptitle(text, x=0.01, ha="left", fontsize=11.5, fontweight="bold")
+    renderer, room = FigureCanvasAgg(figure).get_renderer(), 0.96 * figure.bbox.width
+    lines = 1
+    while title.get_window_extent(renderer).width > room and lines < len(text):
+        lines += 1
+        title.set_text("\n".join(wrap(text, math.ceil(len(text) / lines) + 6)))  # some more: words are not cut
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG. A letter that the font does not have is drawn as a box, and nothing is said of it."""
+    buffer = BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        figure.savefig(buffer, format="png", dpi=DPI, facecolor="white")
+    return buffer.getvalue()

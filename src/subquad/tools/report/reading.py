@@ -1,0 +1,119 @@
+"""Read a report, in which every figure may be absent."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from subquad.core.spelling import listed
+from subquad.tools.report.cells import known
+from subquad.tools.report.schema import Cost, MethodReport, Quality, Report
+from subquad.tools.report.terms import is_reference
+
+
+def ran(report: Report) -> list[MethodReport]:
+    """The methods with figures, exact attention first."""
+    methods = [method for method in report["methods"] if method["status"] != "refused"]
+    return sorted(methods, key=lambda method: method["status"] != "exact")
+
+
+def refused(report: Report) -> dict[str, list[str]]:
+    """Reasons, and the methods that could not run for that reason."""
+    by_reason: dict[str, list[str]] = {}
+    for method in report["methods"]:
+        if method["status"] == "refused":
+            by_reason.setdefault(method.get("reason") or "no reason given", []).append(method["method"])
+    return by_reason
+
+
+def model_lengths(report: Report) -> list[str]:
+    """The lengths at which the whole model was measured, its own first."""
+    found = {length for m in ran(report) for part in _by_length(m) for length in part}
+    own = report["settings"].get("max_length")
+    return sorted(found | ({str(own)} if own is not None else set()), key=lambda n: (n != str(own), int(n)))
+
+
+def own_length(report: Report) -> str:
+    """The length that quality is measured at: the one asked for, or the model's own."""
+    return next(iter(model_lengths(report)), "")
+
+
+def op_lengths(report: Report) -> list[str]:
+    """The lengths at which one attention call was timed."""
+    return sorted({length for method in ran(report) for length in method.get("op", {})}, key=int)
+
+
+def quality(method: MethodReport, length: str) -> Quality:
+    """Quality at a length; empty where there is none."""
+    return (method.get("quality") or {}).get(length) or Quality()
+
+
+def cost(method: MethodReport, part: Literal["model", "op"], length: str) -> Cost | dict[str, Any]:
+    """Time and memory of a part at a length; empty where there is none."""
+    costs = method.get("model") if part == "model" else method.get("op")
+    return (costs or {}).get(length) or {}
+
+
+def fidelity(method: MethodReport, length: str) -> float | None:
+    """Fidelity at a length."""
+    return known((method.get("fidelity") or {}).get(length))
+
+
+def layer_errors(method: MethodReport) -> dict[int, float]:
+    """Relative error of each layer's attention output that is known, by layer number."""
+    errors: dict[int, float] = {}
+    for figures in (method.get("quality") or {}).values():
+        for layer, error in (figures.get("layer_error") or {}).items():
+            if known(error) is not None:
+                errors.setdefault(int(layer), error)
+    return dict(sorted(errors.items()))
+
+
+def min_fidelity(report: Report) -> float | None:
+    """The minimum fidelity of the comparison."""
+    return known(report["settings"].get("min_fidelity"))
+
+
+def noise(report: Mapping[str, Any]) -> tuple[bool, str] | None:
+    """Whether the machine was busy, and the sentence about the noise; None in reports without it."""
+    found: Mapping[str, Any] = report.get("noise") or {}
+    return (bool(found.get("busy")), str(found["says"])) if found.get("says") else None
+
+
+def noise_at(report: Report, part: Literal["model", "op"], length: str) -> float | None:
+    """How far exact attention differs from itself at a length, as a factor."""
+    found: Mapping[str, Any] = report.get("noise") or {}
+    return known((found.get(part) or {}).get(length))
+
+
+def marks(report: Report, method: MethodReport) -> list[str]:
+    """The marks next to a method's name; `terms` explains each."""
+    layers = report["model"].get("layers")
+    total = len(layers) if isinstance(layers, Sequence) else layers
+    some = method.get("layers")
+    partial = method["status"] == "measured" and bool(some) and isinstance(total, int) and len(some or []) < total
+    said = {
+        "baseline": method["status"] == "exact",
+        _recommended(report, method["method"]): True,
+        "reference": method["status"] == "measured" and is_reference(method["method"]),
+        f"{len(some or [])} of {total} layers": partial,
+        "not calibrated": method.get("unfitted", False),
+    }
+    return [mark for mark, holds in said.items() if mark and holds]
+
+
+def _recommended(report: Report, name: str) -> str:
+    """The mark of a method that is recommended, with the lengths; empty where it is not."""
+    lengths = [n for n, choice in report["recommendation"].get("by_length", {}).items() if choice == name]
+    if lengths:
+        return f"recommended at {listed([f'{int(n):,}' for n in lengths])} tokens"
+    known = "by_length" in report["recommendation"]  # by reports of earlier versions it is not
+    return "recommended" if not known and name == report["recommendation"]["choice"] else ""
+
+
+def remarks(report: Report) -> list[str]:
+    """What holds for single methods that ran: which layers stay exact, where it is exact, where it cannot run."""
+    said = [(m["method"], [m.get("reason"), *m.get("remarks", [])]) for m in ran(report)]
+    return [f"{name}: {remark}" for name, remarks in said for remark in remarks if remark]
+
+
+def _by_length(method: MethodReport) -> Iterable[Mapping[str, Any]]:
+    return (method.get(part) or {} for part in ("model", "quality", "fidelity"))  # type: ignore[misc]

@@ -1,0 +1,80 @@
+"""The shape of `report.json`, which tables, plots and the page are drawn from.
+
+Times are in milliseconds (`measure.timing.Cost` says which), memory is in MiB, lengths are token counts as strings
+(JSON keys). A figure that was not measured is absent or None, never 0.
+"""
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+from subquad.tools.measure.noise import Noise
+from subquad.tools.measure.timing import Cost
+
+__all__ = ["Cost", "MethodReport", "Quality", "Recommendation", "Report", "RunNoise"]
+
+
+class Quality(TypedDict):
+    """Closeness to the exact model: the first group for embedding models, perplexities for language models."""
+
+    cosine_mean: NotRequired[float]
+    cosine_p5: NotRequired[float]
+    top1: NotRequired[float]  # share of queries whose best passage is the exact model's
+    recall10: NotRequired[float]  # share of the exact model's ten best passages that are found among ten
+    perplexity: NotRequired[float]
+    layer_error: NotRequired[dict[str, float]]  # layer number -> ‖out − exact‖ / ‖exact‖ on the exact model's q, k, v
+    weights_l1: NotRequired[float]  # mean over sampled heads and queries of ‖A − A_exact‖₁, in [0, 2]
+
+
+class MethodReport(TypedDict):
+    """One row: a method with its settings."""
+
+    method: str  # as the command line writes it, "i-clustered:clusters=25"
+    settings: dict[str, Any]  # Method.to_dict()
+    status: Literal["exact", "measured", "refused"]
+    reason: NotRequired[str]  # why it was refused, or which layers stay exact
+    remarks: NotRequired[list[str]]  # what a reader must know of it: where it is exact, where it cannot run
+    layers: NotRequired[list[int]]  # the layers that run it
+    fidelity: NotRequired[dict[str, float]]  # length -> fidelity in [0, 1], what --min-fidelity is compared with
+    quality: NotRequired[dict[str, Quality]]  # length -> quality; the model's own length has the fullest entry
+    model: NotRequired[dict[str, Cost]]  # length -> cost of a whole forward pass of one sequence
+    op: NotRequired[dict[str, Cost]]  # length -> cost of one layer's attention alone
+    crossover: NotRequired[float | None]  # tokens from which on the op is clearly faster than exact; None = not seen
+    parallel: NotRequired[list[str]]  # where tokens are split, what its ranks send: "summary", "heads", "ring"
+    adapter: NotRequired[str]  # the folder that its learned parameters come from
+    unfitted: NotRequired[bool]  # its learned parameters are those that it starts with
+    task: NotRequired[dict[str, float]]  # metric name -> score
+
+
+class RunNoise(Noise):
+    """The noise of a comparison: how far exact attention, timed against itself, comes from 1, as a factor by length."""
+
+    model: dict[str, float]
+    op: dict[str, float]
+
+
+class Recommendation(TypedDict):
+    """The recommended method and the reasons."""
+
+    choice: str  # a method as the command line writes it; "full" = stay with exact attention
+    by_length: NotRequired[dict[str, str]]  # length that was judged -> the choice there
+    headline: str
+    reasons: list[str]
+    next: NotRequired[str]  # the command that searches further, for the same model and text
+
+
+class Report(TypedDict):
+    """All of `report.json`."""
+
+    created: str  # ISO 8601, UTC
+    command: str
+    versions: dict[str, str]
+    hardware: dict[str, str]
+    settings: dict[
+        str, Any
+    ]  # max_length, lengths, op_lengths, min_fidelity, seeds, passages …; ranks, where tokens are split
+    model: dict[str, Any]  # name, class, kind, parameters, heads, head_dim, layers, position_limit
+    text: dict[str, Any]  # source, documents, passages, queries, tokens
+    task: NotRequired[dict[str, Any]]  # name, metric, examples, baseline figures
+    methods: list[MethodReport]
+    noise: NotRequired[RunNoise]
+    recommendation: Recommendation
+    notes: list[str]  # what a reader must know: what was skipped and why, how a figure was taken

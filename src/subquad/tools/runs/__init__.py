@@ -1,0 +1,1 @@
+"""How a command runs: settings, cached results, executors."""

@@ -1,0 +1,54 @@
+"""Where the cells of a long run are computed: in this process, in processes of this machine, or on a Ray cluster."""
+
+from importlib.util import find_spec
+
+from subquad.core.errors import InputError
+from subquad.core.spelling import instead
+from subquad.tools.runs.executors.base import Executor, Told, Work, WorkFailed
+from subquad.tools.runs.executors.here import Here
+from subquad.tools.runs.executors.processes import Processes
+from subquad.tools.runs.executors.resources import read_resources
+
+__all__ = ["EXECUTORS", "HERE", "Executor", "Here", "Processes", "Told", "Work", "WorkFailed", "executor_of"]
+
+EXECUTORS = ("here", "processes", "ray")
+HERE = Here()
+MOST_WORKERS = 10_000
+
+
+def executor_of(
+    name: str = "here",
+    *,
+    workers: int | None = None,
+    address: str | None = None,
+    resources: str | None = None,
+    device: str = "cpu",
+) -> Executor:
+    """The executor that the options of a command ask for; workers start when it is entered, or used.
+
+    Raises:
+        InputError: an unknown name, options that another executor has, a number of workers that cannot be, a numbered
+            device, or Ray is not installed.
+    """
+    if name not in EXECUTORS:
+        raise InputError(f"no executor {name!r}{instead(name, EXECUTORS, '')}")
+    for option, value, takes in (
+        ("--workers", workers, ("processes", "ray")),
+        ("--address", address, ("ray",)),
+        ("--resources", resources, ("ray",)),
+    ):
+        if value is not None and name not in takes:
+            raise InputError(f"{option} {value} is for --executor {' or '.join(takes)}, but the executor is {name!r}")
+    if name == "here":
+        return HERE
+    if workers is not None and not 1 <= workers <= MOST_WORKERS:
+        raise InputError(f"workers {workers} must be at least 1 and at most {MOST_WORKERS:,}")
+    if ":" in device:
+        raise InputError(f"--device {device} names one GPU, but each worker gets its own: give --device cuda")
+    if name == "processes":
+        return Processes(workers, device)
+    if find_spec("ray") is None:
+        raise InputError("ray is not installed, which --executor ray needs: pip install 'subquad[ray]'")
+    from subquad.tools.runs.executors.on_ray import Ray
+
+    return Ray(address, workers, read_resources(resources, device), device)

@@ -1,0 +1,112 @@
+"""What ran where: versions and hardware, and what else the machine did meanwhile."""
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypedDict
+
+from subquad.core.environment import gpu_architecture, hardware, versions
+from subquad.kernels import native, triton
+from subquad.kernels.dispatch import backends as states
+from subquad.kernels.dispatch import chosen_backend
+from subquad.tools.measure.noise import Load
+
+__all__ = ["Use", "backends", "hardware", "load", "load_average", "versions", "watched"]
+
+# i-clustered, fp32, 512 to 4,096 tokens, 12 heads of 32, one thread of an AMD EPYC, beside `use_backend("reference")`:
+# 13 to 25 times with AVX-512 and VPOPCNTDQ, 8 with AVX2, 4 with the baseline.
+_COST = "clustered methods run as plain PyTorch: some 10 times slower, and slower than exact attention at short lengths"
+
+
+_STAT = Path("/proc/stat")
+
+
+class Use(TypedDict):
+    """A while, and what others used of the processors in it, all in seconds; None where the system does not say."""
+
+    elapsed: float
+    others: float | None
+
+
+@contextmanager
+def watched(processes: int = 1) -> Iterator[Use]:
+    """What passes inside the block: the seconds, and the processor seconds of other processes.
+
+    Where several processes work together, those seconds are not known: each would take the others for strangers.
+    From the system's count of busy time less this process' own; time that a hypervisor gave to other guests is busy.
+    """
+    use: Use = {"elapsed": 0.0, "others": None}
+    start, own, busy = time.perf_counter(), time.process_time(), _busy_seconds()
+    yield use
+    after = _busy_seconds()
+    use["elapsed"] = time.perf_counter() - start
+    if processes == 1 and busy is not None and after is not None:
+        use["others"] = after - busy - (time.process_time() - own)
+
+
+def load_average() -> float | None:
+    """The load average of the last minute; None if the system has none."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def load(average: float | None, uses: Iterable[Use]) -> Load:
+    """What else the machine did in these whiles, after a minute with this load average.
+
+    The share is None below a second in all: the system counts in hundredths of one.
+    """
+    known = [(use["elapsed"], use["others"]) for use in uses if use["others"] is not None]
+    elapsed, others = sum(seconds for seconds, _ in known), sum(other for _, other in known)
+    cores = os.cpu_count() or 1
+    share = min(max(others / (elapsed * cores), 0.0), 1.0) if elapsed >= 1.0 else None
+    return {"others": share, "average": average, "cores": cores}
+
+
+def _busy_seconds() -> float | None:
+    """Seconds that all processors together have worked since the start of the system."""
+    try:
+        name, *ticks = _STAT.read_text().split("\n", 1)[0].split()
+        user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(int, ticks[:8])
+    except (OSError, ValueError):
+        return None
+    total = user + nice + system + interrupts + soft + stolen
+    return total / os.sysconf("SC_CLK_TCK") if name == "cpu" and total else None
+
+
+def backends() -> dict[str, str]:
+    """For each backend, as "backend NAME": what runs, or what is missing, what that costs and the remedy."""
+    described = states() | {"reference": "plain PyTorch", "cpu": _cpu_backend(), "triton": _triton_backend()}
+    in_use = chosen_backend()
+    return {f"backend {name}": f"{'in use: ' * (name == in_use)}{what}" for name, what in described.items()}
+
+
+def _cpu_backend() -> str:
+    reason = native.refusal()
+    if reason is not None:
+        return f"{reason}. Until then {_COST}"
+    others = [name for name in native.variants() if name != native.variant()]
+    threads = "OpenMP" if native.has_openmp() else "built without OpenMP: on one thread"
+    return f"variant {native.variant()} ({', '.join(others) or 'no other'} could run here too), {threads}"
+
+
+def _triton_backend() -> str:
+    """Whether Triton is there, in which version, for which GPU, and whether its tiles were measured there."""
+    reason = triton.refusal()
+    if not triton.usable():
+        return str(reason)
+    have, want = triton.installed_version() or "of an unknown version", triton.wanted_version()
+    said = f"triton {have}" + (f", but this torch was built with {want}" if have != want else "")
+    if reason is not None:
+        return f"{said}; {reason}"
+    if triton.INTERPRETED:
+        return f"{said}, in its interpreter, on CPU tensors (TRITON_INTERPRET=1)"
+    return f"{said}, for {gpu_architecture()}, {_tiles()}"
+
+
+def _tiles() -> str:
+    from subquad.kernels.triton.tiles import MEASURED
+
+    if gpu_architecture() in MEASURED:
+        return "with tiles measured there"
+    return "whose tiles nobody has measured: `subquad bench --device cuda --gpu-sheet` does"

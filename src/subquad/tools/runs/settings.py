@@ -1,0 +1,217 @@
+"""The settings of compare, bench, inspect and calibrate, with their options on the command line."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from subquad.core.errors import InputError
+from subquad.tools.runs.options import option
+
+COMPARED = (
+    "clustered:clusters=25",
+    "i-clustered:clusters=25,topk=32",
+    "i-clustered:clusters=100,topk=32",
+    "clustered-tail:clusters=32,topk=32,cells=8",
+    "clustered-tail",
+    "clustered-tail:clusters=64,topk=96",
+    "local:window=64",
+    "smyrf:cluster_size=64",
+    "performer",
+    "nystrom",
+)
+COMPARED_LEARNED = (  # beside those, where there is text to calibrate them on
+    "lha:buckets=4",
+    "lha-tail",
+    "tilted-pool",
+    "learned-feature-map",
+    "tilted-pool:pools=0",  # the window and the sinks that those two have, alone: nothing to fit
+    "linformer",
+)
+LENGTHS = (2048, 4096)  # of inputs that compare runs beside those of the main length
+OP_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)  # at which it runs one layer's attention alone
+INSPECTED = (  # "{buckets}" is what --buckets says
+    "clustered:clusters=25",
+    "i-clustered:clusters=25,topk=32",
+    "lsh:buckets={buckets}",
+    "smyrf:clusters={buckets}",
+    "lha:buckets={buckets}",
+)
+BENCHED = ("clustered", "i-clustered")
+BACKWARD = "forward+backward"
+PASSES = ("forward", BACKWARD)
+QUICK = {"lengths": (256, 1024, 4096), "passes": PASSES[:1]}  # of a quick benchmark where nothing else is said
+
+
+# Options that several commands have.
+MODEL: dict[str, Any] = {"help": "Hub id or folder; default: the encoder of the demo extra.", "argument": True}
+TEXT = "Text to read: file, folder, .jsonl, .csv; repeatable. Default: Python's own documentation."
+COLUMN = "The column of .jsonl, .csv and .tsv files that holds the text."
+METHODS = 'Methods as "name:setting=value,…"; repeatable, or several separated by spaces.'
+ADAPTERS = {
+    "help": "Folder of an adapter from subquad calibrate, compared as its own row; repeatable.",
+    "name": "adapter",
+}
+PLANS = {"help": "Folder of a plan from subquad plan, as its own row; repeatable.", "name": "plan"}
+DEVICE = "Device: cpu, cuda, cuda:1."
+DATA = {"help": "Folder of real data, with one folder per task.", "envvar": "SUBQUAD_DATA"}
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    if not all(map(str.strip, text.split(","))):
+        raise InputError(f"{text!r} has an empty place between its commas; give a value or leave it out")
+    return tuple(text.replace(",", " ").split())
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    return tuple(map(_whole, _listed(text)))
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"length {text!r} is not a whole number; lengths are written as 512,1024") from None
+
+
+@dataclass(frozen=True)
+class CompareSettings:
+    """What to compare, and how much work to spend."""
+
+    model: str | None = option(None, **MODEL)
+    text: tuple[Path, ...] = option((), TEXT)
+    column: str = option("text", COLUMN)
+    task: str | None = option(None, "Also score a labelled task: banking77, movie-reviews, sts, labelled or retrieval.")
+    data_dir: Path | None = option(None, **DATA)
+    examples: int | None = option(None, "Number of the task's examples, chosen at random; default: all.")
+    methods: tuple[str, ...] = option(COMPARED, f"{METHODS} Default: ten settings of seven methods.")
+    adapters: tuple[Path, ...] = option((), **ADAPTERS)
+    plans: tuple[Path, ...] = option((), **PLANS)
+    calibrate: tuple[Path, ...] = option(
+        (), "Fit learned parameters on this text first; it must not be the text compared on. Repeatable."
+    )
+    max_length: int | None = option(
+        None, "Longest input in tokens; default: the model's positions, at most 512, and longer ones up to 16,384."
+    )
+    min_fidelity: float = option(
+        0.99, "Minimum mean cosine (or perplexity ratio) to exact for a recommendation.", reading=True
+    )
+    device: str = option("cpu", DEVICE)
+    lengths: tuple[int, ...] | None = None  # beyond the main one; default: LENGTHS up to the maximum
+    op_lengths: tuple[int, ...] | None = None  # of one layer's attention alone; default: OP_LENGTHS up to the maximum
+    passages: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.min_fidelity <= 1.0:
+            raise InputError(f"min-fidelity {self.min_fidelity:g} must be above 0 and at most 1")
+
+    @property
+    def as_used(self) -> "CompareSettings":
+        """The settings without a folder of data that no task reads."""
+        return self if self.task else replace(self, data_dir=None)
+
+    @property
+    def model_lengths(self) -> tuple[int, ...]:
+        """The lengths beyond the main one at which the whole model is run, the shortest first."""
+        return self._up_to_longest(LENGTHS) if self.lengths is None else tuple(sorted(self.lengths))
+
+    @property
+    def call_lengths(self) -> tuple[int, ...]:
+        """The lengths at which one layer's attention is run alone, the shortest first."""
+        if self.op_lengths is not None:
+            return tuple(sorted(self.op_lengths))
+        return self._up_to_longest(OP_LENGTHS) or (self.max_length or OP_LENGTHS[0],)
+
+    def _up_to_longest(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(n for n in lengths if self.max_length is None or n <= self.max_length)
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """What to plan for, on what text, and how much error is accepted."""
+
+    model: str | None = option(None, **MODEL)
+    text: tuple[Path, ...] = option((), TEXT)
+    column: str = option("text", COLUMN)
+    min_fidelity: float = option(0.99, "Minimum mean cosine (or perplexity ratio) to exact that the plan must keep.")
+    shift: float = option(
+        1.6, "How many times larger than on the given text the loss may be on other text; 1: plan for this text."
+    )
+    lengths: tuple[int, ...] = option(
+        (512, 2048, 4096), "Lengths to plan for, in tokens, separated by commas.", read=_lengths, shown="512,2048,4096"
+    )
+    methods: tuple[str, ...] = option((), f"{METHODS} Default: a grid that grows with the length.")
+    adapters: tuple[Path, ...] = option(
+        (), **(ADAPTERS | {"help": "Folder of an adapter from subquad calibrate, as a candidate; repeatable."})
+    )
+    calibrate: tuple[Path, ...] = option(
+        (), "Fit methods with learned parameters on this text first, as candidates; it must not be --text. Repeatable."
+    )
+    minutes: float = option(10.0, "Time limit in minutes, --calibrate aside.")
+    device: str = option("cpu", DEVICE)
+    seed: int = option(0, "Random seed for the passages.")
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """What to measure. The defaults are the clustered paper's: batch 1, 6 heads, D = 64."""
+
+    methods: tuple[str, ...] = option(BENCHED, METHODS)
+    plans: tuple[Path, ...] = option(
+        (), "Folder of a plan from subquad plan: its methods, in place of the default ones; repeatable.", name="plan"
+    )
+    lengths: tuple[int, ...] = option(
+        (256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384), "Lengths in tokens, separated by commas.", read=_lengths
+    )
+    passes: tuple[str, ...] = option(
+        PASSES, "forward, forward+backward, or both separated by a comma; default: both.", read=_listed
+    )
+    dtypes: tuple[str, ...] = option(
+        ("float32",), "float32, bfloat16, float16, float64; separated by commas.", read=_listed, shown="float32"
+    )
+    device: str = option("cpu", DEVICE)
+    batch: int = option(1, "Sequences per call.")
+    heads: int | None = option(None, "Number of heads; default: those of the plan's model, or 6.")
+    head_dim: int | None = option(None, "Width of each head; default: that of the plan's model, or 64.")
+    threads: int | None = option(None, "Number of threads for torch; default: torch's own choice.")
+    seed: int = option(0, "Random seed of the inputs.")
+    causal: bool = option(False, "Causal attention, relative to causal SDPA; methods that cannot be causal are named.")
+    call_limit: float = option(10.0, "Time limit in seconds; a call that is predicted to take longer is not run.")
+    quick: bool = option(False, "Three lengths, forward passes only, few rounds, no memory.")
+
+
+@dataclass(frozen=True)
+class InspectSettings:
+    """What to look at."""
+
+    model: str | None = option(None, **MODEL)
+    text: tuple[Path, ...] = option((), TEXT)
+    column: str = option("text", COLUMN)
+    methods: tuple[str, ...] = option(INSPECTED, METHODS)
+    adapters: tuple[Path, ...] = option((), **ADAPTERS)
+    plans: tuple[Path, ...] = option((), **PLANS)
+    buckets: int = option(4, "Number of buckets B, for the upper bound at N/B keys and for the default methods.")
+    length: int | None = option(None, "Tokens per sequence; default: the model's positions, at most 512.")
+    sequences: int = option(4, "Number of sequences, spread over the text.")
+    layer: int | None = option(None, "Layer of the attention maps and bucket sizes; default: the middle layer.")
+    head: int = option(0, "Head of the attention maps.")
+    tokens: int = option(40, "Number of tokens that the attention maps show, from the first on.")
+    spectrum: bool = option(False, "Also show the singular values of exact attention's weights.")
+    device: str = option("cpu", DEVICE)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class CalibrateSettings:
+    """What to fit, on what, and how long."""
+
+    method: str = option("lha-tail", 'A method with learned parameters, as "name:setting=value,…".')
+    text: tuple[Path, ...] = option((), "Plain text to fit on: file, folder, .jsonl, .csv; repeatable.")
+    model: str | None = option(None, **MODEL)
+    column: str = option("text", COLUMN)
+    steps: int | None = option(None, "Maximum number of steps; default: the method's own recipe.")
+    max_length: int | None = option(None, "Tokens per passage; default: the model's positions, at most 512.")
+    batch: int = option(1, "Passages per step.")
+    held_out: int = 4  # passages
+    seed: int = option(0, "Random seed for passage order and the held-out split.")
+    device: str = option("cpu", DEVICE)

@@ -1,0 +1,59 @@
+"""What docs/architectures.md says of each model type is so: a sample of them in CI, all of them with `-m survey`.
+
+The page is written by `python -m tests.library.hf.survey --out results.json --table`.
+"""
+
+import pytest
+
+from tests.library.hf.survey.__main__ import LIMIT, died
+from tests.library.hf.survey.compare import STATUSES, survey
+from tests.library.hf.survey.pool import run_all
+from tests.library.hf.survey.table import documented
+from tests.library.hf.survey.zoo import model_types
+
+# Those that were silently wrong, or whose poolers, convolutions or padded queries were, before masks came from what
+# transformers builds; then one or more of every kind of architecture, but for those that `tests/library/hf/models.py`
+# has.
+ONCE_WRONG = (
+    "nllb-moe", "pegasus_x", "bigbird_pegasus", "informer", "moonshine", "aimv2_text_model", "paligemma", "colpali",
+    "bridgetower_text_model", "siglip2", "molmo2", "wav2vec2-conformer", "gemma3n_text", "siglip",
+)  # fmt: skip
+OF_EVERY_KIND = (
+    "albert", "layoutlm", "markuplm", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v3", "deepseek_v32", "exaone4",
+    "doge", "llama4_text", "switch_transformers", "clip", "segformer", "qwen2_vl",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def page() -> dict[str, str]:
+    return documented()
+
+
+def test_the_sample_has_29_types():
+    assert len({*ONCE_WRONG, *OF_EVERY_KIND}) == 29
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", [*ONCE_WRONG, *OF_EVERY_KIND])
+def test_equal_or_refused_at_swap(model_type, page):
+    result = survey(model_type)
+    assert result["status"] in ("equal", "refused at swap"), result
+    assert result["status"] == page[model_type], result
+
+
+def test_the_page_has_every_model_type_once(page):
+    assert sorted(page) == model_types()
+
+
+def test_nothing_is_wrong_crashes_or_is_refused_late(page):
+    late = {"silently wrong", "crashed", "refused at first forward"}
+    assert late < {*STATUSES}
+    assert {t: s for t, s in page.items() if s in late} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.survey
+def test_every_model_type(page):
+    """Two minutes on two quiet cores, and many times that on busy ones."""
+    found = dict(run_all(survey, model_types(), 2, LIMIT, died))
+    assert {t: r for t, r in found.items() if r["status"] != page[t]} == {}

@@ -1,0 +1,172 @@
+"""The mask that is handed through transformers: what is encoded is what is decoded.
+
+Masks over queries and keys, which a model's own code makes, are read as they are or refused.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from subquad.hf.mask_encoding import Handed, decode, encode
+from subquad.masks import Mask
+
+REAL = torch.tensor([[True, True, True, False], [True, True, True, True]])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("real", [REAL, None])
+def test_padding_comes_back(causal, real):
+    given = encode(causal=causal, real=real, filled=None, segments=None, batch=2)
+    assert given.ndim == 4
+    assert given.numel() <= 8  # never N×M
+    handed = decode(given, 4, 4, causal=not causal, label="0")
+    assert handed.causal == causal
+    assert (handed.real is None) == (real is None)
+    assert real is None or torch.equal(handed.real, real)
+    assert handed.offset == 0
+
+
+def test_segments_and_slots_come_back():
+    segments = torch.tensor([[1, 1, 2, 2]])
+    packed = decode(
+        encode(causal=True, real=None, filled=None, segments=segments, batch=1), 4, 4, causal=False, label=""
+    )
+    assert packed.causal
+    assert torch.equal(packed.segments, segments - 1)
+    filled = torch.tensor([True, True, True, False, False, False])
+    real = torch.tensor([[False, True, True, False, False, False]])
+    static = decode(encode(causal=True, real=real, filled=filled, segments=None, batch=1), 2, 6, causal=False, label="")
+    assert static.offset == 1
+    assert torch.equal(static.real, real)
+    assert torch.equal(static.queries(2), torch.tensor([[True, True]]))
+
+
+def test_a_step_on_a_growing_cache_stands_at_its_end():
+    handed = decode(encode(causal=True, real=REAL, filled=None, segments=None, batch=2), 1, 4, causal=False, label="")
+    assert handed.offset == 3
+    assert torch.equal(handed.queries(1), torch.tensor([[False], [True]]))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_without_a_mask_the_layer_says_whether_it_is_causal(causal):
+    assert decode(None, 4, 4, causal=causal, label="0").causal == causal
+
+
+@pytest.mark.parametrize("least", [torch.finfo(torch.float32).min, -torch.inf, -1e4])
+def test_additive_padding_of_a_models_own_is_read(least):
+    bias = torch.where(REAL, 0.0, least)[:, None, None]
+    assert torch.equal(decode(bias, 4, 4, causal=True, label="0").real, REAL)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (torch.zeros(2, 4), r"shape \(2, 4\); subquad takes 2-D padding masks"),
+        (torch.ones(2, 4, 1, 4, dtype=torch.bool), r"\(2, 4, 1, 4\), but it has 4 queries and 4 keys"),
+        (torch.ones(2, 1, 3, 4, dtype=torch.bool), r"\(2, 1, 3, 4\), but it has 4 queries and 4 keys"),
+        (torch.ones(2, 1, 1, 3, dtype=torch.bool), "3 positions, but there are 4 keys"),
+        (torch.ones(2, 1, 1, 4, dtype=torch.int64), "dtype torch.int64"),
+        (torch.full((2, 1, 1, 4), -0.5), "values other than 0 and less than -10000"),
+    ],
+)
+def test_what_is_not_padding_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        decode(given, 4, 4, causal=True, label="0 (attn)")
+
+
+# ---------------------------------------------------------------------- masks over queries and keys
+
+N = 6
+SEGMENTS = torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 1, 1, 1, 1]])
+PADDED = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+TRIL = torch.ones(N, N, dtype=torch.bool).tril()
+
+
+def blocks(ids: Tensor) -> Tensor:
+    return (ids[:, :, None] == ids[:, None, :])[:, None]
+
+
+def near(first: int, last: int) -> Tensor:
+    distance = torch.arange(N) - torch.arange(N)[:, None]
+    return ((distance >= first) & (distance <= last))[None, None]
+
+
+READ = {
+    "everything": torch.ones(2, 1, N, N, dtype=torch.bool),
+    "padding": PADDED[:, None, None, :].expand(2, 1, N, N).clone(),
+    "padding of both sides": (PADDED[:, :, None] & PADDED[:, None, :])[:, None],
+    "causal": TRIL[None, None],
+    "causal, padded right": TRIL & PADDED[:, None, None, :],
+    "causal, padded left": TRIL & PADDED.flip(1)[:, None, None, :],
+    "segments": blocks(SEGMENTS),
+    "segments of one token": torch.eye(N, dtype=torch.bool)[None, None],
+    "segments and padding": blocks(SEGMENTS) & PADDED[:, None, :, None] & PADDED[:, None, None, :],
+    "causal segments": blocks(SEGMENTS) & TRIL,
+    "a window": near(-2, 2),
+    "a causal window": near(-2, 0),
+    "the same for all heads": blocks(SEGMENTS).expand(2, 3, N, N),
+}
+
+
+def additive(allowed: Tensor, least: float = torch.finfo(torch.float32).min) -> Tensor:
+    return torch.where(allowed, 0.0, least)
+
+
+def dense(handed: Handed, rows: int = N, keys: int = N) -> Tensor:
+    """The mask that was read, as one over queries and keys."""
+    mask = Mask.causal(offset=handed.offset) if handed.causal else Mask(offset=max(keys - rows, 0))
+    mask = mask if handed.segments is None else mask & Mask.segments(handed.segments)
+    mask = mask if handed.window is None else mask & Mask.window(handed.window)
+    mask = mask if handed.real is None else mask & Mask.padding(keys=handed.real)
+    return mask.to_dense(rows, keys).expand(2, -1, -1, -1)
+
+
+@pytest.mark.parametrize("kind", [lambda allowed: allowed, additive, lambda allowed: additive(allowed, -torch.inf)])
+@pytest.mark.parametrize("name", READ)
+def test_a_mask_over_queries_and_keys_is_read_as_it_is(name: str, kind: Callable[[Tensor], Tensor]):
+    allowed = READ[name]
+    handed = decode(kind(allowed), N, N, causal=False, label="0", batch=2)
+    assert handed.read
+    assert torch.equal(dense(handed), allowed[:, :1].expand(2, -1, -1, -1))
+
+
+def test_a_causal_mask_of_new_queries_ends_with_the_keys():
+    allowed = torch.ones(2, 5, dtype=torch.bool).tril(3)[None, None]
+    handed = decode(allowed, 2, 5, causal=False, label="0", batch=2)
+    assert (handed.causal, handed.offset) == (True, 3)
+    assert torch.equal(dense(handed, 2, 5), allowed.expand(2, -1, -1, -1))
+    with pytest.raises(ValueError, match="not padding of the keys, causality, segments or a window"):
+        decode(torch.ones(2, 5, dtype=torch.bool).tril()[None, None], 2, 5, causal=False, label="0")
+
+
+def changed(allowed: Tensor) -> Tensor:
+    """The mask with one element changed, in the last item."""
+    other = allowed.clone()
+    other[-1, 0, 4, 1] = ~other[-1, 0, 4, 1]
+    return other
+
+
+@pytest.mark.parametrize("kind", [lambda allowed: allowed, additive])
+@pytest.mark.parametrize("name", [name for name in READ if name != "the same for all heads"])
+def test_one_element_that_differs_is_refused(name: str, kind: Callable[[Tensor], Tensor]):
+    with pytest.raises(ValueError, match=r"layer 0 \(attn\) was given an attention mask of shape .*sq.hf.restore"):
+        decode(kind(changed(READ[name])), N, N, causal=False, label="0 (attn)")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (additive(READ["causal"]) - 0.5, "a bias on the logits and not a mask"),
+        (additive(READ["causal"]).requires_grad_(), "a bias on the logits and not a mask"),
+        (torch.stack([READ["causal"][0, 0], READ["segments"][0, 0]])[None], "differs between heads"),
+        (READ["causal"].long(), "torch.int64"),
+        (blocks(torch.tensor([[0, 1, 0, 1, 0, 1]])), "not padding of the keys, causality, segments or a window"),
+        (additive(near(-2, -1)), "hides all keys of a query with finite numbers"),
+        (READ["causal"].to("meta"), "cannot be read while compiling; run without torch.compile"),
+    ],
+)
+def test_what_no_mask_says_is_refused_with_the_reason(given: Tensor, message: str):
+    with pytest.raises(ValueError, match=message):
+        decode(given, N, N, causal=False, label="0")

@@ -1,0 +1,241 @@
+"""With "full", every swapped model equals its own eager attention; other methods run or are refused with a reason."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers as hf
+
+import subquad as sq
+from tests.library.hf.models import BUILDERS, ENCODERS, TEXT, build, padded_ids
+
+CLUSTERED = ["clustered:clusters=4,iterations=3", "i-clustered:clusters=4,topk=3"]
+
+
+def gradients(case):
+    case.model.zero_grad()
+    case.output().square().mean().backward()
+    return {name: p.grad.clone() for name, p in case.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_full_equals_the_models_own_attention_with_gradients(name):
+    case = build(name)
+    want, want_gradients = case.output(), gradients(case)
+    swapped = sq.hf.swap(case.model, "full")
+    assert len(swapped.methods) == len(swapped.layers) > 0
+    torch.testing.assert_close(case.output(), want, atol=1e-5, rtol=1e-5)
+    have_gradients = gradients(case)
+    assert have_gradients.keys() == want_gradients.keys()
+    for parameter, want_gradient in want_gradients.items():
+        scale = want_gradient.abs().max().clamp(min=1.0)
+        torch.testing.assert_close(have_gradients[parameter] / scale, want_gradient / scale, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_restore_gives_the_same_numbers_and_leaves_nothing(name):
+    case = build(name)
+    before, keys = case.output(), set(case.model.state_dict())
+    sq.hf.swap(case.model, "full")
+    sq.hf.restore(case.model)
+    torch.testing.assert_close(case.output(), before, atol=0, rtol=0)
+    assert case.model.config._attn_implementation == "eager"
+    assert not hasattr(case.model.config, "subquad")
+    assert set(case.model.state_dict()) == keys
+    assert not sq.hf.describe(case.model).methods
+
+
+@pytest.mark.parametrize("method", CLUSTERED)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_run_clustered_attention_and_padding_does_not_matter(name, method):
+    case = build(name)
+    exact = case.output()
+    sq.hf.swap(case.model, method)
+    together = case.output()
+    assert together.isfinite().all()
+    assert not torch.allclose(together, exact, atol=1e-6)
+    if name in ("bert", "roberta", "distilbert"):
+        n = int(case.real[-1].sum())
+        alone = case.model(input_ids=case.inputs["input_ids"][-1:, :n]).last_hidden_state[0]
+        torch.testing.assert_close(together[-n:], alone, atol=1e-5, rtol=1e-5)
+
+
+def test_left_and_right_padding_agree_in_an_encoder_without_positions():
+    model = build("bert").model
+    model.embeddings.position_embeddings.weight.data.zero_()
+    sq.hf.swap(model, "i-clustered:clusters=4,topk=3")
+    (ids, mask), (left_ids, left_mask) = padded_ids("right"), padded_ids("left")
+    left_ids[-1][left_mask[-1].bool()] = ids[-1][mask[-1].bool()]
+    right = model(input_ids=ids, attention_mask=mask).last_hidden_state[-1][mask[-1].bool()]
+    left = model(input_ids=left_ids, attention_mask=left_mask).last_hidden_state[-1][left_mask[-1].bool()]
+    torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert-decoder", "bart", "whisper"])
+def test_a_method_that_is_not_causal_is_refused_on_causal_layers(name):
+    case = build(name)
+    before = case.output()
+    with pytest.raises(ValueError, match=r"layer \d+ .*'clustered' is not causal .* leak the future"):
+        sq.hf.swap(case.model, "clustered")
+    torch.testing.assert_close(case.output(), before, atol=0, rtol=0)
+    assert case.model.config._attn_implementation == "eager"
+
+
+def test_a_folder_with_a_methods_name_does_not_hide_the_method(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    assert sq.hf.swap(build("bert").model, "full").methods
+
+
+def test_the_folder_of_a_plan_is_no_method(tmp_path):
+    case = build("bert")
+    with pytest.raises(ValueError, match=r"is a folder: give the plan in it, sq\.load_plan\('"):
+        sq.hf.swap(case.model, str(tmp_path))
+    assert case.model.config._attn_implementation == "eager"
+
+
+def test_t5_refuses_methods_without_bias():
+    case = build("t5")
+    with pytest.raises(ValueError, match=r"takes no additive bias .* position bias"):
+        sq.hf.swap(case.model, {"encoder.*": "clustered"})
+
+
+def test_a_causal_pattern_of_layers_can_be_swapped_where_possible():
+    case = build("bart")
+    swapped = sq.hf.swap(case.model, {"*encoder.layers*": "full", "model.encoder.*": "i-clustered:clusters=4,topk=64"})
+    by_kind = {layer.kind: str(swapped.methods[layer.number]) for layer in swapped.layers}
+    assert by_kind["cross-attention"] == by_kind["causal self-attention"] == "full"
+    assert by_kind["self-attention"] == "i-clustered:clusters=4,topk=64"
+    mine = case.output()
+    sq.hf.restore(case.model)
+    torch.testing.assert_close(mine, case.output(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "pattern"), [("bart", "*encoder_attn"), ("whisper", "*encoder_attn")])
+def test_cross_attention_of_a_causal_decoder_refuses_methods_that_mix_queries(name, pattern):
+    case = build(name)
+    with pytest.raises(ValueError, match="mixes queries, and those of this cross-attention are a causal decoder"):
+        sq.hf.swap(case.model, {pattern: "i-clustered:clusters=4,topk=64"})
+    sq.hf.swap(case.model, {pattern: "oracle-top:topk=64"})
+    mine = case.output()
+    sq.hf.restore(case.model)
+    torch.testing.assert_close(mine, case.output(), atol=1e-5, rtol=1e-5)
+
+
+def test_windowed_layers_refuse_clustered_attention_and_global_ones_take_it():
+    case = build("modernbert")
+    assert list(sq.hf.refusals(case.model, "clustered")) == [1, 2]
+    with pytest.raises(ValueError, match="has no window"):
+        sq.hf.swap(case.model, "clustered")
+    sq.hf.swap(case.model, {0: "i-clustered:clusters=4,topk=64"})
+    mine = case.output()
+    sq.hf.restore(case.model)
+    torch.testing.assert_close(mine, case.output(), atol=1e-5, rtol=1e-5)
+
+
+def test_an_architecture_outside_the_interface_is_refused_by_name():
+    model = hf.MPNetModel(hf.MPNetConfig(**(TEXT | {"pad_token_id": 1})))
+    with pytest.raises(ValueError, match="MPNetModel computes its attention itself"):
+        sq.hf.swap(model, "clustered")
+
+
+def test_not_a_transformers_model():
+    with pytest.raises(TypeError, match="Linear"):
+        sq.hf.swap(torch.nn.Linear(2, 2), "full")
+
+
+@pytest.mark.parametrize(("mapping", "message"), [
+    ({7: "full"}, "no layer is named by 7; the model has layers 0 to 1"),
+    ({"decoder.*": "full"}, r"no layer is named by 'decoder\.\*'"),
+    ({0: "clusterd"}, "did you mean 'clustered'"),
+])  # fmt: skip
+def test_bad_mappings_name_the_mistake(mapping, message):
+    with pytest.raises(ValueError, match=message):
+        sq.hf.swap(build("bert").model, mapping)
+
+
+def test_describe_prints_a_line_a_layer():
+    model = build("bart").model
+    sq.hf.swap(model, {3: "oracle-top", 0: "clustered:clusters=7"})
+    text = str(sq.hf.describe(model))
+    assert "model.encoder.layers.0.self_attn" in text
+    assert "clustered:clusters=7" in text
+    assert "causal self-attention" in text
+    assert len(text.splitlines()) == 1 + 6
+
+
+def test_describe_does_not_claim_what_no_longer_runs():
+    case = build("bert")
+    sq.hf.swap(case.model, "clustered:clusters=3")
+    case.model.set_attn_implementation("sdpa")
+    assert not sq.hf.describe(case.model).methods
+
+
+@pytest.mark.parametrize(
+    ("mapping", "error"), [({}, ValueError), ({True: "full"}, TypeError), ({(0,): "full"}, TypeError)]
+)
+def test_odd_mappings_are_refused(mapping, error):
+    with pytest.raises(error):
+        sq.hf.swap(build("bert").model, mapping)
+
+
+def test_a_damaged_record_is_named():
+    model = build("bert").model
+    model.config.subquad = {"layers": 2}
+    with pytest.raises(ValueError, match="record of a swap is damaged"):
+        sq.hf.reattach(model)
+
+
+def test_swapping_twice_replaces_and_restore_still_finds_the_models_own():
+    case = build("bert")
+    own = case.output()
+    sq.hf.swap(case.model, "clustered:clusters=3")
+    sq.hf.swap(case.model, {1: "oracle-top:topk=2"})
+    assert [str(m) for m in sq.hf.describe(case.model).methods.values()] == ["full", "oracle-top:topk=2"]
+    sq.hf.restore(case.model)
+    torch.testing.assert_close(case.output(), own, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copied_model_keeps_its_methods(copied):
+    case = build("bert")
+    sq.hf.swap(case.model, "clustered:clusters=3")
+    want = case.output()
+    case.model = copied(case.model)
+    torch.testing.assert_close(case.output(), want, atol=0, rtol=0)
+
+
+def test_save_and_reload_through_one_call(tmp_path):
+    case = build("bert")
+    wanted = {0: sq.Clustered(clusters=3, seed=5), 1: sq.ImprovedClustered(clusters=4, topk=2)}
+    sq.hf.swap(case.model, wanted)
+    want = case.output()
+    case.model.save_pretrained(tmp_path)
+    case.model = hf.AutoModel.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    assert not sq.hf.describe(case.model).methods
+    assert sq.hf.reattach(case.model).methods == wanted
+    torch.testing.assert_close(case.output(), want, atol=1e-6, rtol=1e-6)
+
+
+def test_reattach_names_what_does_not_fit():
+    model = build("bert").model
+    with pytest.raises(ValueError, match="records no swapped attention"):
+        sq.hf.reattach(model)
+    model.config.subquad = {"layers": 12, "methods": {}}
+    with pytest.raises(ValueError, match="12 layers but the model has 2"):
+        sq.hf.reattach(model)
+
+
+def test_an_unattached_model_under_our_name_says_what_to_do():
+    model = build("bert").model
+    model.set_attn_implementation("subquad")
+    with pytest.raises(ValueError, match=r"call sq\.hf\.swap"):
+        model(input_ids=torch.ones(1, 4, dtype=torch.long))
+
+
+def test_of_mixed_heads_the_parts_that_are_not_causal_are_named():
+    with pytest.raises(
+        ValueError, match=r"'mixed-heads' is not causal \(its part 'clustered' is not\) and this layer is"
+    ):
+        sq.hf.swap(build("llama").model, "mixed-heads:methods=local+clustered")

@@ -1,0 +1,46 @@
+"""What a call is given, and how it says that it does not fit."""
+
+import pytest
+import torch
+
+import subquad as sq
+from subquad import Mask
+from subquad.testing.oracle import qkv
+
+
+@pytest.mark.parametrize(("options", "error", "message"), [
+    ({"scale": float("nan")}, ValueError, "scale=nan"),
+    ({"seed": -1}, ValueError, "seed=-1"),
+    ({"seed": 2**63}, ValueError, "seed=9223372036854775808"),
+    ({"mask": Mask.causal(offset=torch.tensor([1, 2, 3]))}, ValueError, r"offset is \(3,\)"),
+    ({"mask": Mask.causal(offset=2), "is_causal": True}, ValueError, "offset 2 and offset 0"),
+])  # fmt: skip
+def test_options_that_do_not_fit_are_named(options, error, message):
+    with pytest.raises(error, match=message):
+        sq.attention(*qkv(), method="full", **options)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: Mask.causal(offset=-1), lambda: Mask.causal(offset=True), lambda: Mask.window(-1), lambda: Mask.window(True)
+])  # fmt: skip
+def test_offsets_and_windows_are_whole_numbers(make):
+    with pytest.raises(ValueError, match="whole number ≥ 0"):
+        make()
+
+
+def test_two_causal_masks_never_widen_each_other():
+    with pytest.raises(ValueError, match="offset 0 and offset 2"):
+        Mask.causal() & Mask.causal(offset=2)
+    both = Mask.causal() & Mask.causal(offset=0)
+    assert torch.equal(both.to_dense(5, 5), Mask.causal().to_dense(5, 5))
+
+
+def test_segments_may_be_lists():
+    assert Mask.segments([[0, 0, 1]]).to_dense(3, 3)[0, 0].int().tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+
+
+def test_shared_full_refuses_cross_attention_of_equal_lengths_in_a_layer():
+    layer, x = sq.nn.MultiheadAttention(8, 2, method="shared-full"), torch.randn(1, 5, 8)
+    assert layer(x).shape == layer(x, x).shape == x.shape
+    with pytest.raises(ValueError, match="does not support cross-attention"):
+        layer(x, x * 2)

@@ -1,0 +1,98 @@
+"""Programs that leave Python: compiled for several lengths, exported with a dynamic one, converted to ONNX."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import subquad as sq
+
+ROOT = Path(__file__).parents[2]
+METHODS = {name: str(cls(**cls.traits.example)) for name, cls in sq.methods.METHODS.items()}
+
+# Which methods are not exported for every length that `tests.library.exported` tries, at the settings of their
+# examples: the lengths for which their programs refuse, or None where there is no program for more than one length;
+# and why.
+FEW = "all but lengths of a single block or of very few tokens, whose shapes the tracer treats as special cases"
+NOT_EVERY_LENGTH: dict[str, tuple[list[int] | None, str]] = {
+    "local": ([3], FEW),
+    "bigbird": ([3], FEW),
+    "fixed": ([3], FEW),
+    "longformer": ([3, 17], FEW),
+    "strided": ([3, 100], "lengths on the same side of 16 · `stride` tokens as the traced length, but very short ones"),
+    "logsparse": ([3, 17, 100], "lengths between the same two powers of two as the traced length"),
+    "keep": ([3], FEW),
+    "sum": ([3], FEW),
+    "mixed-heads": ([3], FEW),
+    "smyrf": ([3], FEW),
+    "reformer": ([3], FEW),
+    "routing": ([3], FEW),
+    "cluster-former": ([3], FEW),
+    "sinkhorn": ([3], FEW),
+    "learned-feature-map": (
+        [3, 17, 33, 49],
+        "multiples of `window` if the traced length is a multiple: other lengths are padded, which is another program",
+    ),
+    "rfa": (
+        [64, 100],
+        "causal: those with as many chunks of 64 tokens as the traced length, because each chunk is a traced step",
+    ),
+    "tilted-pool": (None, "only the traced length: the layout of the pools is computed from the length"),
+}
+
+# Which methods are not compiled once for all lengths, and why.
+NOT_COMPILED_ONCE: dict[str, str] = {
+    "rfa": "causal: a traced step for each chunk of 64 tokens",
+    "tilted-pool": "the layout of the pools is computed from the length",
+    "logsparse": "one program for the lengths between two powers of two",
+}
+
+
+# The methods whose programs CI makes; `pytest -m long tests/library/test_exits.py` makes those of all others.
+IN_CI = ("i-clustered", "local", "lha-tail", "linear", "nystrom")
+
+
+def each(names: Iterable[str]) -> list:
+    """The methods as parameters: those of CI in one process, which starts once, and each other in one of its own."""
+    names = list(names)
+    alone = [pytest.param([name], marks=pytest.mark.long, id=name) for name in names if name not in IN_CI]
+    return [pytest.param([name for name in names if name in IN_CI], id="in CI"), *alone]
+
+
+def asked(module: str, methods: list[str]) -> list:
+    """What a process of its own says about these methods."""
+    done = subprocess.run(
+        [sys.executable, "-m", module], input=json.dumps(methods), capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", each(name for name in METHODS if name not in NOT_COMPILED_ONCE))
+def test_compiled_for_three_lengths_equals_eager(names):
+    (failures,) = asked("tests.library.compiled_lengths", [METHODS[name] for name in names])
+    assert dict(zip(names, failures, strict=True)) == dict.fromkeys(names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", each(METHODS))
+def test_exported_with_a_dynamic_length_equals_eager(names):
+    said = asked("tests.library.exported", [METHODS[name] for name in names])
+    for name, (_, outcomes) in zip(names, said, strict=True):
+        refused, _ = NOT_EVERY_LENGTH.get(name, ([], ""))
+        if refused is None:
+            assert isinstance(outcomes, str), f"{name} is exported now: {outcomes}"
+            assert outcomes.startswith(f"ValueError: {name!r}"), outcomes
+        else:
+            wanted = {length: "refused" if int(length) in refused else "equal" for length in outcomes}
+            assert outcomes == wanted, name
+
+
+def test_the_page_on_exports_says_which_lengths():
+    page = (ROOT / "docs" / "how-to" / "export.md").read_text()
+    for name, (_, why) in NOT_EVERY_LENGTH.items():
+        assert f"| `{name}` | {why} |" in page

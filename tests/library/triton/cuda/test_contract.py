@@ -1,0 +1,12 @@
+"""The contract of all methods on a GPU, on whatever backends run there.
+
+New tensors are on the GPU by default here. What that could hide, a tensor that a method makes on the CPU, is found in
+`test_methods.py`.
+"""
+
+from tests.library import test_contract
+
+
+class TestEveryMethodOnAGpu(test_contract.TestEveryMethod):
+    test_compiled_equals_eager_forward_and_backward = None  # in a process of its own, on the CPU
+    test_work_grows_as_the_traits_say = None  # counted by torch's counter, and the same everywhere

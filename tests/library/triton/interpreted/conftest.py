@@ -1,0 +1,3 @@
+from tests.library.kernels.conftest import poisoned
+
+__all__ = ["poisoned"]

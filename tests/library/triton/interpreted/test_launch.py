@@ -1,0 +1,28 @@
+from contextlib import contextmanager
+
+import torch
+
+import subquad as sq
+from subquad.kernels.selection.hashing.op import hash_codes
+from subquad.kernels.triton.launch import around_launches
+from subquad.testing.oracle import normal
+
+
+def test_every_launch_runs_between_the_two_halves():
+    seen = []
+
+    @contextmanager
+    def around(name):
+        seen.append(f"before {name}")
+        yield
+        seen.append(f"after {name}")
+
+    x = normal(1, 1, 20, 4)
+    with sq.use_backend("triton"), around_launches(around):
+        have = hash_codes(x, 7, seed=0)
+    assert "before sign_words" in seen
+    assert seen[::2] == [f"before {name.removeprefix('after ')}" for name in seen[1::2]]
+    count = len(seen)
+    with sq.use_backend("triton"):
+        assert torch.equal(hash_codes(x, 7, seed=0), have)
+    assert len(seen) == count

@@ -1,0 +1,56 @@
+import pytest
+
+from subquad.research.papers import speech
+from subquad.research.papers.base import Found
+from subquad.research.papers.experiments import convergence, speed_accuracy
+from subquad.research.papers.results import Lines
+
+
+def found_of(keys: list[str], labels: list[str]) -> Found:
+    """What the cells of models and times may give: an update of the n-th takes n + 1 tenths of a second."""
+    quartiles = {
+        label: {"update": [0.1 * n, 0.1 * (n + 1), 0.1 * (n + 2)], "forward": [0.01, 0.02 * (n + 1), 0.03]}
+        for n, label in enumerate(labels)
+    }
+    figures = {speech.RATE: 0.25, speech.HELD_OUT: 0.5}
+    record = {
+        "test": figures,
+        "steps": 20,
+        "seconds": 9.0,
+        "losses": [[10, 1.0, 2.0], [20, 2.0, 1.5]],
+        "rates": [[10, 1.0, 0.4, 1.0], [20, 2.0, 0.2, 1.0]],
+    }
+    others = {speech.TIMES: {"seconds": quartiles, "batch": 8, "tokens": 570}, speech.BASELINES: {"nothing": figures}}
+    return dict.fromkeys(keys, record) | others
+
+
+def test_curves_by_time_are_those_by_update_at_the_time_of_one() -> None:
+    scale = convergence.SCALES["smoke"]
+    keys = [cell.key for cell in convergence.cells(scale) if cell.key.startswith("train")]
+    results = convergence.results(scale, found_of(keys, list(scale.methods)))
+    by_update, by_time, errors = (plot for plot in results.plots if isinstance(plot, Lines))
+    assert by_update.series["i-clustered-100"] == [(10, 2.0), (20, 1.5)]
+    assert by_time.series["i-clustered-100"] == [(pytest.approx(2.0), 2.0), (pytest.approx(4.0), 1.5)]
+    assert errors.series["full"][-1] == (pytest.approx(2.0), pytest.approx(20.0))
+    times = next(table for table in results.tables if table.title.startswith("Time"))
+    assert times.rows[1] == ["i-clustered-100", "200 (100 to 300)", "25", "0.50", "20 of 20", "4", "9"]
+
+
+def test_every_model_of_the_figure_is_a_point_with_its_layers_and_clusters() -> None:
+    scale = speed_accuracy.SCALES["small"]
+    labels = [variant.label for variant in speed_accuracy.variants(scale)]
+    keys = [cell.key for cell in speed_accuracy.cells(scale) if cell.key.startswith("train")]
+    assert len(set(keys)) == len(keys)
+    plot = speed_accuracy.results(scale, found_of(keys, labels)).plots[0]
+    assert isinstance(plot, Lines)
+    assert plot.labels["i-clustered"] == ["2-100", "3-100", "3-200"]
+    assert plot.labels["full"] == ["2", "3"]
+    assert plot.series["full"] == [(pytest.approx(20.0), 25.0), (pytest.approx(40.0), 25.0)]
+
+
+def test_models_with_more_clusters_start_from_those_with_100() -> None:
+    scale = speed_accuracy.SCALES["paper"]
+    keys = [cell.key for cell in speed_accuracy.cells(scale)]
+    for method, layers in scale.tuned:
+        start = speech.model_key(f"{method.rpartition('-')[0]}-100", 0, layers)
+        assert keys.index(start) < keys.index(speech.model_key(method, 0, layers))

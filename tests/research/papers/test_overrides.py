@@ -1,0 +1,53 @@
+"""Settings of a scale that the user changes."""
+
+import pytest
+
+from subquad.core.errors import InputError
+from subquad.research.papers.catalogue import NAMES, load
+from subquad.research.papers.experiments.pretrained_approximation import Scale
+from subquad.research.papers.overrides import as_options, changed, read_changes
+from subquad.research.papers.run import reproduce
+
+
+def test_values_are_read_as_toml_or_as_they_stand_and_one_text_is_a_tuple_of_its_own():
+    given = ["model=some/hub-id", "tasks=labelled", "examples=[50]", "length=128", "seeds=[0, 1]"]
+    own = changed(Scale(), read_changes(given))
+    assert own == Scale(model="some/hub-id", tasks=("labelled",), examples=(50,), length=128, seeds=(0, 1))
+
+
+def test_the_command_line_that_is_said_can_be_given_again():
+    changes = {"model": "some/hub-id", "k": [8, 16], "training": {"batch": 16, "precision": "bf16"}, "epochs": 0.5}
+    words = as_options(changes)
+    assert words[::2] == ["--set"] * 4
+    assert read_changes(words[1::2]) == changes
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("model", r"write setting=value"),
+        ("modle=x", r"scale has no setting 'modle'; did you mean 'model'\?"),
+        ("length=short", r"scale\.length='short'"),
+        ("seeds=[0.5]", r"scale\.seeds=0\.5"),
+    ],
+)
+def test_what_does_not_fit_is_named(given, message):
+    with pytest.raises(InputError, match=message):
+        changed(Scale(), read_changes([given]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_of_every_experiment_can_be_read_back(name):
+    for settings in load(name).scales.values():
+        field = next(iter(settings.__dataclass_fields__))
+        assert changed(settings, {field: getattr(settings, field)}) == settings
+
+
+def test_a_run_with_changed_settings_says_so(tmp_path):
+    changes = {"sequences": 2, "heads": 1}
+    header, _, cells = reproduce(load("bucket-imbalance"), "smoke", tmp_path, changes=changes)
+    assert header.command == "subquad reproduce bucket-imbalance --scale smoke --set sequences=2 --set heads=1"
+    assert (header.settings["sequences"], header.settings["heads"]) == (2, 1)
+    assert "sequence 1" in cells
+    with pytest.raises(InputError, match="holds another run"):
+        reproduce(load("bucket-imbalance"), "smoke", tmp_path, resume=True)

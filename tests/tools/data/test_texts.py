@@ -1,0 +1,61 @@
+"""Where text comes from."""
+
+import sys
+
+import pytest
+
+from subquad.core.errors import InputError
+from subquad.tools.data.texts import folder_lines, read_documents, standard_library
+
+
+def test_the_standard_library_is_long_english(monkeypatch):
+    documents = standard_library()
+    assert len(documents) > 20
+    assert sum(map(len, documents)) > 300_000
+    assert " the " in documents[0]
+    monkeypatch.setattr(sys, "stdlib_module_names", frozenset(("typing", "argparse", "unittest", "logging", "json")))
+    some = standard_library()
+    assert 1 < len(some) <= 5
+    assert some == standard_library() == [document for document in documents if document in some]
+
+
+def test_files_folders_and_tables(tmp_path):
+    (tmp_path / "a.txt").write_text("first")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "b.md").write_text("second")
+    (tmp_path / "deep" / "ignored.png").write_bytes(b"\0")
+    (tmp_path / "c.jsonl").write_text('{"text": "third"}\n\n{"text": ""}\n{"text": "fourth"}\n')
+    (tmp_path / "d.csv").write_text('id,text\n1,"fifth, with comma"\n')
+    (tmp_path / "e.tsv").write_text("id\ttext\n1\tsixth\n")
+    found = read_documents([tmp_path])
+    assert found == ["first", "third", "fourth", "fifth, with comma", "second", "sixth"]
+    assert read_documents([tmp_path / "d.csv"], column="id") == ["1"]
+
+
+def test_folders_say_what_is_read_and_what_is_not(tmp_path):
+    for name in ("d.txt", "b.md", "deep/a.rst", "C.CSV", "x.pdf", ".git/config", ".git/notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "e.txt").write_text("text")
+    assert folder_lines([tmp_path / "d.txt", tmp_path, tmp_path / "one"]) == [
+        f"{tmp_path}: 6 files (.git/notes.txt, C.CSV, b.md, …) read; 1 file (x.pdf) skipped, because the name does not "
+        "end in .txt, .md, .rst, .jsonl, .csv, .tsv",
+        f"{tmp_path / 'one'}: 1 file (e.txt) read",
+    ]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("a.txt", b"", "is empty"),
+    ("a.txt", b"\xff\xfe\x00", "not a text file"),
+    ("a.csv", b"body\nx\n", "a.csv has no column 'text'; it has body"),
+    ("a.csv", b"text,label\nx,1\ny,z,2\n", "line 3: 3 fields, but the header has 2"),
+    ("a.tsv", b"text\tlabel\nx\t1\t\n", "line 2: 3 fields, but the header has 2"),
+    ("a.jsonl", b"[1]\n", "expected an object"),
+    ("a.jsonl", b'{"text": ""}\n', "no text in"),
+])  # fmt: skip
+def test_what_is_no_text_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message) as error:
+        read_documents([tmp_path / name])
+    assert str(tmp_path / name) in str(error.value)

@@ -1,0 +1,58 @@
+"""What works of tests do: functions that a worker can import."""
+
+import os
+import signal
+from functools import partial
+
+import torch
+
+from subquad.tools.runs.executors import Told, Work
+
+
+def square(number, progress):
+    progress("half", 1, 2)
+    return number**2
+
+
+def where(progress):
+    return os.getpid(), os.getcwd(), torch.get_num_threads(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def raises(error, progress):
+    raise error
+
+
+def dies(folder, times, progress):
+    """Kill the worker, this often in all; then say how often."""
+    before = len(list(folder.iterdir()))
+    if before < times:
+        (folder / f"{before}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return before
+
+
+def waits(folder, progress):
+    """Say which process this is, and wait to be killed."""
+    (folder / "pid").write_text(str(os.getpid()))
+    signal.pause()
+
+
+def squares(count, **more):
+    return [Work(f"square {n}", partial(square, n), **more) for n in range(count)]
+
+
+class Heard(Told):
+    """What an executor says."""
+
+    def __init__(self):
+        self.begun, self.lines, self.remarks, self.most = [], [], [], 0
+
+    def started(self, work, running):
+        self.begun.append(work.key)
+        self.most = max(self.most, running)
+
+    def under_way(self, work, line):
+        self.lines.append(f"{work.key}: {line}")
+
+    def remark(self, line):
+        self.remarks.append(line)

@@ -1,0 +1,123 @@
+"""What is noise, on made-up timings."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from subquad.tools.measure.noise import TIE, against_itself, at_least_typical, interval, noise_of, verdict
+
+QUIET = {"others": 0.01, "average": 0.1, "cores": 4}
+
+
+@pytest.mark.parametrize(
+    ("count", "places"), [(1, (0, 0)), (2, (0, 1)), (3, (0, 2)), (5, (0, 4)), (8, (0, 7)), (9, (1, 7)), (20, (5, 14))]
+)
+def test_the_interval_of_the_median_is_that_of_the_sign_test(count, places):
+    assert interval([float(i) for i in range(count)][::-1]) == places
+    low = places[0]
+    if count >= 6:  # as many as that lie outside with at most 2.5 %, one more would be too many
+        below = [math.comb(count, d) / 2**count for d in range(count)]
+        assert sum(below[: low + 1]) <= 0.025 < sum(below[: low + 2])
+
+
+def test_one_outlier_does_not_move_the_interval_of_nine():
+    assert interval([1.0] * 8 + [50.0]) == (1.0, 1.0)
+
+
+def test_exact_attention_against_itself_is_a_factor_to_either_side():
+    assert against_itself([1.0, 1.0, 1.0]) == 1.0
+    assert against_itself([0.8, 1.0, 1.1]) == pytest.approx(1.25)
+    assert against_itself([0.9, 1.0, 1.3]) == pytest.approx(1.3)
+
+
+def test_rounds_that_agree_by_chance_take_the_noise_of_the_other_lengths():
+    assert at_least_typical({512: 1.04, 2048: 1.001, 4096: 1.2}) == {512: 1.04, 2048: 1.04, 4096: 1.2}
+    assert at_least_typical({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("samples", "noise", "says"),
+    [
+        ([1.3, 1.31, 1.29], 1.05, "faster"),
+        ([0.7, 0.71, 0.69], 1.05, "slower"),
+        ([1.3, 1.31, 1.29], 1.4, "within the noise"),  # exact attention differs as much from itself
+        ([0.8, 0.81, 0.79], 1.4, "within the noise"),
+        ([0.95, 1.3, 1.31], 1.05, "within the noise"),  # one of three rounds says the opposite
+        ([1.05, 0.7, 0.71], 1.02, "within the noise"),
+        ([1.015, 1.015, 1.015], 1.001, "within the noise"),  # however steady
+        ([0.985, 0.985, 0.985], 1.001, "within the noise"),
+        ([1.0, 1.0, 1.0], 1.0, "within the noise"),
+    ],
+)
+def test_verdict(samples, noise, says):
+    assert verdict(sorted(samples)[len(samples) // 2], samples, noise) == says
+
+
+@pytest.mark.parametrize("kind", ["normal", "heavy tails", "spikes"])
+def test_a_tie_is_rarely_taken_for_a_gain_and_a_gain_is_mostly_seen(kind):
+    """1,200 ties, in the rounds that compare has: 9, 4 and 3 of them."""
+    draw = np.random.default_rng(0)
+
+    def noise(shape):
+        if kind == "normal":
+            return draw.normal(0, 0.03, shape)
+        if kind == "heavy tails":
+            return 0.02 * draw.standard_t(2, shape)
+        return draw.normal(0, 0.01, shape) + (draw.random(shape) < 0.1) * draw.exponential(0.4, shape)
+
+    def clear(speedup):
+        found = []
+        for _ in range(400):
+            turns = [np.exp(noise((3, count))) for count in (9, 4, 3)]  # of exact, a method, exact again
+            itself = at_least_typical({i: against_itself(list(t[2] / t[0])) for i, t in enumerate(turns)})
+            for i, (exact, own, _) in enumerate(turns):
+                samples = list(speedup * exact / own)
+                found.append(verdict(float(np.median(samples)), samples, itself[i]) != "within the noise")
+        return np.mean(found)
+
+    assert clear(1.0) < 0.02
+    assert clear(2.0) > 0.8
+
+
+def test_a_quiet_machine_is_said_to_be_so():
+    noise = noise_of(QUIET, [1.01, 1.02, 1.2])
+    assert not noise["busy"]
+    assert noise["says"] == (
+        "Noise: exact attention timed against itself differs by up to 20 % (median over the lengths: 2.0 %); other "
+        "processes used 1.0 % of the processors' time; the load average before the run was 0.1 on 4 cores."
+    )
+    assert noise["load"] == QUIET
+
+
+@pytest.mark.parametrize(
+    ("load", "factors"),
+    [
+        (QUIET | {"others": 0.3}, [1.001]),
+        (QUIET, [1.01, 1.08, 1.2]),
+        ({"others": None, "average": 2.0, "cores": 4}, []),
+        ({"others": None, "average": None, "cores": 4}, [1.5]),
+    ],
+)
+def test_a_busy_machine_is_named_with_what_it_means_and_what_to_do(load, factors):
+    noise = noise_of(load, factors)
+    assert noise["busy"]
+    assert noise["says"].startswith("The machine was busy: ")
+    for said in ("uncertain", "quality are not affected", "Repeat the command on an idle machine"):
+        assert said in noise["says"]
+
+
+def test_the_load_before_the_run_does_not_count_where_others_are_known():
+    assert not noise_of(QUIET | {"average": 30.0}, [1.001])["busy"]
+
+
+def test_nothing_known_is_said_to_be_so():
+    assert noise_of({"others": None, "average": None, "cores": 1}, [])["says"] == "Noise: nothing is known of its load."
+
+
+def test_less_than_the_least_difference_is_never_a_gain():
+    steady = [[1 + i / 100] * 9 for i in range(11)]
+    verdicts = [verdict(samples[0], samples, 1.0) for samples in steady]
+    assert verdicts == ["within the noise" if samples[0] <= TIE else "faster" for samples in steady]
+    assert all(a <= b for a, b in pairwise([v == "faster" for v in verdicts]))

@@ -1,0 +1,80 @@
+from dataclasses import replace
+
+import pytest
+from markupsafe import Markup
+
+import tests.libraries  # noqa: F401
+from subquad.tools.calibrate import fitted as calibrated
+from subquad.tools.calibrate import run as fitting
+from subquad.tools.compare import run as compare
+from subquad.tools.report import drawing, vector
+from tests.tools.workflows import tiny
+
+PNG, SVG = drawing.png, vector.svg
+
+
+@pytest.fixture(autouse=True)
+def unpainted(monkeypatch):
+    """Plots are made but not painted, which is most of the time of a tiny run; `tests/tools/report` looks at them."""
+    monkeypatch.setattr(drawing, "png", lambda figure: b"\x89PNG")
+    monkeypatch.setattr(vector, "svg", lambda figure, salt: Markup("<svg></svg>"))
+
+
+@pytest.fixture
+def painted(unpainted, monkeypatch):
+    monkeypatch.setattr(drawing, "png", PNG)
+    monkeypatch.setattr(vector, "svg", SVG)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """The folder of a tiny model, by name; made once."""
+    root, made = tmp_path_factory.mktemp("models"), {}
+
+    def folder(name):
+        if name not in made:
+            made[name] = tiny.save(name, root / name)
+        return str(made[name])
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """A folder of text files."""
+    folder = tmp_path_factory.mktemp("text")
+    for i, document in enumerate(tiny.documents()):
+        (folder / f"{i}.txt").write_text(document)
+    return folder
+
+
+@pytest.fixture
+def other_text(tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for i, document in enumerate(tiny.documents(count=4)):
+        (folder / f"{i}.txt").write_text(document[::-1])
+    return folder
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Three steps of fitting, counted."""
+    begun = []
+
+    def few(settings, *rest):
+        begun.append(settings.method)
+        return fitting.fit(replace(settings, steps=3), *rest)
+
+    monkeypatch.setattr(calibrated, "fit", few)
+    return begun
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Let the command measure at short lengths only."""
+    prepare = compare.Comparison.prepare
+    small = {"lengths": (96,), "op_lengths": (32, 64), "passages": 6}
+    monkeypatch.setattr(
+        compare.Comparison, "prepare", lambda settings, *rest: prepare(replace(settings, **small), *rest)
+    )

@@ -1,0 +1,124 @@
+"""The knapsack is the best of all choices; bounds hold as often as they say."""
+
+import itertools
+import random
+import statistics
+
+import numpy as np
+import pytest
+
+from subquad.tools.plan import choice
+from subquad.tools.plan.grid import grid, pareto
+
+
+def instance(seed: int) -> tuple[dict, dict]:
+    draw = random.Random(seed)
+    names = ["full", *"abcd"[: draw.randint(1, 4)]]
+    layers = range(draw.randint(1, 5))
+    losses = {n: {x: 0.0 if x == "full" else 10 ** draw.uniform(-5, -1) for x in names} for n in layers}
+    seconds = {n: {x: 1.0 if x == "full" else draw.uniform(0.1, 1.2) for x in names} for n in layers}
+    return seconds, losses
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_choice_is_the_fastest_of_all_that_fit(seed):
+    seconds, losses = instance(seed)
+    budget = 10 ** random.Random(seed + 100).uniform(-4, -1)
+    chosen = choice.cheapest(seconds, losses, budget)
+    every = (dict(zip(losses, mix, strict=True)) for mix in itertools.product(*losses.values()))
+    best = min(choice.total(seconds, mix) for mix in every if choice.total(losses, mix) <= budget)
+    assert choice.total(losses, chosen) <= budget * (1 + 1e-5)
+    assert choice.total(seconds, chosen) == pytest.approx(best, rel=1e-5)
+
+
+def test_without_room_for_a_loss_everything_stays_exact():
+    seconds, losses = instance(3)
+    assert set(choice.cheapest(seconds, losses, 0.0).values()) == {"full"}
+
+
+def test_a_loss_below_zero_makes_no_room_for_others():
+    losses = {0: {"full": 0.0, "a": -1.0}, 1: {"full": 0.0, "a": 0.5}}
+    seconds = {n: {"full": 1.0, "a": 0.5} for n in losses}
+    assert choice.cheapest(seconds, losses, 0.1) == {0: "a", 1: "full"}
+
+
+def test_a_layer_without_exact_attention_is_named_as_the_reason():
+    with pytest.raises(ValueError, match="a layer has no candidate without loss"):
+        choice.cheapest({0: {"a": 1.0}}, {0: {"a": 0.5}}, 0.1)
+
+
+def test_the_best_uniform_choice_leaves_exact_what_cannot_run_it():
+    losses = {0: {"full": 0.0, "a": 0.01, "b": 0.001}, 1: {"full": 0.0, "b": 0.002}}
+    seconds = {0: {"full": 1.0, "a": 0.1, "b": 0.5}, 1: {"full": 1.0, "b": 0.5}}
+    assert choice.best_uniform(seconds, losses, 0.02) == "b"  # 1.0 against 1.1 seconds
+    assert choice.best_uniform(seconds, losses, 0.0005) is None
+    assert choice.uniform(losses, "a") == {0: "a", 1: "full"}
+
+
+def test_the_bound_is_above_the_mean_as_often_as_it_says():
+    draw, held = random.Random(0), 0
+    for _ in range(2000):
+        losses = [draw.gauss(0.01, 0.004) for _ in range(8)]
+        held += choice.upper_bound(losses, 0.9) >= 0.01
+    assert 0.88 <= held / 2000 <= 0.92
+    assert choice.upper_bound([0.5], 0.9) == float("inf")
+    assert choice.upper_bound([0.5, 0.5, 0.5], 0.9) == 0.5
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
+def test_the_bound_of_what_is_right_or_wrong_holds_where_no_loss_was_seen(share):
+    draw, held = np.random.default_rng(0), 0
+    for _ in range(500):
+        losses = (draw.random(20) < share).astype(float).tolist()
+        held += choice.upper_bound(losses, 0.9) >= share
+    assert held >= 0.88 * 500
+    assert choice.upper_bound([0.0] * 20, 0.9) == pytest.approx(1 - 0.1 ** (1 / 20))
+    assert choice.upper_bound([0.0] * 5, 0.9, of=20) == pytest.approx(1 - 0.1 ** (1 / 20))
+    assert choice.upper_bound([1.0, -1.0, 0.0, 0.0], 0.9) == choice.upper_bound([1.0, 0.0, 0.0, 0.0], 0.9)
+
+
+def test_all_rounds_together_have_the_confidence():
+    assert 1 - choice.ROUNDS * (1 - choice.of_round()) == pytest.approx(choice.CONFIDENCE)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_first_budget_leaves_room_for_the_bound(seed):
+    draw = random.Random(seed)
+    seconds, means = instance(seed)
+    losses = {
+        n: {x: [loss * draw.uniform(0.5, 1.5) for _ in range(6)] for x, loss in of.items() if x != "full"}
+        for n, of in means.items()
+    }
+    budget = choice.with_room(seconds, losses, 0.02, 0.95, 12)
+    mean = {n: {"full": 0.0} | {x: statistics.mean(each) for x, each in of.items()} for n, of in losses.items()}
+    chosen = {n: x for n, x in choice.cheapest(seconds, mean, budget).items() if x != "full"}
+    sums = [sum(losses[n][x][i] for n, x in chosen.items()) for i in range(6)]
+    assert not chosen or choice.upper_bound(sums, 0.95, of=12) <= 0.02
+    assert 0 < budget <= 0.02
+
+
+@pytest.mark.parametrize(("bound", "share"), [(0.02, 0.45), (0.0101, 0.8), (1.0, 0.2)])
+def test_the_budget_shrinks_by_what_was_too_much(bound, share):
+    assert choice.next_budget(1.0, 0.01, bound) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("wins", "start"), [
+    ([True] * 3, 10), ([False, True, True], 20), ([True, False, True], 30), ([True, True, False], 40),
+])  # fmt: skip
+def test_the_crossover_is_where_it_stays_faster(wins, start):
+    assert choice.crossover([10, 20, 30], wins, 40) == start
+
+
+def test_the_front_is_what_nothing_beats_in_both():
+    errors = dict(zip("abcde", (3.0, 2.0, 2.5, 1.0, 0.5), strict=True))
+    seconds = dict(zip("abcde", (1.0, 2.0, 3.0, 4.0, 5.0), strict=True))
+    assert pareto(errors, seconds, 9) == ["a", "b", "d", "e"]
+    assert pareto(errors, seconds, 3) == ["a", "d", "e"]
+    assert pareto({}, {}, 3) == []
+
+
+def test_the_grid_grows_with_the_length():
+    tails = {n: [m for m in grid(n) if m.name == "clustered-tail"] for n in (512, 2048, 8192)}
+    clusters = {n: statistics.mean(m.clusters for m in methods) for n, methods in tails.items()}
+    assert clusters[2048] == pytest.approx(2 * clusters[512], rel=0.1)
+    assert all(len(set(grid(n))) == len(grid(n)) >= 8 for n in (64, 512, 8192))

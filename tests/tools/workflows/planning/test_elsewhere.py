@@ -1,0 +1,59 @@
+"""Losses of single layers from workers are those of this process."""
+
+import pytest
+
+from subquad.tools.plan import run as running
+from subquad.tools.plan.measure import single_losses
+from subquad.tools.plan.plan import candidates_for
+from subquad.tools.plan.prepared import losses_elsewhere, prepare
+from subquad.tools.runs.executors import Here
+from subquad.tools.runs.settings import PlanSettings
+from tests.tools.workflows.planning.steady import make_steady
+
+METHODS = ("local:window=12", "clustered:clusters=8")
+
+
+def silent(what, done, total):
+    pass
+
+
+@pytest.fixture
+def settings(model, text):
+    return PlanSettings(model=model("bert"), text=(text,), lengths=(64,), methods=METHODS, min_fidelity=0.3)
+
+
+class Workers(Here):
+    """Three at a time, as far as the run can see; it counts what it is given."""
+
+    says = "3 processes"
+    width = 3
+
+    def __init__(self):
+        self.ran = []
+
+    def run(self, works, told):
+        self.ran.append(list(works))
+        return super().run(works, told)
+
+
+def test_a_worker_finds_the_same_from_the_settings_alone(settings, tmp_path):
+    found = prepare(settings, tmp_path, silent)
+    (load,) = found.loads
+    candidates = candidates_for(load.model, found.methods, found.fitted)(64)
+    by_layer = {0: candidates, 1: candidates[:1]}
+    names = {number: [each.name for each in tried] for number, tried in by_layer.items()}
+    wanted = single_losses(load, load.items[1], by_layer)
+    assert losses_elsewhere(settings, tmp_path, 64, 1, names) == wanted
+    assert wanted["0"].keys() == set(METHODS)
+
+
+def test_a_plan_from_workers_is_that_of_one_process(settings, tmp_path, monkeypatch):
+    make_steady(monkeypatch.setattr)
+    workers = Workers()
+    alone = running.make(settings, tmp_path / "alone", silent)
+    spread = running.make(settings, tmp_path / "spread", silent, workers)
+    assert spread.plan.layers == alone.plan.layers
+    assert spread.planning.lengths[0].losses == alone.planning.lengths[0].losses
+    assert [len(each) for each in workers.ran[:-1]] == [3] * (len(workers.ran) - 1)
+    assert "Losses of single layers were measured by 3 processes." in spread.notes
+    assert not any("measured by" in note for note in alone.notes)

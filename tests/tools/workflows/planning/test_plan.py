@@ -1,0 +1,611 @@
+"""A whole run: what is chosen is verified, shrinks where the verification fails, resumes, and is read again."""
+
+import json
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner
+
+import subquad as sq
+from subquad.core.environment import hardware, versions
+from subquad.hf.plans import joined
+from subquad.tools.cli.main import app
+from subquad.tools.plan import length as planning
+from subquad.tools.plan import loads
+from subquad.tools.plan import run as running
+from tests.tools.workflows.planning.steady import SPEED, make_steady
+from tests.tools.workflows.planning.test_measure import inputs, sharp
+
+pytestmark = pytest.mark.slow  # whole runs of a plan
+
+run = CliRunner().invoke
+METHODS = ["local:window=12", "local:window=2", "clustered:clusters=8"]
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Times that do not depend on the machine: of layers by the method, of passes always the same gain."""
+    make_steady(monkeypatch.setattr)
+
+
+def losses_of(plan, model, items):
+    out = []
+    for item in items:
+        exact = running.input_loads(model, [item] * 5, None, None)[0]
+        before = exact.run(item)
+        sq.hf.swap(model, plan)
+        out.append(exact.loss(exact.run(item), before))
+        sq.hf.restore(model)
+    return out
+
+
+@pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize("floor", [0.9, *(pytest.param(f, marks=pytest.mark.long) for f in (0.5, 0.99))])
+def test_a_plan_keeps_its_floor_on_inputs_that_it_was_not_made_from(floor):
+    model, items = sharp("bert"), inputs(18)
+    plan = sq.plan(model, items, min_fidelity=floor, methods=METHODS)
+    found = plan.verified["20"]
+    assert found["bound"] >= floor or plan.layers == {0: sq.Full(), 1: sq.Full()}
+    fresh = losses_of(plan, model, inputs(40)[20:])
+    assert sum(fresh) / len(fresh) <= 1.3 * (1 - floor)
+    assert not sq.hf.bounds(model)  # the model is as it was
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("timed")
+def test_a_lower_floor_takes_less_time():
+    model, items = sharp("bert"), inputs(18)
+    seconds = []
+    for floor in (0.3, 0.999, 0.999999):
+        plan = sq.plan(model, items, min_fidelity=floor, methods=METHODS)
+        at_twenty = [m.method_at(20) if isinstance(m, sq.ByLength) else m for m in plan.layers.values()]
+        seconds.append(sum(SPEED[str(method)] for method in at_twenty))
+    assert seconds[0] < seconds[1] <= seconds[2] == 2.0
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_shift_leaves_room_for_other_inputs():
+    model, items = sharp("bert"), inputs(18)
+    losses = []
+    for shift in (1.0, 1.6, 50.0):
+        found = sq.plan(model, items, min_fidelity=0.7, shift=shift, methods=METHODS).verified["20"]
+        losses.append(1 - found["bound"])
+        assert losses[-1] <= 0.3 / shift
+        assert found["shift"] == shift
+    assert losses[0] > losses[2]
+
+
+@pytest.mark.usefixtures("timed")
+def test_what_fails_its_verification_becomes_more_exact_and_never_stays(monkeypatch):
+    model, items = sharp("bert"), inputs(18)
+    seen = []
+    turn = planning.turn
+
+    def worse(load, item, choices, seed):
+        found = turn(load, item, choices, seed=seed)
+        seen.append(choices["plan"])
+        found.losses |= {name: 10.0 + 0.1 * seed for name in found.losses if name != "full"}
+        return found
+
+    monkeypatch.setattr(planning, "turn", worse)
+    plan = sq.plan(model, items, min_fidelity=0.5, methods=METHODS)
+    assert plan.layers == {0: sq.Full(), 1: sq.Full()}
+    assert "on 12 held-out passages" in plan.verified["20"]["exact_because"]
+    rounds = seen[:: len(items) * 2 // 3]
+    assert 1 < len(rounds) <= 4
+    times = [sum(SPEED[str(m)] for m in each.values()) for each in rounds]
+    assert times == sorted(times)
+
+
+@pytest.mark.usefixtures("timed")
+def test_an_interrupted_run_goes_on_and_ends_alike(tmp_path, monkeypatch):
+    model, items = sharp("bert"), inputs(18)
+    whole = sq.plan(model, items, min_fidelity=0.8, methods=METHODS)
+    single, calls = planning.single_losses, []
+
+    def cut(*args):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return single(*args)
+
+    monkeypatch.setattr(planning, "single_losses", cut)
+    with pytest.raises(KeyboardInterrupt):
+        sq.plan(model, items, min_fidelity=0.8, methods=METHODS, out=tmp_path)
+    assert not sq.hf.bounds(model)
+    again = sq.plan(model, items, min_fidelity=0.8, methods=METHODS, out=tmp_path)
+    assert len(calls) == 3 + 4  # the first two units were kept
+    assert again.layers == whole.layers
+    assert again.made_on["resumed"] >= 3
+    assert sq.load_plan(tmp_path) == again
+    assert not (tmp_path / ".progress").exists()
+
+
+def first_loss(output, exact):
+    return 0.001 * float((output.last_hidden_state - exact.last_hidden_state).abs().mean())
+
+
+@pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize(("changed", "resumes"), [
+    ({}, True),
+    ({"inputs": [{"input_ids": item["input_ids"].roll(1)} for item in inputs(12)]}, False),
+    ({"loss": lambda output, exact: 0.002 * first_loss(output, exact)}, False),
+    pytest.param({"loss": None, "metric": lambda output, item: 1.0}, False, marks=pytest.mark.long),
+    pytest.param({"min_fidelity": 0.5}, False, marks=pytest.mark.long),
+])  # fmt: skip
+def test_a_run_resumes_only_with_the_same_inputs_and_the_same_loss(changed, resumes, tmp_path, monkeypatch):
+    model, asked = sharp("bert"), {"inputs": inputs(12), "loss": first_loss, "min_fidelity": 0.3, "methods": METHODS}
+    turn = planning.turn
+
+    def cut(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planning, "turn", cut)
+    with pytest.raises(KeyboardInterrupt):
+        sq.plan(model, **asked, out=tmp_path)
+    monkeypatch.setattr(planning, "turn", turn)
+    again = sq.plan(model, **asked | changed, out=tmp_path)
+    assert (again.made_on["resumed"] > 0) == resumes
+    whole = sq.plan(model, **asked | changed)
+    assert (again.layers, again.verified) == (whole.layers, whole.verified)
+
+
+@pytest.mark.usefixtures("timed")
+def test_inputs_may_be_made_one_by_one():
+    model = sharp("bert")
+    wanted = sq.plan(model, inputs(12), min_fidelity=0.3, methods=METHODS)
+    assert sq.plan(model, iter(inputs(12)), min_fidelity=0.3, methods=METHODS) == wanted
+
+
+@pytest.mark.usefixtures("timed")
+def test_methods_of_several_seeds_are_taken_for_one_length_and_refused_for_two():
+    model, methods = sharp("bert"), ["clustered:clusters=8,seed=1", "clustered:clusters=4,seed=2"]
+    assert sq.plan(model, inputs(12), min_fidelity=0.1, methods=methods).distinct
+    with pytest.raises(ValueError, match="several lengths run in one layer, where the parts have the seeds 1 and 2"):
+        sq.plan(model, inputs(6) + inputs(6, length=30), min_fidelity=0.1, methods=methods)
+
+
+@pytest.mark.usefixtures("timed")
+def test_several_lengths_are_one_method_by_length():
+    model = sharp("bert")
+    plan = sq.plan(model, [*inputs(12), *inputs(12, 40)], min_fidelity=0.3, methods=METHODS)
+    assert plan.lengths == (20, 40)
+    method = plan.layers[1]
+    assert isinstance(method, sq.ByLength)
+    assert method.at[0] == (0, sq.Full())
+    assert 5 <= method.at[1].start <= 20  # the crossover below the first length
+    assert str(plan).startswith("layer 0: ")
+    assert "40 tokens: fidelity" in str(plan)
+
+
+@pytest.mark.usefixtures("timed")
+def test_audits_start_from_what_the_plan_had_when_it_was_made():
+    model = sharp("bert")
+    plan = sq.plan(model, inputs(18), min_fidelity=0.3, methods=["local:window=2"])
+    sq.hf.swap(model, plan)
+    with sq.audit(model, tolerance=5.0, every=1, baseline=plan.baseline(20)) as audit, torch.no_grad():
+        for item in inputs(18):
+            model(**item)
+    assert not any(layer.drifted for layer in audit.report().layers)
+    with sq.audit(model, tolerance=5.0, every=1, baseline=plan.baseline(20)) as audit, torch.no_grad():
+        for item in inputs(120):
+            model(input_ids=0 * item["input_ids"] + 7)  # one token again and again: hardly an error
+    assert any(layer.drifted for layer in audit.report().layers)
+    held = torch.nn.ModuleDict({"inside": model})
+    with sq.audit(held, tolerance=5.0, baseline=plan.baseline(20)) as audit:
+        assert [layer.name for layer in audit.report().layers] == list(plan.baseline(20)["layers"])
+    with pytest.raises(ValueError, match="no baseline for 99 tokens; it has one for 20"):
+        plan.baseline(99)
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_metric_and_a_loss_of_the_users():
+    model, items = sharp("bert"), inputs(18)
+
+    def first_positive(output, item):
+        return float(output.last_hidden_state[0, 0, 0] > 0)
+
+    plan = sq.plan(model, items, min_fidelity=0.5, metric=first_positive, methods=["local:window=2"])
+    assert all("local" in str(method) for method in plan.layers.values())
+    none = sq.plan(model, items, min_fidelity=0.99, loss=lambda a, b: 1.0, methods=["local:window=2"])
+    assert set(none.layers.values()) == {sq.Full()}
+    assert none.verified["20"]["exact_because"] == "no method in any layer keeps the floor"
+
+
+@pytest.mark.usefixtures("timed")
+def test_an_accuracy_needs_inputs_enough_for_its_bound():
+    model = sharp("bert")
+    found = {}
+    for count in (12, 60):  # 8 and 44 held out
+        plan = sq.plan(
+            model, inputs(count), min_fidelity=0.8, shift=1, metric=lambda *_: 1.0, methods=["local:window=2"]
+        )
+        found[count] = plan.verified["20"]
+    assert found[12]["speedup"] == 1.0
+    assert "has a loss of 0.0000 (at most 0.4" in found[12]["exact_because"]
+    assert found[60]["bound"] == pytest.approx(0.0125 ** (1 / 44))
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_loss_is_given_what_the_model_gives():
+    seen = []
+
+    def loss(output, exact):
+        seen.append((type(output).__name__, type(exact).__name__))
+        return float((output.last_hidden_state - exact.last_hidden_state).abs().mean())
+
+    plan = sq.plan(sharp("bert"), inputs(12), min_fidelity=0.01, shift=1, loss=loss, methods=["local:window=12"])
+    assert set(seen) == {("BaseModelOutputWithPoolingAndCrossAttentions",) * 2}
+    assert 0 < plan.verified["20"]["loss"] < 1
+
+
+@pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize("what", ["loss", "metric"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_figures_that_are_not_finite_are_named(what, value):
+    model = sharp("bert")
+    with pytest.raises(ValueError, match=r"compared with itself has a loss of (nan|inf), but it must be"):
+        sq.plan(model, inputs(12), methods=METHODS, **{what: lambda output, other: value})
+    assert not sq.hf.bounds(model)
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_method_whose_loss_or_error_is_not_finite_is_never_taken(monkeypatch):
+    model, items = sharp("bert"), inputs(18)
+    assert "local:window=2" in str(sq.plan(model, items, min_fidelity=0.3, methods=METHODS))
+    single = planning.single_losses
+
+    def broken(*given):
+        found = single(*given)
+        return {n: of | ({"local:window=2": float("nan")} if "local:window=2" in of else {}) for n, of in found.items()}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(planning, "single_losses", broken)
+        assert "local:window=2" not in str(sq.plan(model, items, min_fidelity=0.3, methods=METHODS))
+    screened = planning.screen
+
+    def strange(*given):
+        found = screened(*given)
+        for errors in found.errors.values():
+            errors["local:window=2"] = float("nan")
+        return found
+
+    monkeypatch.setattr(planning, "screen", strange)
+    near = sq.plan(model, items, min_fidelity=0.3, methods=METHODS)
+    assert "clustered" in str(near)
+    assert "local:window=2" not in str(near)
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"methods": []}, "the methods name none but exact attention"),
+    ({"methods": "full"}, "the methods name none but exact attention"),
+    ({"methods": ["lha"]}, "lha has learned parameters, and a plan takes only those that are fitted"),
+    ({"inputs": inputs(1)[0]}, "inputs are a list of mappings or of texts, got one dict"),
+    ({"inputs": "a text"}, "inputs are a list of mappings or of texts, got one str"),
+    ({"methods": ["local", "by-length"]}, "by-length is a mixture, but a plan joins its methods by length"),
+    ({"min_fidelity": float("nan")}, "min-fidelity nan must be above 0 and at most 1"),
+    ({"shift": float("inf")}, "shift inf must be at least 1 and finite"),
+    ({"loss": lambda output, exact: None}, "the loss must give a number, but it gave NoneType"),
+    ({"metric": lambda output, item: output[0]}, r"the metric must give a number, .* of shape \(1, 20, 32\)"),
+    ({"inputs": ["a text"] * 9, "metric": lambda output, item: 1.0}, "texts are planned by the cosine of their embedd"),
+])  # fmt: skip
+@pytest.mark.usefixtures("timed")
+def test_what_cannot_be_planned_is_said_in_one_line_and_the_model_is_as_it_was(given, message):
+    model = sharp("bert")
+    sq.hf.swap(model, "local:window=3")
+    asked = {"inputs": inputs(12), "methods": METHODS} | given
+    with pytest.raises((TypeError, ValueError), match=message) as error:
+        sq.plan(model, **asked)
+    assert "\n" not in str(error.value)
+    assert sq.hf.describe(model).methods == {0: sq.Local(window=3), 1: sq.Local(window=3)}
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"inputs": torch.zeros(12, 20)}, "inputs are a list of mappings or of texts, got one Tensor"),
+    ({"inputs": None}, "inputs are a list of mappings or of texts, got one NoneType"),
+    ({"min_fidelity": "0.9"}, "min_fidelity must be a number, got '0.9'"),
+    ({"lengths": 512}, "lengths must be a sequence of whole numbers, .* got 512"),
+    ({"lengths": ["512"]}, "lengths must be whole numbers, got '512'"),
+    ({"loss": "cosine"}, "loss must be a function, got 'cosine'"),
+])  # fmt: skip
+def test_an_argument_of_another_type_is_named(given, message, shapes_are_checked):
+    if shapes_are_checked:
+        pytest.skip("the annotations are checked, which say so first")
+    with pytest.raises(TypeError, match=message):
+        sq.plan(sharp("bert"), **{"inputs": inputs(12), "methods": METHODS} | given)
+
+
+@pytest.mark.usefixtures("timed")
+def test_what_was_swapped_in_runs_again_afterwards():
+    model = sharp("bert")
+    wanted = sq.plan(model, inputs(12), min_fidelity=0.3, methods=METHODS)
+    sq.hf.swap(model, "local:window=3", keep="first")
+    assert sq.plan(model, inputs(12), min_fidelity=0.3, methods=METHODS) == wanted
+    assert sq.hf.describe(model).methods == {0: sq.Local(window=3), 1: sq.Local(window=3)}
+    assert sq.hf.describe(model).keep == "first"
+    with pytest.raises(ValueError, match="no method 'lokal'"):
+        sq.plan(model, inputs(12), methods=["lokal"])
+    with pytest.raises(ValueError, match="4 inputs have 20 tokens"):
+        sq.plan(model, inputs(4))
+    assert sq.hf.describe(model).methods[0] == sq.Local(window=3)
+    with pytest.raises(ValueError, match=r"in training mode, .*: call model.eval"):
+        sq.plan(model.train(), inputs(12))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("timed")
+def test_twelve_llama_layers(tmp_path):
+    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 12}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(3.0 if parameter.ndim > 1 else 1.0)
+    items = [item | {"labels": item["input_ids"]} for item in inputs(12, 32)]
+
+    def loss(output, exact):
+        return 1 - float((exact.loss - output.loss).exp())
+
+    def planned(floor):
+        return sq.plan(
+            model, items, min_fidelity=floor, shift=1, loss=loss, methods=["local:window=12", "local:window=2"]
+        )
+
+    near, far = planned(0.9999), planned(0.5)
+    assert sorted(far.layers) == list(range(12))
+    widths = [[str(m).partition("+")[2].partition(":")[2] for m in plan.layers.values()] for plan in (near, far)]
+    assert widths[1].count("local:window=2") > widths[0].count("local:window=2")
+    assert far.verified["32"]["bound"] >= 0.5
+    again = sq.load_plan(far.save(tmp_path))
+    assert sq.hf.swap(model, again).methods == far.layers
+    assert model(**items[0]).logits.isfinite().all()
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_causal_model_is_planned_with_causal_methods():
+    model = sharp("llama")
+    plan = sq.plan(model, inputs(12), min_fidelity=0.2, methods=["clustered:clusters=8", "local:window=12"])
+    assert {m.name for m in plan.layers.values()} <= {"full", "local", "by-length"}
+    assert sq.hf.swap(model, plan).methods == plan.layers
+
+
+# ---------------------------------------------------------------------- the file
+
+
+FOUND = {"floor": 0.9, "fidelity": 0.95, "bound": 0.93, "confidence": 0.95, "passages": 8, "speedup": 1.4}
+
+
+def made(model):
+    layers = {0: sq.ByLength({0: "full", 9: "local:window=2"}), 1: sq.Full()}
+    return sq.Plan(sq.hf.adapters.describe_model(model), (20,), layers, {"20": FOUND}, {"command": "here"})
+
+
+def test_a_plan_is_saved_read_swapped_in_and_kept_by_the_model(tmp_path):
+    model = sharp("bert")
+    plan = made(model)
+    plan.save(tmp_path / "plan", model)
+    again = sq.load_plan(tmp_path / "plan")
+    assert again == plan
+    assert sq.load_plan(tmp_path / "plan" / "plan.json") == plan
+    assert sq.hf.swap(model, again).methods == plan.layers
+    out = model(**inputs()[0]).last_hidden_state
+    model.save_pretrained(tmp_path / "model")
+    loaded = type(model).from_pretrained(tmp_path / "model")
+    assert sq.hf.describe(loaded).methods == plan.layers
+    torch.testing.assert_close(loaded.eval()(**inputs()[0]).last_hidden_state, out)
+
+
+def test_learned_parameters_travel_with_the_plan(tmp_path):
+    model = sharp("bert")
+    layers = sq.hf.find_layers(model)
+    first = sq.hf.bind(layers[0], "lha:buckets=3,hidden=8")
+    alone = sq.hf.bind(layers[1], "lha:buckets=2,hidden=4")
+    for parameter in [*first.parameters(), *alone.parameters()]:
+        parameter.data.normal_()
+    methods, bounds = {}, {}
+    methods[0], bounds[0] = joined(layers[0], {0: sq.Full(), 9: first})
+    methods[1], bounds[1] = joined(layers[1], {0: alone, 9: alone})
+    assert methods[1] == alone.method
+    plan = sq.Plan(sq.hf.adapters.describe_model(model), (20,), methods, {}, {}, bounds)
+    sq.hf.swap(model, plan)
+    out = model(**inputs()[0]).last_hidden_state
+    sq.hf.restore(model)
+    plan.save(tmp_path, model)
+    sq.hf.swap(model, sq.load_plan(tmp_path))
+    torch.testing.assert_close(model(**inputs()[0]).last_hidden_state, out)
+    assert joined(layers[0], {0: sq.Full()}) == (sq.Full(), None)
+
+
+def edited(folder, **changes):
+    content = json.loads((folder / "plan.json").read_text())
+    for name, value in changes.items():
+        content[name] = value
+    (folder / "plan.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_plan_that_was_edited_says_so_and_works(tmp_path):
+    plan = made(sharp("bert"))
+    plan.save(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sq.load_plan(tmp_path)
+    layers = {"0": {"name": "local", "window": 7}, "1": {"name": "full"}}
+    with pytest.warns(UserWarning, match=r"plan.json was edited since it was written"):
+        again = sq.load_plan(edited(tmp_path, layers=layers))
+    assert again.layers[0] == sq.Local(window=7)
+
+
+@pytest.mark.filterwarnings("ignore:.*was edited since")
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"layers": {"0": {"name": "lokal"}}}, "layer 0: no method 'lokal'; did you mean 'local'"),
+    ({"layers": {"0": {"name": "local", "wide": 3}}}, "layer 0: 'local' has no setting 'wide'"),
+    ({"layers": {"0": {"name": "local", "window": -3}}}, "layer 0: 'local': window=-3, but it must be"),
+    ({"layers": {"7": {"name": "full"}}}, "a method for layer '7', but the model has layers 0 to 1"),
+    ({"layers": {"00": {"name": "full"}}}, "a method for layer '00', but"),
+    ({"layers": {"9" * 5000: {"name": "full"}}}, "a method for layer '99999999999999999999', but"),
+    ({"layers": {"0": 3}}, "the method of layer 0 is '3'"),
+    ({"layers": []}, "its 'layers' is '[]'"),
+    ({"format": 9}, "has format 9, but this version reads 1"),
+    ({"lengths": [-3]}, "its lengths are [-3]"),
+    ({"model": {}}, "it does not say what model it is for"),
+    ({"model": {"class": "B", "layers": [[4, 4, 8], [4, 8]]}}, "the heads, key heads and width of layer 1 are [4, 8]"),
+    ({"verified": {"20": {"fidelity": "high"}}}, "what it verified at 20 tokens is {'fidelity': 'high'}"),
+    ({"verified": {"20": FOUND | {"fidelity": float("nan")}}}, "what it verified at 20 tokens is {'floor'"),
+    ({"verified": {"20": 3}}, "what it verified at 20 tokens is 3"),
+    ({"verified": {"20": FOUND | {"baseline": [3]}}}, "what it verified at 20 tokens is {'floor'"),
+])  # fmt: skip
+def test_plans_that_are_none_are_refused_in_one_line(changes, message, tmp_path):
+    made(sharp("bert")).save(tmp_path)
+    with pytest.raises(ValueError, match=r"plan\.json") as error:
+        sq.load_plan(edited(tmp_path, **changes))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_plan_from_elsewhere_says_where_it_was_made(tmp_path):
+    plan = replace(made(sharp("bert")), made_on={"versions": versions() | {"torch": "1.0"}, "hardware": hardware()})
+    plan.save(tmp_path)
+    with pytest.warns(UserWarning, match="plan.json was made with torch 1.0, but this is torch") as said:
+        assert sq.load_plan(tmp_path) == plan
+    assert len(said) == 1
+    made_on = {
+        "versions": versions() | {"matplotlib": "9"},
+        "hardware": hardware() | {"processor": "Abacus", "gpu": "H"},
+    }
+    replace(plan, made_on=made_on).save(tmp_path)
+    with pytest.warns(UserWarning, match="processor Abacus, gpu H, but this is processor .*, gpu "):
+        sq.load_plan(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        replace(plan, made_on={"versions": versions(), "hardware": hardware()}).save(tmp_path)
+        sq.load_plan(tmp_path)
+        replace(plan, made_on={"hardware": "mine"}).save(tmp_path)
+        sq.load_plan(tmp_path)
+
+
+@pytest.mark.parametrize(("sizes", "message"), [
+    ({"num_hidden_layers": 3}, "2 attention layers of 4 heads .4 for keys. of width 8, but this is a BertModel with 3"),
+    ({"hidden_size": 64}, "but this is a BertModel with 2 attention layers of 4 heads .4 for keys. of width 16"),
+    ({"num_attention_heads": 2}, "but this is a BertModel with 2 attention layers of 2 heads .2 for keys. of width 16"),
+])  # fmt: skip
+def test_a_plan_for_other_layers_is_refused_and_the_model_is_as_it_was(sizes, message):
+    plan = made(sharp("bert"))
+    shape = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = transformers.BertModel(transformers.BertConfig(**shape | {"intermediate_size": 48} | sizes))
+    with pytest.raises(ValueError, match=message):
+        sq.hf.swap(model, plan)
+    assert not sq.hf.bounds(model)
+
+
+@pytest.fixture
+def learned(tmp_path):
+    """A model, and the folder of a plan of which layer 1 has learned parameters."""
+    model = sharp("bert")
+    bound = sq.hf.bind(sq.hf.find_layers(model)[1], "lha:buckets=2,hidden=4")
+    layers = {0: sq.Local(window=3), 1: bound.method}
+    sq.Plan(sq.hf.adapters.describe_model(model), (20,), layers, {}, {}, {1: bound}).save(tmp_path / "plan", model)
+    return model, tmp_path / "plan"
+
+
+def test_a_plan_without_its_learned_parameters_is_refused(learned):
+    _, folder = learned
+    (folder / "adapter.json").unlink()
+    with pytest.raises(
+        ValueError, match=r"plan.json: the learned parameters of layer 1, lha:buckets=2.*no adapter.json"
+    ):
+        sq.load_plan(folder)
+
+
+@pytest.mark.filterwarnings("ignore:.*was edited since")
+def test_what_is_edited_goes_before_the_adapter_and_what_it_lacks_is_refused(learned):
+    model, folder = learned
+    plan = sq.load_plan(edited(folder, layers={"0": {"name": "full"}, "1": {"name": "local", "window": 2}}))
+    assert sq.hf.swap(model, plan).methods == {0: sq.Full(), 1: sq.Local(window=2)}
+    with pytest.raises(
+        ValueError, match="layer 1 runs lha:buckets=5, but the adapter beside it has lha:buckets=2,hidden=4"
+    ):
+        sq.load_plan(edited(folder, layers={"1": {"name": "lha", "buckets": 5}}))
+    with pytest.raises(ValueError, match=r"layer 0 runs lha.*, but the adapter beside it has nothing for it"):
+        sq.load_plan(edited(folder, layers={"0": {"name": "lha"}}))
+
+
+def test_a_plan_that_was_read_is_saved_with_its_learned_parameters(learned, tmp_path):
+    model, folder = learned
+    plan = sq.load_plan(folder)
+    with pytest.raises(ValueError, match="the plan has learned parameters, which are saved for a model"):
+        plan.save(tmp_path / "copy")
+    again = sq.load_plan(plan.save(tmp_path / "copy", model))
+    assert again == plan
+    for name, tensor in plan.adapter.tensors[1].items():
+        assert torch.equal(again.adapter.tensors[1][name], tensor)
+
+
+def test_no_plan_and_no_json(tmp_path):
+    with pytest.raises(ValueError, match=r"no plan at .*there is no such folder"):
+        sq.load_plan(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"no plan at .*it has no plan.json"):
+        sq.load_plan(tmp_path)
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(ValueError, match="is damaged: it is not JSON"):
+        sq.load_plan(tmp_path)
+
+
+def test_a_plan_for_another_model_is_refused_and_the_model_is_as_it_was():
+    plan, model = made(sharp("bert")), sharp("llama")
+    sq.hf.swap(model, "local")
+    with pytest.raises(ValueError, match=r"made for a BertModel with 2 attention layers .* but this is a Llama"):
+        sq.hf.swap(model, plan)
+    assert sq.hf.describe(model).methods[0] == sq.Local()
+
+
+# ---------------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["--min-fidelity", "0"], "min-fidelity 0 must be above 0 and at most 1"),
+    (["--min-fidelity", "1.5"], "min-fidelity 1.5 must be above 0 and at most 1"),
+    (["--shift", "0.5"], "shift 0.5 must be at least 1"),
+    (["--minutes", "0"], "minutes 0 must be at least 0.1"),
+    (["--lengths", "8"], "a length of 8 is too short to plan for"),
+    (["--lengths", "many"], "length 'many' is not a whole number"),
+    (["--lengths", "100000"], "less than five passages of 100,000"),
+    (["--methods", "lokal"], "no method 'lokal'; did you mean 'local'"),
+    (["--adapter", "nowhere"], "no adapter at nowhere"),
+    (["--lengths", "32", "--methods", "full"], "the methods name none but exact attention"),
+    (["--lengths", "32", "nan"], "of attention layer 1 (encoder.layer.1.attention.self) is not finite"),
+])  # fmt: skip
+def test_bad_input_is_one_line(options, message, model, text, tmp_path):
+    name, words = ("nan", options[:-1]) if options[-1] == "nan" else ("bert", options)
+    done = run(app, ["plan", model(name), "--text", str(text), "--out", str(tmp_path), *words])
+    assert done.exit_code == 2, done.output
+    said = " ".join(done.stderr.split())
+    assert message in said
+    assert not (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize(("name", "floor"), [("bert", "0.2"), ("gpt2", "0.999"), ("masked", "0.9")])
+def test_the_command_writes_a_plan_and_its_report(name, floor, model, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(loads, "MOST", 3)
+    words = ["plan", model(name), "--text", str(text), "--lengths", "32,64", "--min-fidelity", floor]
+    done = run(app, [*words, "--methods", "local:window=2 clustered:clusters=8", "--out", str(tmp_path), "--json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert [p["length"] for p in report["lengths"]] == [32, 64]
+    assert report["kind"] == "plan"
+    for length in report["lengths"]:
+        assert "verified" in length or length["exact_because"]
+        if "verified" in length:
+            assert length["verified"]["bound"] <= 1 - float(floor)
+    plan = sq.load_plan(tmp_path)
+    assert plan.lengths == (32, 64)
+    assert {p.name for p in tmp_path.iterdir()} >= {"plan.json", "report.html", "report.md", "report.json"}
+    page = (tmp_path / "report.md").read_text()
+    assert report["headline"].split(":")[0] in page
+    said = run(app, [*words, "--methods", "local:window=2", "--out", str(tmp_path), "--again"])
+    assert said.exit_code == 0, said.output
+    assert "plan.json" in said.stdout

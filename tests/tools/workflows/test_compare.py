@@ -1,0 +1,368 @@
+"""The main job, end to end on tiny models."""
+
+import copy
+import json
+import os
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import subquad as sq
+from subquad.core.errors import InputError
+from subquad.tools.compare.page import html
+from subquad.tools.compare.report import report_of
+from subquad.tools.compare.run import Comparison, measure
+from subquad.tools.compare.tables import markdown, rich_table
+from subquad.tools.compare.units import OP, STRETCH, stretches
+from subquad.tools.compare.write import write_report
+from subquad.tools.measure.noise import AGAIN
+from subquad.tools.report.content import legend, op_table
+from subquad.tools.runs.settings import CompareSettings
+
+METHODS = (
+    "clustered:clusters=4",
+    "i-clustered:clusters=4,topk=4",
+    "i-clustered:clusters=4,topk=200",
+    "oracle-top:topk=2",
+)
+
+
+@pytest.fixture(scope="module")
+def settings(model, text):
+    def make(name, **changed):
+        small = CompareSettings(
+            model=model(name),
+            text=(text,),
+            methods=METHODS,
+            max_length=48,
+            lengths=(96,),
+            op_lengths=(32, 64),
+            passages=6,
+        )
+        return replace(small, **changed)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def measured(settings, tmp_path_factory):
+    """A comparison with these settings, which is measured once."""
+    kept = {}
+
+    def make(name, **changed):
+        given = settings(name, **changed)
+        if given not in kept:
+            kept[given] = measure(given, tmp_path_factory.mktemp("compare"))
+        return replace(kept[given], results=copy.deepcopy(kept[given].results))
+
+    return make
+
+
+def by_method(report):
+    return {method["method"]: method for method in report["methods"]}
+
+
+def test_embedding_model(measured):
+    report = report_of(measured("bert"))
+    rows = by_method(report)
+    assert list(rows) == ["full", *METHODS]
+    assert rows["full"]["status"] == "exact"
+    for row in rows.values():
+        assert set(row["model"]) == set(row["quality"]) == {"48", "96"}
+        assert set(row["op"]) == {"32", "64"}
+        assert all(cost["ms"] > 0 and cost["speedup"] > 0 for cost in row["model"].values())
+        assert row["model"]["96"]["extra_mib"] > 0
+    exact, everything = rows["full"]["quality"]["48"], rows["i-clustered:clusters=4,topk=200"]["quality"]["48"]
+    for figures in (exact, everything):
+        assert figures["cosine_mean"] == pytest.approx(1.0, abs=1e-5)
+        assert figures["top1"] == figures["recall10"] == 1.0
+    assert everything["weights_l1"] == pytest.approx(0.0, abs=1e-4)
+    rough, better = (rows[name]["quality"]["48"] for name in METHODS[:2])
+    assert 0 < better["weights_l1"] <= rough["weights_l1"] <= 2  # proposition 2
+    assert set(rough["layer_error"]) == {"0", "1"}
+    assert min(rough["layer_error"].values()) > 1e-3
+    assert rough["cosine_mean"] < everything["cosine_mean"]
+    assert rows[METHODS[0]]["model"]["48"]["repeats"] == 9
+    assert rows["full"]["model"]["48"]["speedup"] == 1.0
+
+
+def test_the_report_is_complete_and_serialisable(measured, tmp_path):
+    report = report_of(measured("bert", seed=3))
+    assert json.loads(json.dumps(report)) == report
+    assert report["settings"]["seed"] == 3
+    assert report["versions"]["torch"]
+    assert report["hardware"]["cores"]
+    assert report["model"]["position_limit"] == 64
+    assert report["text"]["documents"] == 12
+    assert report["recommendation"]["headline"]
+    assert "--max-length 48" in report["command"]
+    names = {path.name for path in write_report(report, tmp_path)}
+    assert {"report.json", "report.md", "report.html"} <= names
+    assert any("interpolated" in note for note in report["notes"])
+
+
+@pytest.mark.parametrize(("longest", "model_lengths", "call_lengths"), [
+    (None, [64, 2048, 4096], (512, 1024, 2048, 4096, 8192, 16384)),
+    (48, [48], (48,)),
+    (1024, [64], (512, 1024)),
+    (2048, [64, 2048], (512, 1024, 2048)),
+])  # fmt: skip
+def test_nothing_longer_than_the_maximum_length_is_measured(longest, model_lengths, call_lengths, settings):
+    """The model has 64 positions."""
+    asked = settings("bert", max_length=longest, lengths=None, op_lengths=None)
+    prepared = Comparison.prepare(asked)
+    assert (prepared.lengths, asked.call_lengths) == (model_lengths, call_lengths)
+
+
+def test_lengths_that_exceed_the_maximum_are_named(measured, settings, tmp_path):
+    done = measure(settings("bert", max_length=48, lengths=None, op_lengths=None, methods=METHODS[:1]), tmp_path)
+    report = report_of(done)
+    note = "Not measured, because they exceed --max-length 48: 512, 1,024, 2,048, 4,096, 8,192, 16,384 tokens."
+    assert note in report["notes"]
+    assert all(list(row["model"]) == list(row["op"]) == ["48"] for row in report["methods"])
+    assert not any("Not measured" in note for note in report_of(measured("bert"))["notes"])
+
+
+def test_masked_language_model_gets_pseudo_perplexity(measured):
+    rows = by_method(report_of(measured("masked")))
+    exact, rough = rows["full"]["quality"]["48"], rows["clustered:clusters=4"]["quality"]["48"]
+    assert exact["perplexity"] > 1
+    assert rough["perplexity"] != exact["perplexity"]
+    assert rows["clustered:clusters=4"]["fidelity"]["96"] <= 1.0
+    assert "cosine_mean" not in exact
+
+
+def test_causal_language_model_refuses_clustered_methods_and_says_so(measured):
+    report = report_of(measured("gpt2"))
+    rows = by_method(report)
+    assert [rows[name]["status"] for name in METHODS] == ["refused", "refused", "refused", "measured"]
+    assert "not causal" in rows["clustered:clusters=4"]["reason"]
+    assert rows["oracle-top:topk=2"]["quality"]["48"]["perplexity"] > 1
+    assert report["recommendation"]["choice"] == "full"
+    assert "Stay with exact attention" in report["recommendation"]["headline"]
+
+
+def test_layers_that_cannot_run_a_method_stay_exact(measured):
+    rows = by_method(report_of(measured("modernbert")))
+    clustered = rows["clustered:clusters=4"]
+    assert clustered["layers"] == [0]
+    assert "layers 1, 2 stay exact" in clustered["reason"]
+    assert set(clustered["quality"]["48"]["layer_error"]) == {"0"}
+
+
+# ---------------------------------------------------------------------- noise
+
+
+@pytest.fixture
+def made_up(measured):
+    """The report of a comparison, with these seconds of exact attention, of each method, and of exact attention again.
+
+    They are a function of the round; the others' use of the processors is `others` seconds of each second and core.
+    """
+
+    def make(exact, own, again, others=0.0, **changed):
+        done = measured("bert", **changed)
+        stretched = [(done.results[STRETCH(n, i)], i) for n in done.lengths for i in range(stretches(n))]
+        for unit, i in [*stretched, *((done.results[OP(n)], None) for n in done.settings.op_lengths)]:
+            unit.use = {"elapsed": 10.0, "others": 10.0 * others * os.cpu_count()}
+            if i == 0:
+                continue  # it warms up
+            for name, row in unit.rows.items():
+                seconds = {"full": exact, AGAIN: again}.get(name, own)
+                row.seconds = list(map(seconds, range(9))) if i is None else seconds(i)
+        return report_of(done)
+
+    return make
+
+
+def test_a_tie_is_no_gain_anywhere_in_the_report(made_up):
+    """As `shared-full`, "faster from 1,500" once: 1 % of difference, where exact attention differs by 3 % itself."""
+    report = made_up(
+        lambda i: 1.0, lambda i: 0.99, lambda i: 0.97, methods=("shared-full", "local:window=8"), min_fidelity=0.01
+    )
+    for name in ("shared-full", "local:window=8"):
+        row = by_method(report)[name]
+        assert row["crossover"] is None
+        for part in ("model", "op"):
+            assert {figures["verdict"] for figures in row[part].values()} == {"within the noise"}
+            assert all(1.03 < factor < 1.04 for factor in report["noise"][part].values())
+    assert report["recommendation"]["choice"] == "full"
+    assert "(within the noise)" in report["recommendation"]["reasons"][0]
+    page = html(report, {})
+    table = page[page.index("<table") : page.index("Notes</h2>")]
+    assert 'class="faster"' not in table
+    assert "≈1.01×" in table
+    assert "none" in {line.cells[0].text for line in op_table(report).lines}
+
+
+def test_a_gain_beyond_the_noise_is_one(made_up):
+    report = made_up(lambda i: 1.0, lambda i: 0.5, lambda i: 0.97, methods=("local:window=8",), min_fidelity=0.01)
+    row = by_method(report)["local:window=8"]
+    assert {figures["verdict"] for part in ("model", "op") for figures in row[part].values()} == {"faster"}
+    assert row["crossover"] == 32
+    assert report["recommendation"]["choice"] == "local:window=8"
+
+
+def test_time_and_speedup_of_a_row_cannot_contradict_each_other(made_up):
+    """Every other round is slow for exact attention alone: by medians of their own the methods would be faster."""
+    report = made_up(lambda i: 9.0 if i % 2 else 0.9, lambda i: 10.0 if i % 3 == 0 else 1.0, lambda i: 1.0)
+    rows = by_method(report)
+    for part in ("model", "op"):
+        for length, exact in rows["full"][part].items():
+            for name in METHODS:
+                figures = rows[name][part][length]
+                assert exact["ms"] / figures["ms"] == pytest.approx(figures["speedup"])
+
+
+@pytest.mark.parametrize(("others", "busy"), [(0.02, False), (0.7, True)])
+def test_a_busy_machine_is_measured_and_said(made_up, others, busy):
+    report = made_up(lambda i: 1.0, lambda i: 0.5, lambda i: 1.0, others=others, methods=METHODS[:1])
+    assert report["noise"]["busy"] is busy
+    assert report["noise"]["load"]["others"] == pytest.approx(others)
+    for text in (markdown(report), html(report, {})):
+        assert ("Repeat the command on an idle machine" in text) is busy
+        assert (
+            f"other processes used {'70' if busy else '2.0'} % of the processors&#39; time".replace(
+                "&#39;", "'" if text.startswith("#") else "&#39;"
+            )
+            in text
+        )
+
+
+@pytest.mark.parametrize("name", ["bert", "masked"])
+def test_fidelity_is_measured_at_every_length_that_has_a_speed(measured, name):
+    report = report_of(measured(name))
+    for row in report["methods"]:
+        assert set(row["fidelity"]) == set(row["model"]) == {"48", "96"}
+        assert all(0 <= fidelity <= 1 + 1e-9 for fidelity in row["fidelity"].values())
+    assert report["settings"]["sequences"] == {"96": 10}
+    assert "over 6 passages at 48, 10 sequences at 96" in legend(report)
+    assert 0 < by_method(report)["oracle-top:topk=2"]["fidelity"]["96"] < 1
+
+
+def test_the_order_of_the_rows_changes_from_turn_to_turn(measured):
+    done = measured("bert")
+    orders = [list(done.results[STRETCH(48, i)].rows) for i in range(1, 10)]
+    assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(["full", AGAIN, *METHODS]))}
+    assert len({tuple(order) for order in orders}) > 5
+    assert len({order.index("full") for order in orders}) > 2
+
+
+def test_methods_are_counted_rather_than_called_all(measured):
+    report = report_of(measured("bert"))
+    tried = f"4 of the library's {len(sq.list_methods())} methods are in this comparison, with these settings only"
+    assert any(note.startswith(tried) for note in report["notes"])
+    assert "all methods" not in json.dumps(report).lower()
+
+
+def test_the_next_command_plans_for_the_same_model_and_text(measured, text):
+    comparison = measured("bert")
+    model = comparison.settings.model
+    assert report_of(comparison)["recommendation"]["next"] == f"subquad plan {model} --text {text} --lengths 48,96"
+    given = {"min_fidelity": 0.9, "column": "body", "adapters": (Path("my adapter"),)}
+    comparison.settings = replace(comparison.settings, **given)
+    report = report_of(comparison)
+    shown = (
+        f"subquad plan {model} --text {text} --column body --min-fidelity 0.9 --lengths 48,96 --adapter 'my adapter'"
+    )
+    assert report["recommendation"]["next"] == shown
+    assert shown in markdown(report)
+    terminal = Console(file=StringIO(), width=1000)
+    terminal.print(rich_table(report))
+    assert shown in terminal.file.getvalue()
+
+
+def test_there_is_no_next_command_for_lengths_of_which_the_text_has_too_few_passages(measured):
+    comparison = measured("bert")
+    comparison.reading = replace(comparison.reading, tokens=comparison.reading.tokens[: 5 * 96 - 1])
+    assert "--lengths 48" in report_of(comparison)["recommendation"]["next"].split(" --text ")[1]
+    assert "96" not in report_of(comparison)["recommendation"]["next"].rpartition("--lengths")[2]
+    comparison.reading = replace(comparison.reading, tokens=comparison.reading.tokens[: 5 * 48 - 1])
+    assert "next" not in report_of(comparison)["recommendation"]
+
+
+class Stop(Exception):
+    """The user pulls the plug."""
+
+
+def test_an_interrupted_run_resumes(settings, tmp_path, monkeypatch):
+    def stop_at_the_stretches(what, done, total):
+        if what.startswith("timing the model with each method at 96 tokens, 1 of "):
+            raise Stop
+
+    with pytest.raises(Stop):
+        measure(settings("bert"), tmp_path, stop_at_the_stretches)
+    assert not (tmp_path / "report.json").exists()
+    monkeypatch.setattr(Comparison, "quality", lambda *_: pytest.fail("done before"))
+    comparison = measure(settings("bert"), tmp_path)
+    assert comparison.resumed == 5 + 5 + 10
+    assert any("interrupted run" in note for note in report_of(comparison)["notes"])
+
+
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"max_length": 40}, {"methods": METHODS[:1]}, {"op_lengths": (32,)}])
+def test_results_of_other_settings_are_not_reused(settings, tmp_path, changed):
+    first = Comparison.prepare(settings("bert")).fingerprint()
+    assert Comparison.prepare(settings("bert")).fingerprint() == first
+    assert Comparison.prepare(settings("bert", **changed)).fingerprint() != first
+
+
+def test_the_model_is_left_as_it_was(measured):
+    comparison = measured("bert")
+    model = comparison.pretrained.model
+    assert model.config._attn_implementation == "sdpa"
+    assert not hasattr(model.config, "subquad")
+    assert model.embeddings.position_embeddings.num_embeddings == 64
+
+
+def test_a_task_adds_its_score(settings, tmp_path):
+    data = tmp_path / "banking77"
+    data.mkdir()
+    for part, rows in (("train", 24), ("test", 8)):
+        lines = [f'"{"key value query" if i % 2 else "head layer model"} {i}",{i % 2}' for i in range(rows)]
+        (data / f"{part}.csv").write_text("\n".join(["text,category", *lines]))
+    report = report_of(measure(settings("bert", task="banking77", data_dir=tmp_path), tmp_path / "out"))
+    rows = by_method(report)
+    assert rows["full"]["task"]["accuracy"] >= 0.9
+    assert rows["full"]["task"]["cosine"] == 1.0
+    assert 0 < rows["clustered:clusters=4"]["task"]["cosine"] < 1.0
+    assert report["task"]["baselines"]["majority class"] == 0.5
+    assert report["task"]["examples"] == 32
+
+
+@pytest.fixture
+def plan(model, tmp_path):
+    """A plan for the tiny encoder: another method in each layer."""
+    from transformers import AutoModel
+
+    kind = sq.hf.adapters.describe_model(AutoModel.from_pretrained(model("bert")))
+    layers = {0: sq.ByLength({0: "full", 60: "clustered:clusters=4"}), 1: sq.Local(window=2)}
+    return sq.Plan(kind, (96,), layers, {}).save(tmp_path / "mine")
+
+
+def test_a_plan_is_a_row_of_its_own(settings, plan, tmp_path):
+    given = settings("bert", methods=("local:window=2",), plans=(plan,))
+    report = report_of(measure(given, tmp_path / "out"))
+    rows = by_method(report)
+    assert set(rows) == {"full", "local:window=2", "plan:mine"}
+    mine = rows["plan:mine"]
+    assert mine["status"] == "measured"
+    assert mine["op"] == {}
+    assert set(mine["model"]) == {"48", "96"}
+    assert mine["quality"]["48"]["layer_error"]["0"] < 1e-5  # exact below 60 tokens
+    alone = rows["local:window=2"]["quality"]["48"]["layer_error"]
+    assert mine["quality"]["48"]["layer_error"]["1"] == pytest.approx(alone["1"])
+    assert mine["fidelity"]["48"] > rows["local:window=2"]["fidelity"]["48"]
+    by_layer = "by layer (0: by-length:steps=0:full+60:clustered:clusters=4, 1: local:window=2)"
+    assert any(by_layer in note for note in report["notes"])
+    assert not any("plan:mine was left out" in note for note in report["notes"])
+    write_report(report, tmp_path / "out")
+
+
+def test_plans_of_other_models_and_folders_without_one_are_refused(settings, plan, tmp_path):
+    with pytest.raises(InputError, match="this plan was made for a BertModel"):
+        Comparison.prepare(settings("modernbert", plans=(plan,)))
+    with pytest.raises(InputError, match=r"no plan at .*: there is no such folder"):
+        Comparison.prepare(settings("bert", plans=(tmp_path / "nowhere",)))

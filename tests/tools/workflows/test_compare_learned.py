@@ -1,0 +1,221 @@
+"""compare with learned parameters: adapters, calibration on the way, and rows without either."""
+
+import math
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+import subquad as sq
+from subquad import hf
+from subquad.core.errors import InputError
+from subquad.methods import parse_method
+from subquad.tools.calibrate import run as fitting
+from subquad.tools.compare import run as compare
+from subquad.tools.compare.report import report_of
+from subquad.tools.compare.run import Comparison, measure
+from subquad.tools.measure.fidelity import relative_error
+from subquad.tools.models.pretrained import load
+from subquad.tools.models.rows import exact_up_to
+from subquad.tools.report.content import use
+from subquad.tools.report.reading import marks, remarks
+from subquad.tools.runs.settings import CompareSettings
+
+LHA = "lha:buckets=3,hidden=8"
+
+
+@pytest.fixture
+def settings(model, text):
+    return CompareSettings(
+        model=model("bert"),
+        text=(text,),
+        methods=(LHA, "lsh:buckets=3"),
+        max_length=48,
+        lengths=(96,),
+        op_lengths=(32,),
+        passages=4,
+    )
+
+
+@pytest.fixture
+def adapter(settings, other_text, tmp_path):
+    small = fitting.CalibrateSettings(method=LHA, text=(other_text,), model=settings.model, steps=3, max_length=48)
+    fitted, generator = fitting.calibrate(small, tmp_path / "mine"), torch.Generator().manual_seed(0)
+    for bound in fitted.bounds.values():
+        for parameter in bound.parameters():  # three steps may leave the best ones where they began
+            parameter.data += torch.randn(parameter.shape, generator=generator)
+    return fitting.save(fitted, tmp_path / "mine")
+
+
+def by_method(report):
+    return {method["method"]: method for method in report["methods"]}
+
+
+def test_learned_parameters_that_nobody_fitted_are_said_to_be_so(settings, tmp_path):
+    report = report_of(measure(settings, tmp_path))
+    assert set(by_method(report)[LHA]["model"]) == {"48", "96"}
+    assert f"{LHA}: not calibrated: its learned parameters are those that it starts with." in report["notes"]
+    assert not any(note.startswith("lsh:buckets=3: not calibrated") for note in report["notes"])
+    assert marks(report, by_method(report)[LHA]) == ["not calibrated"]
+    assert marks(report, by_method(report)["lsh:buckets=3"]) == []
+
+
+def test_an_adapter_is_a_row_of_its_own(settings, adapter, tmp_path):
+    report = report_of(measure(replace(settings, adapters=(adapter,)), tmp_path / "out"))
+    rows = by_method(report)
+    assert list(rows) == ["full", LHA, "lsh:buckets=3", f"{LHA}@mine"]
+    plain, fitted = rows[LHA]["quality"]["48"], rows[f"{LHA}@mine"]["quality"]["48"]
+    assert plain["layer_error"] != fitted["layer_error"]
+    assert 0 < fitted["weights_l1"] < 2
+    assert f"--adapter {adapter}" in report["command"]
+    report["recommendation"]["choice"] = f"{LHA}@mine"
+    assert use(report) == f"sq.hf.load_adapter(model, {str(adapter)!r})"
+
+
+@pytest.mark.parametrize("name", ["linformer:k=5", "mixed-heads:methods=local:window=4+linformer:k=5"])
+def test_parameters_for_a_length_run_up_to_it_and_the_report_says_so(settings, tmp_path, name):
+    asked = replace(settings, methods=(name,), op_lengths=(32, 96))
+    report = report_of(measure(asked, tmp_path / "out"))
+    rows = by_method(report)
+    assert rows[name]["quality"]["48"]["layer_error"]
+    assert set(rows["full"]["quality"]) == {"48", "96"}
+    assert set(rows["full"]["op"]) == {"32", "96"}
+    assert set(rows[name]["quality"]) == {"48"}
+    assert set(rows[name]["op"]) == {"32"}
+    assert remarks(report) == [f"{name}: its parameters are for at most 64 tokens, and it was not run on more"]
+    assert not any("was left out" in note for note in report["notes"])
+    beyond = report_of(measure(replace(asked, op_lengths=(96,)), tmp_path / "beyond"))
+    assert "crossover" not in by_method(beyond)[name]
+
+
+def test_a_row_that_is_too_slow_is_told_apart_from_one_that_cannot_run(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "_worth", lambda row, seconds, growth: row.is_exact)
+    report = report_of(measure(replace(settings, methods=("lsh:buckets=3", "linformer:k=5")), tmp_path / "out"))
+    assert [note.partition(":")[0] for note in report["notes"] if "was left out from 96" in note] == ["lsh"]
+    assert [remark.partition(":")[0] for remark in remarks(report)] == ["linformer"]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("linformer:projection=mean-pool,k=48", 48),
+        ("nystrom:landmarks=50", 50),
+        ("local:window=48", 48),
+        ("lha-tail:keys=60", 60),
+        ("clustered:clusters=64", 64),
+        ("i-clustered:topk=64", 64),
+        ("tilted-pool:window=50", 50),
+        ("tilted-pool:window=0,pools=50", 50),
+        ("sinkhorn:block=64", 64),
+        ("lsh:buckets=1,bucket_size=60", 60),
+        ("lha:buckets=1", math.inf),
+        ("smyrf:clusters=1", math.inf),
+        ("smyrf:clusters=2", 0),
+        ("performer", 0),
+    ],
+)
+def test_settings_tell_where_a_method_is_exact(settings, name, most):
+    method = parse_method(name)
+    assert exact_up_to(method) == most
+    q, k, v = (torch.randn(1, 2, 48, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    bound = method.bind(heads=2, head_dim=8, max_length=48) if method.traits.learned else method
+    error = relative_error(bound(q, k, v).detach(), sq.attention(q, k, v, method="full"))
+    assert error < 1e-4 if most else error > 1e-2
+
+
+def test_exact_by_its_settings_is_said_below_the_table_and_never_recommended(settings, tmp_path):
+    name = "linformer:k=48,projection=mean-pool"
+    report = report_of(measure(replace(settings, methods=(name,), min_fidelity=1e-6), tmp_path))
+    assert remarks(report) == [f"{name}: is exact attention on at most 48 tokens; a speed-up there is due to chance"]
+    at_own, longer, _ = report["recommendation"]["reasons"]
+    assert name not in at_own
+    assert name in longer
+    larger = report_of(measure(replace(settings, methods=("lha:buckets=1", "local:window=47")), tmp_path / "more"))
+    assert remarks(larger) == [
+        "lha:buckets=1: is exact attention with these settings; a speed-up there is due to chance"
+    ]
+
+
+def test_an_adapter_alone_is_enough(settings, adapter, tmp_path):
+    report = report_of(measure(replace(settings, methods=(), adapters=(adapter,)), tmp_path / "out"))
+    assert list(by_method(report)) == ["full", f"{LHA}@mine"]
+
+
+def test_other_parameters_are_measured_anew(settings, adapter):
+    first = Comparison.prepare(replace(settings, adapters=(adapter,)))
+    again = Comparison.prepare(replace(settings, adapters=(adapter,)))
+    assert first.fingerprint() == again.fingerprint()
+    next(iter(again.rows[-1].bounds[0].parameters())).data += 1
+    assert first.fingerprint() != again.fingerprint()
+
+
+def test_adapters_of_other_models_are_refused(settings, adapter, model):
+    with pytest.raises(InputError, match="was made for a BertModel"):
+        Comparison.prepare(replace(settings, model=model("masked"), adapters=(adapter,)))
+
+
+def test_an_adapter_that_mixes_methods_is_refused(settings, tmp_path):
+    loaded = load(settings.model).model
+    hf.swap(loaded, {0: LHA, 1: "lha:buckets=2"})
+    hf.save_adapter(loaded, tmp_path / "mixed")
+    with pytest.raises(InputError, match=r"mixes methods \(lha:buckets=2, lha:buckets=3,hidden=8\)"):
+        Comparison.prepare(replace(settings, adapters=(tmp_path / "mixed",)))
+
+
+def test_calibrate_fits_what_can_be_fitted_first(settings, other_text, quick, tmp_path):
+    asked = replace(settings, calibrate=(other_text,))
+    rows = by_method(report_of(measure(asked, tmp_path / "out")))
+    folder = tmp_path / "out" / "adapters" / "lha-buckets-3-hidden-8"
+    assert list(rows) == ["full", f"{LHA}@{folder.name}", "lsh:buckets=3"]
+    assert hf.read_adapter(folder).record["text"]["source"] == [str(other_text)]
+    assert quick == [LHA]
+    measure(asked, tmp_path / "out")
+    assert quick == [LHA]  # the adapter of the run before serves again
+    measure(replace(asked, max_length=32), tmp_path / "out")
+    assert quick == [LHA, LHA]
+
+
+def test_what_is_exact_anyway_is_compared_without_calibration(settings, other_text, quick, tmp_path):
+    asked = replace(settings, methods=(LHA, "lha-tail:keys=48"), calibrate=(other_text,))
+    report = report_of(measure(asked, tmp_path / "out"))
+    exact = by_method(report)["lha-tail:keys=48"]
+    assert exact["quality"]["48"]["cosine_mean"] == pytest.approx(1.0, abs=1e-6)
+    assert marks(report, exact) == ["not calibrated"]
+
+
+def test_a_damaged_adapter_of_an_earlier_run_is_fitted_again(settings, other_text, quick, tmp_path):
+    asked = replace(settings, calibrate=(other_text,))
+    measure(asked, tmp_path / "out")
+    (tmp_path / "out" / "adapters" / "lha-buckets-3-hidden-8" / "adapter.safetensors").write_bytes(b"")
+    measure(asked, tmp_path / "out")
+    assert quick == [LHA, LHA]
+
+
+def test_what_a_causal_model_cannot_run_is_not_fitted(settings, other_text, quick, model, tmp_path):
+    names = ("lha-tail", "learned-feature-map")
+    asked = replace(settings, model=model("gpt2"), methods=names, calibrate=(other_text,))
+    comparison = Comparison.prepare(asked, tmp_path / "out")
+    assert quick == ["learned-feature-map"]
+    assert [row.name for row in comparison.rows] == ["full", "learned-feature-map@learned-feature-map"]
+    assert [row.name for row in comparison.refused] == ["lha-tail"]
+
+
+def test_the_text_compared_on_is_not_calibrated_on(settings, text):
+    for given in (text, text.parent, text / "1.txt"):
+        with pytest.raises(InputError, match=r"of --text, .*: a method would be measured on what it was fitted on"):
+            Comparison.prepare(replace(settings, calibrate=(given,)))
+
+
+def test_a_copy_of_the_text_compared_on_is_not_calibrated_on(settings, text, other_text, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(other_text, copy)
+    for file in text.glob("*.txt") if text.is_dir() else [text]:
+        shutil.copy(file, copy / f"again-{file.name}")
+    with pytest.raises(InputError, match=r"copy has the documents of 100% of --text .*: a method would be measured on"):
+        Comparison.prepare(replace(settings, calibrate=(copy,)))
+
+
+def test_nothing_to_calibrate_is_named(settings, other_text):
+    with pytest.raises(InputError, match=r"none of the methods has .* those of lha, .*tilted-pool, .* can be"):
+        Comparison.prepare(replace(settings, methods=("lsh:buckets=3",), calibrate=(other_text,)))

@@ -1,0 +1,184 @@
+"""The sheet of a GPU, measured with a timer that makes its times up."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from subquad.core.errors import InputError
+from subquad.tools.bench import gpu_sheet
+from subquad.tools.bench.gpu_page import markdown
+from subquad.tools.bench.gpu_sheet import Plan, Sheet, fill, plan_of
+from subquad.tools.bench.gpu_tiles import Tried
+from subquad.tools.cli.main import app
+from subquad.tools.measure.gpu_model import Recorded, Step
+from subquad.tools.runs.settings import BenchSettings
+
+PLAN = Plan(("linear", "i-clustered:clusters=4,topk=3"), (32, 16), (8,), heads=2, dtype="float32", device="cpu")
+
+
+class Timer:
+    """The first call takes 99 ms, each a millisecond less than the one before; a graph takes half of that."""
+
+    def __init__(self, refuses_graphs=False):
+        self.ms, self.refuses_graphs = 100.0, refuses_graphs
+
+    def eager(self, call):
+        call()
+        self.ms -= 1.0
+        return self.ms
+
+    def graph(self, call):
+        if self.refuses_graphs:
+            raise RuntimeError("operation not permitted when\nstream is capturing")
+        return self.ms / 2
+
+    def peak_mib(self, call):
+        return 3.0
+
+    def kernels(self, call):
+        return {}
+
+
+@pytest.fixture(autouse=True)
+def no_kernels(monkeypatch):
+    """Neither recorded nor tuned: the tests of the compiled kernels do that."""
+    monkeypatch.setattr(gpu_sheet.model, "record", lambda method, load: Recorded([Step("a", bytes=10**9)], []))
+    tried = [
+        Tried("members", 8, 2, (64, 32, 4, 1), 3.0),
+        Tried("members", 8, 2, (32, 32, 4, 1), 2.0),
+        Tried("members", 8, 2, (128, 32, 4, 1), None, "out of | memory"),
+    ]
+    monkeypatch.setattr(gpu_sheet, "try_tiles", lambda load, timer, left, progress: tried if left() else [])
+
+
+def filled(timer=None, seconds=0.0, gpu="NVIDIA H100 80GB HBM3"):
+    ticks = iter(range(10**6))
+    return fill(
+        Sheet(PLAN, gpu, "sm_90"), timer or Timer(), lambda *of: None, clock=lambda: seconds * next(ticks)
+    ).plain()
+
+
+def test_every_method_is_measured_on_every_load_beside_sdpa():
+    cells = filled()["cells"]
+    assert len(cells) == 2 * 2 * 3
+    first, second, third = cells[:3]
+    assert [cell["method"] for cell in (first, second, third)] == ["full", *PLAN.methods]
+    assert (first["length"], first["passes"], first["width"]) == (32, "forward", 8)
+    assert (first["eager_ms"], second["eager_ms"], third["eager_ms"]) == (99.0, 98.0, 97.0)
+    assert second["eager_speedup"] == 99 / 98
+    assert third["graph_speedup"] == 99 / 97
+    assert first["eager_speedup"] == 1.0
+    assert first["peak_mib"] == 3.0
+
+
+def test_the_fidelity_is_to_sdpa_on_the_same_inputs():
+    exact, linear, clustered = filled()["cells"][:3]
+    assert exact["fidelity"] is None
+    assert -1 < linear["fidelity"] < clustered["fidelity"] < 1
+
+
+def test_the_models_times_stand_beside_the_measured_ones():
+    exact, linear = filled()["cells"][:2]
+    assert exact["predicted_graph_ms"] == exact["predicted_eager_ms"] > 0
+    assert linear["predicted_graph_ms"] == pytest.approx(1e12 / (3350e9 * 0.75) + 1.3e-3, rel=1e-3)
+
+
+def test_an_unknown_gpu_has_no_prediction():
+    assert {cell["predicted_graph_ms"] for cell in filled(gpu="Some GPU")["cells"]} == {None}
+
+
+def test_what_cannot_be_captured_is_told_and_the_rest_is_measured():
+    cell = filled(Timer(refuses_graphs=True))["cells"][1]
+    assert cell["reason"] == "operation not permitted when stream is capturing"
+    assert cell["graph_ms"] is cell["graph_speedup"] is None
+    assert cell["eager_ms"] == 98.0
+
+
+def test_a_method_that_refuses_is_told(monkeypatch):
+    plan = Plan(("oracle-top:topk=1", "lsh:buckets=0,bucket_size=0"), (8,), (4,), 1, "float32", "cpu")
+    cells = fill(Sheet(plan, "", ""), Timer(), lambda *of: None).cells
+    assert cells[1].reason is None
+    assert "bucket" in cells[2].reason
+
+
+def test_after_its_time_nothing_more_is_measured():
+    sheet = filled(seconds=60.0)  # a minute between two looks at the clock
+    reasons = [cell["reason"] for cell in sheet["cells"]]
+    assert reasons[:6] == [None] * 6
+    assert set(reasons[6:]) == {"no time was left"}
+    assert sheet["tiles"] == []
+
+
+def test_the_page_has_all_of_it(tmp_path):
+    page = markdown(filled() | {"versions": {"torch": "2"}, "hardware": {"gpu": "H100"}}, "subquad bench --gpu-sheet")
+    assert page.startswith("# NVIDIA H100 80GB HBM3 (sm_90)")
+    assert "## forward+backward, D=8" in page
+    assert "| SDPA | 16 | " in page
+    assert page.index("| `linear` | 16 |") < page.index("| `linear` | 32 |")
+    assert '("members", 2, 8): Tiles(32, 32, 4, 1),' in page
+    assert "(128, 32, 4, 1) | – | out of \\| memory |" in page
+
+
+def test_reasons_stand_below_the_table_once():
+    page = markdown(filled(Timer(refuses_graphs=True)), "c")
+    assert page.count("linear: operation not permitted") == 2  # once for each of the passes
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (BenchSettings(device="cpu"), "--gpu-sheet needs --device cuda, and the device is cpu"),
+        (BenchSettings(device="cuda", heads=3), "itself, and heads is given"),
+        (BenchSettings(device="cuda", quick=True), "itself, and quick is given"),
+    ],
+)
+def test_what_the_sheet_does_not_take_is_refused(settings, says):
+    with pytest.raises(InputError, match=says):
+        plan_of(settings)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_is_refused_before_anything_runs(tmp_path):
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, ["bench", "--gpu-sheet", "--device", "cuda", "--out", str(out)])
+    assert done.exit_code == 2
+    assert "no device 'cuda' here" in done.output
+    assert not out.exists()
+
+
+def test_without_triton_it_is_refused(monkeypatch):
+    monkeypatch.setattr(gpu_sheet, "check_device", lambda device: None)
+    monkeypatch.setattr(gpu_sheet.triton, "refusal", lambda: "Triton is not installed")
+    with pytest.raises(InputError, match="cannot run here: Triton is not installed"):
+        plan_of(BenchSettings(device="cuda"))
+
+
+def test_methods_lengths_and_seed_can_be_given(monkeypatch):
+    monkeypatch.setattr(gpu_sheet, "check_device", lambda device: None)
+    monkeypatch.setattr(gpu_sheet.triton, "refusal", lambda: None)
+    assert plan_of(BenchSettings(device="cuda:1", seed=3)) == Plan(device="cuda:1", seed=3)
+    plan = plan_of(BenchSettings(device="cuda", methods=("linear",), lengths=(512,)))
+    assert (plan.methods, plan.lengths) == (("linear",), (512,))
+    with pytest.raises(InputError, match="lineer"):
+        plan_of(BenchSettings(device="cuda", methods=("lineer",)))
+
+
+def test_the_command_writes_the_page_and_the_data(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu_sheet, "plan_of", lambda settings: PLAN)
+    monkeypatch.setattr(
+        gpu_sheet, "measure", lambda plan, progress: fill(Sheet(plan, "GPU", "sm_0"), Timer(), progress)
+    )
+    done = CliRunner().invoke(app, ["bench", "--gpu-sheet", "--device", "cuda", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "gpu-sheet.md").read_text("utf-8")
+    assert "subquad bench --device cuda --gpu-sheet" in page
+    assert page.splitlines()[0] in done.stdout
+    assert json.loads((tmp_path / "gpu-sheet.json").read_text("utf-8"))["gpu"] == "GPU"
+
+
+def test_compare_is_refused_beside_it(tmp_path):
+    done = CliRunner().invoke(app, ["bench", "--gpu-sheet", "--compare", "x.json", "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "--compare x.json is given too" in " ".join(done.output.split())

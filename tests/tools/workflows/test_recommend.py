@@ -1,0 +1,143 @@
+"""Advice follows the figures."""
+
+from functools import partial
+
+import pytest
+
+from subquad.tools.compare import recommend as module
+
+recommend = partial(module.recommend, tokens=10_000)
+
+
+def row(method, fidelity, speedup, lengths=(512,), noise=1.02):
+    verdict = "within the noise" if 1 / noise <= speedup <= noise else "faster" if speedup > 1 else "slower"
+    cost = {"ms": 100 / speedup, "speedup": speedup} | ({} if method == "full" else {"verdict": verdict})
+    return {
+        "method": method,
+        "settings": {"name": method.partition(":")[0]},
+        "status": "exact" if method == "full" else "measured",
+        "fidelity": {str(n): fidelity for n in lengths},
+        "model": {str(n): cost for n in lengths},
+    }
+
+
+EXACT = row("full", 1.0, 1.0, (512, 2048))
+
+
+def test_the_fastest_of_the_faithful_wins():
+    methods = [
+        EXACT,
+        row("clustered", 0.9, 3.0),
+        row("i-clustered", 0.995, 1.5),
+        row("i-clustered:topk=64", 0.999, 1.2),
+    ]
+    advice = recommend(methods, [512], 0.99)
+    assert advice["choice"] == "i-clustered"
+    assert "1.50×" in advice["headline"]
+    assert recommend(methods, [512], 0.8)["choice"] == "clustered"
+
+
+def test_exact_attention_stays_where_nothing_is_both():
+    advice = recommend([EXACT, row("clustered", 0.9, 3.0), row("i-clustered", 0.999, 0.7)], [512], 0.99)
+    assert advice["choice"] == "full"
+    assert advice["headline"].startswith("Stay with exact attention at 512 tokens: of the settings tried, none")
+    assert "the nearest is i-clustered: 0.70×" in advice["reasons"][0]
+    nothing = recommend([EXACT, row("clustered", 0.9, 3.0)], [512], 0.99)
+    assert "none of the settings tried reaches fidelity 0.99; the closest is clustered" in nothing["reasons"][0]
+
+
+def test_noise_is_no_gain():
+    assert recommend([EXACT, row("i-clustered", 1.0, 1.05)], [512], 0.99)["choice"] == "full"
+    advice = recommend([EXACT, row("i-clustered", 1.0, 1.3, noise=1.4)], [512], 0.99)
+    assert advice["choice"] == "full"
+    assert "the nearest is i-clustered: 1.30× the speed of exact attention (within the noise)" in advice["reasons"][0]
+    assert recommend([EXACT, row("i-clustered", 1.0, 1.3, noise=1.2)], [512], 0.99)["choice"] == "i-clustered"
+
+
+def test_a_speedup_of_which_the_noise_is_not_known_is_no_gain():
+    unknown = row("i-clustered", 1.0, 1.5)
+    del unknown["model"]["512"]["verdict"]
+    assert recommend([EXACT, unknown], [512], 0.99)["choice"] == "full"
+
+
+SAMPLES = {
+    "one faster": [row("i-clustered", 0.995, 1.5), row("clustered", 0.9, 3.0)],
+    "none faster": [row("i-clustered", 0.995, 0.9), row("clustered", 0.9, 3.0)],
+    "none faithful": [row("clustered", 0.9, 3.0), row("local", 0.8, 3.0)],
+    "faster at a longer length": [row("i-clustered", 0.995, 1.0), row("clustered", 0.995, 2.5, (2048,))],
+}
+
+
+@pytest.mark.parametrize("methods", SAMPLES.values(), ids=SAMPLES)
+def test_settings_were_not_searched_and_every_claim_says_so(methods):
+    """What is best is the best of the settings tried; the headline, each length's reason and a last one say so."""
+    advice = recommend([EXACT, *methods], [512, 2048], 0.99)
+    assert "of the settings tried" in advice["headline"].lower()
+    *lengths, last = advice["reasons"]
+    assert "other settings were not tried." in last
+    for reason in lengths:
+        assert "of the settings tried" in reason or "only reference methods were measured" in reason
+    assert not any("no method reaches" in said for said in (advice["headline"], *lengths))
+
+
+def test_the_recommendation_says_what_was_tried():
+    rows = [row("clustered:clusters=4", 0.9, 1.0), row("clustered", 0.9, 1.0), row("local", 0.9, 1.0)]
+    reference = row("oracle-top", 1.0, 1.0)
+    last = recommend([EXACT, reference, *rows], [512, 2048], 0.99)["reasons"][-1]
+    assert last == ("3 settings of 2 methods were tried at 512 and 2,048 tokens; other settings were not tried.")
+    last = module.recommend([EXACT, rows[0]], [512, 2048], 0.99, tokens=600)["reasons"][-1]
+    assert last.startswith("1 setting of 1 method was tried at 512 tokens; other")
+
+
+def test_quadratic_references_are_never_recommended():
+    assert (
+        recommend([EXACT, row("shared-full", 1.0, 2.0), row("oracle-top", 1.0, 2.0)], [512], 0.99)["choice"] == "full"
+    )
+
+
+def test_exact_by_its_settings_is_no_approximation():
+    exact = row("i-clustered", 1.0, 1.5, (512, 2048)) | {"settings": {"name": "i-clustered", "topk": 512}}
+    advice = recommend([EXACT, exact, row("clustered", 0.9, 0.8)], [512, 2048], 0.99)
+    assert advice["headline"].startswith(
+        "Stay with exact attention at 512 tokens; at 2,048 tokens, of the settings tried, use i-clustered"
+    )
+    assert "the closest is clustered" in advice["reasons"][0]
+
+
+def test_longer_lengths_are_named():
+    methods = [EXACT, row("i-clustered", 0.995, 1.0), row("clustered", 0.995, 2.5, (2048,))]
+    advice = recommend(methods, [512, 2048], 0.99)
+    assert advice["choice"] == "full"
+    assert advice["headline"].startswith(
+        "Stay with exact attention at 512 tokens; at 2,048 tokens, of the settings tried, use clustered: 2.50×"
+    )
+
+
+def test_where_the_recommendation_differs_by_length_the_headline_says_so():
+    fast = {"512": "i-clustered", "2048": "clustered", "4096": "full"}
+    methods = [EXACT, row("i-clustered", 0.995, 1.5), row("clustered", 0.995, 2.5, (2048,))]
+    advice = recommend(methods, [512, 2048, 4096], 0.99)
+    assert advice["by_length"] == fast
+    assert advice["headline"] == (
+        "Of the settings tried, use i-clustered: 1.50× the speed of exact attention, fidelity 0.995 at 512 tokens; at "
+        "2,048 tokens, use clustered: 2.50× the speed of exact attention, fidelity 0.995; at 4,096 tokens, stay with "
+        "exact attention."
+    )
+    same = recommend([EXACT, row("clustered", 0.995, 2.5, (512, 2048))], [512, 2048], 0.99)
+    assert same["by_length"] == {"512": "clustered", "2048": "clustered"}
+    assert "2,048" not in same["headline"]
+
+
+def test_nothing_measured():
+    advice = recommend([EXACT, {"method": "clustered", "settings": {}, "status": "refused"}], [512], 0.99)
+    assert advice["choice"] == "full"
+    assert len(advice["reasons"]) == 1
+    assert "only reference methods were measured" in advice["reasons"][0]
+
+
+def test_lengths_past_the_text_are_not_judged():
+    methods = [EXACT, row("i-clustered", 0.995, 1.5, (512, 2048))]
+    advice = module.recommend(methods, [512, 2048], 0.99, tokens=1000)
+    assert advice["choice"] == "i-clustered"
+    assert advice["reasons"][1] == "2,048 tokens: not judged, because the text has only 1,000 tokens."
+    assert module.recommend(methods, [512, 2048], 0.99, tokens=100)["choice"] == "full"

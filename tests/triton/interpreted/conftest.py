@@ -1,3 +1,0 @@
-from tests.ops.conftest import poisoned
-
-__all__ = ["poisoned"]
