@@ -9,8 +9,8 @@ from subquad.kernels import native
 from subquad.kernels.attention.features.op import feature_attention
 from subquad.kernels.attention.products.op import causal_product
 from subquad.kernels.native import interface
+from subquad.testing.oracle import normal
 from subquad.tools.bench.calls import threads
-from tests.library.oracle import normal
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason=f"no compiled kernels: {native.refusal()}")
 
