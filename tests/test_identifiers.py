@@ -1,0 +1,17 @@
+import ast
+
+from tests.identifiers import SOURCE, defined, private_words, python_files, shared_class_names
+
+
+def test_names_are_terms_of_the_field():
+    assert not list(private_words(python_files([SOURCE])))
+
+
+def test_names_of_classes_are_unique():
+    assert not list(shared_class_names(python_files([SOURCE])))
+
+
+def test_defined_names_are_found():
+    code = "class A:\n    b: int\n    def c(self, d, *, e=f): g = h = i(d)\nfor j, (k, *l) in m: pass\n(n := 1)"
+    assert [name for _, name in sorted(defined(ast.parse(code)), key=str)] != []
+    assert {name for _, name in defined(ast.parse(code))} == {*"Abcdeghjkln", "self"}
