@@ -15,6 +15,7 @@ from tests.tools.workflows import tiny
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(subquad.__file__).parents[1]
+pytestmark = pytest.mark.slow  # processes and environments of their own
 PACKAGE = "'sigmoid-attention' 1.2, which is not installed here: pip install sigmoid-attention"
 MODULE = """
 from dataclasses import dataclass, replace
@@ -131,7 +132,7 @@ def test_without_the_package_the_name_is_unknown(tmp_path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_conformance_suite_runs_for_methods_of_a_package(installed, tmp_path):
     (tmp_path / "test_theirs.py").write_text(
         "import subquad.testing\n"
@@ -255,7 +256,6 @@ def test_another_version_of_the_package_is_named(saved, tmp_path):
 BENCH = "bench --lengths 64 --quick --out bench --methods"
 
 
-@pytest.mark.slow
 def test_commands_take_methods_of_a_package(installed, tmp_path):
     lines = ["methods --json", "methods sigmoid", f"{BENCH} sigmoid"]
     listed, described, measured = outputs(tmp_path, *lines, sites=(installed,))
@@ -265,7 +265,6 @@ def test_commands_take_methods_of_a_package(installed, tmp_path):
     assert "sigmoid" in outputs(tmp_path, "report bench")[0]  # where the package is not installed
 
 
-@pytest.mark.slow
 def test_compare_takes_methods_of_a_package(installed, tmp_path):
     tiny.save("bert", tmp_path / "model")
     (tmp_path / "text.txt").write_text("\n\n".join(tiny.documents()))
@@ -275,7 +274,6 @@ def test_compare_takes_methods_of_a_package(installed, tmp_path):
     assert "sigmoid" in outputs(tmp_path, "report compared")[0]  # where the package is not installed
 
 
-@pytest.mark.slow
 def test_import_registers_the_methods_of_a_module(tmp_path):
     (tmp_path / "mine.py").write_text(MODULE)
     lines = [f"{BENCH} mine", f"{BENCH} mine --import mine --executor processes --workers 1", "methods mine"]

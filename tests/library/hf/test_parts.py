@@ -261,6 +261,7 @@ def test_a_base_model_whose_head_has_no_attention_keeps_the_config_of_both():
     assert model.config.subquad["layers"] == 2
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("case", ["encoder", "both", "part of whole", "restored part of whole"])
 @pytest.mark.parametrize("name", ["whisper", "bart"])
 def test_a_model_with_a_swapped_part_is_saved_and_comes_back(name, case, tmp_path):
