@@ -20,7 +20,7 @@ from subquad.tools.cli.main import app
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.measure.resident import Peak
 from subquad.tools.measure.timing import Effort
-from subquad.tools.runs.executors import Here
+from subquad.tools.runs.executors import LocalExecutor
 from subquad.tools.runs.options import from_given
 from subquad.tools.runs.settings import QUICK, BenchSettings
 from tests.tools.workflows.bad_bench import bad_inputs
@@ -425,7 +425,7 @@ def test_seeds_and_devices_that_cannot_be_are_one_line(run, option, message):
     assert message in " ".join(done.stderr.split())
 
 
-class Elsewhere(Here):
+class Elsewhere(LocalExecutor):
     """Runs a pickled copy of each unit, as a worker does; the key of each with those before it."""
 
     says = "2 processes"

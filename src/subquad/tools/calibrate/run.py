@@ -31,8 +31,9 @@ from subquad.tools.measure.utility import attention_utility
 from subquad.tools.models.pieces import Pieces, cut
 from subquad.tools.models.pretrained import Pretrained, load
 from subquad.tools.models.rows import longest
+from subquad.tools.runs.cache import clear, run_cache
+from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.settings import CalibrateSettings
-from subquad.tools.runs.store import Progress, Store
 
 EVERY = 50  # steps between measurements on the held-out passages
 PATIENCE = 4  # measurements without a better mean, after which it ends
@@ -55,8 +56,8 @@ class Fitted:
         return next(iter(self.bounds.values())).method
 
 
-def calibrate(settings: CalibrateSettings, out: Path, progress: Progress = lambda what, done, total: None) -> Fitted:
-    """Fit, and keep what is done under `out` until `Store.clear(out)`.
+def calibrate(settings: CalibrateSettings, out: Path, progress: Progress = silent) -> Fitted:
+    """Fit, and keep what is done under `out` until `clear(out)`.
 
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
@@ -107,7 +108,7 @@ def fit(
         "text": [len(pieces.train), pieces.held_out, sum(map(len, documents))],
     }
     with as_input_error():
-        trainer.run(Store(out, fingerprint).folder / "checkpoint.pt", progress)
+        trainer.run(run_cache(out, fingerprint).folder / "checkpoint.pt", progress)
     trainer.take_best()
     record = {
         "method": method.to_dict(),
@@ -330,7 +331,7 @@ def save(fitted: Fitted, out: Path) -> Path:
             card=card,
             max_length=fitted.pretrained.limit,
         )
-    Store.clear(out)
+    clear(out)
     return out
 
 

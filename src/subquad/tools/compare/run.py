@@ -50,11 +50,12 @@ from subquad.tools.models.pretrained import BATCH, Pretrained, check_model, load
 from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow, mark_of, row_of, row_of_adapter, row_of_plan
 from subquad.tools.models.split import check_not_fitted, split
 from subquad.tools.runs import machine
+from subquad.tools.runs.jobs import Job, Progress, silent
+from subquad.tools.runs.runner import JobRun
 from subquad.tools.runs.settings import COMPARED, COMPARED_LEARNED, CompareSettings
-from subquad.tools.runs.store import Job, Progress, Run, Unit
 
 EXACT = "full"
-UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
+JOBS_VERSION = 2  # changes with what the results of jobs hold, so that a run of another version is not resumed
 LAYER_PASSAGES = 4  # on which layers are measured one by one
 TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is left out, and the report says so
 
@@ -62,7 +63,7 @@ TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is l
 def measure(
     settings: CompareSettings,
     out: Path,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
     team: Team = ALONE,
 ) -> "Comparison":
     """Measure everything and return the comparison with its results. Finished units are kept under `out`.
@@ -78,7 +79,7 @@ def measure(
     with as_input_error():
         comparison.check_finite()
     comparison.load_average = average
-    comparison.finish(out, comparison.fingerprint(), comparison.jobs(), progress, team=team)
+    comparison.finish(out, progress, team=team)
     return comparison
 
 
@@ -103,7 +104,7 @@ def _given(settings: CompareSettings) -> tuple[list[Method], list[str] | None, L
 
 
 @dataclass(kw_only=True)
-class Comparison(Run):
+class Comparison(JobRun):
     """A comparison: model, text and rows at hand, and the results of the units so far."""
 
     settings: CompareSettings
@@ -120,7 +121,7 @@ class Comparison(Run):
         cls,
         settings: CompareSettings,
         out: Path = Path("subquad-compare"),
-        progress: Progress = lambda what, done, total: None,
+        progress: Progress = silent,
         team: Team = ALONE,
     ) -> "Comparison":
         """Check all that the user gave, cheapest first, load the model, and calibrate where that is asked for."""
@@ -174,7 +175,7 @@ class Comparison(Run):
             "lengths": [self.lengths, self.settings.call_lengths],
             "seed": self.settings.seed,
             "machine": [machine.versions(), machine.hardware(self.settings.device)],
-            "units": UNITS,
+            "units": JOBS_VERSION,
             **({} if self.team.count == 1 else {"ranks": self.team.count}),
         }
 
@@ -185,23 +186,23 @@ class Comparison(Run):
 
     # ------------------------------------------------------------------ units
 
-    def jobs(self) -> Iterator[Job]:
+    def jobs(self) -> Iterator[Job[Any]]:
         """The units with what makes them; `stretch` and `op` read the records of shorter lengths."""
         for row in self.rows:
-            yield LAYERS(row.name), partial(self.layer_figures, row)
+            yield LAYERS.job(row.name, run=partial(self.layer_figures, row))
         for row in self.rows:
-            yield QUALITY(row.name), partial(self.quality, row)
+            yield QUALITY.job(row.name, run=partial(self.quality, row))
         for row in self.rows if self.task else []:
-            yield TASK(row.name), partial(self.task_score, row)
+            yield TASK.job(row.name, run=partial(self.task_score, row))
         for length in self.lengths:
             for i in range(stretches(length)):
-                yield STRETCH(length, i), partial(self.stretch, length, i)
+                yield STRETCH.job(length, i, run=partial(self.stretch, length, i))
         for length in self.settings.call_lengths:
-            yield OP(length), partial(self.op, length)
+            yield OP.job(length, run=partial(self.op, length))
 
-    def work(self, unit: Unit[Any]) -> float:
+    def cost(self, key: str) -> float:
         """About how many tokens go through the model."""
-        kind, _, rest = unit.key.partition("/")
+        kind, _, rest = key.partition("/")
         if kind in (STRETCH.name, OP.name):
             share = 1.0 if kind == STRETCH.name else 0.5  # one layer, in more rounds
             return share * len(self.rows) * int(rest.partition("/")[0])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from subquad.tools.runs import machine
-from subquad.tools.runs.store import Kind
+from subquad.tools.runs.jobs import JobKind
 
 
 @dataclass
@@ -71,15 +71,15 @@ class Calls:
     use: machine.Use
 
 
-LAYERS: Kind[LayerErrors] = Kind("layers", LayerErrors, "errors of single layers, {0}".format)
-QUALITY: Kind[Embeddings | Losses] = Kind("quality", Embeddings | Losses, "reading the text with {0}".format)
-TASK: Kind[dict[str, float]] = Kind("task", dict[str, float], "scoring the task with {0}".format)
-STRETCH: Kind[Stretch] = Kind(
+LAYERS: JobKind[LayerErrors] = JobKind("layers", LayerErrors, "errors of single layers, {0}".format)
+QUALITY: JobKind[Embeddings | Losses] = JobKind("quality", Embeddings | Losses, "reading the text with {0}".format)
+TASK: JobKind[dict[str, float]] = JobKind("task", dict[str, float], "scoring the task with {0}".format)
+STRETCH: JobKind[Stretch] = JobKind(
     "stretch",
     Stretch,
     lambda length, i: f"timing the model with each method at {length:,} tokens, {i + 1} of {stretches(length)}",
 )
-OP: Kind[Calls] = Kind("op", Calls, "timing the attention of one layer with each method at {0:,} tokens".format)
+OP: JobKind[Calls] = JobKind("op", Calls, "timing the attention of one layer with each method at {0:,} tokens".format)
 
 
 def stretches(length: int) -> int:

@@ -38,14 +38,16 @@ from subquad.tools.plan.measure import (
     single_losses,
     turn,
 )
-from subquad.tools.runs.executors import HERE, Executor
-from subquad.tools.runs.store import Kind, Progress, Records, Store
+from subquad.tools.runs.cache import JobCache
+from subquad.tools.runs.executors import LOCAL, Executor
+from subquad.tools.runs.jobs import JobKind, Progress
+from subquad.tools.runs.runner import run_jobs
 
-SCREEN: Kind[Screen] = Kind("screen", Screen)
-LOSSES: Kind[dict[str, dict[str, float]]] = Kind("losses", dict[str, dict[str, float]])
-VERIFY: Kind[Turn] = Kind("verify", Turn)
-BASELINE: Kind[dict[str, Any]] = Kind("baseline", dict[str, Any])
-CROSSOVER: Kind[dict[str, list[bool]]] = Kind("crossover", dict[str, list[bool]])
+SCREEN: JobKind[Screen] = JobKind("screen", Screen)
+LOSSES: JobKind[dict[str, dict[str, float]]] = JobKind("losses", dict[str, dict[str, float]])
+VERIFY: JobKind[Turn] = JobKind("verify", Turn)
+BASELINE: JobKind[dict[str, Any]] = JobKind("baseline", dict[str, Any])
+CROSSOVER: JobKind[dict[str, list[bool]]] = JobKind("crossover", dict[str, list[bool]])
 
 KEPT = 6  # candidates of a length whose losses are measured
 GAIN = 0.97  # a candidate that takes more of exact attention's time in a layer is not one
@@ -66,10 +68,10 @@ class Workers:
             candidates in each layer.
     """
 
-    executor: Executor = HERE
+    executor: Executor = LOCAL
     elsewhere: Callable[[int, int, dict[int, list[str]]], dict[str, dict[str, float]]] | None = None
 
-    def job(self, load: Load, item: int, kept: Mapping[int, list[Candidate]]) -> Callable[[], Any]:
+    def losses(self, load: Load, item: int, kept: Mapping[int, list[Candidate]]) -> Callable[[], Any]:
         """What makes the losses of an input."""
         if self.elsewhere is None:
             return partial(single_losses, load, load.items[item], kept)
@@ -79,7 +81,11 @@ class Workers:
     @property
     def note(self) -> tuple[str, ...]:
         """What a report says of it."""
-        return (f"Losses of single layers were measured by {self.executor.says}.",) if self.executor.says else ()
+        return (
+            (f"Losses of single layers were measured by {self.executor.description}.",)
+            if self.executor.description
+            else ()
+        )
 
 
 UNAIDED = Workers()
@@ -93,7 +99,7 @@ class Length:
     candidates: Sequence[Candidate]
     floor: float
     shift: float
-    store: Store
+    cache: JobCache
     progress: Progress
     until: float  # when it should be done, on `time.perf_counter`
     workers: Workers = UNAIDED
@@ -115,7 +121,7 @@ class Length:
     def plan(self) -> Planned:
         """Measure, choose and verify."""
         self.progress(f"trying all candidates at {self.length:,} tokens", 0, 1)
-        found = self.store.get(SCREEN(self.length), lambda: screen(self.load, self.candidates))
+        found = self.cache.get(SCREEN.job(self.length, run=partial(screen, self.load, self.candidates)))
         kept = self.kept(found)
         losses = self.losses(kept)
         planned = Planned(self.length, found, losses, dict.fromkeys(losses, EXACT), None, [], None)
@@ -127,7 +133,8 @@ class Length:
             planned.starts = self.starts(planned)
             if self.load.team.count == 1:  # an audit needs all tokens
                 chosen = swap_of(planned.chosen, self.by_name)
-                planned.baseline = self.store.get(BASELINE(self.length), partial(self.usual_errors, chosen))
+                job = BASELINE.job(self.length, run=partial(self.usual_errors, chosen))
+                planned.baseline = self.cache.get(job)
         planned.floors = self.floors(planned)
         return planned
 
@@ -162,18 +169,22 @@ class Length:
         if not any(kept.values()):
             return found
         end = self.begun + MEASURING * (self.until - self.begun)
-        units = [LOSSES(self.length, i) for i in range(len(self.load.items))]
-        records = Records()
-        for begin in range(0, len(units), self.workers.executor.width):
-            these = range(len(units))[begin : begin + self.workers.executor.width]
-            if begin >= 2 and self.past(end) and not all(self.store.has(units[i]) for i in these):
+        jobs = [
+            LOSSES.job(self.length, i, run=self.workers.losses(self.load, i, kept)) for i in range(len(self.load.items))
+        ]
+        results: list[dict[str, dict[str, float]]] = []
+        for begin in range(0, len(jobs), self.workers.executor.width):
+            batch = jobs[begin : begin + self.workers.executor.width]
+            if begin >= 2 and self.past(end) and not all(self.cache.has(job.key) for job in batch):
                 break
-            told = partial(self._told, f"losses of single layers at {self.length:,} tokens", begin, len(units))
-            jobs = [(units[i], self.workers.job(self.load, i, kept)) for i in these]
-            self.store.run(jobs, records, told, self.workers.executor)
-        for unit in units[: len(records)]:
-            for layer, of in records[unit].items():
-                for name, loss in of.items():
+            progress = partial(self._report, f"losses of single layers at {self.length:,} tokens", begin, len(jobs))
+            cached = {
+                job.key: each.result for job, each in run_jobs(batch, self.cache, progress, self.workers.executor)
+            }
+            results += [cached[job.key] for job in batch]
+        for result in results:
+            for layer, losses in result.items():
+                for name, loss in losses.items():
                     found[int(layer)][name].append(loss)
         return {
             n: {name: each for name, each in of.items() if all(map(math.isfinite, each))} for n, of in found.items()
@@ -183,9 +194,9 @@ class Length:
         """Whether it is later, on the clock of the process that leads."""
         return self.load.team.led(lambda: time.perf_counter() > end)
 
-    def _told(self, what: str, begin: int, total: int, unit: str, done: int, of: int) -> None:
-        """Tell how many of all units are done, from how many of those that are under way are."""
-        if done < of:
+    def _report(self, what: str, begin: int, total: int, job: str, done: int, batch: int) -> None:
+        """Report how many of all jobs are done, from how many of those that are under way are."""
+        if done < batch:
             self.progress(what, begin + done, total)
 
     def verify(self, planned: Planned) -> None:
@@ -236,8 +247,8 @@ class Length:
         turns = []
         for i, item in enumerate(self.load.held_out):
             self.progress(f"verifying the plan at {self.length:,} tokens", i, len(self.load.held_out))
-            unit = VERIFY(self.length, number, _mark(mixes), i)
-            turns.append(self.store.get(unit, partial(turn, self.load, item, choices, seed=i)))
+            run = partial(turn, self.load, item, choices, seed=i)
+            turns.append(self.cache.get(VERIFY.job(self.length, number, _mark(mixes), i, run=run)))
         found = {
             name: Verified(
                 chosen=mix,
@@ -267,7 +278,7 @@ class Length:
             return won
 
         self.progress(f"timing inputs shorter than {self.length:,} tokens", 0, 1)
-        won = self.store.get(CROSSOVER(self.length), measured)
+        won = self.cache.get(CROSSOVER.job(self.length, run=measured))
         return {name: choice.crossover(lengths, wins, self.length) for name, wins in won.items()}
 
     def usual_errors(self, methods: Mapping[int, Any]) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from subquad.tools.plan.grid import grid
 from subquad.tools.plan.length import UNAIDED, Length, Workers
 from subquad.tools.plan.loads import Load
 from subquad.tools.plan.measure import EXACT, Candidate
-from subquad.tools.runs.store import Progress, Store
+from subquad.tools.runs.cache import JobCache
+from subquad.tools.runs.jobs import Progress
 
 
 @dataclass
@@ -34,8 +35,8 @@ class Planning:
     workers: Workers = UNAIDED
     lengths: list[Planned] = field(default_factory=list)
 
-    def run(self, store: Store, progress: Progress) -> None:
-        """Plan every length, the shortest first; finished units come from the store."""
+    def run(self, cache: JobCache, progress: Progress) -> None:
+        """Plan every length, the shortest first; finished jobs come from the cache."""
         begun = time.perf_counter()
         expect(progress, seconds=60 * self.minutes)
         weights = [load.length for load in self.loads]
@@ -45,7 +46,7 @@ class Planning:
             progress(f"planning at {load.length:,} tokens", number, len(self.loads))
             until, tried = time.perf_counter() + max(share, 1.0), self.candidates(load.length)
             self.lengths.append(
-                Length(load, tried, self.floor, self.shift, store, progress, until, self.workers).plan()
+                Length(load, tried, self.floor, self.shift, cache, progress, until, self.workers).plan()
             )
         progress("done", len(self.loads), len(self.loads))
 

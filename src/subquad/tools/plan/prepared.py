@@ -20,8 +20,8 @@ from subquad.tools.plan.arguments import check_settings
 from subquad.tools.plan.loads import Load, text_load
 from subquad.tools.plan.measure import single_losses
 from subquad.tools.plan.plan import candidates_for
+from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.settings import COMPARED_LEARNED, PlanSettings
-from subquad.tools.runs.store import Progress
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def losses_elsewhere(
 
 @lru_cache(maxsize=1)
 def _prepared_once(settings: PlanSettings, out: Path) -> Prepared:
-    return prepare(settings, out, lambda what, done, total: None)
+    return prepare(settings, out, silent)
 
 
 def given(settings: PlanSettings) -> tuple[list[Method] | None, list[str] | None]:

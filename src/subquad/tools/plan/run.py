@@ -31,10 +31,11 @@ from subquad.tools.plan.measure import Candidate
 from subquad.tools.plan.plan import Planning, candidates_for, plan_of
 from subquad.tools.plan.prepared import given, losses_elsewhere, of_text, prepare
 from subquad.tools.runs import machine
-from subquad.tools.runs.executors import HERE, Executor
+from subquad.tools.runs.cache import clear, run_cache
+from subquad.tools.runs.executors import LOCAL, Executor
+from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.options import as_command
 from subquad.tools.runs.settings import PlanSettings
-from subquad.tools.runs.store import Progress, Store
 
 UNITS = 1  # changes with what the units hold, so that a run of another version is not resumed
 
@@ -49,7 +50,7 @@ class Made:
     notes: tuple[str, ...] = ()  # what a reader must know of the weights, and of methods that were not tried
 
 
-def make(settings: PlanSettings, out: Path, progress: Progress, executor: Executor = HERE, team: Team = ALONE) -> Made:
+def make(settings: PlanSettings, out: Path, progress: Progress, executor: Executor = LOCAL, team: Team = ALONE) -> Made:
     """Plan for a text model. Finished units are kept under `out`; losses of single layers are measured by `executor`.
 
     A team splits the tokens of every input over its processes.
@@ -58,7 +59,7 @@ def make(settings: PlanSettings, out: Path, progress: Progress, executor: Execut
         InputError: something in the settings does not work; the message has the remedy.
     """
     found = prepare(settings, out, progress, team)
-    elsewhere = partial(losses_elsewhere, settings, out.absolute()) if executor.says else None
+    elsewhere = partial(losses_elsewhere, settings, out.absolute()) if executor.description else None
     workers = Workers(executor, elsewhere)
     made = plan_loads(
         found.loads,
@@ -93,7 +94,7 @@ def plan(
     minutes: float = 10.0,
     seed: int = 0,
     out: str | Path | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Plan:
     """Find which method runs in which layer at which length, for an error of the final output that is accepted.
 
@@ -151,7 +152,7 @@ def plan(
         made = plan_loads(loads, settings, tried, {}, folder, progress, facts, "sq.plan")
         if out is not None:
             made.plan.save(folder, model)
-            Store.clear(folder)
+            clear(folder)
     return made.plan
 
 
@@ -206,15 +207,15 @@ def plan_loads(
             _check_methods(methods, loads[0].model, also=fitted)
         candidates = candidates_for(loads[0].model, methods, fitted, team)
         check_together({load.length: candidates(load.length) for load in loads})
-        store = Store(out, fingerprint(loads, candidates, settings, facts), team)
+        cache = run_cache(out, fingerprint(loads, candidates, settings, facts), team)
         planning = Planning(loads, candidates, settings.min_fidelity, settings.minutes, settings.shift, workers)
-        planning.run(store, progress)
+        planning.run(cache, progress)
     made_on = {
         "command": command,
         "versions": machine.versions(),
         "hardware": machine.hardware(settings.device),
         "text": facts["text"],
-        "resumed": store.found,
+        "resumed": cache.resumed,
         **({"ranks": team.count} if team.count > 1 else {}),
     }
     return Made(plan_of(planning, made_on), planning, facts["model"])

@@ -202,7 +202,7 @@ def test_audits_start_from_what_the_plan_had_when_it_was_made():
 
 
 @pytest.mark.usefixtures("timed")
-def test_a_metric_and_a_loss_of_the_users():
+def test_a_metric_and_a_loss_is_input_errors():
     model, items = sharp("bert"), inputs(18)
 
     def first_positive(output, item):
