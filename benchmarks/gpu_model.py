@@ -105,7 +105,7 @@ def speedups(gpu: Gpu, passes: str, found: Table, loads: list[Load]) -> str:
 
 
 def cell(gpu: Gpu, of: Recorded, load: Load, passes: str) -> str:
-    steps, base = of.of(passes), exact(gpu, load, passes)
+    steps, base = of.steps(passes), exact(gpu, load, passes)
     return f"{base / captured(steps, gpu):.2f}× ({base / eager(steps, gpu):.2f}×)"
 
 

@@ -1,11 +1,15 @@
 """Results of jobs that are kept: found again, checked, and cleared without touching what is somebody else's."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
 from subquad.core import files
 from subquad.core.errors import InputError
+from subquad.research.papers.catalogue import load
+from subquad.research.papers.run import cells_in
 from subquad.tools.runs.cache import MARK, PROGRESS, clear, run_cache
 from subquad.tools.runs.jobs import Job
 
@@ -103,3 +107,12 @@ def test_a_full_disk_loses_no_result(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"cannot write .*\.json: No space left on device; free some space there"):
         store.get(Job("two", lambda progress: 2))
     assert [json.loads(path.read_text())["result"] for path in store.folder.iterdir()] == [1]
+
+
+def test_a_result_that_an_earlier_commit_kept_is_read(tmp_path):
+    cache = cells_in(tmp_path)
+    shutil.copy(Path(__file__).with_name("records") / "spectrum_untrained.json", cache.folder)
+    key = next(cell.key for cell in load("spectrum").cells(load("spectrum").scales["smoke"]) if "untrained" in cell.key)
+    result = cache.get(Job(key, never))
+    assert result["at"] == list(range(1, 33))
+    assert cache.read(key, dict).seconds >= 0.0

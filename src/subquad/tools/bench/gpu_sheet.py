@@ -207,7 +207,7 @@ def predict(cell: Cell, load: Load, gpu: Gpu) -> None:
         cell.predicted_eager_ms = cell.predicted_graph_ms = 1e3 * model.exact(gpu, asked, load.passes)
         return
     try:
-        steps = model.record(parse_method(cell.method), asked).of(load.passes)
+        steps = model.record(parse_method(cell.method), asked).steps(load.passes)
     except (ValueError, RuntimeError, NotImplementedError):  # an op without a kernel: nothing is predicted
         return
     cell.predicted_eager_ms = 1e3 * model.eager(steps, gpu)

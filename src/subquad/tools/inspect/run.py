@@ -21,7 +21,7 @@ from subquad import hf
 from subquad.core.errors import InputError, as_input_error
 from subquad.hf.plans import load_plan
 from subquad.methods import BoundMethod, Full, Method, parse_method
-from subquad.tools.data.texts import read_documents, remark_folders, standard_library
+from subquad.tools.data.texts import read_documents, report_folders, standard_library
 from subquad.tools.inspect.schema import LayerSpectrum, UtilityFigures, Variant
 from subquad.tools.measure.balance import bucket_sizes
 from subquad.tools.measure.capture import LayerInputs, recorded
@@ -29,7 +29,7 @@ from subquad.tools.measure.fidelity import attention_weights
 from subquad.tools.measure.hooks import ChoosesKeys, Hashes, at_length, at_n_b, inner
 from subquad.tools.measure.spectrum import cumulative, heat_map_index, needed, singular_values
 from subquad.tools.measure.utility import utilities
-from subquad.tools.models.passages import Reading, read
+from subquad.tools.models.passages import TokenizedText, read
 from subquad.tools.models.pretrained import Pretrained, check_model, load
 from subquad.tools.models.rows import mark_of
 from subquad.tools.runs import machine
@@ -83,7 +83,7 @@ def measure(settings: InspectSettings, out: Path, progress: Progress = silent) -
     """
     progress("loading", 0, 1)
     inspection = Inspection.prepare(settings)
-    remark_folders(progress, settings.text)
+    report_folders(progress, settings.text)
     with as_input_error():
         inspection.inputs(0)
     inspection.finish(out, progress)
@@ -140,7 +140,7 @@ class Inspection(JobRun):
 
     settings: InspectSettings
     pretrained: Pretrained
-    reading: Reading
+    reading: TokenizedText
     rows: list[InspectRow]
     items: list[list[int]]  # the sequences
     recording: tuple[int, dict[int, LayerInputs]] | None = None  # of the sequence that was last at work
@@ -164,7 +164,7 @@ class Inspection(JobRun):
             pretrained=pretrained,
             reading=reading,
             rows=rows,
-            items=reading.stretches(pretrained, settings.length, settings.sequences),
+            items=reading.sequences(pretrained, settings.length, settings.sequences),
         )
 
     @property

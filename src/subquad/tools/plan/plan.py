@@ -14,11 +14,11 @@ from subquad.tools.measure.team import ALONE, Team
 from subquad.tools.models.rows import longest
 from subquad.tools.models.split import split_refusals
 from subquad.tools.plan import choice
-from subquad.tools.plan.figures import Planned
 from subquad.tools.plan.grid import grid
 from subquad.tools.plan.length import UNAIDED, Length, Workers
-from subquad.tools.plan.loads import Load
+from subquad.tools.plan.loads import PlanInputs
 from subquad.tools.plan.measure import EXACT, Candidate
+from subquad.tools.plan.planned import Planned
 from subquad.tools.runs.cache import JobCache
 from subquad.tools.runs.jobs import Progress
 
@@ -27,7 +27,7 @@ from subquad.tools.runs.jobs import Progress
 class Planning:
     """A run of `subquad plan`."""
 
-    loads: Sequence[Load]
+    loads: Sequence[PlanInputs]
     candidates: Callable[[int], list[Candidate]]  # for a length
     floor: float
     minutes: float
@@ -52,7 +52,7 @@ class Planning:
 
     def steps(self) -> dict[int, dict[int, Method | BoundMethod]]:
         """The steps of every layer: exact below the crossover, then the methods of the next longer length."""
-        found: dict[int, dict[int, Method | BoundMethod]] = {}
+        by_layer: dict[int, dict[int, Method | BoundMethod]] = {}
         for layer in hf.find_layers(self.loads[0].model):
             steps: dict[int, Method | BoundMethod] = {0: Full()}
             before = 0
@@ -70,8 +70,8 @@ class Planning:
             last = steps[max(steps)]
             if isinstance(last, BoundMethod) and (most := longest({layer.number: last})) is not None:
                 steps[most + 1] = Full()
-            found[layer.number] = steps
-        return found
+            by_layer[layer.number] = steps
+        return by_layer
 
 
 def candidates_for(
@@ -85,19 +85,19 @@ def candidates_for(
     layers = hf.find_layers(model)
     numbers = [layer.number for layer in layers]
 
-    def of(length: int) -> list[Candidate]:
-        found = []
+    def at_length(length: int) -> list[Candidate]:
+        candidates = []
         for method in grid(length) if methods is None else methods:
             if method not in refused:
                 refused[method] = split_refusals(layers, method, team) | hf.refusals(model, method)
             able = {n: method for n in numbers if n not in refused[method]}
             if able and not method.is_exact:
-                found.append(Candidate(str(method), dict(able)))
-        return found + [
+                candidates.append(Candidate(str(method), dict(able)))
+        return candidates + [
             Candidate(name, dict(bounds)) for name, bounds in fitted.items() if (longest(bounds) or length) >= length
         ]
 
-    return of
+    return at_length
 
 
 def plan_of(planning: Planning, made_on: dict[str, Any]) -> Plan:
@@ -114,8 +114,8 @@ def plan_of(planning: Planning, made_on: dict[str, Any]) -> Plan:
 
 
 def _verified(planned: Planned, planning: Planning) -> dict[str, Any]:
-    found = planned.verified
-    if found is None:
+    verified = planned.verified
+    if verified is None:
         return {
             "floor": planning.floor,
             "shift": planning.shift,
@@ -129,12 +129,12 @@ def _verified(planned: Planned, planning: Planning) -> dict[str, Any]:
     return {
         "floor": planning.floor,
         "shift": planning.shift,
-        "fidelity": 1 - found.loss,
-        "bound": 1 - found.bound,
+        "fidelity": 1 - verified.loss,
+        "bound": 1 - verified.bound,
         "confidence": choice.CONFIDENCE,
-        "passages": len(found.losses),
-        "speedup": found.speedup,
-        "predicted_loss": found.predicted,
-        "loss": found.loss,
+        "passages": len(verified.losses),
+        "speedup": verified.speedup,
+        "predicted_loss": verified.predicted,
+        "loss": verified.loss,
         "baseline": planned.baseline,
     }

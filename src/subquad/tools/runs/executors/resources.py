@@ -11,7 +11,7 @@ from subquad.core.errors import InputError
 from subquad.core.spelling import instead
 
 SMALLEST = 0.0001  # part of a core or of a GPU
-BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+BYTES_PER_SUFFIX = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 @dataclass(frozen=True)
@@ -82,4 +82,4 @@ def _bytes(amount: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B)?", amount, re.IGNORECASE)
     if match is None:
         raise InputError(f"--resources memory={amount}: write it as 500MB or 8GB")
-    return int(float(match[1]) * BYTE_UNITS[(match[2] or "").upper()])
+    return int(float(match[1]) * BYTES_PER_SUFFIX[(match[2] or "").upper()])
