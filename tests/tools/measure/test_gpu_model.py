@@ -4,7 +4,7 @@ import pytest
 
 from subquad.tools.measure import gpu_model as model
 from subquad.tools.measure.gpu_chips import GPUS, between, gpu_named
-from subquad.tools.measure.gpu_model import GAP, GpuStep, Load, Recorded, captured, eager, exact, holding
+from subquad.tools.measure.gpu_model import GAP, GpuLoad, GpuStep, Recorded, captured, eager, exact, holding
 
 H100 = GPUS["H100"]
 
@@ -55,7 +55,7 @@ def test_the_passes_of_a_record():
 
 
 def test_exact_attention_is_as_published():
-    load = Load(16384, heads=16, width=128)
+    load = GpuLoad(16384, heads=16, width=128)
     assert exact(H100, load, "forward") == pytest.approx(4 * 16 * 16384**2 * 128 / 621e12)
     assert exact(H100, load, "forward", "FlashAttention-2") > exact(H100, load, "forward")
     both = exact(H100, load, "forward+backward") / exact(H100, load, "forward")

@@ -202,7 +202,7 @@ def _flash(call: Call) -> Call:
 
 def predict(cell: Cell, load: Load, gpu: Gpu) -> None:
     """Put the cost model's times beside what was measured."""
-    asked = model.Load(load.length, load.heads, load.head_dim, DTYPES[load.dtype])
+    asked = model.GpuLoad(load.length, load.heads, load.head_dim, DTYPES[load.dtype])
     if cell.method == EXACT:
         cell.predicted_eager_ms = cell.predicted_graph_ms = 1e3 * model.exact(gpu, asked, load.passes)
         return

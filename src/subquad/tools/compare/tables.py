@@ -17,7 +17,7 @@ from subquad.tools.report.terminal import Parts, fits, rich_of
 
 def rich_table(report: Report) -> RenderableType:
     """The main table and the recommendation, for a terminal; laid out by the width that there is when it is printed."""
-    return _Terminal(report)
+    return _CompareTerminal(report)
 
 
 def markdown(report: Report, plot_names: Sequence[str] = ()) -> str:
@@ -48,7 +48,7 @@ def markdown(report: Report, plot_names: Sequence[str] = ()) -> str:
 # ---------------------------------------------------------------------- terminal
 
 
-class _Terminal:
+class _CompareTerminal:
     """One table where it fits, else speed above quality; then settings under the names, and each table in parts."""
 
     def __init__(self, report: Report):

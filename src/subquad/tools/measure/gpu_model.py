@@ -82,7 +82,7 @@ class GpuStep:
 
 
 @dataclass(frozen=True)
-class Load:
+class GpuLoad:
     """What a call works on: B·H heads in all, of one width."""
 
     length: int
@@ -122,14 +122,14 @@ def holding(steps: Sequence[GpuStep], gpu: Gpu) -> list[tuple[str, float]]:
     return sorted(((name, seconds / total) for name, seconds in by_name.items()), key=lambda item: -item[1])
 
 
-def exact(gpu: Gpu, load: Load, passes: str, named: str | None = None) -> float:
+def exact(gpu: Gpu, load: GpuLoad, passes: str, named: str | None = None) -> float:
     """Seconds of exact attention by the published throughput of an implementation, by default the fastest."""
     forward = 4 * load.heads * load.length**2 * load.width
     rate = gpu.exact_throughput(named or next(iter(gpu.exact)), load.width, load.length) * 1e12
     return forward / rate * (1.0 if passes == "forward" else 1 + BACKWARD / OF_FORWARD)
 
 
-def record(method: Method, load: Load) -> Recorded:
+def record(method: Method, load: GpuLoad) -> Recorded:
     """Record what a method asks for, forward alone and then backward.
 
     Raises:
@@ -158,7 +158,7 @@ def methods() -> list[str]:
     return [name for name in list_methods() if name not in LEFT_OUT]
 
 
-def launches_of(method: Method, load: Load, causal: bool = False) -> list[Launch]:
+def launches_of(method: Method, load: GpuLoad, causal: bool = False) -> list[Launch]:
     """What a forward and backward pass launch of our own kernels.
 
     Raises:
@@ -174,13 +174,13 @@ def launches_of(method: Method, load: Load, causal: bool = False) -> list[Launch
     return launches
 
 
-def launches_of_passes(method: Method, loads: Sequence[Load]) -> list[Launch]:
+def launches_of_passes(method: Method, loads: Sequence[GpuLoad]) -> list[Launch]:
     """The launches of both passes at each of these loads, causal too where the method can be."""
     ways = (False, True) if method.traits.causal == "strict" else (False,)
     return [launch for load in loads for causal in ways for launch in launches_of(method, load, causal)]
 
 
-def call_of(method: Method, load: Load) -> "Callable[..., Tensor]":
+def call_of(method: Method, load: GpuLoad) -> "Callable[..., Tensor]":
     """The method as a function of q, k and v; with the parameters that it starts with, where it has some."""
     if method.traits.learned:
         return method.bind(heads=load.heads, head_dim=load.width, max_length=load.length).eval().to("meta")

@@ -20,7 +20,7 @@ def make_steady(put: Callable[[Any, str, Any], None]) -> None:
     """Put times of layers by the method, and of passes always the same gain, in place of what is measured."""
     held_out_pass = measure.held_out_pass
 
-    def faster(*args: Any, **options: Any) -> measure.Turn:
+    def faster(*args: Any, **options: Any) -> measure.HeldOutPass:
         found = held_out_pass(*args, **options)
         found.seconds |= {"full": 1.0} | {n: 0.5 for n in found.seconds if n != "full"}
         return found
