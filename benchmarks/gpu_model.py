@@ -19,7 +19,7 @@ from subquad.methods.clustered_tail import by_length
 from subquad.tools.measure import gpu_model as model
 from subquad.tools.measure.fidelity import crossover
 from subquad.tools.measure.gpu_chips import GPUS, Gpu
-from subquad.tools.measure.gpu_model import Load, Recorded, captured, eager, exact, holding, methods
+from subquad.tools.measure.gpu_model import GpuLoad, Recorded, captured, eager, exact, holding, methods
 
 PASSES = "forward", "forward+backward"
 # What the plan of these kernels expected of a forward pass at D=64 on an H100, and asked of clustered-tail.
@@ -29,7 +29,7 @@ EXPECTED = {
     "clustered-tail": {4096: 1.0, 16384: 5, 65536: 20},
 }
 
-Table = dict[str, dict[Load, Recorded]]
+Table = dict[str, dict[GpuLoad, Recorded]]
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=methods())
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    loads = [Load(length, width=width) for width in given.widths for length in given.lengths]
+    loads = [GpuLoad(length, width=width) for width in given.widths for length in given.lengths]
     found, missing = recorded(given.methods, loads)
     text = "\n\n".join([*ABOUT, *parts(found, missing, loads), *assumptions()]) + "\n"
     print(text)
@@ -47,7 +47,7 @@ def main() -> None:
         write(given.out, text)
 
 
-def recorded(texts: list[str], loads: list[Load]) -> tuple[Table, dict[str, str]]:
+def recorded(texts: list[str], loads: list[GpuLoad]) -> tuple[Table, dict[str, str]]:
     """What each method asks for at each load; and why others cannot be recorded."""
     found: Table = {}
     missing = {}
@@ -68,7 +68,7 @@ ABOUT = [
 ]
 
 
-def parts(found: Table, missing: dict[str, str], loads: list[Load]) -> list[str]:
+def parts(found: Table, missing: dict[str, str], loads: list[GpuLoad]) -> list[str]:
     lines = ["## Speed-ups over exact attention", "Captured in a CUDA graph, and in brackets launched from Python."]
     for gpu in GPUS.values():
         for passes in PASSES:
@@ -82,15 +82,15 @@ def parts(found: Table, missing: dict[str, str], loads: list[Load]) -> list[str]
     return lines
 
 
-def widths(loads: list[Load]) -> list[int]:
+def widths(loads: list[GpuLoad]) -> list[int]:
     return list(dict.fromkeys(load.width for load in loads))
 
 
-def lengths(loads: list[Load]) -> list[int]:
+def lengths(loads: list[GpuLoad]) -> list[int]:
     return sorted({load.length for load in loads})
 
 
-def speedups(gpu: Gpu, passes: str, found: Table, loads: list[Load]) -> str:
+def speedups(gpu: Gpu, passes: str, found: Table, loads: list[GpuLoad]) -> str:
     """A line for each method and width; first the times of what it is compared with."""
     at = lengths(loads)
     rows = []
@@ -104,12 +104,12 @@ def speedups(gpu: Gpu, passes: str, found: Table, loads: list[Load]) -> str:
     return table(["", *(f"{length:,}" for length in at)], rows)
 
 
-def cell(gpu: Gpu, of: Recorded, load: Load, passes: str) -> str:
-    steps, base = of.of(passes), exact(gpu, load, passes)
+def cell(gpu: Gpu, of: Recorded, load: GpuLoad, passes: str) -> str:
+    steps, base = of.steps(passes), exact(gpu, load, passes)
     return f"{base / captured(steps, gpu):.2f}× ({base / eager(steps, gpu):.2f}×)"
 
 
-def crossovers(found: Table, loads: list[Load]) -> str:
+def crossovers(found: Table, loads: list[GpuLoad]) -> str:
     head = ["method", *(f"{gpu}, {how}" for gpu in GPUS for how in ("captured", "eager"))]
     rows = []
     for name, of in found.items():
@@ -126,7 +126,7 @@ def crossovers(found: Table, loads: list[Load]) -> str:
     )
 
 
-def against_expectation(found: Table, loads: list[Load]) -> list[str]:
+def against_expectation(found: Table, loads: list[GpuLoad]) -> list[str]:
     gpu, rows = GPUS["H100"], []
     for name, expected in EXPECTED.items():
         for load in loads:
@@ -138,7 +138,7 @@ def against_expectation(found: Table, loads: list[Load]) -> list[str]:
     return [text, table(["", "expected or asked for", "by the model", "ratio"], rows)]
 
 
-def held(found: Table, loads: list[Load]) -> str:
+def held(found: Table, loads: list[GpuLoad]) -> str:
     """Milliseconds, what the device does most of the time, and how many launches there are."""
     gpu = GPUS["H100"]
     rows = []
@@ -158,7 +158,7 @@ def held(found: Table, loads: list[Load]) -> str:
     return table(["", "captured, ms", "eager, ms", "most of the time", "launches, ours + torch's"], rows)
 
 
-def settings(found: Table, loads: list[Load]) -> str:
+def settings(found: Table, loads: list[GpuLoad]) -> str:
     rows = []
     for name in found:
         own = {key: value for key, value in sq.parse_method(name).to_dict().items() if key not in ("name", "seed")}

@@ -21,7 +21,7 @@ import subquad as sq
 from subquad.core.files import write
 from subquad.kernels.triton.recording import Launch
 from subquad.kernels.triton.resources import CHIPS, Resources, compile_for
-from subquad.tools.measure.gpu_model import Load, launches_of_passes, methods
+from subquad.tools.measure.gpu_model import GpuLoad, launches_of_passes, methods
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -63,7 +63,7 @@ def of_methods(texts: list[str], lengths: list[int], widths: list[int]) -> tuple
 def launches(method: sq.Method, lengths: list[int], widths: list[int]) -> Iterator[tuple[str, Launch]]:
     """Every launch of the passes, at each dtype and width."""
     for (named, dtype), width in product(DTYPES.items(), widths):
-        for launch in launches_of_passes(method, [Load(length, width=width, dtype=dtype) for length in lengths]):
+        for launch in launches_of_passes(method, [GpuLoad(length, width=width, dtype=dtype) for length in lengths]):
             yield f"{named} D={width}", launch
 
 

@@ -52,7 +52,7 @@ def main():
     given = parser.parse_args()
     own = load(None)
     reading = read(own, standard_library(), given.length, 1, seed=0)
-    items = reading.stretches(own, given.length, given.passages)
+    items = reading.sequences(own, given.length, given.passages)
     own = own.reaching(given.length)
     exact = [own.embed([item]) for item in items]
     print(f"{len(items)} passages of {given.length:,} tokens\n")

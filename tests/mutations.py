@@ -31,7 +31,8 @@ from subquad.research.papers.run import cells_in
 from subquad.research.training import checkpoints, same_data
 from subquad.research.training.run import train
 from subquad.tools.calibrate import run as calibrate
-from subquad.tools.runs.store import Store, Unit
+from subquad.tools.runs.cache import run_cache
+from subquad.tools.runs.jobs import Job
 from tests.research.training.small import Killed, killed_at, small
 from tests.tools.workflows import tiny
 
@@ -121,22 +122,22 @@ def training(at: Path) -> Iterator[Target]:
 
 def store(at: Path) -> Iterator[Target]:
     """A unit of compare, inspect or bench."""
-    kept = Store(at, {"model": "tiny", "seed": 0})
+    kept = run_cache(at, {"model": "tiny", "seed": 0})
     result = {"full": {"seconds": 0.125, "output": [0.5, -1.25, 3e-9]}, "lha": {"extra_mib": None, "output": [1, 2]}}
-    kept.get(Unit("stretch/96/0"), lambda: result)
-    yield Target(next(kept.folder.glob("*.json")), lambda: kept.get(Unit("stretch/96/0"), _not_again))
+    kept.get(Job("stretch/96/0", lambda progress: result))
+    yield Target(next(kept.folder.glob("*.json")), lambda: kept.get(Job("stretch/96/0", _not_again)))
 
 
-def _not_again() -> Any:
+def _not_again(progress: Any) -> Any:
     raise AssertionError("the unit was there, and is measured again")
 
 
 def cell(at: Path) -> Iterator[Target]:
     """A cell of reproduce, and the tensors that it left for others."""
-    units, one = cells_in(at), Unit[Any]("full seed=0")
+    cache = cells_in(at)
     result = {"accuracy": 0.8125, "losses": [[10, 2.5], [20, 1.25]]}
-    units.kept(one, lambda: result)
-    yield Target(next(units.folder.glob("*.json")), lambda: units.kept(one, lambda: {}))
+    cache.get(Job("full seed=0", lambda progress: result))
+    yield Target(next(cache.folder.glob("*.json")), lambda: cache.get(Job("full seed=0", lambda progress: {})))
     seals.save(at / "vectors.pt", {"train": torch.randn(20, 8), "test": torch.randn(5, 8)})
     yield Target(at / "vectors.pt", lambda: seals.load(at / "vectors.pt", "remove it"))
 

@@ -14,7 +14,7 @@ from subquad.research.tuning.run import Tuning, tune
 from subquad.research.tuning.search import Base
 from subquad.research.tuning.study import STARTUP, Study
 from subquad.tools.cli.main import app
-from subquad.tools.runs.executors import Processes
+from subquad.tools.runs.executors import ProcessExecutor
 from tests.research.training.small import QUICK, SIZES, Killed, read_overrides
 
 pytest.importorskip("optuna", reason="optuna is not installed: pip install 'subquad[tune]'")
@@ -209,7 +209,7 @@ def test_without_a_task_the_command_says_so():
 
 @pytest.mark.slow
 def test_trials_in_two_processes_are_all_kept(asked):
-    with Processes(2) as executor:
+    with ProcessExecutor(2) as executor:
         rows = tune(replace(asked, trials=3), executor=executor)
     assert [row.number for row in rows] == [0, 1, 2]
     assert {row.tried.state for row in rows} == {"finished"}

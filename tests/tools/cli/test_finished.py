@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -49,6 +51,19 @@ def finished(put):
         return folder
 
     return write
+
+
+def test_a_run_that_an_earlier_commit_finished_is_shown_again(tmp_path):
+    """The folder holds what `bench` wrote before pieces of work became jobs; only its settings are compared."""
+    report = tmp_path / "bench.json"
+    shutil.copy(Path(__file__).with_name("records") / "bench" / report.name, report)
+    before = report.read_bytes()
+    done = run(app, ["bench", "--quick", "--lengths", "64,128", "--out", str(tmp_path)])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "holds this run, finished on 2026-11-23" in done.output
+    assert "i-clustered" in done.stdout
+    assert report.read_bytes() == before
+    assert "lengths" in refusal("bench", "--quick", "--lengths", "64,256", "--out", tmp_path)
 
 
 def refusal(*words):

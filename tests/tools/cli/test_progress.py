@@ -5,7 +5,9 @@ import pytest
 from subquad.core.messages import expect
 from subquad.tools.cli import progress as module
 from subquad.tools.cli.progress import Estimate, Reported, in_words, progress_bar
-from subquad.tools.runs.store import Kind, Records, Run, Store
+from subquad.tools.runs.cache import run_cache
+from subquad.tools.runs.jobs import JobKind
+from subquad.tools.runs.runner import JobRun, run_jobs
 
 
 class Clock:
@@ -95,23 +97,30 @@ def test_a_plain_function_is_told_nothing():
     expect(lambda what, done, total: None, [1.0])
 
 
-def test_a_store_reports_units_that_it_makes_only(tmp_path):
-    kind, said = Kind("unit", int), []
-    jobs = [(kind(n), lambda n=n: n) for n in range(4)]
-    store = Store(tmp_path, {})
-    store.get(*jobs[0])
-    store.get(*jobs[1])
-    store.run(jobs, Records(), lambda *call: said.append(call))
-    assert said == [("unit/2", 2, 4), ("unit/3", 3, 4), ("done", 4, 4)]
+def test_jobs_from_the_cache_are_not_reported(tmp_path):
+    kind, lines = JobKind("job", int), []
+    jobs = [kind.job(n, run=lambda n=n: n) for n in range(4)]
+    cache = run_cache(tmp_path, {})
+    cache.get(jobs[0])
+    cache.get(jobs[1])
+    results = [cached.result for _, cached in run_jobs(jobs, cache, lambda *call: lines.append(call))]
+    assert results == [0, 1, 2, 3]
+    assert lines == [("job/2", 2, 4), ("job/3", 3, 4), ("done", 4, 4)]
 
 
-def test_a_run_says_how_much_work_its_units_are(tmp_path):
-    class Growing(Run):
-        def work(self, unit):
-            return float(unit.key.partition("/")[2])
+def test_a_run_reports_the_cost_of_its_jobs(tmp_path):
+    class Growing(JobRun):
+        def fingerprint(self):
+            return {}
 
-    reported, kind = Reported(lambda *state: None), Kind("unit", int)
-    Growing().finish(tmp_path, {}, [(kind(n), lambda: 0) for n in (1, 2, 4)], reported)
+        def jobs(self):
+            return [JobKind("job", int).job(n, run=lambda: 0) for n in (1, 2, 4)]
+
+        def cost(self, key):
+            return float(key.partition("/")[2])
+
+    reported = Reported(lambda *state: None)
+    Growing().finish(tmp_path, reported)
     assert list(reported.estimate.work) == [1.0, 2.0, 4.0]
 
 

@@ -9,7 +9,7 @@ import torch
 import subquad as sq
 from subquad.research.papers.base import Cell, Experiment
 from subquad.research.papers.results import Results, Table
-from tests.tools.executors.work import dies
+from tests.tools.executors.jobs import dies
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from subquad.core.errors import InputError
 from subquad.research.papers.run import reproduce
 from subquad.tools.cli.main import app
-from subquad.tools.runs.executors import executor_of
-from subquad.tools.runs.executors.resources import Resources
+from subquad.tools.runs.executors import make_executor
+from subquad.tools.runs.executors.resources import JobResources
 from tests.tools.executors.grid import GRID
 
 pytestmark = pytest.mark.slow
@@ -45,10 +45,10 @@ def unmarked(monkeypatch):
 @pytest.mark.parametrize("name", [IN_PROCESSES, pytest.param("ray", marks=needs_ray)])
 def test_24_cells_of_which_one_worker_is_killed_twice(name, alone, tmp_path, unmarked, capsys):
     told = Told()
-    with executor_of(name, workers=2) as executor:
+    with make_executor(name, workers=2) as executor:
         header, results, cells = reproduce(GRID, "smoke", tmp_path / "out", progress=told, executor=executor)
         assert executor.width == 2
-        assert header.machine["executor"] == executor.says
+        assert header.machine["executor"] == executor.description
         assert _ran(tmp_path / "out") == dict.fromkeys(_slugs(cells), 1)
         again = reproduce(GRID, "smoke", tmp_path / "out", executor=executor, resume=True)
         if name == "ray":
@@ -62,7 +62,7 @@ def test_24_cells_of_which_one_worker_is_killed_twice(name, alone, tmp_path, unm
 
 def _refusals(executor, tmp_path):
     """What a cluster cannot do, in one line; on the cluster that runs already."""
-    executor.resources = Resources(cpus=64.0)
+    executor.resources = JobResources(cpus=64.0)
     with pytest.raises(
         InputError,
         match=r"^a cell takes cpus=64, but the largest machine of the Ray cluster has cpus=2,memory=.*GB: give less",

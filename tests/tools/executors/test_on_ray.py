@@ -1,4 +1,4 @@
-"""What the executor on Ray says of a cluster that is not there, too small or gone; with a Ray that is none."""
+"""What the executor on Ray reports of a cluster that is not there, too small or gone; with a Ray that is none."""
 
 import socket
 from types import SimpleNamespace
@@ -7,8 +7,8 @@ import pytest
 
 from subquad.core.errors import InputError
 from subquad.tools.runs.executors import on_ray
-from subquad.tools.runs.executors.on_ray import Ray
-from subquad.tools.runs.executors.resources import Resources
+from subquad.tools.runs.executors.on_ray import RayExecutor
+from subquad.tools.runs.executors.resources import JobResources
 
 
 class Silent(Exception):
@@ -41,7 +41,7 @@ def port():
 
 
 def executor(fake, head=None, **given):
-    made = Ray("local", None, Resources(**given))
+    made = RayExecutor("local", None, JobResources(**given))
     made._ray, made._head, made._tasks = fake, head, {"task": ("a", "")}
     return made
 
@@ -49,14 +49,14 @@ def executor(fake, head=None, **given):
 @pytest.mark.parametrize("address", ["10.0.0.1", "ray://", "10.0.0.1:", ":6379", "cluster"])
 def test_an_address_has_a_host_and_a_port(address):
     with pytest.raises(InputError, match=r"is not of the form HOST:PORT, such as 10\.0\.0\.1:6379$"):
-        Ray(address, None, Resources())._check_there()
+        RayExecutor(address, None, JobResources())._check_address()
 
 
 def test_an_address_where_nothing_listens_is_named_at_once(port):
-    Ray(f"127.0.0.1:{port}", None, Resources())._check_there()
+    RayExecutor(f"127.0.0.1:{port}", None, JobResources())._check_address()
     for bad in ("127.0.0.1:1", "127.0.0.1:99999"):
         with pytest.raises(InputError, match=f"^no Ray cluster to use at --address {bad}: \\w"):
-            Ray(bad, None, Resources())._check_there()
+            RayExecutor(bad, None, JobResources())._check_address()
 
 
 def test_machines_that_are_too_small_are_named_with_what_they_have():
@@ -84,7 +84,7 @@ def test_a_run_whose_head_is_silent_ends_in_time(monkeypatch, port):
     assert fake.waited > 1
     fake.wait = lambda tasks, num_returns, timeout: (tasks, []) if fake.waited > 50 else _count(fake, tasks)
     one = executor(fake, head=("127.0.0.1", port))
-    monkeypatch.setattr(Ray, "_outcome", lambda self, task: 7)
+    monkeypatch.setattr(RayExecutor, "_outcome", lambda self, task: 7)
     assert one.ended() == [("a", 7)]  # a head that answers may take its time
 
 

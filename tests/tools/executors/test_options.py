@@ -8,15 +8,15 @@ import torch
 
 from subquad.core.errors import InputError
 from subquad.tools.runs import executors
-from subquad.tools.runs.executors import HERE, Processes, executor_of, processes
-from subquad.tools.runs.executors.on_ray import Ray
-from subquad.tools.runs.executors.resources import Resources, read_resources
-from tests.tools.executors.work import squares
+from subquad.tools.runs.executors import LOCAL, ProcessExecutor, make_executor, processes
+from subquad.tools.runs.executors.on_ray import RayExecutor
+from subquad.tools.runs.executors.resources import JobResources, read_resources
+from tests.tools.executors.jobs import squares
 
 
 def test_the_default_is_this_process():
-    assert executor_of() is HERE
-    assert HERE.says == ""
+    assert make_executor() is LOCAL
+    assert LOCAL.description == ""
 
 
 @pytest.mark.parametrize(
@@ -40,18 +40,18 @@ def test_the_default_is_this_process():
 def test_options_that_do_not_go_together(options, message, monkeypatch):
     monkeypatch.setattr(executors, "find_spec", lambda name: object())
     with pytest.raises(InputError, match=f"^{message}"):
-        executor_of(**options)
+        make_executor(**options)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(executors, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"ray is not installed, which --executor ray needs: pip install 'subquad\[r"):
-        executor_of("ray")
+        make_executor("ray")
 
 
 def test_resources_are_read():
-    assert read_resources("cpus=2, memory=8GB", "cpu") == Resources(2.0, 0.0, 8 * 10**9)
-    assert read_resources(None, "cuda") == Resources(1.0, 1.0)
+    assert read_resources("cpus=2, memory=8GB", "cpu") == JobResources(2.0, 0.0, 8 * 10**9)
+    assert read_resources(None, "cuda") == JobResources(1.0, 1.0)
     assert str(read_resources("gpus=0.5,memory=500MB", "cuda")) == "cpus=1,gpus=0.5,memory=0.5GB"
 
 
@@ -63,10 +63,10 @@ def two_gpus(monkeypatch):
 
 
 def test_there_are_as_many_workers_as_gpus(two_gpus):
-    assert Processes(None, "cuda").width == 2
-    assert Processes(1, "cuda").says == "1 process"
+    assert ProcessExecutor(None, "cuda").width == 2
+    assert ProcessExecutor(1, "cuda").description == "1 process"
     with pytest.raises(InputError, match="3 workers need a GPU each, but there are 2: give fewer --workers"):
-        Processes(3, "cuda")
+        ProcessExecutor(3, "cuda")
 
 
 def test_each_worker_sees_one_gpu_which_its_successor_takes_over(two_gpus, monkeypatch):
@@ -85,7 +85,7 @@ def test_each_worker_sees_one_gpu_which_its_successor_takes_over(two_gpus, monke
         join = kill
 
     monkeypatch.setattr(processes.SPAWN, "Process", Process)
-    with Processes(None, "cuda") as executor:
+    with ProcessExecutor(None, "cuda") as executor:
         for work in squares(2):
             executor.start(work)
         executor._end(executor._workers[1])
@@ -99,7 +99,7 @@ def test_the_machine_of_the_command_needs_no_gpu_where_others_have_them(monkeypa
         raise RuntimeError("Found no NVIDIA driver")
 
     monkeypatch.setattr(torch, "zeros", none)
-    Ray(None, None, Resources(gpus=1.0), "cuda").check_device("cuda")
-    for executor in (HERE, Processes(1)):
+    RayExecutor(None, None, JobResources(gpus=1.0), "cuda").check_device("cuda")
+    for executor in (LOCAL, ProcessExecutor(1)):
         with pytest.raises(InputError, match="no device 'cuda' here"):
             executor.check_device("cuda")

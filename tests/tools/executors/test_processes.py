@@ -10,37 +10,39 @@ import pytest
 import torch
 
 from subquad.core.errors import InputError
-from subquad.tools.runs.executors import Processes, Work, WorkFailed
-from tests.tools.executors.work import Heard, dies, raises, squares, where
+from subquad.tools.runs.executors import ProcessExecutor, WorkerError
+from subquad.tools.runs.jobs import Job
+from tests.tools.executors.jobs import Recorder, dies, raises, squares, where
 
 pytestmark = pytest.mark.slow
 DRIVER = """
 import sys
 from functools import partial
 from pathlib import Path
-from subquad.tools.runs.executors import Processes, Work
-from tests.tools.executors.work import Heard, waits
+from subquad.tools.runs.executors import ProcessExecutor
+    from subquad.tools.runs.jobs import Job
+from tests.tools.executors.jobs import Recorder, waits
 if __name__ == "__main__":
-    with Processes(1) as executor:
-        list(executor.run([Work("waits", partial(waits, Path(sys.argv[1])))], Heard()))
+    with ProcessExecutor(1) as executor:
+        list(executor.run([Job("waits", partial(waits, Path(sys.argv[1])))], Recorder()))
 """
 
 
 @pytest.fixture(scope="module")
 def executor():
-    with Processes(2) as executor:
+    with ProcessExecutor(2) as executor:
         yield executor
 
 
-def results(executor, works, heard=None):
-    return {work.key: result for work, result in executor.run(works, heard or Heard())}
+def results(executor, works, recorder=None):
+    return {work.key: result for work, result in executor.run(works, recorder or Recorder())}
 
 
 def test_results_come_back_and_workers_stay_where_this_process_is(executor):
-    heard = Heard()
-    assert results(executor, squares(4), heard) == {f"square {n}": n**2 for n in range(4)}
-    assert heard.most == 2
-    one, other = (results(executor, [Work("where", where)])["where"] for _ in range(2))
+    recorder = Recorder()
+    assert results(executor, squares(4), recorder) == {f"square {n}": n**2 for n in range(4)}
+    assert recorder.most == 2
+    one, other = (results(executor, [Job("where", where)])["where"] for _ in range(2))
     assert one == other
     assert one[0] != os.getpid()
     assert one[1] == os.getcwd()
@@ -48,23 +50,23 @@ def test_results_come_back_and_workers_stay_where_this_process_is(executor):
 
 
 def test_a_killed_worker_is_replaced_and_its_work_runs_again(executor, tmp_path):
-    heard = Heard()
-    found = results(executor, [Work("dies", partial(dies, tmp_path, 2)), *squares(2)], heard)
+    recorder = Recorder()
+    found = results(executor, [Job("dies", partial(dies, tmp_path, 2)), *squares(2)], recorder)
     assert found == {"dies": 2, "square 0": 0, "square 1": 1}
-    assert heard.remarks == ["the worker of 'dies' was lost (by signal 9); it runs again"] * 2
+    assert recorder.messages == ["the worker of 'dies' was lost (by signal 9); it runs again"] * 2
 
 
 def test_errors_keep_their_kind(executor):
     with pytest.raises(InputError, match=r"^no such thing$"):
-        results(executor, [Work("raises", partial(raises, InputError("no such thing")))])
-    with pytest.raises(WorkFailed, match=r"^'raises' failed in a worker: KeyError: 'x'") as raised:
-        results(executor, [Work("raises", partial(raises, KeyError("x")))])
+        results(executor, [Job("raises", partial(raises, InputError("no such thing")))])
+    with pytest.raises(WorkerError, match=r"^'raises' failed in a worker: KeyError: 'x'") as raised:
+        results(executor, [Job("raises", partial(raises, KeyError("x")))])
     assert "in raises" in raised.value.__notes__[0]
 
 
 def test_what_cannot_be_sent_is_named(executor):
     with pytest.raises(InputError, match=r"^'local' cannot be sent to a worker \(.*\): write it as functools\.partial"):
-        results(executor, [Work("local", lambda progress: 1)])
+        results(executor, [Job("local", lambda progress: 1)])
 
 
 def test_a_worker_with_another_version_or_machine_is_refused(executor, monkeypatch):

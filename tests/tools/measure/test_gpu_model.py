@@ -4,23 +4,23 @@ import pytest
 
 from subquad.tools.measure import gpu_model as model
 from subquad.tools.measure.gpu_chips import GPUS, between, gpu_named
-from subquad.tools.measure.gpu_model import GAP, Load, Recorded, Step, captured, eager, exact, holding
+from subquad.tools.measure.gpu_model import GAP, GpuLoad, GpuStep, Recorded, captured, eager, exact, holding
 
 H100 = GPUS["H100"]
 
 
 def test_a_launch_takes_what_its_slowest_part_takes():
-    products = Step("a", products=10**12, bytes=1, programs=10**6)
+    products = GpuStep("a", products=10**12, bytes=1, programs=10**6)
     assert products.device(H100) == pytest.approx(2e12 / (989.4e12 * model.OF_PEAK) + GAP)
-    moved = Step("b", products=1, bytes=10**10, programs=10**6)
+    moved = GpuStep("b", products=1, bytes=10**10, programs=10**6)
     assert moved.device(H100) == pytest.approx(1e10 / (3350e9 * model.OF_BANDWIDTH) + GAP)
-    sorted_ = Step("sort", bytes=1, keys=3.3e9, kernels=10)
+    sorted_ = GpuStep("sort", bytes=1, keys=3.3e9, kernels=10)
     assert sorted_.device(H100) == pytest.approx(1.0 + 10 * GAP)
 
 
 def test_products_of_fp32_take_longer():
     narrow, ours, torchs = (
-        Step("a", products=10**15, programs=10**6, kind=kind).device(H100) - GAP
+        GpuStep("a", products=10**15, programs=10**6, kind=kind).device(H100) - GAP
         for kind in ("16 bits", "tf32x3", "fp32")
     )
     assert ours / narrow == pytest.approx(6)
@@ -28,34 +28,34 @@ def test_products_of_fp32_take_longer():
 
 
 def test_few_programs_use_a_share_of_the_gpu():
-    full, third = (Step("a", products=10**12, programs=programs).device(H100) - GAP for programs in (132, 44))
+    full, third = (GpuStep("a", products=10**12, programs=programs).device(H100) - GAP for programs in (132, 44))
     assert third == pytest.approx(3 * full)
-    assert Step("a", products=10**12).device(H100) - GAP == pytest.approx(full)  # a call of torch fills it
+    assert GpuStep("a", products=10**12).device(H100) - GAP == pytest.approx(full)  # a call of torch fills it
 
 
 def test_without_a_graph_the_host_may_be_slower():
-    small = [Step("ours", programs=1), Step("torch's")]
+    small = [GpuStep("ours", programs=1), GpuStep("torch's")]
     assert captured(small, H100) == pytest.approx(2 * GAP)
     assert eager(small, H100) == pytest.approx(model.TRITON_LAUNCH + model.TORCH_CALL)
-    large = [Step("ours", products=10**13, programs=10**6)]
+    large = [GpuStep("ours", products=10**13, programs=10**6)]
     assert eager(large, H100) == captured(large, H100)
 
 
 def test_what_holds_is_told_by_name_over_all_launches():
-    steps = [Step("a", bytes=10**9), Step("b", bytes=2 * 10**9), Step("a", bytes=2 * 10**9)]
+    steps = [GpuStep("a", bytes=10**9), GpuStep("b", bytes=2 * 10**9), GpuStep("a", bytes=2 * 10**9)]
     (first, share), (second, _) = holding(steps, H100)
     assert (first, second) == ("a", "b")
     assert share == pytest.approx(0.6, abs=0.01)
 
 
 def test_the_passes_of_a_record():
-    record = Recorded([Step("a")], [Step("b")])
-    assert [step.name for step in record.of("forward")] == ["a"]
-    assert [step.name for step in record.of("forward+backward")] == ["a", "b"]
+    record = Recorded([GpuStep("a")], [GpuStep("b")])
+    assert [step.name for step in record.steps("forward")] == ["a"]
+    assert [step.name for step in record.steps("forward+backward")] == ["a", "b"]
 
 
 def test_exact_attention_is_as_published():
-    load = Load(16384, heads=16, width=128)
+    load = GpuLoad(16384, heads=16, width=128)
     assert exact(H100, load, "forward") == pytest.approx(4 * 16 * 16384**2 * 128 / 621e12)
     assert exact(H100, load, "forward", "FlashAttention-2") > exact(H100, load, "forward")
     both = exact(H100, load, "forward+backward") / exact(H100, load, "forward")

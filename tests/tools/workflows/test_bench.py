@@ -20,8 +20,8 @@ from subquad.tools.cli.main import app
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.measure.resident import Peak
 from subquad.tools.measure.timing import Effort
-from subquad.tools.runs.executors import Here
-from subquad.tools.runs.options import from_given
+from subquad.tools.runs.executors import LocalExecutor
+from subquad.tools.runs.options import from_arguments
 from subquad.tools.runs.settings import QUICK, BenchSettings
 from tests.tools.workflows.bad_bench import bad_inputs
 
@@ -153,7 +153,7 @@ def test_defaults_are_the_papers_setting():
     settings = resolved(BenchSettings())
     assert (settings.batch, settings.heads, settings.head_dim) == (1, 6, 64)
     assert settings.lengths == (256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384)
-    assert settings == resolved(from_given(BenchSettings, {"dtypes": "float32", "quick": False}, {}))
+    assert settings == resolved(from_arguments(BenchSettings, {"dtypes": "float32", "quick": False}, {}))
 
 
 @pytest.mark.parametrize("number", ["1", "2"])
@@ -425,7 +425,7 @@ def test_seeds_and_devices_that_cannot_be_are_one_line(run, option, message):
     assert message in " ".join(done.stderr.split())
 
 
-class Elsewhere(Here):
+class Elsewhere(LocalExecutor):
     """Runs a pickled copy of each unit, as a worker does; the key of each with those before it."""
 
     says = "2 processes"

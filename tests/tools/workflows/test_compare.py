@@ -12,11 +12,11 @@ from rich.console import Console
 
 import subquad as sq
 from subquad.core.errors import InputError
+from subquad.tools.compare.jobs import OP, SEQUENCE, sequence_count
 from subquad.tools.compare.page import html
 from subquad.tools.compare.report import report_of
 from subquad.tools.compare.run import Comparison, measure
 from subquad.tools.compare.tables import markdown, rich_table
-from subquad.tools.compare.units import OP, STRETCH, stretches
 from subquad.tools.compare.write import write_report
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.report.content import legend, op_table
@@ -165,7 +165,7 @@ def made_up(measured):
 
     def make(exact, own, again, others=0.0, **changed):
         done = measured("bert", **changed)
-        stretched = [(done.results[STRETCH(n, i)], i) for n in done.lengths for i in range(stretches(n))]
+        stretched = [(done.results[SEQUENCE(n, i)], i) for n in done.lengths for i in range(sequence_count(n))]
         for unit, i in [*stretched, *((done.results[OP(n)], None) for n in done.settings.op_lengths)]:
             unit.use = {"elapsed": 10.0, "others": 10.0 * others * os.cpu_count()}
             if i == 0:
@@ -245,7 +245,7 @@ def test_fidelity_is_measured_at_every_length_that_has_a_speed(measured, name):
 
 def test_the_order_of_the_rows_changes_from_turn_to_turn(measured):
     done = measured("bert")
-    orders = [list(done.results[STRETCH(48, i)].rows) for i in range(1, 10)]
+    orders = [list(done.results[SEQUENCE(48, i)].rows) for i in range(1, 10)]
     assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(["full", AGAIN, *METHODS]))}
     assert len({tuple(order) for order in orders}) > 5
     assert len({order.index("full") for order in orders}) > 2

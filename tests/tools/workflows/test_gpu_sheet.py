@@ -12,7 +12,7 @@ from subquad.tools.bench.gpu_page import markdown
 from subquad.tools.bench.gpu_sheet import Plan, Sheet, fill, plan_of
 from subquad.tools.bench.gpu_tiles import Tried
 from subquad.tools.cli.main import app
-from subquad.tools.measure.gpu_model import Recorded, Step
+from subquad.tools.measure.gpu_model import GpuStep, Recorded
 from subquad.tools.runs.settings import BenchSettings
 
 PLAN = Plan(("linear", "i-clustered:clusters=4,topk=3"), (32, 16), (8,), heads=2, dtype="float32", device="cpu")
@@ -44,7 +44,7 @@ class Timer:
 @pytest.fixture(autouse=True)
 def no_kernels(monkeypatch):
     """Neither recorded nor tuned: the tests of the compiled kernels do that."""
-    monkeypatch.setattr(gpu_sheet.model, "record", lambda method, load: Recorded([Step("a", bytes=10**9)], []))
+    monkeypatch.setattr(gpu_sheet.model, "record", lambda method, load: Recorded([GpuStep("a", bytes=10**9)], []))
     tried = [
         Tried("members", 8, 2, (64, 32, 4, 1), 3.0),
         Tried("members", 8, 2, (32, 32, 4, 1), 2.0),

@@ -62,7 +62,7 @@ def test_the_recipe_of_a_classifier_predicts_what_was_measured(classifier, monke
     assert sum(right) / len(right) > 0.7  # or all that is right is so by chance
 
 
-def test_a_run_on_files_of_the_user_is_called_by_their_names(classifier):
+def test_a_run_on_files_is_input_error_is_called_by_their_names(classifier):
     card, record = (classifier / "README.md").read_text(), json.loads((classifier / "results.json").read_text())
     assert record["task"]["summary"] == "bytes of the texts in mine.jsonl; accuracy of their labels"
     assert "\n\nBytes of the texts in mine.jsonl; accuracy of their labels. Attention: `local:window=4`." in card

@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from subquad.core import files
 from subquad.research.papers.results import Results
-from subquad.tools.runs.store import Progress
+from subquad.tools.runs.jobs import Job, Progress
 
 SCALES = ("smoke", "small", "paper")
 
@@ -50,21 +50,9 @@ class Context:
         return folder
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One unit: what it gives is plain data (JSON), kept on the disk as soon as it is there.
-
-    Attributes:
-        key: its name.
-        run: what it does; a `functools.partial` of a function of a module, so that a worker can run it.
-        after: keys of the cells whose folders it reads; they stand before it.
-        timed: whether it measures time, so that it has its machine to itself.
-    """
-
-    key: str
-    run: Callable[[Context], dict[str, Any]]
-    after: tuple[str, ...] = ()
-    timed: bool = False
+# A cell is a job that is called with a `Context` and whose result is plain data (JSON). Its `after` are the keys of the
+# cells whose folders it reads; they stand before it.
+Cell = Job[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -19,9 +19,11 @@ from subquad.research.papers.base import SCALES, Cell, Context, Experiment, slug
 from subquad.research.papers.overrides import as_options, changed
 from subquad.research.papers.results import Header, Results
 from subquad.tools.runs.alone import RUNNING
-from subquad.tools.runs.executors import HERE, Executor
+from subquad.tools.runs.cache import JobCache
+from subquad.tools.runs.executors import LOCAL, Executor
+from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.machine import hardware, versions
-from subquad.tools.runs.store import Progress, Unit, Units
+from subquad.tools.runs.runner import run_jobs
 
 
 def reproduce(
@@ -33,8 +35,8 @@ def reproduce(
     device: str = "cpu",
     resume: bool = False,
     changes: Mapping[str, Any] | None = None,
-    progress: Progress = lambda what, done, total: None,
-    executor: Executor = HERE,
+    progress: Progress = silent,
+    executor: Executor = LOCAL,
 ) -> tuple[Header, Results, dict[str, Any]]:
     """Run all cells that `out` does not hold, and say what came out: what it is, the results, what each cell gave.
 
@@ -62,7 +64,11 @@ def reproduce(
         command=shlex.join(["subquad", "reproduce", experiment.name, "--scale", scale, *as_options(changes or {})]),
         settings=asdict(settings),
         deviations=experiment.deviations,
-        machine={**hardware(device), **versions(), **({"executor": executor.says} if executor.says else {})},
+        machine={
+            **hardware(device),
+            **versions(),
+            **({"executor": executor.description} if executor.description else {}),
+        },
         seconds=sum(cell["seconds"] for cell in found.values()),
     )
     with _fitting(experiment.name, changes or {}):
@@ -81,15 +87,15 @@ def _run_all(
     executor: Executor,
 ) -> dict[str, Any]:
     """What each cell gave, and how long it took, by its key."""
-    kept, data = cells_in(out), None if data is None else data.absolute()
+    cache, data = cells_in(out), None if data is None else data.absolute()
 
-    def job(cell: Cell) -> tuple[Unit[Any], Callable[[Progress], Any]]:
-        folder = kept.folder / slug(cell.key)
+    def job(cell: Cell) -> Cell:
+        folder = cache.folder / slug(cell.key)
         files.make_folder(folder)
         context = Context(folder, data, device, silent, cell.after)
-        return Unit(cell.key, after=cell.after, timed=cell.timed), partial(run_cell, name, changes, cell, context)
+        return replace(cell, run=partial(run_cell, name, changes, cell, context))
 
-    found = {unit.key: asdict(one) for unit, one in kept.each(map(job, cells), progress, executor)}
+    found = {cell.key: asdict(cached) for cell, cached in run_jobs(map(job, cells), cache, progress, executor)}
     return {cell.key: found[cell.key] for cell in cells}
 
 
@@ -97,10 +103,6 @@ def run_cell(name: str, changes: Mapping[str, Any], cell: Cell, context: Context
     """What a cell of the experiment of this name gives, in this process or in a worker."""
     with _fitting(name, changes):
         return cell.run(replace(context, progress=progress))
-
-
-def silent(what: str, done: int, total: int) -> None:
-    """A progress that says nothing."""
 
 
 @contextmanager
@@ -121,9 +123,9 @@ def _fitting(experiment: str, changes: Mapping[str, Any]) -> Iterator[None]:
         raise InputError(f"{experiment!r} does not run with {given}: {reason}") from error
 
 
-def cells_in(out: Path) -> Units:
+def cells_in(out: Path) -> JobCache:
     """The results of the cells of the run in `out`, beside the folders in which they ran."""
-    return Units(out / "cells", what="cell", named=slug, again="; --resume then runs the cell again")
+    return JobCache(out / "cells", key_field="cell", file_name=slug, remedy="; --resume then runs the cell again")
 
 
 def _check_data(experiment: Experiment, scale: str, settings: Any, data: Path | None) -> None:

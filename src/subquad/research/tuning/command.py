@@ -68,7 +68,9 @@ def tune(
         with working_in(out):
             with executor, progress_bar() as progress:
                 rows = run(asked, progress, executor)
-            record = record_of(asked, rows, [named, *_words(method, config, override, data_dir, device)], executor.says)
+            record = record_of(
+                asked, rows, [named, *_words(method, config, override, data_dir, device)], executor.description
+            )
             paths = write_tune(record, out)
         if not show(record, lambda: TUNE.table(record), as_json):
             say(f"Results: {', '.join(map(str, paths))}")

@@ -18,8 +18,9 @@ from subquad.research.tuning.search import Base, Searched, Value, all_points, re
 from subquad.research.tuning.study import Study
 from subquad.research.tuning.trial import Trial, Tried
 from subquad.tools.runs.alone import RUNNING
-from subquad.tools.runs.executors import HERE, Executor, Work
-from subquad.tools.runs.store import Counted, Progress, Unit, Units
+from subquad.tools.runs.cache import JobCache
+from subquad.tools.runs.executors import LOCAL, Executor
+from subquad.tools.runs.jobs import Job, JobProgress, Progress, silent
 
 CLAIM = "search.json"
 TRIALS = "trials"
@@ -50,7 +51,7 @@ class Row:
     tried: Tried
 
 
-def tune(asked: Tuning, progress: Progress = lambda what, done, total: None, executor: Executor = HERE) -> list[Row]:
+def tune(asked: Tuning, progress: Progress = silent, executor: Executor = LOCAL) -> list[Row]:
     """Run trials until the folder holds as many as are asked for; all of them, in their order.
 
     Raises:
@@ -61,7 +62,7 @@ def tune(asked: Tuning, progress: Progress = lambda what, done, total: None, exe
     return _Search(asked, searched, progress).run(executor)
 
 
-def check(asked: Tuning, executor: Executor = HERE) -> list[Searched]:
+def check(asked: Tuning, executor: Executor = LOCAL) -> list[Searched]:
     """What is searched. InputError for what is wrong with it."""
     if not 1 <= asked.trials <= MOST:
         raise InputError(f"trials {asked.trials} must be at least 1 and at most {MOST:,}")
@@ -88,21 +89,22 @@ class _Search:
         self.out = asked.out.absolute()
         self.task = asked.base.at({one.name: one.ends[0] for one in searched}).task
         self.study = Study(self.out, self.task.greater_is_better, asked.prune)
-        self.units = Units(self.out / TRIALS, what="trial", named=str, again="; the same command runs the trial again")
+        self.cache = JobCache(
+            self.out / TRIALS, key_field="trial", file_name=str, remedy="; the same command runs the trial again"
+        )
         self.values: dict[int, dict[str, Value]] = {}
         self.rows: dict[int, Row] = {}
-        self.says: dict[str, str] = {}  # of each trial, for the progress
 
     def run(self, executor: Executor) -> list[Row]:
         """Run what is left to run."""
         begun = self.study.open(self.searched)
         self._read_ended()
         wanted = self._wanted(begun)
-        told = Counted(self.progress, wanted, len(self.rows), self.says)
+        reports = JobProgress(self.progress, wanted, len(self.rows))
         if len(self.rows) < wanted:
-            for work, _ in executor.run(self._works(begun, wanted), told):
-                self._take(int(work.key.removeprefix("trial ")))
-                told.done += 1
+            for job, _ in executor.run(self._jobs(begun, wanted), reports):
+                self._take(int(job.key.removeprefix("trial ")))
+                reports.done += 1
         self.progress("done", wanted, wanted)
         if not any(row.tried.state == "finished" for row in self.rows.values()):
             self._check_hope(list(self.rows.values()), least=1)
@@ -111,7 +113,7 @@ class _Search:
     def _read_ended(self) -> None:
         """Trials that ended in earlier runs; those whose end the study was not told are told now."""
         for trial in self.study.trials():
-            if self.units.has(Unit(str(trial.number))):
+            if self.cache.has(str(trial.number)):
                 self.values[trial.number] = {one.name: trial.params[one.name] for one in self.searched}
                 self._take(trial.number, told=trial.state.is_finished())
 
@@ -124,32 +126,32 @@ class _Search:
             remark(self.progress, f"the search has {len(points)} points, each of which is tried once")
         return len(self.rows.keys() | begun.keys()) + self.study.plan(points, self.searched)
 
-    def _works(self, begun: Mapping[int, dict[str, Value]], wanted: int) -> Iterator[Work]:
+    def _jobs(self, begun: Mapping[int, dict[str, Value]], wanted: int) -> Iterator[Job[Any]]:
         """Trials that were begun, then new ones: each is asked for when there is room to run it."""
         started = len(self.rows)
         for number, values in begun.items():
             if number not in self.rows:
                 started += 1
-                yield self._work(number, values)
+                yield self._job(number, values)
         while started < wanted:
             started += 1
-            yield self._work(*self.study.ask(self.searched, self.asked.seed))
+            yield self._job(*self.study.ask(self.searched, self.asked.seed))
 
-    def _work(self, number: int, values: dict[str, Value]) -> Work:
+    def _job(self, number: int, values: dict[str, Value]) -> Job[Any]:
         self.values[number] = values
         texts = self._texts(number)
         trial = Trial(
             number=number,
             settings=self.asked.base.at(texts),
-            folder=self.units.folder / f"{number}",
+            folder=self.cache.folder / f"{number}",
             study=self.out,
             data=None if self.asked.data is None else self.asked.data.absolute(),
             device=self.asked.device,
             prune=self.asked.prune,
         )
         key = f"trial {number}"
-        self.says[key] = f"{key}: {', '.join(f'{name}={text}' for name, text in texts.items())}"
-        return Work(key, partial(self.units.made, Unit(str(number), Tried), trial.run))
+        label = f"{key}: {', '.join(f'{name}={text}' for name, text in texts.items())}"
+        return Job(key, partial(self.cache.compute, Job(str(number), trial.run, record=Tried)), label=label)
 
     def _texts(self, number: int) -> dict[str, str]:
         """The values of a trial as `--set` reads them."""
@@ -157,11 +159,11 @@ class _Search:
 
     def _take(self, number: int, told: bool = False) -> None:
         """Take note of a trial that ended, whose result is kept: its checkpoints are not needed any more."""
-        tried = self.units.kept(Unit(str(number), Tried), _never).result
+        tried = self.cache.read(str(number), Tried).result
         self.rows[number] = Row(number, self._texts(number), tried)
         if not told:
             self.study.tell(number, tried.state, tried.value)
-        shutil.rmtree(self.units.folder / f"{number}", ignore_errors=True)
+        shutil.rmtree(self.cache.folder / f"{number}", ignore_errors=True)
         if tried.state == "failed" and not told:
             remark(self.progress, f"trial {number} failed: {tried.reason}")
             self._check_hope(list(self.rows.values()), least=HOPELESS)
@@ -171,10 +173,6 @@ class _Search:
         """InputError where at least `least` trials have ended, and all of them failed."""
         if len(rows) >= least and all(row.tried.state == "failed" for row in rows):
             raise InputError(f"all {len(rows)} trials failed, the last one because {rows[-1].tried.reason}")
-
-
-def _never(*_: Any) -> Any:
-    raise AssertionError("a trial that is kept is not made again")
 
 
 def _claim(asked: Tuning) -> None:

@@ -14,7 +14,7 @@ from subquad.core.errors import InputError
 from subquad.research.training.run import train
 from subquad.research.training.settings import RunSettings
 from subquad.research.tuning.study import Study
-from subquad.tools.runs.store import Progress
+from subquad.tools.runs.jobs import Progress
 
 State = Literal["finished", "pruned", "failed"]
 

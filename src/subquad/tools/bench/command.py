@@ -99,8 +99,10 @@ def _gpu_sheet(settings: BenchSettings, compare: Path | None, out: Path, as_json
 
         if compare is not None:
             raise InputError(f"--gpu-sheet compares with the cost model, and --compare {compare} is given too")
-        if executor.says:
-            raise InputError(f"--gpu-sheet measures the GPU in this process, and --executor ({executor.says}) is given")
+        if executor.description:
+            raise InputError(
+                f"--gpu-sheet measures the GPU in this process, and --executor ({executor.description}) is given"
+            )
         plan = plan_of(settings)
         with working_in(out), progress_bar() as progress:
             sheet = measure(plan, progress).plain()

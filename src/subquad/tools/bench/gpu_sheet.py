@@ -26,8 +26,8 @@ from subquad.tools.measure import gpu_model as model
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.gpu_chips import Gpu, gpu_named
 from subquad.tools.runs import machine
+from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.settings import PASSES, BenchSettings
-from subquad.tools.runs.store import Progress
 
 METHODS = (
     *("clustered-tail", "i-clustered", "clustered", "lsh", "smyrf", "reformer"),
@@ -116,7 +116,7 @@ def plan_of(settings: BenchSettings) -> Plan:
     return plan if settings.lengths == standard.lengths else replace(plan, lengths=settings.lengths)
 
 
-def measure(plan: Plan, progress: Progress = lambda what, done, total: None) -> Sheet:
+def measure(plan: Plan, progress: Progress = silent) -> Sheet:
     """Measure the sheet on the GPU of the plan."""
     sheet = Sheet(plan, torch.cuda.get_device_name(plan.device), gpu_architecture())
     sheet.versions, sheet.hardware = machine.versions(), machine.hardware(plan.device)
@@ -202,12 +202,12 @@ def _flash(call: Call) -> Call:
 
 def predict(cell: Cell, load: Load, gpu: Gpu) -> None:
     """Put the cost model's times beside what was measured."""
-    asked = model.Load(load.length, load.heads, load.head_dim, DTYPES[load.dtype])
+    asked = model.GpuLoad(load.length, load.heads, load.head_dim, DTYPES[load.dtype])
     if cell.method == EXACT:
         cell.predicted_eager_ms = cell.predicted_graph_ms = 1e3 * model.exact(gpu, asked, load.passes)
         return
     try:
-        steps = model.record(parse_method(cell.method), asked).of(load.passes)
+        steps = model.record(parse_method(cell.method), asked).steps(load.passes)
     except (ValueError, RuntimeError, NotImplementedError):  # an op without a kernel: nothing is predicted
         return
     cell.predicted_eager_ms = 1e3 * model.eager(steps, gpu)

@@ -8,7 +8,7 @@ import torch
 from subquad.tools.bench.calls import DTYPES, Calls, Load
 from subquad.tools.bench.gpu_timer import Timer, reason_of
 from subquad.tools.measure.fidelity import relative_error
-from subquad.tools.runs.store import Progress
+from subquad.tools.runs.jobs import Progress
 
 # Methods, and whether causal: these launch every kernel of the table.
 METHODS = (

@@ -28,14 +28,15 @@ from subquad.tools.measure.fidelity import relative_error
 from subquad.tools.measure.team import Team
 from subquad.tools.measure.timing import by_name, one_round, predicted, shuffled, spread
 from subquad.tools.runs import machine
+from subquad.tools.runs.jobs import Job, JobKind, Progress
 from subquad.tools.runs.options import as_command
+from subquad.tools.runs.runner import JobRun
 from subquad.tools.runs.settings import BenchSettings
-from subquad.tools.runs.store import Job, Kind, Progress, Run, Unit
 
 Call = Callable[[], Tensor]
 MODES = tuple(mode for mode in ALL_MODES if mode != "auto")
 ROUNDS, FEW = 9, 3  # of a length, beside the one that warms up
-UNITS = 1  # changes with what the units hold, so that a run of another version is not resumed
+JOBS_VERSION = 1  # changes with what the results of jobs hold, so that a run of another version is not resumed
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Row:
     reason: str | None = None
 
 
-ROWS: Kind[list[Row]] = Kind(
+ROWS: JobKind[list[Row]] = JobKind(
     "ranks", list[Row], lambda load: f"timing each method in each mode at {in_words(load)}", timed=True
 )
 
@@ -80,12 +81,12 @@ def measure(settings: BenchSettings, out: Path, progress: Progress, team: Team) 
         raise InputError(f"{min(settings.lengths)} tokens do not go on {team.count} ranks; give more tokens")
     with as_input_error(), threads(settings.threads):
         bench = RanksBench(settings, list(dict.fromkeys([Full(), *map(parse_method, settings.methods)])), team)
-        bench.finish(out, bench.fingerprint(), bench.jobs(), progress, team=team)
+        bench.finish(out, progress, team=team)
     return bench
 
 
 @dataclass
-class RanksBench(Run):
+class RanksBench(JobRun):
     """Settings, methods with exact attention first, the ranks, and the results of the units so far."""
 
     settings: BenchSettings
@@ -98,7 +99,7 @@ class RanksBench(Run):
             "settings": asdict(self.settings) | {"methods": [str(method) for method in self.methods]},
             "machine": [machine.versions(), machine.hardware(self.settings.device)],
             "ranks": self.team.count,
-            "units": UNITS,
+            "units": JOBS_VERSION,
         }
 
     def report(self, asked: BenchSettings) -> dict[str, Any]:
@@ -115,14 +116,14 @@ class RanksBench(Run):
             "notes": self.resumed_note,
         }
 
-    def jobs(self) -> Iterator[Job]:
+    def jobs(self) -> Iterator[Job[Any]]:
         """The units with what makes them; later ones read the records of shorter lengths."""
         for load in loads_of(self.settings):
-            yield ROWS(load.key), partial(self.rows, load)
+            yield ROWS.job(load.key, run=partial(self.rows, load))
 
-    def work(self, unit: Unit[Any]) -> float:
+    def cost(self, key: str) -> float:
         """In proportion to the tokens."""
-        return float(unit.key.rpartition("/")[2])
+        return float(key.rpartition("/")[2])
 
     def rows(self, load: Load) -> list[Row]:
         """All methods in all modes on one load, round by round, in an order that is the same on all ranks."""

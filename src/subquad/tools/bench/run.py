@@ -33,12 +33,13 @@ from subquad.tools.measure.noise import AGAIN
 from subquad.tools.measure.resident import Peak
 from subquad.tools.measure.timing import Effort, predicted, stopwatch, until_steady
 from subquad.tools.runs import machine
-from subquad.tools.runs.executors import HERE, Executor
+from subquad.tools.runs.executors import LOCAL, Executor
+from subquad.tools.runs.jobs import Job, JobKey, JobKind, Progress, silent
+from subquad.tools.runs.runner import JobRun
 from subquad.tools.runs.settings import PASSES, BenchSettings
-from subquad.tools.runs.store import Job, Kind, Progress, Run, Unit
 
 VISITS = 3
-UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
+JOBS_VERSION = 2  # changes with what the results of jobs hold, so that a run of another version is not resumed
 THOROUGH = Effort(seconds=1.4, least=2, enough=9)  # a visit
 BRIEF = Effort(seconds=0.2, least=2, enough=3, precision=0.03)
 PROBE = 2048  # tokens: a first length above it is predicted from a call of this length
@@ -97,8 +98,8 @@ def _check_sizes(s: BenchSettings) -> None:
 def measure(
     settings: BenchSettings,
     out: Path,
-    progress: Progress = lambda what, done, total: None,
-    executor: Executor = HERE,
+    progress: Progress = silent,
+    executor: Executor = LOCAL,
 ) -> "Bench":
     """Measure everything and return it. Finished units are kept under `out`.
 
@@ -111,9 +112,9 @@ def measure(
     with as_input_error(), threads(settings.threads):
         bench = Bench(settings, list(dict.fromkeys([Full(), *map(parse_method, settings.methods)])))
         bench.versions, bench.hardware = machine.versions(), machine.hardware(settings.device)
-    bench.load_average, bench.executor = average, executor.says
+    bench.load_average, bench.executor = average, executor.description
     with threads(settings.threads):
-        bench.finish(out, bench.fingerprint(), bench.jobs(), progress, executor)
+        bench.finish(out, progress, executor)
     return bench
 
 
@@ -133,17 +134,19 @@ class Visit:
     use: machine.Use
 
 
-TIME: Kind[Visit] = Kind(
+TIME: JobKind[Visit] = JobKind(
     "time",
     Visit,
     lambda load, visit: f"timing each method at {in_words(load)}, round {visit + 1} of {VISITS}",
     timed=True,
 )
-MEMORY: Kind[Peak | None] = Kind("memory", Peak | None, lambda load, method: f"memory of {method} at {in_words(load)}")
+MEMORY: JobKind[Peak | None] = JobKind(
+    "memory", Peak | None, lambda load, method: f"memory of {method} at {in_words(load)}"
+)
 
 
 @dataclass
-class Bench(Run):
+class Bench(JobRun):
     """Settings, methods with SDPA first, and the results of the units so far."""
 
     settings: BenchSettings
@@ -167,29 +170,29 @@ class Bench(Run):
         return {
             "settings": asdict(self.settings) | {"methods": [str(method) for method in self.methods]},
             "machine": [self.versions, self.hardware, self.backend],
-            "units": UNITS,
+            "units": JOBS_VERSION,
         }
 
-    def jobs(self) -> Iterator[Job]:
+    def jobs(self) -> Iterator[Job[Any]]:
         """The units with what makes them; later ones read the records of shorter lengths and of earlier visits."""
         for visit in range(VISITS):
             for load in self.loads:
-                yield TIME(load.key, visit, after=self._read_by(load, visit)), partial(self.time, load, visit)
+                yield TIME.job(load.key, visit, run=partial(self.time, load, visit), after=self._read_by(load, visit))
         for load in self.loads if not self.settings.quick else []:
             visits = [TIME(load.key, visit) for visit in range(VISITS)]
             for method in self.methods:
-                yield MEMORY(load.key, method, after=visits), partial(self.memory, load, method)
+                yield MEMORY.job(load.key, method, run=partial(self.memory, load, method), after=visits)
 
-    def _read_by(self, load: Load, visit: int) -> list[Unit[Visit]]:
+    def _read_by(self, load: Load, visit: int) -> list[JobKey[Visit]]:
         """The visits whose records a visit reads: earlier ones; the first one those of shorter lengths in its panel."""
         if visit:
             return [TIME(load.key, earlier) for earlier in range(visit)]
         panel = (load.dtype, load.passes)
         return [TIME(one.key, 0) for one in self.loads if (one.dtype, one.passes) == panel and one.length < load.length]
 
-    def work(self, unit: Unit[Any]) -> float:
+    def cost(self, key: str) -> float:
         """A visit takes a fixed time at least, and longer at lengths at which a call does."""
-        kind, *_, length, _ = unit.key.split("/")
+        kind, *_, length, _ = key.split("/")
         return (1.0 if kind == TIME.name else 0.2) * (1.0 + float(length) / PROBE)
 
     def time(self, load: Load, visit: int) -> Visit:

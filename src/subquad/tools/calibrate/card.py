@@ -33,14 +33,14 @@ Before and after, on the held-out passages:
 """
 
 
-def figures(record: dict[str, Any]) -> list[str]:
+def metrics_of(record: dict[str, Any]) -> list[str]:
     """The figures that every measurement has, those with a title."""
     return [name for name in TITLES if all(name in layer for layer in record["history"][0]["layers"].values())]
 
 
 def layer_rows(record: dict[str, Any]) -> list[list[str]]:
     """One row per layer, "before → after" for each figure, and the means; after is where the layer did best."""
-    names = figures(record)
+    names = metrics_of(record)
     at = {entry["step"]: entry["layers"] for entry in record["history"]}
     first = record["history"][0]["step"]
     pairs = {
@@ -55,22 +55,21 @@ def layer_rows(record: dict[str, Any]) -> list[list[str]]:
 
 def rich_record(record: dict[str, Any]) -> Group:
     """What a terminal shows of a fit: the layers' figures, the layers that were left out, and why it ended."""
-    refused = record.get("refused", {})  # adapters of earlier versions do not say
-    lines = [f"layer {number} was left exact: {reason}" for number, reason in refused.items()]
+    lines = [f"layer {number} was left exact: {reason}" for number, reason in record.get("refused", {}).items()]
     lines += [untouched(record)] if untouched(record) else []
     lines.append(f"{record['ended']}, {record['seconds']:.0f} s")
     return Group(plain_table(_header(record), layer_rows(record)), *map(Text, lines))
 
 
 def _header(record: dict[str, Any]) -> list[str]:
-    return ["layer", *(TITLES[name] for name in figures(record))]
+    return ["layer", *(TITLES[name] for name in metrics_of(record))]
 
 
 def adapter_card(record: dict[str, Any], folder: str) -> str:
     """The card in Markdown."""
     method, passages, settings = record["method"], record["passages"], record["settings"]
     listed = ", ".join(f"`{name}={value}`" for name, value in method.items() if name != "name")
-    facts = [
+    items = [
         f"Settings: {listed}.",
         f"Text: {', '.join(record['text']['source'])} ({record['text']['documents']} documents), passages of at most "
         f"{passages['tokens']:,} tokens. {passages['held_out']} of them were held out; the figures below are theirs.",
@@ -78,13 +77,13 @@ def adapter_card(record: dict[str, Any], folder: str) -> str:
         f"Adam from {settings['learning_rate']:g} down to a tenth, seed {settings['seed']}. Each layer has the "
         f"parameters with which its {record['metric']} was best.",
     ]
-    facts += [untouched(record)] if untouched(record) else []
-    facts += record.get("notes", [])  # adapters of older versions have none
+    items += [untouched(record)] if untouched(record) else []
+    items += record["notes"]
     return CARD.format(
         method=method["name"],
         model=record["model"],
         folder=folder,
-        facts="\n".join(f"- {fact}" for fact in facts),
+        facts="\n".join(f"- {item}" for item in items),
         table=rows_of([_header(record), *layer_rows(record)]),
     )
 

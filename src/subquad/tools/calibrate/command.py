@@ -56,7 +56,7 @@ def calibrate(
 
 def _check_free(out: Path) -> None:
     """InputError where something lies in the folder that the adapter would replace."""
-    from subquad.tools.runs.store import begun_in
+    from subquad.tools.runs.cache import begun_in
 
     if (out / "adapter.json").exists():
         raise InputError(

@@ -9,11 +9,11 @@ from subquad.core.errors import InputError, NothingToLearn
 from subquad.methods import Method
 from subquad.methods.core.plugins import all_methods
 from subquad.tools.calibrate.run import fit, mark_of_documents, save
-from subquad.tools.data.texts import read_documents, remark_folders
+from subquad.tools.data.texts import read_documents, report_folders
 from subquad.tools.models.pretrained import Pretrained
 from subquad.tools.models.rows import CompareRow, row_of_adapter
+from subquad.tools.runs.jobs import Progress
 from subquad.tools.runs.settings import CalibrateSettings
-from subquad.tools.runs.store import Progress
 
 IN_COMMON = 0.1  # the share of a text's letters that may be in documents that are fitted on: rows of tables repeat
 _WHY_APART = "a method would be measured on what it was fitted on"
@@ -45,7 +45,7 @@ def calibrated(
     if not text:
         return {}, {}
     documents = _apart(text, apart_from, column)
-    remark_folders(progress, text)
+    report_folders(progress, text)
     wanted = [method for method in methods if method.traits.fit is not None]
     if not wanted:
         have = ", ".join(name for name, method in all_methods().items() if method.traits.fit is not None)

@@ -22,7 +22,7 @@ from subquad.core import checksums as seals
 from subquad.core.errors import InputError, NothingToLearn, as_input_error
 from subquad.methods import BoundMethod, Fit, Full, LearnedHash, Method, parse_method
 from subquad.tools.calibrate.card import adapter_card
-from subquad.tools.data.texts import read_documents, remark_folders
+from subquad.tools.data.texts import read_documents, report_folders
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.dynamics import hash_dynamics
 from subquad.tools.measure.fidelity import relative_error
@@ -31,8 +31,9 @@ from subquad.tools.measure.utility import attention_utility
 from subquad.tools.models.pieces import Pieces, cut
 from subquad.tools.models.pretrained import Pretrained, load
 from subquad.tools.models.rows import longest
+from subquad.tools.runs.cache import clear, run_cache
+from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.settings import CalibrateSettings
-from subquad.tools.runs.store import Progress, Store
 
 EVERY = 50  # steps between measurements on the held-out passages
 PATIENCE = 4  # measurements without a better mean, after which it ends
@@ -55,8 +56,8 @@ class Fitted:
         return next(iter(self.bounds.values())).method
 
 
-def calibrate(settings: CalibrateSettings, out: Path, progress: Progress = lambda what, done, total: None) -> Fitted:
-    """Fit, and keep what is done under `out` until `Store.clear(out)`.
+def calibrate(settings: CalibrateSettings, out: Path, progress: Progress = silent) -> Fitted:
+    """Fit, and keep what is done under `out` until `clear(out)`.
 
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
@@ -67,7 +68,7 @@ def calibrate(settings: CalibrateSettings, out: Path, progress: Progress = lambd
     if method.traits.fit is None:
         raise InputError(f"{method.name!r} has nothing to calibrate: {_why_not(method)}")
     documents = read_documents(settings.text, settings.column)
-    remark_folders(progress, settings.text)
+    report_folders(progress, settings.text)
     pretrained = load(settings.model, settings.device)
     return fit(settings, method, pretrained, documents, out, progress)
 
@@ -107,7 +108,7 @@ def fit(
         "text": [len(pieces.train), pieces.held_out, sum(map(len, documents))],
     }
     with as_input_error():
-        trainer.run(Store(out, fingerprint).folder / "checkpoint.pt", progress)
+        trainer.run(run_cache(out, fingerprint).folder / "checkpoint.pt", progress)
     trainer.take_best()
     record = {
         "method": method.to_dict(),
@@ -170,8 +171,8 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
         self.best: dict[int, dict[str, Any]] = {}
         # A method that does not say which keys it chooses has no utility; its outputs have an error.
-        says = all(isinstance(bound.method, ChoosesKeys) for bound in bounds.values())
-        self.metric = recipe.metric if says else "error"
+        chooses_keys = all(isinstance(bound.method, ChoosesKeys) for bound in bounds.values())
+        self.metric = recipe.metric if chooses_keys else "error"
 
     def run(self, checkpoint: Path, progress: Progress) -> None:
         """Step until the last step, or until nothing has become better for a while."""
@@ -183,10 +184,10 @@ class Trainer:
         while not self.ended:
             progress(self._line(), self.step, self.steps)
             begun = time.perf_counter()
-            found = self._step()
-            for number, loss in found.items():
+            losses_of_step = self._step()
+            for number, loss in losses_of_step.items():
                 losses.setdefault(number, []).append(loss)
-            self._note_loss(sum(found.values()) / len(found))
+            self._note_loss(sum(losses_of_step.values()) / len(losses_of_step))
             self.step += 1
             self.seconds += time.perf_counter() - begun
             if self.step % EVERY == 0 or self.step == self.steps:
@@ -239,16 +240,16 @@ class Trainer:
         sums: dict[int, dict[str, float]] = {}
         for span in self.pieces.held_out:
             for call in self._calls([self.pieces.passage(self.pretrained, span, self.length)]):
-                figures = sums.setdefault(call.number, {})
-                for name, value in figures_of(self.bounds[call.number], call).items():
-                    figures[name] = figures.get(name, 0.0) + value / len(self.pieces.held_out)
-        layers = {str(n): figures | ({"loss": losses[n]} if n in losses else {}) for n, figures in sums.items()}
+                metrics = sums.setdefault(call.number, {})
+                for name, value in measure_layer(self.bounds[call.number], call).items():
+                    metrics[name] = metrics.get(name, 0.0) + value / len(self.pieces.held_out)
+        layers = {str(n): metrics | ({"loss": losses[n]} if n in losses else {}) for n, metrics in sums.items()}
         self.history.append({"step": self.step, "layers": layers})
         before = self._mean_of_best() if self.best else None
-        for number, figures in sums.items():
-            if number not in self.best or self._better(figures, self.best[number]["figures"]):
+        for number, metrics in sums.items():
+            if number not in self.best or self._better(metrics, self.best[number]["figures"]):
                 state = copy.deepcopy(self.bounds[number].state_dict())
-                self.best[number] = {"figures": figures, "state": state, "at": self.step}
+                self.best[number] = {"figures": metrics, "state": state, "at": self.step}
         if before is not None:
             self.stale = 0 if abs(self._mean_of_best() - before) > GAIN * abs(before) else self.stale + 1
         if self.step >= self.steps:
@@ -276,8 +277,8 @@ class Trainer:
         metric = self.metric
         layers = " ".join(f"{best['figures'][metric]:.2f}" for _, best in sorted(self.best.items()))
         now, before = self._mean_of_best(), mean_at(self.history[0], metric)
-        figures = f"{metric} at step {self.history[-1]['step']}: {now:.3f} (was {before:.3f}), by layer {layers}"
-        return f"loss {self.loss:.4f}, {figures}" if math.isfinite(self.loss) else figures
+        line = f"{metric} at step {self.history[-1]['step']}: {now:.3f} (was {before:.3f}), by layer {layers}"
+        return f"loss {self.loss:.4f}, {line}" if math.isfinite(self.loss) else line
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -293,7 +294,7 @@ class Trainer:
             return
         remedy = "remove this file to start the calibration from its beginning"
         state = seals.load(checkpoint, remedy, self.pretrained.device)
-        if state.pop("text", self.text) != self.text:  # the text has changed; earlier versions did not keep its mark
+        if state.pop("text") != self.text:  # the text has changed
             return
         parameters = state.pop("bounds")
         for number, bound in self.bounds.items():
@@ -304,18 +305,18 @@ class Trainer:
             setattr(self, name, value)
 
 
-def figures_of(bound: BoundMethod, call: LayerInputs) -> dict[str, float]:
+def measure_layer(bound: BoundMethod, call: LayerInputs) -> dict[str, float]:
     """One layer on one passage: relative error of its outputs, utility with buckets of N/B, state of its hashes."""
     with torch.no_grad():
-        figures = {"error": relative_error(call.run(bound), call.run(Full()))}
+        metrics = {"error": relative_error(call.run(bound), call.run(Full()))}
         if not isinstance(bound.method, ChoosesKeys):
-            return figures
-        options = {name: given for name, given in call.options.items() if name != "dropout_p"}
+            return metrics
+        options = {name: value for name, value in call.options.items() if name != "dropout_p"}
         measured = attention_utility(at_n_b(bound), call.query, call.key, **options)
-        figures |= {"utility": float(measured.utility.mean()), "keys": float(measured.keys.mean())}
+        metrics |= {"utility": float(measured.utility.mean()), "keys": float(measured.keys.mean())}
         if isinstance(bound.method, LearnedHash):
-            figures |= cast(dict[str, float], hash_dynamics(bound, call.query, call.key, **options))
-        return figures
+            metrics |= cast(dict[str, float], hash_dynamics(bound, call.query, call.key, **options))
+        return metrics
 
 
 def save(fitted: Fitted, out: Path) -> Path:
@@ -330,14 +331,14 @@ def save(fitted: Fitted, out: Path) -> Path:
             card=card,
             max_length=fitted.pretrained.limit,
         )
-    Store.clear(out)
+    clear(out)
     return out
 
 
 def mean_at(entry: dict[str, Any], metric: str) -> float:
     """The mean over layers of a figure in an entry of the history."""
     layers = entry["layers"].values()
-    return sum(figures[metric] for figures in layers) / len(layers)
+    return sum(metrics[metric] for metrics in layers) / len(layers)
 
 
 def _half_cosine(steps: int) -> Callable[[int], float]:

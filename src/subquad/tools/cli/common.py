@@ -211,7 +211,7 @@ def measured(
     """
     from subquad.core.errors import InputError
     from subquad.tools.measure.team import ALONE
-    from subquad.tools.runs.store import Store
+    from subquad.tools.runs.cache import clear
 
     out, team = claim.folder, team or ALONE
 
@@ -239,7 +239,7 @@ def measured(
         with ranks.progress() as progress:
             report = put(complete(measure(progress)))
         if team.leads:
-            Store.clear(out)
+            clear(out)
     return report
 
 

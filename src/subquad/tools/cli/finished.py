@@ -11,8 +11,8 @@ from subquad.core.errors import InputError
 from subquad.core.reading import read_json
 from subquad.tools.cli.kinds import Kind, check, kind_of
 from subquad.tools.cli.plugins import kinds
+from subquad.tools.runs.cache import begun_in
 from subquad.tools.runs.options import options
-from subquad.tools.runs.store import begun_in
 
 ASKED = "asked"  # the key of a report under which the settings stand that the command was given
 RANKS = "ranks"  # beside them, where there were several

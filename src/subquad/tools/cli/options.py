@@ -11,7 +11,7 @@ import typer
 from subquad.tools.cli import ranks
 from subquad.tools.cli.common import user_errors
 from subquad.tools.cli.completion import method_texts
-from subquad.tools.runs.options import Option, from_given, options
+from subquad.tools.runs.options import Option, from_arguments, options
 from subquad.tools.runs.settings import DATA, DEVICE
 
 COMPLETED = {"methods": method_texts, "method": method_texts}  # options whose words a shell can complete
@@ -43,7 +43,7 @@ def with_options(
         def run(**given: Any) -> None:
             asked = {option.name: given.pop(option.name) for option in known}
             with user_errors(), ranks.one_says():
-                made: Any = from_given(settings, asked, standard(asked))
+                made: Any = from_arguments(settings, asked, standard(asked))
             command(made, **given)
 
         parameters = [*map(_parameter, known), *own]

@@ -42,7 +42,7 @@ def with_workers(command: Callable[..., None]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         from subquad.core.errors import InputError
         from subquad.tools.cli.common import user_errors
-        from subquad.tools.runs.executors import executor_of
+        from subquad.tools.runs.executors import make_executor
 
         asked = {name: given.pop(name) for name in _OPTIONS}
         with user_errors(), ranks.one_says():
@@ -51,7 +51,7 @@ def with_workers(command: Callable[..., None]) -> Callable[..., None]:
                     f"--executor {asked['executor']} starts processes of its own, but torchrun started "
                     f"{processes.count()} over which tokens are split; leave out one of the two"
                 )
-            executor = executor_of(
+            executor = make_executor(
                 asked["executor"],
                 workers=asked["workers"],
                 address=asked["address"],

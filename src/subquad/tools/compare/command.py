@@ -50,16 +50,16 @@ def compare(
         if team.leads:
             saving.check(save, out, settings.model)
 
-        def as_asked(found: Any) -> Any:
-            return read_anew(found, settings)
+        def as_asked(result: Any) -> Any:
+            return read_anew(result, settings)
 
         claim = Claim(COMPARE, settings.as_used, out, team.count)
-        found: Any = measured(claim, partial(check, settings), report, write_report, again, as_asked, team)
+        result: Any = measured(claim, partial(check, settings), report, write_report, again, as_asked, team)
         if not team.leads:
             return
-        chosen = saving.chosen_by_comparison(settings, found, out) if save else None
+        chosen = saving.chosen_by_comparison(settings, result, out) if save else None
         saving.save(chosen, settings.model, save)
-        if not show(found, lambda: COMPARE.table(found), as_json):
+        if not show(result, lambda: COMPARE.table(result), as_json):
             say(f"Report: {out / COMPARE.page}")
         say_what_was_saved(chosen, save, as_json)
 

@@ -42,27 +42,27 @@ def html(report: Report, drawn: Mapping[str, Drawing]) -> str:
 
 def _words(report: Report, tables: list[Table]) -> set[str]:
     """What the glossary may have to explain."""
-    said = {"refused": "refused", "adapter": "@", "plan": "plan:"}
+    markers = {"refused": "refused", "adapter": "@", "plan": "plan:"}
     names = " ".join([method["method"] for method in report["methods"]] + [m["status"] for m in report["methods"]])
-    found = {word for word, mark in said.items() if mark in names}
+    words = {word for word, mark in markers.items() if mark in names}
     if report["recommendation"].get("next"):
-        found.add("plan")
-    return found | layout.heads(tables) | set(terms.COMPARED)
+        words.add("plan")
+    return words | layout.heads(tables) | set(terms.COMPARED)
 
 
 def _kept_where(report: Report) -> str:
     """What the rows in `_judged` have, in words; empty where no minimum is known."""
-    least, own = reading.min_fidelity(report), reading.own_length(report)
-    return f"fidelity ≥ {least:g} at {content.tokens(own)} tokens" if least is not None and own else ""
+    least, length = reading.min_fidelity(report), reading.own_length(report)
+    return f"fidelity ≥ {least:g} at {content.tokens(length)} tokens" if least is not None and length else ""
 
 
 def _judged(report: Report) -> list[str]:
     """The names of the rows at or above the minimum fidelity, at the main length."""
-    least, own = reading.min_fidelity(report), reading.own_length(report)
+    least, length = reading.min_fidelity(report), reading.own_length(report)
     return [
         method["method"]
         for method in reading.ran(report)
-        if least is not None and (found := reading.fidelity(method, own)) is not None and found >= least
+        if least is not None and (fidelity := reading.fidelity(method, length)) is not None and fidelity >= least
     ]
 
 
@@ -85,4 +85,4 @@ def _tables(report: Report) -> list[tuple[str, str, Table]]:
         ("One attention call", content.OP_REMARK, content.op_table(report)),
         ("Memory of one attention call", "Peak extra MiB, by number of tokens.", content.op_memory_table(report)),
     ]
-    return [(title, remark, table) for title, remark, table in tables if table.columns]
+    return [(title, caption, table) for title, caption, table in tables if table.columns]

@@ -20,8 +20,8 @@ NARROW = 4.0  # inches
 def plots(report: Report) -> dict[str, bytes]:
     """PNGs by name; a plot without figures to draw is left out. Names, titles and texts: `content.FIGURES`."""
     with drawing.look():
-        figures = {name: make(report) for name, make in _makers().items()}
-        return {name: drawing.png(_titled(report, name, each)) for name, each in figures.items() if each is not None}
+        drawn = {name: make(report) for name, make in _makers().items()}
+        return {name: drawing.png(_titled(report, name, each)) for name, each in drawn.items() if each is not None}
 
 
 def drawings(report: Report) -> dict[str, vector.Drawing]:
@@ -118,8 +118,8 @@ def _panel(
             look = {"color": color, "markeredgecolor": "white", "markeredgewidth": 0.8}
         (mark,) = ax.plot(x, y, linestyle="", marker=looks[name].marker, markersize=size, zorder=3, **look)
         verdict = "within the noise" if name in ties else ""
-        said = f"fidelity {y:.4f}, speed-up {cells.speedup(x, verdict).text} at {int(length):,} tokens"
-        vector.named(mark, ["\n".join(filter(None, (name, said, verdict)))])
+        point = f"fidelity {y:.4f}, speed-up {cells.speedup(x, verdict).text} at {int(length):,} tokens"
+        vector.named(mark, ["\n".join(filter(None, (name, point, verdict)))])
 
 
 def _ties(report: Report, length: str) -> set[str]:
@@ -152,8 +152,8 @@ def _spread(fidelity: Any) -> Any:
     return -np.log10(np.maximum(1.0 + RESOLUTION - np.asarray(fidelity, dtype=float), 1e-9))
 
 
-def _gathered(place: Any) -> Any:
-    return 1.0 + RESOLUTION - 10.0 ** -np.asarray(place, dtype=float)
+def _gathered(position: Any) -> Any:
+    return 1.0 + RESOLUTION - 10.0 ** -np.asarray(position, dtype=float)
 
 
 def _guides(report: Report) -> list[Line2D]:
@@ -187,7 +187,7 @@ def error_by_layer(report: Report, narrow: bool = False) -> Figure | None:
     ax.grid(axis="x", visible=False)
     ax.set_xlabel("layer")
     ax.set_ylabel("‖out − exact‖ / ‖exact‖")
-    figure.legend(loc=_place(narrow))
+    figure.legend(loc=_legend_location(narrow))
     return figure
 
 
@@ -209,27 +209,27 @@ def time_vs_length(report: Report, narrow: bool = False) -> Figure | None:
     for name in sorted(methods, key=lambda name: -times[name].get(common or 0, 0.0)):
         look = looks[name].line | ({"linewidth": 2.8, "zorder": 3} if methods[name]["status"] == "exact" else {})
         (line,) = ax.plot(list(times[name]), list(times[name].values()), label=_timed(methods[name]), **look)
-        vector.named(line, [_said(methods[name], length, ms) for length, ms in times[name].items()])
+        vector.named(line, [_point_label(methods[name], length, ms) for length, ms in times[name].items()])
     _mark_crossovers(ax, methods, times, looks)
     log_lengths(ax)
     ticks(ax.yaxis, ax.get_ylim(), lambda y: f"{y:g}")
     ax.set_ylabel("ms per call, one layer")
-    figure.legend(loc=_place(narrow))
+    figure.legend(loc=_legend_location(narrow))
     return figure
 
 
 def _times(method: MethodReport, lengths: Sequence[str]) -> dict[int, float]:
-    found = {int(n): cells.known(reading.cost(method, "op", n).get("ms")) for n in lengths}
-    return {n: ms for n, ms in found.items() if ms is not None and ms > 0}
+    times = {int(n): cells.known(reading.cost(method, "op", n).get("ms")) for n in lengths}
+    return {n: ms for n, ms in times.items() if ms is not None and ms > 0}
 
 
-def _said(method: MethodReport, length: int, ms: float) -> str:
+def _point_label(method: MethodReport, length: int, ms: float) -> str:
     """The text of a point."""
     text = f"{method['method']}\n{length:,} tokens: {cells.size(ms).text} ms"
     if method["status"] == "exact":
         return text
-    figures = reading.cost(method, "op", str(length))
-    return f"{text}, speed-up {cells.speedup(figures.get('speedup'), figures.get('verdict')).text}"
+    cost = reading.cost(method, "op", str(length))
+    return f"{text}, speed-up {cells.speedup(cost.get('speedup'), cost.get('verdict')).text}"
 
 
 def _timed(method: MethodReport) -> str:
@@ -259,7 +259,7 @@ def _mark_crossovers(
 # ---------------------------------------------------------------------- drawing
 
 
-def _place(narrow: bool) -> str:
+def _legend_location(narrow: bool) -> str:
     return "outside lower left" if narrow else "outside right upper"
 
 

@@ -20,7 +20,7 @@ def recommend(
     """
     measured = [m for m in methods if m["status"] == "measured" and _is_candidate(m)]
     best = fastest(methods, lengths, min_fidelity, tokens)
-    judged, own = list(best), lengths[0]
+    judged, main_length = list(best), lengths[0]
     reasons = [_reason(_approximate_at(measured, length), best[length], length, min_fidelity) for length in judged]
     reasons += [
         f"{n:,} tokens: not judged, because the text has only {tokens:,} tokens." for n in lengths if n > tokens
@@ -29,31 +29,34 @@ def recommend(
         reasons.append(_tried(measured, judged))
     names = {length: "full" if method is None else method["method"] for length, method in best.items()}
     return {
-        "choice": names.get(own, "full"),
+        "choice": names.get(main_length, "full"),
         "by_length": {str(length): name for length, name in names.items()},
-        "headline": _headline(best, own, min_fidelity),
+        "headline": _headline(best, main_length, min_fidelity),
         "reasons": reasons,
     }
 
 
-def _headline(best: Mapping[int, MethodReport | None], own: int, min_fidelity: float) -> str:
+def _headline(best: Mapping[int, MethodReport | None], main_length: int, min_fidelity: float) -> str:
     """What to use at the main length, and at the others where that is something else."""
-    chosen = best.get(own)
+    chosen = best.get(main_length)
     if not any(best.values()):
         where = f" and up to {max(best):,}" if len(best) > 1 else ""
         why = f"of the settings tried, none has fidelity ≥ {min_fidelity:g} and is clearly faster"
-        return f"Stay with exact attention at {own:,} tokens{where}: {why}."
+        return f"Stay with exact attention at {main_length:,} tokens{where}: {why}."
     if chosen is None:
-        headline = f"Stay with exact attention at {own:,} tokens"
+        headline = f"Stay with exact attention at {main_length:,} tokens"
     else:
-        headline = f"Of the settings tried, use {chosen['method']}: {figures_of(chosen, str(own))} at {own:,} tokens"
-    said = "" if chosen is not None else ", of the settings tried"  # once is enough
+        performance = describe_performance(chosen, str(main_length))
+        headline = f"Of the settings tried, use {chosen['method']}: {performance} at {main_length:,} tokens"
+    caveat = "" if chosen is not None else ", of the settings tried"  # once is enough
     for length, method in best.items():
         if method is None and chosen is not None:
             headline += f"; at {length:,} tokens, stay with exact attention"
         elif method is not None and (chosen is None or method["method"] != chosen["method"]):
-            headline += f"; at {length:,} tokens{said}, use {method['method']}: {figures_of(method, str(length))}"
-            said = ""
+            headline += (
+                f"; at {length:,} tokens{caveat}, use {method['method']}: {describe_performance(method, str(length))}"
+            )
+            caveat = ""
     return f"{headline}."
 
 
@@ -104,10 +107,12 @@ def _is_faster(method: MethodReport, length: str) -> bool:
 
 
 def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: int, min_fidelity: float) -> str:
-    at, asked = str(length), f"fidelity ≥ {min_fidelity:g}"
+    at, minimum = str(length), f"fidelity ≥ {min_fidelity:g}"
     if best is not None:
-        said = f"{best['method']} is the fastest of the settings tried with {asked}: {figures_of(best, at)}."
-        return f"{length:,} tokens: {said}"
+        choice = (
+            f"{best['method']} is the fastest of the settings tried with {minimum}: {describe_performance(best, at)}."
+        )
+        return f"{length:,} tokens: {choice}"
     timed = [m for m in methods if at in m.get("model", {}) and at in m.get("fidelity", {})]
     if not timed:
         return f"{length:,} tokens: only reference methods were measured; the others are exact, refused or left out."
@@ -115,17 +120,17 @@ def _reason(methods: Sequence[MethodReport], best: MethodReport | None, length: 
     if close:
         fastest = max(close, key=lambda m: _speedup(m, at))
         return (
-            f"{length:,} tokens: of the settings tried, none with {asked} is clearly faster than exact attention; "
-            f"the nearest is {fastest['method']}: {figures_of(fastest, at)}."
+            f"{length:,} tokens: of the settings tried, none with {minimum} is clearly faster than exact attention; "
+            f"the nearest is {fastest['method']}: {describe_performance(fastest, at)}."
         )
     closest = max(timed, key=lambda m: m["fidelity"][at])
     return (
         f"{length:,} tokens: none of the settings tried reaches fidelity {min_fidelity:g}; "
-        f"the closest is {closest['method']}: {figures_of(closest, at)}."
+        f"the closest is {closest['method']}: {describe_performance(closest, at)}."
     )
 
 
-def figures_of(method: MethodReport, length: str) -> str:
+def describe_performance(method: MethodReport, length: str) -> str:
     """The speed and the fidelity of a method at a length, in words."""
     tie = method["model"][length].get("verdict") == "within the noise"
     speed = f"{_speedup(method, length):.2f}× the speed of exact attention{' (within the noise)' if tie else ''}"

@@ -7,9 +7,19 @@ from datetime import UTC, datetime
 import torch
 
 from subquad.methods import METHODS
+from subquad.tools.compare.jobs import (
+    LAYERS,
+    OP,
+    QUALITY,
+    SEQUENCE,
+    TASK,
+    Losses,
+    OpTiming,
+    SequencePass,
+    sequence_count,
+)
 from subquad.tools.compare.recommend import recommend
 from subquad.tools.compare.run import EXACT, TOO_SLOW, Comparison
-from subquad.tools.compare.units import LAYERS, OP, QUALITY, STRETCH, TASK, Call, Losses, Turn, stretches
 from subquad.tools.measure.fidelity import cosine, crossover, percentile, retrieval_agreement
 from subquad.tools.measure.noise import AGAIN, TIE, against_itself, at_least_typical, noise_of
 from subquad.tools.measure.timing import cost, exact_cost, ratios
@@ -42,11 +52,11 @@ def report_of(comparison: Comparison) -> Report:
             "min_fidelity": s.min_fidelity,
             "seed": s.seed,
             "passages": len(c.reading.passages),
-            "sequences": {str(n): stretches(n) for n in c.lengths[1:]},
+            "sequences": {str(n): sequence_count(n) for n in c.lengths[1:]},
             **({"ranks": c.team.count} if c.team.count > 1 else {}),
         },
-        "model": c.pretrained.facts(),
-        "text": c.reading.facts(s.text),
+        "model": c.pretrained.metadata(),
+        "text": c.reading.metadata(s.text),
         "methods": methods,
         "noise": noise,
         "recommendation": _recommendation(s, methods, c.lengths, len(c.reading.tokens), c.team.count),
@@ -67,16 +77,16 @@ def read_anew(report: Report, settings: CompareSettings) -> Report:
 
     It is the same object where it was for that already.
     """
-    there = report["settings"]
-    ranks = there.get("ranks", 1)
-    if there["min_fidelity"] == settings.min_fidelity:
+    previous = report["settings"]
+    ranks = previous.get("ranks", 1)
+    if previous["min_fidelity"] == settings.min_fidelity:
         return report
     return {
         **report,
         "command": as_command("compare", settings.as_used, ranks),
-        "settings": {**there, "min_fidelity": settings.min_fidelity},
+        "settings": {**previous, "min_fidelity": settings.min_fidelity},
         "recommendation": _recommendation(
-            settings, report["methods"], there["lengths"], report["text"]["tokens"], ranks
+            settings, report["methods"], previous["lengths"], report["text"]["tokens"], ranks
         ),
     }
 
@@ -84,17 +94,17 @@ def read_anew(report: Report, settings: CompareSettings) -> Report:
 def _recommendation(
     settings: CompareSettings, methods: Sequence[MethodReport], lengths: Sequence[int], tokens: int, ranks: int
 ) -> Recommendation:
-    found = recommend(methods, lengths, settings.min_fidelity, tokens)
+    recommendation = recommend(methods, lengths, settings.min_fidelity, tokens)
     command = _plan_command(settings, lengths, tokens, ranks)
-    return {**found, "next": command} if command else found
+    return {**recommendation, "next": command} if command else recommendation
 
 
 def _plan_command(s: CompareSettings, lengths: Sequence[int], tokens: int, ranks: int) -> str | None:
     """The command that plans for the same model, text and lengths; None where the text is too short for a plan."""
     lengths = tuple(length for length in lengths if FEWEST_PASSAGES * length <= tokens)
     shared = ("model", "text", "column", "min_fidelity", "adapters", "calibrate", "device", "seed")
-    given = {name: getattr(s, name) for name in shared}
-    return as_command("plan", PlanSettings(lengths=lengths, **given), ranks) if lengths else None
+    options = {name: getattr(s, name) for name in shared}
+    return as_command("plan", PlanSettings(lengths=lengths, **options), ranks) if lengths else None
 
 
 def _noise(c: Comparison) -> RunNoise:
@@ -103,10 +113,10 @@ def _noise(c: Comparison) -> RunNoise:
         "model": {str(n): _itself(c.seconds(n)) for n in c.lengths},
         "op": {str(n): _itself(_op_seconds(c, n)) for n in c.settings.call_lengths},
     }
-    uses = [unit.use for units in (c.results.all(STRETCH), c.results.all(OP)) for unit in units]
+    uses = [unit.use for results in (c.results.all(SEQUENCE), c.results.all(OP)) for unit in results]
     factors = [factor for part in itself.values() for factor in part.values()]
-    found = noise_of(machine.load(c.load_average, uses), factors)
-    return {**found, "model": at_least_typical(itself["model"]), "op": at_least_typical(itself["op"])}
+    noise = noise_of(machine.load(c.load_average, uses), factors)
+    return {**noise, "model": at_least_typical(itself["model"]), "op": at_least_typical(itself["op"])}
 
 
 # ---------------------------------------------------------------------- one method
@@ -126,7 +136,7 @@ def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodRep
         "layers": row.layers,
         "quality": quality,
         "fidelity": {n: _fidelity(q, _quality(c, c.rows[0], int(n))) for n, q in quality.items()},
-        "model": {str(n): found for n in c.lengths if (found := _model_cost(c, row, n, noise["model"][str(n)]))},
+        "model": {str(n): cost for n in c.lengths if (cost := _model_cost(c, row, n, noise["model"][str(n)]))},
         "op": op,
     }
     if row.modes:
@@ -137,11 +147,11 @@ def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodRep
         report["unfitted"] = True
     if row.reason:
         report["reason"] = row.reason
-    if remarks := _remarks(row, c.length):
-        report["remarks"] = remarks
+    if notes := _row_notes(row, c.length):
+        report["remarks"] = notes
     if not row.is_exact and op:
-        ties = [int(n) for n, figures in op.items() if figures["verdict"] == "within the noise"]
-        report["crossover"] = crossover({int(n): figures["speedup"] for n, figures in op.items()}, ties)
+        ties = [int(n) for n, cost in op.items() if cost["verdict"] == "within the noise"]
+        report["crossover"] = crossover({int(n): cost["speedup"] for n, cost in op.items()}, ties)
     if c.task:
         report["task"] = c.results[TASK(row.name)]
     return report
@@ -150,18 +160,18 @@ def _method_report(c: Comparison, row: CompareRow, noise: RunNoise) -> MethodRep
 def _quality(c: Comparison, row: CompareRow, length: int) -> Quality:
     """Closeness to the exact model at a length; empty where the method was left out."""
     if length == c.length:
-        return _own_quality(c, row)
-    turns = c.turns(length)
-    if row.name not in turns[0]:
+        return _quality_at_main_length(c, row)
+    runs = c.rounds_at(length)
+    if row.name not in runs[0]:
         return {}
     if c.pretrained.kind != "embedding":
-        nll, count = (sum(turn[row.name].output[part] for turn in turns) for part in (0, 1))
+        nll, count = (sum(run[row.name].output[part] for run in runs) for part in (0, 1))
         return {"perplexity": _perplexity(nll, count)}
-    mine, exact = (torch.tensor([turn[name].output[0] for turn in turns]) for name in (row.name, EXACT))
+    mine, exact = (torch.tensor([run[name].output[0] for run in runs]) for name in (row.name, EXACT))
     return _cosines(mine, exact)
 
 
-def _own_quality(c: Comparison, row: CompareRow) -> Quality:
+def _quality_at_main_length(c: Comparison, row: CompareRow) -> Quality:
     mine, exact = c.results[QUALITY(row.name)], c.results[QUALITY(EXACT)]
     layers: Quality = to_plain(c.results[LAYERS(row.name)])
     if isinstance(mine, Losses) or isinstance(exact, Losses):
@@ -184,11 +194,11 @@ def _scores(queries: torch.Tensor, passages: torch.Tensor) -> torch.Tensor:
     return normalize(queries, dim=-1) @ normalize(passages, dim=-1).T
 
 
-def _fidelity(figures: Quality, exact: Quality) -> float:
+def _fidelity(quality: Quality, exact: Quality) -> float:
     """Mean cosine to the exact embeddings; for language models exact perplexity / this one's, at most 1."""
-    if "perplexity" in figures:
-        return min(1.0, exact["perplexity"] / figures["perplexity"])
-    return figures["cosine_mean"]
+    if "perplexity" in quality:
+        return min(1.0, exact["perplexity"] / quality["perplexity"])
+    return quality["cosine_mean"]
 
 
 def _perplexity(nll: float, count: int) -> float:
@@ -196,7 +206,7 @@ def _perplexity(nll: float, count: int) -> float:
 
 
 def _model_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:
-    return _cost(row, c.seconds(length), c.turns(length)[0], noise)
+    return _cost(row, c.seconds(length), c.rounds_at(length)[0], noise)
 
 
 def _op_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost | None:
@@ -204,7 +214,7 @@ def _op_cost(c: Comparison, row: CompareRow, length: int, noise: float) -> Cost 
 
 
 def _cost(
-    row: CompareRow, seconds: Mapping[str, list[float]], ran: Mapping[str, Turn | Call], noise: float
+    row: CompareRow, seconds: Mapping[str, list[float]], ran: Mapping[str, SequencePass | OpTiming], noise: float
 ) -> Cost | None:
     """None where this row was left out."""
     if row.name not in ran:
@@ -274,17 +284,17 @@ def _defaults(row: CompareRow) -> str | None:
     return f"{row.name} alone means {settings}." if settings and ":" not in row.name else None
 
 
-def _remarks(row: CompareRow, length: int) -> list[str]:
+def _row_notes(row: CompareRow, length: int) -> list[str]:
     """Remarks that the figures of a row do not show."""
-    remarks, most = [], exact_up_to(row.method)
+    notes, most = [], exact_up_to(row.method)
     if row.modes:
-        remarks.append(what_is_sent(row.modes))
+        notes.append(what_is_sent(row.modes))
     if not row.is_exact and most >= length:
         where = f"on at most {most:,.0f} tokens" if math.isfinite(most) else "with these settings"
-        remarks.append(f"is exact attention {where}; a speed-up there is due to chance")
+        notes.append(f"is exact attention {where}; a speed-up there is due to chance")
     if row.longest is not None:
-        remarks.append(f"its parameters are for at most {row.longest:,} tokens, and it was not run on more")
-    return remarks
+        notes.append(f"its parameters are for at most {row.longest:,} tokens, and it was not run on more")
+    return notes
 
 
 def _left_out(c: Comparison, row: CompareRow, method: MethodReport) -> str | None:

@@ -22,39 +22,40 @@ from subquad.core.errors import InputError, as_input_error
 from subquad.core.messages import remark
 from subquad.methods import BoundMethod, Full, Method, parse_method
 from subquad.tools.calibrate.fitted import calibrated
-from subquad.tools.compare.tasks import LabelledTask, load_task
-from subquad.tools.compare.units import (
+from subquad.tools.compare.jobs import (
     LAYERS,
     OP,
     QUALITY,
-    STRETCH,
+    SEQUENCE,
     TASK,
-    Call,
-    Calls,
     Embeddings,
     LayerErrors,
     Losses,
-    Stretch,
-    Turn,
-    stretches,
+    OpRounds,
+    OpTiming,
+    SequencePass,
+    SequenceRound,
+    sequence_count,
 )
-from subquad.tools.data.texts import read_documents, remark_folders, standard_library
+from subquad.tools.compare.tasks import LabelledTask, load_task
+from subquad.tools.data.texts import read_documents, report_folders, standard_library
 from subquad.tools.measure.capture import LayerInputs, recorded
 from subquad.tools.measure.fidelity import attention_weights, cosine, relative_error
 from subquad.tools.measure.memory import peak_extra_mib
 from subquad.tools.measure.noise import AGAIN
 from subquad.tools.measure.team import ALONE, Team
 from subquad.tools.measure.timing import by_name, one_round, predicted, shuffled, stopwatch
-from subquad.tools.models.passages import Reading, read
+from subquad.tools.models.passages import TokenizedText, read
 from subquad.tools.models.pretrained import BATCH, Pretrained, check_model, load, running
 from subquad.tools.models.rows import NOT_CALIBRATED, CompareRow, mark_of, row_of, row_of_adapter, row_of_plan
 from subquad.tools.models.split import check_not_fitted, split
 from subquad.tools.runs import machine
+from subquad.tools.runs.jobs import Job, Progress, silent
+from subquad.tools.runs.runner import JobRun
 from subquad.tools.runs.settings import COMPARED, COMPARED_LEARNED, CompareSettings
-from subquad.tools.runs.store import Job, Progress, Run, Unit
 
 EXACT = "full"
-UNITS = 2  # changes with what the units hold, so that a run of another version is not resumed
+JOBS_VERSION = 2  # changes with what the results of jobs hold, so that a run of another version is not resumed
 LAYER_PASSAGES = 4  # on which layers are measured one by one
 TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is left out, and the report says so
 
@@ -62,7 +63,7 @@ TOO_SLOW = 2.0  # seconds per call: a method that is predicted to exceed it is l
 def measure(
     settings: CompareSettings,
     out: Path,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
     team: Team = ALONE,
 ) -> "Comparison":
     """Measure everything and return the comparison with its results. Finished units are kept under `out`.
@@ -78,17 +79,17 @@ def measure(
     with as_input_error():
         comparison.check_finite()
     comparison.load_average = average
-    comparison.finish(out, comparison.fingerprint(), comparison.jobs(), progress, team=team)
+    comparison.finish(out, progress, team=team)
     return comparison
 
 
 def check(settings: CompareSettings) -> None:
     """Raise InputError for what is wrong in the settings, as far as it shows before the model is loaded."""
-    _given(settings)
+    _parse_inputs(settings)
     check_model(settings.model, settings.device)
 
 
-def _given(settings: CompareSettings) -> tuple[list[Method], list[str] | None, LabelledTask | None]:
+def _parse_inputs(settings: CompareSettings) -> tuple[list[Method], list[str] | None, LabelledTask | None]:
     """The methods, exact attention first, the documents and the labelled task that the settings name."""
     if not settings.methods and not settings.adapters and not settings.plans:
         raise InputError("no methods to compare: --methods names none")
@@ -103,12 +104,12 @@ def _given(settings: CompareSettings) -> tuple[list[Method], list[str] | None, L
 
 
 @dataclass(kw_only=True)
-class Comparison(Run):
+class Comparison(JobRun):
     """A comparison: model, text and rows at hand, and the results of the units so far."""
 
     settings: CompareSettings
     pretrained: Pretrained
-    reading: Reading
+    reading: TokenizedText
     rows: list[CompareRow]
     refused: list[CompareRow]
     task: LabelledTask | None
@@ -120,13 +121,13 @@ class Comparison(Run):
         cls,
         settings: CompareSettings,
         out: Path = Path("subquad-compare"),
-        progress: Progress = lambda what, done, total: None,
+        progress: Progress = silent,
         team: Team = ALONE,
     ) -> "Comparison":
         """Check all that the user gave, cheapest first, load the model, and calibrate where that is asked for."""
-        methods, documents, task = _given(settings)
+        methods, documents, task = _parse_inputs(settings)
         check_not_fitted(settings.calibrate, team)
-        remark_folders(progress, settings.text)
+        report_folders(progress, settings.text)
         pretrained = load(settings.model, settings.device, team)
         if task is not None and pretrained.kind != "embedding":
             raise InputError(f"--task {task.name} needs an embedding model; {pretrained.name} is a {pretrained.kind}")
@@ -134,12 +135,12 @@ class Comparison(Run):
         if longest is not None and pretrained.limit is not None:  # what is longer is run with extended positions
             longest = min(longest, pretrained.limit)
         length = pretrained.length(longest, "max-length")
-        given = [row_of_adapter(pretrained, folder) for folder in settings.adapters]
-        given += [row_of_plan(pretrained, folder) for folder in settings.plans]
+        saved = [row_of_adapter(pretrained, folder) for folder in settings.adapters]
+        saved += [row_of_plan(pretrained, folder) for folder in settings.plans]
         made, _ = calibrated(
             settings.calibrate, settings.text, settings.column, methods, pretrained, length, out, progress
         )
-        rows = [made.get(method) or row_of(pretrained, method) for method in methods] + given
+        rows = [made.get(method) or row_of(pretrained, method) for method in methods] + saved
         rows = [split(row, pretrained) for row in rows]
         for line in _unfitted(rows):
             remark(progress, line)
@@ -174,7 +175,7 @@ class Comparison(Run):
             "lengths": [self.lengths, self.settings.call_lengths],
             "seed": self.settings.seed,
             "machine": [machine.versions(), machine.hardware(self.settings.device)],
-            "units": UNITS,
+            "units": JOBS_VERSION,
             **({} if self.team.count == 1 else {"ranks": self.team.count}),
         }
 
@@ -185,32 +186,32 @@ class Comparison(Run):
 
     # ------------------------------------------------------------------ units
 
-    def jobs(self) -> Iterator[Job]:
+    def jobs(self) -> Iterator[Job[Any]]:
         """The units with what makes them; `stretch` and `op` read the records of shorter lengths."""
         for row in self.rows:
-            yield LAYERS(row.name), partial(self.layer_figures, row)
+            yield LAYERS.job(row.name, run=partial(self.layer_errors, row))
         for row in self.rows:
-            yield QUALITY(row.name), partial(self.quality, row)
+            yield QUALITY.job(row.name, run=partial(self.quality, row))
         for row in self.rows if self.task else []:
-            yield TASK(row.name), partial(self.task_score, row)
+            yield TASK.job(row.name, run=partial(self.task_score, row))
         for length in self.lengths:
-            for i in range(stretches(length)):
-                yield STRETCH(length, i), partial(self.stretch, length, i)
+            for i in range(sequence_count(length)):
+                yield SEQUENCE.job(length, i, run=partial(self.sequence_round, length, i))
         for length in self.settings.call_lengths:
-            yield OP(length), partial(self.op, length)
+            yield OP.job(length, run=partial(self.op, length))
 
-    def work(self, unit: Unit[Any]) -> float:
+    def cost(self, key: str) -> float:
         """About how many tokens go through the model."""
-        kind, _, rest = unit.key.partition("/")
-        if kind in (STRETCH.name, OP.name):
-            share = 1.0 if kind == STRETCH.name else 0.5  # one layer, in more rounds
-            return share * len(self.rows) * int(rest.partition("/")[0])
+        kind, _, arguments = key.partition("/")
+        if kind in (SEQUENCE.name, OP.name):
+            share = 1.0 if kind == SEQUENCE.name else 0.5  # one layer, in more rounds
+            return share * len(self.rows) * int(arguments.partition("/")[0])
         if kind == TASK.name and self.task is not None:
             return len(self.task.texts) * self.length / 4  # its texts are seldom as long as the model allows
         return float(self.length * (LAYER_PASSAGES if kind == LAYERS.name else len(self.reading.passages)))
 
     @torch.no_grad()
-    def layer_figures(self, row: CompareRow) -> LayerErrors:
+    def layer_errors(self, row: CompareRow) -> LayerErrors:
         """On the exact model's own q, k and v of four passages: output errors, and L1 distances of weights."""
         if row.is_exact:
             return LayerErrors()
@@ -260,29 +261,29 @@ class Comparison(Run):
         with running(self.pretrained.model, None, self.team):
             return self.pretrained.embed_all(self._task_items)
 
-    def stretch(self, length: int, i: int) -> Stretch:
+    def sequence_round(self, length: int, i: int) -> SequenceRound:
         """The i-th sequence of this length through every row in turn. The first one warms up: memory, no times."""
         model = self._model_for(length)
-        item = self.reading.stretches(model, length, stretches(length))[i]
+        item = self.reading.sequences(model, length, sequence_count(length))[i]
         forward, measure_it = partial(model.forward, [item]), peak_extra_mib if i == 0 else stopwatch
         swaps = {row.name: row.swap for row in self._fast_enough(length)} | ({AGAIN: None} if i > 0 else {})
-        turns: dict[str, Turn] = {}
+        passes: dict[str, SequencePass] = {}
         with machine.watched(self.team.count) as use:
             for name, swap in shuffled(swaps, random.Random(i)).items():
                 with running(model.model, swap, self.team):
                     figure, output = measure_it(forward, model.device, self.team)
                 plain = _rounded(output) if isinstance(output, torch.Tensor) else list(output)
-                turns[name] = Turn(plain, **{"extra_mib" if i == 0 else "seconds": figure})
-        return Stretch(turns, use)
+                passes[name] = SequencePass(plain, **{"extra_mib" if i == 0 else "seconds": figure})
+        return SequenceRound(passes, use)
 
-    def turns(self, length: int) -> list[dict[str, Turn]]:
+    def rounds_at(self, length: int) -> list[dict[str, SequencePass]]:
         """What the rows did with each sequence of a length, the first of which has no times."""
-        return [self.results[STRETCH(length, i)].rows for i in range(stretches(length))]
+        return [self.results[SEQUENCE(length, i)].rows for i in range(sequence_count(length))]
 
     def seconds(self, length: int) -> dict[str, list[float]]:
         """Seconds of each row, sequence by sequence."""
-        turns = self.turns(length)[1:]
-        return {name: [turn[name].seconds or 0.0 for turn in turns] for name in turns[0]}
+        rounds_at = self.rounds_at(length)[1:]
+        return {name: [round_[name].seconds or 0.0 for round_ in rounds_at] for name in rounds_at[0]}
 
     def _model_for(self, length: int) -> Pretrained:
         """The model that reaches this length; of those with extended positions the last one is kept."""
@@ -298,7 +299,7 @@ class Comparison(Run):
         seconds = {name: statistics.median(each) for name, each in self.seconds(shorter[-1]).items()}
         return [row for row in self.rows if row.takes(length) and _worth(row, seconds, length / shorter[-1])]
 
-    def op(self, length: int) -> Calls:
+    def op(self, length: int) -> OpRounds:
         """One layer's attention alone, on N(0,1) inputs of its shape, batch 1: seconds of each round, and memory.
 
         A row whose parameters are for shorter inputs is left out: the model could not run it at this length. So are
@@ -307,11 +308,11 @@ class Comparison(Run):
         model, rows = self.pretrained.model, [row for row in self.rows if row.plan is None]
         layer = hf.find_layers(model)[0]
         heads, kv_heads, width = hf.head_counts(layer)
-        of = None if self.team.ranks is None else self.team.ranks.even(length)
-        own, rank = self.team.own(length), 0 if of is None else of.rank
+        sequence = None if self.team.ranks is None else self.team.ranks.even(length)
+        local_tokens, rank = self.team.own(length), 0 if sequence is None else sequence.rank
         generator = torch.Generator().manual_seed(self.settings.seed * self.team.count + rank)
         q, k, v = (
-            torch.randn(1, h, own, width, generator=generator).to(model.device, model.dtype)
+            torch.randn(1, h, local_tokens, width, generator=generator).to(model.device, model.dtype)
             for h in (heads, kv_heads, kv_heads)
         )
         shorter = [n for n in self.settings.call_lengths if n < length]
@@ -320,14 +321,14 @@ class Comparison(Run):
             seconds = {name: statistics.median(call.seconds) for name, call in before.items()}
             rows = [row for row in rows if _worth(row, seconds, length / shorter[-1])]
         rows = [row for row in rows if row.takes(length)]
-        calls = {row.name: row.alone(q, k, v, is_causal=layer.causal, parallel=of) for row in rows}
+        calls = {row.name: row.alone(q, k, v, is_causal=layer.causal, parallel=sequence) for row in rows}
         with machine.watched(self.team.count) as use, torch.inference_mode():
             memory = {name: peak_extra_mib(call, model.device, self.team)[0] for name, call in calls.items()}
             timed, draw = calls | {AGAIN: calls[EXACT]}, random.Random(length)
             count = 9 if length <= 2048 else 3
             rounds = [one_round(shuffled(timed, draw), model.device, team=self.team) for _ in range(count)]
-        found = by_name(rounds)
-        return Calls({name: Call(found[name], memory.get(name)) for name in timed}, use)
+        seconds_by_name = by_name(rounds)
+        return OpRounds({name: OpTiming(seconds_by_name[name], memory.get(name)) for name in timed}, use)
 
     def _losses(self, items: Sequence[Sequence[int]]) -> Losses:
         nll, count = 0.0, 0
@@ -344,12 +345,14 @@ def _unfitted(rows: Sequence[CompareRow]) -> Iterator[str]:
     unfitted = [row for row in rows if row.layers and row.note == NOT_CALIBRATED]
     can = [row.name for row in unfitted if row.method.traits.fit is not None]
     cannot = [row.name for row in unfitted if row.method.traits.fit is None]
+    start = "warning: not fitted, so measured with the parameters that they start with"
     if can:
-        how = "--calibrate TEXT fits them first, as does `subquad calibrate`, whose folder --adapter takes"
-        yield f"warning: not fitted, so measured with the parameters that they start with: {', '.join(can)}; {how}"
+        yield (
+            f"{start}: {', '.join(can)}; --calibrate TEXT fits them first, as does `subquad calibrate`, whose folder "
+            "--adapter takes"
+        )
     if cannot:
-        how = "only training fits them"
-        yield f"warning: not fitted, so measured with the parameters that they start with: {', '.join(cannot)}; {how}"
+        yield f"{start}: {', '.join(cannot)}; only training fits them"
 
 
 def _worth(row: CompareRow, seconds: Mapping[str, float], growth: float) -> bool:

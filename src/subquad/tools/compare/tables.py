@@ -17,10 +17,10 @@ from subquad.tools.report.terminal import Parts, fits, rich_of
 
 def rich_table(report: Report) -> RenderableType:
     """The main table and the recommendation, for a terminal; laid out by the width that there is when it is printed."""
-    return _Terminal(report)
+    return _CompareTerminal(report)
 
 
-def markdown(report: Report, figures: Sequence[str] = ()) -> str:
+def markdown(report: Report, plot_names: Sequence[str] = ()) -> str:
     """All of a report as Markdown. `figures` are the names of the plots that lie beside it."""
     parts = [
         f"# {escaped(content.short_name(report))}: attention methods compared",
@@ -31,7 +31,7 @@ def markdown(report: Report, figures: Sequence[str] = ()) -> str:
         noise_line(report),
         bullets(f"Refused: {', '.join(names)}: {reason}" for reason, names in reading.refused(report).items()),
         bullets(reading.remarks(report)),
-        *(f"![{title}]({name})\n\n{about}" for name, (title, about) in content.FIGURES.items() if name in figures),
+        *(f"![{title}]({name})\n\n{about}" for name, (title, about) in content.FIGURES.items() if name in plot_names),
         *_section("Whole forward passes", content.model_table(report)),
         *_section("Relative error of each layer's attention", content.layer_table(report)),
         *_section("One attention call", content.op_table(report), content.OP_REMARK),
@@ -48,7 +48,7 @@ def markdown(report: Report, figures: Sequence[str] = ()) -> str:
 # ---------------------------------------------------------------------- terminal
 
 
-class _Terminal:
+class _CompareTerminal:
     """One table where it fits, else speed above quality; then settings under the names, and each table in parts."""
 
     def __init__(self, report: Report):
@@ -118,5 +118,5 @@ def noise_line(report: Mapping[str, Any]) -> str:
     return f"**{escaped(noise[1])}**" if noise[0] else escaped(noise[1])
 
 
-def _section(title: str, table: Table, remark: str = "") -> list[str]:
-    return [part for part in (f"## {title}", escaped(remark), table_of(table)) if part] if table.columns else []
+def _section(title: str, table: Table, caption: str = "") -> list[str]:
+    return [part for part in (f"## {title}", escaped(caption), table_of(table)) if part] if table.columns else []

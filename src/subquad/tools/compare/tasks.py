@@ -82,11 +82,11 @@ def load_task(name: str, data: Path | None, examples: int | None = None) -> Labe
     return TASKS[name](data, examples)
 
 
-def _some(rows: list[Example], of: int, examples: int | None) -> list[Example]:
+def _some(rows: list[Example], total: int, examples: int | None) -> list[Example]:
     """The share of these rows that leaves `examples` of all `of` rows, in their order; always the same ones."""
-    if examples is None or examples >= of:
+    if examples is None or examples >= total:
         return rows
-    count = max(1, len(rows) * examples // of)
+    count = max(1, len(rows) * examples // total)
     return [rows[i] for i in sorted(random.Random(0).sample(range(len(rows)), count))]
 
 
@@ -144,13 +144,13 @@ def _retrieval(data: Path, examples: int | None) -> LabelledTask:
 
     def score(vectors: Tensor) -> dict[str, float]:
         vectors = torch.nn.functional.normalize(vectors, dim=-1)
-        found = (vectors[len(passages) :] @ vectors[: len(passages)].T).argmax(1)
-        return {"recall@1": float((found == wanted).float().mean())}
+        best = (vectors[len(passages) :] @ vectors[: len(passages)].T).argmax(1)
+        return {"recall@1": float((best == wanted).float().mean())}
 
     return LabelledTask("retrieval", "recall@1", passages + [question for question, _ in rows], len(rows), score)
 
 
-def _own(data: Path, examples: int | None) -> LabelledTask:
+def _labelled_tables(data: Path, examples: int | None) -> LabelledTask:
     """Tables of the user's own."""
     train, test = (read_labelled([_find(data, "labelled", f"{part}.csv")]) for part in ("train", "test"))
     return _probe("labelled", "accuracy of a logistic probe on frozen embeddings", train, test, examples)
@@ -161,7 +161,7 @@ TASKS: dict[str, Callable[[Path, int | None], LabelledTask]] = {
     "movie-reviews": _movie_reviews,
     "sts": _sts,
     "retrieval": _retrieval,
-    "labelled": _own,
+    "labelled": _labelled_tables,
 }
 
 

@@ -11,10 +11,10 @@ from subquad.core.reading import exists, is_folder
 
 def read_archive(archive: Path, suffix: str = ".txt") -> dict[str, str]:
     """The files with this suffix in a zip archive, by their names, in the order of these; UTF-8, or else Latin-1."""
-    found = {name: _decoded(content) for name, content in sorted(members(archive, suffix))}
-    if not found:
+    contents = {name: _decoded(content) for name, content in sorted(members(archive, suffix))}
+    if not contents:
         raise InputError(f"{archive} holds no {suffix} file")
-    return found
+    return contents
 
 
 def members(archive: Path, suffix: str) -> Iterator[tuple[str, bytes]]:

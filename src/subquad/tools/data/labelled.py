@@ -21,10 +21,10 @@ def read_labelled(paths: Sequence[Path], text: str = "text", label: str = "label
     for path in paths:
         if path.suffix.lower() not in TABLES:
             raise InputError(f"{path} is not a table of labelled texts: give {', '.join(TABLES)}")
-        found = [(number, field_of(path, number, row, text), row) for number, row in read_rows(path)]
-        if not found:
+        entries = [(number, field_of(path, number, row, text), row) for number, row in read_rows(path)]
+        if not entries:
             raise InputError(f"{path} has a header, but no rows")
-        for number, content, row in found:
+        for number, content, row in entries:
             name = field_of(path, number, row, label).strip()
             if not content.strip() or not name:
                 raise InputError(f"{path}, line {number}: no {label if content.strip() else text} in it")
@@ -37,11 +37,11 @@ def hold_out(rows: Labelled, share: float, seed: int) -> tuple[Labelled, Labelle
 
     Of a label with one row, that row stays to learn from.
     """
-    places = defaultdict(list)
-    for place, (_, name) in enumerate(rows):
-        places[name].append(place)
+    indices = defaultdict(list)
+    for index, (_, name) in enumerate(rows):
+        indices[name].append(index)
     draw = random.Random(seed)
     held: set[int] = set()
-    for own in places.values():
-        held |= set(draw.sample(own, min(len(own) - 1, max(1, round(share * len(own))))))
+    for of_label in indices.values():
+        held |= set(draw.sample(of_label, min(len(of_label) - 1, max(1, round(share * len(of_label))))))
     return [row for i, row in enumerate(rows) if i not in held], [rows[i] for i in sorted(held)]

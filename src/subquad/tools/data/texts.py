@@ -35,7 +35,7 @@ class NoColumn(InputError):
     """A table lacks the column that was asked for."""
 
 
-def remark_folders(progress: Any, paths: Sequence[Path]) -> None:
+def report_folders(progress: Any, paths: Sequence[Path]) -> None:
     """Tell `progress` which files of the folders among some paths are read, and which are not."""
     for line in folder_lines(paths):
         remark(progress, line)

@@ -38,7 +38,7 @@ SHARP = (
 def report_of(inspection: Inspection, asked: InspectSettings) -> InspectReport:
     """All figures, with what they depend on. `asked` are the settings as the user gave them: those of the command."""
     x, s = inspection, inspection.settings
-    text = x.reading.facts(s.text)
+    text = x.reading.metadata(s.text)
     report: InspectReport = {
         "kind": KIND,
         "schema": SCHEMA,
@@ -48,7 +48,7 @@ def report_of(inspection: Inspection, asked: InspectSettings) -> InspectReport:
         "hardware": machine.hardware(s.device),
         "settings": {"buckets": s.buckets, "length": s.length, "keys": x.keys, "sequences": len(x.items)}
         | {name: getattr(s, name) for name in ("layer", "head", "tokens", "seed")},
-        "model": x.pretrained.facts(),
+        "model": x.pretrained.metadata(),
         "text": {name: text[name] for name in ("source", "documents", "tokens")},
         "bounds": {str(n): _mean([unit.bound for unit in _units(x, n)]) for n in x.layers},
         "methods": [_inspected(x, row) for row in x.rows],
@@ -149,7 +149,7 @@ def _notes(x: Inspection) -> list[str]:
         f"The upper bound is that of {x.keys} keys per query, N/B with B = {s.buckets}. A method that chooses more may "
         "be above it, and is never above the bound at its own number of keys.",
     ]
-    if any("causal" in layer["kind"] for layer in x.pretrained.facts()["layers"]):
+    if any("causal" in layer["kind"] for layer in x.pretrained.metadata()["layers"]):
         notes.append("Causal layers: utilities are those of causal attention, and no method sees a later key.")
     if s.spectrum:
         notes.append(SHARP)

@@ -21,7 +21,7 @@ from subquad import hf
 from subquad.core.errors import InputError, as_input_error
 from subquad.hf.plans import load_plan
 from subquad.methods import BoundMethod, Full, Method, parse_method
-from subquad.tools.data.texts import read_documents, remark_folders, standard_library
+from subquad.tools.data.texts import read_documents, report_folders, standard_library
 from subquad.tools.inspect.schema import LayerSpectrum, UtilityFigures, Variant
 from subquad.tools.measure.balance import bucket_sizes
 from subquad.tools.measure.capture import LayerInputs, recorded
@@ -29,12 +29,13 @@ from subquad.tools.measure.fidelity import attention_weights
 from subquad.tools.measure.hooks import ChoosesKeys, Hashes, at_length, at_n_b, inner
 from subquad.tools.measure.spectrum import cumulative, heat_map_index, needed, singular_values
 from subquad.tools.measure.utility import utilities
-from subquad.tools.models.passages import Reading, read
+from subquad.tools.models.passages import TokenizedText, read
 from subquad.tools.models.pretrained import Pretrained, check_model, load
 from subquad.tools.models.rows import mark_of
 from subquad.tools.runs import machine
+from subquad.tools.runs.jobs import Job, JobKind, Progress, silent
+from subquad.tools.runs.runner import JobRun
 from subquad.tools.runs.settings import InspectSettings
-from subquad.tools.runs.store import Job, Kind, Progress, Run
 
 POINTS = 96  # of a curve of the spectrum
 
@@ -74,7 +75,7 @@ class InspectRow:
         )
 
 
-def measure(settings: InspectSettings, out: Path, progress: Progress = lambda what, done, total: None) -> "Inspection":
+def measure(settings: InspectSettings, out: Path, progress: Progress = silent) -> "Inspection":
     """Measure everything and return the inspection with its results. Finished units are kept under `out`.
 
     Raises:
@@ -82,10 +83,10 @@ def measure(settings: InspectSettings, out: Path, progress: Progress = lambda wh
     """
     progress("loading", 0, 1)
     inspection = Inspection.prepare(settings)
-    remark_folders(progress, settings.text)
+    report_folders(progress, settings.text)
     with as_input_error():
         inspection.inputs(0)
-    inspection.finish(out, inspection.fingerprint(), inspection.jobs(), progress)
+    inspection.finish(out, progress)
     return inspection
 
 
@@ -124,20 +125,22 @@ class Layer:
     methods: dict[str, InLayer]
 
 
-LAYER: Kind[Layer] = Kind("layer", Layer, lambda i, number: f"what methods choose in layer {number}, sequence {i + 1}")
-SPECTRUM: Kind[LayerSpectrum] = Kind(
+LAYER: JobKind[Layer] = JobKind(
+    "layer", Layer, lambda i, number: f"what methods choose in layer {number}, sequence {i + 1}"
+)
+SPECTRUM: JobKind[LayerSpectrum] = JobKind(
     "spectrum", LayerSpectrum, lambda i, number: f"singular values in layer {number}, sequence {i + 1}"
 )
-MAPS: Kind[dict[str, list[list[float]]]] = Kind("maps", dict[str, list[list[float]]], "attention maps".format)
+MAPS: JobKind[dict[str, list[list[float]]]] = JobKind("maps", dict[str, list[list[float]]], "attention maps".format)
 
 
 @dataclass(kw_only=True)
-class Inspection(Run):
+class Inspection(JobRun):
     """An inspection: model, text and rows at hand, and the results of the units so far."""
 
     settings: InspectSettings
     pretrained: Pretrained
-    reading: Reading
+    reading: TokenizedText
     rows: list[InspectRow]
     items: list[list[int]]  # the sequences
     recording: tuple[int, dict[int, LayerInputs]] | None = None  # of the sequence that was last at work
@@ -161,7 +164,7 @@ class Inspection(Run):
             pretrained=pretrained,
             reading=reading,
             rows=rows,
-            items=reading.stretches(pretrained, settings.length, settings.sequences),
+            items=reading.sequences(pretrained, settings.length, settings.sequences),
         )
 
     @property
@@ -195,15 +198,15 @@ class Inspection(Run):
 
     # ------------------------------------------------------------------ units
 
-    def jobs(self) -> Iterator[Job]:
+    def jobs(self) -> Iterator[Job[Any]]:
         """The units with what makes them, sequence by sequence."""
         for i in range(len(self.items)):
             for number in self.layers:
-                yield LAYER(i, number), partial(self.layer, i, number)
+                yield LAYER.job(i, number, run=partial(self.layer, i, number))
                 if self.settings.spectrum:
-                    yield SPECTRUM(i, number), partial(self.spectrum, i, number)
+                    yield SPECTRUM.job(i, number, run=partial(self.spectrum, i, number))
             if i == 0:
-                yield MAPS(), self.maps
+                yield MAPS.job(run=self.maps)
 
     def layer(self, i: int, number: int) -> Layer:
         """Bounds, and for each method its utilities and the sizes of its buckets, or why it cannot run."""

@@ -82,17 +82,17 @@ def bucket_sizes(
     """
     of_query, of_key = scores(method, query, key, **options)
     mask = asked(method, query, key, **options)[2].mask
-    real_queries, real_keys = mask.query_padding(query.shape[2]), mask.key_padding(key.shape[2])
+    valid_queries, valid_keys = mask.query_padding(query.shape[2]), mask.key_padding(key.shape[2])
     exists = ~torch.isneginf(of_query).all(2)
-    return BucketSizes(counts(of_query, real_queries), counts(of_key, real_keys), exists)
+    return BucketSizes(counts(of_query, valid_queries), counts(of_key, valid_keys), exists)
 
 
-def counts(scores: Float[Tensor, "B H N C"], real: Bool[Tensor, "B N"] | None) -> Int64[Tensor, "B H C"]:
+def counts(scores: Float[Tensor, "B H N C"], valid: Bool[Tensor, "B N"] | None) -> Int64[Tensor, "B H C"]:
     """How many real tokens score highest in each bucket."""
     labels = scores.argmax(-1)
-    taken = torch.ones_like(labels) if real is None else real[:, None].expand_as(labels).long()
+    taken = torch.ones_like(labels) if valid is None else valid[:, None].expand_as(labels).long()
     return torch.zeros_like(labels[..., :1]).expand(*labels.shape[:2], scores.shape[3]).scatter_add(2, labels, taken)
 
 
-def _share(of: Bool[Tensor, "B H C"], among: Bool[Tensor, "B H C"]) -> float:
-    return float((of & among).sum().double() / among.sum())
+def _share(chosen: Bool[Tensor, "B H C"], among: Bool[Tensor, "B H C"]) -> float:
+    return float((chosen & among).sum().double() / among.sum())

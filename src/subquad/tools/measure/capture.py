@@ -35,11 +35,11 @@ class LayerInputs:
         return method(self.query, self.key, self.value, enable_gqa=gqa, **self.options)
 
 
-def of_real_tokens(*, mask: Mask, real: Tensor | None, own: Tensor | None, **options: Any) -> dict[str, Any]:
+def without_padded_queries(*, mask: Mask, real: Tensor | None, own: Tensor | None, **options: Any) -> dict[str, Any]:
     """The options of a layer's call as a method takes them; padded queries, which the layer computes, are left out."""
     if real is not None:
         mask = mask & Mask.padding(keys=real) if own is None else mask & Mask.padding(keys=real, queries=own)
-    return {"mask": mask} | {name: given for name, given in options.items() if name not in EXACT_ALONE}
+    return {"mask": mask} | {name: value for name, value in options.items() if name not in EXACT_ALONE}
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def recorded(model: Any, team: Team = ALONE) -> Iterator[list[LayerInputs]]:
                 if not torch.isfinite(tensor).all():
                     raise ValueError(f"the {name} of attention layer {layer.label} is not finite (NaN or infinity)")
             query, key, value = (a.detach() for a in args)
-            calls.append(LayerInputs(layer.number, layer.name, query, key, value, of_real_tokens(**options)))
+            calls.append(LayerInputs(layer.number, layer.name, query, key, value, without_padded_queries(**options)))
 
         attached = layer.module.get_submodule(hf.NAME)
         handles.append(attached.register_forward_pre_hook(hook, with_kwargs=True))

@@ -72,8 +72,8 @@ def retrieval_agreement(
     depth = min(depth, exact.shape[1])
     mine, its = scores.topk(depth, dim=1).indices, exact.topk(depth, dim=1).indices
     top1 = (mine[:, 0] == its[:, 0]).float().mean()
-    found = (mine[:, :, None] == its[:, None, :]).any(1).float().mean()
-    return float(top1), float(found)
+    recall = (mine[:, :, None] == its[:, None, :]).any(1).float().mean()
+    return float(top1), float(recall)
 
 
 def crossover(speedups: Mapping[int, float], ties: Collection[int] = ()) -> float | None:

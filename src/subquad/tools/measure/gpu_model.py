@@ -40,11 +40,11 @@ OF_FORWARD = 0.8  # of its forward throughput that exact attention's backward pa
 # Methods that are quadratic, or made of others.
 LEFT_OUT = "full", "shared-full", "oracle-top", "synthesizer", "by-length", "mixed-heads", "sum"
 # Kernels that multiply centred vectors, which are fp32.
-WIDE = ("directions_of_means", "products_of_run")
+FP32_KERNELS = ("directions_of_means", "products_of_run")
 
 
 @dataclass(frozen=True)
-class Step:
+class GpuStep:
     """Something that a GPU is asked for: a launch of ours, or a call of torch.
 
     Attributes:
@@ -82,7 +82,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Load:
+class GpuLoad:
     """What a call works on: B·H heads in all, of one width."""
 
     length: int
@@ -95,41 +95,41 @@ class Load:
 class Recorded:
     """What a forward pass and the backward pass behind it ask for."""
 
-    forward: list[Step]
-    backward: list[Step]
+    forward: list[GpuStep]
+    backward: list[GpuStep]
 
-    def of(self, passes: str) -> list[Step]:
+    def steps(self, passes: str) -> list[GpuStep]:
         """The steps of "forward" or of "forward+backward"."""
         return self.forward if passes == "forward" else self.forward + self.backward
 
 
-def captured(steps: Sequence[Step], gpu: Gpu) -> float:
+def captured(steps: Sequence[GpuStep], gpu: Gpu) -> float:
     """Seconds of these steps in a CUDA graph."""
     return sum(step.device(gpu) for step in steps)
 
 
-def eager(steps: Sequence[Step], gpu: Gpu) -> float:
+def eager(steps: Sequence[GpuStep], gpu: Gpu) -> float:
     """Seconds of these steps where Python asks for each: the device waits where the host is slower."""
     return max(captured(steps, gpu), sum(step.host for step in steps))
 
 
-def holding(steps: Sequence[Step], gpu: Gpu) -> list[tuple[str, float]]:
+def holding(steps: Sequence[GpuStep], gpu: Gpu) -> list[tuple[str, float]]:
     """The kernels and operators by their share of the device's time, the largest first."""
     by_name: dict[str, float] = {}
     for step in steps:
         by_name[step.name] = by_name.get(step.name, 0.0) + step.device(gpu)
     total = sum(by_name.values())
-    return sorted(((name, seconds / total) for name, seconds in by_name.items()), key=lambda of: -of[1])
+    return sorted(((name, seconds / total) for name, seconds in by_name.items()), key=lambda item: -item[1])
 
 
-def exact(gpu: Gpu, load: Load, passes: str, named: str | None = None) -> float:
+def exact(gpu: Gpu, load: GpuLoad, passes: str, named: str | None = None) -> float:
     """Seconds of exact attention by the published throughput of an implementation, by default the fastest."""
     forward = 4 * load.heads * load.length**2 * load.width
     rate = gpu.exact_throughput(named or next(iter(gpu.exact)), load.width, load.length) * 1e12
     return forward / rate * (1.0 if passes == "forward" else 1 + BACKWARD / OF_FORWARD)
 
 
-def record(method: Method, load: Load) -> Recorded:
+def record(method: Method, load: GpuLoad) -> Recorded:
     """Record what a method asks for, forward alone and then backward.
 
     Raises:
@@ -158,7 +158,7 @@ def methods() -> list[str]:
     return [name for name in list_methods() if name not in LEFT_OUT]
 
 
-def launches_of(method: Method, load: Load, causal: bool = False) -> list[Launch]:
+def launches_of(method: Method, load: GpuLoad, causal: bool = False) -> list[Launch]:
     """What a forward and backward pass launch of our own kernels.
 
     Raises:
@@ -174,13 +174,13 @@ def launches_of(method: Method, load: Load, causal: bool = False) -> list[Launch
     return launches
 
 
-def launches_of_passes(method: Method, loads: Sequence[Load]) -> list[Launch]:
+def launches_of_passes(method: Method, loads: Sequence[GpuLoad]) -> list[Launch]:
     """The launches of both passes at each of these loads, causal too where the method can be."""
     ways = (False, True) if method.traits.causal == "strict" else (False,)
     return [launch for load in loads for causal in ways for launch in launches_of(method, load, causal)]
 
 
-def call_of(method: Method, load: Load) -> "Callable[..., Tensor]":
+def call_of(method: Method, load: GpuLoad) -> "Callable[..., Tensor]":
     """The method as a function of q, k and v; with the parameters that it starts with, where it has some."""
     if method.traits.learned:
         return method.bind(heads=load.heads, head_dim=load.width, max_length=load.length).eval().to("meta")
@@ -192,25 +192,25 @@ def is_exact(method: Method) -> bool:
     return method.is_exact
 
 
-def _steps(launches: Sequence[Launch], others: Sequence[OtherCall]) -> list[Step]:
+def _steps(launches: Sequence[Launch], others: Sequence[OtherCall]) -> list[GpuStep]:
     return [*map(_of_launch, launches), *map(_of_call, others)]
 
 
-def _of_launch(launch: Launch) -> Step:
+def _of_launch(launch: Launch) -> GpuStep:
     programs = 1
     for extent in launch.grid:
         programs *= extent
     of_16_bits = any(kind in ("*bf16", "*fp16") for kind in launch.signature.values())
-    wide = launch.name in WIDE or not (of_16_bits or launch.name in EXACT_IN_16_BITS)
-    kind = "tf32x3" if wide else "16 bits"
-    work = launch.work
-    return Step(launch.name, work.products, work.bytes, programs, kind, operations=work.operations)
+    is_fp32 = launch.name in FP32_KERNELS or not (of_16_bits or launch.name in EXACT_IN_16_BITS)
+    kind = "tf32x3" if is_fp32 else "16 bits"
+    counted = launch.work
+    return GpuStep(launch.name, counted.products, counted.bytes, programs, kind, operations=counted.operations)
 
 
 EXACT_IN_16_BITS = ("nearest_codes", "round_of_codes", "votes_of_members")  # products of signs
 
 
-def _of_call(call: OtherCall) -> Step:
+def _of_call(call: OtherCall) -> GpuStep:
     keys = {"sort": 1.0, "topk": 1 / TOPK}.get(call.name, 0.0) * call.numbers
     kind = "fp32" if call.wide else "16 bits"
-    return Step(call.name, call.products, call.bytes, kind=kind, keys=keys, kernels=KERNELS.get(call.name, 1))
+    return GpuStep(call.name, call.products, call.bytes, kind=kind, keys=keys, kernels=KERNELS.get(call.name, 1))

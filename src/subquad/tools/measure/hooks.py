@@ -46,10 +46,10 @@ def inner(method: Method | BoundMethod) -> Method:
 
 def at_n_b(method: Method | BoundMethod) -> Method | BoundMethod:
     """The method with the settings that give a query N/B keys; itself where it has them."""
-    own = inner(method)
-    names = {f.name for f in fields(own)}
-    lean = replace(own, **{name: value for name, value in AT_N_B.items() if name in names})
-    if lean == own:
+    base = inner(method)
+    names = {f.name for f in fields(base)}
+    lean = replace(base, **{name: value for name, value in AT_N_B.items() if name in names})
+    if lean == base:
         return method
     if isinstance(method, BoundMethod):
         sizes = {"heads": method.heads, "kv_heads": method.kv_heads, "head_dim": method.head_dim}
@@ -59,11 +59,11 @@ def at_n_b(method: Method | BoundMethod) -> Method | BoundMethod:
 
 def at_length(method: Method | BoundMethod, keys: int) -> Method | BoundMethod:
     """Returns what runs for an input of `keys` keys: of `by-length` that step's method, with its learned parameters."""
-    own = inner(method)
-    if not isinstance(own, ByLength):
+    base = inner(method)
+    if not isinstance(base, ByLength):
         return method
-    number = own.number_at(keys)
-    step = own.at[number].method
+    number = base.number_at(keys)
+    step = base.at[number].method
     if not isinstance(method, BoundMethod):
         return step
     learned = dict(method.learned.items()) if isinstance(method.learned, ModuleDict) else {}

@@ -27,7 +27,7 @@ class Interval(NamedTuple):
     high: float
 
 
-class Load(TypedDict):
+class MachineLoad(TypedDict):
     """The load of the machine during a run."""
 
     others: float | None  # share of all processors' time that other processes used; None where the system does not say
@@ -38,7 +38,7 @@ class Load(TypedDict):
 class Noise(TypedDict):
     """The noise of a run, with a sentence about it."""
 
-    load: Load
+    load: MachineLoad
     busy: bool
     says: str
 
@@ -87,7 +87,7 @@ def verdict(speedup: float, samples: Sequence[float], noise: float) -> Verdict:
     return "slower" if speedup < 1 / least and high < 1 else "within the noise"
 
 
-def noise_of(load: Load, factors: Sequence[float]) -> Noise:
+def noise_of(load: MachineLoad, factors: Sequence[float]) -> Noise:
     """Whether the machine was busy, with one or two sentences on what that means and what to do.
 
     `factors` are those of `against_itself`, one for each length.
@@ -95,28 +95,28 @@ def noise_of(load: Load, factors: Sequence[float]) -> Noise:
     busy = (load["others"] or 0.0) > SHARE or (bool(factors) and statistics.median(factors) > SPREAD)
     if load["others"] is None and load["average"] is not None:
         busy = busy or load["average"] > SHARE * load["cores"]
-    facts = "; ".join(_facts(load, factors)) or "nothing is known of its load"
+    description = "; ".join(_describe_load(load, factors)) or "nothing is known of its load"
     if not busy:
-        return {"load": load, "busy": False, "says": f"Noise: {facts}."}
+        return {"load": load, "busy": False, "says": f"Noise: {description}."}
     advice = (
         "Every time and speed-up here is uncertain, because other work slows some methods more than others; figures "
         "of quality are not affected. Repeat the command on an idle machine before you rely on a speed-up."
     )
-    return {"load": load, "busy": True, "says": f"The machine was busy: {facts}. {advice}"}
+    return {"load": load, "busy": True, "says": f"The machine was busy: {description}. {advice}"}
 
 
-def _facts(load: Load, factors: Sequence[float]) -> list[str]:
-    said = []
+def _describe_load(load: MachineLoad, factors: Sequence[float]) -> list[str]:
+    clauses = []
     if factors:
         most = f"exact attention timed against itself differs by up to {_percent(max(factors) - 1)}"
         median = f" (median over the lengths: {_percent(statistics.median(factors) - 1)})"
-        said.append(most + (median if len(factors) > 1 else ""))
+        clauses.append(most + (median if len(factors) > 1 else ""))
     if load["others"] is not None:
-        said.append(f"other processes used {_percent(load['others'])} of the processors' time")
+        clauses.append(f"other processes used {_percent(load['others'])} of the processors' time")
     if load["average"] is not None:
         cores = f"{load['cores']} core{'' if load['cores'] == 1 else 's'}"
-        said.append(f"the load average before the run was {load['average']:.1f} on {cores}")
-    return said
+        clauses.append(f"the load average before the run was {load['average']:.1f} on {cores}")
+    return clauses
 
 
 def _percent(share: float) -> str:

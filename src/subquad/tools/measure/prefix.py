@@ -40,19 +40,19 @@ def chain(model: AnyModel, layers: Sequence[Layer]) -> Chain | None:
     for name, module in hf.transformers_model(model).named_modules():  # layers have their names inside of it
         if not isinstance(module, nn.ModuleList) or not name:
             continue
-        places = [_place(layer.name, name) for layer in layers]
-        if all(place is not None for place in places):
-            at = [place for place in places if place is not None]
-            numbers = {layer.number: place for layer, place in zip(layers, at, strict=True)}
+        blocks = [_block_number(layer.name, name) for layer in layers]
+        if all(block is not None for block in blocks):
+            at = [block for block in blocks if block is not None]
+            numbers = {layer.number: block for layer, block in zip(layers, at, strict=True)}
             return Chain(tuple(module), numbers) if at == sorted(at) else None
     return None
 
 
-def _place(layer: str, of: str) -> int | None:
+def _block_number(layer: str, blocks: str) -> int | None:
     """The number of a list's block in which the layer of this name lies."""
-    if not layer.startswith(f"{of}."):
+    if not layer.startswith(f"{blocks}."):
         return None
-    number = layer.removeprefix(f"{of}.").partition(".")[0]
+    number = layer.removeprefix(f"{blocks}.").partition(".")[0]
     return int(number) if number.isdecimal() else None
 
 

@@ -127,7 +127,7 @@ def stopwatch(call: Callable[[], Any], device: torch.device | None = None, team:
 
 
 def cost(
-    own: Sequence[float], exact: Sequence[float], extra_mib: float | None = None, noise: float | None = None
+    seconds: Sequence[float], exact: Sequence[float], extra_mib: float | None = None, noise: float | None = None
 ) -> Cost:
     """Seconds by round, and exact attention's in the same rounds, as time in ms, quartiles and a speed-up.
 
@@ -137,18 +137,18 @@ def cost(
         extra_mib: peak memory.
         noise: how far exact attention differs from itself, as `noise.against_itself` has it; then there is a verdict.
     """
-    times, faster = beside(own, exact)
-    found: Cost = {
+    times, faster = beside(seconds, exact)
+    result: Cost = {
         "ms": 1e3 * times.median,
         "ms_low": 1e3 * times.low,
         "ms_high": 1e3 * times.high,
-        "repeats": len(own),
+        "repeats": len(seconds),
         "speedup": faster.median,
         "extra_mib": extra_mib,
     }
     if noise is not None:
-        found["verdict"] = verdict(faster.median, ratios(own, exact), noise)
-    return found
+        result["verdict"] = verdict(faster.median, ratios(seconds, exact), noise)
+    return result
 
 
 def exact_cost(seconds: Sequence[float], extra_mib: float | None = None) -> Cost:
@@ -164,7 +164,7 @@ def exact_cost(seconds: Sequence[float], extra_mib: float | None = None) -> Cost
     }
 
 
-def beside(own: Sequence[float], exact: Sequence[float]) -> tuple["Spread", "Spread"]:
+def beside(seconds: Sequence[float], exact: Sequence[float]) -> tuple["Spread", "Spread"]:
     """Quartiles of a call's seconds, and of its speed-up over exact attention, from the same pairs.
 
     The speed-up is the median over rounds of exact / own: a slow moment of the machine hits both sides of a ratio. The
@@ -172,13 +172,13 @@ def beside(own: Sequence[float], exact: Sequence[float]) -> tuple["Spread", "Spr
     exact attention's, though own is the slower one in most rounds. So the time is told as exact attention's median
     divided by the speed-up.
     """
-    faster, base = spread(ratios(own, exact)), spread(exact).median
+    faster, base = spread(ratios(seconds, exact)), spread(exact).median
     return Spread(base / faster.high, base / faster.median, base / faster.low), faster
 
 
-def ratios(own: Sequence[float], exact: Sequence[float]) -> list[float]:
+def ratios(seconds: Sequence[float], exact: Sequence[float]) -> list[float]:
     """Exact attention's time / this one's, round by round, so > 1 is faster than exact."""
-    return [e / o for e, o in zip(exact, own, strict=True)]
+    return [e / o for e, o in zip(exact, seconds, strict=True)]
 
 
 class Spread(NamedTuple):

@@ -83,8 +83,8 @@ def utilities(
             count = met.sum(3, keepdim=True)
             for total, part in zip(sums[name], (weights * met, count, best.gather(3, count)), strict=True):
                 total += part.sum((2, 3), dtype=torch.float64)
-    real = call.mask.query_padding(N)
-    queries = torch.full((B, 1), N, device=query.device) if real is None else real.sum(1, keepdim=True).clamp(min=1)
+    valid = call.mask.query_padding(N)
+    queries = torch.full((B, 1), N, device=query.device) if valid is None else valid.sum(1, keepdim=True).clamp(min=1)
     return bound / queries, {name: Utility(*(total / queries)) for name, total in sums.items()}
 
 

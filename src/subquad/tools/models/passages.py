@@ -15,7 +15,7 @@ SHORTEST = 16  # content tokens of a passage
 
 
 @dataclass(frozen=True)
-class Reading:
+class TokenizedText:
     """Token ids, special tokens included, of what is read."""
 
     passages: list[list[int]]
@@ -23,7 +23,7 @@ class Reading:
     tokens: list[int]  # of all documents, one after the other, without special tokens
     documents: int
 
-    def stretches(self, pretrained: Pretrained, length: int, count: int) -> list[list[int]]:
+    def sequences(self, pretrained: Pretrained, length: int, count: int) -> list[list[int]]:
         """`count` items of exactly `length` tokens, evenly spread over the text (which repeats where it is short)."""
         content = length - len(pretrained.wrap([], length))
         tokens = self.tokens * (1 + content // len(self.tokens))
@@ -31,7 +31,7 @@ class Reading:
         starts = [last * i // max(count - 1, 1) for i in range(count)]
         return [pretrained.wrap(tokens[start : start + content], length) for start in starts]
 
-    def facts(self, paths: Sequence[Path]) -> dict[str, Any]:
+    def metadata(self, paths: Sequence[Path]) -> dict[str, Any]:
         """What a report says of the text, which came from these paths, or from the standard library."""
         return {
             "source": ", ".join(map(str, paths)) or STANDARD_LIBRARY,
@@ -43,25 +43,27 @@ class Reading:
         }
 
 
-def read(pretrained: Pretrained, documents: Sequence[str], length: int, passages: int, seed: int) -> Reading:
+def read(pretrained: Pretrained, documents: Sequence[str], length: int, passages: int, seed: int) -> TokenizedText:
     """Cut each document into passages of at most `length` tokens and keep `passages` of them, drawn by the seed.
 
     The queries, two a passage where it has as many sentences, are sentences of the passages of six words or more.
     """
-    own = length - len(pretrained.wrap([], length))
-    if own < SHORTEST:
-        room = "1 token" if own == 1 else f"{max(own, 0)} tokens"
+    content = length - len(pretrained.wrap([], length))
+    if content < SHORTEST:
+        room = "1 token" if content == 1 else f"{max(content, 0)} tokens"
         raise InputError(
             f"a length of {length} leaves {room} beside the special ones; passages have {SHORTEST} or more"
         )
     ids = [pretrained.content_ids(document) for document in documents]
-    chunks = [chunk for doc in ids for at in range(0, len(doc), own) if len(chunk := doc[at : at + own]) >= SHORTEST]
+    chunks = [
+        chunk for doc in ids for at in range(0, len(doc), content) if len(chunk := doc[at : at + content]) >= SHORTEST
+    ]
     if not chunks:
         raise InputError(f"the text is too short: no document has the {SHORTEST} tokens of a passage")
     draw = random.Random(seed)
     chosen = draw.sample(chunks, min(passages, len(chunks)))
     queries = [query for chunk in chosen for query in _queries(pretrained, chunk, draw)]
-    return Reading(
+    return TokenizedText(
         passages=[pretrained.wrap(chunk, length) for chunk in chosen],
         queries=[pretrained.wrap(query, length) for query in queries],
         tokens=[token for doc in ids for token in doc],

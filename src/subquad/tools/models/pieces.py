@@ -28,8 +28,8 @@ class Pieces:
         """What step number `step` reads: each round over the pieces is in an order of its own."""
         chosen = []
         for at in range(step * batch, (step + 1) * batch):
-            lap, place = divmod(at, len(self.train))
-            chosen.append(self.train[_shuffled(len(self.train), seed + lap)[place]])
+            lap, index = divmod(at, len(self.train))
+            chosen.append(self.train[_shuffled(len(self.train), seed + lap)[index]])
         return chosen
 
 

@@ -99,10 +99,10 @@ class Pretrained:
             )
         pad = self.tokenizer.pad_token_id or 0
         ids = torch.tensor([[*item, *[pad] * (longest - len(item))] for item in items])
-        real = torch.tensor([[1] * len(item) + [0] * (longest - len(item)) for item in items])
-        return {"input_ids": ids.to(self.device), "attention_mask": real.to(self.device)}
+        attention_mask = torch.tensor([[1] * len(item) + [0] * (longest - len(item)) for item in items])
+        return {"input_ids": ids.to(self.device), "attention_mask": attention_mask.to(self.device)}
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """What a report says of the model."""
         layers = hf.find_layers(self.model)
         heads, kv_heads, width = hf.head_counts(layers[0])
@@ -136,8 +136,8 @@ class Pretrained:
         if self.pooling == "cls":  # the first process has the first token
             first = hidden[:, 0]
             return self.team.total(first if self.team.leads else torch.zeros_like(first)).float().cpu()
-        real = batch["attention_mask"][..., None]
-        return (self.team.total((hidden * self.team.cut(real)).sum(1)) / real.sum(1)).float().cpu()
+        attention_mask = batch["attention_mask"][..., None]
+        return (self.team.total((hidden * self.team.cut(attention_mask)).sum(1)) / attention_mask.sum(1)).float().cpu()
 
     def embed_all(self, items: Sequence[Sequence[int]]) -> Tensor:
         """`embed` of any number of items, in their order; batches hold items of like length."""
@@ -151,18 +151,18 @@ class Pretrained:
     def losses(self, items: Sequence[Sequence[int]], seed: int = 0) -> tuple[float, int]:
         """Sum of negative log-likelihoods in nats, and of how many tokens: of each next one, or of 15 % masked ones."""
         batch = self.batch(items)
-        ids, real = batch["input_ids"], batch["attention_mask"].bool()
+        ids, attention_mask = batch["input_ids"], batch["attention_mask"].bool()
         if self.kind == "causal-lm":
-            wanted, counted = (F.pad(x[:, 1:], (0, 1)) for x in (ids, real))
+            wanted, counted = (F.pad(x[:, 1:], (0, 1)) for x in (ids, attention_mask))
         else:
             generator = torch.Generator().manual_seed(seed)
             special = torch.isin(ids, torch.tensor(self.tokenizer.all_special_ids, device=ids.device))
             drawn = torch.rand(ids.shape, generator=generator).to(ids.device) < 0.15
-            wanted, counted = ids, drawn & real & ~special
+            wanted, counted = ids, drawn & attention_mask & ~special
             batch["input_ids"] = ids.masked_fill(counted, self.tokenizer.mask_token_id)
         cache = {"use_cache": False} if self.kind == "causal-lm" else {}
-        logits, own = self.model(**self._cut(batch), **cache).logits, self.team.cut(counted)
-        nll = F.cross_entropy(logits[own].float(), self.team.cut(wanted)[own], reduction="sum")
+        logits, local = self.model(**self._cut(batch), **cache).logits, self.team.cut(counted)
+        nll = F.cross_entropy(logits[local].float(), self.team.cut(wanted)[local], reduction="sum")
         return self.team.sums(float(nll))[0], int(counted.sum())
 
     def _cut(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -192,7 +192,7 @@ def load(name: str | None, device: str = "cpu", team: Team = ALONE) -> Pretraine
     check_device(device)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    where = place_of(name)
+    where = model_location(name)
     config = config_of(where)
     kind = _kind(config, where)
     auto = {
@@ -211,21 +211,21 @@ def load(name: str | None, device: str = "cpu", team: Team = ALONE) -> Pretraine
         raise InputError(f"{where}: a masked language model whose tokenizer has no mask token")
     limit = hf.position_limit(model) or getattr(config, "max_position_embeddings", None)
     pooling = _pooling(config, where) if kind == "embedding" else "mean"
-    found = Pretrained(name or "all-MiniLM-L6-v2", model, tokenizer, kind, pooling, limit)
+    pretrained = Pretrained(name or "all-MiniLM-L6-v2", model, tokenizer, kind, pooling, limit)
     try:
-        found.probe()
+        pretrained.probe()
     except Exception as error:  # of the model's own code, with settings that nothing checked before
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise InputError(f"{where}: the model does not run with what its config.json says: {reason}") from error
     with as_input_error(f"{where}: "):
-        notes = check_weights(where, model, loading, found.probe)
+        notes = check_weights(where, model, loading, pretrained.probe)
     for note in notes:
         logger.warning("%s: %s", where, note)
-    found = replace(found, notes=tuple(notes), team=team)
+    pretrained = replace(pretrained, notes=tuple(notes), team=team)
     if team.count > 1:
         with as_input_error(f"{where}: "), running(model, None, team):
             pass
-    return found
+    return pretrained
 
 
 def check_model(name: str | None, device: str) -> None:
@@ -235,10 +235,10 @@ def check_model(name: str | None, device: str) -> None:
         InputError: one of them does not work.
     """
     check_device(device)
-    config_of(place_of(name))
+    config_of(model_location(name))
 
 
-def place_of(name: str | None) -> str:
+def model_location(name: str | None) -> str:
     """The folder or hub id of a model; None is the encoder of the `demo` extra."""
     if name is not None:
         return name

@@ -81,12 +81,12 @@ class CompareRow:
     ) -> Callable[[], Tensor]:
         """A call of the method on these inputs; learned parameters are those of the start, which cost as much."""
         heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[3]
-        how: dict[str, Any] = {"is_causal": is_causal, "parallel": parallel}
+        options: dict[str, Any] = {"is_causal": is_causal, "parallel": parallel}
         if not self.method.traits.learned:
-            return partial(self.method, query, key, value, enable_gqa=heads != kv_heads, **how)
+            return partial(self.method, query, key, value, enable_gqa=heads != kv_heads, **options)
         longest = max(query.shape[2], key.shape[2]) if parallel is None else parallel.tokens
         bound = self.method.bind(heads=heads, kv_heads=kv_heads, head_dim=width, max_length=longest)
-        return partial(bound.to(query.device).eval(), query, key, value, **how)
+        return partial(bound.to(query.device).eval(), query, key, value, **options)
 
 
 def row_of(pretrained: Pretrained, method: Method) -> CompareRow:
@@ -131,9 +131,16 @@ def row_of_plan(pretrained: Pretrained, folder: Path) -> CompareRow:
     """
     with as_input_error():
         planned = load_plan(folder).for_model(pretrained.model)
-    methods = [given.method if isinstance(given, BoundMethod) else given for given in planned.values()]
+    methods = [
+        method_of_layer.method if isinstance(method_of_layer, BoundMethod) else method_of_layer
+        for method_of_layer in planned.values()
+    ]
     most = Counter(method for method in methods if not method.is_exact).most_common(1)
-    bounds = {number: given for number, given in planned.items() if isinstance(given, BoundMethod)}
+    bounds = {
+        number: method_of_layer
+        for number, method_of_layer in planned.items()
+        if isinstance(method_of_layer, BoundMethod)
+    }
     method = most[0][0] if most else Full()
     return CompareRow(method, sorted(planned), None, bounds=bounds, plan=str(folder), planned=planned)
 
@@ -154,10 +161,10 @@ def exact_up_to(method: Method) -> float:
     limits = method.traits.exact_limit
     if isinstance(limits, str):
         return 0.0
-    given = {name: getattr(method, name) for name in limits}
-    if any(given[name] != limit for name, limit in limits.items() if not isinstance(limit, str)):
+    settings = {name: getattr(method, name) for name in limits}
+    if any(settings[name] != limit for name, limit in limits.items() if not isinstance(limit, str)):
         return 0.0
-    return float(min((given[name] for name, limit in limits.items() if isinstance(limit, str)), default=math.inf))
+    return float(min((settings[name] for name, limit in limits.items() if isinstance(limit, str)), default=math.inf))
 
 
 def mark_of(bounds: dict[int, BoundMethod]) -> float:

@@ -33,7 +33,7 @@ def saved_card(
         tokens: the longest inputs that it is for.
         original: the card of the model that it was made from; empty if it has none.
     """
-    front, rest = _parted(original)
+    front, body = _parted(original)
     machine = ", ".join(f"{key} {value}" for key, value in {**measured.hardware, "dtype": measured.dtype}.items())
     parts = [
         f"# {escaped(folder)}: a model with sub-quadratic attention",
@@ -47,7 +47,7 @@ def saved_card(
         fenced(measured.command),
         escaped(machine),
         "---",
-        rest.strip() or "The original model has no card.",
+        body.strip() or "The original model has no card.",
     ]
     return f"{front}\n" + "\n\n".join(parts) + "\n"
 
@@ -57,8 +57,8 @@ def _by_method(methods: Mapping[int, object]) -> str:
     layers: dict[str, list[str]] = {}
     for number, method in sorted(methods.items()):
         layers.setdefault(str(method), []).append(str(number))
-    said = {method: f"layer{'s' * (len(those) > 1)} {', '.join(those)}" for method, those in layers.items()}
-    return "\n".join(f"- `{method}` in {where}" for method, where in said.items())
+    lines = {method: f"layer{'s' * (len(those) > 1)} {', '.join(those)}" for method, those in layers.items()}
+    return "\n".join(f"- `{method}` in {where}" for method, where in lines.items())
 
 
 def _load(folder: str, kind: type) -> str:

@@ -23,17 +23,17 @@ from subquad.hf.plans import joined, load_plan
 from subquad.hf.reattaching import ADAPTER
 from subquad.methods import BoundMethod, Full, Method
 from subquad.methods.core.mixture import is_mixture
-from subquad.tools.compare.recommend import fastest, figures_of
+from subquad.tools.compare.recommend import describe_performance, fastest
 from subquad.tools.compare.run import Comparison
 from subquad.tools.models.model_types import class_of
-from subquad.tools.models.pretrained import architecture_of, config_of, load, place_of
+from subquad.tools.models.pretrained import architecture_of, config_of, load, model_location
 from subquad.tools.models.rows import CompareRow
 from subquad.tools.models.saved_card import Measured, saved_card
 from subquad.tools.report.schema import Report
 from subquad.tools.runs.settings import CompareSettings, PlanSettings
 
 CARD = "README.md"
-OWN = {"attn_implementation": "eager"}  # a swap that the folder records is not what the user asks about
+EAGER = {"attn_implementation": "eager"}  # a swap that the folder records is not what the user asks about
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def check(folder: Path | None, out: Path, model: str | None) -> None:
     _check_empty(folder)
     if out.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"--save {folder} must not be the folder of --out ({out}) or one around it")
-    where = place_of(model)
+    where = model_location(model)
     read_config(where)
     if is_sentence_transformer(where):
         _sentence_transformer_class(where)
@@ -76,16 +76,20 @@ def chosen_by_comparison(settings: CompareSettings, report: Report, out: Path) -
     c = Comparison.prepare(settings, out)  # what was fitted is in the folder
     tokens = len(c.reading.tokens)
     best = fastest(report["methods"], c.lengths, c.settings.min_fidelity, tokens)
-    length, found = next(((n, method) for n, method in best.items() if method is not None), (0, None))
-    if found is None:
+    length, report_of_method = next(((n, method) for n, method in best.items() if method is not None), (0, None))
+    if report_of_method is None:
         return None
-    row = next(row for row in c.rows if row.name == found["method"])
-    pays = [n for n, same in fastest([found], c.lengths, c.settings.min_fidelity, tokens).items() if same is not None]
-    from_crossover = max(c.length + 1, math.ceil(found.get("crossover") or length))
+    row = next(row for row in c.rows if row.name == report_of_method["method"])
+    pays = [
+        n
+        for n, same in fastest([report_of_method], c.lengths, c.settings.min_fidelity, tokens).items()
+        if same is not None
+    ]
+    from_crossover = max(c.length + 1, math.ceil(report_of_method.get("crossover") or length))
     whole = length == c.length or row.plan is not None or is_mixture(row.method)  # at all lengths
     start = 0 if whole else min(length, from_crossover)
     name = f"{row.name} from {start:,} tokens on and exact attention below" if start else row.name
-    lines = [f"{n:,} tokens: {figures_of(found, str(n))}." for n in pays]
+    lines = [f"{n:,} tokens: {describe_performance(report_of_method, str(n))}." for n in pays]
     measured = Measured(lines, report["command"], report["hardware"], str(report["model"]["dtype"]))
     return Chosen(name, _from(start, row, c.pretrained.model), max(pays), measured)
 
@@ -98,7 +102,7 @@ def chosen_by_plan(settings: PlanSettings, out: Path) -> Chosen | None:
     """
     with as_input_error():
         plan = load_plan(out)
-        lengths = [int(length) for length, found in plan.verified.items() if "exact_because" not in found]
+        lengths = [int(length) for length, verified in plan.verified.items() if "exact_because" not in verified]
         if not lengths:
             return None
         made, dtype = plan.made_on, str(plan.model["dtype"]).removeprefix("torch.")
@@ -120,7 +124,7 @@ def save(chosen: Chosen | None, model: str | None, folder: Path | None) -> None:
     if chosen is None or folder is None:
         return
     _check_empty(folder)
-    where = place_of(model)
+    where = model_location(model)
     loaded, tokenizer = _loaded(where)
     methods = {
         n: copy.deepcopy(each).cpu() if isinstance(each, BoundMethod) else each for n, each in chosen.methods.items()
@@ -158,19 +162,19 @@ def _check_empty(folder: Path) -> None:
 
 def _from(start: int, row: CompareRow, model: Any) -> dict[int, Method | BoundMethod]:
     """The row's method in each of its layers from this number of tokens on, and exact attention below."""
-    given = {number: row.at(number) for number in row.layers}
+    methods = {number: row.at(number) for number in row.layers}
     if not start:
-        return given
-    made = {n: joined(hf.find_layers(model)[n], {0: Full(), start: each}) for n, each in given.items()}
+        return methods
+    made = {n: joined(hf.find_layers(model)[n], {0: Full(), start: each}) for n, each in methods.items()}
     return {n: method if bound is None else bound for n, (method, bound) in made.items()}
 
 
 def _loaded(where: str) -> tuple[Any, Any]:
     """The model with its own attention, and its tokenizer where it does not hold it itself."""
     if is_sentence_transformer(where):
-        loaded = called(_sentence_transformer_class(where), where, model_kwargs=OWN, device="cpu")
+        loaded = called(_sentence_transformer_class(where), where, model_kwargs=EAGER, device="cpu")
     else:
-        loaded = from_pretrained(_class_of(where), where, **OWN)
+        loaded = from_pretrained(_class_of(where), where, **EAGER)
     inner = hf.transformers_model(loaded.eval())
     hf.restore(inner)
     inner.set_attn_implementation("sdpa" if inner._supports_sdpa else "eager")
@@ -181,8 +185,8 @@ def _class_of(where: str) -> Any:
     """The class of a model that its config names, with all of its heads; else the one without any."""
     import transformers
 
-    found = class_of(architecture_of(config_of(where)))
-    return found if hasattr(found, "from_pretrained") else transformers.AutoModel
+    model_class = class_of(architecture_of(config_of(where)))
+    return model_class if hasattr(model_class, "from_pretrained") else transformers.AutoModel
 
 
 def _sentence_transformer_class(where: str) -> Any:

@@ -39,13 +39,15 @@ def split_refusals(layers: Iterable[hf.Layer], method: Method, team: Team) -> di
     return {number: reason for number, reason in reasons.items() if reason}
 
 
-def split_of(layer: hf.Layer, given: Method | BoundMethod, of: Sequence) -> tuple[str | None, str]:
+def split_of(layer: hf.Layer, configured: Method | BoundMethod, sequence: Sequence) -> tuple[str | None, str]:
     """Why a method cannot run in this layer on split tokens, None if it can, and what its ranks send."""
-    method, learned = (given.method, given.learned) if isinstance(given, BoundMethod) else (given, None)
+    method, learned = (
+        (configured.method, configured.learned) if isinstance(configured, BoundMethod) else (configured, None)
+    )
     mask = Mask.causal() if layer.causal else Mask()
     mask = mask if layer.window is None else mask & Mask.window(layer.window)
     heads, _, _ = hf.head_counts(layer)
-    return refusal_of_method(method, mask, of, heads, learned), way_of_method(method, mask, of, heads)
+    return refusal_of_method(method, mask, sequence, heads, learned), way_of_method(method, mask, sequence, heads)
 
 
 def what_is_sent(modes: Iterable[str]) -> str:

@@ -56,13 +56,13 @@ def as_inputs(inputs: Any) -> list[Any]:
     return list(inputs)
 
 
-def check_figures(inputs: Sequence[Any], **figures: Callable[..., float] | None) -> None:
+def check_functions(inputs: Sequence[Any], **functions: Callable[..., float] | None) -> None:
     """Raise where a loss or a metric is not a function, or there is nothing that it could be called with."""
-    for name, figure in figures.items():
-        if figure is None:
+    for name, function in functions.items():
+        if function is None:
             continue
-        if not callable(figure):
-            raise TypeError(f"{name} must be a function, got {figure!r}")
+        if not callable(function):
+            raise TypeError(f"{name} must be a function, got {function!r}")
         if inputs and all(isinstance(item, str) for item in inputs):
             raise ValueError(
                 f"{name} is a function of what the model gives for an input, but texts are planned by the cosine of "
@@ -73,7 +73,10 @@ def check_figures(inputs: Sequence[Any], **figures: Callable[..., float] | None)
 def check_together(at: Mapping[int, Sequence[Candidate]]) -> None:
     """InputError where the candidates of all lengths could not be joined to one `by-length` in a layer."""
     methods = [
-        m.method if isinstance(m, BoundMethod) else m for of in at.values() for c in of for m in c.by_layer.values()
+        m.method if isinstance(m, BoundMethod) else m
+        for candidates in at.values()
+        for c in candidates
+        for m in c.by_layer.values()
     ]
     for method in methods:
         if is_mixture(method):
@@ -93,10 +96,21 @@ def mark_of_inputs(inputs: Sequence[Mapping[str, Any]]) -> str:
         for name, value in sorted(item.items()):
             if isinstance(value, Tensor):
                 digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-                digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+                digest.update(_raw_bytes(value))
             else:
                 digest.update(f"{name} {value!r}".encode())
     return digest.hexdigest()[:16]
+
+
+def _raw_bytes(tensor: Tensor) -> bytes:
+    """The values of a tensor of any dtype, in row-major order.
+
+    They are copied into a new tensor: `contiguous` returns a tensor of one element as it is, whatever its stride, and
+    torch views the bytes of no other stride than 1, nor those of a conjugate.
+    """
+    packed = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    packed.copy_(tensor.detach().reshape(-1))
+    return packed.view(torch.uint8).numpy().tobytes()
 
 
 def mark_of_function(function: Callable[..., float] | None) -> str | None:

@@ -13,12 +13,12 @@ import numpy as np
 
 from subquad.audits.statistics import share_upper
 
-Figures = Mapping[int, Mapping[str, float]]  # by layer and candidate
+ByLayer = Mapping[int, Mapping[str, float]]  # by layer and candidate
 ROUNDS = 4  # verifications of a plan, at most
 CONFIDENCE = 0.95  # that a verified fidelity is at least its bound, over all rounds
 
 
-def cheapest(seconds: Figures, losses: Figures, budget: float) -> dict[int, str]:
+def cheapest(seconds: ByLayer, losses: ByLayer, budget: float) -> dict[int, str]:
     """The candidate of each layer: the least sum of seconds with a sum of losses of at most `budget`.
 
     Every layer needs a candidate without loss, exact attention, so that there is always a choice.
@@ -30,21 +30,24 @@ def cheapest(seconds: Figures, losses: Figures, budget: float) -> dict[int, str]
     loss = np.array([max(losses[layer][name], 0.0) for layer, name in pairs])
     one_each = np.array([[float(layer == other) for other, _ in pairs] for layer in losses])
     # Losses in units of the budget: the solver's tolerance is absolute.
-    unit = max(budget, 1e-12)
-    rules = [LinearConstraint(one_each, 1, 1), LinearConstraint((loss / unit)[None], -np.inf, max(budget, 0.0) / unit)]
+    scale_of_losses = max(budget, 1e-12)
+    rules = [
+        LinearConstraint(one_each, 1, 1),
+        LinearConstraint((loss / scale_of_losses)[None], -np.inf, max(budget, 0.0) / scale_of_losses),
+    ]
     scale = time.max() or 1.0
-    found = milp(time / scale, integrality=np.ones(len(pairs)), bounds=Bounds(0, 1), constraints=rules)
-    if found.x is None:
+    solution = milp(time / scale, integrality=np.ones(len(pairs)), bounds=Bounds(0, 1), constraints=rules)
+    if solution.x is None:
         raise ValueError(f"no choice has a loss of at most {budget:g}: a layer has no candidate without loss")
-    return {layer: name for (layer, name), taken in zip(pairs, found.x, strict=True) if taken > 0.5}
+    return {layer: name for (layer, name), taken in zip(pairs, solution.x, strict=True) if taken > 0.5}
 
 
-def total(figures: Figures, chosen: Mapping[int, str]) -> float:
+def total(values: ByLayer, chosen: Mapping[int, str]) -> float:
     """The sum over the layers of what was chosen."""
-    return sum(max(figures[layer][name], 0.0) for layer, name in chosen.items())
+    return sum(max(values[layer][name], 0.0) for layer, name in chosen.items())
 
 
-def best_uniform(seconds: Figures, losses: Figures, budget: float) -> str | None:
+def best_uniform(seconds: ByLayer, losses: ByLayer, budget: float) -> str | None:
     """The fastest single candidate in all layers that have it, exact attention in the others; None where none fits."""
     names = {name for layer in losses.values() for name in layer} - {"full"}
     mixes = {name: uniform(losses, name) for name in names}
@@ -52,12 +55,12 @@ def best_uniform(seconds: Figures, losses: Figures, budget: float) -> str | None
     return min(able, key=lambda name: total(seconds, mixes[name]), default=None)
 
 
-def uniform(losses: Figures, name: str) -> dict[int, str]:
+def uniform(losses: ByLayer, name: str) -> dict[int, str]:
     """One candidate in every layer that has it."""
-    return {layer: name if name in found else "full" for layer, found in losses.items()}
+    return {layer: name if name in candidates else "full" for layer, candidates in losses.items()}
 
 
-def upper_bound(losses: Sequence[float], confidence: float, of: int | None = None) -> float:
+def upper_bound(losses: Sequence[float], confidence: float, count: int | None = None) -> float:
     """A bound on the mean loss at a confidence, by Student's t: mean + t·s/√n.
 
     It assumes that passages are independent and their losses are about normally distributed. Losses of a metric that is
@@ -71,10 +74,10 @@ def upper_bound(losses: Sequence[float], confidence: float, of: int | None = Non
         return math.inf
     if {-1.0, 0.0, 1.0}.issuperset(losses):
         worse = sum(loss > 0 for loss in losses) / n
-        return share_upper(math.ceil(worse * (of or n)), of or n, 1 - confidence)
+        return share_upper(math.ceil(worse * (count or n)), count or n, 1 - confidence)
     mean = sum(losses) / n
     spread = math.sqrt(sum((loss - mean) ** 2 for loss in losses) / (n - 1))
-    n = of or n
+    n = count or n
     return mean + float(t.ppf(confidence, n - 1)) * spread / math.sqrt(n)
 
 
@@ -84,7 +87,7 @@ def of_round(confidence: float = CONFIDENCE, rounds: int = ROUNDS) -> float:
 
 
 def with_room(
-    seconds: Figures,
+    seconds: ByLayer,
     losses: Mapping[int, Mapping[str, Sequence[float]]],
     accepted: float,
     confidence: float,
@@ -94,14 +97,16 @@ def with_room(
 
     The spread over passages is that of the sums of single losses on the passages that were measured.
     """
-    means = {n: {"full": 0.0} | {x: sum(each) / len(each) for x, each in of.items()} for n, of in losses.items()}
+    means = {
+        n: {"full": 0.0} | {x: sum(each) / len(each) for x, each in passages.items()} for n, passages in losses.items()
+    }
     budget = accepted
     for _ in range(12):
         chosen = {n: name for n, name in cheapest(seconds, means, budget).items() if name != "full"}
         if not chosen:
             return budget
         sums = [sum(each) for each in zip(*(losses[n][name] for n, name in chosen.items()), strict=True)]
-        expected = upper_bound(sums, confidence, of=held_out)
+        expected = upper_bound(sums, confidence, count=held_out)
         if expected <= accepted:
             return budget
         budget *= max(0.98 * accepted / expected, 0.5)
@@ -115,9 +120,9 @@ def next_budget(budget: float, accepted: float, bound: float) -> float:
 
 def crossover(lengths: Sequence[int], faster: Sequence[bool], end: int) -> int:
     """The shortest of some lengths, in order, from which on it is faster at every length; `end` where there is none."""
-    found = end
+    start = end
     for length, wins in reversed(list(zip(lengths, faster, strict=True))):
         if not wins:
             break
-        found = length
-    return found
+        start = length
+    return start

@@ -53,12 +53,12 @@ def plan(
         if team.leads:
             saving.check(save, out, settings.model)
         claim = Claim(PLAN, settings, out, team.count)
-        found = measured(claim, partial(check, settings), report, write_plan_report, again, team=team)
+        result = measured(claim, partial(check, settings), report, write_plan_report, again, team=team)
         if not team.leads:
             return
         chosen = saving.chosen_by_plan(settings, out) if save else None
         saving.save(chosen, settings.model, save)
-        if not show(found, lambda: PLAN.table(found), as_json):
+        if not show(result, lambda: PLAN.table(result), as_json):
             say(f"Plan: {out / 'plan.json'}")
             say(f"Report: {out / PLAN.page}")
         say_what_was_saved(chosen, save, as_json)

@@ -52,5 +52,5 @@ def pareto(errors: dict[str, float], seconds: dict[str, float], most: int) -> li
             front.append(name)
     if len(front) <= most:
         return front
-    places: Sequence[int] = [round(i * (len(front) - 1) / (most - 1)) for i in range(most)]
-    return [front[place] for place in dict.fromkeys(places)]
+    positions: Sequence[int] = [round(i * (len(front) - 1) / (most - 1)) for i in range(most)]
+    return [front[position] for position in dict.fromkeys(positions)]

@@ -25,27 +25,29 @@ from subquad.methods import BoundMethod, Full, Method
 from subquad.tools.measure.capture import recorded
 from subquad.tools.models.pretrained import running
 from subquad.tools.plan import choice
-from subquad.tools.plan.figures import Planned, Verified
 from subquad.tools.plan.grid import pareto
-from subquad.tools.plan.loads import Load
+from subquad.tools.plan.loads import PlanInputs
 from subquad.tools.plan.measure import (
     EXACT,
     Candidate,
+    HeldOutPass,
     Screen,
-    Turn,
     faster_at,
+    held_out_pass,
     screen,
     single_losses,
-    turn,
 )
-from subquad.tools.runs.executors import HERE, Executor
-from subquad.tools.runs.store import Kind, Progress, Records, Store
+from subquad.tools.plan.planned import Planned, Verified
+from subquad.tools.runs.cache import JobCache
+from subquad.tools.runs.executors import LOCAL, Executor
+from subquad.tools.runs.jobs import JobKind, Progress
+from subquad.tools.runs.runner import run_jobs
 
-SCREEN: Kind[Screen] = Kind("screen", Screen)
-LOSSES: Kind[dict[str, dict[str, float]]] = Kind("losses", dict[str, dict[str, float]])
-VERIFY: Kind[Turn] = Kind("verify", Turn)
-BASELINE: Kind[dict[str, Any]] = Kind("baseline", dict[str, Any])
-CROSSOVER: Kind[dict[str, list[bool]]] = Kind("crossover", dict[str, list[bool]])
+SCREEN: JobKind[Screen] = JobKind("screen", Screen)
+LOSSES: JobKind[dict[str, dict[str, float]]] = JobKind("losses", dict[str, dict[str, float]])
+VERIFY: JobKind[HeldOutPass] = JobKind("verify", HeldOutPass)
+BASELINE: JobKind[dict[str, Any]] = JobKind("baseline", dict[str, Any])
+CROSSOVER: JobKind[dict[str, list[bool]]] = JobKind("crossover", dict[str, list[bool]])
 
 KEPT = 6  # candidates of a length whose losses are measured
 GAIN = 0.97  # a candidate that takes more of exact attention's time in a layer is not one
@@ -66,10 +68,10 @@ class Workers:
             candidates in each layer.
     """
 
-    executor: Executor = HERE
+    executor: Executor = LOCAL
     elsewhere: Callable[[int, int, dict[int, list[str]]], dict[str, dict[str, float]]] | None = None
 
-    def job(self, load: Load, item: int, kept: Mapping[int, list[Candidate]]) -> Callable[[], Any]:
+    def losses(self, load: PlanInputs, item: int, kept: Mapping[int, list[Candidate]]) -> Callable[[], Any]:
         """What makes the losses of an input."""
         if self.elsewhere is None:
             return partial(single_losses, load, load.items[item], kept)
@@ -79,7 +81,11 @@ class Workers:
     @property
     def note(self) -> tuple[str, ...]:
         """What a report says of it."""
-        return (f"Losses of single layers were measured by {self.executor.says}.",) if self.executor.says else ()
+        return (
+            (f"Losses of single layers were measured by {self.executor.description}.",)
+            if self.executor.description
+            else ()
+        )
 
 
 UNAIDED = Workers()
@@ -89,11 +95,11 @@ UNAIDED = Workers()
 class Length:
     """Planning one length."""
 
-    load: Load
+    load: PlanInputs
     candidates: Sequence[Candidate]
     floor: float
     shift: float
-    store: Store
+    cache: JobCache
     progress: Progress
     until: float  # when it should be done, on `time.perf_counter`
     workers: Workers = UNAIDED
@@ -115,10 +121,10 @@ class Length:
     def plan(self) -> Planned:
         """Measure, choose and verify."""
         self.progress(f"trying all candidates at {self.length:,} tokens", 0, 1)
-        found = self.store.get(SCREEN(self.length), lambda: screen(self.load, self.candidates))
-        kept = self.kept(found)
+        screened = self.cache.get(SCREEN.job(self.length, run=partial(screen, self.load, self.candidates)))
+        kept = self.kept(screened)
         losses = self.losses(kept)
-        planned = Planned(self.length, found, losses, dict.fromkeys(losses, EXACT), None, [], None)
+        planned = Planned(self.length, screened, losses, dict.fromkeys(losses, EXACT), None, [], None)
         if not any(kept.values()):
             planned.why_exact = "no candidate is faster than exact attention in any layer"
             return planned
@@ -127,18 +133,19 @@ class Length:
             planned.starts = self.starts(planned)
             if self.load.team.count == 1:  # an audit needs all tokens
                 chosen = swap_of(planned.chosen, self.by_name)
-                planned.baseline = self.store.get(BASELINE(self.length), partial(self.usual_errors, chosen))
+                job = BASELINE.job(self.length, run=partial(self.usual_errors, chosen))
+                planned.baseline = self.cache.get(job)
         planned.floors = self.floors(planned)
         return planned
 
-    def kept(self, found: Screen) -> dict[int, list[Candidate]]:
+    def kept(self, screened: Screen) -> dict[int, list[Candidate]]:
         """The candidates of each layer whose losses are measured: those that pay, on the Pareto front."""
         pays: dict[str, list[tuple[float, float]]] = {}
-        for layer, errors in found.errors.items():
-            exact = found.seconds[layer][EXACT]
+        for layer, errors in screened.errors.items():
+            exact = screened.seconds[layer][EXACT]
             for name, error in errors.items():
-                if math.isfinite(error) and found.seconds[layer][name] < GAIN * exact:
-                    pays.setdefault(name, []).append((error, found.seconds[layer][name] / exact))
+                if math.isfinite(error) and screened.seconds[layer][name] < GAIN * exact:
+                    pays.setdefault(name, []).append((error, screened.seconds[layer][name] / exact))
         errors = {name: statistics.mean(error for error, _ in each) for name, each in pays.items()}
         seconds = {name: statistics.mean(share for _, share in each) for name, each in pays.items()}
         names = pareto(errors, seconds, KEPT)
@@ -147,10 +154,10 @@ class Length:
                 c
                 for c in self.candidates
                 if c.name in names
-                and c.name in of
-                and found.seconds[layer][c.name] < GAIN * found.seconds[layer][EXACT]
+                and c.name in errors_of_layer
+                and screened.seconds[layer][c.name] < GAIN * screened.seconds[layer][EXACT]
             ]
-            for layer, of in found.errors.items()
+            for layer, errors_of_layer in screened.errors.items()
         }
 
     def losses(self, kept: Mapping[int, list[Candidate]]) -> dict[int, dict[str, list[float]]]:
@@ -158,34 +165,39 @@ class Length:
 
         A candidate with a loss that is not finite is left out.
         """
-        found: dict[int, dict[str, list[float]]] = {n: {c.name: [] for c in tried} for n, tried in kept.items()}
+        by_layer: dict[int, dict[str, list[float]]] = {n: {c.name: [] for c in tried} for n, tried in kept.items()}
         if not any(kept.values()):
-            return found
+            return by_layer
         end = self.begun + MEASURING * (self.until - self.begun)
-        units = [LOSSES(self.length, i) for i in range(len(self.load.items))]
-        records = Records()
-        for begin in range(0, len(units), self.workers.executor.width):
-            these = range(len(units))[begin : begin + self.workers.executor.width]
-            if begin >= 2 and self.past(end) and not all(self.store.has(units[i]) for i in these):
+        jobs = [
+            LOSSES.job(self.length, i, run=self.workers.losses(self.load, i, kept)) for i in range(len(self.load.items))
+        ]
+        results: list[dict[str, dict[str, float]]] = []
+        for begin in range(0, len(jobs), self.workers.executor.width):
+            batch = jobs[begin : begin + self.workers.executor.width]
+            if begin >= 2 and self.past(end) and not all(self.cache.has(job.key) for job in batch):
                 break
-            told = partial(self._told, f"losses of single layers at {self.length:,} tokens", begin, len(units))
-            jobs = [(units[i], self.workers.job(self.load, i, kept)) for i in these]
-            self.store.run(jobs, records, told, self.workers.executor)
-        for unit in units[: len(records)]:
-            for layer, of in records[unit].items():
-                for name, loss in of.items():
-                    found[int(layer)][name].append(loss)
+            progress = partial(self._report, f"losses of single layers at {self.length:,} tokens", begin, len(jobs))
+            cached = {
+                job.key: each.result for job, each in run_jobs(batch, self.cache, progress, self.workers.executor)
+            }
+            results += [cached[job.key] for job in batch]
+        for result in results:
+            for layer, losses in result.items():
+                for name, loss in losses.items():
+                    by_layer[int(layer)][name].append(loss)
         return {
-            n: {name: each for name, each in of.items() if all(map(math.isfinite, each))} for n, of in found.items()
+            n: {name: each for name, each in candidates.items() if all(map(math.isfinite, each))}
+            for n, candidates in by_layer.items()
         }
 
     def past(self, end: float) -> bool:
         """Whether it is later, on the clock of the process that leads."""
         return self.load.team.led(lambda: time.perf_counter() > end)
 
-    def _told(self, what: str, begin: int, total: int, unit: str, done: int, of: int) -> None:
-        """Tell how many of all units are done, from how many of those that are under way are."""
-        if done < of:
+    def _report(self, what: str, begin: int, total: int, job: str, done: int, batch: int) -> None:
+        """Report how many of all jobs are done, from how many of those that are under way are."""
+        if done < batch:
             self.progress(what, begin + done, total)
 
     def verify(self, planned: Planned) -> None:
@@ -207,21 +219,21 @@ class Length:
             if planned.predicted_speedup(chosen) < FASTER:
                 planned.why_exact = "what the floor allows is no faster than exact attention"
                 break
-            found = self.verification(planned, chosen, number, confidence)
-            planned.rounds.append(found)
+            verification = self.verification(planned, chosen, number, confidence)
+            planned.rounds.append(verification)
             planned.why_exact = (
-                f"the last choice has a loss of {found.loss:.4f} (at most {found.bound:.4f} at confidence "
-                f"{confidence:.4f}) on {held_out} held-out passages, and {accepted:.4f} is accepted"
+                f"the last choice has a loss of {verification.loss:.4f} (at most {verification.bound:.4f} at "
+                f"confidence {confidence:.4f}) on {held_out} held-out passages, and {accepted:.4f} is accepted"
             )
-            if found.bound <= accepted or last:
+            if verification.bound <= accepted or last:
                 break
             last = self.past(self.until)
-            budget = choice.next_budget(budget, accepted, found.bound) * (0.5 if last else 1.0)
+            budget = choice.next_budget(budget, accepted, verification.bound) * (0.5 if last else 1.0)
         tried = [*planned.rounds, *([planned.uniform_verified] if planned.uniform_verified else [])]
-        held = [found for found in tried if found.bound <= accepted]
+        held = [verification for verification in tried if verification.bound <= accepted]
         if not held:
             return
-        best = max(held, key=lambda found: found.speedup)
+        best = max(held, key=lambda verification: verification.speedup)
         if best.speedup < FASTER:
             planned.why_exact = f"the verified plan has {best.speedup:.2f}× the speed of exact attention"
             return
@@ -233,23 +245,23 @@ class Length:
         if number == 0 and planned.uniform is not None:
             mixes["uniform"] = choice.uniform(planned.mean_losses, planned.uniform)
         choices: dict[str, Any] = {EXACT: None} | {name: swap_of(mix, self.by_name) for name, mix in mixes.items()}
-        turns = []
+        passes = []
         for i, item in enumerate(self.load.held_out):
             self.progress(f"verifying the plan at {self.length:,} tokens", i, len(self.load.held_out))
-            unit = VERIFY(self.length, number, _mark(mixes), i)
-            turns.append(self.store.get(unit, partial(turn, self.load, item, choices, seed=i)))
-        found = {
+            run = partial(held_out_pass, self.load, item, choices, seed=i)
+            passes.append(self.cache.get(VERIFY.job(self.length, number, _mark(mixes), i, run=run)))
+        verified = {
             name: Verified(
                 chosen=mix,
                 predicted=choice.total(planned.mean_losses, mix),
-                losses=[each.losses[name] for each in turns],
-                bound=choice.upper_bound([each.losses[name] for each in turns], confidence),
-                speedups=[each.seconds[EXACT] / each.seconds[name] for each in turns],
+                losses=[each.losses[name] for each in passes],
+                bound=choice.upper_bound([each.losses[name] for each in passes], confidence),
+                speedups=[each.seconds[EXACT] / each.seconds[name] for each in passes],
             )
             for name, mix in mixes.items()
         }
-        planned.uniform_verified = found.get("uniform", planned.uniform_verified)
-        return found["plan"]
+        planned.uniform_verified = verified.get("uniform", planned.uniform_verified)
+        return verified["plan"]
 
     def starts(self, planned: Planned) -> dict[str, int]:
         """The length from which on each chosen method is faster than exact attention, at most this one."""
@@ -267,7 +279,7 @@ class Length:
             return won
 
         self.progress(f"timing inputs shorter than {self.length:,} tokens", 0, 1)
-        won = self.store.get(CROSSOVER(self.length), measured)
+        won = self.cache.get(CROSSOVER.job(self.length, run=measured))
         return {name: choice.crossover(lengths, wins, self.length) for name, wins in won.items()}
 
     def usual_errors(self, methods: Mapping[int, Any]) -> dict[str, Any]:
@@ -279,13 +291,13 @@ class Length:
 
     def floors(self, planned: Planned) -> list[dict[str, Any]]:
         """What other floors would give, as predicted from the same figures."""
-        found = []
+        rows = []
         for floor in sorted({*FLOORS, self.floor}):
             accepted = (1.0 - floor) / self.shift
             chosen = choice.cheapest(planned.seconds, planned.mean_losses, accepted)
             best = choice.best_uniform(planned.seconds, planned.mean_losses, accepted)
             mix = choice.uniform(planned.mean_losses, best) if best else {}
-            found.append(
+            rows.append(
                 {
                     "floor": floor,
                     "chosen": {str(layer): name for layer, name in chosen.items()},
@@ -295,7 +307,7 @@ class Length:
                     "uniform_speedup": planned.predicted_speedup(mix) if best else 1.0,
                 }
             )
-        return found
+        return rows
 
 
 def swap_of(chosen: Mapping[int, str], by_name: Mapping[str, Candidate]) -> dict[int, Method | BoundMethod]:

@@ -14,7 +14,7 @@ from subquad.core.errors import InputError
 from subquad.tools.measure.capture import recorded
 from subquad.tools.measure.fidelity import cosine
 from subquad.tools.measure.team import ALONE, Team
-from subquad.tools.models.passages import Reading
+from subquad.tools.models.passages import TokenizedText
 from subquad.tools.models.pretrained import Pretrained
 
 Loss = Callable[[Any, Any], float]  # of an output, and of the exact model's; 0 where they say the same
@@ -25,7 +25,7 @@ HELD_OUT = 8  # passages to verify on, at least; and at least twice as many as f
 
 
 @dataclass(frozen=True)
-class Load:
+class PlanInputs:
     """Inputs of one length for one model."""
 
     length: int
@@ -37,7 +37,7 @@ class Load:
     team: Team = ALONE  # whose processes split the tokens of an input
 
 
-def text_load(pretrained: Pretrained, reading: Reading, length: int) -> Load:
+def text_load(pretrained: Pretrained, reading: TokenizedText, length: int) -> PlanInputs:
     """Passages of exactly `length` tokens of a text: a third of them or fewer for losses, the others held out.
 
     Raises:
@@ -53,9 +53,9 @@ def text_load(pretrained: Pretrained, reading: Reading, length: int) -> Load:
             f"the text has {len(reading.tokens):,} tokens, which is less than five passages of {length:,}; a plan for "
             "that length needs two to measure and three to verify on: give more text, or shorter --lengths"
         )
-    items, held_out = divided(reading.stretches(pretrained, length, count), few)
+    items, held_out = divided(reading.sequences(pretrained, length, count), few)
     model = pretrained.reaching(length)
-    return Load(
+    return PlanInputs(
         length=length,
         model=model.model,
         run=lambda item: model.forward([item]),
@@ -95,7 +95,7 @@ LOSSES: dict[str, Loss] = {
 
 def input_loads(
     model: Any, inputs: Sequence[Any], loss: Loss | None, metric: Callable[[Any, Any], float] | None
-) -> list[Load]:
+) -> list[PlanInputs]:
     """Loads of inputs that a module takes as keywords, grouped by the number of tokens that attention sees.
 
     Raises:
@@ -123,7 +123,7 @@ def input_loads(
     loads = []
     for length, items in sorted(groups.items()):
         few, held_out = divided(items, MOST)
-        loads.append(Load(length, model, run, measure, few, held_out))
+        loads.append(PlanInputs(length, model, run, measure, few, held_out))
     return loads
 
 
@@ -137,7 +137,7 @@ def _run(model: Any, metric: Callable[[Any, Any], float] | None, item: Mapping[s
 @dataclass(frozen=True)
 class _Read:
     output: Any
-    real: Tensor | None
+    padding: Tensor | None
 
 
 def _loss_of(loss: Loss, read: _Read, exact: _Read) -> float:
@@ -163,8 +163,8 @@ def output_loss(read: Any, exact: Any) -> float:
     pooled = []
     for x in (mine, its):
         hidden = x.last_hidden_state if hasattr(x, "last_hidden_state") else x[0]
-        real = exact.real if isinstance(exact, _Read) else None
-        weights = torch.ones(hidden.shape[:2]) if real is None else real
+        padding = exact.padding if isinstance(exact, _Read) else None
+        weights = torch.ones(hidden.shape[:2]) if padding is None else padding
         weights = weights.to(hidden)[..., None]
         pooled.append((hidden * weights).sum(1) / weights.sum(1))
     return cosine_loss(pooled[0], pooled[1])

@@ -19,7 +19,7 @@ from subquad.tools.measure.prefix import Chain, chain, kept, skipping
 from subquad.tools.measure.team import ALONE, Team
 from subquad.tools.measure.timing import Effort, one_round, shuffled, stopwatch, until_steady
 from subquad.tools.models.pretrained import running
-from subquad.tools.plan.loads import Load
+from subquad.tools.plan.loads import PlanInputs
 
 EXACT = "full"
 ROUNDS = Effort(seconds=0.8, least=3, enough=7, most=25)  # of the calls of one layer
@@ -50,7 +50,7 @@ class Screen:
 
 
 @dataclass
-class Turn:
+class HeldOutPass:
     """One held-out input through several choices."""
 
     losses: dict[str, float]
@@ -64,7 +64,7 @@ def _shape(inputs: LayerInputs) -> tuple[Any, ...]:
 
 
 @torch.inference_mode()
-def screen(load: Load, candidates: Sequence[Candidate]) -> Screen:
+def screen(load: PlanInputs, candidates: Sequence[Candidate]) -> Screen:
     """Errors and times of all candidates on what the layers are given for the first input."""
     with recorded(load.model, load.team) as calls:
         load.run(load.items[0])
@@ -107,19 +107,23 @@ def _times(inputs: LayerInputs, methods: Mapping[str, Method | BoundMethod], tea
     rounds = until_steady(calls, ROUNDS, inputs.query.device, team=team)
     exact = statistics.median(rounds[EXACT])
     ratios = {
-        name: statistics.median(own / its for own, its in zip(seconds, rounds[EXACT], strict=True))
+        name: statistics.median(
+            seconds_of_method / its for seconds_of_method, its in zip(seconds, rounds[EXACT], strict=True)
+        )
         for name, seconds in rounds.items()
     }
     return {name: exact * ratio for name, ratio in ratios.items()}
 
 
 @torch.inference_mode()
-def single_losses(load: Load, item: Any, candidates: Mapping[int, Sequence[Candidate]]) -> dict[str, dict[str, float]]:
+def single_losses(
+    load: PlanInputs, item: Any, candidates: Mapping[int, Sequence[Candidate]]
+) -> dict[str, dict[str, float]]:
     """The loss of the output with one candidate in one layer, and exact attention in all others; by layer and name.
 
     The blocks in front of that layer are computed once, where they are a chain.
     """
-    found: dict[str, dict[str, float]] = {}
+    losses: dict[str, dict[str, float]] = {}
     layers = hf.find_layers(load.model)
     blocks = chain(load.model, layers)
     with running(load.model, EXACT, load.team), kept(blocks.blocks if blocks else ()) as outputs:
@@ -127,25 +131,25 @@ def single_losses(load: Load, item: Any, candidates: Mapping[int, Sequence[Candi
     _check_finite(load.loss(exact, exact))
     blocks = blocks if blocks and _same(load, item, exact, blocks, outputs) else None
     for number, tried in candidates.items():
-        found[str(number)] = {}
+        losses[str(number)] = {}
         for candidate in tried:
             with _one_layer(load, number, candidate, blocks, outputs):
-                found[str(number)][candidate.name] = float(load.loss(load.run(item), exact))
-    return found
+                losses[str(number)][candidate.name] = float(load.loss(load.run(item), exact))
+    return losses
 
 
-def _check_finite(own_loss: float) -> None:
+def _check_finite(self_loss: float) -> None:
     """ValueError where exact attention itself has no loss: the model, the loss or the metric gives NaN or infinity."""
-    if not math.isfinite(own_loss):
+    if not math.isfinite(self_loss):
         raise ValueError(
-            f"an output of exact attention compared with itself has a loss of {own_loss}, but it must be a finite "
+            f"an output of exact attention compared with itself has a loss of {self_loss}, but it must be a finite "
             "number: what the model, the loss or the metric gives there is not finite"
         )
 
 
 @contextmanager
 def _one_layer(
-    load: Load, number: int, candidate: Candidate, blocks: Chain | None, outputs: Sequence[Any]
+    load: PlanInputs, number: int, candidate: Candidate, blocks: Chain | None, outputs: Sequence[Any]
 ) -> Iterator[None]:
     with (
         running(load.model, {number: candidate.by_layer[number]}, load.team),
@@ -154,7 +158,7 @@ def _one_layer(
         yield
 
 
-def _same(load: Load, item: Any, exact: Any, blocks: Chain, outputs: Sequence[Any]) -> bool:
+def _same(load: PlanInputs, item: Any, exact: Any, blocks: Chain, outputs: Sequence[Any]) -> bool:
     """Whether skipping all blocks but the last one gives the exact output: they are a chain, run once each."""
     if any(output is None for output in outputs):
         return False
@@ -166,7 +170,7 @@ def _same(load: Load, item: Any, exact: Any, blocks: Chain, outputs: Sequence[An
 
 
 @torch.inference_mode()
-def turn(load: Load, item: Any, choices: Mapping[str, Any], seed: int) -> Turn:
+def held_out_pass(load: PlanInputs, item: Any, choices: Mapping[str, Any], seed: int) -> HeldOutPass:
     """One held-out input through every choice, exact attention among them: losses, and seconds of whole passes.
 
     The order is drawn from the seed.
@@ -176,7 +180,7 @@ def turn(load: Load, item: Any, choices: Mapping[str, Any], seed: int) -> Turn:
         with running(load.model, methods, load.team):
             seconds[name], outputs[name] = stopwatch(lambda: load.run(item), team=load.team)
     _check_finite(load.loss(outputs[EXACT], outputs[EXACT]))
-    return Turn({name: float(load.loss(output, outputs[EXACT])) for name, output in outputs.items()}, seconds)
+    return HeldOutPass({name: float(load.loss(output, outputs[EXACT])) for name, output in outputs.items()}, seconds)
 
 
 @torch.inference_mode()
@@ -206,9 +210,9 @@ def faster_at(
 
 def _first_tokens(inputs: LayerInputs, length: int, team: Team) -> LayerInputs:
     """A layer's inputs for the first tokens only, without padding."""
-    mask, of = inputs.options["mask"], None if team.ranks is None else team.ranks.even(length)
+    mask, sequence = inputs.options["mask"], None if team.ranks is None else team.ranks.even(length)
     options = inputs.options | {
-        "parallel": of,
+        "parallel": sequence,
         "mask": Mask(is_causal=mask.is_causal, offset=0 if mask.is_causal else None, span=mask.span),
         "bias": None,
     }

@@ -14,19 +14,20 @@ from subquad.tools.measure.team import ALONE, Team
 from subquad.tools.models.rows import longest
 from subquad.tools.models.split import split_refusals
 from subquad.tools.plan import choice
-from subquad.tools.plan.figures import Planned
 from subquad.tools.plan.grid import grid
 from subquad.tools.plan.length import UNAIDED, Length, Workers
-from subquad.tools.plan.loads import Load
+from subquad.tools.plan.loads import PlanInputs
 from subquad.tools.plan.measure import EXACT, Candidate
-from subquad.tools.runs.store import Progress, Store
+from subquad.tools.plan.planned import Planned
+from subquad.tools.runs.cache import JobCache
+from subquad.tools.runs.jobs import Progress
 
 
 @dataclass
 class Planning:
     """A run of `subquad plan`."""
 
-    loads: Sequence[Load]
+    loads: Sequence[PlanInputs]
     candidates: Callable[[int], list[Candidate]]  # for a length
     floor: float
     minutes: float
@@ -34,8 +35,8 @@ class Planning:
     workers: Workers = UNAIDED
     lengths: list[Planned] = field(default_factory=list)
 
-    def run(self, store: Store, progress: Progress) -> None:
-        """Plan every length, the shortest first; finished units come from the store."""
+    def run(self, cache: JobCache, progress: Progress) -> None:
+        """Plan every length, the shortest first; finished jobs come from the cache."""
         begun = time.perf_counter()
         expect(progress, seconds=60 * self.minutes)
         weights = [load.length for load in self.loads]
@@ -45,13 +46,13 @@ class Planning:
             progress(f"planning at {load.length:,} tokens", number, len(self.loads))
             until, tried = time.perf_counter() + max(share, 1.0), self.candidates(load.length)
             self.lengths.append(
-                Length(load, tried, self.floor, self.shift, store, progress, until, self.workers).plan()
+                Length(load, tried, self.floor, self.shift, cache, progress, until, self.workers).plan()
             )
         progress("done", len(self.loads), len(self.loads))
 
     def steps(self) -> dict[int, dict[int, Method | BoundMethod]]:
         """The steps of every layer: exact below the crossover, then the methods of the next longer length."""
-        found: dict[int, dict[int, Method | BoundMethod]] = {}
+        by_layer: dict[int, dict[int, Method | BoundMethod]] = {}
         for layer in hf.find_layers(self.loads[0].model):
             steps: dict[int, Method | BoundMethod] = {0: Full()}
             before = 0
@@ -69,8 +70,8 @@ class Planning:
             last = steps[max(steps)]
             if isinstance(last, BoundMethod) and (most := longest({layer.number: last})) is not None:
                 steps[most + 1] = Full()
-            found[layer.number] = steps
-        return found
+            by_layer[layer.number] = steps
+        return by_layer
 
 
 def candidates_for(
@@ -84,19 +85,19 @@ def candidates_for(
     layers = hf.find_layers(model)
     numbers = [layer.number for layer in layers]
 
-    def of(length: int) -> list[Candidate]:
-        found = []
+    def at_length(length: int) -> list[Candidate]:
+        candidates = []
         for method in grid(length) if methods is None else methods:
             if method not in refused:
                 refused[method] = split_refusals(layers, method, team) | hf.refusals(model, method)
             able = {n: method for n in numbers if n not in refused[method]}
             if able and not method.is_exact:
-                found.append(Candidate(str(method), dict(able)))
-        return found + [
+                candidates.append(Candidate(str(method), dict(able)))
+        return candidates + [
             Candidate(name, dict(bounds)) for name, bounds in fitted.items() if (longest(bounds) or length) >= length
         ]
 
-    return of
+    return at_length
 
 
 def plan_of(planning: Planning, made_on: dict[str, Any]) -> Plan:
@@ -113,8 +114,8 @@ def plan_of(planning: Planning, made_on: dict[str, Any]) -> Plan:
 
 
 def _verified(planned: Planned, planning: Planning) -> dict[str, Any]:
-    found = planned.verified
-    if found is None:
+    verified = planned.verified
+    if verified is None:
         return {
             "floor": planning.floor,
             "shift": planning.shift,
@@ -128,12 +129,12 @@ def _verified(planned: Planned, planning: Planning) -> dict[str, Any]:
     return {
         "floor": planning.floor,
         "shift": planning.shift,
-        "fidelity": 1 - found.loss,
-        "bound": 1 - found.bound,
+        "fidelity": 1 - verified.loss,
+        "bound": 1 - verified.bound,
         "confidence": choice.CONFIDENCE,
-        "passages": len(found.losses),
-        "speedup": found.speedup,
-        "predicted_loss": found.predicted,
-        "loss": found.loss,
+        "passages": len(verified.losses),
+        "speedup": verified.speedup,
+        "predicted_loss": verified.predicted,
+        "loss": verified.loss,
         "baseline": planned.baseline,
     }

@@ -8,7 +8,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch, Rectangle
 
 from subquad.tools.plan.schema import PlannedLayer, PlannedLength, PlanReport
-from subquad.tools.plan.tables import EXACT, FIGURES, title
+from subquad.tools.plan.tables import EXACT, PLOTS, title
 from subquad.tools.report import cells, drawing, vector
 
 NARROW = 4.0  # inches
@@ -29,7 +29,7 @@ def drawings(report: PlanReport) -> dict[str, vector.Drawing]:
 
 
 def _makers() -> dict[str, Callable[..., Figure | None]]:
-    return dict(zip(FIGURES, (layers_figure, front_figure), strict=True))
+    return dict(zip(PLOTS, (layers_figure, front_figure), strict=True))
 
 
 def layers_figure(report: PlanReport, narrow: bool = False) -> Figure | None:
@@ -38,22 +38,22 @@ def layers_figure(report: PlanReport, narrow: bool = False) -> Figure | None:
     Layers are columns; narrow, they are rows, and the legend is below.
     """
     numbers = list(dict.fromkeys(number for p in report["lengths"] for number in p["layers"]))
-    used = list(dict.fromkeys(found["method"] for p in report["lengths"] for found in p["layers"].values()))
+    used = list(dict.fromkeys(layer["method"] for p in report["lengths"] for layer in p["layers"].values()))
     methods = [name for name in used if name != EXACT]
     if not numbers:
         return None
     looks = drawing.styles([EXACT, *methods])
     lines = sum(drawing.broken(name).count("\n") + 1 for name in methods)
-    wide = (2.4 + 0.75 * len(numbers) + 3.2, 1.6 + 0.62 * len(report["lengths"]) + 0.12 * len(methods))
-    size = (NARROW, 1.2 + 0.32 * len(numbers) + 0.17 * lines) if narrow else wide
+    landscape = (2.4 + 0.75 * len(numbers) + 3.2, 1.6 + 0.62 * len(report["lengths"]) + 0.12 * len(methods))
+    size = (NARROW, 1.2 + 0.32 * len(numbers) + 0.17 * lines) if narrow else landscape
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine())
     ax = figure.subplots()
     for i, planned in enumerate(report["lengths"]):
         for j, number in enumerate(numbers):
-            found = planned["layers"].get(number)
-            color = "" if found is None or found["method"] == EXACT else looks[found["method"]].color
+            layer = planned["layers"].get(number)
+            color = "" if layer is None or layer["method"] == EXACT else looks[layer["method"]].color
             text = f"layer {number}, {planned['length']:,} tokens"
-            _square(ax, (i, j) if narrow else (j, i), found, color, text)
+            _square(ax, (i, j) if narrow else (j, i), layer, color, text)
     _square_axes(ax, numbers, [f"{p['length']:,}" for p in report["lengths"]], narrow)
     handles = [Patch(facecolor=looks[name].color, label=drawing.broken(name)) for name in methods]
     handles.append(Patch(facecolor=drawing.PAPER, edgecolor="#7a828a", label="exact attention"))
@@ -64,16 +64,16 @@ def layers_figure(report: PlanReport, narrow: bool = False) -> Figure | None:
     return figure
 
 
-def _square(ax: Any, corner: tuple[int, int], found: PlannedLayer | None, color: str, where: str) -> None:
+def _square(ax: Any, corner: tuple[int, int], layer: PlannedLayer | None, color: str, where: str) -> None:
     """One layer at one length; without a colour it is exact attention."""
     patch = Rectangle(corner, 1, 1, facecolor=color or drawing.PAPER, edgecolor="#7a828a", linewidth=0.8)
     ax.add_patch(patch)
-    if found is None:
+    if layer is None:
         return
-    share = cells.share(found["time"]).text
-    said = f"{found['method']}\n{where}: {share} of exact attention's time, loss {found['loss']:.4f}"
-    vector.named(patch, [said if color else f"exact attention\n{where}"])
-    text, ink = (f"{100 * found['time']:.0f} %", drawing.ON_COLOR) if color else ("exact", "#59636e")
+    share = cells.share(layer["time"]).text
+    label = f"{layer['method']}\n{where}: {share} of exact attention's time, loss {layer['loss']:.4f}"
+    vector.named(patch, [label if color else f"exact attention\n{where}"])
+    text, ink = (f"{100 * layer['time']:.0f} %", drawing.ON_COLOR) if color else ("exact", "#59636e")
     ax.text(corner[0] + 0.5, corner[1] + 0.5, text, ha="center", va="center", color=ink, fontsize=8.5)
 
 

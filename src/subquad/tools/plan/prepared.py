@@ -11,17 +11,17 @@ from subquad import hf
 from subquad.core.errors import InputError, as_input_error
 from subquad.methods import BoundMethod, Method, parse_method
 from subquad.tools.calibrate.fitted import calibrated
-from subquad.tools.data.texts import read_documents, remark_folders, standard_library
+from subquad.tools.data.texts import read_documents, report_folders, standard_library
 from subquad.tools.measure.team import ALONE, Team
 from subquad.tools.models.passages import read
 from subquad.tools.models.pretrained import Pretrained, load
 from subquad.tools.models.split import check_not_fitted
 from subquad.tools.plan.arguments import check_settings
-from subquad.tools.plan.loads import Load, text_load
+from subquad.tools.plan.loads import PlanInputs, text_load
 from subquad.tools.plan.measure import single_losses
 from subquad.tools.plan.plan import candidates_for
+from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.settings import COMPARED_LEARNED, PlanSettings
-from subquad.tools.runs.store import Progress
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Prepared:
         notes: what a reader must know of the weights, and of methods that are not tried.
     """
 
-    loads: list[Load]
-    facts: dict[str, Any]
+    loads: list[PlanInputs]
+    metadata: dict[str, Any]
     methods: list[Method] | None
     fitted: dict[str, dict[int, BoundMethod]]
     notes: tuple[str, ...]
@@ -49,12 +49,12 @@ def prepare(settings: PlanSettings, out: Path, progress: Progress, team: Team = 
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
-    methods, documents = given(settings)
+    methods, documents = parse_inputs(settings)
     check_not_fitted(settings.calibrate, team)
-    remark_folders(progress, settings.text)
+    report_folders(progress, settings.text)
     pretrained = load(settings.model, settings.device, team)
     adapters = _adapters(settings.adapters, pretrained)
-    loads, facts = of_text(pretrained, documents or standard_library(), settings)
+    loads, metadata = of_text(pretrained, documents or standard_library(), settings)
     # As compare does: those that are named, or its own.
     able = list(map(parse_method, COMPARED_LEARNED)) if methods is None else methods
     length = pretrained.length(None, "max-length")
@@ -64,25 +64,25 @@ def prepare(settings: PlanSettings, out: Path, progress: Progress, team: Team = 
     fitted = adapters | {str(method): row.bounds for method, row in rows.items()}
     others = None if methods is None else [method for method in methods if method not in rows | reasons]
     untried = (f"{method} was not tried: {reason}." for method, reason in reasons.items())
-    return Prepared(loads, facts, others, fitted, (*pretrained.notes, *untried))
+    return Prepared(loads, metadata, others, fitted, (*pretrained.notes, *untried))
 
 
 def losses_elsewhere(
     settings: PlanSettings, out: Path, length: int, item: int, tried: Mapping[int, Sequence[str]]
 ) -> dict[str, dict[str, float]]:
     """What `single_losses` gives of an input, in a worker: candidates by name, in each layer."""
-    found = _prepared_once(settings, out)
-    load = next(load for load in found.loads if load.length == length)
-    by_name = {c.name: c for c in candidates_for(load.model, found.methods, found.fitted)(length)}
-    return single_losses(load, load.items[item], {n: [by_name[name] for name in of] for n, of in tried.items()})
+    prepared = _prepared_once(settings, out)
+    load = next(load for load in prepared.loads if load.length == length)
+    by_name = {c.name: c for c in candidates_for(load.model, prepared.methods, prepared.fitted)(length)}
+    return single_losses(load, load.items[item], {n: [by_name[name] for name in names] for n, names in tried.items()})
 
 
 @lru_cache(maxsize=1)
 def _prepared_once(settings: PlanSettings, out: Path) -> Prepared:
-    return prepare(settings, out, lambda what, done, total: None)
+    return prepare(settings, out, silent)
 
 
-def given(settings: PlanSettings) -> tuple[list[Method] | None, list[str] | None]:
+def parse_inputs(settings: PlanSettings) -> tuple[list[Method] | None, list[str] | None]:
     """The methods and the documents that the settings name, if any."""
     check_settings(settings)
     with as_input_error():
@@ -92,7 +92,7 @@ def given(settings: PlanSettings) -> tuple[list[Method] | None, list[str] | None
 
 def of_text(
     pretrained: Pretrained, documents: Sequence[str], settings: PlanSettings
-) -> tuple[list[Load], dict[str, Any]]:
+) -> tuple[list[PlanInputs], dict[str, Any]]:
     """What is run of documents, for a text model that is loaded; and the facts of both."""
     lengths = sorted(set(settings.lengths))
     reading = read(pretrained, documents, min(lengths), 1, settings.seed)
@@ -100,19 +100,19 @@ def of_text(
     turned = replace(reading, tokens=reading.tokens[start:] + reading.tokens[:start])  # other passages for other seeds
     loads = [text_load(pretrained, turned, length) for length in lengths]
     text = {"fingerprint": _mark(reading.tokens), "tokens": len(reading.tokens), "documents": reading.documents}
-    return loads, {"model": pretrained.facts(), "text": text, "identity": pretrained.identity()}
+    return loads, {"model": pretrained.metadata(), "text": text, "identity": pretrained.identity()}
 
 
 def _adapters(folders: Sequence[Path], pretrained: Pretrained) -> dict[str, dict[int, BoundMethod]]:
     """Adapters as candidates, by name."""
-    found: dict[str, dict[int, BoundMethod]] = {}
+    bounds: dict[str, dict[int, BoundMethod]] = {}
     for folder in folders:
         name = f"adapter:{folder.resolve().name}"
-        if name in found:
+        if name in bounds:
             raise InputError(f"two of the adapters are called {folder.resolve().name}, the second being {folder}")
         with as_input_error():
-            found[name] = hf.read_adapter(folder).bounds(pretrained.model)
-    return found
+            bounds[name] = hf.read_adapter(folder).bounds(pretrained.model)
+    return bounds
 
 
 def _mark(tokens: Sequence[int]) -> str:

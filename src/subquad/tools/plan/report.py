@@ -7,8 +7,8 @@ from pathlib import Path
 from subquad.core.spelling import listed
 from subquad.tools.models.split import split_note
 from subquad.tools.plan import choice
-from subquad.tools.plan.figures import Planned, Verified
 from subquad.tools.plan.measure import EXACT
+from subquad.tools.plan.planned import Planned, Verified
 from subquad.tools.plan.run import Made
 from subquad.tools.plan.schema import PlannedLayer, PlannedLength, PlanReport, Verification
 from subquad.tools.runs.options import as_command
@@ -35,7 +35,7 @@ def report_of(made: Made, next_command: str | None = None) -> PlanReport:
             "confidence": choice.CONFIDENCE,
             "lengths": [planned.length for planned in planning.lengths],
         },
-        "model": made.facts,
+        "model": made.metadata,
         "text": made_on["text"],
         "lengths": lengths,
         "headline": headline(lengths, planning.floor),
@@ -52,11 +52,11 @@ def compare_command(made: Made, settings: PlanSettings, out: Path) -> str | None
     if all(planned.verified is None for planned in made.planning.lengths):
         return None
     shared = ("model", "text", "column", "min_fidelity", "device", "seed")
-    shortest, limit = min(settings.lengths), made.facts["position_limit"]
+    shortest, limit = min(settings.lengths), made.metadata["position_limit"]
     length = shortest if limit is None or shortest <= limit else None
-    given = {name: getattr(settings, name) for name in shared}
+    options = {name: getattr(settings, name) for name in shared}
     ranks = made.planning.loads[0].team.count
-    return as_command("compare", CompareSettings(plans=(out,), max_length=length, **given), ranks)
+    return as_command("compare", CompareSettings(plans=(out,), max_length=length, **options), ranks)
 
 
 def headline(lengths: list[PlannedLength], floor: float) -> str:
@@ -70,31 +70,31 @@ def headline(lengths: list[PlannedLength], floor: float) -> str:
     exact = [f"{planned['length']:,}" for planned in lengths if "verified" not in planned]
     if not gains:
         return f"Stay with exact attention: at no length does a verified plan with a fidelity ≥ {floor:g} pay."
-    rest = f"; exact attention at {listed(exact)} tokens" if exact else ""
-    return f"With a fidelity ≥ {floor:g}: {', '.join(gains)}{rest}."
+    others = f"; exact attention at {listed(exact)} tokens" if exact else ""
+    return f"With a fidelity ≥ {floor:g}: {', '.join(gains)}{others}."
 
 
 def _length(planned: Planned) -> PlannedLength:
-    found: PlannedLength = {
+    report: PlannedLength = {
         "length": planned.length,
         "layers": {str(number): _layer(planned, number, name) for number, name in sorted(planned.chosen.items())},
         "rounds": [_verification(each) for each in planned.rounds],
         "floors": planned.floors,  # type: ignore[typeddict-item]
-        "passages": max((len(each) for of in planned.losses.values() for each in of.values()), default=0),
+        "passages": max((len(each) for by_name in planned.losses.values() for each in by_name.values()), default=0),
         "model_ms": 1e3 * planned.screen.model_seconds,
         "tried": len({name for errors in planned.screen.errors.values() for name in errors}),
     }
     if planned.verified is not None:
-        found["verified"] = _verification(planned.verified)
+        report["verified"] = _verification(planned.verified)
     if planned.why_exact is not None:
-        found["exact_because"] = planned.why_exact
+        report["exact_because"] = planned.why_exact
     if planned.uniform is not None:
         mix = choice.uniform(planned.mean_losses, planned.uniform)
-        found["uniform"] = {"method": planned.uniform, "predicted": choice.total(planned.mean_losses, mix)}
+        report["uniform"] = {"method": planned.uniform, "predicted": choice.total(planned.mean_losses, mix)}
         if planned.uniform_verified is not None:
-            found["uniform"]["loss"] = planned.uniform_verified.loss
-            found["uniform"]["speedup"] = planned.uniform_verified.speedup
-    return found
+            report["uniform"]["loss"] = planned.uniform_verified.loss
+            report["uniform"]["speedup"] = planned.uniform_verified.speedup
+    return report
 
 
 def _layer(planned: Planned, number: int, name: str) -> PlannedLayer:
@@ -108,13 +108,13 @@ def _layer(planned: Planned, number: int, name: str) -> PlannedLayer:
     }
 
 
-def _verification(found: Verified) -> Verification:
+def _verification(verified: Verified) -> Verification:
     return {
-        "predicted": found.predicted,
-        "loss": found.loss,
-        "bound": found.bound,
-        "speedup": found.speedup,
-        "passages": len(found.losses),
+        "predicted": verified.predicted,
+        "loss": verified.loss,
+        "bound": verified.bound,
+        "speedup": verified.speedup,
+        "passages": len(verified.losses),
     }
 
 

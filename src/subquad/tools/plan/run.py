@@ -18,7 +18,7 @@ from subquad.tools.models.pretrained import Pretrained, check_model
 from subquad.tools.models.rows import mark_of
 from subquad.tools.plan.arguments import (
     as_inputs,
-    check_figures,
+    check_functions,
     check_settings,
     check_together,
     mark_of_function,
@@ -26,17 +26,18 @@ from subquad.tools.plan.arguments import (
     settings_from,
 )
 from subquad.tools.plan.length import UNAIDED, Workers
-from subquad.tools.plan.loads import Load, Loss, input_loads
+from subquad.tools.plan.loads import Loss, PlanInputs, input_loads
 from subquad.tools.plan.measure import Candidate
 from subquad.tools.plan.plan import Planning, candidates_for, plan_of
-from subquad.tools.plan.prepared import given, losses_elsewhere, of_text, prepare
+from subquad.tools.plan.prepared import losses_elsewhere, of_text, parse_inputs, prepare
 from subquad.tools.runs import machine
-from subquad.tools.runs.executors import HERE, Executor
+from subquad.tools.runs.cache import clear, run_cache
+from subquad.tools.runs.executors import LOCAL, Executor
+from subquad.tools.runs.jobs import Progress, silent
 from subquad.tools.runs.options import as_command
 from subquad.tools.runs.settings import PlanSettings
-from subquad.tools.runs.store import Progress, Store
 
-UNITS = 1  # changes with what the units hold, so that a run of another version is not resumed
+JOBS_VERSION = 1  # changes with what the units hold, so that a run of another version is not resumed
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ class Made:
 
     plan: Plan
     planning: Planning
-    facts: dict[str, Any]  # of the model, for the report
+    metadata: dict[str, Any]  # of the model, for the report
     notes: tuple[str, ...] = ()  # what a reader must know of the weights, and of methods that were not tried
 
 
-def make(settings: PlanSettings, out: Path, progress: Progress, executor: Executor = HERE, team: Team = ALONE) -> Made:
+def make(settings: PlanSettings, out: Path, progress: Progress, executor: Executor = LOCAL, team: Team = ALONE) -> Made:
     """Plan for a text model. Finished units are kept under `out`; losses of single layers are measured by `executor`.
 
     A team splits the tokens of every input over its processes.
@@ -57,26 +58,26 @@ def make(settings: PlanSettings, out: Path, progress: Progress, executor: Execut
     Raises:
         InputError: something in the settings does not work; the message has the remedy.
     """
-    found = prepare(settings, out, progress, team)
-    elsewhere = partial(losses_elsewhere, settings, out.absolute()) if executor.says else None
+    prepared = prepare(settings, out, progress, team)
+    elsewhere = partial(losses_elsewhere, settings, out.absolute()) if executor.description else None
     workers = Workers(executor, elsewhere)
     made = plan_loads(
-        found.loads,
+        prepared.loads,
         settings,
-        found.methods,
-        found.fitted,
+        prepared.methods,
+        prepared.fitted,
         out,
         progress,
-        found.facts,
+        prepared.metadata,
         as_command("plan", settings, team.count),
         workers,
     )
-    return replace(made, notes=(*found.notes, *made.notes, *workers.note))
+    return replace(made, notes=(*prepared.notes, *made.notes, *workers.note))
 
 
 def check(settings: PlanSettings) -> None:
     """Raise InputError for what is wrong in the settings, as far as it shows before the model is loaded."""
-    given(settings)
+    parse_inputs(settings)
     check_model(settings.model, settings.device)
 
 
@@ -93,7 +94,7 @@ def plan(
     minutes: float = 10.0,
     seed: int = 0,
     out: str | Path | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Plan:
     """Find which method runs in which layer at which length, for an error of the final output that is accepted.
 
@@ -134,29 +135,29 @@ def plan(
     methods = [methods] if isinstance(methods, str | Method) else methods
     tried = None if methods is None else [resolve(method) for method in methods]
     inputs = as_inputs(inputs)
-    check_figures(inputs, loss=loss, metric=metric)
+    check_functions(inputs, loss=loss, metric=metric)
     if hf.transformers_model(model).training:
         raise InputError("the model is in training mode, where dropout makes outputs random: call model.eval() first")
-    with TemporaryDirectory() as temporary, _own_attention(model):
+    with TemporaryDirectory() as temporary, _swapped_out(model):
         folder = Path(out) if out is not None else Path(temporary)
         if inputs and all(isinstance(item, str) for item in inputs):
             pretrained = of_sentence_transformer(model)
-            loads, facts = of_text(pretrained, inputs, settings)
+            loads, metadata = of_text(pretrained, inputs, settings)
         else:
             loads = input_loads(model, inputs, loss, metric)
             described = describe_model(model)
             text = {"inputs": len(inputs), "fingerprint": mark_of_inputs(inputs)}
             judged = [mark_of_function(loss), mark_of_function(metric)]
-            facts = {"model": described, "text": text, "identity": described, "judged": judged}
-        made = plan_loads(loads, settings, tried, {}, folder, progress, facts, "sq.plan")
+            metadata = {"model": described, "text": text, "identity": described, "judged": judged}
+        made = plan_loads(loads, settings, tried, {}, folder, progress, metadata, "sq.plan")
         if out is not None:
             made.plan.save(folder, model)
-            Store.clear(folder)
+            clear(folder)
     return made.plan
 
 
 @contextmanager
-def _own_attention(model: Any) -> Iterator[None]:
+def _swapped_out(model: Any) -> Iterator[None]:
     """Run the model's own attention inside; what was swapped into it comes back."""
     before, keep = hf.bounds(model), hf.describe(model).keep
     hf.restore(model)
@@ -189,13 +190,13 @@ def of_sentence_transformer(model: Any) -> Pretrained:
 
 
 def plan_loads(
-    loads: Sequence[Load],
+    loads: Sequence[PlanInputs],
     settings: PlanSettings,
     methods: Sequence[Method] | None,
     fitted: Mapping[str, dict[int, BoundMethod]],
     out: Path,
     progress: Progress,
-    facts: dict[str, Any],
+    metadata: dict[str, Any],
     command: str,
     workers: Workers = UNAIDED,
 ) -> Made:
@@ -206,18 +207,18 @@ def plan_loads(
             _check_methods(methods, loads[0].model, also=fitted)
         candidates = candidates_for(loads[0].model, methods, fitted, team)
         check_together({load.length: candidates(load.length) for load in loads})
-        store = Store(out, fingerprint(loads, candidates, settings, facts), team)
+        cache = run_cache(out, fingerprint(loads, candidates, settings, metadata), team)
         planning = Planning(loads, candidates, settings.min_fidelity, settings.minutes, settings.shift, workers)
-        planning.run(store, progress)
+        planning.run(cache, progress)
     made_on = {
         "command": command,
         "versions": machine.versions(),
         "hardware": machine.hardware(settings.device),
-        "text": facts["text"],
-        "resumed": store.found,
+        "text": metadata["text"],
+        "resumed": cache.resumed,
         **({"ranks": team.count} if team.count > 1 else {}),
     }
-    return Made(plan_of(planning, made_on), planning, facts["model"])
+    return Made(plan_of(planning, made_on), planning, metadata["model"])
 
 
 def _check_methods(methods: Sequence[Method], model: Any, also: Mapping[str, Any]) -> None:
@@ -229,8 +230,8 @@ def _check_methods(methods: Sequence[Method], model: Any, also: Mapping[str, Any
         raise InputError("the methods name none but exact attention, so there is nothing to plan with")
     for method in methods:
         if method.traits.learned:
-            how = "" if method.traits.fit is None else ": --calibrate TEXT fits them, or give an --adapter"
-            raise InputError(f"{method} has learned parameters, and a plan takes only those that are fitted{how}")
+            remedy = "" if method.traits.fit is None else ": --calibrate TEXT fits them, or give an --adapter"
+            raise InputError(f"{method} has learned parameters, and a plan takes only those that are fitted{remedy}")
     refused = {method: hf.refusals(model, method) for method in methods if not method.is_exact}
     if refused and not also and all(len(reasons) == len(hf.find_layers(model)) for reasons in refused.values()):
         method, reasons = next(iter(refused.items()))
@@ -238,16 +239,16 @@ def _check_methods(methods: Sequence[Method], model: Any, also: Mapping[str, Any
 
 
 def fingerprint(
-    loads: Sequence[Load],
+    loads: Sequence[PlanInputs],
     candidates: Callable[[int], list[Candidate]],
     settings: PlanSettings,
-    facts: dict[str, Any],
+    metadata: dict[str, Any],
 ) -> dict[str, Any]:
     """All that the units depend on."""
     return {
-        "identity": facts["identity"],
-        "text": facts["text"],
-        "judged": facts.get("judged"),
+        "identity": metadata["identity"],
+        "text": metadata["text"],
+        "judged": metadata.get("judged"),
         "loads": [[load.length, len(load.items), len(load.held_out)] for load in loads],
         "candidates": {
             str(load.length): [[c.name, mark_of(c.bounds)] for c in candidates(load.length)] for load in loads
@@ -255,6 +256,6 @@ def fingerprint(
         "floor": [settings.min_fidelity, settings.shift],
         "seed": settings.seed,
         "machine": [machine.versions(), machine.hardware(settings.device)],
-        "units": UNITS,
+        "units": JOBS_VERSION,
         **({"ranks": loads[0].team.count} if loads[0].team.count > 1 else {}),
     }

@@ -15,7 +15,7 @@ from subquad.tools.report.terminal import rich_of
 BLANK = Cell(MISSING, "missing")
 EXACT = "full"
 NEXT = "Next, compare the plan with other methods on the same text, and save the model with what is recommended."
-FIGURES = {
+PLOTS = {
     "plan-layers.png": (
         "Method of each layer",
         "The method of each layer at each length; squares without a colour are exact attention. The number is the "
@@ -47,14 +47,14 @@ def rich_table(report: PlanReport) -> RenderableType:
     return Group(*parts)
 
 
-def markdown(report: PlanReport, figures: Sequence[str] = ()) -> str:
+def markdown(report: PlanReport, plot_names: Sequence[str] = ()) -> str:
     """All of a plan as Markdown. `figures` are the names of the plots that lie beside it."""
     parts = [f"# {escaped(title(report))}", f"**{escaped(report['headline'])}**", bullets(tried(report))]
     if "next" in report:
         parts += [NEXT, fenced(report["next"])]
     for heading, about, table in tables(report):
         parts += [f"## {heading}", escaped(about), table_of(table)]
-    parts += [f"![{head}]({name})\n\n{about}" for name, (head, about) in FIGURES.items() if name in figures]
+    parts += [f"![{head}]({name})\n\n{about}" for name, (head, about) in PLOTS.items() if name in plot_names]
     parts += sections(described(report))
     parts += ["## Notes", bullets(report["notes"]), "## Command", fenced(report["command"]), escaped(report["created"])]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -62,20 +62,20 @@ def markdown(report: PlanReport, figures: Sequence[str] = ()) -> str:
 
 def tried(report: PlanReport) -> list[str]:
     """What the plan was chosen from and verified on, a sentence for each length."""
-    said = []
+    sentences = []
     for planned in report["lengths"]:
         count, passages = planned["tried"], planned["passages"]
         text = f"{planned['length']:,} tokens: {count} candidates were tried"
         text += f" on {passages} passages" if passages else ", and none was faster than exact attention"
         if "verified" in planned:
             text += f", and the plan was verified on {planned['verified']['passages']} held-out passages"
-        said.append(f"{text}.")
-    return said
+        sentences.append(f"{text}.")
+    return sentences
 
 
 def tables(report: PlanReport) -> list[tuple[str, str, Table]]:
     """(heading, what it says, table) of all tables with lines."""
-    found = [
+    all_tables = [
         (
             "Lengths",
             "Figures on held-out passages. The predicted loss is the sum of the losses of single layers.",
@@ -89,7 +89,7 @@ def tables(report: PlanReport) -> list[tuple[str, str, Table]]:
         ("Other floors", "Predictions from the same measurements, not verified.", floors(report)),
         ("Rounds", "Each choice that was verified, in order.", rounds(report)),
     ]
-    return [(heading, about, table) for heading, about, table in found if table.lines and table.columns]
+    return [(heading, about, table) for heading, about, table in all_tables if table.lines and table.columns]
 
 
 def described(report: PlanReport) -> dict[str, dict[str, object]]:
@@ -97,7 +97,7 @@ def described(report: PlanReport) -> dict[str, dict[str, object]]:
     return {heading: report[name] for heading, name in SECTIONS.items()}  # type: ignore[literal-required]
 
 
-def facts_of(report: PlanReport) -> list[tuple[str, list[tuple[str, str]]]]:
+def metadata_of(report: PlanReport) -> list[tuple[str, list[tuple[str, str]]]]:
     """The facts behind a plan as (heading, [(name, text)])."""
     return [(heading, list(pairs)) for heading, pairs in told(described(report))]
 
@@ -119,15 +119,15 @@ def verified(report: PlanReport) -> Table:
 
 
 def _verified(planned: PlannedLength) -> list[Cell]:
-    own = planned.get("verified")
+    verified_plan = planned.get("verified")
     mine = [BLANK] * 5
-    if own is not None:
+    if verified_plan is not None:
         mine = [
-            cells.number(1 - own["loss"], 4),
-            cells.number(1 - own["bound"], 4),
-            cells.speedup(own["speedup"]),
-            cells.number(own["predicted"], 4),
-            cells.number(own["loss"], 4),
+            cells.number(1 - verified_plan["loss"], 4),
+            cells.number(1 - verified_plan["bound"], 4),
+            cells.speedup(verified_plan["speedup"]),
+            cells.number(verified_plan["predicted"], 4),
+            cells.number(verified_plan["loss"], 4),
         ]
     best = planned.get("uniform")
     if best is None:
@@ -148,14 +148,14 @@ def layers(report: PlanReport) -> Table:
 def approximate(report: PlanReport) -> list[str]:
     """The numbers of the layers that run something else than exact attention, at any length."""
     layers = [pair for planned in report["lengths"] for pair in planned["layers"].items()]
-    return list(dict.fromkeys(number for number, found in layers if found["method"] != EXACT))
+    return list(dict.fromkeys(number for number, layer in layers if layer["method"] != EXACT))
 
 
 def _layer(planned: PlannedLength, number: str) -> list[Cell]:
-    found = planned["layers"].get(number)
-    if found is None or found["method"] == EXACT:
+    layer = planned["layers"].get(number)
+    if layer is None or layer["method"] == EXACT:
         return [Cell("exact", "tie"), BLANK, BLANK]
-    return [Cell(found["method"]), cells.share(found["time"]), cells.number(found["loss"], 4)]
+    return [Cell(layer["method"]), cells.share(layer["time"]), cells.number(layer["loss"], 4)]
 
 
 def floors(report: PlanReport) -> Table:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from subquad.tools.plan.plots import drawings, plots
 from subquad.tools.plan.schema import PlanReport
-from subquad.tools.plan.tables import FIGURES, NEXT, approximate, facts_of, markdown, tables, title, tried
+from subquad.tools.plan.tables import NEXT, PLOTS, approximate, markdown, metadata_of, tables, title, tried
 from subquad.tools.report import layout, terms
 from subquad.tools.report.files import as_json, write_files
 from subquad.tools.report.vector import Drawing
@@ -21,12 +21,12 @@ def write_plan_report(report: PlanReport, folder: Path) -> list[Path]:
         "report.html": page.encode(),
         "report.json": as_json(report),
     }
-    return write_files(contents, folder, stale=FIGURES)
+    return write_files(contents, folder, stale=PLOTS)
 
 
 def html(report: PlanReport, drawn: Mapping[str, Drawing], use: str) -> str:
     """The page. `drawn` are SVGs, as `plan_plots.drawings` returns them; `use` are the lines that run the plan."""
-    found = tables(report)
+    all_tables = tables(report)
     return layout.page(
         "plan.html.j2",
         drawn,
@@ -36,10 +36,10 @@ def html(report: PlanReport, drawn: Mapping[str, Drawing], use: str) -> str:
         next=NEXT,
         approximate=approximate(report),
         tried=tried(report),
-        figures=layout.shown(FIGURES, drawn),
-        tables=found,
-        facts=facts_of(report),
-        glossary=terms.glossary({*layout.heads(table for _, _, table in found), *terms.PLANNED}),
+        figures=layout.shown(PLOTS, drawn),
+        tables=all_tables,
+        facts=metadata_of(report),
+        glossary=terms.glossary({*layout.heads(table for _, _, table in all_tables), *terms.PLANNED}),
         methods=terms.described(_methods(report)),
     )
 

@@ -63,7 +63,7 @@ def _mine() -> dict[str, str | int]:
 def _holder(folder: Path) -> str:
     """Who holds the lock, as far as it is known."""
     try:
-        found = json.loads((folder / HOLDER).read_text())
-        return f"{found['command']}, process {found['process']} on {found['computer']}, since {found['since']}"
+        holder = json.loads((folder / HOLDER).read_text())
+        return f"{holder['command']}, process {holder['process']} on {holder['computer']}, since {holder['since']}"
     except (OSError, ValueError, KeyError, TypeError):  # it begins or ends at this moment
         return "another run"

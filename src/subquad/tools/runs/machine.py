@@ -11,7 +11,7 @@ from subquad.core.environment import gpu_architecture, hardware, versions
 from subquad.kernels import native, triton
 from subquad.kernels.dispatch import backends as states
 from subquad.kernels.dispatch import chosen_backend
-from subquad.tools.measure.noise import Load
+from subquad.tools.measure.noise import MachineLoad
 
 __all__ = ["Use", "backends", "hardware", "load", "load_average", "versions", "watched"]
 
@@ -38,12 +38,12 @@ def watched(processes: int = 1) -> Iterator[Use]:
     From the system's count of busy time less this process' own; time that a hypervisor gave to other guests is busy.
     """
     use: Use = {"elapsed": 0.0, "others": None}
-    start, own, busy = time.perf_counter(), time.process_time(), _busy_seconds()
+    start, process_seconds, busy = time.perf_counter(), time.process_time(), _busy_seconds()
     yield use
     after = _busy_seconds()
     use["elapsed"] = time.perf_counter() - start
     if processes == 1 and busy is not None and after is not None:
-        use["others"] = after - busy - (time.process_time() - own)
+        use["others"] = after - busy - (time.process_time() - process_seconds)
 
 
 def load_average() -> float | None:
@@ -51,7 +51,7 @@ def load_average() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
-def load(average: float | None, uses: Iterable[Use]) -> Load:
+def load(average: float | None, uses: Iterable[Use]) -> MachineLoad:
     """What else the machine did in these whiles, after a minute with this load average.
 
     The share is None below a second in all: the system counts in hundredths of one.
@@ -96,12 +96,12 @@ def _triton_backend() -> str:
     if not triton.usable():
         return str(reason)
     have, want = triton.installed_version() or "of an unknown version", triton.wanted_version()
-    said = f"triton {have}" + (f", but this torch was built with {want}" if have != want else "")
+    version = f"triton {have}" + (f", but this torch was built with {want}" if have != want else "")
     if reason is not None:
-        return f"{said}; {reason}"
+        return f"{version}; {reason}"
     if triton.INTERPRETED:
-        return f"{said}, in its interpreter, on CPU tensors (TRITON_INTERPRET=1)"
-    return f"{said}, for {gpu_architecture()}, {_tiles()}"
+        return f"{version}, in its interpreter, on CPU tensors (TRITON_INTERPRET=1)"
+    return f"{version}, for {gpu_architecture()}, {_tiles()}"
 
 
 def _tiles() -> str:

@@ -39,12 +39,12 @@ class Option:
             return (str, self.shown) if self.shown else (str | None, None)
         return self.kind, self.default
 
-    def value(self, given: Any) -> Any:
+    def value(self, raw: Any) -> Any:
         """The setting from what the command line got, which is not None."""
         if self.is_list:
             is_path = get_args(self.kind)[0] is Path
-            return tuple(given) if is_path else tuple(word for text in given for word in text.split())
-        return given if self.read is None else self.read(given)
+            return tuple(raw) if is_path else tuple(word for text in raw for word in text.split())
+        return raw if self.read is None else self.read(raw)
 
     @property
     def label(self) -> str:
@@ -67,9 +67,9 @@ class Option:
         return [flag, f"{value:g}" if isinstance(value, float) else str(value)]
 
 
-def option(default: Any, help: str, **how: Any) -> Any:
+def option(default: Any, help: str, **fields: Any) -> Any:
     """A setting with an option; `how` are fields of `Option`. A setting without one is not for the command line."""
-    return field(default=default, metadata={"help": help, **how})
+    return field(default=default, metadata={"help": help, **fields})
 
 
 def options(settings: type) -> dict[str, Option]:
@@ -82,17 +82,17 @@ def options(settings: type) -> dict[str, Option]:
     }
 
 
-def from_given(settings: type[S], given: Mapping[str, Any], standard: Mapping[str, Any]) -> S:
+def from_arguments(settings: type[S], arguments: Mapping[str, Any], standard: Mapping[str, Any]) -> S:
     """Settings from what the command line got, by the names of the options; the rest is as in `standard`."""
     known = options(settings)
-    values = {name: o.value(given[o.name]) for name, o in known.items() if given.get(o.name) is not None}
+    values = {name: o.value(arguments[o.name]) for name, o in known.items() if arguments.get(o.name) is not None}
     return settings(**{**standard, **values})
 
 
 def as_command(command: str, settings: Any, ranks: int = 1) -> str:
     """The line that asks for these settings, in one process or on several ranks."""
     known = options(type(settings))
-    by_place_first = sorted(known, key=lambda name: not known[name].argument)
-    words = [word for name in by_place_first for word in known[name].words(getattr(settings, name))]
+    arguments_first = sorted(known, key=lambda name: not known[name].argument)
+    words = [word for name in arguments_first for word in known[name].words(getattr(settings, name))]
     start = ["subquad"] if ranks == 1 else ["torchrun", "--nproc-per-node", str(ranks), "-m", "subquad"]
     return shlex.join([*start, command, *words, *as_options()])

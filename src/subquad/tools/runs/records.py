@@ -34,23 +34,23 @@ def from_plain(kind: Any, plain: Any) -> Any:
     Raises:
         TypeError: the data lacks a field of a record, or has one that the record does not.
     """
-    origin, of = get_origin(kind), get_args(kind)
+    origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return from_plain(_member(of, plain), plain)
+        return from_plain(_member(arguments, plain), plain)
     if is_dataclass(kind):
         types = get_type_hints(kind)
         return kind(**{name: from_plain(types.get(name), held) for name, held in plain.items()})  # type: ignore[operator]
     if origin is dict:
-        return {key: from_plain(of[1], held) for key, held in plain.items()}
-    return [from_plain(of[0], held) for held in plain] if origin is list else plain
+        return {key: from_plain(arguments[1], held) for key, held in plain.items()}
+    return [from_plain(arguments[0], held) for held in plain] if origin is list else plain
 
 
 def _member(union: tuple[Any, ...], plain: Any) -> Any:
     """The type of a union that this is of: None, the record with these fields, or the one that is neither."""
     if plain is None:
         return NoneType
-    rest = [kind for kind in union if kind is not NoneType]
-    return next((kind for kind in rest if is_dataclass(kind) and _fits(kind, plain)), rest[-1])
+    kinds = [kind for kind in union if kind is not NoneType]
+    return next((kind for kind in kinds if is_dataclass(kind) and _fits(kind, plain)), kinds[-1])
 
 
 def _fits(kind: Any, plain: Any) -> bool:

@@ -13,7 +13,7 @@ from subquad.kernels.triton.recording import OtherCall, recording
 from subquad.kernels.triton.resources import CHIPS, Resources, compile_for
 from subquad.kernels.triton.tiles import FIXED, MEASURED, TABLE, Tiles, candidates, entry, overridden, tiles_of
 from subquad.tools.measure import gpu_model as model
-from subquad.tools.measure.gpu_model import Load, launches_of, record
+from subquad.tools.measure.gpu_model import GpuLoad, launches_of, record
 from tests.library.triton.compiled.fits import distinct, meta
 
 BENCHMARKS = Path(__file__).parents[4] / "benchmarks"
@@ -35,7 +35,7 @@ def others_of(call):
 
 @pytest.mark.parametrize("name", ["clustered", "i-clustered", "clustered-tail"])
 def test_both_passes_of_a_method_are_recorded(name):
-    found = record(sq.parse_method(name), Load(1024))
+    found = record(sq.parse_method(name), GpuLoad(1024))
     ours = [[step for step in steps if step.programs is not None] for steps in (found.forward, found.backward)]
     assert all(sum(step.products for step in steps) > 10**8 for steps in ours)
     assert not {step.name for step in ours[0]} & {"members_to_queries"}
@@ -44,13 +44,13 @@ def test_both_passes_of_a_method_are_recorded(name):
 
 
 def test_the_work_of_a_method_grows_with_its_length():
-    short, long = (record(sq.parse_method("i-clustered"), Load(length)) for length in (4096, 16384))
+    short, long = (record(sq.parse_method("i-clustered"), GpuLoad(length)) for length in (4096, 16384))
     work = [sum(step.products for step in found.forward) for found in (short, long)]
     assert work[1] / work[0] == pytest.approx(4, rel=0.2)
 
 
 def test_a_method_with_parameters_and_one_without_kernels():
-    found = record(sq.parse_method("linformer:k=16"), Load(256))
+    found = record(sq.parse_method("linformer:k=16"), GpuLoad(256))
     assert {step.kind for step in found.forward if step.name == "bmm"} <= {"16 bits", "fp32"}
     assert sum(step.products for step in found.forward) > 0
 
@@ -146,7 +146,7 @@ def test_the_fastest_candidate_is_found(monkeypatch):
 def test_methods_whose_tiles_are_tried_launch_every_kernel_of_the_table():
     from subquad.tools.bench.gpu_tiles import METHODS
 
-    found = {x.name for method, causal in METHODS for x in launches_of(sq.parse_method(method), Load(256), causal)}
+    found = {x.name for method, causal in METHODS for x in launches_of(sq.parse_method(method), GpuLoad(256), causal)}
     assert set(TABLE) <= found
 
 

@@ -10,7 +10,7 @@ SPEED = {"full": 1.0, "local:window=12": 0.6, "local:window=2": 0.2, "clustered:
 PATCHED = [
     (measure, "_times"),
     (measure, "stopwatch"),
-    (planning, "turn"),
+    (planning, "held_out_pass"),
     (planning, "faster_at"),
     (planning, "FASTER"),
 ]
@@ -18,15 +18,15 @@ PATCHED = [
 
 def make_steady(put: Callable[[Any, str, Any], None]) -> None:
     """Put times of layers by the method, and of passes always the same gain, in place of what is measured."""
-    turn = measure.turn
+    held_out_pass = measure.held_out_pass
 
-    def faster(*args: Any, **options: Any) -> measure.Turn:
-        found = turn(*args, **options)
+    def faster(*args: Any, **options: Any) -> measure.HeldOutPass:
+        found = held_out_pass(*args, **options)
         found.seconds |= {"full": 1.0} | {n: 0.5 for n in found.seconds if n != "full"}
         return found
 
     put(measure, "_times", lambda at, methods, team: {"full": 1.0} | {n: SPEED.get(n, 0.5) for n in methods})
     put(measure, "stopwatch", lambda call, team: (1.0, call()))
-    put(planning, "turn", faster)
+    put(planning, "held_out_pass", faster)
     put(planning, "faster_at", lambda at, methods, lengths, team: {n: [x >= 8 for x in lengths] for n in methods})
     put(planning, "FASTER", 1.0)

@@ -13,7 +13,7 @@ from subquad.tools.models.pretrained import load
 from subquad.tools.plan import loads
 from subquad.tools.plan import run as running
 from subquad.tools.plan.plan import Planning, candidates_for, plan_of
-from subquad.tools.runs.store import Store
+from subquad.tools.runs.cache import run_cache
 from tests.tools.workflows.planning.steady import make_steady
 from tests.tools.workflows.planning.test_measure import inputs, sharp
 
@@ -135,7 +135,7 @@ def test_parameters_for_shorter_inputs_are_no_candidate_and_exact_attention_foll
     assert [[c.name for c in of(length)] for length in (20, 30, 31)] == [["fitted"], ["fitted"], []]
     given = loads.input_loads(model, inputs(12), None, None)
     planning = Planning(given, of, 0.01, 1.0)
-    planning.run(Store(tmp_path, {}), lambda what, done, total: None)
+    planning.run(run_cache(tmp_path, {}), lambda what, done, total: None)
     for method in plan_of(planning, {}).layers.values():
         assert [step.start for step in method.at][-1] == 31
         assert method.method_at(31) == sq.Full()

@@ -73,7 +73,7 @@ def test_the_bound_of_what_is_right_or_wrong_holds_where_no_loss_was_seen(share)
         held += choice.upper_bound(losses, 0.9) >= share
     assert held >= 0.88 * 500
     assert choice.upper_bound([0.0] * 20, 0.9) == pytest.approx(1 - 0.1 ** (1 / 20))
-    assert choice.upper_bound([0.0] * 5, 0.9, of=20) == pytest.approx(1 - 0.1 ** (1 / 20))
+    assert choice.upper_bound([0.0] * 5, 0.9, count=20) == pytest.approx(1 - 0.1 ** (1 / 20))
     assert choice.upper_bound([1.0, -1.0, 0.0, 0.0], 0.9) == choice.upper_bound([1.0, 0.0, 0.0, 0.0], 0.9)
 
 
@@ -93,7 +93,7 @@ def test_the_first_budget_leaves_room_for_the_bound(seed):
     mean = {n: {"full": 0.0} | {x: statistics.mean(each) for x, each in of.items()} for n, of in losses.items()}
     chosen = {n: x for n, x in choice.cheapest(seconds, mean, budget).items() if x != "full"}
     sums = [sum(losses[n][x][i] for n, x in chosen.items()) for i in range(6)]
-    assert not chosen or choice.upper_bound(sums, 0.95, of=12) <= 0.02
+    assert not chosen or choice.upper_bound(sums, 0.95, count=12) <= 0.02
     assert 0 < budget <= 0.02
 
 

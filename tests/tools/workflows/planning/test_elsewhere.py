@@ -6,7 +6,7 @@ from subquad.tools.plan import run as running
 from subquad.tools.plan.measure import single_losses
 from subquad.tools.plan.plan import candidates_for
 from subquad.tools.plan.prepared import losses_elsewhere, prepare
-from subquad.tools.runs.executors import Here
+from subquad.tools.runs.executors import LocalExecutor
 from subquad.tools.runs.settings import PlanSettings
 from tests.tools.workflows.planning.steady import make_steady
 
@@ -22,7 +22,7 @@ def settings(model, text):
     return PlanSettings(model=model("bert"), text=(text,), lengths=(64,), methods=METHODS, min_fidelity=0.3)
 
 
-class Workers(Here):
+class Workers(LocalExecutor):
     """Three at a time, as far as the run can see; it counts what it is given."""
 
     says = "3 processes"

@@ -82,15 +82,15 @@ def test_a_shift_leaves_room_for_other_inputs():
 def test_what_fails_its_verification_becomes_more_exact_and_never_stays(monkeypatch):
     model, items = sharp("bert"), inputs(18)
     seen = []
-    turn = planning.turn
+    held_out_pass = planning.held_out_pass
 
     def worse(load, item, choices, seed):
-        found = turn(load, item, choices, seed=seed)
+        found = held_out_pass(load, item, choices, seed=seed)
         seen.append(choices["plan"])
         found.losses |= {name: 10.0 + 0.1 * seed for name in found.losses if name != "full"}
         return found
 
-    monkeypatch.setattr(planning, "turn", worse)
+    monkeypatch.setattr(planning, "held_out_pass", worse)
     plan = sq.plan(model, items, min_fidelity=0.5, methods=METHODS)
     assert plan.layers == {0: sq.Full(), 1: sq.Full()}
     assert "on 12 held-out passages" in plan.verified["20"]["exact_because"]
@@ -138,15 +138,15 @@ def first_loss(output, exact):
 ])  # fmt: skip
 def test_a_run_resumes_only_with_the_same_inputs_and_the_same_loss(changed, resumes, tmp_path, monkeypatch):
     model, asked = sharp("bert"), {"inputs": inputs(12), "loss": first_loss, "min_fidelity": 0.3, "methods": METHODS}
-    turn = planning.turn
+    held_out_pass = planning.held_out_pass
 
     def cut(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(planning, "turn", cut)
+    monkeypatch.setattr(planning, "held_out_pass", cut)
     with pytest.raises(KeyboardInterrupt):
         sq.plan(model, **asked, out=tmp_path)
-    monkeypatch.setattr(planning, "turn", turn)
+    monkeypatch.setattr(planning, "held_out_pass", held_out_pass)
     again = sq.plan(model, **asked | changed, out=tmp_path)
     assert (again.made_on["resumed"] > 0) == resumes
     whole = sq.plan(model, **asked | changed)
@@ -202,7 +202,7 @@ def test_audits_start_from_what_the_plan_had_when_it_was_made():
 
 
 @pytest.mark.usefixtures("timed")
-def test_a_metric_and_a_loss_of_the_users():
+def test_a_metric_and_a_loss_is_input_errors():
     model, items = sharp("bert"), inputs(18)
 
     def first_positive(output, item):

@@ -169,7 +169,7 @@ def inputs_of(pretrained: Pretrained, passage: Sequence[int]) -> list[LayerInput
 def sequences(pretrained: Pretrained, at: AtHand, file: str, length: int, count: int) -> list[list[int]]:
     """`count` sequences of `length` tokens, evenly spread over a text; the first one is its beginning."""
     reading = read(pretrained, read_documents(at.texts([file])), length, 1, seed=0)
-    return reading.stretches(pretrained, length, count)
+    return reading.sequences(pretrained, length, count)
 
 
 # ---------------------------------------------------------------------- what comes out

@@ -98,7 +98,7 @@ def stretches(at: AtHand, pretrained: Pretrained, text: str, length: int, count:
     (path,) = at.texts([text])
     documents = [review.text for review in read_reviews(path)] if path.suffix == ".zip" else read_documents([path])
     documents = documents[:: -(-len(documents) // DOCUMENTS)]
-    return read(pretrained, documents, length, 1, 0).stretches(pretrained, length, count)
+    return read(pretrained, documents, length, 1, 0).sequences(pretrained, length, count)
 
 
 def layer_inputs(pretrained: Pretrained, item: Sequence[int]) -> list[LayerInputs]:

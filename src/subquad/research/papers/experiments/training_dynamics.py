@@ -25,7 +25,7 @@ from subquad.research.papers.made_text import made_text
 from subquad.research.papers.results import Lines, Results, Table, Value
 from subquad.research.training.run import train
 from subquad.research.training.settings import RunSettings, settings_of
-from subquad.tools.measure.capture import of_real_tokens
+from subquad.tools.measure.capture import without_padded_queries
 from subquad.tools.measure.dynamics import hash_dynamics
 from subquad.tools.measure.hooks import scores
 
@@ -124,7 +124,7 @@ def listening(model: Any) -> Iterator[list[dict[str, float]]]:
     def hear(module: nn.Module, given: tuple[Tensor, ...], options: dict[str, Any]) -> None:
         bound, query, key = module.get_submodule("bound"), *given[:2]
         assert isinstance(bound, BoundMethod)
-        asked = {name: value for name, value in of_real_tokens(**options).items() if name != "dropout_p"}
+        asked = {name: value for name, value in without_padded_queries(**options).items() if name != "dropout_p"}
         labels = scores(bound, query, key, **asked)[0].argmax(-1)
         counts = nn.functional.one_hot(labels).sum(2)
         largest = (counts.amax(-1) / labels.shape[2]).mean()

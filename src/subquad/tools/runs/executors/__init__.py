@@ -4,19 +4,19 @@ from importlib.util import find_spec
 
 from subquad.core.errors import InputError
 from subquad.core.spelling import instead
-from subquad.tools.runs.executors.base import Executor, Told, Work, WorkFailed
-from subquad.tools.runs.executors.here import Here
-from subquad.tools.runs.executors.processes import Processes
+from subquad.tools.runs.executors.base import Executor, WorkerError
+from subquad.tools.runs.executors.local import LocalExecutor
+from subquad.tools.runs.executors.processes import ProcessExecutor
 from subquad.tools.runs.executors.resources import read_resources
 
-__all__ = ["EXECUTORS", "HERE", "Executor", "Here", "Processes", "Told", "Work", "WorkFailed", "executor_of"]
+__all__ = ["EXECUTORS", "LOCAL", "Executor", "LocalExecutor", "ProcessExecutor", "WorkerError", "make_executor"]
 
 EXECUTORS = ("here", "processes", "ray")
-HERE = Here()
+LOCAL = LocalExecutor()
 MOST_WORKERS = 10_000
 
 
-def executor_of(
+def make_executor(
     name: str = "here",
     *,
     workers: int | None = None,
@@ -40,15 +40,15 @@ def executor_of(
         if value is not None and name not in takes:
             raise InputError(f"{option} {value} is for --executor {' or '.join(takes)}, but the executor is {name!r}")
     if name == "here":
-        return HERE
+        return LOCAL
     if workers is not None and not 1 <= workers <= MOST_WORKERS:
         raise InputError(f"workers {workers} must be at least 1 and at most {MOST_WORKERS:,}")
     if ":" in device:
         raise InputError(f"--device {device} names one GPU, but each worker gets its own: give --device cuda")
     if name == "processes":
-        return Processes(workers, device)
+        return ProcessExecutor(workers, device)
     if find_spec("ray") is None:
         raise InputError("ray is not installed, which --executor ray needs: pip install 'subquad[ray]'")
-    from subquad.tools.runs.executors.on_ray import Ray
+    from subquad.tools.runs.executors.on_ray import RayExecutor
 
-    return Ray(address, workers, read_resources(resources, device), device)
+    return RayExecutor(address, workers, read_resources(resources, device), device)

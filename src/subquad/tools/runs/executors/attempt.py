@@ -1,4 +1,4 @@
-"""What a worker does with a piece of work: look whether it is where it should be, run it, and say how it ended."""
+"""What a worker does with a job: look whether it is where it should be, run it, and say how it ended."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from subquad.core.environment import hardware, versions
 from subquad.core.errors import InputError
 from subquad.methods.core.plugins import listed_modules
 from subquad.tools.runs.imports import importing
+from subquad.tools.runs.jobs import silent
 
 
 @dataclass(frozen=True)
-class Place:
-    """What the machine of a worker must be like.
+class WorkerEnvironment:
+    """What a worker's machine must provide, and how the worker sets itself up.
 
     Attributes:
-        folder: the working folder of the process that started the work; relative paths are read from there.
+        folder: the working folder of the process that started the job; relative paths are read from there.
         versions: of the packages that results depend on.
         threads: of torch.
-        device: which the work computes on.
-        hardware: what a work that measures time must run on; None where any will do.
+        device: which the job computes on.
+        hardware: what a job that measures time must run on; None where any will do.
         modules: which register methods of no installed package.
     """
 
@@ -39,11 +40,11 @@ class Place:
     modules: tuple[str, ...] = ()
 
     @classmethod
-    def like_here(cls, device: str, threads: int, timed: bool) -> Place:
-        """A machine like this one, as far as that matters."""
+    def current(cls, device: str, threads: int, timed: bool) -> WorkerEnvironment:
+        """The requirements that this machine and this process meet."""
         return cls(os.getcwd(), versions(), threads, device, hardware(device) if timed else None, listed_modules())
 
-    def take(self) -> None:
+    def apply(self) -> None:
         """Set the number of threads and the working folder. InputError where this machine differs."""
         torch.set_num_threads(self.threads)
         if Path(self.folder).is_dir():
@@ -54,35 +55,31 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """An error of a piece of work, as plain data: errors of libraries do not always survive pickling."""
+class JobFailure:
+    """An error of a job, as plain data: errors of libraries do not always survive pickling."""
 
     kind: str
     message: str
     traceback: str
-    of_the_user: bool
+    is_input_error: bool
 
 
-def attempt(call: bytes, place: Place) -> Any:
+def attempt(call: bytes, environment: WorkerEnvironment) -> Any:
     """The result of a pickled call that takes a progress, or how it failed."""
     try:
-        place.take()
-        with importing(place.modules):
-            return pickle.loads(call)(_silent)
+        environment.apply()
+        with importing(environment.modules):
+            return pickle.loads(call)(silent)
     except Exception as error:
         message = " ".join(str(error).split())
-        return Failed(type(error).__name__, message, traceback.format_exc(), isinstance(error, InputError))
+        return JobFailure(type(error).__name__, message, traceback.format_exc(), isinstance(error, InputError))
 
 
-def _silent(what: str, done: int, total: int) -> None:
-    """A progress that nobody watches: the process that started the work counts works."""
-
-
-def _check_same(what: str, wanted: dict[str, str], found: dict[str, str]) -> None:
+def _check_same(what: str, wanted: dict[str, str], actual: dict[str, str]) -> None:
     """InputError names the first thing that is another on this machine."""
     for name, value in wanted.items():
-        if found.get(name) != value:
+        if actual.get(name) != value:
             raise InputError(
-                f"the worker on {platform.node()} has {name} {found.get(name, 'none')}, but the run began with "
+                f"the worker on {platform.node()} has {name} {actual.get(name, 'none')}, but the run began with "
                 f"{value}: all machines of a run must have the same {what}"
             )

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from subquad.core.errors import InputError
-from subquad.tools.runs.executors.attempt import Place, attempt
-from subquad.tools.runs.executors.base import Distributed, Lost, Work
+from subquad.tools.runs.executors.attempt import WorkerEnvironment, attempt
+from subquad.tools.runs.executors.base import LostWorker, WorkerExecutor
+from subquad.tools.runs.jobs import Job
 
 SPAWN = mp.get_context("spawn")  # a fork of a process with threads, such as torch's, may hang
 
@@ -33,10 +34,10 @@ class _Worker:
     key: str = ""
 
 
-class Processes(Distributed):
+class ProcessExecutor(WorkerExecutor):
     """Worker processes that share this machine's threads, each with a GPU of its own where the device is one.
 
-    A worker starts when it is needed and stays for the works that follow. A work that measures time runs alone, with
+    A worker starts when it is needed and stays for the jobs that follow. A job that measures time runs alone, with
     all threads.
     """
 
@@ -51,26 +52,26 @@ class Processes(Distributed):
         self._workers: list[_Worker] = []
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         """What a report says of it."""
         return f"{self._width} process{'es' * (self._width > 1)}"
 
     @property
     def width(self) -> int:
-        """How many works run at once."""
+        """How many jobs run at once."""
         return self._width
 
     machines = 1
 
-    def start(self, work: Work) -> None:
+    def start(self, job: Job[Any]) -> None:
         """Have an idle worker run this, or a new one."""
-        threads = self.threads if work.timed else max(self.threads // self._width, 1)
-        place = Place.like_here(self.device, threads, work.timed)
-        call = pickled(work, pickle.dumps)
+        threads = self.threads if job.timed else max(self.threads // self._width, 1)
+        environment = WorkerEnvironment.current(self.device, threads, job.timed)
+        call = pickled(job, pickle.dumps)
         worker = next((worker for worker in self._workers if not worker.key), None) or self._new()
-        worker.key = work.key
+        worker.key = job.key
         with suppress(OSError):  # it went while it was idle: `ended` finds that
-            worker.pipe.send((call, place))
+            worker.pipe.send((call, environment))
 
     def ended(self) -> list[tuple[str, Any]]:
         """Wait until something ends."""
@@ -89,23 +90,25 @@ class Processes(Distributed):
 
     def _new(self) -> _Worker:
         """Start a worker."""
-        gpu, (mine, its) = self._free.pop(0), SPAWN.Pipe()
-        process = SPAWN.Process(target=_serve, args=(its,))
+        gpu, (local_end, worker_end) = self._free.pop(0), SPAWN.Pipe()
+        process = SPAWN.Process(target=_serve, args=(worker_end,))
         shared = str(max(self.threads // self._width, 1))
-        with environment({"OMP_NUM_THREADS": shared} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})):
+        with environment_variables(
+            {"OMP_NUM_THREADS": shared} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
+        ):
             process.start()
-        its.close()
-        self._workers.append(_Worker(process, mine, gpu))
+        worker_end.close()
+        self._workers.append(_Worker(process, local_end, gpu))
         return self._workers[-1]
 
     def _outcome(self, worker: _Worker) -> tuple[str, Any]:
-        """What a worker says, or how it went."""
+        """The outcome that a worker sent, or how its process ended."""
         key = worker.key
         try:
             outcome = worker.pipe.recv()
         except (EOFError, OSError):
             worker.process.join()
-            outcome = Lost(_how(worker.process.exitcode or 0))
+            outcome = LostWorker(_exit_reason(worker.process.exitcode or 0))
             self._end(worker)
         worker.key = ""
         return key, outcome
@@ -119,19 +122,19 @@ class Processes(Distributed):
         worker.pipe.close()
 
 
-def pickled(work: Work, dumps: Any) -> bytes:
-    """The call of a work as bytes; InputError where it is not one that a worker can be sent."""
+def pickled(job: Job[Any], dumps: Any) -> bytes:
+    """The call of a job as bytes; InputError where it is not one that a worker can be sent."""
     try:
-        return bytes(dumps(work.call))
+        return bytes(dumps(job.run))
     except Exception as error:  # PicklingError, AttributeError or TypeError, by what is in the way
         raise InputError(
-            f"{work.key!r} cannot be sent to a worker ({error}): write it as functools.partial of a function at the "
+            f"{job.key!r} cannot be sent to a worker ({error}): write it as functools.partial of a function at the "
             "top of a module, with plain arguments, or run it without --executor"
         ) from error
 
 
 @contextmanager
-def environment(values: dict[str, str]) -> Iterator[None]:
+def environment_variables(values: dict[str, str]) -> Iterator[None]:
     """In the block, these environment variables are set: a process that starts there keeps them."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
@@ -152,10 +155,10 @@ def _serve(pipe: Connection) -> None:
     os.dup2(2, 1)  # results on standard output are that process' own
     while True:
         try:
-            call, place = pipe.recv()
+            call, environment = pipe.recv()
         except EOFError:
             return
-        pipe.send(attempt(call, place))
+        pipe.send(attempt(call, environment))
 
 
 def _end_with_parent() -> None:
@@ -166,13 +169,13 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _how(code: int) -> str:
+def _exit_reason(code: int) -> str:
     """How a process ended, in words."""
     return f"by signal {-code}" if code < 0 else f"with exit code {code}"
 
 
 def _gpus() -> list[str]:
     """The GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them."""
-    there = torch.cuda.device_count()
+    count = torch.cuda.device_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [name.strip() for name in named.split(",")][:there] if named else [str(i) for i in range(there)]
+    return [name.strip() for name in named.split(",")][:count] if named else [str(i) for i in range(count)]

@@ -1,4 +1,4 @@
-"""What a piece of work takes of a machine of a cluster."""
+"""What a job takes of a machine of a cluster."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from subquad.core.errors import InputError
 from subquad.core.spelling import instead
 
 SMALLEST = 0.0001  # part of a core or of a GPU
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+BYTES_PER_SUFFIX = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 @dataclass(frozen=True)
-class Resources:
-    """Cores, GPUs (parts of one too), and bytes of memory of a work."""
+class JobResources:
+    """Cores, GPUs (parts of one too), and bytes of memory of a job."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -34,7 +34,7 @@ class Resources:
         return {"num_cpus": self.cpus, "num_gpus": self.gpus} | ({"memory": self.memory} if self.memory else {})
 
     @classmethod
-    def of_machine(cls, has: Mapping[str, float]) -> Resources:
+    def of_machine(cls, has: Mapping[str, float]) -> JobResources:
         """What a machine has, from what Ray says of it."""
         return cls(has.get("CPU", 0.0), has.get("GPU", 0.0), int(has.get("memory", 0)))
 
@@ -43,8 +43,8 @@ class Resources:
         return ",".join(parts + ([f"memory={self.memory / 10**9:.3g}GB"] if self.memory else []))
 
 
-def read_resources(text: str | None, device: str) -> Resources:
-    """Resources as "cpus=2,gpus=1,memory=8GB"; a work on a GPU takes one where nothing else is said.
+def read_resources(text: str | None, device: str) -> JobResources:
+    """Resources as "cpus=2,gpus=1,memory=8GB"; a job on a GPU takes one where nothing else is said.
 
     >>> str(read_resources("cpus=4,memory=500MB", "cuda"))
     'cpus=4,gpus=1,memory=0.5GB'
@@ -52,17 +52,17 @@ def read_resources(text: str | None, device: str) -> Resources:
     Raises:
         InputError: an unknown resource, or an amount that is not one.
     """
-    found, named = Resources(gpus=0.0 if device == "cpu" else 1.0), set[str]()
-    for part in text.split(",") if text else []:
-        name, _, amount = (piece.strip() for piece in part.partition("="))
+    resources, named = JobResources(gpus=0.0 if device == "cpu" else 1.0), set[str]()
+    for item in text.split(",") if text else []:
+        name, _, amount = (piece.strip() for piece in item.partition("="))
         if name in named:
             raise InputError(f"--resources {text}: {name} is given twice")
         named.add(name)
         if name not in ("cpus", "gpus", "memory"):
             raise InputError(f"--resources has no {name!r}{instead(name, ('cpus', 'gpus', 'memory'), '', 'it has')}")
         value: Any = _bytes(amount) if name == "memory" else _count(name, amount)
-        found = replace(found, **{name: value})
-    return found
+        resources = replace(resources, **{name: value})
+    return resources
 
 
 def _count(name: str, amount: str) -> float:
@@ -82,4 +82,4 @@ def _bytes(amount: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B)?", amount, re.IGNORECASE)
     if match is None:
         raise InputError(f"--resources memory={amount}: write it as 500MB or 8GB")
-    return int(float(match[1]) * UNITS[(match[2] or "").upper()])
+    return int(float(match[1]) * BYTES_PER_SUFFIX[(match[2] or "").upper()])

@@ -56,8 +56,8 @@ class Planned:
     def mean_losses(self) -> dict[int, dict[str, float]]:
         """Mean losses by layer and candidate; exact attention's is 0."""
         return {
-            layer: {EXACT: 0.0} | {name: statistics.mean(each) for name, each in found.items()}
-            for layer, found in self.losses.items()
+            layer: {EXACT: 0.0} | {name: statistics.mean(each) for name, each in candidates.items()}
+            for layer, candidates in self.losses.items()
         }
 
     def predicted_speedup(self, chosen: Mapping[int, str]) -> float:

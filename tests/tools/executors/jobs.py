@@ -1,4 +1,4 @@
-"""What works of tests do: functions that a worker can import."""
+"""What jobs of tests do: functions that a worker can import."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from subquad.tools.runs.executors import Told, Work
+from subquad.tools.runs.jobs import Job, JobProgress
 
 
 def square(number, progress):
@@ -38,21 +38,19 @@ def waits(folder, progress):
 
 
 def squares(count, **more):
-    return [Work(f"square {n}", partial(square, n), **more) for n in range(count)]
+    return [Job(f"square {n}", partial(square, n), **more) for n in range(count)]
 
 
-class Heard(Told):
-    """What an executor says."""
+class Recorder(JobProgress):
+    """Keeps what an executor reports."""
 
     def __init__(self):
-        self.begun, self.lines, self.remarks, self.most = [], [], [], 0
+        super().__init__(lambda line, done, total: self.lines.append(line), total=0)
+        self.begun, self.lines, self.messages, self.most = [], [], [], 0
 
-    def started(self, work, running):
-        self.begun.append(work.key)
+    def started(self, job, running):
+        self.begun.append(job.key)
         self.most = max(self.most, running)
 
-    def under_way(self, work, line):
-        self.lines.append(f"{work.key}: {line}")
-
-    def remark(self, line):
-        self.remarks.append(line)
+    def message(self, line):
+        self.messages.append(line)

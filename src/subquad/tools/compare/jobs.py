@@ -1,4 +1,4 @@
-"""The units of a comparison, and the record of each.
+"""The jobs of a comparison, and the result of each.
 
 layers/<method>          error of every layer's output, distance of attention weights
 quality/<method>         the text read at the model's own length
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from subquad.tools.runs import machine
-from subquad.tools.runs.store import Kind
+from subquad.tools.runs.jobs import JobKind
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Losses:
 
 
 @dataclass
-class Turn:
+class SequencePass:
     """One sequence through the model with one row: its embedding as [vector], or [nll, count]."""
 
     output: list[Any]
@@ -48,15 +48,15 @@ class Turn:
 
 
 @dataclass
-class Stretch:
+class SequenceRound:
     """One sequence through all rows."""
 
-    rows: dict[str, Turn]
+    rows: dict[str, SequencePass]
     use: machine.Use
 
 
 @dataclass
-class Call:
+class OpTiming:
     """One row's attention alone."""
 
     seconds: list[float]  # of each round
@@ -64,24 +64,26 @@ class Call:
 
 
 @dataclass
-class Calls:
+class OpRounds:
     """All rows' attention alone, at one length."""
 
-    rows: dict[str, Call]
+    rows: dict[str, OpTiming]
     use: machine.Use
 
 
-LAYERS: Kind[LayerErrors] = Kind("layers", LayerErrors, "errors of single layers, {0}".format)
-QUALITY: Kind[Embeddings | Losses] = Kind("quality", Embeddings | Losses, "reading the text with {0}".format)
-TASK: Kind[dict[str, float]] = Kind("task", dict[str, float], "scoring the task with {0}".format)
-STRETCH: Kind[Stretch] = Kind(
+LAYERS: JobKind[LayerErrors] = JobKind("layers", LayerErrors, "errors of single layers, {0}".format)
+QUALITY: JobKind[Embeddings | Losses] = JobKind("quality", Embeddings | Losses, "reading the text with {0}".format)
+TASK: JobKind[dict[str, float]] = JobKind("task", dict[str, float], "scoring the task with {0}".format)
+SEQUENCE: JobKind[SequenceRound] = JobKind(
     "stretch",
-    Stretch,
-    lambda length, i: f"timing the model with each method at {length:,} tokens, {i + 1} of {stretches(length)}",
+    SequenceRound,
+    lambda length, i: f"timing the model with each method at {length:,} tokens, {i + 1} of {sequence_count(length)}",
 )
-OP: Kind[Calls] = Kind("op", Calls, "timing the attention of one layer with each method at {0:,} tokens".format)
+OP: JobKind[OpRounds] = JobKind(
+    "op", OpRounds, "timing the attention of one layer with each method at {0:,} tokens".format
+)
 
 
-def stretches(length: int) -> int:
+def sequence_count(length: int) -> int:
     """How many sequences of a length are run, the first one as a warm-up."""
     return 10 if length <= 512 else 5 if length <= 2048 else 4

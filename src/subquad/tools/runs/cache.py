@@ -1,0 +1,158 @@
+"""Results of jobs on the disk: a JSON file each, written whole or not at all, with a checksum of its contents."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from subquad.core import checksums as seals
+from subquad.core import files
+from subquad.core.errors import InputError
+from subquad.tools.measure.team import ALONE, Team
+from subquad.tools.runs.jobs import Job, Progress, silent
+from subquad.tools.runs.records import from_plain, to_plain
+
+PROGRESS = ".progress"
+MARK = "subquad.txt"  # in the folder PROGRESS, so that nobody else's is taken for ours
+_MARK_TEXT = "Units of a run of subquad that has not ended yet: the same command resumes from them.\n"
+_RUN = re.compile(r"[0-9a-f]{16}")
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class CachedResult(Generic[R]):
+    """The result of a finished job, and how long it took."""
+
+    result: R
+    seconds: float
+
+
+class JobCache:
+    """Results of finished jobs in a folder, which is made if need be.
+
+    Of a team, the first process reads and writes; all run the jobs together and have the same results.
+
+    Args:
+        key_field: the field of a file that holds the job's key, and what a job is called in messages.
+        file_name: makes the name of a job's file, without its ending, from its key.
+        remedy: what the user has to do once a damaged file is removed, and what comes of it.
+    """
+
+    def __init__(
+        self, folder: Path, *, key_field: str, file_name: Callable[[str], str], remedy: str, team: Team = ALONE
+    ):
+        self.folder, self.key_field, self.file_name, self.team = folder, key_field, file_name, team
+        self.remedy = f"remove this file{remedy}"
+        self.resumed = team.led(self._open)  # how many results an earlier, interrupted run left
+
+    def _open(self) -> int:
+        files.make_folder(self.folder)
+        files.remove_parts(self.folder)
+        return len(list(self.folder.glob("*.json")))
+
+    def has(self, key: str) -> bool:
+        """Whether the job of this key is finished."""
+        return self.team.led(self._path(key).exists)
+
+    def get(self, job: Job[R], progress: Progress = silent) -> R:
+        """The result of the job, which runs first if it is not finished."""
+        return self.compute(job, progress).result
+
+    def compute(self, job: Job[R], progress: Progress = silent) -> CachedResult[R]:
+        """The job as it was finished earlier, else run now and kept; an executor may call this in a worker.
+
+        Raises:
+            InputError: what was kept is damaged, the new result cannot be written, or this machine does not have the
+                folder.
+        """
+        if self.team.leads and not self.folder.is_dir():
+            raise InputError(
+                f"{self.folder} is not on {platform.node()}: all machines must see the folder of the run, by this name"
+            )
+        if not self.has(job.key):
+            start = time.perf_counter()
+            result = job.run(progress)
+            self.team.led(partial(self._write, job.key, result, time.perf_counter() - start))
+        return self.read(job.key, job.record)
+
+    def read(self, key: str, record: Any) -> CachedResult[Any]:
+        """The result of a finished job, of this type. InputError where its file is damaged."""
+        return self.team.led(partial(self._read, key, record))
+
+    def _write(self, key: str, result: object, seconds: float) -> None:
+        plain = {self.key_field: key, "result": to_plain(result), "seconds": round(seconds, 2)}
+        files.write(self._path(key), seals.sealed_json(plain))
+
+    def _read(self, key: str, record: Any) -> CachedResult[Any]:
+        path = self._path(key)
+        content = seals.read_json(path, self.remedy)
+        if (written := content.get(self.key_field)) != key:
+            raise seals.Damaged(path, f"it is of the {self.key_field} {written!r}, not of {key!r}", self.remedy)
+        return CachedResult(from_plain(record, content["result"]), content["seconds"])
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{self.file_name(key)}.json"
+
+
+def run_cache(folder: Path, settings: Any, team: Team = ALONE) -> JobCache:
+    """The results of one run of a command, under `folder/.progress/<fingerprint of its settings>`.
+
+    Raises:
+        InputError: the folder cannot be written to, or it has a `.progress` that subquad did not make.
+    """
+    team.led(partial(_claim, folder / PROGRESS))
+    return JobCache(
+        folder.absolute() / PROGRESS / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16],
+        key_field="key",
+        file_name=_digest,
+        remedy=" and start the same command again, which measures it anew",
+        team=team,
+    )
+
+
+def clear(folder: Path) -> None:
+    """Forget the results of all runs in this folder, those with other settings too: the report is written.
+
+    Other files in the folder `.progress` belong to somebody else, and stay.
+    """
+    progress = folder / PROGRESS
+    if progress.is_symlink() or not (progress / MARK).is_file():
+        return
+    for path in progress.iterdir():
+        if path.is_dir() and _RUN.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+    files.remove_parts(progress)
+    with suppress(OSError):  # not empty: then the mark stays as well
+        if files.empty_but_for(progress, [MARK]):
+            (progress / MARK).unlink()
+            progress.rmdir()
+
+
+def begun_in(folder: Path) -> bool:
+    """Whether a run was begun in this folder, and its results are not cleared yet."""
+    return (folder / PROGRESS / MARK).is_file()
+
+
+def _digest(key: str) -> str:
+    """The name of a job's file: keys may be long, and hold any character."""
+    return hashlib.sha256(key.encode()).hexdigest()[:24]
+
+
+def _claim(progress: Path) -> None:
+    """Mark a `.progress` folder as ours; InputError where there is one that is not."""
+    if (progress / MARK).is_file() and not progress.is_symlink():
+        return
+    if progress.is_symlink() or not files.empty_but_for(progress):
+        raise InputError(f"{progress} was not made by subquad; give another folder, or remove it")
+    files.write(progress / MARK, _MARK_TEXT)

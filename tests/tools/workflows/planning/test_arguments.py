@@ -1,0 +1,35 @@
+"""Marks of a plan's inputs, by which an interrupted run is recognised."""
+
+import pytest
+import torch
+
+from subquad.tools.plan.arguments import mark_of_inputs
+
+TENSORS = {
+    "a scalar": torch.tensor(3.0),
+    "one element of a strided tensor": torch.arange(1.0, 8.0)[::5][:1],
+    "one column of a row": torch.arange(1, 6)[None][:, ::5],
+    "transposed": torch.arange(12).view(3, 4).T,
+    "expanded": torch.arange(3).expand(4, 3),
+    "empty": torch.empty(0, 3),
+    "bfloat16": torch.tensor([1.0, -2.0], dtype=torch.bfloat16),
+    "bool": torch.tensor([[True], [False]]),
+    "conjugated": torch.tensor([1 + 2j, 3 - 1j]).conj(),
+    "negated": torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+    "with a gradient": torch.ones(2, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_has_the_mark_of_its_values_whatever_its_layout(name):
+    tensor = TENSORS[name]
+    same = torch.tensor(tensor.tolist(), dtype=tensor.dtype).reshape(tensor.shape)
+    assert mark_of_inputs([{"x": tensor}]) == mark_of_inputs([{"x": same}])
+    if tensor.numel():
+        assert mark_of_inputs([{"x": tensor}]) != mark_of_inputs([{"x": torch.zeros_like(same)}])
+
+
+def test_marks_differ_by_name_dtype_and_shape():
+    values = torch.arange(4)
+    inputs = [{"x": values}, {"y": values}, {"x": values.float()}, {"x": values[None]}, {"x": [0, 1, 2, 3]}]
+    assert len({mark_of_inputs([one]) for one in inputs}) == len(inputs)
