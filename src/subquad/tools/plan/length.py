@@ -180,8 +180,8 @@ class Length:
         }
 
     def past(self, end: float) -> bool:
-        """Whether it is later, on the clock of the process that leads."""
-        return self.load.team.led(lambda: time.perf_counter() > end)
+        """Whether it is later, on the clock of the main process."""
+        return self.load.team.broadcast_from_main(lambda: time.perf_counter() > end)
 
     def _told(self, what: str, begin: int, total: int, unit: str, done: int, of: int) -> None:
         """Tell how many of all units are done, from how many of those that are under way are."""

@@ -230,7 +230,7 @@ class Store(Units):
 
     def __init__(self, folder: Path, settings: Any, team: Team = ALONE):
         self.team = team
-        self.found = team.led(partial(self._open, folder, settings))
+        self.found = team.broadcast_from_main(partial(self._open, folder, settings))
 
     def _open(self, folder: Path, settings: Any) -> int:
         """Make the folder; returns how many units it holds."""
@@ -246,17 +246,17 @@ class Store(Units):
 
     def has(self, unit: Unit[Any]) -> bool:
         """Whether the unit is finished."""
-        return self.team.led(lambda: super(Store, self).has(unit))
+        return self.team.broadcast_from_main(lambda: super(Store, self).has(unit))
 
     def _write(self, unit: Unit[R], record: R, seconds: float) -> None:
-        self.team.led(lambda: super(Store, self)._write(unit, record, seconds))
+        self.team.broadcast_from_main(lambda: super(Store, self)._write(unit, record, seconds))
 
     def _read(self, unit: Unit[R]) -> Kept[R]:
-        return self.team.led(lambda: super(Store, self)._read(unit))
+        return self.team.broadcast_from_main(lambda: super(Store, self)._read(unit))
 
     def made(self, unit: Unit[R], make: Callable[[Progress], R], progress: Progress) -> Kept[R]:
         """The unit, made and kept where an executor runs it."""
-        if self.team.leads:
+        if self.team.is_main:
             return super().made(unit, make, progress)
         return self.kept(unit, partial(make, progress))
 
