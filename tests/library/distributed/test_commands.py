@@ -135,13 +135,13 @@ def test_methods_that_cannot_be_split_are_rows_with_their_reason(alone: None, tm
 
 def test_a_team_of_one_rank_agrees_with_itself(alone: None):
     team = Team(Ranks())
-    assert (team.count, team.leads, ALONE.count, ALONE.leads) == (1, True, 1, True)
+    assert (team.count, team.is_main, ALONE.count, ALONE.is_main) == (1, True, 1, True)
     for each in (team, ALONE):
-        assert each.led(lambda: {"a": 1}) == {"a": 1}
+        assert each.broadcast_from_main(lambda: {"a": 1}) == {"a": 1}
         assert each.sums(1.5, 2.0) == [1.5, 2.0]
-        assert each.most(3.5) == 3.5
+        assert each.maximum(3.5) == 3.5
         assert each.own(7) == 7
-        each.wait()
+        each.barrier()
     assert dist.is_initialized()
 
 

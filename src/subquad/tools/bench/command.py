@@ -135,7 +135,7 @@ def _on_ranks(
 
         claim = Claim(RANKS, settings, out, team.count)
         found = measured(claim, partial(check, settings), report, write_ranks, again, team=team)
-        if team.leads and not show(found, lambda: RANKS.table(found), as_json):
+        if team.is_main and not show(found, lambda: RANKS.table(found), as_json):
             say(f"Results: {out / RANKS.file} and {out / RANKS.page}")
 
 

@@ -162,7 +162,7 @@ class RanksBench(JobRun):
                 out = call().detach()
             row = rows[name]
             exact = out if exact is None and row.method == EXACT else exact
-            row.bytes, row.exchanges = int(self.team.most(float(sent.bytes))), sent.calls
+            row.bytes, row.exchanges = int(self.team.maximum(float(sent.bytes))), sent.calls
             row.error = None if exact is None else relative_error(out, exact, self.team)
 
 

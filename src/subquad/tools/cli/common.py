@@ -224,21 +224,21 @@ def measured(
 
     def put(report: Mapping[str, Any]) -> Mapping[str, Any]:
         report = claim.marked(report)
-        if team.leads:
+        if team.is_main:
             write(report, out)
         return report
 
-    with working_in(out) if team.leads else nullcontext():
-        finished = team.led(there)
+    with working_in(out) if team.is_main else nullcontext():
+        finished = team.broadcast_from_main(there)
         if finished is not None:
             tell(f"{out} holds this run, finished on {claim.day(finished)}; --again measures it again")
-            for name in claim.changed_since() if team.leads else ():
+            for name in claim.changed_since() if team.is_main else ():
                 tell(f"warning: {name} has changed since that run")
             report = complete(finished)
             return dict(finished if report is finished else put(report))
         with ranks.progress() as progress:
             report = put(complete(measure(progress)))
-        if team.leads:
+        if team.is_main:
             clear(out)
     return report
 

@@ -47,7 +47,7 @@ def compare(
         def report(progress: Any) -> Any:
             return report_of(measure(settings, out, progress, team))
 
-        if team.leads:
+        if team.is_main:
             saving.check(save, out, settings.model)
 
         def as_asked(result: Any) -> Any:
@@ -55,7 +55,7 @@ def compare(
 
         claim = Claim(COMPARE, settings.as_used, out, team.count)
         result: Any = measured(claim, partial(check, settings), report, write_report, again, as_asked, team)
-        if not team.leads:
+        if not team.is_main:
             return
         chosen = saving.chosen_by_comparison(settings, result, out) if save else None
         saving.save(chosen, settings.model, save)

@@ -28,7 +28,7 @@ def peak_extra_mib(
         before = torch.cuda.memory_allocated(device)
         returned = call()
         torch.cuda.synchronize(device)
-        return team.most((torch.cuda.max_memory_allocated(device) - before) / 2**20), returned
+        return team.maximum((torch.cuda.max_memory_allocated(device) - before) / 2**20), returned
     with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         returned = call()
     result = record.profiler.kineto_results if record.profiler else None
@@ -37,7 +37,7 @@ def peak_extra_mib(
     for event in sorted(events, key=lambda event: event.start_ns()):
         level += event.nbytes()
         peak = max(peak, level)
-    return team.most(peak / 2**20), returned
+    return team.maximum(peak / 2**20), returned
 
 
 @contextmanager

@@ -36,15 +36,15 @@ class Team:
         return 1 if self.ranks is None else self.ranks.ranks
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that reads and writes files."""
         return self.ranks is None or self.ranks.rank == 0
 
-    def led(self, make: Callable[[], R]) -> R:
+    def broadcast_from_main(self, make: Callable[[], R]) -> R:
         """What the first process makes, in all of them; the others do not call `make`."""
         if self.ranks is None:
             return make()
-        made = [make() if self.leads else None]
+        made = [make() if self.is_main else None]
         with answered(self.ranks.group):
             dist.broadcast_object_list(made, group=self.ranks.group, group_src=0)
         return made[0]  # type: ignore[return-value]
@@ -53,15 +53,15 @@ class Team:
         """The sum of each number over all processes, with the same bits in each of them."""
         return list(numbers) if self.ranks is None else self._every(numbers).sum(0).tolist()
 
-    def most(self, number: float) -> float:
+    def maximum(self, number: float) -> float:
         """The largest of a number of each process."""
         return number if self.ranks is None else float(self._every([number]).max())
 
-    def total(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of a tensor over all processes."""
         return x if self.ranks is None else add(x, self.ranks.group)
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Wait until all processes are here."""
         if self.ranks is not None:
             with answered(self.ranks.group):

@@ -91,7 +91,7 @@ def until_steady(
     allowed = effort.seconds * len(calls)
 
     def left(share: float = 1.0) -> bool:
-        return team.led(lambda: time.perf_counter() - start < share * allowed)
+        return team.broadcast_from_main(lambda: time.perf_counter() - start < share * allowed)
 
     for _ in range(3):
         one_round(shuffled(calls, draw), device, between, team)
@@ -118,12 +118,12 @@ def predicted(method: Method, seconds: float, growth: float) -> float:
 
 def stopwatch(call: Callable[[], Any], device: torch.device | None = None, team: Team = ALONE) -> tuple[float, Any]:
     """Seconds that a call took, the device's work included, and what it returned; of a team the slowest one's."""
-    team.wait()
+    team.barrier()
     _wait(device)
     start = time.perf_counter()
     result = call()
     _wait(device)
-    return team.most(time.perf_counter() - start), result
+    return team.maximum(time.perf_counter() - start), result
 
 
 def cost(

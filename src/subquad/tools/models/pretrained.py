@@ -135,9 +135,13 @@ class Pretrained:
         hidden = self.model(**self._cut(batch)).last_hidden_state
         if self.pooling == "cls":  # the first process has the first token
             first = hidden[:, 0]
-            return self.team.total(first if self.team.leads else torch.zeros_like(first)).float().cpu()
+            return self.team.all_reduce(first if self.team.is_main else torch.zeros_like(first)).float().cpu()
         attention_mask = batch["attention_mask"][..., None]
-        return (self.team.total((hidden * self.team.cut(attention_mask)).sum(1)) / attention_mask.sum(1)).float().cpu()
+        return (
+            (self.team.all_reduce((hidden * self.team.cut(attention_mask)).sum(1)) / attention_mask.sum(1))
+            .float()
+            .cpu()
+        )
 
     def embed_all(self, items: Sequence[Sequence[int]]) -> Tensor:
         """`embed` of any number of items, in their order; batches hold items of like length."""

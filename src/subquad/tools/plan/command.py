@@ -46,15 +46,15 @@ def plan(
         def report(progress: Any) -> Any:
             with executor:
                 made = make(settings, out, progress, executor, team)
-            if team.leads:
+            if team.is_main:
                 made.plan.save(out, made.planning.loads[0].model)
             return report_of(made, compare_command(made, settings, out))
 
-        if team.leads:
+        if team.is_main:
             saving.check(save, out, settings.model)
         claim = Claim(PLAN, settings, out, team.count)
         result = measured(claim, partial(check, settings), report, write_plan_report, again, team=team)
-        if not team.leads:
+        if not team.is_main:
             return
         chosen = saving.chosen_by_plan(settings, out) if save else None
         saving.save(chosen, settings.model, save)

@@ -192,8 +192,8 @@ class Length:
         }
 
     def past(self, end: float) -> bool:
-        """Whether it is later, on the clock of the process that leads."""
-        return self.load.team.led(lambda: time.perf_counter() > end)
+        """Whether it is later, on the clock of the main process."""
+        return self.load.team.broadcast_from_main(lambda: time.perf_counter() > end)
 
     def _report(self, what: str, begin: int, total: int, job: str, done: int, batch: int) -> None:
         """Report how many of all jobs are done, from how many of those that are under way are."""

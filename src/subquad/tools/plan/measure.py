@@ -96,7 +96,7 @@ def screen(load: PlanInputs, candidates: Sequence[Candidate]) -> Screen:
 
 
 def _of_heads(out: torch.Tensor, exact: torch.Tensor, team: Team) -> list[float]:
-    wrong, size = (team.total(x.double().square().sum((0, 2, 3))).sqrt() for x in (out - exact, exact))
+    wrong, size = (team.all_reduce(x.double().square().sum((0, 2, 3))).sqrt() for x in (out - exact, exact))
     return (wrong / size.clamp(min=1e-30)).tolist()
 
 

@@ -54,7 +54,7 @@ class JobCache:
     ):
         self.folder, self.key_field, self.file_name, self.team = folder, key_field, file_name, team
         self.remedy = f"remove this file{remedy}"
-        self.resumed = team.led(self._open)  # how many results an earlier, interrupted run left
+        self.resumed = team.broadcast_from_main(self._open)  # how many results an earlier, interrupted run left
 
     def _open(self) -> int:
         files.make_folder(self.folder)
@@ -63,7 +63,7 @@ class JobCache:
 
     def has(self, key: str) -> bool:
         """Whether the job of this key is finished."""
-        return self.team.led(self._path(key).exists)
+        return self.team.broadcast_from_main(self._path(key).exists)
 
     def get(self, job: Job[R], progress: Progress = silent) -> R:
         """The result of the job, which runs first if it is not finished."""
@@ -76,19 +76,19 @@ class JobCache:
             InputError: what was kept is damaged, the new result cannot be written, or this machine does not have the
                 folder.
         """
-        if self.team.leads and not self.folder.is_dir():
+        if self.team.is_main and not self.folder.is_dir():
             raise InputError(
                 f"{self.folder} is not on {platform.node()}: all machines must see the folder of the run, by this name"
             )
         if not self.has(job.key):
             start = time.perf_counter()
             result = job.run(progress)
-            self.team.led(partial(self._write, job.key, result, time.perf_counter() - start))
+            self.team.broadcast_from_main(partial(self._write, job.key, result, time.perf_counter() - start))
         return self.read(job.key, job.record)
 
     def read(self, key: str, record: Any) -> CachedResult[Any]:
         """The result of a finished job, of this type. InputError where its file is damaged."""
-        return self.team.led(partial(self._read, key, record))
+        return self.team.broadcast_from_main(partial(self._read, key, record))
 
     def _write(self, key: str, result: object, seconds: float) -> None:
         plain = {self.key_field: key, "result": to_plain(result), "seconds": round(seconds, 2)}
@@ -111,7 +111,7 @@ def run_cache(folder: Path, settings: Any, team: Team = ALONE) -> JobCache:
     Raises:
         InputError: the folder cannot be written to, or it has a `.progress` that subquad did not make.
     """
-    team.led(partial(_claim, folder / PROGRESS))
+    team.broadcast_from_main(partial(_claim, folder / PROGRESS))
     return JobCache(
         folder.absolute() / PROGRESS / hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16],
         key_field="key",
