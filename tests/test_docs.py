@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -22,10 +23,18 @@ WITH_CODE = [
     *sorted(DOCS.glob("how-to/*.md")),
     *sorted(DOCS.glob("training/*.md")),
 ]
+WITH_WHOLE_RUNS = [
+    DOCS / "tutorial.md",
+    *(DOCS / "how-to" / f"{name}.md" for name in ("plan", "hugging-face", "audit")),
+]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 BLOCK = re.compile(
     r"(?P<mark><!-- (?P<note>[^\n]*) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
 )
+
+
+def slow_or_not(path: Path) -> Any:
+    return pytest.param(path, marks=pytest.mark.slow) if path in WITH_WHOLE_RUNS else path
 
 
 def name_of(path: Path) -> str:
@@ -73,7 +82,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("path", [path for path in WITH_CODE if blocks(path, "python")], ids=name_of)
+@pytest.mark.parametrize("path", [slow_or_not(path) for path in WITH_CODE if blocks(path, "python")], ids=name_of)
 def test_python_blocks_run(path: Path):
     namespace: dict[str, object] = {"__name__": "docs"}
     for block in blocks(path, "python"):

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from markupsafe import Markup
@@ -11,6 +12,15 @@ from subquad.tools.report import drawing, vector
 from tests.tools.workflows import tiny
 
 PNG, SVG = drawing.png, vector.svg
+FOLDER = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m leaves out what is slow
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole runs of commands are a job of their own."""
+    for item in items:
+        if item.path.is_relative_to(FOLDER):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
