@@ -23,10 +23,7 @@ WITH_CODE = [
     *sorted(DOCS.glob("how-to/*.md")),
     *sorted(DOCS.glob("training/*.md")),
 ]
-WHOLE_RUNS = ("tutorial.md", "how-to/plan.md", "how-to/hugging-face.md", "how-to/audit.md")
-    DOCS / "tutorial.md",
-    *(DOCS / "how-to" / f"{name}.md" for name in ("plan", "hugging-face", "audit")),
-]
+WITH_WHOLE_RUNS = [DOCS / name for name in ("tutorial.md", "how-to/plan.md", "how-to/hugging-face.md", "how-to/audit.md")]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 BLOCK = re.compile(
     r"(?P<mark><!-- (?P<note>[^\n]*) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
@@ -34,7 +31,7 @@ BLOCK = re.compile(
 
 
 def slow_or_not(path: Path) -> Any:
-    return pytest.param(path, marks=pytest.mark.slow) if str(path.relative_to(ROOT)).removeprefix("docs/") in WHOLE_RUNS else path
+    return pytest.param(path, marks=pytest.mark.slow) if path in WITH_WHOLE_RUNS else path
 
 
 def name_of(path: Path) -> str:
