@@ -23,7 +23,8 @@ WITH_CODE = [
     *sorted(DOCS.glob("how-to/*.md")),
     *sorted(DOCS.glob("training/*.md")),
 ]
-WITH_WHOLE_RUNS = [DOCS / name for name in ("tutorial.md", "how-to/plan.md", "how-to/hugging-face.md", "how-to/audit.md")]
+HOW_TO = DOCS / "how-to"
+WITH_WHOLE_RUNS = [DOCS / "tutorial.md", HOW_TO / "plan.md", HOW_TO / "hugging-face.md", HOW_TO / "audit.md"]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 BLOCK = re.compile(
     r"(?P<mark><!-- (?P<note>[^\n]*) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
