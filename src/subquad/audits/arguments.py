@@ -5,9 +5,9 @@ from numbers import Integral, Real
 from typing import TypeGuard
 
 
-def check_whole(**given: object) -> None:
+def check_whole(**numbers: object) -> None:
     """Each is a whole number of at least 1."""
-    for name, value in given.items():
+    for name, value in numbers.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name}={value!r}, but it must be a whole number of at least 1")
 
@@ -18,9 +18,9 @@ def check_tolerance(tolerance: object) -> None:
         raise ValueError(f"tolerance={tolerance!r}, but it must be a finite number above 0")
 
 
-def check_share(**given: object) -> None:
+def check_share(**settings: object) -> None:
     """Each is strictly between 0 and 1."""
-    for name, value in given.items():
+    for name, value in settings.items():
         if not (_is_number(value) and 0 < value < 1):
             raise ValueError(f"{name}={value!r}, but it must be between 0 and 1")
 

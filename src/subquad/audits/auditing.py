@@ -127,36 +127,36 @@ class Audit:
             layers[name] = usual(watch.tally.beyond, self._rules.rows, delta)
         return {"confidence": self._confidence, "layers": layers}
 
-    def _tell(self, found: AuditedCall) -> None:
+    def _tell(self, audited: AuditedCall) -> None:
         """Log what matters in an audited call, and hand it to the callback."""
-        undefined = sum(error != error for error in found.errors)
+        undefined = sum(error != error for error in audited.errors)
         if undefined:
             logger.warning(
                 "layer %s: %d of %d audited rows have an exact result that is not finite",
-                *(found.name, undefined, len(found.errors)),
+                *(audited.name, undefined, len(audited.errors)),
             )
-        if found.exceeded and self._rules.on_exceed != "raise":
-            logger.warning("%s%s", self._why(found), "; computed again exactly" if found.replaced else "")
-        if found.evidence is not None and found.evidence >= self._alarm_at and found.name not in self._alarmed:
-            self._alarmed.add(found.name)
+        if audited.exceeded and self._rules.on_exceed != "raise":
+            logger.warning("%s%s", self._why(audited), "; computed again exactly" if audited.replaced else "")
+        if audited.evidence is not None and audited.evidence >= self._alarm_at and audited.name not in self._alarmed:
+            self._alarmed.add(audited.name)
             logger.warning(
                 "layer %s has drifted: its errors are not those of the baseline (evidence %.3g, alarm at %.3g); look "
                 "at what the model reads now",
-                *(found.name, found.evidence, self._alarm_at),
+                *(audited.name, audited.evidence, self._alarm_at),
             )
         if self._callback is not None:
-            self._callback(found)
+            self._callback(audited)
 
-    def _why(self, found: AuditedCall) -> str:
-        finite = [error for error in found.errors if error == error]
+    def _why(self, audited: AuditedCall) -> str:
+        finite = [error for error in audited.errors if error == error]
         return (
-            f"layer {found.name}: {found.above} of {len(found.errors)} audited rows have a relative error above "
+            f"layer {audited.name}: {audited.above} of {len(audited.errors)} audited rows have a relative error above "
             f"tolerance={self._rules.tolerance:g} (largest {max(finite, default=math.nan):.3g}), more than "
             f"allowed={self._rules.allowed:g} of them"
         )
 
-    def _error(self, found: AuditedCall) -> Exception:
-        return Exceeded(f"{self._why(found)}; use a closer method there, or on_exceed='exact'", found)
+    def _error(self, audited: AuditedCall) -> Exception:
+        return Exceeded(f"{self._why(audited)}; use a closer method there, or on_exceed='exact'", audited)
 
 
 def audit(
@@ -256,7 +256,7 @@ def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)  # a pipeline
     if not isinstance(module, nn.Module):
         raise TypeError(f"expected a swapped model or a module with subquad layers, got {type(model).__name__}")
-    found = {}
+    layers = {}
     for name, part in module.named_modules():
         if isinstance(part, BoundMethod):
             above = module.get_submodule(name.rpartition(".")[0])
@@ -264,14 +264,14 @@ def layers_of(model: Any) -> dict[str, tuple[BoundMethod, bool]]:
             name = name.removesuffix(".bound") if swapped else name.removesuffix("attention")
             name = name.removesuffix(".subquad")
             inner = str(above.label).partition(" (")[2].removesuffix(")") if swapped else name
-            name = name if inner in found else inner
-            found[name.rstrip(".") or type(module).__name__] = (part, swapped and not above.cross)
-    if not found:
+            name = name if inner in layers else inner
+            layers[name.rstrip(".") or type(module).__name__] = (part, swapped and not above.cross)
+    if not layers:
         raise ValueError(
             f"nothing in this {type(module).__name__} runs a subquad method, so there is nothing to audit; "
             "swap a method in first: sq.hf.swap(model, method)"
         )
-    return found
+    return layers
 
 
 def _check_baseline(baseline: Mapping[str, Any], layers: Mapping[str, Any]) -> None:

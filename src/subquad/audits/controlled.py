@@ -99,8 +99,8 @@ class Controlled:
         each stage.
         """
         method = resolve(self.method)
-        how: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "bias": bias, "scale": scale, "seed": seed}
-        query, key, value, call = method.prepare(query, key, value, enable_gqa=enable_gqa, **how)
+        options: dict[str, Any] = {"mask": mask, "is_causal": is_causal, "bias": bias, "scale": scale, "seed": seed}
+        query, key, value, call = method.prepare(query, key, value, enable_gqa=enable_gqa, **options)
         query, key, value = cleared_inputs(query, key, value, call.mask)  # exact rows take no NaN in padding
         stages = stages_of(method, query.shape[2], key.shape[2])
         delta = (1 - self.confidence) / max(len(stages) - 1, 1)
@@ -141,12 +141,12 @@ class Controlled:
         generator, real = torch.Generator("cpu").manual_seed(call.seed), call.mask.query_padding(N)
         chosen = []
         for item in range(B):
-            own = torch.arange(N) if real is None else real[item].cpu().nonzero()[:, 0]
-            if len(own):
-                drawn = own[torch.randint(len(own), (H, self.rows), generator=generator)]
+            tokens = torch.arange(N) if real is None else real[item].cpu().nonzero()[:, 0]
+            if len(tokens):
+                drawn = tokens[torch.randint(len(tokens), (H, self.rows), generator=generator)]
                 chosen += [(item * H + head, drawn[head]) for head in range(H)]
         pair = torch.tensor([each for each, _ in chosen], dtype=torch.long).repeat_interleave(self.rows)
-        row = torch.cat([own for _, own in chosen]) if chosen else pair
+        row = torch.cat([tokens for _, tokens in chosen]) if chosen else pair
         return pair // H, pair % H, row
 
 

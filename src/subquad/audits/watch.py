@@ -121,10 +121,12 @@ class Watch:
         seconds = _now(query) - between + sampling
         self._count(errors, above, exceeded, replaced, between - start, seconds)
         evidence = None if self.drift is None else self.drift.evidence
-        found = AuditedCall(self.number, self.name, number, tuple(errors), above, exceeded, replaced, evidence, seconds)
-        self.rules.report(found)
+        audited = AuditedCall(
+            self.number, self.name, number, tuple(errors), above, exceeded, replaced, evidence, seconds
+        )
+        self.rules.report(audited)
         if exceeded and self.rules.on_exceed == "raise":
-            raise self.rules.exceeded(found)
+            raise self.rules.exceeded(audited)
         return result
 
     def _next(self) -> int | None:

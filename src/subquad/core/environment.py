@@ -15,13 +15,13 @@ DECIDES = ("subquad", "torch", "transformers", "processor", "cores", "threads", 
 
 def versions() -> dict[str, str]:
     """Versions of everything that results depend on; packages that are not installed are left out."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in ("subquad", "torch", "triton", "transformers", "scikit-learn", "matplotlib"):
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def hardware(device: str = "cpu") -> dict[str, str]:
@@ -53,15 +53,15 @@ def differences(made_on: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
     `made_on` has "versions" and "hardware", as the functions above give them. What it does not say does not differ.
     """
-    there: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
     for part in ("versions", "hardware"):
-        said = made_on.get(part)
-        there |= said if isinstance(said, dict) else {}
-    here = versions() | hardware("cuda" if "gpu" in there and torch.cuda.is_available() else "cpu")
+        part_of_record = made_on.get(part)
+        recorded |= part_of_record if isinstance(part_of_record, dict) else {}
+    here = versions() | hardware("cuda" if "gpu" in recorded and torch.cuda.is_available() else "cpu")
     return {
-        what: (str(there[what]), here.get(what, "none"))
+        what: (str(recorded[what]), here.get(what, "none"))
         for what in DECIDES
-        if what in there and str(there[what]) != here.get(what, "none")
+        if what in recorded and str(recorded[what]) != here.get(what, "none")
     }
 
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def expect(progress: Any, work: Sequence[float] = (), seconds: float | None = None) -> None:
+def expect(progress: Any, amounts: Sequence[float] = (), seconds: float | None = None) -> None:
     """Tell `progress` how much work each unit is, in proportion, or after how many seconds the run ends.
 
     A progress that is a plain function is not told.
     """
     listens = getattr(progress, "expect", None)
     if listens is not None:
-        listens(work, seconds)
+        listens(amounts, seconds)
 
 
 def remark(progress: Any, line: str) -> None:

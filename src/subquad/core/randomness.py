@@ -28,9 +28,9 @@ def _drawn(seed: int, rows: int, columns: int) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _kept(draw: Callable[..., Tensor], dtype: torch.dtype, device: torch.device, *how: Any) -> Tensor:
+def _kept(draw: Callable[..., Tensor], dtype: torch.dtype, device: torch.device, *arguments: Any) -> Tensor:
     """What is drawn, where and as it is needed: later calls copy it there, without waiting."""
-    return draw(*how).to(device=device, dtype=dtype)
+    return draw(*arguments).to(device=device, dtype=dtype)
 
 
 def _empty(seed: int, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -168,22 +168,22 @@ def directions(seed: int, draw: Tensor | None, rows: int, columns: int, independ
     return _directions(seed, draw, rows, columns, independent, like.dtype, like.device)
 
 
-def gumbel(seed: int, step: Tensor, places: Tensor, like: Tensor) -> Tensor:
+def gumbel(seed: int, step: Tensor, indices: Tensor, like: Tensor) -> Tensor:
     """Independent standard Gumbel numbers −ln(−ln u), one for each place (a whole number), in `like`'s dtype.
 
     A number depends on the seed, the step and its place alone. The step may change from call to call in a compiled
-    function, because nothing is drawn: the numbers are computed, on the device of `places`.
+    function, because nothing is drawn: the numbers are computed, on the device of `indices`.
 
     >>> import torch
     >>> places, zero = torch.arange(6), torch.tensor(0)
     >>> torch.equal(gumbel(7, zero, places, like=torch.zeros(1))[:2], gumbel(7, zero, places[:2], like=torch.zeros(1)))
     True
     """
-    started = _mix(_mix(torch.full((), seed, dtype=torch.int64, device=places.device)) + step.to(places.device))
-    return (-(-_uniform(_mix(started + places * _GOLDEN)).log()).log()).to(device=like.device, dtype=like.dtype)
+    started = _mix(_mix(torch.full((), seed, dtype=torch.int64, device=indices.device)) + step.to(indices.device))
+    return (-(-_uniform(_mix(started + indices * _GOLDEN)).log()).log()).to(device=like.device, dtype=like.dtype)
 
 
-def uniform(seed: int, *places: Tensor) -> Tensor:
+def uniform(seed: int, *numbers: Tensor) -> Tensor:
     """Independent uniform numbers inside (0, 1), in fp64: one for each combination of whole numbers, broadcast.
 
     A number depends on the seed and on its own whole numbers alone. Nothing is drawn: as in `gumbel`.
@@ -193,9 +193,9 @@ def uniform(seed: int, *places: Tensor) -> Tensor:
     >>> torch.equal(uniform(7, row, column)[4, 2], uniform(7, torch.tensor(4), torch.tensor(2)))
     True
     """
-    mixed = _mix(torch.full((), seed, dtype=torch.int64, device=places[0].device))
-    for place in places:
-        mixed = _mix(mixed + place * _GOLDEN)
+    mixed = _mix(torch.full((), seed, dtype=torch.int64, device=numbers[0].device))
+    for number in numbers:
+        mixed = _mix(mixed + number * _GOLDEN)
     return _uniform(mixed)
 
 

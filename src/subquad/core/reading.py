@@ -36,17 +36,17 @@ def is_folder(path: Path) -> bool:
 
 def exists(path: Path) -> bool:
     """Whether there is something at a path that the user gave."""
-    return _found(path) is not None
+    return _stat_or_none(path) is not None
 
 
 def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """The files below a folder with these endings, in the order of their paths; links to folders are not followed."""
 
     def refuse(error: OSError) -> None:
-        raise InputError(_said(Path(error.filename), error)) from None
+        raise InputError(_why_unreadable(Path(error.filename), error)) from None
 
-    found = (Path(root) / name for root, _, names in os.walk(folder, onerror=refuse) for name in names)
-    return sorted(path for path in found if path.name.lower().endswith(suffixes))
+    paths = (Path(root) / name for root, _, names in os.walk(folder, onerror=refuse) for name in names)
+    return sorted(path for path in paths if path.name.lower().endswith(suffixes))
 
 
 def read_bytes(path: Path) -> bytes:
@@ -64,7 +64,7 @@ def chunks(path: Path) -> Iterator[bytes]:
             while part := file.read(CHUNK):
                 yield part
     except OSError as error:
-        raise InputError(_said(path, error)) from None
+        raise InputError(_why_unreadable(path, error)) from None
 
 
 def check_size(path: Path) -> None:
@@ -108,7 +108,7 @@ def _reason(error: ValueError) -> str:
 
 
 def _status(path: Path) -> os.stat_result:
-    status = _found(path)
+    status = _stat_or_none(path)
     if status is None and path.is_symlink():
         raise InputError(f"{path} is a link to {os.readlink(path)}, where there is nothing")
     if status is None:
@@ -116,16 +116,16 @@ def _status(path: Path) -> os.stat_result:
     return status
 
 
-def _found(path: Path) -> os.stat_result | None:
+def _stat_or_none(path: Path) -> os.stat_result | None:
     """What the system says of a path, None where there is nothing; it refuses names that are too long, for example."""
     try:
         return path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise InputError(_said(path, error)) from None
+        raise InputError(_why_unreadable(path, error)) from None
 
 
-def _said(path: Path, error: OSError | ValueError) -> str:
+def _why_unreadable(path: Path, error: OSError | ValueError) -> str:
     reason = error.strerror if isinstance(error, OSError) else str(error)
     return f"{path} cannot be read: {reason or error}"

@@ -37,9 +37,9 @@ def instead(word: str, known: Iterable[str], where: str, have: str = "there are"
     "no task 'x'; `subquad train` lists all 6"
     """
     names = list(known)
-    rest = f"{have} {_few(names)}" if len(names) <= FEW or not where else f"{where} all {len(names)}"
+    known_names = f"{have} {_few(names)}" if len(names) <= FEW or not where else f"{where} all {len(names)}"
     hint = nearest(word, names)
-    return f"{hint} {rest[0].upper()}{rest[1:]}" if hint else f"; {rest}"
+    return f"{hint} {known_names[0].upper()}{known_names[1:]}" if hint else f"; {known_names}"
 
 
 def _few(names: list[str]) -> str:

@@ -132,19 +132,19 @@ class Mask:
             return Mask.causal(offset=0) if is_causal else Mask()
         if is_causal:
             raise ValueError("both attn_mask and is_causal=True are given, but SDPA takes one of them")
-        said = read_mask(attn_mask)
+        pattern = read_mask(attn_mask)
         N, M = attn_mask.shape[-2:]
-        own = attn_mask.shape[0] if attn_mask.ndim == 4 else 1
-        if batch is not None and own not in (1, batch):
-            raise ValueError(f"the attn_mask is for a batch of {own}, but the batch is {batch}")
-        items = own if batch is None else batch
-        mask = Mask() if said.real is None else Mask.padding(keys=said.real.expand(items, M))
-        if said.last == math.inf:
+        items_of_mask = attn_mask.shape[0] if attn_mask.ndim == 4 else 1
+        if batch is not None and items_of_mask not in (1, batch):
+            raise ValueError(f"the attn_mask is for a batch of {items_of_mask}, but the batch is {batch}")
+        items = items_of_mask if batch is None else batch
+        mask = Mask() if pattern.real is None else Mask.padding(keys=pattern.real.expand(items, M))
+        if pattern.last == math.inf:
             return mask
-        if N == M and said.first == -said.last:
-            return mask & Mask.window(int(said.last))
-        mask = mask & Mask.causal(None if N == M else int(said.last))
-        return mask if said.first == -math.inf else mask & Mask.window(int(said.last - said.first))
+        if N == M and pattern.first == -pattern.last:
+            return mask & Mask.window(int(pattern.last))
+        mask = mask & Mask.causal(None if N == M else int(pattern.last))
+        return mask if pattern.first == -math.inf else mask & Mask.window(int(pattern.last - pattern.first))
 
     @staticmethod
     def from_cu_seqlens(cu_seqlens: Tensor | Sequence[int], tokens: int | None = None) -> Mask:
@@ -230,17 +230,17 @@ class Mask:
     @property
     def only_causal(self) -> bool:
         """Whether this is the plain causal mask of self-attention, starts aligned, and nothing more about the keys."""
-        rest = len(self.both) + len(self.keys) + len(self.ids) + len(self.allowed)
-        return self.is_causal and self.aligned and self.span is None and rest == 0
+        others = len(self.both) + len(self.keys) + len(self.ids) + len(self.allowed)
+        return self.is_causal and self.aligned and self.span is None and others == 0
 
     def visible(self, N: int, M: int, device: torch.device) -> Tensor | None:
         """Which keys each query may see, a bool that broadcasts to (B,H,N,M); None when all. (B,1,1,M) for padding."""
         keys = self.key_padding(M)
         behind = isinstance(self.offset, int) and self.offset >= M - 1  # no key is later than the first query
-        rest = replace(self, is_causal=False) if behind else self
-        if rest.only_padding:
+        restriction = replace(self, is_causal=False) if behind else self
+        if restriction.only_padding:
             return None if keys is None else keys[:, None, None, :]
-        pattern = rest.pattern(N, M, device)
+        pattern = restriction.pattern(N, M, device)
         return pattern if keys is None else pattern & keys[:, None, None, :]
 
     def to_dense(self, N: int, M: int, device: torch.device | None = None) -> Tensor:
@@ -280,8 +280,8 @@ class Mask:
     def check(self, sizes: Sizes, device: torch.device) -> None:
         """Raise ValueError where this mask does not fit attention of these sizes; the message names both sides."""
         B, H, N, M = sizes.B, sizes.H, sizes.N, sizes.M
-        for what, given in (("one padding for both sides", self.both), ("segments", self.ids)):
-            if given and N != M:
+        for what, present in (("one padding for both sides", self.both), ("segments", self.ids)):
+            if present and N != M:
                 raise ValueError(
                     f"the mask gives {what}, but there are {N} queries and {M} keys; "
                     "use Mask.padding(keys=…, queries=…) for cross-attention"

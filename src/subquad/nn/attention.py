@@ -251,8 +251,12 @@ class MultiheadAttention(nn.Module):
 
     def _attention(self, query: Tensor, key: Tensor, value: Tensor) -> WithRows | BoundMethod:
         """The bound method, with the rows of global tokens by their own projections where there are such."""
-        own = self.global_tokens
-        return self.attention if own is None else own.around(self.attention, *self._projected(own, query, key, value))
+        projections = self.global_tokens
+        return (
+            self.attention
+            if projections is None
+            else projections.around(self.attention, *self._projected(projections, query, key, value))
+        )
 
     def _projected(self, by: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The heads of queries, keys and values by the projections of this layer or of its global tokens."""

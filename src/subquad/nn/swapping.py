@@ -68,17 +68,17 @@ def swap(
      layers.0.self_attn  MultiheadAttention  (the layer's own)
      layers.1.self_attn  MultiheadAttention  clustered:clusters=8
     """
-    found = _find(module)
-    chosen = _choose(list(found), method)
+    layers = _find(module)
+    chosen = _choose(list(layers), method)
     for name, wanted in chosen.items():
-        reason = _refusal(module, name, found[name], wanted)
+        reason = _refusal(module, name, layers[name], wanted)
         if reason:
             raise ValueError(f"layer {name or type(module).__name__!r} cannot run {wanted}: {reason}")
-    bound = {name: wanted.bind(**_kind(found[name]).sizes(found[name]), max_length=max_length)
+    bound = {name: wanted.bind(**_kind(layers[name]).sizes(layers[name]), max_length=max_length)
              for name, wanted in chosen.items()}  # fmt: skip
     restore(module)  # refuses layers that were wrapped after they were swapped
     for name, attached in bound.items():
-        layer = found[name]
+        layer = layers[name]
         weight = next(layer.parameters())
         layer.add_module(NAME, attached.to(weight.device, weight.dtype).train(layer.training))
         _change(layer, forward=partial(_kind(layer).forward, layer), **_kind(layer).CHANGED)
@@ -108,9 +108,9 @@ def restore(module: nn.Module) -> None:
 
 def describe(module: nn.Module) -> Swapped:
     """Which layers `swap` finds in a module, and what runs in each. ValueError where there is none."""
-    found = _find(module)
-    methods = {name: layer.subquad.method if hasattr(layer, NAME) else None for name, layer in found.items()}
-    return Swapped(methods, {name: type(layer).__name__ for name, layer in found.items()})
+    layers = _find(module)
+    methods = {name: layer.subquad.method if hasattr(layer, NAME) else None for name, layer in layers.items()}
+    return Swapped(methods, {name: type(layer).__name__ for name, layer in layers.items()})
 
 
 class _Absent:
@@ -125,21 +125,21 @@ def _change(module: nn.Module, **attributes: Any) -> None:
 
 def _is_wrapped(layer: nn.Module) -> bool:
     """Whether another library replaced the forward pass of this one object."""
-    own = vars(layer).get("forward")
-    return own is not None and getattr(own, "func", None) is not _kind(layer).forward
+    forward = vars(layer).get("forward")
+    return forward is not None and getattr(forward, "func", None) is not _kind(layer).forward
 
 
 def _find(module: nn.Module) -> dict[str, Any]:
     """The layers that can run methods, by their names."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(module).__name__}")
-    found = {name: part for name, part in module.named_modules() if any(kind.is_one(part) for kind in KINDS)}
-    if not found:
+    layers = {name: part for name, part in module.named_modules() if any(kind.is_one(part) for kind in KINDS)}
+    if not layers:
         raise ValueError(
             f"there is no torch.nn.MultiheadAttention and no timm Attention in this {type(module).__name__}; use "
             "sq.hf.swap(model, method) for a transformers model, and sq.intercept(method) around any other"
         )
-    return found
+    return layers
 
 
 def _kind(layer: nn.Module) -> ModuleType:
@@ -165,9 +165,9 @@ def _choose(names: list[str], method: str | Method | Mapping[str, str | Method])
 
 def _refusal(module: nn.Module, name: str, layer: nn.Module, method: Method) -> str | None:
     """Why a layer cannot run a method, from the layer and from where it is."""
-    above, _, own_name = name.rpartition(".")
+    above, _, attribute = name.rpartition(".")
     in_decoder = name != "" and isinstance(module.get_submodule(above), nn.TransformerDecoderLayer)
-    if in_decoder and own_name == "multihead_attn":
+    if in_decoder and attribute == "multihead_attn":
         pick = "; pass a mapping to swap only the layers that can"
         if not method.traits.cross:
             return f"{method.label!r} is for self-attention, and this is cross-attention{pick}"

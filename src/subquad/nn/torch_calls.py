@@ -41,8 +41,8 @@ def as_batches(
     Raises:
         ValueError: one is nested and the others are not the same tensor; their numbers of axes differ, or are others.
     """
-    given = (query, key, value)
-    if any(x.is_nested for x in given):
+    inputs = (query, key, value)
+    if any(x.is_nested for x in inputs):
         if not (key is query and value is query):
             raise ValueError(
                 "nested tensors are for self-attention, layer(x, x, x); pad those of cross-attention, "
@@ -50,14 +50,14 @@ def as_batches(
             )
         padded = pad(query)
         return [padded.values] * 3, padded.lengths, padded.nested_like_it
-    axes = tuple(x.ndim for x in given)
+    axes = tuple(x.ndim for x in inputs)
     if axes not in ((2, 2, 2), (3, 3, 3)):
         order = "(B, tokens, width)" if batch_first else "(tokens, B, width)"
         raise ValueError(
             f"query, key and value have {axes} axes, but they must all be {order}, or all (tokens, width) without batch"
         )
 
-    def turn(x: Tensor) -> Tensor:
+    def batched(x: Tensor) -> Tensor:
         if x.ndim == 2:
             return x[None]
         return x if batch_first else x.transpose(0, 1)
@@ -67,9 +67,9 @@ def as_batches(
             return out[0]
         return out if batch_first else out.transpose(0, 1)
 
-    queries = turn(query)
-    keys = queries if key is query else turn(key)
-    values = keys if value is key else turn(value)
+    queries = batched(query)
+    keys = queries if key is query else batched(key)
+    values = keys if value is key else batched(value)
     return [queries, keys, values], None, back
 
 

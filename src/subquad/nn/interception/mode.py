@@ -48,13 +48,13 @@ class SdpaCalls(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _unasked(own: Any, **meanings: Any) -> Callable[..., Any]:
+def _unasked(function: Any, **meanings: Any) -> Callable[..., Any]:
     """torch's own code of a function, which does not ask whether a mode is active, with other meanings of names in it:
     torch's module itself stays as it is, for this thread and for others."""
-    names = own.__globals__ | dict.fromkeys(("has_torch_function", "has_torch_function_unary"), _no) | meanings
+    names = function.__globals__ | dict.fromkeys(("has_torch_function", "has_torch_function_unary"), _no) | meanings
     del names["__name__"]  # which would tell Dynamo to look the names up in torch's module
-    body = FunctionType(own.__code__, names, own.__name__, own.__defaults__)
-    body.__kwdefaults__ = own.__kwdefaults__
+    body = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    body.__kwdefaults__ = function.__kwdefaults__
     return body
 
 
