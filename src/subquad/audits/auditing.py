@@ -13,7 +13,7 @@ from torch import nn
 from subquad.audits.arguments import check_allowed, check_share, check_tolerance, check_whole
 from subquad.audits.report import AuditReport, summary
 from subquad.audits.statistics import Betting, usual
-from subquad.audits.watch import AuditedCall, Rules, Watch
+from subquad.audits.watch import AuditedCall, AuditRules, LayerWatch
 from subquad.core.spelling import nearest
 from subquad.methods import BoundMethod
 
@@ -47,9 +47,9 @@ class Audit:
     ):
         self._model, self._bound = model, {name: bound for name, (bound, _) in layers.items()}
         self._confidence, self._callback = confidence, callback
-        self._rules = Rules(**rules, report=self._tell, exceeded=self._error)
+        self._rules = AuditRules(**rules, report=self._tell, exceeded=self._error)
         self._watches = {
-            name: Watch(number, name, str(bound.method), self._rules, seed + number, of_same_tokens)
+            name: LayerWatch(number, name, str(bound.method), self._rules, seed + number, of_same_tokens)
             for number, (name, (bound, of_same_tokens)) in enumerate(layers.items())
         }
         self._alarm_at = len(layers) / false_alarm  # each layer has its share of the false alarms

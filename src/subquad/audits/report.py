@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from subquad.audits.statistics import Moments, mean_upper, share_upper
+from subquad.audits.statistics import RunningMoments, mean_upper, share_upper
 
 LARGEST = 1.0  # e² that the bound of its mean assumes: an output of 0 has e = 1
 
@@ -95,7 +95,7 @@ def summary(
     drifted: bool | None,
 ) -> LayerReport:
     """One record of these tallies together."""
-    squares = Moments()
+    squares = RunningMoments()
     for tally in tallies:
         squares.join(tally.squares)
     undefined = sum(tally.undefined for tally in tallies)

@@ -36,7 +36,7 @@ def mean_upper(mean: float, variance: float, count: int, delta: float, largest: 
     return mean + math.sqrt(2 * variance * log / count) + 7 * largest * log / (3 * (count - 1))
 
 
-class Moments:
+class RunningMoments:
     """Count, mean and variance of a stream of numbers, by Welford's recursion."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Moments:
         self.mean += before / self.count
         self._squares += before * (number - self.mean)
 
-    def join(self, other: "Moments") -> None:
+    def join(self, other: "RunningMoments") -> None:
         """Add the numbers of another stream (Chan, Golub, LeVeque 1979)."""
         count, apart = self.count + other.count, other.mean - self.mean
         if count:

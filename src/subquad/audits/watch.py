@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from subquad.audits.exact_rows import exact_rows, relative_errors, sampled
-from subquad.audits.statistics import Betting, Moments
+from subquad.audits.statistics import Betting, RunningMoments
 from subquad.kernels.tokens.padding import cleared_inputs
 from subquad.kernels.transforms import transform
 from subquad.methods import Full
@@ -44,7 +44,7 @@ class AuditedCall:
 
 
 @dataclass(frozen=True)
-class Rules:
+class AuditRules:
     """How every layer of a model is audited: the arguments of `subquad.audit`."""
 
     rows: int
@@ -67,20 +67,20 @@ class Tally:
     replaced: int = 0
     undefined: int = 0  # rows whose exact result is not finite
     above: int = 0  # rows that are not within the tolerance
-    squares: Moments = field(default_factory=Moments)  # of e², of all rows that have one
+    squares: RunningMoments = field(default_factory=RunningMoments)  # of e², of all rows that have one
     # For each of `LEVELS`, the number of audited calls by their number of rows with a larger error.
     beyond: dict[float, Counter[int]] = field(default_factory=lambda: {level: Counter() for level in LEVELS})
     layer_seconds: float = 0.0
     audit_seconds: float = 0.0
 
 
-class Watch:
+class LayerWatch:
     """Runs the method of one bound method, and audits one call in every `every`, at a random place in each such block.
 
     `hides_padded_queries`: the layer's mask has the padding of keys alone, but its queries are the same tokens.
     """
 
-    def __init__(self, number: int, name: str, method: str, rules: Rules, seed: int, hides_padded_queries: bool):
+    def __init__(self, number: int, name: str, method: str, rules: AuditRules, seed: int, hides_padded_queries: bool):
         self.number, self.name, self.method, self.rules = number, name, method, rules
         self.tally = Tally()
         self.drift: Betting | None = None

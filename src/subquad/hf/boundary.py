@@ -18,7 +18,7 @@ from subquad.hf.accelerate_splits import refuse_accelerate_splits
 from subquad.hf.layers import NAME, STATE_MARK, Attached
 from subquad.hf.mask_encoding import Handed, decode, encode
 from subquad.hf.passes import MARK, NOW
-from subquad.hf.patterns import CAUSAL, EVERYTHING, Pattern, read_pattern
+from subquad.hf.patterns import CAUSAL, EVERYTHING, LayerPattern, read_pattern
 from subquad.hf.saved import SAVED_AS
 from subquad.masks import Mask
 from subquad.methods.core.current_shard import in_use, refuse_in_use
@@ -196,7 +196,7 @@ def _sequence(layer: Attached, module: nn.Module, attention_mask: Tensor | None,
 # ---------------------------------------------------------------------- what the mask function is given
 
 
-def _pattern(mask_function: Callable[..., Any] | None, options: dict[str, Any]) -> Pattern:
+def _pattern(mask_function: Callable[..., Any] | None, options: dict[str, Any]) -> LayerPattern:
     """What the mask function shows. While compiling, a function's cells cannot be read; its keywords say as much."""
     if mask_function is None or not torch.compiler.is_compiling():
         return read_pattern(mask_function)

@@ -24,7 +24,7 @@ _AND, _OR = "and_masks.<locals>.and_mask", "or_masks.<locals>.or_mask"
 
 
 @dataclass(frozen=True)
-class Pattern:
+class LayerPattern:
     """The distances, key minus query, that are seen: `first` to `last`, both included."""
 
     first: int | float = -math.inf
@@ -45,20 +45,20 @@ class Pattern:
         """Whether this is a pattern that `Mask` has: causal or bidirectional, with or without a window."""
         return self.last in (0, math.inf, -self.first) and not (self.last == math.inf and self.first != -math.inf)
 
-    def __and__(self, other: "Pattern") -> "Pattern":
-        return Pattern(max(self.first, other.first), min(self.last, other.last))
+    def __and__(self, other: "LayerPattern") -> "LayerPattern":
+        return LayerPattern(max(self.first, other.first), min(self.last, other.last))
 
-    def __or__(self, other: "Pattern") -> "Pattern | None":
+    def __or__(self, other: "LayerPattern") -> "Pattern | None":
         """The union of two patterns, if it is an interval."""
         if max(self.first, other.first) > min(self.last, other.last) + 1:
             return None
-        return Pattern(min(self.first, other.first), max(self.last, other.last))
+        return LayerPattern(min(self.first, other.first), max(self.last, other.last))
 
 
-EVERYTHING, CAUSAL = Pattern(), Pattern(last=0)
+EVERYTHING, CAUSAL = LayerPattern(), LayerPattern(last=0)
 
 
-def read_pattern(function: MaskFunction | None) -> Pattern:
+def read_pattern(function: MaskFunction | None) -> LayerPattern:
     """The pattern of a mask function; None, which some models give, means all keys.
 
     Raises:
@@ -73,7 +73,7 @@ def read_pattern(function: MaskFunction | None) -> Pattern:
     return pattern
 
 
-def _read(function: MaskFunction) -> Pattern:
+def _read(function: MaskFunction) -> LayerPattern:
     name, cells = _name(function), _cells(function)
     if name in (_AND, _OR):
         first, *rest = (_read(part) for part in cells["mask_functions"])
@@ -88,11 +88,11 @@ def _read(function: MaskFunction) -> Pattern:
     if name == "bidirectional_mask_function" or _is_always_true(function):
         return EVERYTHING
     if name == "sliding_window_overlay" + _INNER:
-        return Pattern(first=1 - cells["sliding_window"])
+        return LayerPattern(first=1 - cells["sliding_window"])
     if name == "sliding_window_bidirectional_overlay" + _INNER:
-        return Pattern(-cells["sliding_window"], cells["sliding_window"])
+        return LayerPattern(-cells["sliding_window"], cells["sliding_window"])
     if name == "_bidirectional_window_overlay" + _INNER:  # of Gemma 3 and EmbeddingGemma
-        return Pattern(1 - cells["sliding_window"], cells["sliding_window"] - 1)
+        return LayerPattern(1 - cells["sliding_window"], cells["sliding_window"] - 1)
     if name == "packed_sequence_mask_function" + _INNER:  # segments are handed through as numbers
         return EVERYTHING
     if name == "remap_positions_for_packed_sequence" + _INNER:  # the same distances, counted inside each segment

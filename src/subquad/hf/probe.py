@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from subquad.hf.example_inputs import example_inputs
 from subquad.hf.layers import Layer, inspect_layers, serving_decoders
 from subquad.hf.saved import without_marks
-from subquad.hf.trial import Run, Seen, recorded_run, same_outputs, trial_run, undisturbed
+from subquad.hf.trial import Run, TrialTrace, recorded_run, same_outputs, trial_run, undisturbed
 from subquad.hf.unwrapping import AnyModel, transformers_model
 
 Inputs = Mapping[str, Any]
@@ -79,14 +79,14 @@ def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -
     return [_as_seen(layer, seen.get(layer.module)) for layer in layers]
 
 
-def _as_seen(layer: Layer, seen: Seen | None) -> Layer:
+def _as_seen(layer: Layer, seen: TrialTrace | None) -> Layer:
     if seen is None:
         return layer
     cross = layer.cross or seen.cross
     return replace(layer, **vars(seen) | {"cross": cross, "causal": seen.causal and not cross})
 
 
-def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> dict[Any, Seen]:
+def _try(model: PreTrainedModel, layers: list[Layer], inputs: Inputs | None) -> dict[Any, TrialTrace]:
     """What each layer that was reached does; ValueError where the model is not the same through the boundary."""
     runs: list[tuple[str, Run]] = _runs(model) if inputs is None else [(_AS_GIVEN, partial(_forward, inputs))]
     try:
@@ -104,9 +104,9 @@ class _DoesNotRunError(ValueError):
     """The model does not run on its first inputs with its own attention."""
 
 
-def _try_runs(model: PreTrainedModel, layers: list[Layer], runs: list[tuple[str, Run]]) -> dict[Any, Seen]:
+def _try_runs(model: PreTrainedModel, layers: list[Layer], runs: list[tuple[str, Run]]) -> dict[Any, TrialTrace]:
     name = type(model).__name__
-    seen: dict[Any, Seen] = {}
+    seen: dict[Any, TrialTrace] = {}
     for number, (how, run) in enumerate(runs):
         try:
             with undisturbed(model):

@@ -31,7 +31,7 @@ _TRANSPARENT = ("PeftModel", "DistributedDataParallel", "OptimizedModule")
 
 
 @dataclass(frozen=True)
-class Fit:
+class SplitFit:
     """How a model runs on a part of its tokens, as the trial found.
 
     Attributes:
@@ -49,7 +49,7 @@ class Fit:
 class Split:
     """The ranks that a model's tokens are split over, and hooks around its forward pass."""
 
-    def __init__(self, model: PreTrainedModel, ranks: Ranks, fixed: Sequence | None, fit: Fit, active: str):
+    def __init__(self, model: PreTrainedModel, ranks: Ranks, fixed: Sequence | None, fit: SplitFit, active: str):
         self.ranks, self.fit, self._active, self._fixed = ranks, fit, active, fixed
         self._root, self._last = model, fixed
         self._inside: list[nn.Module] = []  # the hooked modules that run

@@ -24,7 +24,7 @@ from subquad.hf.example_inputs import example_inputs
 from subquad.hf.layers import Attached, Layer, head_counts
 from subquad.hf.passes import NOT_A_LABEL, OF_TOKENS
 from subquad.hf.probe import mark_of_trial
-from subquad.hf.split import Fit, fill, hooked, takes
+from subquad.hf.split import SplitFit, fill, hooked, takes
 from subquad.hf.token_positions import RULES, counted, positions, tokens_of
 from subquad.hf.trial import TRIED, attaching, undisturbed
 from subquad.masks import Mask
@@ -32,7 +32,7 @@ from subquad.methods import BoundMethod, Full
 
 Batch = Mapping[str, Any]
 Outputs = Mapping[str, Any]
-_KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[str, Fit]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[PreTrainedModel, tuple[str, SplitFit]] = WeakKeyDictionary()
 _ROUNDING = 1e-3, 5e-2  # of fp32 and of 16-bit models, relative to the largest number
 _REMEDY = "run it on one rank, or swap without `parallel`"
 
@@ -77,7 +77,7 @@ class _Replaying(Attached):
         return call.out[:, :, self.part]
 
 
-def fit_of(model: PreTrainedModel, layers: list[Layer], inputs: Batch | None = None) -> Fit:
+def fit_of(model: PreTrainedModel, layers: list[Layer], inputs: Batch | None = None) -> SplitFit:
     """How the model runs on a part of its tokens. Results are kept for as long as the model lives.
 
     Args:
@@ -102,7 +102,7 @@ def fit_of(model: PreTrainedModel, layers: list[Layer], inputs: Batch | None = N
     return fit
 
 
-def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Batch | None) -> Fit:
+def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Batch | None) -> SplitFit:
     """The first rule of positions under which the model is right; ValueError where there is none."""
     wholes = [_run_whole(model, layers, batch) for batch in _batches(model, inputs)]
     rules: tuple[str | None, ...] = RULES if any(takes(part, "position_ids") for part in hooked(model)) else (None,)
@@ -114,7 +114,7 @@ def _tried(model: PreTrainedModel, layers: list[Layer], inputs: Batch | None) ->
             reasons.append(str(error))
             continue
         losses = {whole.loss(rule) for whole in wholes}
-        return Fit(rule, losses.pop() if len(losses) == 1 else None, tuple(sorted(dropped)))
+        return SplitFit(rule, losses.pop() if len(losses) == 1 else None, tuple(sorted(dropped)))
     if any("for each token" in reason for reason in reasons):
         raise ValueError(f"{type(model).__name__} cannot run on tokens that are split over ranks: {reasons[0]}")
     why = "takes no position_ids, and its positions may be counted from its own input" if rules == (None,) else (

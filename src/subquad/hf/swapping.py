@@ -23,7 +23,7 @@ from subquad.hf.positions import position_limit
 from subquad.hf.probe import find_layers
 from subquad.hf.records import Record
 from subquad.hf.saved import asks_for_ours, mark, unmark
-from subquad.hf.split import ATTRIBUTE, Fit, Split, ranks_of, refuse_holder
+from subquad.hf.split import ATTRIBUTE, Split, SplitFit, ranks_of, refuse_holder
 from subquad.hf.split_trial import fit_of
 from subquad.hf.trial import ORIGINAL, originals
 from subquad.hf.unwrapping import AnyModel, refuse_late_parameters, transformers_model
@@ -165,7 +165,7 @@ def _tried_split(
     parallel: Any,
     inputs: Mapping[str, Any] | None,
     keep: str | None,
-) -> tuple[Ranks, Sequence | None, Fit]:
+) -> tuple[Ranks, Sequence | None, SplitFit]:
     """The ranks of a model whose tokens are split, and how it runs on a part of them; ValueError where it does not."""
     ranks, fixed = ranks_of(parallel)
     refuse_holder(given, model)

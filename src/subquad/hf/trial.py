@@ -18,7 +18,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_
 from subquad.hf.boundary import attend, is_plain, make_mask
 from subquad.hf.layers import NAME, Attached, Layer
 from subquad.hf.mask_encoding import ALMOST_NOTHING
-from subquad.hf.patterns import EVERYTHING, Pattern, read_pattern
+from subquad.hf.patterns import EVERYTHING, LayerPattern, read_pattern
 from subquad.hf.saved import SAVED_AS, configs_of, default_implementation
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Full
@@ -28,7 +28,7 @@ ORIGINAL = "_subquad_before"  # on a swapped model: (config, its attention imple
 
 
 @dataclass(frozen=True)
-class Seen:
+class TrialTrace:
     """The recorded behaviour of a layer."""
 
     sizes: tuple[int, int, int]
@@ -39,7 +39,7 @@ class Seen:
     beside_softmax: tuple[str, ...]
     reason: str | None  # why the mask function is not understood
 
-    def after(self, before: "Seen | None", *, on_cache: bool) -> "Seen":
+    def after(self, before: "Seen | None", *, on_cache: bool) -> "TrialTrace":
         """Combine two records; a step on a cache adds only what is not known yet."""
         if before is None:
             return self
@@ -64,7 +64,7 @@ class CallRecord:
     module: nn.Module
     lengths: tuple[int, int]
     allowed: Tensor
-    seen: Seen
+    seen: TrialTrace
     out: Tensor
 
     @property
@@ -79,7 +79,7 @@ class _Recorder:
     default: str  # that of a config which is not among them
     calls: list[CallRecord] = field(default_factory=list)
     # By the address of a mask's storage: the mask, which keeps the address its own, its pattern and `reason`.
-    masks: dict[int | None, tuple[Any, Pattern | None, str | None]] = field(default_factory=dict)
+    masks: dict[int | None, tuple[Any, LayerPattern | None, str | None]] = field(default_factory=dict)
 
 
 _RECORDER: ContextVar[_Recorder] = ContextVar("recorder")
@@ -135,7 +135,7 @@ def _record_attention(
     else:
         causal, window = pattern.causal, pattern.window
     extras = {"capped logits": options.get("softcap"), "sinks": options.get("s_aux", options.get("sinks"))}
-    seen = Seen(
+    seen = TrialTrace(
         sizes=(query.shape[1], key.shape[1], query.shape[3]),
         cross=N != M,
         causal=causal,

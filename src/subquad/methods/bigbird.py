@@ -42,7 +42,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from subquad.core.randomness import uniform
-from subquad.kernels.selection.pattern_positions import Item, Places
+from subquad.kernels.selection.pattern_positions import Item, PatternPositions
 from subquad.kernels.tokens.slots import Buckets, Slots
 from subquad.masks import Mask
 from subquad.methods.core.method import MOST_REPEATS, Call, Traits, whole
@@ -117,7 +117,7 @@ class BigBird(Pattern):
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: those of the blocks that each block sees, and all for the global blocks."""
-        places, causal = Places.of(call.mask, query, key, call.item), call.mask.is_causal
+        places, causal = PatternPositions.of(call.mask, query, key, call.item), call.mask.is_causal
         size = torch.sym_min(self.block, places.tokens)
         most = -(-places.tokens // size)
         own, ends = places.blocks(size), self.global_blocks(-(-places.length // size), most, causal)

@@ -31,7 +31,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from subquad.kernels.selection.pattern_positions import Places, of_heads
+from subquad.kernels.selection.pattern_positions import PatternPositions, of_heads
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 from subquad.methods.core.method import Call, Traits, choice, whole
@@ -90,7 +90,7 @@ class Fixed(Pattern):
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: those of their own block, and the columns of the other blocks."""
-        places, N = Places.of(call.mask, query, key, call.item), query.shape[2]
+        places, N = PatternPositions.of(call.mask, query, key, call.item), query.shape[2]
         own = places.blocks(self.block)
         tokens = torch.arange(torch.sym_min(self.block, places.timeline.M), device=query.device)
         block = own[:, None, :, None] * self.block + tokens
@@ -112,13 +112,13 @@ class Fixed(Pattern):
         first = call.first_half(query)
         return of_heads(near, N, first), of_heads(far, N, ~first), of_heads(itself, N, ~first)
 
-    def _columns(self, places: Places) -> Tensor:
+    def _columns(self, places: PatternPositions) -> Tensor:
         """The places of all columns, (1,1,1,K)."""
         M = places.timeline.M
         start = self.block * torch.arange(-(-M // self.block), device=places.first.device)[:, None]
         column = self.block - self.columns + torch.arange(torch.sym_min(self.columns, M), device=start.device)
         return (start + column).view(1, 1, 1, -1)
 
-    def _in_no_column(self, places: Places) -> Tensor:
+    def _in_no_column(self, places: PatternPositions) -> Tensor:
         """Which queries stand beside a key that is in no column, (#B,N)."""
         return (places.timeline.positions - places.first) % self.block < self.block - self.columns

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from subquad.kernels.tokens.positions import Ranks, Timeline
+from subquad.kernels.tokens.positions import Timeline, ValidIndex
 from subquad.kernels.tokens.slots import Buckets, real_slots
 from subquad.masks import Mask
 from subquad.methods.core.bucketed import Bucketed
@@ -124,7 +124,7 @@ class Keep(Bucketed):
 
     def kept(self, line: Timeline) -> KeptPositions:
         """The kept tokens of a call."""
-        ranks = Ranks.of(line.real_keys, line.B, line.M, line.device)
+        ranks = ValidIndex.of(line.real_keys, line.B, line.M, line.device)
         found = ranks.ends(self.first, self.last, 1)
         if self.every > 0:
             multiples = torch.arange(0, line.M, self.every, device=line.device).expand(line.B, 1, -1)

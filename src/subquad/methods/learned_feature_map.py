@@ -42,7 +42,7 @@ from subquad.kernels.attention.features.state import FeatureState, merge, read, 
 from subquad.kernels.attention.features.visible import attend_features, drop_rows
 from subquad.kernels.attention.pairs.op import attend_pairs
 from subquad.kernels.attention.softmax import merge_partials
-from subquad.kernels.tokens.positions import Line, Ranks, Timeline
+from subquad.kernels.tokens.positions import KeyLine, Timeline, ValidIndex
 from subquad.kernels.tokens.slots import Buckets, real_slots, taken
 from subquad.masks import Mask
 from subquad.methods.core.fitting import output_error
@@ -163,10 +163,10 @@ class LearnedFeatureMap(Method):
         #
         #     line     0 1 2 3 | 4 5 6 7 | 8 9 . . | . . . . | . . .
         #              s f f f |  exact  |  exact  |  exact  | f f s       s: a sink, exact for all
-        line = Line.of(Timeline.of(call.mask, query, key))
+        line = KeyLine.of(Timeline.of(call.mask, query, key))
         query, key, value = (in_blocks(x, self.window) for x in (line.queries(query), line.keys(key), line.keys(value)))
         real = F.pad(line.real, (0, query.shape[2] - M))
-        ranks = replace(Ranks.of(None, B, query.shape[2], key.device), lengths=line.lengths)
+        ranks = replace(ValidIndex.of(None, B, query.shape[2], key.device), lengths=line.lengths)
         slots = near_keys(ranks, query.shape[2] // self.window, self.window, self.sinks, is_causal)
         near = self.exact(query, key, value, slots, real, call, Mask(is_causal=is_causal))
         of_query, of_key = self.maps(query, key, call)
@@ -181,7 +181,7 @@ class LearnedFeatureMap(Method):
         values = drop_rows(value, call.dropout_p)
         if self.sinks == 0:
             return attend_features(of_query, of_key, values, mask)
-        ranks = Ranks.of(mask.key_padding(M), B, M, key.device)
+        ranks = ValidIndex.of(mask.key_padding(M), B, M, key.device)
         slots = ranks.ends(self.sinks, 0 if mask.is_causal else self.sinks, 1).tokens
         sinks = torch.zeros(B, M + 1, dtype=torch.bool, device=key.device).scatter(1, slots[:, 0], True)[:, :M]
         bias = torch.zeros_like(sinks, dtype=key.dtype).masked_fill(sinks, -torch.inf)[:, None]
@@ -207,7 +207,7 @@ class LearnedFeatureMap(Method):
         buckets = Buckets(queries.expand(B, H, blocks, size), keys, bucket)
         return attend_pairs(query, key, value, buckets, mask, scale=call.scale, dropout_p=call.dropout_p)
 
-    def _are_sinks(self, ranks: Ranks, is_causal: bool) -> Bool[Tensor, "B M"]:
+    def _are_sinks(self, ranks: ValidIndex, is_causal: bool) -> Bool[Tensor, "B M"]:
         rank, lengths = torch.arange(ranks.tokens, device=ranks.order.device), ranks.lengths[:, None]
         first = rank < self.sinks
         return first.expand(len(lengths), -1) if is_causal else first | (rank >= lengths - self.sinks)
@@ -238,7 +238,7 @@ class LearnedFeatureMap(Method):
         base, new_base = ((n // w - 1).clamp(min=0) * w for n in (count, new))  # ranks of the first that is kept
         there = torch.arange(2 * w, device=device) < (count - base)[:, None]
         mask = Mask.causal(offset=2 * w) & Mask.padding(keys=torch.cat([there, real], dim=1), queries=real)
-        line = Line.of(Timeline(mask, real, mask.key_padding(2 * w + N), B, N, 2 * w + N, device))
+        line = KeyLine.of(Timeline(mask, real, mask.key_padding(2 * w + N), B, N, 2 * w + N, device))
         key, value = (
             in_blocks(line.keys(torch.cat([state[f"near_{what}"], x], dim=2)), w)
             for what, x in (("keys", key), ("values", value))
@@ -267,11 +267,18 @@ class LearnedFeatureMap(Method):
         return line.back(merge_partials([near, *parts])[0][:, :, : 2 * w + N]), past._asdict() | moved
 
     def _near_kept(
-        self, query: Tensor, key: Tensor, value: Tensor, base: Tensor, line: Line, kept: dict[str, Tensor], call: Call
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        base: Tensor,
+        line: KeyLine,
+        kept: dict[str, Tensor],
+        call: Call,
     ) -> tuple[Tensor, Tensor]:
         """The near keys, and the sinks that are not near, which stand before the others."""
         M, s = query.shape[2], self.sinks
-        ranks = replace(Ranks.of(None, len(base), M, query.device), lengths=line.lengths)
+        ranks = replace(ValidIndex.of(None, len(base), M, query.device), lengths=line.lengths)
         near = near_keys(ranks, M // self.window, self.window, 0, is_causal=True)
         begin = base[:, None] + (torch.arange(M // self.window, device=query.device) - 1) * self.window
         sinks = torch.arange(s, device=query.device)

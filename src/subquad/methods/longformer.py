@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.selection.neighbours import neighbours
-from subquad.kernels.selection.pattern_positions import Item, Places
+from subquad.kernels.selection.pattern_positions import Item, PatternPositions
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 from subquad.methods.core.method import Call, Traits, whole
@@ -79,7 +79,7 @@ class Longformer(Pattern):
         near = neighbours(query, key, self.window, call.mask, self.dilation)
         if self.first == 0:
             return (near,)
-        places, N, M = Places.of(call.mask, query, key, call.item), query.shape[2], key.shape[2]
+        places, N, M = PatternPositions.of(call.mask, query, key, call.item), query.shape[2], key.shape[2]
         first = torch.arange(torch.sym_min(self.first, places.tokens), device=query.device).view(1, 1, 1, -1)
         others = torch.where(self._are_global(places.of_queries(near.queries)), N, near.queries)
         keys = torch.where(self._are_global(places.of_keys(near.keys)), M, near.keys)
@@ -92,7 +92,7 @@ class Longformer(Pattern):
         return (places >= 0) & (places < self.first)
 
 
-def rows_of_first(first: int, places: Places) -> Buckets:
+def rows_of_first(first: int, places: PatternPositions) -> Buckets:
     """The first queries of each item, which meet all keys."""
     numbers = torch.arange(torch.sym_min(first, places.tokens), device=places.first.device).view(1, 1, 1, -1)
     return places.meet_all(places.queries(numbers))

@@ -49,7 +49,7 @@ from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Trai
 from subquad.methods.core.residual import Rest
 
 
-class Learned(nn.Module):
+class PerformerParameters(nn.Module):
     """The parameters of a Performer: shift and scale of its inputs, and a count of redraws.
 
         q' = e^a (q − d),  k' = e^b (k − c)          for each key head its own a, b, c, d
@@ -150,7 +150,7 @@ class Performer(Method):
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module | None:
         """The initial parameters, which leave the inputs unchanged, and a count of 0."""
-        return Learned(kv_heads, head_dim, self.inputs == "learned") if self.traits.learned else None
+        return PerformerParameters(kv_heads, head_dim, self.inputs == "learned") if self.traits.learned else None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Map, sum over the keys, read."""
@@ -160,7 +160,7 @@ class Performer(Method):
         self, by_features: Callable[..., tuple[Tensor, Tensor]], query: Tensor, key: Tensor, value: Tensor, call: Call
     ) -> Partial:
         """`attend` by any attention with the arguments of `attend_features`."""
-        if isinstance(call.learned, Learned) and self.redraw > 0:
+        if isinstance(call.learned, PerformerParameters) and self.redraw > 0:
             call.learned.count()
         signed = self.kind == "trigonometric"
         query, key, value = (x.double() if signed else x for x in wide(query, key, value))
@@ -186,14 +186,14 @@ class Performer(Method):
         if self.kind == "relu":
             return 0.0
         shift: Tensor | float = 0.0 if self.kind == "favor++" else -math.log(self._features)
-        if isinstance(call.learned, Learned) and call.learned.moves:
+        if isinstance(call.learned, PerformerParameters) and call.learned.moves:
             query, shift = call.learned.common(query, call.scale, shift)
         return shift - query.square().sum(-1) * (abs(call.scale) / 2)
 
     def _mapped(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """What `feature_attention` is given: queries, keys, and the maps that make exponents of them."""
         centre = None
-        if isinstance(call.learned, Learned) and call.learned.moves:
+        if isinstance(call.learned, PerformerParameters) and call.learned.moves:
             query, key, centre = call.learned.moved(query, key)
         rows, factor = self._rows(query, call), abs(call.scale) ** 0.5
         sides = factor, factor if call.scale >= 0 else -factor  # what scales the rows scales queries and keys
@@ -215,7 +215,7 @@ class Performer(Method):
 
     def _rows(self, like: Tensor, call: Call) -> Float[Tensor, "R D"]:
         draw = None
-        if isinstance(call.learned, Learned) and self.redraw > 0:
+        if isinstance(call.learned, PerformerParameters) and self.redraw > 0:
             draw = (call.learned.passes - 1).clamp(min=0) // self.redraw
         return directions(call.seed, draw, self.features, like.shape[3], self.rows == "iid", like)
 

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from subquad.core.randomness import uniform
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.kernels.tokens.positions import Ranks, Timeline
+from subquad.kernels.tokens.positions import Timeline, ValidIndex
 from subquad.kernels.tokens.slots import Slots, taken
 from subquad.masks import Mask
 from subquad.methods.core.method import Call, Method, Partial, Traits, whole, wide
@@ -68,7 +68,7 @@ def sample(line: Timeline, heads: Int64[Tensor, "H"], factor: int, seed: int) ->
     first, end = (lengths * n // runs.clamp(min=1) for n in (number, number + 1))
     drawn = first + (uniform(seed, places) * (end - first)).long()
     drawn = torch.where(number < runs, drawn, -1)
-    return Ranks.of(line.real_keys, line.B, line.M, device).at(drawn)
+    return ValidIndex.of(line.real_keys, line.B, line.M, device).at(drawn)
 
 
 def sparsity(query: Tensor, key: Tensor, sampled: Slots, call: Call) -> Float[Tensor, "B H N"]:

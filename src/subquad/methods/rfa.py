@@ -41,7 +41,7 @@ from subquad.methods.core.method import WIDEST, Call, Method, Partial, Traits, c
 REMEMBERS = 4.0  # b at the start: gates of 0.982, some 55 tokens
 
 
-class Learned(nn.Module):
+class RfaParameters(nn.Module):
     """σ of each key head, and its gate's a and b. They start at 1, 0 and 4."""
 
     by_key_head: ClassVar[tuple[str, ...]] = ("spread", "weight", "bias")
@@ -97,7 +97,7 @@ class RandomFeature(Method):
 
     def make_learned(self, heads: int, kv_heads: int, head_dim: int, max_length: int | None) -> nn.Module:
         """The initial spreads and gates."""
-        return Learned(kv_heads, head_dim, self.gates == "learned")
+        return RfaParameters(kv_heads, head_dim, self.gates == "learned")
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         """Map; sum over the keys, or run along them; read."""
@@ -125,7 +125,7 @@ class RandomFeature(Method):
     def _mapped(self, query: Tensor, key: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         """φ(q), φ(k) and ln g; under a causal mask with gates, φ(k) holds the factor 1 − g."""
         learned = call.learned
-        assert isinstance(learned, Learned)
+        assert isinstance(learned, RfaParameters)
         drawn = directions(call.seed, None, self.features, query.shape[3], True, query)
         spread = learned.spread.to(query.dtype) * (abs(call.scale) * query.shape[3] ** 0.5) ** 0.5
         query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)

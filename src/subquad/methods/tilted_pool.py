@@ -38,7 +38,7 @@ from subquad.kernels.attention.pairs.op import attend_pairs
 from subquad.kernels.attention.softmax import hide, logsumexp, visible_softmax
 from subquad.kernels.selection.blocks.op import by_bucket
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.kernels.tokens.positions import Ranks, Timeline
+from subquad.kernels.tokens.positions import Timeline, ValidIndex
 from subquad.kernels.tokens.slots import Buckets, vectors_at
 from subquad.kernels.tokens.split_pools import Half, one_after_the_other, running, sizes_of_items
 from subquad.masks import Mask
@@ -61,7 +61,7 @@ class Tilt(nn.Module):
         self.shift = nn.Parameter(torch.zeros(heads))
 
 
-class Sizes(NamedTuple):
+class PoolSizes(NamedTuple):
     """Tokens of a cell, cells of a block of queries, cells of a pool. One of the last two is 1."""
 
     cell: int
@@ -69,29 +69,29 @@ class Sizes(NamedTuple):
     pool: int
 
 
-def sizes_of(pool: int, window: int) -> Sizes:
+def sizes_of(pool: int, window: int) -> PoolSizes:
     """Sizes with cells for pools of `pool` tokens or a few more, and blocks of at least `window` tokens."""
     if pool <= window:
-        return Sizes(pool, -(-window // pool), 1)
+        return PoolSizes(pool, -(-window // pool), 1)
     cells = pool // window if window else 1
-    return Sizes(-(-pool // cells), 1, cells)
+    return PoolSizes(-(-pool // cells), 1, cells)
 
 
 @dataclass(frozen=True)
-class Layout:
+class PoolLayout:
     """The sizes of each item, and how many cells, blocks, tokens of a cell, … an item has at most."""
 
-    ranks: Ranks
+    ranks: ValidIndex
     cell: Int64[Tensor, "B 1"]
     block: Int64[Tensor, "B 1"]
     pool: Int64[Tensor, "B 1"]
     cells: int
     blocks: int
-    longest: Sizes
+    longest: PoolSizes
     near: int  # tokens of a block
 
 
-def layout_of(real: Bool[Tensor, "B M"] | None, B: int, M: int, device: torch.device, k: int, w: int) -> Layout:
+def layout_of(real: Bool[Tensor, "B M"] | None, B: int, M: int, device: torch.device, k: int, w: int) -> PoolLayout:
     """Lay out k pools of each item, or blocks alone where k is 0."""
     if not isinstance(M, int):
         raise ValueError(
@@ -99,20 +99,20 @@ def layout_of(real: Bool[Tensor, "B M"] | None, B: int, M: int, device: torch.de
             "of `dynamic_shapes`"
         )
     longest = -(-M // k) if k else w
-    ranks = Ranks.of(real, B, M, device)
+    ranks = ValidIndex.of(real, B, M, device)
     own = (-(-ranks.lengths // k)).clamp(min=1) if k else torch.full_like(ranks.lengths, longest)
     lengths = range(1, longest + 1) if k and real is not None else [longest]
     some = {size: sizes_of(size, w) for size in lengths}
     cell, block, pool = sizes_of_items(own[:, None], w)
     ends = {size: min(M, size * k) if k else M for size in some}
-    return Layout(
+    return PoolLayout(
         ranks,
         cell,
         block,
         pool,
         cells=max(-(-ends[size] // of.cell) for size, of in some.items()),
         blocks=max(-(-ends[size] // (of.cell * of.block)) for size, of in some.items()),
-        longest=Sizes(*(max(sizes) for sizes in zip(*some.values(), strict=True))),
+        longest=PoolSizes(*(max(sizes) for sizes in zip(*some.values(), strict=True))),
         near=max(of.cell * of.block for of in some.values()),
     )
 
@@ -127,7 +127,7 @@ class Pools:
     there: Bool[Tensor, "B P"]
 
 
-def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: Layout, scale: float, sinks: int, k: int) -> Pools:
+def pools_of(key: Tensor, value: Tensor, tilt: Tilt, layout: PoolLayout, scale: float, sinks: int, k: int) -> Pools:
     """The k whole pools, then what of its pool is up to each cell, then what is from each cell on."""
     G, M = key.shape[1:3]
     numbers = torch.arange(layout.cells, device=key.device)
@@ -166,7 +166,7 @@ def _picked(part: Half, numbers: Int64[Tensor, "B S"]) -> Half:
     return out.gather(2, at[..., None].expand(*at.shape, out.shape[3])), lse.gather(2, at)
 
 
-def blocks_of(mask: Mask, N: int, layout: Layout, window: int) -> tuple[Tensor, Tensor]:
+def blocks_of(mask: Mask, N: int, layout: PoolLayout, window: int) -> tuple[Tensor, Tensor]:
     """The queries by blocks, and the block of each: (B,T,S) and (B,T). Without a window all are of block 0."""
     B, M = layout.ranks.order.shape
     real = mask.query_padding(N)
@@ -181,7 +181,7 @@ def blocks_of(mask: Mask, N: int, layout: Layout, window: int) -> tuple[Tensor, 
     return queries[:, 0], bucket[:, 0]
 
 
-def keys_of_blocks(layout: Layout, pools: Pools | None, window: int, sinks: int, k: int) -> Int64[Tensor, "B T K"]:
+def keys_of_blocks(layout: PoolLayout, pools: Pools | None, window: int, sinks: int, k: int) -> Int64[Tensor, "B T K"]:
     """For each block its near keys, the sinks and its pools, which are numbered from M on; no key appears twice."""
     B, M = layout.ranks.order.shape
     device = layout.cell.device

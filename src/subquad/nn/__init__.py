@@ -4,7 +4,7 @@ from subquad.nn.attention import MultiheadAttention
 from subquad.nn.auxiliary import auxiliary_loss, has_auxiliary_loss, with_auxiliary_loss
 from subquad.nn.memory import remember
 from subquad.nn.sets import InducedSetAttention, PoolingByAttention, SetAttention, SetTransformer
-from subquad.nn.swapping import Swapped, describe, restore, swap
+from subquad.nn.swapping import SwappedModule, describe, restore, swap
 
 __all__ = [
     "InducedSetAttention",
@@ -12,7 +12,7 @@ __all__ = [
     "PoolingByAttention",
     "SetAttention",
     "SetTransformer",
-    "Swapped",
+    "SwappedModule",
     "auxiliary_loss",
     "describe",
     "has_auxiliary_loss",

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from subquad.kernels.selection.pattern_positions import Places
+from subquad.kernels.selection.pattern_positions import PatternPositions
 from subquad.kernels.tokens.slots import Buckets
 from subquad.masks import Mask
 from subquad.methods import BoundMethod, Longformer, Method
@@ -34,7 +34,7 @@ class GlobalRows(Pattern):
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: the first ones all."""
-        return (rows_of_first(self.first, Places.of(call.mask, query, key)),)
+        return (rows_of_first(self.first, PatternPositions.of(call.mask, query, key)),)
 
 
 class GlobalTokens(nn.Module):

@@ -23,7 +23,7 @@ _BEFORE = "_before_subquad"  # attributes of a module as they were
 
 
 @dataclass(frozen=True)
-class Swapped:
+class SwappedModule:
     """Which layer runs what: {name: method}, None where the layer's own attention does. Prints as a table."""
 
     layers: Mapping[str, Method | None]
@@ -38,7 +38,7 @@ class Swapped:
 
 def swap(
     module: nn.Module, method: str | Method | Mapping[str, str | Method], *, max_length: int | None = None
-) -> Swapped:
+) -> SwappedModule:
     """Put a method into every `torch.nn.MultiheadAttention` and every `Attention` of timm in a module, in place.
 
     A layer keeps its parameters under their names, so state dicts, optimizers and hooks stay as they are, and its call:
@@ -106,11 +106,11 @@ def restore(module: nn.Module) -> None:
             delattr(part, NAME)
 
 
-def describe(module: nn.Module) -> Swapped:
+def describe(module: nn.Module) -> SwappedModule:
     """Which layers `swap` finds in a module, and what runs in each. ValueError where there is none."""
     layers = _find(module)
     methods = {name: layer.subquad.method if hasattr(layer, NAME) else None for name, layer in layers.items()}
-    return Swapped(methods, {name: type(layer).__name__ for name, layer in layers.items()})
+    return SwappedModule(methods, {name: type(layer).__name__ for name, layer in layers.items()})
 
 
 class _Absent:

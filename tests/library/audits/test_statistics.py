@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta, binomtest
 
-from subquad.audits.statistics import Betting, Moments, mean_interval, mean_upper, share_upper, usual
+from subquad.audits.statistics import Betting, RunningMoments, mean_interval, mean_upper, share_upper, usual
 
 ROWS = 32
 
@@ -33,7 +33,7 @@ def test_the_bound_of_a_mean_is_the_formula():
 
 def test_moments_are_numpys_and_join():
     numbers = np.random.default_rng(0).exponential(size=50)
-    one, other, empty = Moments(), Moments(), Moments()
+    one, other, empty = RunningMoments(), RunningMoments(), RunningMoments()
     for number in numbers[:20]:
         one.add(number)
     for number in numbers[20:]:

@@ -21,7 +21,7 @@ from transformers.masking_utils import (
 from transformers.models.gemma3.modeling_gemma3 import _bidirectional_window_overlay
 
 import subquad as sq
-from subquad.hf.patterns import CAUSAL, EVERYTHING, Pattern, read_pattern
+from subquad.hf.patterns import CAUSAL, EVERYTHING, LayerPattern, read_pattern
 
 SEGMENTS = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1]])
 POSITIONS = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
@@ -50,10 +50,10 @@ def test_packing_leaves_the_pattern_as_it_is():
     packed = [and_masks(window, packed_sequence_mask_function(SEGMENTS))]
     if hasattr(masking_utils, "packed_sequence_compatibility_function"):  # from transformers 5.23 on
         packed.append(masking_utils.packed_sequence_compatibility_function(window, POSITIONS, SEGMENTS))
-    assert all(read_pattern(function) == Pattern(-2, 0) for function in packed)
+    assert all(read_pattern(function) == LayerPattern(-2, 0) for function in packed)
     assert read_pattern(None) == EVERYTHING
     assert CAUSAL.window is None
-    assert Pattern(-math.inf, 0) == CAUSAL
+    assert LayerPattern(-math.inf, 0) == CAUSAL
 
 
 @pytest.mark.parametrize(

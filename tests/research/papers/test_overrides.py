@@ -4,15 +4,17 @@ import pytest
 
 from subquad.core.errors import InputError
 from subquad.research.papers.catalogue import NAMES, load
-from subquad.research.papers.experiments.pretrained_approximation import Scale
+from subquad.research.papers.experiments.pretrained_approximation import PretrainedApproximationScale
 from subquad.research.papers.overrides import as_options, changed, read_changes
 from subquad.research.papers.run import reproduce
 
 
 def test_values_are_read_as_toml_or_as_they_stand_and_one_text_is_a_tuple_of_its_own():
     given = ["model=some/hub-id", "tasks=labelled", "examples=[50]", "length=128", "seeds=[0, 1]"]
-    own = changed(Scale(), read_changes(given))
-    assert own == Scale(model="some/hub-id", tasks=("labelled",), examples=(50,), length=128, seeds=(0, 1))
+    own = changed(PretrainedApproximationScale(), read_changes(given))
+    assert own == PretrainedApproximationScale(
+        model="some/hub-id", tasks=("labelled",), examples=(50,), length=128, seeds=(0, 1)
+    )
 
 
 def test_the_command_line_that_is_said_can_be_given_again():
@@ -33,7 +35,7 @@ def test_the_command_line_that_is_said_can_be_given_again():
 )
 def test_what_does_not_fit_is_named(given, message):
     with pytest.raises(InputError, match=message):
-        changed(Scale(), read_changes([given]))
+        changed(PretrainedApproximationScale(), read_changes([given]))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 from subquad.core.errors import InputError
 from subquad.tools.bench import gpu_sheet
 from subquad.tools.bench.gpu_page import markdown
-from subquad.tools.bench.gpu_sheet import Plan, Sheet, fill, plan_of
-from subquad.tools.bench.gpu_tiles import Tried
+from subquad.tools.bench.gpu_sheet import Sheet, SheetPlan, fill, plan_of
+from subquad.tools.bench.gpu_tiles import TriedTiles
 from subquad.tools.cli.main import app
 from subquad.tools.measure.gpu_model import GpuStep, Recorded
 from subquad.tools.runs.settings import BenchSettings
 
-PLAN = Plan(("linear", "i-clustered:clusters=4,topk=3"), (32, 16), (8,), heads=2, dtype="float32", device="cpu")
+PLAN = SheetPlan(("linear", "i-clustered:clusters=4,topk=3"), (32, 16), (8,), heads=2, dtype="float32", device="cpu")
 
 
 class Timer:
@@ -46,9 +46,9 @@ def no_kernels(monkeypatch):
     """Neither recorded nor tuned: the tests of the compiled kernels do that."""
     monkeypatch.setattr(gpu_sheet.model, "record", lambda method, load: Recorded([GpuStep("a", bytes=10**9)], []))
     tried = [
-        Tried("members", 8, 2, (64, 32, 4, 1), 3.0),
-        Tried("members", 8, 2, (32, 32, 4, 1), 2.0),
-        Tried("members", 8, 2, (128, 32, 4, 1), None, "out of | memory"),
+        TriedTiles("members", 8, 2, (64, 32, 4, 1), 3.0),
+        TriedTiles("members", 8, 2, (32, 32, 4, 1), 2.0),
+        TriedTiles("members", 8, 2, (128, 32, 4, 1), None, "out of | memory"),
     ]
     monkeypatch.setattr(gpu_sheet, "try_tiles", lambda load, timer, left, progress: tried if left() else [])
 
@@ -97,7 +97,7 @@ def test_what_cannot_be_captured_is_told_and_the_rest_is_measured():
 
 
 def test_a_method_that_refuses_is_told(monkeypatch):
-    plan = Plan(("oracle-top:topk=1", "lsh:buckets=0,bucket_size=0"), (8,), (4,), 1, "float32", "cpu")
+    plan = SheetPlan(("oracle-top:topk=1", "lsh:buckets=0,bucket_size=0"), (8,), (4,), 1, "float32", "cpu")
     cells = fill(Sheet(plan, "", ""), Timer(), lambda *of: None).cells
     assert cells[1].reason is None
     assert "bucket" in cells[2].reason
@@ -158,7 +158,7 @@ def test_without_triton_it_is_refused(monkeypatch):
 def test_methods_lengths_and_seed_can_be_given(monkeypatch):
     monkeypatch.setattr(gpu_sheet, "check_device", lambda device: None)
     monkeypatch.setattr(gpu_sheet.triton, "refusal", lambda: None)
-    assert plan_of(BenchSettings(device="cuda:1", seed=3)) == Plan(device="cuda:1", seed=3)
+    assert plan_of(BenchSettings(device="cuda:1", seed=3)) == SheetPlan(device="cuda:1", seed=3)
     plan = plan_of(BenchSettings(device="cuda", methods=("linear",), lengths=(512,)))
     assert (plan.methods, plan.lengths) == (("linear",), (512,))
     with pytest.raises(InputError, match="lineer"):

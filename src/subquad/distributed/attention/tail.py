@@ -29,7 +29,7 @@ from subquad.kernels.attention.listed.op import attend_in_clusters
 from subquad.kernels.attention.merging import as_partial
 from subquad.kernels.attention.sums.op import group_sums
 from subquad.kernels.attention.tail.reference import spread_of
-from subquad.kernels.attention.tail.seen import Seen, seen_cells
+from subquad.kernels.attention.tail.seen import VisibleTail, seen_cells
 from subquad.kernels.precision import wide
 from subquad.kernels.tokens.padding import cleared
 
@@ -94,12 +94,12 @@ def _means(
 
 
 def _joined(
-    seen: Seen,
+    seen: VisibleTail,
     keys: Float[Tensor, "B H C K D"],
     values: Float[Tensor, "B H C K E"],
     logits: Float[Tensor, "B H C K"],
     cell_of: Int64[Tensor, "B H C K"],
-) -> Seen:
+) -> VisibleTail:
     """The cells with those of the listed keys whose logit is not −inf."""
     X = seen.lse.shape[3]
     inside = cell_of.unsqueeze(3) == torch.arange(X, device=keys.device)[:, None]
@@ -112,4 +112,4 @@ def _joined(
     shares = weights / torch.where(there, total, 1.0)
     of_rows, of_cells = shares[..., :-1], shares[..., -1:]
     lse = torch.where(there, torch.where(there, total, 1.0).log() + highest, -torch.inf).squeeze(-1)
-    return Seen(of_rows @ keys + of_cells * seen.key, of_rows @ values + of_cells * seen.value, lse, seen.top)
+    return VisibleTail(of_rows @ keys + of_cells * seen.key, of_rows @ values + of_cells * seen.value, lse, seen.top)

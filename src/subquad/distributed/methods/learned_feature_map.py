@@ -22,7 +22,7 @@ from subquad.kernels.attention.merging import merged
 from subquad.kernels.attention.softmax import merge_partials, visible_logsumexp, visible_softmax
 from subquad.kernels.precision import wide
 from subquad.kernels.tokens.heads import repeat_heads
-from subquad.kernels.tokens.positions import Ranks, placed
+from subquad.kernels.tokens.positions import ValidIndex, placed
 from subquad.kernels.tokens.slots import rows_at, taken
 from subquad.masks import Mask
 from subquad.methods.core.call import Call
@@ -78,7 +78,7 @@ def _with_near(
     shown = (flag[:, 0, :, 0].detach() > 0) & ~are_sinks(lines.numbers(), side, method.sinks, causal)
     length, places = lines.length, lines.places()
     beside = placed(query, torch.where(side.real, places, length), length + 1)[:, :, :length]
-    blocks = Ranks.of(None, B, length, key.device)
+    blocks = ValidIndex.of(None, B, length, key.device)
     slots = near_keys(blocks, length // w, w, 0, causal)
     parts = [method.exact(beside, line_key, line_value, slots, shown, call, Mask(is_causal=causal))]
     line_query, line_of_key = method.maps(beside, line_key, call)

@@ -32,7 +32,7 @@ Partial = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class PoolSizes:
+class PoolShares:
     """Tokens of a cell, cells of a block, cells of a pool of each item; a pool has at most `longest` cells."""
 
     cell: Int64[Tensor, "B 1"]
@@ -49,7 +49,7 @@ class TiltedCall:
     call: Call
     split: TokenSplit
     side: GlobalIndex
-    sizes: PoolSizes
+    sizes: PoolShares
     D: int
 
     @property
@@ -94,13 +94,13 @@ def attend(method: TiltedPool, query: Tensor, key: Tensor, value: Tensor, call: 
     return (_with_near if method.window else _without_near)(tilted, queries, query, key, value)
 
 
-def _sizes(method: TiltedPool, side: GlobalIndex, split: TokenSplit) -> PoolSizes:
+def _sizes(method: TiltedPool, side: GlobalIndex, split: TokenSplit) -> PoolShares:
     tokens, w = side.tokens[:, None], method.window
     if method.pools == 0:
-        return PoolSizes(torch.full_like(tokens, w), torch.ones_like(tokens), torch.ones_like(tokens), 1)
+        return PoolShares(torch.full_like(tokens, w), torch.ones_like(tokens), torch.ones_like(tokens), 1)
     own = (-(-tokens // method.pools)).clamp(min=1)
     longest = -(-split.sizes[1] // method.pools)
-    return PoolSizes(*sizes_of_items(own, w), max(1, longest // w) if w else 1)
+    return PoolShares(*sizes_of_items(own, w), max(1, longest // w) if w else 1)
 
 
 def _inner(side: GlobalIndex, sinks: int) -> Bool[Tensor, "B M"]:

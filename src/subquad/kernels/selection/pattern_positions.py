@@ -34,7 +34,7 @@ KEYS = 1024  # of a bucket, where queries meet all keys: in several buckets they
 
 
 @dataclass(frozen=True)
-class Places:
+class PatternPositions:
     """The tokens of each item by their places: positions that are counted from the item's first real token.
 
         tensor     · · a b c · d · ·       · is padding
@@ -53,12 +53,12 @@ class Places:
     @staticmethod
     def of(
         mask: Mask, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B G M D"], item: Item | None = None
-    ) -> "Places":
+    ) -> "PatternPositions":
         """The places of one call. Tokens that are real as a query or as a key count, on a cache those that are keys."""
         line = Timeline.of(mask, query, key)
         if item is not None:
             start = line.positions[:, :1] - item.first
-            return Places(line, query.shape[1], item.first, item.length, start, item.tokens)
+            return PatternPositions(line, query.shape[1], item.first, item.length, start, item.tokens)
         real = line.real_keys
         if line.aligned and real is not None:
             real = None if line.real_queries is None else real | line.real_queries
@@ -67,7 +67,9 @@ class Places:
         if real is not None:
             first = torch.where(real, position, line.M).amin(1, keepdim=True)
             end = torch.where(real, position + 1, 0).amax(1, keepdim=True)
-        return Places(line, query.shape[1], first, (end - first).clamp(min=0), line.positions[:, :1] - first, line.M)
+        return PatternPositions(
+            line, query.shape[1], first, (end - first).clamp(min=0), line.positions[:, :1] - first, line.M
+        )
 
     def blocks(self, size: int) -> Int64[Tensor, "#B T"]:
         """The numbers of the blocks of `size` places in which queries stand; block 0 begins at place 0."""

@@ -93,19 +93,19 @@ def front_first(real: Bool[Tensor, "B M"]) -> Int64[Tensor, "B M"]:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class ValidIndex:
     """The real keys of each item in order; in `order`, other keys follow the last one."""
 
     order: Int64[Tensor, "B M"]
     lengths: Int64[Tensor, "B"]
 
     @staticmethod
-    def of(real: Bool[Tensor, "B M"] | None, batch: int, tokens: int, device: torch.device) -> "Ranks":
+    def of(real: Bool[Tensor, "B M"] | None, batch: int, tokens: int, device: torch.device) -> "ValidIndex":
         """The ranks of real keys; None for `real` means that all keys are real."""
         lengths = real_lengths(real, batch, tokens, device)
         if real is None:
-            return Ranks(torch.arange(tokens, device=device).expand(batch, tokens), lengths)
-        return Ranks(front_first(real), lengths)
+            return ValidIndex(torch.arange(tokens, device=device).expand(batch, tokens), lengths)
+        return ValidIndex(front_first(real), lengths)
 
     @property
     def tokens(self) -> int:
@@ -133,7 +133,7 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Line:
+class KeyLine:
     """The tokens of each item that are real as a query or as a key, in their order from the front on.
 
     keys      · k k · k k k          the tensor, with padding (·)
@@ -149,21 +149,21 @@ class Line:
     lengths: Int64[Tensor, "B"]
 
     @staticmethod
-    def of(timeline: Timeline) -> "Line":
+    def of(timeline: Timeline) -> "KeyLine":
         """Line up the queries and the keys of a call."""
         B, M, queries, keys = timeline.B, timeline.M, timeline.real_queries, timeline.real_keys
         real = torch.ones(B, M, dtype=torch.bool, device=timeline.device) if keys is None else keys
         at = None
         if timeline.aligned:
             if keys is None:  # all are in the line, be they real as queries or not
-                return Line(None, None, None, real, real.sum(1))
+                return KeyLine(None, None, None, real, real.sum(1))
             there = torch.ones_like(real) if queries is None else real | queries
         else:
             at = timeline.positions.expand(B, timeline.N).clamp(max=M - 1)
             there = real.scatter(1, at, True if queries is None else real.gather(1, at) | queries)
         order = front_first(there)
         rank = (there.cumsum(1) - 1).clamp(min=0)
-        return Line(order, at, rank if at is None else rank.gather(1, at), real.gather(1, order), there.sum(1))
+        return KeyLine(order, at, rank if at is None else rank.gather(1, at), real.gather(1, order), there.sum(1))
 
     def keys(self, x: Float[Tensor, "B G M D"]) -> Float[Tensor, "B G M D"]:
         """Put keys, or data of keys, into the line."""

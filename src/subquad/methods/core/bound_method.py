@@ -19,7 +19,7 @@ from subquad.methods.core.recurrence import check_state, check_step_mask
 class BoundMethod(nn.Module):
     """A method attached to one layer, called like the method; it knows the head counts that it was made for."""
 
-    watch: Any = None  # an audit of this layer, `audits.watch.Watch`, which then runs the method
+    watch: Any = None  # an audit of this layer, `audits.watch.LayerWatch`, which then runs the method
 
     def __init__(
         self,

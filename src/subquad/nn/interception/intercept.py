@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from subquad.methods import Method, resolve
 from subquad.methods.core.current_shard import refuse_in_use
 from subquad.nn.interception.call_sites import caller, is_ours
-from subquad.nn.interception.log import Seen
+from subquad.nn.interception.log import InterceptionLog
 from subquad.nn.interception.mode import SdpaCalls
 from subquad.nn.interception.nested import taking_nested
 from subquad.nn.sdpa_arguments import prepare_sdpa, run_exactly
 
 
 @contextmanager
-def intercept(method: str | Method, *, strict: bool = False) -> Iterator[Seen]:
+def intercept(method: str | Method, *, strict: bool = False) -> Iterator[InterceptionLog]:
     """Run a method in place of `torch.nn.functional.scaled_dot_product_attention` for all calls in this thread.
 
         with sq.intercept("i-clustered:clusters=25") as seen:
@@ -66,7 +66,7 @@ def intercept(method: str | Method, *, strict: bool = False) -> Iterator[Seen]:
     """
     method = resolve(method)
     _refuse(method)
-    seen = Seen(method)
+    seen = InterceptionLog(method)
     stand_in = _StandIn(method, seen, strict)
     with _without_fused_kernels(), SdpaCalls(stand_in, stand_in.cannot):
         yield seen
@@ -105,7 +105,7 @@ def _without_fused_kernels() -> Iterator[None]:
 class _StandIn:
     """What is called in place of SDPA, with its arguments."""
 
-    def __init__(self, method: Method, seen: Seen, strict: bool):
+    def __init__(self, method: Method, seen: InterceptionLog, strict: bool):
         self.method, self.seen, self.strict = method, seen, strict
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:

@@ -13,7 +13,7 @@ from subquad.methods.core.method import Method
 from subquad.nn.interception.call_sites import Caller
 
 
-class Calls(NamedTuple):
+class InterceptedCalls(NamedTuple):
     """Calls of one place that ran alike. `reason` says why they ran exactly; None where the method ran."""
 
     where: str
@@ -23,7 +23,7 @@ class Calls(NamedTuple):
 
 
 @dataclass
-class Seen:
+class InterceptionLog:
     """The calls of SDPA that `sq.intercept` has seen. Prints as a table; `calls` has the rows.
 
     Calls of the method in compiled code are not in it: see `sq.intercept`.
@@ -34,10 +34,10 @@ class Seen:
     _names: dict[nn.Module, dict[nn.Module, str]] = field(default_factory=dict, repr=False)
 
     @property
-    def calls(self) -> list[Calls]:
+    def calls(self) -> list[InterceptedCalls]:
         """One row for each place and outcome, in the order of their first calls."""
         return [
-            Calls(where, self.method if reason is None else None, reason, times)
+            InterceptedCalls(where, self.method if reason is None else None, reason, times)
             for (where, reason), times in self._counts.items()
         ]
 

@@ -17,8 +17,8 @@ PROBE = 2048  # tokens: calls of more are predicted from one of this length
 Timed = Mapping[str, Mapping[str, Any]]  # by name: {"seconds": round by round} or {"reason": why it was not run}
 
 
-class Calls(Protocol):
-    """Calls on the inputs of one length, as `workflows.bench_calls.Calls`."""
+class ComparedCalls(Protocol):
+    """Calls on the inputs of one length, as `tools.bench.calls.Calls`."""
 
     def of(self, name: str) -> Callable[[], Any]:
         """The call of this name."""
@@ -28,7 +28,7 @@ class Calls(Protocol):
 
 
 def in_turn(
-    make: Callable[[int], Calls], length: int, names: Iterable[str], effort: Effort, limit: float, device: str
+    make: Callable[[int], ComparedCalls], length: int, names: Iterable[str], effort: Effort, limit: float, device: str
 ) -> dict[str, Any]:
     """Time each call, all of them once a round: `Timed`.
 
@@ -49,7 +49,7 @@ def in_turn(
     return {name: {"seconds": rounds} for name, rounds in seconds.items()} | reasons
 
 
-def _too_long(make: Callable[[int], Calls], length: int, name: str, limit: float, device: str) -> str | None:
+def _too_long(make: Callable[[int], ComparedCalls], length: int, name: str, limit: float, device: str) -> str | None:
     if length <= PROBE:
         return None
     calls = make(PROBE)

@@ -16,7 +16,7 @@ from subquad.core import files
 from subquad.methods import Full
 from subquad.research.papers.base import AGAIN, Cell, Context, Found
 from subquad.research.papers.data.tones import tones
-from subquad.research.papers.results import Table
+from subquad.research.papers.results import PaperTable
 from subquad.research.papers.tasks.speech import Speech
 from subquad.research.training.checkpoints import check_sealed, seal
 from subquad.research.training.models.blocks import SelfOrCrossAttention
@@ -272,7 +272,7 @@ def _baselines(recipe: Recipe, context: Context) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Variant:
+class SpeechVariant:
     """A method in a model with a given number of layers."""
 
     method: str
@@ -284,12 +284,12 @@ class Variant:
         return f"{self.method}, {self.layers} layers" if self.layers else self.method
 
 
-def times_cell(recipe: Recipe, timed: Sequence[Variant], effort: float) -> Cell:
+def times_cell(recipe: Recipe, timed: Sequence[SpeechVariant], effort: float) -> Cell:
     """Seconds of an update, and of a forward pass, of each, in turn, so that they meet the same noise."""
     return Cell(TIMES, partial(_times, recipe, timed, effort), timed=True)
 
 
-def _times(recipe: Recipe, timed: Sequence[Variant], effort: float, context: Context) -> dict[str, Any]:
+def _times(recipe: Recipe, timed: Sequence[SpeechVariant], effort: float, context: Context) -> dict[str, Any]:
     task = cast(Speech, recipe.settings("full", 0).task)
     batch_size = recipe.settings("full", 0).training.batch
     examples = task.splits(data_of(context)).train
@@ -306,7 +306,7 @@ def _times(recipe: Recipe, timed: Sequence[Variant], effort: float, context: Con
     return {"seconds": found, "batch": batch_size, "tokens": round(tokens)}
 
 
-def _new(recipe: Recipe, variant: Variant, device: str) -> CTCEncoder:
+def _new(recipe: Recipe, variant: SpeechVariant, device: str) -> CTCEncoder:
     torch.manual_seed(0)
     settings = recipe.settings(variant.method, 0, variant.layers)
     return cast(CTCEncoder, settings.task.model(settings.model)).to(device)
@@ -324,10 +324,10 @@ def _forward(model: CTCEncoder, batch: dict[str, torch.Tensor]) -> None:
     model.eval()(**batch)
 
 
-def baseline_table(found: Found) -> Table:
+def baseline_table(found: Found) -> PaperTable:
     """Beside every model: what a guess is worth."""
     rows = [[name, percent(row[RATE]), percent(row[HELD_OUT])] for name, row in found[BASELINES].items()]
-    return Table(title="Without the sound", columns=["", "known speakers, %", "held-out speaker, %"], rows=rows)
+    return PaperTable(title="Without the sound", columns=["", "known speakers, %", "held-out speaker, %"], rows=rows)
 
 
 def percent(share: float) -> str:
@@ -335,7 +335,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def times_table(found: Found, models: Mapping[str, Sequence[str]]) -> Table:
+def times_table(found: Found, models: Mapping[str, Sequence[str]]) -> PaperTable:
     """Time of an update and of an epoch beside SDPA, updates and time to convergence, of {method: its cells}."""
     times, rows = found[TIMES], []
     exact = times["seconds"]["full"]["update"][1]
@@ -354,7 +354,7 @@ def times_table(found: Found, models: Mapping[str, Sequence[str]]) -> Table:
                 f"{sum(found[key]['seconds'] for key in keys) / len(keys):.0f}",
             ]
         )
-    return Table(
+    return PaperTable(
         title="Time, with full on SDPA",
         columns=[
             "trained with",

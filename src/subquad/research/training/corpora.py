@@ -13,7 +13,7 @@ from subquad.tools.data.texts import read_documents, read_text
 MANY = 10  # documents from which on whole ones are held out
 
 
-class Parts(NamedTuple):
+class CorpusParts(NamedTuple):
     """Documents as bytes."""
 
     train: list[bytes]
@@ -21,7 +21,7 @@ class Parts(NamedTuple):
     test: list[bytes]
 
 
-def read_corpus(folder: Path, held_out: float, seed: int) -> Parts:
+def read_corpus(folder: Path, held_out: float, seed: int) -> CorpusParts:
     """The texts of a folder.
 
     With valid.txt and test.txt these are the parts; train.txt is what to learn from. Where it is missing, valid.txt is
@@ -34,9 +34,9 @@ def read_corpus(folder: Path, held_out: float, seed: int) -> Parts:
         return cut(in_bytes([folder]), held_out, seed)
     report = [read_text(test).encode()]
     if exists(train):
-        return Parts([read_text(train).encode()], [read_text(validation).encode()], report)
+        return CorpusParts([read_text(train).encode()], [read_text(validation).encode()], report)
     learn, choose = hold_out([read_text(validation).encode()], held_out, seed)
-    return Parts(learn, choose, report)
+    return CorpusParts(learn, choose, report)
 
 
 def in_bytes(paths: Sequence[Path], column: str = "text") -> list[bytes]:
@@ -44,13 +44,13 @@ def in_bytes(paths: Sequence[Path], column: str = "text") -> list[bytes]:
     return [document.encode() for document in read_documents(paths, column)]
 
 
-def cut(documents: Sequence[bytes], held_out: float, seed: int) -> Parts:
+def cut(documents: Sequence[bytes], held_out: float, seed: int) -> CorpusParts:
     """Hold out a share: half of it to choose by, the other half to report on."""
     if len(documents) >= MANY:
         train, held = hold_out(documents, max(held_out, 2 / len(documents)), seed)
-        return Parts(train, held[::2], held[1::2])
+        return CorpusParts(train, held[::2], held[1::2])
     train, held = hold_out(documents, held_out, seed)
-    return Parts(train, *hold_out(held, 0.5, seed))
+    return CorpusParts(train, *hold_out(held, 0.5, seed))
 
 
 def hold_out(documents: Sequence[bytes], share: float, seed: int) -> tuple[list[bytes], list[bytes]]:

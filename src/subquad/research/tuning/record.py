@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import cast
 
-from subquad.research.tuning.run import Row, Tuning
+from subquad.research.tuning.run import TrialRow, Tuning
 from subquad.research.tuning.schema import KIND, SCHEMA, TriedTrial, TuneReport
 from subquad.research.tuning.search import METHOD, read_searches
 from subquad.tools.runs.machine import hardware, versions
@@ -16,7 +16,7 @@ from subquad.tools.runs.machine import hardware, versions
 ORDER = ("finished", "pruned", "failed")
 
 
-def record_of(asked: Tuning, rows: Sequence[Row], words: Sequence[str], executor: str = "") -> TuneReport:
+def record_of(asked: Tuning, rows: Sequence[TrialRow], words: Sequence[str], executor: str = "") -> TuneReport:
     """Everything that is known of a search. `words` of a command line say what is trained where nothing is searched."""
     searched = read_searches(asked.searches, asked.base)
     task = asked.base.at(rows[0].values).task
@@ -48,7 +48,7 @@ def _scale(log: bool, choices: bool) -> str:
     return "choices" if choices else "log" if log else "linear"
 
 
-def _set(asked: Tuning, row: Row) -> list[str]:
+def _set(asked: Tuning, row: TrialRow) -> list[str]:
     """The options that give the values of a trial."""
     own = [word for name, text in row.values.items() if name.partition(".")[0] != METHOD for word in _one(name, text)]
     if any(name.partition(".")[0] == METHOD for name in row.values):
@@ -56,7 +56,7 @@ def _set(asked: Tuning, row: Row) -> list[str]:
     return own
 
 
-def _without_method(words: Sequence[str], row: Row) -> list[str]:
+def _without_method(words: Sequence[str], row: TrialRow) -> list[str]:
     """The words of a command without --method, where the values of a trial name one."""
     at = words.index("--method") if "--method" in words else len(words)
     searched = any(name.partition(".")[0] == METHOD for name in row.values)

@@ -43,7 +43,7 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Row:
+class TrialRow:
     """A trial that has ended: its values as texts, and what came of it."""
 
     number: int
@@ -51,7 +51,7 @@ class Row:
     tried: Tried
 
 
-def tune(asked: Tuning, progress: Progress = silent, executor: Executor = LOCAL) -> list[Row]:
+def tune(asked: Tuning, progress: Progress = silent, executor: Executor = LOCAL) -> list[TrialRow]:
     """Run trials until the folder holds as many as are asked for; all of them, in their order.
 
     Raises:
@@ -93,9 +93,9 @@ class _Search:
             self.out / TRIALS, key_field="trial", file_name=str, remedy="; the same command runs the trial again"
         )
         self.values: dict[int, dict[str, Value]] = {}
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, TrialRow] = {}
 
-    def run(self, executor: Executor) -> list[Row]:
+    def run(self, executor: Executor) -> list[TrialRow]:
         """Run what is left to run."""
         begun = self.study.open(self.searched)
         self._read_ended()
@@ -160,7 +160,7 @@ class _Search:
     def _take(self, number: int, told: bool = False) -> None:
         """Take note of a trial that ended, whose result is kept: its checkpoints are not needed any more."""
         tried = self.cache.read(str(number), Tried).result
-        self.rows[number] = Row(number, self._texts(number), tried)
+        self.rows[number] = TrialRow(number, self._texts(number), tried)
         if not told:
             self.study.tell(number, tried.state, tried.value)
         shutil.rmtree(self.cache.folder / f"{number}", ignore_errors=True)
@@ -169,7 +169,7 @@ class _Search:
             self._check_hope(list(self.rows.values()), least=HOPELESS)
 
     @staticmethod
-    def _check_hope(rows: list[Row], least: int) -> None:
+    def _check_hope(rows: list[TrialRow], least: int) -> None:
         """InputError where at least `least` trials have ended, and all of them failed."""
         if len(rows) >= least and all(row.tried.state == "failed" for row in rows):
             raise InputError(f"all {len(rows)} trials failed, the last one because {rows[-1].tried.reason}")

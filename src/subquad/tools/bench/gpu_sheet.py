@@ -19,7 +19,7 @@ from subquad.core.errors import InputError, as_input_error, check_device
 from subquad.kernels import triton
 from subquad.methods import parse_method
 from subquad.tools.bench.calls import DTYPES, Calls, Load
-from subquad.tools.bench.gpu_tiles import Tried, fastest, try_tiles
+from subquad.tools.bench.gpu_tiles import TriedTiles, fastest, try_tiles
 from subquad.tools.bench.gpu_timer import Call, GpuTimer, Timer, reason_of
 from subquad.tools.bench.schema import EXACT
 from subquad.tools.measure import gpu_model as model
@@ -40,7 +40,7 @@ COMPARED_HEADS = 4  # of whose outputs the fidelity is
 
 
 @dataclass(frozen=True)
-class Plan:
+class SheetPlan:
     """What the sheet measures."""
 
     methods: tuple[str, ...] = METHODS
@@ -60,7 +60,7 @@ class Plan:
 
 
 @dataclass
-class Cell:
+class SheetCell:
     """One method on one load; what is None was not measured, for the `reason` if there is one."""
 
     method: str
@@ -82,11 +82,11 @@ class Cell:
 class Sheet:
     """All that was measured."""
 
-    plan: Plan
+    plan: SheetPlan
     gpu: str
     architecture: str
-    cells: list[Cell] = field(default_factory=list)
-    tiles: list[Tried] = field(default_factory=list)
+    cells: list[SheetCell] = field(default_factory=list)
+    tiles: list[TriedTiles] = field(default_factory=list)
     seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
     hardware: dict[str, str] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Sheet:
         return asdict(self) | {"fastest": [asdict(each) for each in fastest(self.tiles)]}
 
 
-def plan_of(settings: BenchSettings) -> Plan:
+def plan_of(settings: BenchSettings) -> SheetPlan:
     """What to measure; InputError for settings that the sheet does not take, and where there is no GPU for it."""
     standard = BenchSettings()
     for each in fields(settings):
@@ -110,13 +110,13 @@ def plan_of(settings: BenchSettings) -> Plan:
     with as_input_error():
         for method in settings.methods:
             parse_method(method)
-    plan = Plan(device=settings.device, seed=settings.seed)
+    plan = SheetPlan(device=settings.device, seed=settings.seed)
     if settings.methods != standard.methods:
         plan = replace(plan, methods=settings.methods)
     return plan if settings.lengths == standard.lengths else replace(plan, lengths=settings.lengths)
 
 
-def measure(plan: Plan, progress: Progress = silent) -> Sheet:
+def measure(plan: SheetPlan, progress: Progress = silent) -> Sheet:
     """Measure the sheet on the GPU of the plan."""
     sheet = Sheet(plan, torch.cuda.get_device_name(plan.device), gpu_architecture())
     sheet.versions, sheet.hardware = machine.versions(), machine.hardware(plan.device)
@@ -129,7 +129,7 @@ def fill(sheet: Sheet, timer: Timer, progress: Progress, clock: Callable[[], flo
     total, gpu = len(loads) * (1 + len(sheet.plan.methods)), gpu_named(sheet.gpu)
     exact: torch.Tensor | None = None
     for load in loads:
-        first: Cell | None = None
+        first: SheetCell | None = None
         for name in (EXACT, *sheet.plan.methods):
             progress(f"{name} at {load.length:,} tokens, {load.passes}, D={load.head_dim}", len(sheet.cells), total)
             if clock() - began > 60 * TABLE_MINUTES:
@@ -152,7 +152,7 @@ def fill(sheet: Sheet, timer: Timer, progress: Progress, clock: Callable[[], flo
     return sheet
 
 
-def _compare(cell: Cell, exact: Cell | None) -> None:
+def _compare(cell: SheetCell, exact: SheetCell | None) -> None:
     """Set the speed-ups over SDPA, where both were measured."""
     if exact is not None and exact.eager_ms and cell.eager_ms:
         cell.eager_speedup = exact.eager_ms / cell.eager_ms
@@ -160,13 +160,13 @@ def _compare(cell: Cell, exact: Cell | None) -> None:
         cell.graph_speedup = exact.graph_ms / cell.graph_ms
 
 
-def _cell(name: str, load: Load, **known: Any) -> Cell:
-    return Cell(name, load.length, load.head_dim, load.passes, **known)
+def _cell(name: str, load: Load, **known: Any) -> SheetCell:
+    return SheetCell(name, load.length, load.head_dim, load.passes, **known)
 
 
 def measured(
     name: str, load: Load, timer: Timer, exact: torch.Tensor | None = None
-) -> tuple[Cell, torch.Tensor | None]:
+) -> tuple[SheetCell, torch.Tensor | None]:
     """One cell, and the method's output; what goes wrong is the cell's reason."""
     cell = _cell(name, load)
     out = None
@@ -200,7 +200,7 @@ def _flash(call: Call) -> Call:
     return run
 
 
-def predict(cell: Cell, load: Load, gpu: Gpu) -> None:
+def predict(cell: SheetCell, load: Load, gpu: Gpu) -> None:
     """Put the cost model's times beside what was measured."""
     asked = model.GpuLoad(load.length, load.heads, load.head_dim, DTYPES[load.dtype])
     if cell.method == EXACT:

@@ -19,7 +19,7 @@ EQUAL = 2e-2  # how far outputs with other tiles may be apart, relative, in 16 b
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedTiles:
     """A candidate of a kernel: its time in a pass, or why there is none. The first of a kernel are the tiles in use."""
 
     kernel: str
@@ -30,11 +30,11 @@ class Tried:
     reason: str | None = None
 
 
-def try_tiles(load: Load, timer: Timer, is_time_left: Callable[[], bool], progress: Progress) -> list[Tried]:
+def try_tiles(load: Load, timer: Timer, is_time_left: Callable[[], bool], progress: Progress) -> list[TriedTiles]:
     """Try the candidates of each kernel that has a table, the kernel that takes most time first."""
     from subquad.kernels.triton.tiles import TABLE
 
-    tried: list[Tried] = []
+    tried: list[TriedTiles] = []
     done: set[str] = set()
     for method, causal in METHODS:
         if not is_time_left():
@@ -44,7 +44,7 @@ def try_tiles(load: Load, timer: Timer, is_time_left: Callable[[], bool], progre
             times = timer.kernels(call)
         except Exception as error:  # that the method does not run is in the sheet's table, too
             tried.append(
-                Tried(f"all of {method}", load.head_dim, DTYPES[load.dtype].itemsize, (), None, reason_of(error))
+                TriedTiles(f"all of {method}", load.head_dim, DTYPES[load.dtype].itemsize, (), None, reason_of(error))
             )
             continue
         for kernel in sorted((name for name in times if name in TABLE and name not in done), key=lambda k: -times[k]):
@@ -56,11 +56,11 @@ def try_tiles(load: Load, timer: Timer, is_time_left: Callable[[], bool], progre
 
 def _candidates(
     kernel: str, load: Load, call: Callable[[], torch.Tensor], timer: Timer, is_time_left: Callable[[], bool]
-) -> list[Tried]:
+) -> list[TriedTiles]:
     from subquad.kernels.triton.tiles import candidates, overridden
 
     dtype = DTYPES[load.dtype]
-    tried: list[Tried] = []
+    tried: list[TriedTiles] = []
     first: torch.Tensor | None = None
     for tiles in candidates(kernel, dtype, load.head_dim):
         if not is_time_left():
@@ -76,13 +76,13 @@ def _candidates(
                     ms = timer.kernels(call).get(kernel)
         except Exception as error:  # out of shared memory, or what a compiler does not take: it is not a candidate here
             reason = reason_of(error)
-        tried.append(Tried(kernel, load.head_dim, dtype.itemsize, tuple(tiles), ms, reason))
+        tried.append(TriedTiles(kernel, load.head_dim, dtype.itemsize, tuple(tiles), ms, reason))
     return tried
 
 
-def fastest(tried: Sequence[Tried]) -> list[Tried]:
+def fastest(tried: Sequence[TriedTiles]) -> list[TriedTiles]:
     """The best candidate of each kernel and width."""
-    best: dict[tuple[str, int, int], Tried] = {}
+    best: dict[tuple[str, int, int], TriedTiles] = {}
     for each in tried:
         at = each.kernel, each.bytes, each.width
         if each.ms is not None and (at not in best or each.ms < (best[at].ms or 0.0)):

@@ -3,7 +3,7 @@
 from subquad.tools.inspect.bucket_plots import histograms, sizes
 from subquad.tools.inspect.dynamics_plot import dynamics_figure
 from subquad.tools.inspect.map_plot import attention_maps
-from subquad.tools.inspect.schema import Fit, InspectReport
+from subquad.tools.inspect.schema import InspectedFit, InspectReport
 from subquad.tools.inspect.spectrum_plot import spectrum
 from subquad.tools.inspect.utility_plot import utility
 from subquad.tools.report import drawing
@@ -32,7 +32,7 @@ def plots(report: InspectReport) -> dict[str, bytes]:
         return {name: drawing.png(figure) for name, figure in figures.items() if figure is not None}
 
 
-def fits(report: InspectReport) -> dict[str, Fit]:
+def fits(report: InspectReport) -> dict[str, InspectedFit]:
     """The plots of fits: one for each adapter with hash functions."""
     return {FIT if i == 0 else FIT.replace(".", f"-{i + 1}."): fit for i, fit in enumerate(report["fits"])}
 

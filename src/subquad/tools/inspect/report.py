@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 import torch
 
 from subquad.methods import LearnedHash
-from subquad.tools.inspect.run import LAYER, MAPS, SPECTRUM, InLayer, Inspection, InspectRow, Layer
+from subquad.tools.inspect.run import LAYER, MAPS, SPECTRUM, InLayer, InspectedLayer, Inspection, InspectRow
 from subquad.tools.inspect.schema import (
     KIND,
     SCHEMA,
     VARIANTS,
-    Fit,
     Inspected,
+    InspectedFit,
+    InspectedShares,
     InspectReport,
     LayerFigures,
     LayerSpectrum,
-    Shares,
     Spectrum,
     UtilityFigures,
 )
@@ -66,7 +66,7 @@ def report_of(inspection: Inspection, asked: InspectSettings) -> InspectReport:
     return report
 
 
-def _units(x: Inspection, layer: int) -> list[Layer]:
+def _units(x: Inspection, layer: int) -> list[InspectedLayer]:
     return [x.results[LAYER(i, layer)] for i in range(len(x.items))]
 
 
@@ -90,7 +90,7 @@ def _readable(x: Inspection, token: int) -> str:
     return text.strip() or repr(text)[1:-1]
 
 
-def _fit(row: InspectRow) -> Fit:
+def _fit(row: InspectRow) -> InspectedFit:
     functions = next(iter(row.bounds.values())).learned
     return {"method": row.label, "buckets": getattr(functions, "buckets", 0), "history": row.history}
 
@@ -130,7 +130,7 @@ def _mean(lists: Sequence[Sequence[float]]) -> list[float]:
     return [sum(column) / len(column) for column in zip(*lists, strict=True)]
 
 
-def _shares(layers: Sequence[LayerFigures]) -> Shares:
+def _shares(layers: Sequence[LayerFigures]) -> InspectedShares:
     queries, keys = (
         torch.tensor([head for layer in layers for sequence in layer[side] for head in sequence])
         for side in ("queries", "keys")

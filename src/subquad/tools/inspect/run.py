@@ -118,15 +118,15 @@ class InLayer:
 
 
 @dataclass
-class Layer:
+class InspectedLayer:
     """One layer on one sequence."""
 
     bound: list[float]  # for each head
     methods: dict[str, InLayer]
 
 
-LAYER: JobKind[Layer] = JobKind(
-    "layer", Layer, lambda i, number: f"what methods choose in layer {number}, sequence {i + 1}"
+LAYER: JobKind[InspectedLayer] = JobKind(
+    "layer", InspectedLayer, lambda i, number: f"what methods choose in layer {number}, sequence {i + 1}"
 )
 SPECTRUM: JobKind[LayerSpectrum] = JobKind(
     "spectrum", LayerSpectrum, lambda i, number: f"singular values in layer {number}, sequence {i + 1}"
@@ -208,7 +208,7 @@ class Inspection(JobRun):
             if i == 0:
                 yield MAPS.job(run=self.maps)
 
-    def layer(self, i: int, number: int) -> Layer:
+    def layer(self, i: int, number: int) -> InspectedLayer:
         """Bounds, and for each method its utilities and the sizes of its buckets, or why it cannot run."""
         inputs = self.inputs(i)[number]
         reasons = {row.label: reason for row in self.rows if (reason := row.refusal(inputs))}
@@ -216,7 +216,7 @@ class Inspection(JobRun):
         bound, found = utility_figures(inputs, able, self.keys)
         sizes = size_figures(inputs, able)
         figures = {label: InLayer(**found.get(label, {}), **sizes.get(label, {})) for label in able}
-        return Layer(bound, figures | {label: InLayer(reason) for label, reason in reasons.items()})
+        return InspectedLayer(bound, figures | {label: InLayer(reason) for label, reason in reasons.items()})
 
     def spectrum(self, i: int, number: int) -> LayerSpectrum:
         """The spectrum of exact attention's weights."""

@@ -12,7 +12,7 @@ Variant = Literal["n_b", "given"]
 VARIANTS: tuple[Variant, ...] = ("n_b", "given")
 
 
-class Shares(TypedDict):
+class InspectedShares(TypedDict):
     """Shares of unbalanced buckets; None where there is no bucket to take the share of."""
 
     size: float | None
@@ -36,7 +36,7 @@ class LayerFigures(TypedDict):
     utility: NotRequired[dict[Variant, UtilityFigures]]
     queries: NotRequired[list[list[list[int]]]]  # in each bucket, for each head, for each sequence
     keys: NotRequired[list[list[list[int]]]]
-    imbalance: NotRequired[Shares]
+    imbalance: NotRequired[InspectedShares]
 
 
 class Inspected(TypedDict):
@@ -46,10 +46,10 @@ class Inspected(TypedDict):
     settings: dict[str, Any]  # Method.to_dict()
     calibrated: bool | None  # None: it has no learned parameters
     layers: dict[str, LayerFigures]
-    imbalance: NotRequired[Shares]  # over all layers
+    imbalance: NotRequired[InspectedShares]  # over all layers
 
 
-class Fit(TypedDict):
+class InspectedFit(TypedDict):
     """How the learned parameters of an adapter were fitted."""
 
     method: str  # as in Inspected
@@ -97,5 +97,5 @@ class InspectReport(TypedDict):
     methods: list[Inspected]
     maps: Maps
     spectrum: NotRequired[Spectrum]  # where it was asked for
-    fits: list[Fit]
+    fits: list[InspectedFit]
     notes: list[str]

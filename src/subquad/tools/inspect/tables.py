@@ -8,7 +8,7 @@ from rich.text import Text
 
 from subquad.tools.inspect.plots import about
 from subquad.tools.inspect.reading import Choice, bounds, choice, choices, mean, over_layers
-from subquad.tools.inspect.schema import VARIANTS, Inspected, InspectReport, Shares, Spectrum, Variant
+from subquad.tools.inspect.schema import VARIANTS, Inspected, InspectedShares, InspectReport, Spectrum, Variant
 from subquad.tools.report import cells
 from subquad.tools.report.cells import MISSING, Cell
 from subquad.tools.report.content import Column, Line, Table, fact
@@ -123,7 +123,7 @@ def spectrum(found: Spectrum) -> Table:
 def _table(
     report: InspectReport,
     chosen: Callable[[Inspected, Variant], Choice | None],
-    shares: Callable[[Inspected], Shares | None],
+    shares: Callable[[Inspected], InspectedShares | None],
     best: float,
 ) -> Table:
     """Methods that choose keys or hash, then the upper bound and random buckets."""
@@ -148,7 +148,7 @@ def _choice(found: Choice | None) -> list[Cell]:
     return [cells.number(found.keys, 0), cells.number(found.utility), cells.number(found.bound)]
 
 
-def _shares(found: Shares | None) -> list[Cell]:
+def _shares(found: InspectedShares | None) -> list[Cell]:
     if found is None:
         return [BLANK] * len(SHARES)
     return [cells.share(found[name]) for name in SHARES]  # type: ignore[literal-required]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subquad.core.environment import gpu_architecture
-from subquad.tools.bench.gpu_sheet import Plan, Sheet, fill
+from subquad.tools.bench.gpu_sheet import Sheet, SheetPlan, fill
 from subquad.tools.bench.gpu_timer import GpuTimer
 from tests.library.triton.devices import DEVICE
 
@@ -20,7 +20,7 @@ def tensors_on_the_cpu():
 
 
 def test_everything_of_a_small_sheet_is_measured():
-    plan = replace(Plan(), methods=("i-clustered", "clustered-tail"), lengths=(1024,), widths=(64,), device=DEVICE)
+    plan = replace(SheetPlan(), methods=("i-clustered", "clustered-tail"), lengths=(1024,), widths=(64,), device=DEVICE)
     sheet = fill(Sheet(plan, torch.cuda.get_device_name(), gpu_architecture()), GpuTimer(DEVICE), lambda *of: None)
     assert len(sheet.cells) == 6
     for cell in sheet.cells:

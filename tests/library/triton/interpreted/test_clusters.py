@@ -6,7 +6,7 @@ from subquad.kernels.selection.cells.op import key_cells
 from subquad.kernels.selection.clusters.op import query_clusters
 from subquad.kernels.selection.clusters.reference import nearest_mean
 from subquad.kernels.selection.clusters.triton import move
-from subquad.kernels.selection.kmeans.triton import Items
+from subquad.kernels.selection.kmeans.triton import KMeansItems
 from subquad.kernels.triton.moments import moments
 from subquad.testing.oracle import normal
 from tests.library.triton.devices import DTYPES
@@ -59,7 +59,7 @@ def test_a_query_goes_to_the_nearest_mean(poisoned):
     labels = torch.arange(100).expand(2, 1, -1) % 70
     labels = labels.where(labels != 3, 4).contiguous()  # cluster 3 is empty
     have = labels.clone()
-    move(have, x, moments(x, None), None, Items(70, None))
+    move(have, x, moments(x, None), None, KMeansItems(70, None))
     assert torch.equal(have, nearest_mean(x - x.mean(2, keepdim=True), labels, 70))
 
 
@@ -67,7 +67,7 @@ def test_the_lowest_of_equally_near_means_wins():
     x = torch.zeros(1, 1, 80, 4)
     labels = torch.arange(80).expand(1, 1, -1) % 70 + 2
     labels = labels.contiguous()
-    move(labels, x, moments(x, None), None, Items(72, None))
+    move(labels, x, moments(x, None), None, KMeansItems(72, None))
     assert (labels == 2).all()
 
 

@@ -6,8 +6,8 @@ from subquad.research.papers.experiments.linformer_efficiency import (
     FIGURES,
     PUBLISHED,
     PUBLISHED_K,
-    Scale,
-    Series,
+    LinformerEfficiencyScale,
+    TimingSeries,
     linformer,
     load_of,
     published,
@@ -15,11 +15,11 @@ from subquad.research.papers.experiments.linformer_efficiency import (
 )
 from subquad.research.papers.side_by_side import naive_gib
 
-SCALE = Scale(lengths=(64, 128, 256), k=(16, 128))
+SCALE = LinformerEfficiencyScale(lengths=(64, 128, 256), k=(16, 128))
 
 
 def test_a_figure_that_was_not_measured_grows_and_is_marked():
-    series = Series(2, {32: 10.0})
+    series = TimingSeries(2, {32: 10.0})
     assert (series.ratio(32, 5.0), series.ratio(64, 5.0), series.ratio(64, 1.0)) == ("2.0×", "~8.0×", "~40×")
     assert series.ratio(16, 1.0) is None
     assert series.ratio(32, None) is None
@@ -35,9 +35,9 @@ def test_the_published_grid_has_a_figure_for_each_k_below_n(figure):
 
 
 def test_a_batch_is_as_large_as_a_naive_softmax_allows():
-    scale = Scale(lengths=(512, 8192), gib=1.0, most=16)
+    scale = LinformerEfficiencyScale(lengths=(512, 8192), gib=1.0, most=16)
     assert load_of(scale, 512).batch == 16
-    assert load_of(Scale(lengths=(512,), gib=1.0, most=1000), 512).batch == 85
+    assert load_of(LinformerEfficiencyScale(lengths=(512,), gib=1.0, most=1000), 512).batch == 85
     assert naive_gib(load_of(scale, 4096)) <= 1.0
     assert load_of(scale, 8192).batch == 1
 
@@ -62,7 +62,7 @@ def test_ratios_stand_beside_the_published_ones():
 
 
 def test_published_figures_stand_in_the_table_against_a_naive_softmax():
-    scale = Scale(lengths=(512,), k=(128, 256))
+    scale = LinformerEfficiencyScale(lengths=(512,), k=(128, 256))
     made = {
         "time n=512": {"naive": [3.0], linformer(128): [1.0], linformer(256): [1.0]},
         "memory n=512": {"naive": 3.0},

@@ -7,7 +7,7 @@ from subquad.research.papers.base import Context
 from subquad.research.papers.experiments.performer_approximation import (
     MEAN_POOL,
     SCALES,
-    Scale,
+    PerformerApproximationScale,
     attention_key,
     cells,
     head_errors,
@@ -47,7 +47,7 @@ def test_errors_of_heads_are_relative():
 
 
 def test_one_of_norm_and_features_is_fixed_while_the_other_varies():
-    scale = Scale(length=8, kernel_features=(16, 64), norms=(0.5, 1.0), norm=1.0)
+    scale = PerformerApproximationScale(length=8, kernel_features=(16, 64), norms=(0.5, 1.0), norm=1.0)
     assert places(scale) == [(1.0, 16), (1.0, 64), (0.5, 64)]
 
 
@@ -73,7 +73,7 @@ def test_results_have_all_three_parts_with_the_mean_beside_them(found):
 
 
 def test_more_features_are_closer(tmp_path):
-    scale = Scale(length=32, deviations=(0.5,), features=(8, 512), samples=1)
+    scale = PerformerApproximationScale(length=32, deviations=(0.5,), features=(8, 512), samples=1)
     cell = next(cell for cell in cells(scale) if cell.key == attention_key(0.5, 0))
     own = cell.run(Context(tmp_path, None, "cpu", lambda what, done, total: None))["positive orthogonal"]
     assert own["512"]["matrix"] < 0.3 * own["8"]["matrix"]

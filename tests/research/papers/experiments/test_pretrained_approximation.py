@@ -32,7 +32,7 @@ def test_every_counterpart_is_published_and_in_a_table():
 
 
 def test_only_what_is_drawn_runs_with_several_seeds():
-    scale = experiment.Scale(seeds=(0, 1, 2))
+    scale = experiment.PretrainedApproximationScale(seeds=(0, 1, 2))
     assert seeds(scale, Replacement("lsh:buckets=4")) == (0, 1, 2)
     assert seeds(scale, Replacement("linformer:projection=mean-pool")) == (0,)
     assert seeds(scale, Replacement("lha-tail", True)) == (0,)

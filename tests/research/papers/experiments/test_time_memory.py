@@ -3,10 +3,10 @@
 import pytest
 
 from subquad.research.papers.base import Context
-from subquad.research.papers.experiments.time_memory import SCALES, Scale, _times, cells, load_of, results
+from subquad.research.papers.experiments.time_memory import SCALES, TimeMemoryScale, _times, cells, load_of, results
 from subquad.tools.bench.calls import NAIVE
 
-SCALE = Scale(
+SCALE = TimeMemoryScale(
     lengths=(512, 1024, 2048),
     memory_lengths=(512, 1024, 2048),
     tokens=1024,

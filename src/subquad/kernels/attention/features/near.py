@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from subquad.kernels.attention.features.op import feature_attention
-from subquad.kernels.tokens.positions import Ranks
+from subquad.kernels.tokens.positions import ValidIndex
 
 
 def far(
@@ -27,7 +27,7 @@ def far(
     return parts
 
 
-def near_keys(ranks: Ranks, blocks: int, window: int, sinks: int, is_causal: bool) -> Int64[Tensor, "B T K"]:
+def near_keys(ranks: ValidIndex, blocks: int, window: int, sinks: int, is_causal: bool) -> Int64[Tensor, "B T K"]:
     """For each block, the keys near it and the sinks that are not near it."""
     block = torch.arange(blocks, device=ranks.order.device).expand(len(ranks.lengths), blocks)
     first, end = (block - 1) * window, (block + (1 if is_causal else 2)) * window

@@ -20,7 +20,7 @@ def lists_of(backend: str) -> Callable[[Callable[[Tensor, Tensor, int], Tensor]]
     return lambda read: _NUMBERS.update({backend: read})
 
 
-class Seen(NamedTuple):
+class VisibleTail(NamedTuple):
     """The cells as each query sees them, without the keys in `top`.
 
     Attributes:
@@ -46,7 +46,7 @@ def seen_cells(
     *,
     topk: int,
     scale: float,
-) -> Seen:
+) -> VisibleTail:
     """The cells of `attend_with_tail` for queries that are each a cluster of their own, in fp32 or better.
 
     `top` are the `topk` keys with the largest e^{scale·q·k_j}·‖k_j − m_j‖, with m_j that one of `cell_means` which is
@@ -56,15 +56,15 @@ def seen_cells(
     top = reference.top_keys(query.detach(), key.detach(), cell, topk, None, cells, scale, cell_means)
     tail = reference.tail_of(query, key, value, top, cell, cells, scale)
     lse = tail.bias + (tail.key * query.unsqueeze(2)).sum(-1) * scale
-    return Seen(tail.key.transpose(2, 3), tail.value.transpose(2, 3), lse.transpose(2, 3), top)
+    return VisibleTail(tail.key.transpose(2, 3), tail.value.transpose(2, 3), lse.transpose(2, 3), top)
 
 
 @seen_cells.compiled
-def run(backend: str, x: Any) -> Seen:
+def run(backend: str, x: Any) -> VisibleTail:
     """Run on a compiled backend."""
     (B, H, C, _), M = x.query.shape, x.key.shape[2]
     labels = torch.arange(C, device=x.query.device).expand(B, H, C).contiguous()
     inputs = x.query, x.key, x.value, labels, x.cell, None, None, x.cell_means.float()
     outputs = tail_forward.run(backend, *inputs, C, torch.sym_min(x.topk, M), x.cell_means.shape[2], x.scale)
     _, _, _, _, key_order, _, top, _, keys, values, lse, _ = outputs
-    return Seen(keys, values, lse, _NUMBERS[backend](top, key_order, M))
+    return VisibleTail(keys, values, lse, _NUMBERS[backend](top, key_order, M))

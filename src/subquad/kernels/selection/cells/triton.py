@@ -7,7 +7,7 @@ from torch import Tensor
 
 from subquad.kernels.selection.cells.op import cell_labels, key_cells
 from subquad.kernels.selection.hashing.triton import Projected, planes_of, sign_hash
-from subquad.kernels.selection.kmeans.triton import Items, fill_labels, refusal_of_sizes
+from subquad.kernels.selection.kmeans.triton import KMeansItems, fill_labels, refusal_of_sizes
 from subquad.kernels.triton import refusal_of
 from subquad.kernels.triton.moments import moments_of
 
@@ -27,4 +27,4 @@ def compute(labels: Tensor, x: Any) -> None:
     codes = torch.empty_like(labels)
     keys, values = Projected(x.key, planes[:, :D], of_keys, True), Projected(x.value, planes[:, D:], of_values, True)
     sign_hash(codes, x.real, keys, values)
-    fill_labels(labels, codes, Items.of(x.real, None, x.cells, labels), x.iterations)
+    fill_labels(labels, codes, KMeansItems.of(x.real, None, x.cells, labels), x.iterations)

@@ -23,7 +23,7 @@ from torch import Tensor
 from subquad.kernels.selection.clusters.op import cluster_labels, query_clusters
 from subquad.kernels.selection.clusters.reference import JITTER
 from subquad.kernels.selection.hashing.triton import SLICE, Projected, planes_of, sign_hash
-from subquad.kernels.selection.kmeans.triton import Items, fill_labels, refusal_of_sizes, settled
+from subquad.kernels.selection.kmeans.triton import KMeansItems, fill_labels, refusal_of_sizes, settled
 from subquad.kernels.triton import refusal_of
 from subquad.kernels.triton.covariance import covariance
 from subquad.kernels.triton.groups import ROWS, Members, load_sums
@@ -43,7 +43,7 @@ def refusal(x: Any) -> str | None:
 @cluster_labels.on("triton")
 def compute(labels: Tensor, x: Any) -> None:
     """The Triton backend of `query_clusters`."""
-    query, items, width = rows(x.query), Items.of(x.query_real, x.counts, x.clusters, labels), x.query.shape[3]
+    query, items, width = rows(x.query), KMeansItems.of(x.query_real, x.counts, x.clusters, labels), x.query.shape[3]
     metric = None
     if x.space == "logits":
         of, of_keys = moments_of((query, x.query_real), (x.key, x.key_real))
@@ -60,7 +60,7 @@ def compute(labels: Tensor, x: Any) -> None:
             move(labels, query, of, metric, items)
 
 
-def move(labels: Tensor, query: Tensor, of: Moments, metric: Tensor | None, items: Items) -> None:
+def move(labels: Tensor, query: Tensor, of: Moments, metric: Tensor | None, items: KMeansItems) -> None:
     """One round of Lloyd's algorithm: the means of the clusters, then each query to the nearest, in place.
 
     `metric` is Σ of each key head, (B,G,D,D), in any precision.

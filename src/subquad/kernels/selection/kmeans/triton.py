@@ -52,11 +52,11 @@ def refusal_of_sizes(tokens: int, clusters: int) -> str | None:
 @kmeans_labels.on("triton")
 def compute(labels: Tensor, x: Any) -> None:
     """The Triton backend of `hamming_kmeans`."""
-    fill_labels(labels, x.codes.contiguous(), Items.of(x.real, None, x.clusters, labels), x.iterations)
+    fill_labels(labels, x.codes.contiguous(), KMeansItems.of(x.real, None, x.clusters, labels), x.iterations)
 
 
 @dataclass(frozen=True)
-class Items:
+class KMeansItems:
     """What differs between the items of a batch; None where nothing does.
 
     Attributes:
@@ -74,13 +74,13 @@ class Items:
     wanted: Tensor | None = None
 
     @staticmethod
-    def of(real: Tensor | None, counts: Tensor | None, clusters: int, labels: Tensor) -> "Items":
+    def of(real: Tensor | None, counts: Tensor | None, clusters: int, labels: Tensor) -> "KMeansItems":
         """The items of these labels, (B,H,N), with `counts` clusters each, or all with the same number."""
         if real is None and counts is None:
-            return Items(clusters, None)
+            return KMeansItems(clusters, None)
         rank, count = ranks_and_counts(real, labels.shape[0], labels.shape[2], labels.device)
         real = None if real is None else real.contiguous()
-        return Items(clusters, real, rank.contiguous(), count, None if counts is None else counts.contiguous())
+        return KMeansItems(clusters, real, rank.contiguous(), count, None if counts is None else counts.contiguous())
 
     def starts(self, tokens: int, device: torch.device) -> Tensor:
         """The positions of the first centroids: the real tokens with ranks ⌊c·count/C⌋, (B|1,C)."""
@@ -96,7 +96,7 @@ class Items:
         return {"real": self.real, "rank": self.rank, "count": self.count, "wanted": self.wanted}
 
 
-def fill_labels(labels: Tensor, codes: Tensor, items: Items, iterations: int) -> None:
+def fill_labels(labels: Tensor, codes: Tensor, items: KMeansItems, iterations: int) -> None:
     """Fill labels (B,H,N) by k-means of the codes (B,H,N)."""
     (B, H, N), C = codes.shape, items.clusters
     if N == 0:
@@ -115,7 +115,7 @@ def fill_labels(labels: Tensor, codes: Tensor, items: Items, iterations: int) ->
     assign(labels, codes, centroids, items)
 
 
-def rounds(labels: Tensor, codes: Tensor, items: Items, iterations: int) -> None:
+def rounds(labels: Tensor, codes: Tensor, items: KMeansItems, iterations: int) -> None:
     """All rounds for few clusters. A program keeps its own copy of the centroids; no other one reads it."""
     (B, H, N), C = codes.shape, items.clusters
     tokens = tile(N, EDGE)
@@ -138,7 +138,7 @@ def rounds(labels: Tensor, codes: Tensor, items: Items, iterations: int) -> None
         before, after = after, before
 
 
-def assign(labels: Tensor, codes: Tensor, centroids: Tensor, items: Items) -> None:
+def assign(labels: Tensor, codes: Tensor, centroids: Tensor, items: KMeansItems) -> None:
     """Each token gets the label of its nearest centroid."""
     (B, H, N), C = codes.shape, items.clusters
     tokens = tile(N, EDGE)

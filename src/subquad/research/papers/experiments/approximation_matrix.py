@@ -8,8 +8,8 @@ from typing import Any
 
 from subquad.research.papers import speech
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
-from subquad.research.papers.results import HeatMap, Results, Table
-from subquad.research.papers.speech import HELD_OUT, RATE, Recipe, Variant, model_key, shown
+from subquad.research.papers.results import HeatMap, PaperTable, Results
+from subquad.research.papers.speech import HELD_OUT, RATE, Recipe, SpeechVariant, model_key, shown
 
 TRAINED = ("full", "shared-full", "lsh-1", "lsh-4", "clustered-100", "i-clustered-100")  # the columns of the table
 PUBLISHED: dict[str, tuple[float | None, ...]] = {  # phone error rate on WSJ's validation set, %
@@ -26,7 +26,7 @@ PUBLISHED: dict[str, tuple[float | None, ...]] = {  # phone error rate on WSJ's 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class ApproximationMatrixScale:
     """What is trained, and what it is evaluated with.
 
     Attributes:
@@ -43,8 +43,8 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(recipe=speech.SMOKE, columns=("full", "lsh-1"), effort=0.1),
-    "small": Scale(
+    "smoke": ApproximationMatrixScale(recipe=speech.SMOKE, columns=("full", "lsh-1"), effort=0.1),
+    "small": ApproximationMatrixScale(
         recipe=speech.SMALL,
         more=(
             "clustered-25",
@@ -53,11 +53,11 @@ SCALES = {
             *(f"oracle-top:topk={topk}" for topk in (8, 4, 2)),
         ),
     ),
-    "paper": Scale(recipe=speech.PAPER, seeds=(0, 1, 2)),
+    "paper": ApproximationMatrixScale(recipe=speech.PAPER, seeds=(0, 1, 2)),
 }
 
 
-def pairs(scale: Scale) -> list[tuple[str, str]]:
+def pairs(scale: ApproximationMatrixScale) -> list[tuple[str, str]]:
     """(trained with, evaluated with): those that the paper gives, and `more`."""
     given = [
         (column, row)
@@ -78,7 +78,7 @@ def top_key(seed: int) -> str:
     return f"top keys of full seed={seed}"
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: ApproximationMatrixScale) -> list[Cell]:
     """Each model, then it with other attentions; times."""
     found: dict[str, Cell] = {}
     for seed in scale.seeds:
@@ -89,15 +89,15 @@ def cells(scale: Scale) -> list[Cell]:
                 found[name] = Cell(name, partial(_listen, scale, column, row, seed), (model_key(column, seed),))
         name, full = top_key(seed), model_key("full", seed)
         found[name] = Cell(name, partial(speech.top_mass, scale.recipe.settings("full", seed), full), (full,))
-    times = speech.times_cell(scale.recipe, [Variant(method) for method in scale.columns], scale.effort)
+    times = speech.times_cell(scale.recipe, [SpeechVariant(method) for method in scale.columns], scale.effort)
     return [speech.baseline_cell(scale.recipe), *found.values(), times]
 
 
-def _listen(scale: Scale, column: str, row: str, seed: int, context: Context) -> dict[str, Any]:
+def _listen(scale: ApproximationMatrixScale, column: str, row: str, seed: int, context: Context) -> dict[str, Any]:
     return speech.listen(scale.recipe.settings(column, seed), model_key(column, seed), column, row, context)
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: ApproximationMatrixScale, found: Found) -> Results:
     """The table for known speakers and for the held-out one, what full loses, times."""
     rows, columns = list(PUBLISHED), [column for column in TRAINED if column in scale.columns]
     values = [[_mean(scale, found, column, row, RATE) for column in columns] for row in rows]
@@ -127,7 +127,7 @@ def results(scale: Scale, found: Found) -> Results:
     )
 
 
-def _matrix(scale: Scale, found: Found, columns: list[str], figure: str, title: str) -> Table:
+def _matrix(scale: ApproximationMatrixScale, found: Found, columns: list[str], figure: str, title: str) -> PaperTable:
     body = []
     for row, published in PUBLISHED.items():
         figures: list[str | None] = []
@@ -139,7 +139,7 @@ def _matrix(scale: Scale, found: Found, columns: list[str], figure: str, title: 
             ours = spread(values, 1, percent=True)
             figures.append(ours if theirs is None else f"{ours} ({theirs})")
         body.append([shown(row), *figures])
-    return Table(
+    return PaperTable(
         title=title,
         columns=["evaluated with ↓, trained with →", *map(shown, columns)],
         rows=body,
@@ -147,7 +147,7 @@ def _matrix(scale: Scale, found: Found, columns: list[str], figure: str, title: 
     )
 
 
-def _lost(scale: Scale, found: Found, rows: list[str]) -> Table:
+def _lost(scale: ApproximationMatrixScale, found: Found, rows: list[str]) -> PaperTable:
     body = [
         [
             shown(row),
@@ -158,7 +158,7 @@ def _lost(scale: Scale, found: Found, rows: list[str]) -> Table:
         for row in rows
         if row != "full" and _values(scale, found, "full", row, RATE)
     ]
-    return Table(
+    return PaperTable(
         title="What a model trained with full loses, points of error rate",
         columns=["evaluated with", "known speakers", "held-out speaker", "published (WSJ)"],
         rows=body,
@@ -167,7 +167,7 @@ def _lost(scale: Scale, found: Found, rows: list[str]) -> Table:
     )
 
 
-def _top(scale: Scale, found: Found) -> Table:
+def _top(scale: ApproximationMatrixScale, found: Found) -> PaperTable:
     layers = range(len(found[top_key(scale.seeds[0])]["1"]))
     rows = [
         [
@@ -179,7 +179,7 @@ def _top(scale: Scale, found: Found) -> Table:
         ]
         for k in speech.TOPS
     ]
-    return Table(
+    return PaperTable(
         title="How much of its weight a query gives to its best keys in the model trained with full, %",
         columns=["keys", *(f"layer {layer + 1}" for layer in layers)],
         rows=rows,
@@ -187,7 +187,7 @@ def _top(scale: Scale, found: Found) -> Table:
     )
 
 
-def _points_lost(scale: Scale, found: Found, row: str, figure: str = RATE) -> str:
+def _points_lost(scale: ApproximationMatrixScale, found: Found, row: str, figure: str = RATE) -> str:
     pairs = zip(_values(scale, found, "full", row, figure), _values(scale, found, "full", "full", figure), strict=True)
     return spread([with_it - with_full for with_it, with_full in pairs], 1, percent=True)
 
@@ -197,17 +197,17 @@ def _published_loss(row: str) -> str | None:
     return None if theirs is None else f"{theirs - 5.14:.1f}"
 
 
-def _values(scale: Scale, found: Found, column: str, row: str, figure: str) -> list[float]:
+def _values(scale: ApproximationMatrixScale, found: Found, column: str, row: str, figure: str) -> list[float]:
     keys = [key(column, row, seed) for seed in scale.seeds]
     return [found[name][figure] for name in keys if name in found]
 
 
-def _mean(scale: Scale, found: Found, column: str, row: str, figure: str) -> float | None:
+def _mean(scale: ApproximationMatrixScale, found: Found, column: str, row: str, figure: str) -> float | None:
     values = _values(scale, found, column, row, figure)
     return sum(values) / len(values) if values else None
 
 
-def summary(scale: Scale, found: Found) -> str:
+def summary(scale: ApproximationMatrixScale, found: Found) -> str:
     """The sentence above the tables."""
     lost = {
         row: _points_lost(scale, found, row)

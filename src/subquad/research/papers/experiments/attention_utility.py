@@ -15,7 +15,7 @@ from subquad.core import checksums as seals
 from subquad.methods import BoundMethod, Method, Routing, parse_method
 from subquad.research.papers.at_hand import AtHand, at_hand, calibrate, calibrated_row
 from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, Found, spread
-from subquad.research.papers.results import HeatMap, Lines, Results, Table
+from subquad.research.papers.results import HeatMap, Lines, PaperTable, Results
 from subquad.tools.data.texts import read_documents
 from subquad.tools.inspect.run import utility_figures
 from subquad.tools.measure.capture import LayerInputs, recorded
@@ -27,7 +27,7 @@ CENTROIDS = "centroids.pt"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class AttentionUtilityScale:
     """Which model reads what, and what is fitted.
 
     Attributes:
@@ -56,11 +56,11 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": AttentionUtilityScale(
         model="random", read="read.txt", fit="fit.txt", length=48, sequences=1, steps=2, moves=3, seeds=(0,)
     ),
-    "small": Scale(sequences=2, steps=200, moves=1000),
-    "paper": Scale(length=1024, sequences=1, fit_seeds=(0, 1, 2)),
+    "small": AttentionUtilityScale(sequences=2, steps=200, moves=1000),
+    "paper": AttentionUtilityScale(length=1024, sequences=1, fit_seeds=(0, 1, 2)),
 }
 
 
@@ -69,7 +69,7 @@ def fit_key(seed: int) -> str:
     return f"fit lha seed={seed}"
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: AttentionUtilityScale) -> list[Cell]:
     """What is learned, then one cell for each sequence, with all methods."""
     fits = [Cell(fit_key(seed), partial(_fit, scale, seed)) for seed in scale.fit_seeds]
     routing = [Cell("routing", partial(_follow, scale))]
@@ -80,12 +80,12 @@ def cells(scale: Scale) -> list[Cell]:
 # ---------------------------------------------------------------------- one cell
 
 
-def _fit(scale: Scale, seed: int, context: Context) -> dict[str, Any]:
+def _fit(scale: AttentionUtilityScale, seed: int, context: Context) -> dict[str, Any]:
     at, method = at_hand(scale.model, context), f"lha:buckets={scale.buckets},seed={seed}"
     return calibrate(at, method, [scale.fit], context, steps=scale.steps, length=scale.length, seed=seed)
 
 
-def _follow(scale: Scale, context: Context) -> dict[str, Any]:
+def _follow(scale: AttentionUtilityScale, context: Context) -> dict[str, Any]:
     """Routing's centroids follow the queries of the other text, as they do in training: spherical k-means."""
     at = at_hand(scale.model, context)
     pretrained = at.load(context.device)
@@ -104,12 +104,12 @@ def _follow(scale: Scale, context: Context) -> dict[str, Any]:
     return {"moves": scale.moves, "passages": len(passages)}
 
 
-def _routing(scale: Scale, pretrained: Pretrained) -> dict[int, BoundMethod]:
+def _routing(scale: AttentionUtilityScale, pretrained: Pretrained) -> dict[int, BoundMethod]:
     layers = hf.find_layers(pretrained.model)
     return {layer.number: hf.bind(layer, Routing(clusters=scale.buckets)).to(pretrained.device) for layer in layers}
 
 
-def _measure(scale: Scale, i: int, context: Context) -> dict[str, Any]:
+def _measure(scale: AttentionUtilityScale, i: int, context: Context) -> dict[str, Any]:
     """{method: {layer: utilities of the heads}}, with N/B keys, and the bound."""
     at = at_hand(scale.model, context)
     pretrained = at.load(context.device)
@@ -128,7 +128,9 @@ def _measure(scale: Scale, i: int, context: Context) -> dict[str, Any]:
     return figures
 
 
-def _members(scale: Scale, pretrained: Pretrained, context: Context) -> dict[str, Mapping[int, Method | BoundMethod]]:
+def _members(
+    scale: AttentionUtilityScale, pretrained: Pretrained, context: Context
+) -> dict[str, Mapping[int, Method | BoundMethod]]:
     """{label: {layer: what runs there}}; labels of the same method differ in what stands after its seed."""
     layers = hf.find_layers(pretrained.model)
     members: dict[str, Mapping[int, Method | BoundMethod]] = {}
@@ -150,7 +152,7 @@ def _members(scale: Scale, pretrained: Pretrained, context: Context) -> dict[str
     return members
 
 
-def random_methods(scale: Scale) -> dict[str, str]:
+def random_methods(scale: AttentionUtilityScale) -> dict[str, str]:
     """What is drawn rather than learned: {label: method}."""
     return {
         "random buckets": f"lsh:buckets={scale.buckets},hash=random",
@@ -191,7 +193,7 @@ def by_head(runs: Sequence[Mapping[str, Sequence[float]]]) -> list[list[float]]:
     ]
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: AttentionUtilityScale, found: Found) -> Results:
     """Means and layers of every method, beside the bound."""
     read_ = [found[f"sequence {i}"] for i in range(scale.sequences)]
     groups = families(label for label in read_[0] if label != "own settings")
@@ -207,7 +209,7 @@ def results(scale: Scale, found: Found) -> Results:
         rows.append([name, spread(means), f"{min(values):.3f}", f"{max(values):.3f}", share, *_own(read_, labels)])
     columns = ["buckets", "utility", "least head", "best head", "% of the bound", "own settings: utility", "keys"]
     keys = scale.length // scale.buckets
-    table = Table(
+    table = PaperTable(
         title=f"Attention utility with {scale.buckets} buckets of {keys} queries and keys",
         columns=columns,
         rows=rows,
@@ -237,7 +239,7 @@ def _own(read_: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> list[str 
     return [f"{means[0]:.3f}", f"{means[1]:.0f}"]
 
 
-def _plots(scale: Scale, heads: Mapping[str, Sequence[Sequence[float]]]) -> list[Lines | HeatMap]:
+def _plots(scale: AttentionUtilityScale, heads: Mapping[str, Sequence[Sequence[float]]]) -> list[Lines | HeatMap]:
     layers = [str(layer) for layer in range(len(heads[BOUND]))]
     columns = [str(head) for head in range(len(heads[BOUND][0]))]
     means = {name: [statistics.fmean(layer) for layer in values] for name, values in heads.items()}

@@ -16,7 +16,7 @@ from subquad.methods import BoundMethod, Method, parse_method
 from subquad.research.papers.at_hand import at_hand, calibrate, calibrated_row
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
 from subquad.research.papers.experiments.attention_utility import inputs_of, sequences
-from subquad.research.papers.results import Bars, Lines, Results, Table, Value
+from subquad.research.papers.results import Bars, Lines, PaperTable, Results, Value
 from subquad.tools.inspect.run import size_figures
 from subquad.tools.measure.balance import BucketSizes
 from subquad.tools.models.pretrained import Pretrained
@@ -27,7 +27,7 @@ WIDEST = 4  # powers of 2 of a ratio that are told apart
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class BucketImbalanceScale:
     """Which model reads what, and what is fitted; as in `attention_utility`.
 
     Attributes:
@@ -49,11 +49,11 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": BucketImbalanceScale(
         model="random", read="read.txt", fit="fit.txt", length=48, sequences=1, layer=1, steps=2, seeds=(0,)
     ),
-    "small": Scale(sequences=2, steps=75),
-    "paper": Scale(length=1024, sequences=1, fit_seeds=(0, 1, 2)),
+    "small": BucketImbalanceScale(sequences=2, steps=75),
+    "paper": BucketImbalanceScale(length=1024, sequences=1, fit_seeds=(0, 1, 2)),
 }
 LEARNED = {"LHA": "balanced", "LHA, argmax loss": "argmax"}  # membership in the loss
 
@@ -63,7 +63,7 @@ def fit_key(label: str, seed: int) -> str:
     return f"fit {label} seed={seed}"
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: BucketImbalanceScale) -> list[Cell]:
     """What is learned, then one cell for each sequence, with all methods."""
     fits = [
         Cell(fit_key(label, seed), partial(_fit, scale, label, seed)) for label in LEARNED for seed in scale.fit_seeds
@@ -72,13 +72,13 @@ def cells(scale: Scale) -> list[Cell]:
     return fits + [Cell(f"sequence {i}", partial(_measure, scale, i), before) for i in range(scale.sequences)]
 
 
-def _fit(scale: Scale, label: str, seed: int, context: Context) -> dict[str, Any]:
+def _fit(scale: BucketImbalanceScale, label: str, seed: int, context: Context) -> dict[str, Any]:
     method = f"lha:buckets={scale.buckets},membership={LEARNED[label]},seed={seed}"
     at = at_hand(scale.model, context)
     return calibrate(at, method, [scale.fit], context, steps=scale.steps, length=scale.length, seed=seed)
 
 
-def _measure(scale: Scale, i: int, context: Context) -> dict[str, Any]:
+def _measure(scale: BucketImbalanceScale, i: int, context: Context) -> dict[str, Any]:
     """{method: {seed: {layer: {"queries", "keys": heads × buckets}}}}."""
     at = at_hand(scale.model, context)
     pretrained = at.load(context.device)
@@ -93,7 +93,7 @@ def _measure(scale: Scale, i: int, context: Context) -> dict[str, Any]:
 
 
 def _members(
-    scale: Scale, pretrained: Pretrained, context: Context
+    scale: BucketImbalanceScale, pretrained: Pretrained, context: Context
 ) -> dict[tuple[str, int], Mapping[int, Method | BoundMethod]]:
     """{(label, seed): {layer: what hashes there}}."""
     layers = hf.find_layers(pretrained.model)
@@ -140,7 +140,7 @@ def ratio_histogram(sizes: BucketSizes) -> list[tuple[float, float]]:
     return [(step, of[step] / max(1, len(powers))) for step in steps]
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: BucketImbalanceScale, found: Found) -> Results:
     """Shares of unbalanced buckets beside the published ones, histograms, buckets of one layer."""
     read_ = [found[f"sequence {i}"] for i in range(scale.sequences)]
     rows = [
@@ -148,7 +148,7 @@ def results(scale: Scale, found: Found) -> Results:
         for label, seeds in read_[0].items()
     ]
     columns = ["hash", "size, %", "of filled, %", "published", "ratio, %", "of both, %", "published", "empty, %"]
-    table = Table(
+    table = PaperTable(
         title=f"Unbalanced buckets, B = {scale.buckets}",
         columns=columns,
         rows=rows,
@@ -183,7 +183,7 @@ def _row(label: str, runs: Sequence[BucketSizes]) -> list[Value]:
     return [label, *size, percent("ratio"), percent("ratio_of_both"), published.get("ratio"), empty]
 
 
-def _histograms(scale: Scale, buckets: Mapping[str, BucketSizes]) -> list[Lines]:
+def _histograms(scale: BucketImbalanceScale, buckets: Mapping[str, BucketSizes]) -> list[Lines]:
     return [
         Lines(
             file="bucket-sizes",
@@ -202,12 +202,12 @@ def _histograms(scale: Scale, buckets: Mapping[str, BucketSizes]) -> list[Lines]
     ]
 
 
-def _bars(scale: Scale, first: Mapping[str, Any]) -> list[Bars]:
+def _bars(scale: BucketImbalanceScale, first: Mapping[str, Any]) -> list[Bars]:
     """Queries and keys of each bucket of some heads of one layer in the first sequence, largest buckets first."""
     return [_bars_of(scale, number, label, first[label]) for number, label in enumerate(first)]
 
 
-def _bars_of(scale: Scale, number: int, label: str, by_seed: Mapping[str, Any]) -> Bars:
+def _bars_of(scale: BucketImbalanceScale, number: int, label: str, by_seed: Mapping[str, Any]) -> Bars:
     layer = next(iter(by_seed.values()))[str(scale.layer)]
     heads = [
         sorted(zip(queries, keys, strict=True), key=sum, reverse=True)

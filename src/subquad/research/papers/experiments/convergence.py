@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from subquad.research.papers import speech
 from subquad.research.papers.base import Cell, Experiment, Found, spread
-from subquad.research.papers.results import Lines, Results, Table, Value
-from subquad.research.papers.speech import HELD_OUT, RATE, TIMES, Recipe, Variant, model_key, shown
+from subquad.research.papers.results import Lines, PaperTable, Results, Value
+from subquad.research.papers.speech import HELD_OUT, RATE, TIMES, Recipe, SpeechVariant, model_key, shown
 
 METHODS = ("full", "lsh-1", "lsh-4", "clustered-100", "i-clustered-100")  # the columns of table 2
 PUBLISHED: dict[str, dict[str, tuple[float, float, float]]] = {  # test error %, time an epoch, hours to convergence
@@ -27,7 +27,7 @@ PUBLISHED: dict[str, dict[str, tuple[float, float, float]]] = {  # test error %,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class ConvergenceScale:
     """What is trained.
 
     Attributes:
@@ -41,20 +41,20 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(recipe=speech.SMOKE, methods=("full", "i-clustered-100"), effort=0.1),
-    "small": Scale(recipe=speech.SMALL),
-    "paper": Scale(recipe=speech.PAPER, seeds=(0, 1, 2)),
+    "smoke": ConvergenceScale(recipe=speech.SMOKE, methods=("full", "i-clustered-100"), effort=0.1),
+    "small": ConvergenceScale(recipe=speech.SMALL),
+    "paper": ConvergenceScale(recipe=speech.PAPER, seeds=(0, 1, 2)),
 }
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: ConvergenceScale) -> list[Cell]:
     """Models, times."""
     models = [cell for seed in scale.seeds for cell in speech.model_cells(scale.recipe, scale.methods, seed)]
-    times = speech.times_cell(scale.recipe, [Variant(method) for method in scale.methods], scale.effort)
+    times = speech.times_cell(scale.recipe, [SpeechVariant(method) for method in scale.methods], scale.effort)
     return [speech.baseline_cell(scale.recipe), *models, times]
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: ConvergenceScale, found: Found) -> Results:
     """Errors, times and curves."""
     keys = {method: [model_key(method, seed) for seed in scale.seeds] for method in scale.methods}
     seconds = {shown(method): found[TIMES]["seconds"][method]["update"][1] for method in scale.methods}
@@ -91,26 +91,26 @@ def results(scale: Scale, found: Found) -> Results:
     )
 
 
-def _errors(scale: Scale, found: Found) -> Table:
+def _errors(scale: ConvergenceScale, found: Found) -> PaperTable:
     rows = []
     for method in scale.methods:
         records = [found[model_key(method, seed)] for seed in scale.seeds]
         figures = [[record["test"][name] for record in records] for name in (RATE, HELD_OUT)]
         rows.append([shown(method), *(spread(values, 1, percent=True) for values in figures)])
-    return Table(
+    return PaperTable(
         title="Digit error rate of the test, %",
         columns=["trained with", "known speakers", "held-out speaker"],
         rows=rows,
     )
 
 
-def _published() -> Table:
+def _published() -> PaperTable:
     rows: list[list[Value]] = [
         [f"{shown(method)}, {where}", *figures]
         for where, methods in PUBLISHED.items()
         for method, figures in methods.items()
     ]
-    return Table(
+    return PaperTable(
         title="Published",
         columns=["method", "error rate, %", "time an epoch", "hours to convergence"],
         rows=rows,

@@ -8,13 +8,13 @@ from statistics import fmean
 from typing import Any
 
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
-from subquad.research.papers.results import HeatMap, Results, Table
+from subquad.research.papers.results import HeatMap, PaperTable, Results
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class CopyHeatmapScale:
     """What is trained, and how long."""
 
     lengths: tuple[int, ...]  # L; the input has 2L + 2 tokens
@@ -34,14 +34,14 @@ PUBLISHED = {
 AXES = {"full": "", "i-clustered": "clusters", "clustered": "clusters", "reformer": "rounds of hashing"}
 PAPER_MODEL = {"layers": 4, "heads": 6, "width": 192, "feed_forward": 768}
 SCALES = {
-    "smoke": Scale(
+    "smoke": CopyHeatmapScale(
         lengths=(7,),
         clusters=(4,),
         rounds=(1,),
         model={"layers": 1, "heads": 2, "width": 32, "feed_forward": 64},
         training={"steps": 4, "batch": 4},
     ),
-    "small": Scale(
+    "small": CopyHeatmapScale(
         lengths=(31, 63, 127),
         clusters=(15, 30, 60, 100),
         rounds=(1, 4, 8),
@@ -58,7 +58,7 @@ SCALES = {
             "stop_at": 0.998,
         },
     ),
-    "paper": Scale(
+    "paper": CopyHeatmapScale(
         lengths=(31, 63, 127, 255),
         clusters=(15, 30, 60, 100),
         rounds=(1, 4, 8, 16),
@@ -69,7 +69,7 @@ SCALES = {
 }
 
 
-def methods(scale: Scale) -> dict[str, list[str]]:
+def methods(scale: CopyHeatmapScale) -> dict[str, list[str]]:
     """The rows of each map: its title, and the methods."""
     return {
         "full": ["full"],
@@ -84,7 +84,7 @@ def key(method: str, length: int, seed: int) -> str:
     return f"{method} N={2 * length + 2} seed={seed}"
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: CopyHeatmapScale) -> list[Cell]:
     """One trained model each."""
     every = [method for rows in methods(scale).values() for method in rows]
     return [
@@ -95,7 +95,7 @@ def cells(scale: Scale) -> list[Cell]:
     ]
 
 
-def _fit(scale: Scale, method: str, length: int, seed: int, context: Context) -> dict[str, Any]:
+def _fit(scale: CopyHeatmapScale, method: str, length: int, seed: int, context: Context) -> dict[str, Any]:
     given = {
         "task": {"length": length, "seed": seed},
         "model": {**scale.model, "method": method},
@@ -106,7 +106,7 @@ def _fit(scale: Scale, method: str, length: int, seed: int, context: Context) ->
     return {"accuracy": outcome.test["accuracy"], "steps": outcome.steps, "training_seconds": outcome.seconds}
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: CopyHeatmapScale, found: Found) -> Results:
     """A heat map for each family, all accuracies in one table, and what they took."""
     sizes = [str(2 * length + 2) for length in scale.lengths]
     plots, accuracies, efforts = [], [], []
@@ -132,14 +132,14 @@ def results(scale: Scale, found: Found) -> Results:
     return Results(
         summary="Masked copy: 0w0w with a fifth of the symbols masked, each of them to be read in the other half.",
         tables=[
-            Table(
+            PaperTable(
                 title="Accuracy of the masked symbols, %",
                 columns=["method", *columns, "paper"],
                 rows=accuracies,
                 note="The paper's figure 5 gives colours, no numbers; the last column has what its text says of them. "
                 "A guess is right in 10 %. Where there are at least as many clusters as queries, attention is exact.",
             ),
-            Table(
+            PaperTable(
                 title="Updates until the validation's figure was good enough, or all; seconds of training",
                 columns=["method", *columns],
                 rows=efforts,
@@ -149,7 +149,7 @@ def results(scale: Scale, found: Found) -> Results:
     )
 
 
-def _of_seeds(scale: Scale, found: Found, method: str, length: int) -> list[dict[str, Any]]:
+def _of_seeds(scale: CopyHeatmapScale, found: Found, method: str, length: int) -> list[dict[str, Any]]:
     return [found[key(method, length, seed)] for seed in scale.seeds]
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
 from subquad.research.papers.experiments.forecast_published import COPIED, COPIED_IN, PUBLISHED
-from subquad.research.papers.results import Lines, Results, Table
+from subquad.research.papers.results import Lines, PaperTable, Results
 from subquad.research.papers.tasks.forecast import Forecast
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
@@ -52,7 +52,7 @@ class Variant(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class ForecastScale:
     """What is trained, and how long: steps, or `epochs` where they are not 0."""
 
     cases: tuple[Case, ...]
@@ -91,14 +91,14 @@ ALL = tuple(Case(*row, horizon, *rows) for row, by in INFORMER.items() for horiz
 TARGETS = tuple(Case("ETTh1", features, horizon, 48, 24) for features in ("S", "M") for horizon in (24, 48))
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": ForecastScale(
         cases=(Case("waves", "M", 4, 8, 4),),
         baselines=(),
         variants=variants(2, 2, 2, 2, 1),
         model={"layers": 1, "heads": 2, "width": 8},
         training={"steps": 2, "batch": 4},
     ),
-    "small": Scale(
+    "small": ForecastScale(
         cases=TARGETS,
         baselines=tuple(case for case in ALL if (case.dataset == "ETTh1") == (case.horizon > 96)),
         variants=variants(8, 4, 8, 8, 3),
@@ -106,7 +106,7 @@ SCALES = {
         training={"steps": 300, "learning_rate": 3e-3},
         seeds=(0, 1, 2),
     ),
-    "paper": Scale(
+    "paper": ForecastScale(
         cases=ALL,
         baselines=(),
         variants=variants(32, 8, 25, 32, 3, subtract_last=False, decoder_layers=2),
@@ -124,7 +124,7 @@ def key(case: Case, name: str, seed: int | None = None) -> str:
     return what if seed is None else f"{what} seed={seed}"
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: ForecastScale) -> list[Cell]:
     """The baselines of each case, then one trained model each."""
     baselines = [Cell(key(case, "baselines"), partial(_baselines, case)) for case in scale.cases + scale.baselines]
     trained = [
@@ -144,7 +144,7 @@ def _baselines(case: Case, context: Context) -> dict[str, Any]:
     return dict(task.baselines(splits, context.data))
 
 
-def _fit(scale: Scale, case: Case, variant: Variant, seed: int, context: Context) -> dict[str, Any]:
+def _fit(scale: ForecastScale, case: Case, variant: Variant, seed: int, context: Context) -> dict[str, Any]:
     given: dict[str, dict[str, Any]] = {
         "task": {**case._asdict(), **variant.task},
         "model": {**scale.model, **variant.model},
@@ -160,7 +160,7 @@ def _fit(scale: Scale, case: Case, variant: Variant, seed: int, context: Context
     return {**outcome.test, "steps": outcome.steps, "best_step": outcome.best_step, "training_seconds": outcome.seconds}
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: ForecastScale, found: Found) -> Results:
     """A table for each series and kind of forecast, the order of the targets, and the errors by horizon."""
     groups: dict[tuple[str, str], list[Case]] = {}
     for case in scale.cases + scale.baselines:
@@ -171,17 +171,17 @@ def results(scale: Scale, found: Found) -> Results:
     return Results(summary=_summary(scale, found), tables=[*tables, _times(scale, found)], plots=plots)
 
 
-def _runs(scale: Scale, found: Found, case: Case, variant: Variant) -> list[dict[str, Any]]:
+def _runs(scale: ForecastScale, found: Found, case: Case, variant: Variant) -> list[dict[str, Any]]:
     """What the seeds gave; none for a case that is not trained."""
     keys = [key(case, variant.name, seed) for seed in scale.seeds[: variant.seeds]]
     return [found[key] for key in keys if key in found]
 
 
-def _mean(scale: Scale, found: Found, case: Case, variant: Variant, metric: str = "mse") -> float:
+def _mean(scale: ForecastScale, found: Found, case: Case, variant: Variant, metric: str = "mse") -> float:
     return fmean(run[metric] for run in _runs(scale, found, case, variant))
 
 
-def _all(scale: Scale, found: Found, case: Case) -> dict[str, float]:
+def _all(scale: ForecastScale, found: Found, case: Case) -> dict[str, float]:
     """Every squared error that was measured for a case."""
     ours = {variant.name: _mean(scale, found, case, variant) for variant in scale.variants}
     return ours | {name: found[key(case, "baselines")][name]["mse"] for name in BASELINES}
@@ -193,7 +193,7 @@ def _published(case: Case) -> Mapping[str, tuple[float, float]]:
     return {name: by[case.horizon] for name, by in rows.items() if case.horizon in by}
 
 
-def _summary(scale: Scale, found: Found) -> str:
+def _summary(scale: ForecastScale, found: Found) -> str:
     """Which wins, in plain words."""
     every = [_all(scale, found, case) for case in scale.cases]
     first = [min(errors, key=errors.__getitem__) for errors in every]
@@ -208,7 +208,7 @@ def _summary(scale: Scale, found: Found) -> str:
     )
 
 
-def _ranking(scale: Scale, found: Found) -> Table:
+def _ranking(scale: ForecastScale, found: Found) -> PaperTable:
     rows = []
     for case in scale.cases:
         errors = _all(scale, found, case)
@@ -221,14 +221,14 @@ def _ranking(scale: Scale, found: Found) -> Table:
         limit = "–" if published is None else "{:.3f} / {:.3f}".format(*published)
         name = f"{case.dataset} {case.features} {case.horizon}"
         rows.append([name, limit, f"{ours[0]:.3f} / {ours[1]:.3f}", within, shown])
-    return Table(
+    return PaperTable(
         title="Within the published figures, and which wins",
         columns=["forecast", "published LHA, MSE / MAE", "LHA and local here", "within", "MSE in order, best first"],
         rows=rows,
     )
 
 
-def _table(scale: Scale, found: Found, dataset: str, features: str, cases: Sequence[Case]) -> Table:
+def _table(scale: ForecastScale, found: Found, dataset: str, features: str, cases: Sequence[Case]) -> PaperTable:
     rows: list[list[str | None]] = []
     for variant in scale.variants:
         runs = [_runs(scale, found, case, variant) for case in cases]
@@ -240,7 +240,7 @@ def _table(scale: Scale, found: Found, dataset: str, features: str, cases: Seque
     for name in PUBLISHED.get((dataset, features), {}):
         pairs = [_published(case).get(name) for case in cases]
         rows.append([f"{name}, published", *(None if p is None else f"{x:.3f}" for p in pairs for x in p or (0, 0))])
-    return Table(
+    return PaperTable(
         title=f"{dataset}, {features}: {FEATURES[features]}",
         columns=["", *(f"{case.horizon}: {metric}" for case in cases for metric in ("MSE", "MAE"))],
         rows=rows,
@@ -261,17 +261,17 @@ def _note(dataset: str, features: str) -> str:
     return " ".join([*notes, COPIED] if (dataset, features) == COPIED_IN else notes)
 
 
-def _times(scale: Scale, found: Found) -> Table:
+def _times(scale: ForecastScale, found: Found) -> PaperTable:
     """Seconds of training, mean over seeds."""
     rows = [
         [variant.name, *(f"{_mean(scale, found, case, variant, 'training_seconds'):.0f}" for case in scale.cases)]
         for variant in scale.variants
     ]
     columns = ["", *(f"{case.dataset} {case.features} {case.horizon}" for case in scale.cases)]
-    return Table(title="Seconds of training", columns=columns, rows=rows)
+    return PaperTable(title="Seconds of training", columns=columns, rows=rows)
 
 
-def _by_horizon(scale: Scale, found: Found, dataset: str, features: str, cases: Sequence[Case]) -> Lines:
+def _by_horizon(scale: ForecastScale, found: Found, dataset: str, features: str, cases: Sequence[Case]) -> Lines:
     series: dict[str, list[tuple[float, float]]] = {}
     for case in cases:
         errors = _all(scale, found, case) if case in scale.cases else {}

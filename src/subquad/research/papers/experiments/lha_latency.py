@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from subquad.nn import MultiheadAttention
 from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
 from subquad.research.papers.base import Cell, Context, Experiment, Found
-from subquad.research.papers.results import Lines, Results, Table
+from subquad.research.papers.results import Lines, PaperTable, Results
 from subquad.research.papers.side_by_side import Timed, all_rounds, in_turn, naive_gib, powers, shown, speedup
 from subquad.tools.bench.calls import NAIVE, Load
 from subquad.tools.bench.schema import EXACT
@@ -27,7 +27,7 @@ STAGES = ("training", "inference")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class LhaLatencyScale:
     """What is measured."""
 
     lengths: tuple[int, ...]
@@ -47,15 +47,15 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": LhaLatencyScale(
         lengths=(64, 128), attention_sizes=(32,), heads=2, width=16, features=16, visits=1, seconds=0.0, gib=0.001
     ),
-    "small": Scale(lengths=powers(9, 14), attention_sizes=(128, 256, 512)),
-    "paper": Scale(lengths=powers(9, 14), attention_sizes=(128, 256, 512), visits=5, limit=60.0, gib=30.0),
+    "small": LhaLatencyScale(lengths=powers(9, 14), attention_sizes=(128, 256, 512)),
+    "paper": LhaLatencyScale(lengths=powers(9, 14), attention_sizes=(128, 256, 512), visits=5, limit=60.0, gib=30.0),
 }
 
 
-def lha(scale: Scale, size: int) -> str:
+def lha(scale: LhaLatencyScale, size: int) -> str:
     """The method with buckets of this size, and targets of its loss as in the paper: by random features."""
     return f"lha:buckets=0,bucket_size={size},targets=features,features={scale.features}"
 
@@ -63,7 +63,7 @@ def lha(scale: Scale, size: int) -> str:
 class Layers:
     """One item of `length` tokens and the attention layers, projections included, that read it."""
 
-    def __init__(self, scale: Scale, training: bool, device: str, length: int):
+    def __init__(self, scale: LhaLatencyScale, training: bool, device: str, length: int):
         self.scale, self.training, self.device, self.length = scale, training, device, length
         drawn = torch.randn(2, 1, length, scale.width, generator=torch.Generator().manual_seed(0)).to(device)
         self.x, self.gradient = drawn[0].requires_grad_(training), drawn[1]
@@ -107,7 +107,7 @@ def key(stage: str, length: int, visit: int) -> str:
     return f"{stage} N={length} visit={visit}"
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: LhaLatencyScale) -> list[Cell]:
     """One stage at one length each, visited several times."""
     return [
         Cell(key(stage, length, visit), partial(_times, scale, stage, length), timed=True)
@@ -117,7 +117,7 @@ def cells(scale: Scale) -> list[Cell]:
     ]
 
 
-def _times(scale: Scale, stage: str, length: int, context: Context) -> dict[str, Any]:
+def _times(scale: LhaLatencyScale, stage: str, length: int, context: Context) -> dict[str, Any]:
     training = stage == "training"
     passes = BACKWARD if training else "forward"
     load = Load(length, "float32", passes, 1, scale.heads, scale.width // scale.heads, context.device, 0)
@@ -129,7 +129,7 @@ def _times(scale: Scale, stage: str, length: int, context: Context) -> dict[str,
 # ---------------------------------------------------------------------- what comes out
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: LhaLatencyScale, found: Found) -> Results:
     """A table and a plot for each stage, and from which length on LHA is faster."""
     tables, plots = [_crossings(scale, found)], []
     for stage in STAGES:
@@ -146,11 +146,11 @@ def results(scale: Scale, found: Found) -> Results:
     )
 
 
-def _visits(scale: Scale, found: Found, stage: str, length: int) -> list[Timed]:
+def _visits(scale: LhaLatencyScale, found: Found, stage: str, length: int) -> list[Timed]:
     return [found[key(stage, length, visit)] for visit in range(scale.visits)]
 
 
-def _crossings(scale: Scale, found: Found) -> Table:
+def _crossings(scale: LhaLatencyScale, found: Found) -> PaperTable:
     rows = []
     for name in scale.methods[2:]:
         row = [short(name)]
@@ -163,18 +163,18 @@ def _crossings(scale: Scale, found: Found) -> Table:
                 row.append(("–" if not known else f"not up to {max(known):,}" if at is None else f"{at:,.0f}") + far)
         rows.append(row)
     columns = [f"{stage}, against {name}" for stage in STAGES for name in ("a naive softmax", "SDPA")]
-    return Table(
+    return PaperTable(
         title="Tokens from which on LHA is faster, and how much at the longest", columns=["", *columns], rows=rows
     )
 
 
-def _latencies(scale: Scale, stage: str, visits: dict[int, list[Timed]]) -> Table:
+def _latencies(scale: LhaLatencyScale, stage: str, visits: dict[int, list[Timed]]) -> PaperTable:
     rows = []
     for name in scale.methods:
         known = [all_rounds(visits[n], name) for n in scale.lengths]
         spreads = [spread([1e3 * second for second in rounds]) if rounds else None for rounds in known]
         rows.append([short(name), *(s and f"{shown(s.median)} ({shown(s.low)}–{shown(s.high)})" for s in spreads)])
-    return Table(
+    return PaperTable(
         title=f"Latency in {stage}, ms: median (quartiles)",
         columns=["attention", *(f"N={n:,}" for n in scale.lengths)],
         rows=rows,
@@ -187,7 +187,7 @@ def short(name: str) -> str:
     return f"lha of {name.partition('bucket_size=')[2].partition(',')[0]}" if name.startswith("lha") else name
 
 
-def _plot(scale: Scale, stage: str, visits: dict[int, list[Timed]]) -> Lines:
+def _plot(scale: LhaLatencyScale, stage: str, visits: dict[int, list[Timed]]) -> Lines:
     series, bands = {}, {}
     for name in scale.methods:
         rounds = {n: [1e3 * second for second in all_rounds(visits[n], name)] for n in scale.lengths}

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from subquad.research.papers.base import Cell, Context, Experiment, Found
-from subquad.research.papers.results import Lines, Results, Table
+from subquad.research.papers.results import Lines, PaperTable, Results
 from subquad.research.papers.side_by_side import in_turn, naive_gib, powers, shown
 from subquad.tools.bench.calls import NAIVE, Calls, Load
 from subquad.tools.bench.memory import extra_memory
@@ -45,7 +45,7 @@ PUBLISHED: dict[str, dict[int, tuple[float, ...]]] = {  # how many times less, b
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class LinformerEfficiencyScale:
     """What is measured."""
 
     lengths: tuple[int, ...]
@@ -59,9 +59,9 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(lengths=(64,), k=(16,), heads=2, head_dim=16, most=2, seconds=0.0),
-    "small": Scale(lengths=powers(9, 16)),
-    "paper": Scale(lengths=powers(9, 16), heads=12, gib=14.0, most=4096, limit=60.0),
+    "smoke": LinformerEfficiencyScale(lengths=(64,), k=(16,), heads=2, head_dim=16, most=2, seconds=0.0),
+    "small": LinformerEfficiencyScale(lengths=powers(9, 16)),
+    "paper": LinformerEfficiencyScale(lengths=powers(9, 16), heads=12, gib=14.0, most=4096, limit=60.0),
 }
 
 
@@ -70,25 +70,25 @@ def linformer(k: int) -> str:
     return f"linformer:k={k},ends=pooled"
 
 
-def load_of(scale: Scale, length: int, device: str = "cpu") -> Load:
+def load_of(scale: LinformerEfficiencyScale, length: int, device: str = "cpu") -> Load:
     """The largest batch of items with which the N×N matrices fit; one item where not even its own do."""
     one = Load(length, "float32", "forward", 1, scale.heads, scale.head_dim, device, 0)
     return replace(one, batch=max(1, min(scale.most, int(scale.gib / naive_gib(one)))))
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: LinformerEfficiencyScale) -> list[Cell]:
     """Times at each length, then memory."""
     times = [Cell(f"time n={length}", partial(_times, scale, length), timed=True) for length in scale.lengths]
     return times + [Cell(f"memory n={length}", partial(_memory, scale, length)) for length in scale.lengths]
 
 
-def _names(scale: Scale, length: int) -> list[str]:
+def _names(scale: LinformerEfficiencyScale, length: int) -> list[str]:
     """What is run: Linformer where it projects to less than the length, a naive softmax where it fits."""
     exact = [NAIVE, EXACT] if naive_gib(load_of(scale, length)) <= scale.gib else [EXACT]
     return exact + [linformer(k) for k in scale.k if k < length]
 
 
-def _times(scale: Scale, length: int, context: Context) -> dict[str, Any]:
+def _times(scale: LinformerEfficiencyScale, length: int, context: Context) -> dict[str, Any]:
     """Milliseconds per item, of the calls that were run."""
     load = load_of(scale, length, context.device)
     timed = in_turn(
@@ -103,7 +103,7 @@ def _times(scale: Scale, length: int, context: Context) -> dict[str, Any]:
     return {name: [1e3 * each / load.batch for each in own] for name, own in seconds.items()}
 
 
-def _memory(scale: Scale, length: int, context: Context) -> dict[str, Any]:
+def _memory(scale: LinformerEfficiencyScale, length: int, context: Context) -> dict[str, Any]:
     """MiB per item: the peak of one call above its inputs."""
     load, found = load_of(scale, length, context.device), {}
     names = _names(scale, length)
@@ -119,7 +119,7 @@ def _memory(scale: Scale, length: int, context: Context) -> dict[str, Any]:
 
 
 @dataclass
-class Series:
+class TimingSeries:
     """A figure by length; what was not measured grows from the longest length that was, and is told apart."""
 
     power: int
@@ -144,27 +144,27 @@ class Series:
 class Grid:
     """All that was measured: of each figure and call, by length."""
 
-    scale: Scale
-    found: Mapping[str, Mapping[str, Series]]
+    scale: LinformerEfficiencyScale
+    found: Mapping[str, Mapping[str, TimingSeries]]
 
     @classmethod
-    def of(cls, scale: Scale, cells: Found) -> Grid:
+    def of(cls, scale: LinformerEfficiencyScale, cells: Found) -> Grid:
         """From what the cells gave."""
-        grid: dict[str, dict[str, Series]] = {figure: {} for figure in FIGURES}
+        grid: dict[str, dict[str, TimingSeries]] = {figure: {} for figure in FIGURES}
         for n in scale.lengths:
             for name, rounds in cells[f"time n={n}"].items():
-                grid["time"].setdefault(name, Series(2)).found[n] = statistics.median(rounds)
+                grid["time"].setdefault(name, TimingSeries(2)).found[n] = statistics.median(rounds)
             for name, mib in cells[f"memory n={n}"].items():
-                grid["memory"].setdefault(name, Series(1 if name == EXACT else 2)).found[n] = mib
+                grid["memory"].setdefault(name, TimingSeries(1 if name == EXACT else 2)).found[n] = mib
         return cls(scale, grid)
 
     def own(self, figure: str, name: str, length: int) -> float | None:
         """The measured figure."""
-        return self.found[figure].get(name, Series(1)).found.get(length)
+        return self.found[figure].get(name, TimingSeries(1)).found.get(length)
 
     def ratio(self, figure: str, against: str, length: int, k: int) -> str | None:
         """How many times less."""
-        return self.found[figure].get(against, Series(1)).ratio(length, self.own(figure, linformer(k), length))
+        return self.found[figure].get(against, TimingSeries(1)).ratio(length, self.own(figure, linformer(k), length))
 
 
 def published(figure: str, length: int, k: int) -> float | None:
@@ -174,7 +174,7 @@ def published(figure: str, length: int, k: int) -> float | None:
     return row[place] if place < len(row) else None
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: LinformerEfficiencyScale, found: Found) -> Results:
     """Four grids, two of them with the published one's figures, and what the ratios are made of."""
     grid = Grid.of(scale, found)
     tables = [_table(grid, figure, against) for against in SIDES for figure in FIGURES]
@@ -188,7 +188,7 @@ def results(scale: Scale, found: Found) -> Results:
     )
 
 
-def _table(grid: Grid, figure: str, against: str) -> Table:
+def _table(grid: Grid, figure: str, against: str) -> PaperTable:
     compared = against == NAIVE
     rows = []
     for n in grid.scale.lengths:
@@ -197,14 +197,14 @@ def _table(grid: Grid, figure: str, against: str) -> Table:
             ours, theirs = grid.ratio(figure, against, n, k), published(figure, n, k)
             row.append((ours or "–") + (f" ({theirs:g}×)" if compared and theirs else ""))
         rows.append(row)
-    return Table(
+    return PaperTable(
         title=f"{figure.capitalize()} saved against {SIDES[against]}{': ours (published)' if compared else ''}",
         columns=["n \\ k", *map(str, grid.scale.k)],
         rows=rows,
     )
 
 
-def _plain(grid: Grid) -> Table:
+def _plain(grid: Grid) -> PaperTable:
     """The figures that the ratios are made of, for the smallest k."""
     names = {NAIVE: "naive", EXACT: "SDPA", linformer(grid.scale.k[0]): f"k={grid.scale.k[0]}"}
     columns = [f"{name}, {unit}" for unit in ("ms", "MiB") for name in names.values()]
@@ -221,7 +221,7 @@ def _plain(grid: Grid) -> Table:
         "about 1 MiB per call apart; E and F, 8·k·n bytes together and the same for all heads, are parameters and do "
         "not count."
     )
-    return Table(title="What the ratios are made of", columns=["n", "batch", *columns], rows=rows, note=note)
+    return PaperTable(title="What the ratios are made of", columns=["n", "batch", *columns], rows=rows, note=note)
 
 
 def _item(value: float | None) -> str | None:
@@ -234,7 +234,7 @@ def _plot(grid: Grid, figure: str) -> Lines:
     series: dict[str, list[tuple[float, float]]] = {}
     for k in dict.fromkeys((ks[0], ks[len(ks) // 2])):
         for against, said in SIDES.items():
-            other = grid.found[figure].get(against, Series(1))
+            other = grid.found[figure].get(against, TimingSeries(1))
             pairs = [(n, other.at(n), grid.own(figure, linformer(k), n)) for n in grid.scale.lengths]
             series[f"{said}: k={k}"] = [(float(n), theirs / own) for n, theirs, own in pairs if theirs and own]
         said_there = [(n, published(figure, n, k)) for n in grid.scale.lengths]

@@ -11,7 +11,7 @@ from subquad.core import checksums as seals
 from subquad.research.papers.at_hand import AtHand, at_hand, folders
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
 from subquad.research.papers.fine_tuning import FineTune, head_of, texts_of
-from subquad.research.papers.results import Bars, Results, Table, Value
+from subquad.research.papers.results import Bars, PaperTable, Results, Value
 from subquad.research.papers.text_baselines import baselines
 from subquad.research.training.checkpoints import discard_all
 from subquad.research.training.run import evaluate, train
@@ -33,7 +33,7 @@ PUBLISHED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class LinformerQualityScale:
     """What is fine-tuned, on what.
 
     Attributes:
@@ -61,7 +61,7 @@ class Scale:
 BATCH = 16
 HEAD = "head.pt"
 SCALES = {
-    "smoke": Scale(
+    "smoke": LinformerQualityScale(
         model="random",
         task="labelled",
         length=48,
@@ -70,18 +70,18 @@ SCALES = {
         epochs=0.5,
         training={"batch": 8, "learning_rate": 1e-3},
     ),
-    "small": Scale(
+    "small": LinformerQualityScale(
         examples=500,
         length=256,
         k=(64, 128),
         epochs=0.5,
         training={"batch": 8, "learning_rate": 5e-5, "warmup": 4, "precision": "bf16"},
     ),
-    "paper": Scale(training={"batch": BATCH, "learning_rate": 5e-5, "warmup": 30}, seeds=(0, 1, 2)),
+    "paper": LinformerQualityScale(training={"batch": BATCH, "learning_rate": 5e-5, "warmup": 30}, seeds=(0, 1, 2)),
 }
 
 
-def methods(scale: Scale) -> list[str]:
+def methods(scale: LinformerQualityScale) -> list[str]:
     """Exact attention, and Linformer with each k and sharing."""
     return [EXACT, *(f"linformer:k={k},sharing={sharing}" for k in scale.k for sharing in scale.sharings)]
 
@@ -94,7 +94,7 @@ def key(method: str, seed: int) -> str:
     return f"{method} seed={seed}"
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: LinformerQualityScale) -> list[Cell]:
     """The baselines, then one fine-tuned model each."""
     named = [
         (key(method, seed), partial(_tune, scale, method, seed)) for seed in scale.seeds for method in methods(scale)
@@ -102,7 +102,7 @@ def cells(scale: Scale) -> list[Cell]:
     return [Cell(BASELINES, partial(_baselines, scale)), *(Cell(name, run, (BASELINES,)) for name, run in named)]
 
 
-def _baselines(scale: Scale, context: Context) -> dict[str, Any]:
+def _baselines(scale: LinformerQualityScale, context: Context) -> dict[str, Any]:
     at = at_hand(scale.model, context)
     pretrained, task = at.load(context.device), texts_of(scale.task, at.data, scale.examples, scale.learn)
     items = [pretrained.wrap(pretrained.content_ids(text), scale.length) for text in task.texts]
@@ -114,7 +114,7 @@ def _baselines(scale: Scale, context: Context) -> dict[str, Any]:
     return {"sizes": sizes, "accuracy": plain}
 
 
-def settings_of(scale: Scale, at: AtHand, head: Path, method: str, seed: int) -> RunSettings:
+def settings_of(scale: LinformerQualityScale, at: AtHand, head: Path, method: str, seed: int) -> RunSettings:
     """The settings of one run."""
     task = texts_of(scale.task, at.data, scale.examples, scale.learn)
     own = FineTune(
@@ -132,7 +132,7 @@ def settings_of(scale: Scale, at: AtHand, head: Path, method: str, seed: int) ->
     return RunSettings(task=own, model=ModelSettings(method=method), training=TrainingSettings(steps=steps, **given))
 
 
-def _tune(scale: Scale, method: str, seed: int, context: Context) -> dict[str, Any]:
+def _tune(scale: LinformerQualityScale, method: str, seed: int, context: Context) -> dict[str, Any]:
     at = at_hand(scale.model, context)
     settings = settings_of(scale, at, context.beside(BASELINES) / HEAD, method, seed)
     start = settings.task.model(settings.model).to(context.device)
@@ -152,7 +152,7 @@ def _tune(scale: Scale, method: str, seed: int, context: Context) -> dict[str, A
 # ---------------------------------------------------------------------- what comes out
 
 
-def published_name(scale: Scale, method: str) -> str:
+def published_name(scale: LinformerQualityScale, method: str) -> str:
     """The row of the paper's table with the same share k/n of projected tokens, and the same sharing."""
     if method == EXACT:
         return EXACT
@@ -160,7 +160,7 @@ def published_name(scale: Scale, method: str) -> str:
     return f"{int(k) * 512 // scale.length}{SHARINGS[sharing]}"
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: LinformerQualityScale, found: Found) -> Results:
     """Ours beside the published accuracies."""
     sizes, plain = found[BASELINES]["sizes"], found[BASELINES]["accuracy"]
     means = {m: _mean(scale, found, m) for m in methods(scale)}
@@ -194,7 +194,7 @@ def results(scale: Scale, found: Found) -> Results:
         "paper's row",
     ]
     error = 100 * (means[EXACT] * (1 - means[EXACT]) / sizes["test"]) ** 0.5
-    table = Table(
+    table = PaperTable(
         title=f"{scale.task}: accuracy after fine-tuning",
         columns=columns,
         rows=body,
@@ -227,7 +227,7 @@ def _short(method: str) -> str:
     return {"headwise": k, "key-value": f"{k} kv", "layerwise": f"{k} kv layer"}.get(sharing, method)
 
 
-def _mean(scale: Scale, found: Found, method: str, figure: str = "accuracy") -> float:
+def _mean(scale: LinformerQualityScale, found: Found, method: str, figure: str = "accuracy") -> float:
     accuracies = [found[key(method, seed)][figure] for seed in scale.seeds]
     return float(sum(accuracies) / len(accuracies))
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
 from subquad.research.papers.made_text import made_text
-from subquad.research.papers.results import Lines, Results, Table, Value
+from subquad.research.papers.results import Lines, PaperTable, Results, Value
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
 
@@ -75,7 +75,7 @@ NON_LOCAL = {  # by the table's hash function; {buckets} of N / size tokens each
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class LmAblationScale:
     """What is trained, and how long. `size` is that of windows and of buckets, `wide` that of the wide windows."""
 
     corpus: str  # a folder of the data; "": some made text
@@ -91,7 +91,7 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": LmAblationScale(
         corpus="",
         length=32,
         size=8,
@@ -100,7 +100,7 @@ SCALES = {
         training={"steps": 3, "batch": 2},
         rows=("local", "LSH, half, upper layers", "(d) MLP, half", "BigBird"),
     ),
-    "small": Scale(
+    "small": LmAblationScale(
         corpus="wikitext-2",
         length=128,
         size=32,
@@ -110,7 +110,7 @@ SCALES = {
         limit=50_000,
         seeds=(0, 1),
     ),
-    "paper": Scale(
+    "paper": LmAblationScale(
         corpus="wikitext-103",
         length=1536,
         size=384,
@@ -130,7 +130,7 @@ SCALES = {
 }
 
 
-def methods(scale: Scale, row: Ablation) -> list[str]:
+def methods(scale: LmAblationScale, row: Ablation) -> list[str]:
     """The attention of each layer: local ones below, and on top of them those with the row's heads."""
     layers, local = scale.model["layers"], _local(scale.wide if row.wide else scale.size)
     above = {"none": 0, "all": layers, "upper": layers // 2}[row.layers]
@@ -148,7 +148,7 @@ def _local(size: int) -> str:
     return f"local:window={size - 1},positions=relative"
 
 
-def rows_of(scale: Scale) -> list[Ablation]:
+def rows_of(scale: LmAblationScale) -> list[Ablation]:
     """The rows of a scale."""
     return [row for row in ROWS if row.name in scale.rows]
 
@@ -158,7 +158,7 @@ def key(name: str, seed: int) -> str:
     return f"{name} seed={seed}"
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: LmAblationScale) -> list[Cell]:
     """The baselines, then one trained model each."""
     fits = [
         Cell(key(row.name, seed), partial(_fit, scale, row, seed)) for seed in scale.seeds for row in rows_of(scale)
@@ -166,7 +166,7 @@ def cells(scale: Scale) -> list[Cell]:
     return [Cell("baselines", partial(_baselines, scale)), *fits]
 
 
-def _task(scale: Scale, context: Context) -> dict[str, Any]:
+def _task(scale: LmAblationScale, context: Context) -> dict[str, Any]:
     """The settings of the task; at the smoke scale with a made text."""
     task = {"length": scale.length, "limit": scale.limit}
     if scale.corpus:
@@ -174,12 +174,12 @@ def _task(scale: Scale, context: Context) -> dict[str, Any]:
     return {**task, "files": str(made_text(context.folder))}
 
 
-def _baselines(scale: Scale, context: Context) -> dict[str, Any]:
+def _baselines(scale: LmAblationScale, context: Context) -> dict[str, Any]:
     task = settings_of("lm", {"task": _task(scale, context)}).task
     return task.baselines(task.splits(context.data), context.data)
 
 
-def _fit(scale: Scale, row: Ablation, seed: int, context: Context) -> dict[str, Any]:
+def _fit(scale: LmAblationScale, row: Ablation, seed: int, context: Context) -> dict[str, Any]:
     model = {**scale.model, "method": methods(scale, row), "positions": "layer-sinusoidal"}
     given = {
         "task": {**_task(scale, context), "seed": seed},
@@ -198,13 +198,13 @@ def _fit(scale: Scale, row: Ablation, seed: int, context: Context) -> dict[str, 
     }
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: LmAblationScale, found: Found) -> Results:
     """The table with the published perplexities beside ours, the baselines, and one against the other."""
     rows = rows_of(scale)
     lines = [_line(scale, row, found) for row in rows]
     columns = ["", "non-local heads", "layers", "hash", "size", "published PPL"]
     columns += ["validation, bits per byte", "test, bits per byte", "test PPL per word", "ms per step"]
-    table = Table(
+    table = PaperTable(
         title="Language models with local, random-hash and learned-hash heads",
         columns=columns,
         rows=lines,
@@ -230,7 +230,7 @@ def results(scale: Scale, found: Found) -> Results:
     )
 
 
-def _line(scale: Scale, row: Ablation, found: Found) -> list[Value]:
+def _line(scale: LmAblationScale, row: Ablation, found: Found) -> list[Value]:
     runs = [found[key(row.name, seed)] for seed in scale.seeds]
     size = scale.length if row.family in ("exact", "all keys") else scale.wide if row.wide else scale.size
     words = [run["test"]["word_perplexity"] for run in runs if "word_perplexity" in run["test"]]
@@ -248,11 +248,11 @@ def _line(scale: Scale, row: Ablation, found: Found) -> list[Value]:
     ]
 
 
-def _mean(scale: Scale, row: Ablation, found: Found) -> float:
+def _mean(scale: LmAblationScale, row: Ablation, found: Found) -> float:
     return statistics.fmean(found[key(row.name, seed)]["test"]["bits_per_byte"] for seed in scale.seeds)
 
 
-def _noise(scale: Scale, rows: list[Ablation], found: Found) -> str:
+def _noise(scale: LmAblationScale, rows: list[Ablation], found: Found) -> str:
     """How the differences between rows compare with those between seeds."""
     means = [_mean(scale, row, found) for row in rows]
     if len(scale.seeds) < 2:
@@ -265,7 +265,7 @@ def _noise(scale: Scale, rows: list[Ablation], found: Found) -> str:
     )
 
 
-def _agreement(scale: Scale, rows: list[Ablation], found: Found) -> str:
+def _agreement(scale: LmAblationScale, rows: list[Ablation], found: Found) -> str:
     """How far the order of the published rows is ours; nothing where fewer than two were trained."""
     pairs = [(row.published, _mean(scale, row, found)) for row in rows if row.published]
     if len(pairs) < 2:
@@ -281,12 +281,12 @@ def _rank_correlation(first: list[float], second: list[float]) -> float:
     return statistics.correlation(*ranks)
 
 
-def _baseline_table(found: Found) -> Table:
+def _baseline_table(found: Found) -> PaperTable:
     lines = [
         [name, f"{figures['bits_per_byte']:.3f}", figures.get("word_perplexity")]
         for name, figures in found["baselines"].items()
     ]
-    return Table(
+    return PaperTable(
         title="Without attention, on the same test text",
         columns=["", "bits per byte", "PPL per word"],
         rows=lines,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
-from subquad.research.papers.results import Bars, Lines, Results, Table
+from subquad.research.papers.results import Bars, Lines, PaperTable, Results
 from subquad.research.papers.tasks.listops import TO_BEAT, solves
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
@@ -19,7 +19,7 @@ from subquad.tools.measure.timing import Effort, ratios, until_steady
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class LraScale:
     """What is trained, how long, and what is timed."""
 
     methods: dict[str, str]  # the table's rows and their methods
@@ -70,7 +70,7 @@ TINY = {"layers": 1, "heads": 2, "width": 16, "feed_forward": 16}
 SMALL = {"layers": 2, "heads": 4, "width": 64, "feed_forward": 128}
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": LraScale(
         methods={"Transformer": "full", "LHA": LHA},
         tasks={
             "listops": {
@@ -85,7 +85,7 @@ SCALES = {
         batch=1,
         seconds=0.05,
     ),
-    "small": Scale(
+    "small": LraScale(
         methods={
             "Transformer": "full",
             "Reformer": "reformer:rounds=2,chunk=32",
@@ -115,7 +115,7 @@ SCALES = {
         batch=1,
         seconds=1.0,
     ),
-    "paper": Scale(
+    "paper": LraScale(
         methods=ROWS,
         tasks={
             "listops": {"model": WIDE, "training": LONG},
@@ -137,7 +137,7 @@ def key(task: str, row: str, seed: int) -> str:
     return f"{task} {row} seed={seed}"
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: LraScale) -> list[Cell]:
     """Each task's baselines, one trained model each, and the throughput of all methods side by side."""
     return [
         *(Cell(f"{task} baselines", partial(_baselines, scale, task)) for task in scale.tasks),
@@ -151,14 +151,14 @@ def cells(scale: Scale) -> list[Cell]:
     ]
 
 
-def _baselines(scale: Scale, task: str, context: Context) -> dict[str, Any]:
+def _baselines(scale: LraScale, task: str, context: Context) -> dict[str, Any]:
     """Baselines on the first seed's examples; `items` is the number of test examples."""
     chosen = settings_of(task, scale.tasks[task]).task
     splits = chosen.splits(context.data)
     return {"baselines": chosen.baselines(splits, context.data), "items": len(splits.test)}  # type: ignore[arg-type]
 
 
-def _fit(scale: Scale, task: str, row: str, seed: int, context: Context) -> dict[str, Any]:
+def _fit(scale: LraScale, task: str, row: str, seed: int, context: Context) -> dict[str, Any]:
     own: dict[str, dict[str, Any]] = {"model": {"method": scale.methods[row]}, "training": {"seed": seed}}
     settings = settings_of(task, scale.tasks[task], own)
     outcome = train(settings, context.folder, data=context.data, device=context.device, progress=context.progress)
@@ -170,7 +170,7 @@ def _fit(scale: Scale, task: str, row: str, seed: int, context: Context) -> dict
     }
 
 
-def _throughput(scale: Scale, context: Context) -> dict[str, Any]:
+def _throughput(scale: LraScale, context: Context) -> dict[str, Any]:
     """Training steps (forward and backward) of all methods in turn: seconds, and full attention's / own, by length."""
     device = torch.device(context.device)
     found: dict[str, dict[str, Any]] = {row: {} for row in scale.methods}
@@ -187,7 +187,7 @@ def _throughput(scale: Scale, context: Context) -> dict[str, Any]:
     return found
 
 
-def _step(scale: Scale, method: str, length: int, device: torch.device) -> Any:
+def _step(scale: LraScale, method: str, length: int, device: torch.device) -> Any:
     """One training step on random bytes, as a call."""
     settings = settings_of("text", {"task": {"length": length}, "model": {**scale.timed, "method": method}})
     torch.manual_seed(0)
@@ -202,7 +202,7 @@ def _step(scale: Scale, method: str, length: int, device: torch.device) -> Any:
     return step
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: LraScale, found: Found) -> Results:
     """Accuracy with the baselines, ListOps' verdict, throughput; each beside the published figures."""
     tables = [_accuracy(scale, found)]
     if "listops" in scale.tasks:
@@ -211,16 +211,16 @@ def results(scale: Scale, found: Found) -> Results:
     return Results(summary=_summary(scale, found), tables=tables, plots=_plots(scale, found))
 
 
-def _of(scale: Scale, found: Found, task: str, row: str, figure: str = "accuracy") -> list[float]:
+def _of(scale: LraScale, found: Found, task: str, row: str, figure: str = "accuracy") -> list[float]:
     return [found[key(task, row, seed)]["test"].get(figure) for seed in scale.seeds]
 
 
-def _mean(scale: Scale, found: Found, task: str, row: str, figure: str = "accuracy") -> float | None:
+def _mean(scale: LraScale, found: Found, task: str, row: str, figure: str = "accuracy") -> float | None:
     values = [value for value in _of(scale, found, task, row, figure) if value is not None]
     return statistics.fmean(values) if values else None
 
 
-def _accuracy(scale: Scale, found: Found) -> Table:
+def _accuracy(scale: LraScale, found: Found) -> PaperTable:
     rows: list[list[str | None]] = []
     for row in [*PUBLISHED, *(row for row in scale.methods if row not in PUBLISHED)]:
         line: list[str | None] = [row, scale.methods.get(row) or ("published only" if row not in ROWS else "not run")]
@@ -233,7 +233,7 @@ def _accuracy(scale: Scale, found: Found) -> Table:
             blank: list[str | None] = [None] * (2 * len(scale.tasks))
             blank[2 * list(scale.tasks).index(task)] = f"{100 * figures['accuracy']:.1f}"
             rows.append([f"*{name}*", f"baseline of {task}", *blank])
-    return Table(
+    return PaperTable(
         title="Accuracy, %",
         columns=["model", "attention", *(f"{t}{w}" for t in scale.tasks for w in (", ours", ", published"))],
         rows=rows,
@@ -250,7 +250,7 @@ def _published(row: str, column: int, form: str) -> str | None:
     return None if value is None else format(value, form)
 
 
-def _listops(scale: Scale, found: Found) -> Table:
+def _listops(scale: LraScale, found: Found) -> PaperTable:
     """ListOps by operator and by depth, with the verdict."""
     base = found["listops baselines"]
     columns = list(base["baselines"][TO_BEAT])
@@ -262,7 +262,7 @@ def _listops(scale: Scale, found: Found) -> Table:
         rows.append([row, verdict, *(_percent(_mean(scale, found, "listops", row, c)) for c in columns)])
     for name, figures in base["baselines"].items():
         rows.append([f"*{name}*", None, *(_percent(figures.get(c)) for c in columns)])
-    return Table(
+    return PaperTable(
         title="ListOps by outermost operator and by depth, %",
         columns=["model", "solves something", *(c.removeprefix("accuracy_").replace("_", " ") for c in columns)],
         rows=rows,
@@ -277,7 +277,7 @@ def _percent(value: float | None) -> str | None:
     return None if value is None else f"{100 * value:.1f}"
 
 
-def _speed(scale: Scale, found: Found) -> Table:
+def _speed(scale: LraScale, found: Found) -> PaperTable:
     rows = []
     for row in scale.methods:
         line: list[str | None] = [row, scale.methods[row]]
@@ -286,7 +286,7 @@ def _speed(scale: Scale, found: Found) -> Table:
             line += [f"{own['relative']:.2f} ({1e3 * own['seconds']:.0f} ms)"]
             line += [_published(row, TIMED[length], ".1f") if length in TIMED else None]
         rows.append(line)
-    return Table(
+    return PaperTable(
         title="Throughput of training steps, relative to full attention (SDPA)",
         columns=["model", "attention", *(f"{n:,}{w}" for n in scale.lengths for w in (" tokens, ours", ", published"))],
         rows=rows,
@@ -296,7 +296,7 @@ def _speed(scale: Scale, found: Found) -> Table:
     )
 
 
-def _summary(scale: Scale, found: Found) -> str:
+def _summary(scale: LraScale, found: Found) -> str:
     """Each task's best model and best baseline, and whether a model knows more than the first baseline, a guess."""
     said = []
     for task in scale.tasks:
@@ -313,7 +313,7 @@ def _summary(scale: Scale, found: Found) -> str:
     return " ".join(said)
 
 
-def _plots(scale: Scale, found: Found) -> list[Bars | Lines]:
+def _plots(scale: LraScale, found: Found) -> list[Bars | Lines]:
     best = [
         max(100 * figures["accuracy"] for figures in found[f"{task} baselines"]["baselines"].values())
         for task in scale.tasks

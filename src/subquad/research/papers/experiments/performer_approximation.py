@@ -17,7 +17,7 @@ from subquad.research.papers.at_hand import RANDOM, at_hand
 from subquad.research.papers.base import Cell, Context, Experiment, Found
 from subquad.research.papers.experiments.spectrum import layer_inputs, stretches
 from subquad.research.papers.kernel_error import KINDS, expected, measured, pairs, per_row
-from subquad.research.papers.results import Lines, Results, Table
+from subquad.research.papers.results import Lines, PaperTable, Results
 from subquad.tools.measure.capture import LayerInputs
 from subquad.tools.measure.fidelity import attention_weights
 from subquad.tools.measure.timing import Spread, spread
@@ -29,7 +29,7 @@ Errors = dict[str, dict[int, Spread]]  # by name and number of features
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class PerformerApproximationScale:
     """What is estimated, with how many features."""
 
     # the kernel e^{x·y}, x and y of one norm
@@ -53,7 +53,7 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": PerformerApproximationScale(
         kernel_features=(4, 8),
         norms=(0.5, 1.0),
         draws=3,
@@ -67,12 +67,12 @@ SCALES = {
         sequences=1,
         model_features=(8, 16),
     ),
-    "small": Scale(length=1024),
-    "paper": Scale(length=4096, model="FacebookAI/roberta-base", sequences=8),
+    "small": PerformerApproximationScale(length=1024),
+    "paper": PerformerApproximationScale(length=4096, model="FacebookAI/roberta-base", sequences=8),
 }
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: PerformerApproximationScale) -> list[Cell]:
     """The kernel, attention of drawn inputs sample by sample, attention of the encoder sequence by sequence."""
     return [
         *(Cell(f"kernel {rows}", partial(_kernel, scale, rows)) for rows in ROWS),
@@ -98,14 +98,14 @@ def model_key(sequence: int) -> str:
 # ---------------------------------------------------------------------- the kernel
 
 
-def places(scale: Scale) -> list[tuple[float, int]]:
+def places(scale: PerformerApproximationScale) -> list[tuple[float, int]]:
     """(norm, features) that are measured: one of them fixed, then the other."""
     fixed = scale.kernel_features[min(1, len(scale.kernel_features) - 1)]
     of_features = [(scale.norm, number) for number in scale.kernel_features]
     return list(dict.fromkeys([*of_features, *((norm, fixed) for norm in scale.norms)]))
 
 
-def _kernel(scale: Scale, rows: str, context: Context) -> dict[str, Any]:
+def _kernel(scale: PerformerApproximationScale, rows: str, context: Context) -> dict[str, Any]:
     """The relative error of each kind at each place; with independent rows the exact one too."""
     found: dict[str, Any] = {}
     for kind in KINDS:
@@ -133,7 +133,7 @@ def squared_norm(query: Tensor, key: Tensor, scale: float) -> float:
     return float(scale * (squares + 2 * (query.mean(2) * key.mean(2)).sum(-1)).mean())
 
 
-def _attention(scale: Scale, deviation: float, sample: int, context: Context) -> dict[str, Any]:
+def _attention(scale: PerformerApproximationScale, deviation: float, sample: int, context: Context) -> dict[str, Any]:
     """Mean square errors of the attention matrix and of the output, by kind, rows and number of features."""
     generator = torch.Generator().manual_seed(sample)
     drawn = torch.randn(3, 1, 1, scale.length, scale.head_dim, generator=generator, dtype=torch.float64)
@@ -156,7 +156,7 @@ def _attention(scale: Scale, deviation: float, sample: int, context: Context) ->
     return found
 
 
-def _model(scale: Scale, sequence: int, context: Context) -> dict[str, Any]:
+def _model(scale: PerformerApproximationScale, sequence: int, context: Context) -> dict[str, Any]:
     """For each layer, the size of its logits and the relative error of each head's output."""
     at = at_hand(scale.model, context)
     pretrained = load(at.model, context.device)
@@ -169,7 +169,7 @@ def _model(scale: Scale, sequence: int, context: Context) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _layer(scale: Scale, inputs: LayerInputs) -> dict[str, Any]:
+def _layer(scale: PerformerApproximationScale, inputs: LayerInputs) -> dict[str, Any]:
     query, key, value = inputs.query, inputs.key, inputs.value
     factor = inputs.options["scale"] or query.shape[3] ** -0.5
     exact, norm = inputs.run(Full()), squared_norm(query, key, factor)
@@ -198,7 +198,7 @@ def head_errors(out: Tensor, exact: Tensor) -> list[float]:
 # ---------------------------------------------------------------------- what comes out
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: PerformerApproximationScale, found: Found) -> Results:
     """Tables and plots of the three."""
     tables, plots = _kernel_results(scale, found)
     for deviation in scale.deviations:
@@ -214,7 +214,7 @@ def results(scale: Scale, found: Found) -> Results:
     )
 
 
-def _kernel_results(scale: Scale, found: Found) -> tuple[list[Table], list[Lines]]:
+def _kernel_results(scale: PerformerApproximationScale, found: Found) -> tuple[list[PaperTable], list[Lines]]:
     errors = {
         (rows, kind): {(n, r): (e, x) for n, r, e, x in found[f"kernel {rows}"][kind]}
         for rows in ROWS
@@ -236,7 +236,9 @@ def _kernel_results(scale: Scale, found: Found) -> tuple[list[Table], list[Lines
             ]
             for x, p in zip(xs, at, strict=True)
         ]
-        tables.append(Table(title=f"Relative error of e^(x·y), {here}", columns=[what, *head], rows=body, note=KERNEL))
+        tables.append(
+            PaperTable(title=f"Relative error of e^(x·y), {here}", columns=[what, *head], rows=body, note=KERNEL)
+        )
         series = {}
         for kind in KINDS:
             series[f"{kind} iid, formula"] = [(x, errors["iid", kind][p][1]) for x, p in zip(xs, at, strict=True)]
@@ -262,7 +264,9 @@ KERNEL = (
 )
 
 
-def _attention_results(scale: Scale, deviation: float, found: Found) -> tuple[Table, list[Lines]]:
+def _attention_results(
+    scale: PerformerApproximationScale, deviation: float, found: Found
+) -> tuple[PaperTable, list[Lines]]:
     samples = [found[attention_key(deviation, sample)] for sample in range(scale.samples)]
     plots, rows = [], []
     for what in ("output", "matrix"):
@@ -276,7 +280,7 @@ def _attention_results(scale: Scale, deviation: float, found: Found) -> tuple[Ta
         rows.append([f"{MEAN_POOL}, {what}", *[f"{pooled:.2e}"] * len(scale.features)])
         title = f"mean square error of the {what}, entries of q and k of deviation {deviation:g}"
         plots.append(_lines(f"attention-{what}-{deviation:g}", title, "mean square error", errors, {MEAN_POOL: pooled}))
-    table = Table(
+    table = PaperTable(
         title=f"Mean square error of attention, entries of q and k of deviation {deviation:g}",
         columns=["features", *map(str, scale.features)],
         rows=rows,
@@ -287,7 +291,7 @@ def _attention_results(scale: Scale, deviation: float, found: Found) -> tuple[Ta
     return table, plots
 
 
-def _model_results(scale: Scale, found: Found) -> tuple[Table, Table, Lines]:
+def _model_results(scale: PerformerApproximationScale, found: Found) -> tuple[PaperTable, PaperTable, Lines]:
     layers = [layer for i in range(scale.sequences) for layer in found[model_key(i)]["layers"]]
     names = [f"{kind} orthogonal" for kind in KINDS]
     errors: Errors = {
@@ -297,7 +301,7 @@ def _model_results(scale: Scale, found: Found) -> tuple[Table, Table, Lines]:
     pooled = spread([error for layer in layers for error in layer[MEAN_POOL]])
     rows = [[name, *(_quartiles(own[n]) for n in scale.model_features)] for name, own in errors.items()]
     rows.append([MEAN_POOL, *[_quartiles(pooled)] * len(scale.model_features)])
-    by_features = Table(
+    by_features = PaperTable(
         title="Relative error of the output in the pretrained encoder",
         columns=["features", *map(str, scale.model_features)],
         rows=rows,
@@ -310,7 +314,7 @@ def _model_results(scale: Scale, found: Found) -> tuple[Table, Table, Lines]:
     return by_features, _by_layer(scale, found), plot
 
 
-def _by_layer(scale: Scale, found: Found) -> Table:
+def _by_layer(scale: PerformerApproximationScale, found: Found) -> PaperTable:
     most = str(max(scale.model_features))
     rows = []
     for number, layer in enumerate(zip(*(found[model_key(i)]["layers"] for i in range(scale.sequences)), strict=True)):
@@ -323,7 +327,7 @@ def _by_layer(scale: Scale, found: Found) -> Table:
         rows.append(
             [str(number), f"{logits:.2f}", f"{norm:.1f}", f"10^{norm / LN_10:.0f}", *(f"{e:.3f}" for e in errors)]
         )
-    return Table(
+    return PaperTable(
         title="Why: the logits of each layer",
         columns=[
             "layer",

@@ -15,7 +15,7 @@ from subquad.core import checksums as seals
 from subquad.methods import parse_method
 from subquad.research.papers.at_hand import AtHand, at_hand, calibrate, calibrated_row, folders
 from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, Found, spread
-from subquad.research.papers.results import HeatMap, Results, Table, Value
+from subquad.research.papers.results import HeatMap, PaperTable, Results, Value
 from subquad.research.papers.text_baselines import baselines
 from subquad.tools.compare.tasks import LabelledTask, Probe, load_task, share_right
 from subquad.tools.measure.fidelity import cosine
@@ -56,7 +56,7 @@ NO_ATTENTION = "linformer:projection=mean-pool,ends=pooled,k=1"  # every token g
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class PretrainedApproximationScale:
     """Which model, which tasks, what is put into it.
 
     Attributes:
@@ -90,7 +90,7 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": PretrainedApproximationScale(
         model="random",
         tasks=("labelled",),
         examples=(0,),
@@ -100,8 +100,8 @@ SCALES = {
         text=("fit.txt",),
         steps=2,
     ),
-    "small": Scale(examples=(1500, 400), steps=75),
-    "paper": Scale(seeds=(0, 1, 2)),
+    "small": PretrainedApproximationScale(examples=(1500, 400), steps=75),
+    "paper": PretrainedApproximationScale(seeds=(0, 1, 2)),
 }
 
 
@@ -118,12 +118,12 @@ class Replacement:
         return f"{self.method} calibrated" if self.calibrated else self.method
 
 
-def rows(scale: Scale) -> list[Replacement]:
+def rows(scale: PretrainedApproximationScale) -> list[Replacement]:
     """All of them but exact attention."""
     return [*(Replacement(method) for method in scale.methods), *(Replacement(method, True) for method in scale.fits)]
 
 
-def seeds(scale: Scale, row: Replacement) -> tuple[int, ...]:
+def seeds(scale: PretrainedApproximationScale, row: Replacement) -> tuple[int, ...]:
     """One run where nothing is drawn; of calibrated methods too, because each would have to be calibrated."""
     stochastic = parse_method(row.method).traits.stochastic and not row.calibrated
     return scale.seeds if stochastic else scale.seeds[:1]
@@ -134,7 +134,7 @@ def key(task: str, label: str, seed: int = 0) -> str:
     return f"{task} {label}" + (f" seed={seed}" if seed else "")
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: PretrainedApproximationScale) -> list[Cell]:
     """Exact attention and the baselines of each task first: the others read what they leave."""
     exact = [Cell(key(task, EXACT), partial(_exact, scale, task)) for task in scale.tasks]
     plain = [Cell(key(task, "baselines"), partial(_baselines, scale, task)) for task in scale.tasks]
@@ -156,20 +156,20 @@ def _reads(task: str, row: Replacement) -> tuple[str, ...]:
 # ---------------------------------------------------------------------- one cell
 
 
-def _task(scale: Scale, name: str, at: AtHand) -> LabelledTask:
+def _task(scale: PretrainedApproximationScale, name: str, at: AtHand) -> LabelledTask:
     return load_task(name, at.data, scale.examples[scale.tasks.index(name)] or None)
 
 
-def _items(scale: Scale, pretrained: Pretrained, texts: Sequence[str]) -> list[list[int]]:
+def _items(scale: PretrainedApproximationScale, pretrained: Pretrained, texts: Sequence[str]) -> list[list[int]]:
     return [pretrained.wrap(pretrained.content_ids(text), scale.length) for text in texts]
 
 
-def _fit(scale: Scale, method: str, context: Context) -> dict[str, Any]:
+def _fit(scale: PretrainedApproximationScale, method: str, context: Context) -> dict[str, Any]:
     at = at_hand(scale.model, context)
     return calibrate(at, method, scale.text, context, steps=scale.steps, length=scale.length)
 
 
-def _baselines(scale: Scale, name: str, context: Context) -> dict[str, Any]:
+def _baselines(scale: PretrainedApproximationScale, name: str, context: Context) -> dict[str, Any]:
     at = at_hand(scale.model, context)
     pretrained, task = at.load(context.device), _task(scale, name, at)
     if not task.labels:
@@ -177,7 +177,7 @@ def _baselines(scale: Scale, name: str, context: Context) -> dict[str, Any]:
     return baselines(pretrained, task, _items(scale, pretrained, task.texts))
 
 
-def _exact(scale: Scale, name: str, context: Context) -> dict[str, Any]:
+def _exact(scale: PretrainedApproximationScale, name: str, context: Context) -> dict[str, Any]:
     """Embeddings of all texts, kept for the other cells: the probe learns from those of the training texts."""
     at = at_hand(scale.model, context)
     pretrained, task = at.load(context.device), _task(scale, name, at)
@@ -192,7 +192,9 @@ def _exact(scale: Scale, name: str, context: Context) -> dict[str, Any]:
     return _judged(task, learnt, held, held) | sizes
 
 
-def _replaced(scale: Scale, name: str, row: Replacement, seed: int, context: Context) -> dict[str, Any]:
+def _replaced(
+    scale: PretrainedApproximationScale, name: str, row: Replacement, seed: int, context: Context
+) -> dict[str, Any]:
     """The test texts with a method in the model; probe and training texts are those of exact attention."""
     at = at_hand(scale.model, context)
     pretrained, task = at.load(context.device), _task(scale, name, at)
@@ -236,7 +238,7 @@ def published_change(name: str) -> dict[str, float]:
     return {task: mine - its for task, mine, its in zip(GLUE, figures, PUBLISHED_EXACT[source], strict=True)}
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: PretrainedApproximationScale, found: Found) -> Results:
     """A table for each task, the published one, what calibration did; a map of how near all stay."""
     tables = [_table(scale, found, task) for task in scale.tasks]
     fits: list[list[Value]] = [
@@ -249,7 +251,7 @@ def results(scale: Scale, found: Found) -> Results:
         'Means over layers, on held-out passages. "utility": share of exact attention on N/B chosen keys. '
         '"error": relative error of the outputs.'
     )
-    tables += [Table(title="Calibration", columns=columns, rows=fits, note=note), published()]
+    tables += [PaperTable(title="Calibration", columns=columns, rows=fits, note=note), published()]
     return Results(
         summary="A pretrained encoder reads labelled texts with its attention replaced. Neither the model nor the "
         "probe, a logistic regression on the exact model's embeddings of the training texts, learns anything new.",
@@ -258,11 +260,11 @@ def results(scale: Scale, found: Found) -> Results:
     )
 
 
-def _runs(scale: Scale, found: Found, task: str, row: Replacement) -> list[dict[str, Any]]:
+def _runs(scale: PretrainedApproximationScale, found: Found, task: str, row: Replacement) -> list[dict[str, Any]]:
     return [found[key(task, row.label, seed)] for seed in seeds(scale, row)]
 
 
-def _table(scale: Scale, found: Found, task: str) -> Table:
+def _table(scale: PretrainedApproximationScale, found: Found, task: str) -> PaperTable:
     exact, plain = found[key(task, EXACT)], found[key(task, "baselines")]
     body: list[list[Value]] = [[name, f"{100 * score:.1f}", *[None] * 5] for name, score in plain.items()]
     body.append([f"{EXACT} (exact)", f"{100 * exact['score']:.1f}", "0", "100.0", "1.000", "0", "0"])
@@ -280,7 +282,7 @@ def _table(scale: Scale, found: Found, task: str) -> Table:
         "The last two columns are published changes against exact attention, in points, on other tasks with another "
         "model, at 128 tokens at most. Time is not taken here: `subquad compare` measures it."
     )
-    return Table(title=task, columns=columns, rows=body, note=note)
+    return PaperTable(title=task, columns=columns, rows=body, note=note)
 
 
 def _against(runs: Sequence[Mapping[str, Any]], exact: Mapping[str, Any]) -> list[Value]:
@@ -298,7 +300,7 @@ def _published(label: str) -> list[Value]:
     return [f"{statistics.fmean(changes.values()):+.1f}", f"{changes['SST-2']:+.1f}"]
 
 
-def published() -> Table:
+def published() -> PaperTable:
     """Both papers' tables as changes against the exact model of the same table."""
     body: list[list[Value]] = []
     for name, (source, _) in PUBLISHED.items():
@@ -310,10 +312,10 @@ def published() -> Table:
         "correlation for STS-B."
     )
     columns = ["method", "source", *GLUE, "mean"]
-    return Table(title="Published: points gained or lost on GLUE", columns=columns, rows=body, note=note)
+    return PaperTable(title="Published: points gained or lost on GLUE", columns=columns, rows=body, note=note)
 
 
-def _plot(scale: Scale, found: Found) -> HeatMap:
+def _plot(scale: PretrainedApproximationScale, found: Found) -> HeatMap:
     """How near each method stays to exact attention: of each task the cosine, and the share of answers that stay."""
     figures = [(task, name) for task in scale.tasks for name in ("cosine", "same") if name in found[key(task, EXACT)]]
     said = {"cosine": "cosine", "same": "same answers"}

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
-from subquad.research.papers.results import Results, Table, Value
+from subquad.research.papers.results import PaperTable, Results, Value
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
 
@@ -17,7 +17,7 @@ FIGURE = "log_likelihood"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class SetClusteringScale:
     """What is trained.
 
     Attributes:
@@ -32,18 +32,18 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": SetClusteringScale(
         models=("full points=4", "lsh:buckets=4 points=0"),
         task={"smallest": 10, "largest": 20, "held_out": 8},
         model={"layers": 1, "heads": 2, "width": 16, "feed_forward": 16},
         training={"steps": 3, "batch": 4},
     ),
-    "small": Scale(
+    "small": SetClusteringScale(
         task={"held_out": 256},
         model={"width": 64, "feed_forward": 64},
         training={"steps": 2000},
     ),
-    "paper": Scale(
+    "paper": SetClusteringScale(
         task={"held_out": 1000},
         model={"width": 128, "feed_forward": 128},
         training={"steps": 50_000},
@@ -57,18 +57,18 @@ def key(model: str, seed: int) -> str:
     return f"{model} seed={seed}"
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: SetClusteringScale) -> list[Cell]:
     """The baselines, then one trained model each."""
     fits = [Cell(key(model, seed), partial(_fit, scale, model, seed)) for seed in scale.seeds for model in scale.models]
     return [Cell(BASELINES, partial(_baselines, scale)), *fits]
 
 
-def _baselines(scale: Scale, context: Context) -> dict[str, Any]:
+def _baselines(scale: SetClusteringScale, context: Context) -> dict[str, Any]:
     task = settings_of("clusters", {"task": scale.task}).task
     return task.baselines(task.splits(None), None)
 
 
-def _fit(scale: Scale, model: str, seed: int, context: Context) -> dict[str, Any]:
+def _fit(scale: SetClusteringScale, model: str, seed: int, context: Context) -> dict[str, Any]:
     method, _, points = model.partition(" points=")
     given = {
         "task": {**scale.task, "points": int(points)},
@@ -80,7 +80,7 @@ def _fit(scale: Scale, model: str, seed: int, context: Context) -> dict[str, Any
     return {"test": outcome.test, "steps": outcome.steps, "training_seconds": outcome.seconds}
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: SetClusteringScale, found: Found) -> Results:
     """Log-likelihoods beside the baselines, with the distance to the oracle."""
     oracle = found[BASELINES]["oracle"][FIGURE]
     rows: list[list[Value]] = [
@@ -92,7 +92,7 @@ def results(scale: Scale, found: Found) -> Results:
         reached = [cell["test"][FIGURE] for cell in cells_of]
         above = sum(reached) / len(reached) - oracle
         rows.append([model, above, spread(reached), None, spread([cell["training_seconds"] for cell in cells_of], 1)])
-    table = Table(
+    table = PaperTable(
         title="Log-likelihood of a point of held-out sets",
         columns=["model", "above the oracle", "ours", "published", "s of training"],
         rows=rows,

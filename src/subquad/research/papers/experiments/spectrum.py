@@ -14,7 +14,7 @@ import torch
 
 from subquad.research.papers.at_hand import RANDOM, AtHand, at_hand
 from subquad.research.papers.base import Cell, Context, Experiment, Found
-from subquad.research.papers.results import HeatMap, Lines, Results, Table
+from subquad.research.papers.results import HeatMap, Lines, PaperTable, Results
 from subquad.tools.data.reviews import read_reviews
 from subquad.tools.data.texts import read_documents
 from subquad.tools.inspect.run import curve_points, spectrum_figures
@@ -28,7 +28,7 @@ DOCUMENTS = 60  # of a text in many documents that are read, evenly spread: enou
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class SpectrumScale:
     """What is read, by which model."""
 
     model: str = ""  # hub id or folder; "": the encoder of the extra `demo`
@@ -38,9 +38,9 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(model=RANDOM, texts=("read.txt",), length=32, sequences=1),
-    "small": Scale(),
-    "paper": Scale(model="FacebookAI/roberta-base", sequences=32),
+    "smoke": SpectrumScale(model=RANDOM, texts=("read.txt",), length=32, sequences=1),
+    "small": SpectrumScale(),
+    "paper": SpectrumScale(model="FacebookAI/roberta-base", sequences=32),
 }
 
 
@@ -49,17 +49,17 @@ def key(source: str) -> str:
     return f"spectrum {source}"
 
 
-def sources(scale: Scale) -> list[str]:
+def sources(scale: SpectrumScale) -> list[str]:
     """The texts, and the model with random weights on the first of them."""
     return [*scale.texts, UNTRAINED]
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: SpectrumScale) -> list[Cell]:
     """One text each; the last is the baseline, a model that has learned nothing."""
     return [Cell(key(source), partial(_spectra, scale, source)) for source in sources(scale)]
 
 
-def _spectra(scale: Scale, source: str, context: Context) -> dict[str, Any]:
+def _spectra(scale: SpectrumScale, source: str, context: Context) -> dict[str, Any]:
     """Means over the sequences, by layer and head: Y at each j of a curve, and how many values hold 90 %."""
     at = at_hand(scale.model, context)
     pretrained = load(at.model, context.device)
@@ -111,7 +111,7 @@ def layer_inputs(pretrained: Pretrained, item: Sequence[int]) -> list[LayerInput
 # ---------------------------------------------------------------------- what comes out
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: SpectrumScale, found: Found) -> Results:
     """Curves, heat maps, and what the paper says of them."""
     by_source = {name(source): found[key(source)] for source in sources(scale)}
     index = heat_map_index(scale.length)
@@ -141,7 +141,7 @@ def at_index(own: Mapping[str, Any], index: int) -> list[list[float]]:
     return [[curve[place] for curve in layer] for layer in own["curves"]]
 
 
-def _all(by_source: Mapping[str, Mapping[str, Any]], index: int) -> Table:
+def _all(by_source: Mapping[str, Mapping[str, Any]], index: int) -> PaperTable:
     rows = []
     for source, own in by_source.items():
         shares, needed = at_index(own, index), [count for layer in own["needed"] for count in layer]
@@ -159,7 +159,7 @@ def _all(by_source: Mapping[str, Mapping[str, Any]], index: int) -> Table:
             ]
         )
     columns = ["mean", "lowest head", "highest head", "j with Y(j) = 0.9, median head", "lower layers", "upper layers"]
-    return Table(
+    return PaperTable(
         title=f"Y({index}) of all layers and heads",
         columns=["", *columns],
         rows=rows,
@@ -170,12 +170,14 @@ def _all(by_source: Mapping[str, Mapping[str, Any]], index: int) -> Table:
     )
 
 
-def _by_layer(by_source: Mapping[str, Mapping[str, Any]], index: int) -> Table:
+def _by_layer(by_source: Mapping[str, Mapping[str, Any]], index: int) -> PaperTable:
     layers = len(next(iter(by_source.values()))["curves"])
     rows = []
     for source, own in by_source.items():
         rows.append([source, *(f"{statistics.fmean(layer):.3f}" for layer in at_index(own, index))])
-    return Table(title=f"Y({index}) by layer, mean of its heads", columns=["", *map(str, range(layers))], rows=rows)
+    return PaperTable(
+        title=f"Y({index}) by layer, mean of its heads", columns=["", *map(str, range(layers))], rows=rows
+    )
 
 
 def _curves(source: str, by_source: Mapping[str, Mapping[str, Any]], length: int) -> Lines:

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 from subquad.research.papers import speech
 from subquad.research.papers.base import Cell, Experiment, Found, spread
-from subquad.research.papers.results import Lines, Results, Table
-from subquad.research.papers.speech import HELD_OUT, RATE, TIMES, Recipe, Variant, model_key, shown
+from subquad.research.papers.results import Lines, PaperTable, Results
+from subquad.research.papers.speech import HELD_OUT, RATE, TIMES, Recipe, SpeechVariant, model_key, shown
 from subquad.research.training.model_settings import ModelSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class SpeedAccuracyScale:
     """What is trained.
 
     Attributes:
@@ -33,14 +33,14 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": SpeedAccuracyScale(
         recipe=speech.SMOKE,
         models=(("full", 0), ("clustered-100", 0)),
         tuned=(("clustered-200", 0),),
         tuning={"steps": 1},
         effort=0.1,
     ),
-    "small": Scale(
+    "small": SpeedAccuracyScale(
         recipe=speech.SMALL,
         models=(
             ("full", 2),
@@ -53,7 +53,7 @@ SCALES = {
         tuned=(("i-clustered-200", 0), ("clustered-200", 0)),
         tuning={"steps": 15, "learning_rate": 1e-4, "warmup": 0, "every": 0},
     ),
-    "paper": Scale(
+    "paper": SpeedAccuracyScale(
         recipe=speech.PAPER,
         models=(
             *(("full", layers) for layers in (4, 6, 0)),
@@ -67,12 +67,12 @@ SCALES = {
 }
 
 
-def variants(scale: Scale) -> list[Variant]:
+def variants(scale: SpeedAccuracyScale) -> list[SpeechVariant]:
     """All models of the figure."""
-    return [Variant(method, layers) for method, layers in (*scale.models, *scale.tuned)]
+    return [SpeechVariant(method, layers) for method, layers in (*scale.models, *scale.tuned)]
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: SpeedAccuracyScale) -> list[Cell]:
     """Models, those that start from them, times."""
     found = [speech.baseline_cell(scale.recipe)]
     for seed in scale.seeds:
@@ -83,14 +83,14 @@ def cells(scale: Scale) -> list[Cell]:
     return [*found, speech.times_cell(scale.recipe, variants(scale), scale.effort)]
 
 
-def _tuned(scale: Scale, method: str, layers: int, seed: int) -> Cell:
+def _tuned(scale: SpeedAccuracyScale, method: str, layers: int, seed: int) -> Cell:
     """Trained on from the model with 100 clusters."""
     start = model_key(f"{method.rpartition('-')[0]}-100", seed, layers)
     settings = scale.recipe.settings(method, seed, layers, scale.tuning)
     return Cell(model_key(method, seed, layers), partial(speech.fit, settings, start), (start,))
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: SpeedAccuracyScale, found: Found) -> Results:
     """The figure, and its points in a table."""
     points: dict[str, list[tuple[float, float]]] = {}
     labels: dict[str, list[str]] = {}
@@ -116,7 +116,7 @@ def results(scale: Scale, found: Found) -> Results:
     )
 
 
-def _table(scale: Scale, found: Found) -> Table:
+def _table(scale: SpeedAccuracyScale, found: Found) -> PaperTable:
     rows = []
     for variant in variants(scale):
         low, median, high = (f"{1000 * seconds:.0f}" for seconds in _forward(found, variant))
@@ -130,7 +130,7 @@ def _table(scale: Scale, found: Found) -> Table:
                 spread(held_out, 1, percent=True),
             ]
         )
-    return Table(
+    return PaperTable(
         title="Error and time of a forward pass",
         columns=["method", "layers", "ms (quartiles)", "digit error rate, known speakers, %", "held-out speaker, %"],
         rows=rows,
@@ -140,22 +140,22 @@ def _table(scale: Scale, found: Found) -> Table:
     )
 
 
-def _number(variant: Variant) -> str:
+def _number(variant: SpeechVariant) -> str:
     """Its clusters or rounds, where it has some."""
     number = variant.method.rpartition("-")[2]
     return number if number.isdigit() else ""
 
 
-def _layers(scale: Scale, variant: Variant) -> int:
+def _layers(scale: SpeedAccuracyScale, variant: SpeechVariant) -> int:
     return cast(ModelSettings, scale.recipe.settings(variant.method, 0, variant.layers).model).layers
 
 
-def _rates(scale: Scale, found: Found, variant: Variant, figure: str) -> list[float]:
+def _rates(scale: SpeedAccuracyScale, found: Found, variant: SpeechVariant, figure: str) -> list[float]:
     keys = [model_key(variant.method, seed, variant.layers) for seed in scale.seeds]
     return [found[key]["test"][figure] for key in keys]
 
 
-def _forward(found: Found, variant: Variant) -> list[float]:
+def _forward(found: Found, variant: SpeechVariant) -> list[float]:
     """Quartiles of seconds."""
     quartiles: list[float] = found[TIMES]["seconds"][variant.label]["forward"]
     return quartiles

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from subquad.research.papers.base import Cell, Context, Experiment, Found
-from subquad.research.papers.results import Lines, Results, Table
+from subquad.research.papers.results import Lines, PaperTable, Results
 from subquad.research.papers.side_by_side import Timed, all_rounds, in_turn, naive_gib, powers, shown, speedup
 from subquad.tools.bench.calls import NAIVE, Calls, Load
 from subquad.tools.bench.memory import extra_memory
@@ -29,7 +29,7 @@ PAPER_GIB = 11e9 / 2**30  # of the paper's graphics card
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class TimeMemoryScale:
     """What is measured."""
 
     lengths: tuple[int, ...]
@@ -45,7 +45,7 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": TimeMemoryScale(
         lengths=(64, 128),
         memory_lengths=(64,),
         tokens=128,
@@ -56,12 +56,14 @@ SCALES = {
         seconds=0.0,
         gib=naive_gib(Load(64, "float32", BACKWARD, 2, 2, 16, "cpu", 0)),
     ),
-    "small": Scale(lengths=powers(7, 14), memory_lengths=powers(9, 14), tokens=8192, seconds=0.7),
-    "paper": Scale(lengths=powers(9, 15), memory_lengths=powers(9, 15), tokens=2**15, limit=60.0, gib=PAPER_GIB),
+    "small": TimeMemoryScale(lengths=powers(7, 14), memory_lengths=powers(9, 14), tokens=8192, seconds=0.7),
+    "paper": TimeMemoryScale(
+        lengths=powers(9, 15), memory_lengths=powers(9, 15), tokens=2**15, limit=60.0, gib=PAPER_GIB
+    ),
 }
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: TimeMemoryScale) -> list[Cell]:
     """Times: each length visited several times. Then memory."""
     times = [
         Cell(f"time N={length} visit={visit}", partial(_times, scale, length), timed=True)
@@ -71,13 +73,13 @@ def cells(scale: Scale) -> list[Cell]:
     return times + [Cell(f"memory N={length}", partial(_memory, scale, length)) for length in scale.memory_lengths]
 
 
-def load_of(scale: Scale, length: int, device: str = "cpu") -> Load:
+def load_of(scale: TimeMemoryScale, length: int, device: str = "cpu") -> Load:
     """Items of this length, as many as a batch has room for."""
     batch = max(1, scale.tokens // length)
     return Load(length, "float32", BACKWARD, batch, scale.heads, scale.head_dim, device, 0)
 
 
-def _times(scale: Scale, length: int, context: Context) -> dict[str, Any]:
+def _times(scale: TimeMemoryScale, length: int, context: Context) -> dict[str, Any]:
     load = load_of(scale, length, context.device)
     names = [name for name in scale.methods if name != NAIVE or naive_gib(load) <= scale.gib]
 
@@ -85,7 +87,7 @@ def _times(scale: Scale, length: int, context: Context) -> dict[str, Any]:
     return in_turn(lambda n: Calls(replace(load, length=n)), length, names, effort, scale.limit, context.device)
 
 
-def _memory(scale: Scale, length: int, context: Context) -> dict[str, Any]:
+def _memory(scale: TimeMemoryScale, length: int, context: Context) -> dict[str, Any]:
     load = load_of(scale, length, context.device)
     found = {}
     for done, name in enumerate(scale.methods):
@@ -103,12 +105,12 @@ def _memory(scale: Scale, length: int, context: Context) -> dict[str, Any]:
 class Costs:
     """What was found: times in all visits, and memory."""
 
-    scale: Scale
+    scale: TimeMemoryScale
     visits: Mapping[int, Sequence[Timed]]  # by length
     peaks: Mapping[int, Mapping[str, Mapping[str, Any]]]
 
     @classmethod
-    def of(cls, scale: Scale, found: Found) -> Costs:
+    def of(cls, scale: TimeMemoryScale, found: Found) -> Costs:
         """From what the cells gave."""
         visits = {n: [found[f"time N={n} visit={visit}"] for visit in range(scale.visits)] for n in scale.lengths}
         return cls(scale, visits, {n: found[f"memory N={n}"] for n in scale.memory_lengths})
@@ -144,7 +146,7 @@ class Costs:
         return f"{fits:,.0f}"
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: TimeMemoryScale, found: Found) -> Results:
     """Times and memory a token, and the paper's statements beside ours."""
     costs = Costs.of(scale, found)
     heads = [f"N={n:,}" for n in scale.lengths]
@@ -156,8 +158,10 @@ def results(scale: Scale, found: Found) -> Results:
         "paper's full attention did.",
         tables=[
             _statements(costs),
-            Table(title="µs per token: median (quartiles)", columns=["method", *heads], rows=times, note=_note(costs)),
-            Table(title="Bytes per token, peak above the inputs", columns=["method", *heads], rows=memory),
+            PaperTable(
+                title="µs per token: median (quartiles)", columns=["method", *heads], rows=times, note=_note(costs)
+            ),
+            PaperTable(title="Bytes per token, peak above the inputs", columns=["method", *heads], rows=memory),
         ],
         plots=_plots(costs),
     )
@@ -180,7 +184,7 @@ def _note(costs: Costs) -> str:
     return " ".join([tight, *(f"Not run: {reason}." for reason in sorted(reasons))])
 
 
-def _statements(costs: Costs) -> Table:
+def _statements(costs: Costs) -> PaperTable:
     """What the paper says of its figure, and what came out here."""
     published = {"clustered": "1,000", "i-clustered": "2,000"}
     rows = []
@@ -193,7 +197,7 @@ def _statements(costs: Costs) -> Table:
             )
     held = "tokens of one item that 11 GB hold"
     rows.append([held, "8,192 (whole layer)", costs.longest(NAIVE), costs.longest(EXACT)])
-    return Table(
+    return PaperTable(
         title="The paper's statements",
         columns=["", "paper", "against a naive softmax", "against SDPA"],
         rows=rows,

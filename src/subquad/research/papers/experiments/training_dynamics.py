@@ -22,7 +22,7 @@ from subquad.core import files
 from subquad.methods import BoundMethod
 from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, Found
 from subquad.research.papers.made_text import made_text
-from subquad.research.papers.results import Lines, Results, Table, Value
+from subquad.research.papers.results import Lines, PaperTable, Results, Value
 from subquad.research.training.run import train
 from subquad.research.training.settings import RunSettings, settings_of
 from subquad.tools.measure.capture import without_padded_queries
@@ -36,7 +36,7 @@ Record = dict[int, dict[str, float]]  # by step: the mean over the layers of eac
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class TrainingDynamicsScale:
     """What is trained, how often it is looked at, and on how many windows of the validation text."""
 
     corpus: str  # a folder of the data; "": some made text
@@ -52,7 +52,7 @@ class Scale:
 
 
 SCALES = {
-    "smoke": Scale(
+    "smoke": TrainingDynamicsScale(
         corpus="",
         length=32,
         model={"layers": 1, "heads": 2, "width": 16, "feed_forward": 32},
@@ -60,7 +60,7 @@ SCALES = {
         every=2,
         windows=2,
     ),
-    "small": Scale(
+    "small": TrainingDynamicsScale(
         corpus="wikitext-2",
         length=128,
         model={"layers": 2, "heads": 4, "width": 64, "feed_forward": 256, "dropout": 0.0},
@@ -69,7 +69,7 @@ SCALES = {
         windows=4,
         limit=50_000,
     ),
-    "paper": Scale(
+    "paper": TrainingDynamicsScale(
         corpus="wikitext-103",
         length=1536,
         model={"layers": 16, "heads": 10, "width": 410, "feed_forward": 2100, "dropout": 0.2},
@@ -145,7 +145,7 @@ def key(membership: str, seed: int) -> str:
     return f"membership={membership} seed={seed}"
 
 
-def cells(scale: Scale) -> list[Cell]:
+def cells(scale: TrainingDynamicsScale) -> list[Cell]:
     """One trained model each."""
     return [
         Cell(key(membership, seed), partial(_watched, scale, membership, seed))
@@ -154,7 +154,7 @@ def cells(scale: Scale) -> list[Cell]:
     ]
 
 
-def _settings(scale: Scale, membership: str, seed: int, context: Context) -> RunSettings:
+def _settings(scale: TrainingDynamicsScale, membership: str, seed: int, context: Context) -> RunSettings:
     method = f"lha:buckets={scale.buckets},selection=argmax,membership={membership},targets={scale.targets}"
     text = {"corpus": scale.corpus} if scale.corpus else {"files": str(made_text(context.folder))}
     given = {
@@ -165,7 +165,7 @@ def _settings(scale: Scale, membership: str, seed: int, context: Context) -> Run
     return settings_of("lm", given)
 
 
-def _watched(scale: Scale, membership: str, seed: int, context: Context) -> dict[str, Any]:
+def _watched(scale: TrainingDynamicsScale, membership: str, seed: int, context: Context) -> dict[str, Any]:
     settings = _settings(scale, membership, seed, context)
     validation = settings.task.splits(context.data).validation
     batch = settings.task.collate([validation[i] for i in range(scale.windows)])
@@ -187,7 +187,7 @@ def _watched(scale: Scale, membership: str, seed: int, context: Context) -> dict
     }
 
 
-def results(scale: Scale, found: Found) -> Results:
+def results(scale: TrainingDynamicsScale, found: Found) -> Results:
     """The four curves of the figure for either membership, and where they start, turn and end."""
     curves = {m: _curves(scale, found, m) for m in MEMBERSHIPS}
     plots = [
@@ -204,7 +204,7 @@ def results(scale: Scale, found: Found) -> Results:
     ]
     columns = ["membership in ψ", "figure", "start", "highest", "at step", "end", "share of intervals rising"]
     rows = [row for m in MEMBERSHIPS for row in _rows(MEMBERSHIPS[m], curves[m])]
-    table = Table(
+    table = PaperTable(
         title="Where the curves start, turn and end",
         columns=columns,
         rows=rows,
@@ -221,7 +221,7 @@ def results(scale: Scale, found: Found) -> Results:
     )
 
 
-def _curves(scale: Scale, found: Found, membership: str) -> dict[str, list[tuple[float, float]]]:
+def _curves(scale: TrainingDynamicsScale, found: Found, membership: str) -> dict[str, list[tuple[float, float]]]:
     """Curves by figure: (step, mean over the seeds)."""
     runs = [found[key(membership, seed)] for seed in scale.seeds]
     return {
@@ -267,7 +267,7 @@ def _rows(membership: str, curves: dict[str, list[tuple[float, float]]]) -> list
     return rows
 
 
-def _losses(scale: Scale, found: Found) -> Table:
+def _losses(scale: TrainingDynamicsScale, found: Found) -> PaperTable:
     """What the models are worth."""
     rows: list[list[Value]] = [
         [said, seed, f"{run['test']['bits_per_byte']:.3f}", f"{run['training_seconds']:.0f}"]
@@ -275,7 +275,7 @@ def _losses(scale: Scale, found: Found) -> Table:
         for seed in scale.seeds
         for run in [found[key(m, seed)]]
     ]
-    return Table(
+    return PaperTable(
         title="The models",
         columns=["membership in ψ", "seed", "test, bits per byte", "seconds of training"],
         rows=rows,

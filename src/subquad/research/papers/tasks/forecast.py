@@ -14,7 +14,7 @@ from subquad.core.errors import InputError
 from subquad.methods import parse_method
 from subquad.research.papers.data.ett import CALENDAR, COLUMNS, Series, calendar, read_ett, waves
 from subquad.research.papers.tasks.forecast_baselines import last_season, last_value, ridge
-from subquad.research.papers.tasks.forecast_windows import Windows
+from subquad.research.papers.tasks.forecast_windows import ForecastWindows
 from subquad.research.training.model_settings import ModelSettings
 from subquad.research.training.models.forecaster import (
     EncoderDecoderForecaster,
@@ -113,7 +113,7 @@ class Forecast(Task):
         read = scaled[:, -1:] if self.features == "S" else scaled
         targets = scaled if self.features == "M" else scaled[:, -1:]
         sizes = (series.per_day, self.seq_len, self.horizon)
-        windows = (Windows(read, targets, times, *sizes, *bounds) for bounds in zip(starts, ends, strict=True))
+        windows = (ForecastWindows(read, targets, times, *sizes, *bounds) for bounds in zip(starts, ends, strict=True))
         return Splits(*windows)
 
     def model(self, settings: ModelSettings) -> Forecaster:
@@ -152,7 +152,9 @@ class Forecast(Task):
 
     def baselines(self, splits: Splits, data: Path | None = None) -> dict[str, Figures]:
         """The baselines, on the same windows, are a linear forecast, the last row and the last day."""
-        train, validation, test = (cast(Windows, split) for split in (splits.train, splits.validation, splits.test))
+        train, validation, test = (
+            cast(ForecastWindows, split) for split in (splits.train, splits.validation, splits.test)
+        )
         predicted = {
             "ridge": ridge(train, validation, test, self.horizon),
             "last value": last_value(test, self.horizon),

@@ -2,24 +2,24 @@
 
 import numpy as np
 
-from subquad.research.papers.tasks.forecast_windows import Values, Windows, stretches
+from subquad.research.papers.tasks.forecast_windows import ForecastWindows, Values, stretches
 
 LENGTHS = (48, 96, 168, 336)  # rows of the past that the linear forecast may read
 PENALTIES = (1.0, 100.0, 10_000.0)
 
 
-def last_value(windows: Windows, horizon: int) -> Values:
+def last_value(windows: ForecastWindows, horizon: int) -> Values:
     """(windows, horizon, targets): the row before, again and again."""
     return np.repeat(stretches(windows.targets, windows.first - 1, len(windows), 1), horizon, axis=1)
 
 
-def last_season(windows: Windows, horizon: int) -> Values:
+def last_season(windows: ForecastWindows, horizon: int) -> Values:
     """(windows, horizon, targets): the day before, again and again."""
     day = stretches(windows.targets, windows.first - windows.per_day, len(windows), windows.per_day)
     return day[:, np.arange(horizon) % windows.per_day]
 
 
-def ridge(train: Windows, validation: Windows, test: Windows, horizon: int) -> Values:
+def ridge(train: ForecastWindows, validation: ForecastWindows, test: ForecastWindows, horizon: int) -> Values:
     """(windows, horizon, targets): every step a linear function of the channel's own past, which is level-free.
 
     Past and steps are less the last value of the past. Each channel has a regression of its own, whose length of past
@@ -30,7 +30,9 @@ def ridge(train: Windows, validation: Windows, test: Windows, horizon: int) -> V
     return np.stack(channels, axis=2)
 
 
-def _ridge(train: Windows, validation: Windows, test: Windows, horizon: int, channel: int) -> Values:
+def _ridge(
+    train: ForecastWindows, validation: ForecastWindows, test: ForecastWindows, horizon: int, channel: int
+) -> Values:
     from sklearn.linear_model import Ridge
 
     best, chosen = np.inf, None
@@ -50,7 +52,7 @@ def _ridge(train: Windows, validation: Windows, test: Windows, horizon: int, cha
     return np.asarray(model.predict(past) + level)
 
 
-def _level_free(windows: Windows, length: int, horizon: int, channel: int) -> tuple[Values, Values, Values]:
+def _level_free(windows: ForecastWindows, length: int, horizon: int, channel: int) -> tuple[Values, Values, Values]:
     """(windows, length) of past and (windows, horizon) of steps, both less the last value; and that, (windows, 1)."""
     first = max(windows.first, length)
     count = windows.end - horizon - first + 1

@@ -9,7 +9,7 @@ from subquad.research.training.tasks.base import Item
 Values = NDArray[np.float64]
 
 
-class Windows(Dataset[Item]):
+class ForecastWindows(Dataset[Item]):
     """Item i: the rows that are predicted are `first + i`, …, all of them before `end`; the rows before are its past.
 
     Args:

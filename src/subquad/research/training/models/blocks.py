@@ -28,7 +28,7 @@ from subquad.methods.core.current_shard import in_use
 from subquad.research.training.models.configuration import AttentionConfig
 from subquad.research.training.models.memory import Memory
 from subquad.research.training.models.positions import rotate, sinusoid
-from subquad.research.training.models.splitting import Split
+from subquad.research.training.models.splitting import ModelSplit
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Block(nn.Module):
         source: Tensor | None = None,
         past_key_values: Cache | None = None,
         memory: Memory | None = None,
-        across: Split | None = None,
+        across: ModelSplit | None = None,
     ) -> Tensor:
         """One block; with a memory, what it read before comes before the keys, and `positions` are those of both.
 
@@ -145,7 +145,7 @@ class Block(nn.Module):
         attended = self.attention(hidden, attention_mask, positions, source=remembered, past_key_values=past_key_values)
         x = x + self.dropout(attended)
         if self.cross_norm is not None and self.cross_attention is not None:
-            with (across or Split(None)).attending():
+            with (across or ModelSplit(None)).attending():
                 attended = self.cross_attention(self.cross_norm(x), None, positions, source=source)
             x = x + self.dropout(attended)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))

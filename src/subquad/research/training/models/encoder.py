@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from subquad.research.training.models.blocks import AttentionModel, InputPositions, Prediction, Stack
 from subquad.research.training.models.configuration import AttentionConfig
 from subquad.research.training.models.positions import counted
-from subquad.research.training.models.splitting import Split, split
+from subquad.research.training.models.splitting import ModelSplit, split
 
 
 @strict
@@ -165,7 +165,7 @@ class MaskedSymbolEncoder(AttentionModel):
         return Prediction(loss=loss, logits=logits if self.training else here.whole(logits))
 
 
-def per_item_loss(logits: Float[Tensor, "B _n V"], labels: Int[Tensor, "B N"], here: Split) -> Float[Tensor, ""]:
+def per_item_loss(logits: Float[Tensor, "B _n V"], labels: Int[Tensor, "B N"], here: ModelSplit) -> Float[Tensor, ""]:
     """The mean over items of the mean cross-entropy of each one's places; label −100: not a place.
 
     `labels` are those of all tokens, `logits` those of this rank's.

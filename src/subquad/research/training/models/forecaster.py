@@ -11,7 +11,7 @@ from subquad.core.errors import check_least
 from subquad.research.training.models.blocks import AttentionModel, InputPositions, Prediction, Stack
 from subquad.research.training.models.configuration import AttentionConfig
 from subquad.research.training.models.positions import counted
-from subquad.research.training.models.splitting import Split, split
+from subquad.research.training.models.splitting import ModelSplit, split
 
 
 @strict
@@ -73,7 +73,7 @@ class SeriesEmbedding(nn.Module):
         self.input_positions = InputPositions(config)
 
     def forward(
-        self, values: Float[Tensor, "B N C"], times: Float[Tensor, "B N T"], positions: Tensor, here: Split
+        self, values: Float[Tensor, "B N C"], times: Float[Tensor, "B N T"], positions: Tensor, here: ModelSplit
     ) -> Tensor:
         """(B, rows, width): of this rank's rows, of which `positions` are."""
         x = here.own(self.values(values.transpose(1, 2)).transpose(1, 2))

@@ -32,7 +32,7 @@ def over(group: Any, mode: str = "auto") -> Iterator[None]:
         _ranks.reset(token)
 
 
-class Split:
+class ModelSplit:
     """The share of a model's tokens that this rank has: all of them outside of `over`."""
 
     def __init__(self, of: Sequence | None):
@@ -63,7 +63,7 @@ class Split:
         return use(in_use() if self.of is None else self.of)
 
 
-def split(tokens: int, keys: int | None = None) -> Split:
+def split(tokens: int, keys: int | None = None) -> ModelSplit:
     """How `tokens` are split, and for cross-attention `keys` that are others.
 
     Raises:
@@ -71,14 +71,14 @@ def split(tokens: int, keys: int | None = None) -> Split:
     """
     ranks = _ranks.get()
     if ranks is None:
-        return Split(None)
+        return ModelSplit(None)
     fewest = tokens if keys is None else min(tokens, keys)
     if fewest < ranks.ranks:
         raise InputError(
             f"an input of {fewest} tokens does not go on {ranks.ranks} ranks: each has at least one; give longer "
             "inputs, or a smaller parallel.sequence"
         )
-    return Split(ranks.even(tokens, keys))
+    return ModelSplit(ranks.even(tokens, keys))
 
 
 def refuse_when_split(what: str) -> None:

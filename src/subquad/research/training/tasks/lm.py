@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subquad.core.errors import InputError
 from subquad.research.training.byte_tokenizer import byte_tokenizer
-from subquad.research.training.corpora import Parts, cut, hold_out, in_bytes, read_corpus
+from subquad.research.training.corpora import CorpusParts, cut, hold_out, in_bytes, read_corpus
 from subquad.research.training.tasks.base import Batch, Figures, Splits, several
 from subquad.research.training.tasks.next_symbol import NextSymbol
 from subquad.research.training.tasks.ngrams import ngram_bits
@@ -146,7 +146,7 @@ class Lm(NextSymbol):
             figures["word_perplexity"] = 2 ** min(bits * count / words, 1000.0)
         return figures
 
-    def _corpus(self, data: Path | None) -> Parts:
+    def _corpus(self, data: Path | None) -> CorpusParts:
         if data is None:
             raise InputError(
                 "the task 'lm' needs text: --set task.files=my.txt, or a corpus with --data-dir FOLDER or the "
@@ -159,7 +159,7 @@ class Lm(NextSymbol):
             )
         return read_corpus(data / self.corpus, self.held_out, self.seed)
 
-    def _own(self) -> Parts:
+    def _own(self) -> CorpusParts:
         """The user's text, with what is held out of it in place of files that are not given."""
         given = (self.files, self.validation_files, self.test_files)
         train, validation, test = (in_bytes(_paths(files), self.column) if files else [] for files in given)
@@ -169,7 +169,7 @@ class Lm(NextSymbol):
             train, validation = hold_out(train, self.held_out, self.seed)
         if not test:
             train, test = hold_out(train, self.held_out, self.seed)
-        return Parts(train, validation, test)
+        return CorpusParts(train, validation, test)
 
 
 def _paths(files: tuple[str, ...] | str) -> list[Path]:

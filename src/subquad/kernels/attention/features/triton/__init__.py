@@ -9,7 +9,7 @@ from torch import Tensor
 from subquad.kernels.attention.features.op import check_pattern, feature_attention, features_backward, features_forward
 from subquad.kernels.attention.features.triton.chunk_slopes import slopes_of_own
 from subquad.kernels.attention.features.triton.chunks import read_own
-from subquad.kernels.attention.features.triton.reads import Places, read, slopes_of_keys, slopes_of_queries
+from subquad.kernels.attention.features.triton.reads import ReadIndex, read, slopes_of_keys, slopes_of_queries
 from subquad.kernels.attention.features.triton.states import SEGMENT, Side, States, chunk_of, state_of_all, update
 from subquad.kernels.triton import refusal_of
 
@@ -72,13 +72,13 @@ def _of_heads(x: Tensor, H: int) -> Tensor:
     return x.new_empty(x.shape[0], H, *x.shape[2:], dtype=torch.float32)
 
 
-def _buffer(queries: Side, places: Places) -> Tensor:
+def _buffer(queries: Side, places: ReadIndex) -> Tensor:
     """Space for slopes of exponents of these places, in the kind of numbers that are multiplied."""
     B, H = queries.rows.shape[:2]
     return queries.payload.new_empty(B, H, places.slots * places.unit, queries.features)
 
 
-def _gather(grad: Tensor, slopes: Tensor, of: Tensor | None, places: Places, *, add: bool) -> None:
+def _gather(grad: Tensor, slopes: Tensor, of: Tensor | None, places: ReadIndex, *, add: bool) -> None:
     """Slopes of exponents of these places, times the projection, to the gradient of the rows."""
     begin, end = max(0, places.first), min(grad.shape[2], places.first + slopes.shape[2])
     if begin >= end:
@@ -98,7 +98,7 @@ def _sides(given: Any) -> tuple[Side, Side]:
     return queries, Side.made(given.key, given.of_key, None, given.key_bias, given.value)
 
 
-def _readers(side: Side, others: Side, given: Any, *, reverse: bool) -> Iterator[tuple[States, Places]]:
+def _readers(side: Side, others: Side, given: Any, *, reverse: bool) -> Iterator[tuple[States, ReadIndex]]:
     """States of a side's tokens, and which tokens of the others read them: a segment of the sequence at a time.
 
     Under a pattern, states are those of the tokens before each unit, or behind it: slot s of units [first, …) is read
@@ -108,7 +108,7 @@ def _readers(side: Side, others: Side, given: Any, *, reverse: bool) -> Iterator
     if given.block == 0:
         states = state_of_all(side)
         for first in range(0, tokens, SEGMENT):
-            yield states, Places(first, SEGMENT if tokens > SEGMENT else tokens, 1)
+            yield states, ReadIndex(first, SEGMENT if tokens > SEGMENT else tokens, 1)
         return
     unit, further = (given.block, given.lag - 1) if given.lag else (chunk_of(given.value), 0)
     units = -(-tokens // unit)
@@ -117,7 +117,7 @@ def _readers(side: Side, others: Side, given: Any, *, reverse: bool) -> Iterator
     starts = range(0, units, slots) if slots else ()
     for first in reversed(starts) if reverse else starts:
         update(states, side, first, unit, reverse=reverse)
-        yield states, Places((first - further if reverse else first + further) * unit, unit, slots)
+        yield states, ReadIndex((first - further if reverse else first + further) * unit, unit, slots)
 
 
 def _slopes_of_outputs(given: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,7 +4,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.attention.features.triton.chunks import both_sides, work_of
-from subquad.kernels.attention.features.triton.reads import Places
+from subquad.kernels.attention.features.triton.reads import ReadIndex
 from subquad.kernels.attention.features.triton.states import Side
 from subquad.kernels.attention.features.triton.tiles import (
     dot_as,
@@ -23,7 +23,7 @@ from subquad.kernels.triton.launch import inner, kernel, launch, load_rows, padd
 
 
 def slopes_of_own(
-    of_queries: Tensor, of_keys: Tensor, grad_value: Tensor, queries: Side, keys: Side, places: Places
+    of_queries: Tensor, of_keys: Tensor, grad_value: Tensor, queries: Side, keys: Side, places: ReadIndex
 ) -> None:
     """Fill dx, dy and dv, for each query head's part; queries with −lse, dO and a."""
     B, H = queries.rows.shape[:2]

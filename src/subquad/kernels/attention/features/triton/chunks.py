@@ -16,7 +16,7 @@ from typing import Any
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.attention.features.triton.reads import Places
+from subquad.kernels.attention.features.triton.reads import ReadIndex
 from subquad.kernels.attention.features.triton.states import Side
 from subquad.kernels.attention.features.triton.tiles import (
     base_of,
@@ -38,7 +38,7 @@ from subquad.kernels.triton.recording import Work
 from subquad.kernels.triton.tiles import tiles_of
 
 
-def both_sides(name: str, queries: Side, keys: Side, places: Places) -> dict[str, Any]:
+def both_sides(name: str, queries: Side, keys: Side, places: ReadIndex) -> dict[str, Any]:
     """What the kernels of chunks read."""
     (_, H, N, D), (_, G, _, E) = queries.rows.shape, keys.payload.shape
     tiles = tiles_of(name, queries.rows.dtype, max(D, E))
@@ -59,7 +59,7 @@ def both_sides(name: str, queries: Side, keys: Side, places: Places) -> dict[str
     }
 
 
-def read_own(out: Tensor, lse: Tensor, queries: Side, keys: Side, places: Places) -> None:
+def read_own(out: Tensor, lse: Tensor, queries: Side, keys: Side, places: ReadIndex) -> None:
     """Merge into out and lse what the keys of each query's own chunk give."""
     B, H = lse.shape[:2]
     launch(
@@ -74,7 +74,7 @@ def read_own(out: Tensor, lse: Tensor, queries: Side, keys: Side, places: Places
     )
 
 
-def work_of(queries: Side, keys: Side, places: Places, times: int) -> Work:
+def work_of(queries: Side, keys: Side, places: ReadIndex, times: int) -> Work:
     """What one launch does, in which products of pairs come this often."""
     (B, H, N, D), (*_, C), E, R = queries.rows.shape, keys.rows.shape, keys.payload.shape[3], queries.features
     tokens = min(N, places.unit * places.slots)

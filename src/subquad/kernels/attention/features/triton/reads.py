@@ -24,7 +24,7 @@ from subquad.kernels.triton.tiles import Tiles, tiles_of
 SLICE = 64  # components of a row at a time, at most
 
 
-class Places(NamedTuple):
+class ReadIndex(NamedTuple):
     """Which tokens read which slot: slot s those from first + s·unit on, for this many slots.
 
     `first` may be negative: there are no tokens before 0.
@@ -45,7 +45,7 @@ class Places(NamedTuple):
         return of_unit | tiles.options() | {"TOKENS": tokens, "FEATURES": tile(R, tiles.keys)}
 
 
-def read(out: Tensor, lse: Tensor, queries: Side, states: States, places: Places) -> None:
+def read(out: Tensor, lse: Tensor, queries: Side, states: States, places: ReadIndex) -> None:
     """Fill the rows of out and lse."""
     (B, H, N, D), E, R = queries.rows.shape, out.shape[3], queries.features
     tiles = tiles_of("read_states", queries.rows.dtype, max(D, E))
@@ -71,7 +71,7 @@ def read(out: Tensor, lse: Tensor, queries: Side, states: States, places: Places
     )
 
 
-def slopes_of_queries(slopes: Tensor, queries: Side, states: States, places: Places, *, add: bool) -> None:
+def slopes_of_queries(slopes: Tensor, queries: Side, states: States, places: ReadIndex, *, add: bool) -> None:
     """Fill dx of the queries from places.first on, or add to it; queries with −lse, dO and a."""
     (B, H, N, D), E, R = queries.rows.shape, queries.payload.shape[3], queries.features
     tiles = tiles_of("query_slopes", queries.rows.dtype, max(D, E))
@@ -102,7 +102,7 @@ def slopes_of_queries(slopes: Tensor, queries: Side, states: States, places: Pla
 
 
 def slopes_of_keys(
-    slopes: Tensor, grad_value: Tensor, keys: Side, states: States, places: Places, *, add: bool
+    slopes: Tensor, grad_value: Tensor, keys: Side, states: States, places: ReadIndex, *, add: bool
 ) -> None:
     """Fill dy of the keys from places.first on, and add to dv or fill it, for each query head's part."""
     (B, H, M, E), C, R = grad_value.shape, keys.rows.shape[3], keys.features
@@ -135,7 +135,7 @@ def slopes_of_keys(
     )
 
 
-def _work(side: Side, places: Places, E: int, times: int) -> Work:
+def _work(side: Side, places: ReadIndex, E: int, times: int) -> Work:
     """What one launch does, in which products with the states come this often."""
     (B, heads, tokens, D), R = side.rows.shape, side.features
     count = min(tokens, places.unit * places.slots)

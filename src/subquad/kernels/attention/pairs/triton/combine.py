@@ -8,14 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.attention.pairs.triton.sets import Places
+from subquad.kernels.attention.pairs.triton.sets import SlotIndex
 from subquad.kernels.triton.launch import kernel, launch, load_rows, padded, store_rows, strides, tile
 from subquad.kernels.triton.recording import Work
 
 MOST_TOKENS = 32  # of a tile
 
 
-def merge_slots(partials: Tensor, lses: Tensor, at: Places, out: Tensor, lse: Tensor) -> None:
+def merge_slots(partials: Tensor, lses: Tensor, at: SlotIndex, out: Tensor, lse: Tensor) -> None:
     """out (B,H,N,E) = Σ_s e^{lse_s} partial_s / Σ_s e^{lse_s} over the slots s of each query, and lse (B,H,N)."""
     (B, H, N, E), slots = out.shape, lses.shape[2]
     tokens = tile(N, MOST_TOKENS)
@@ -38,7 +38,7 @@ def merge_slots(partials: Tensor, lses: Tensor, at: Places, out: Tensor, lse: Te
     )
 
 
-def sum_slots(parts: Tensor, at: Places, out: Tensor) -> None:
+def sum_slots(parts: Tensor, at: SlotIndex, out: Tensor) -> None:
     """out (B,G,N,W) = the sum of the parts (B,H,slots,W) in a token's slots, in all heads that share one of out."""
     (B, G, N, W), (_, H, slots, _) = out.shape, parts.shape
     tokens = tile(N, MOST_TOKENS)

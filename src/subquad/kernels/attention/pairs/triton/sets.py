@@ -93,7 +93,7 @@ def end_of(slots: Tensor, tokens: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Places:
+class SlotIndex:
     """Where each number stands in a list: at `order[starts[i]]` to `order[starts[i + 1] − 1]`, in rising order.
 
     Attributes:
@@ -109,6 +109,6 @@ class Places:
         return {"order": self.order, "starts": self.starts}
 
 
-def places(lists: Sequence[Tensor], numbers: int) -> Places:
+def places(lists: Sequence[Tensor], numbers: int) -> SlotIndex:
     """The places of the numbers from 0 to `numbers` in (B,H,·,·) lists that follow each other."""
-    return Places(*group_order(torch.cat([x.flatten(2) for x in lists], dim=2), numbers))
+    return SlotIndex(*group_order(torch.cat([x.flatten(2) for x in lists], dim=2), numbers))
