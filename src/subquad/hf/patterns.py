@@ -48,7 +48,7 @@ class LayerPattern:
     def __and__(self, other: "LayerPattern") -> "LayerPattern":
         return LayerPattern(max(self.first, other.first), min(self.last, other.last))
 
-    def __or__(self, other: "LayerPattern") -> "Pattern | None":
+    def __or__(self, other: "LayerPattern") -> "LayerPattern | None":
         """The union of two patterns, if it is an interval."""
         if max(self.first, other.first) > min(self.last, other.last) + 1:
             return None

@@ -39,7 +39,7 @@ class TrialTrace:
     beside_softmax: tuple[str, ...]
     reason: str | None  # why the mask function is not understood
 
-    def after(self, before: "Seen | None", *, on_cache: bool) -> "TrialTrace":
+    def after(self, before: "TrialTrace | None", *, on_cache: bool) -> "TrialTrace":
         """Combine two records; a step on a cache adds only what is not known yet."""
         if before is None:
             return self

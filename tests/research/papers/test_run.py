@@ -10,7 +10,7 @@ import pytest
 from subquad.core.errors import InputError
 from subquad.research.papers.base import SCALES, Cell, Experiment, slug, spread
 from subquad.research.papers.catalogue import NAMES, load
-from subquad.research.papers.results import PaperTable, Results
+from subquad.research.papers.results import Results, Table
 from subquad.research.papers.run import reproduce
 
 
@@ -54,7 +54,7 @@ class Bench:
 
     def results(self, scale, found):
         rows = [[key, own["square"]] for key, own in found.items()]
-        return Results(summary="Squares.", tables=[PaperTable(title="Squares", columns=["", "square"], rows=rows)])
+        return Results(summary="Squares.", tables=[Table(title="Squares", columns=["", "square"], rows=rows)])
 
 
 def rows(results):

@@ -65,7 +65,7 @@ def test_a_mistake_of_ours_is_not_taken_for_one_of_the_settings(monkeypatch):
     def bug(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(running.Units, "kept", bug)
+    monkeypatch.setattr(running.JobCache, "compute", bug)
     assert isinstance(run(app, ["reproduce", "copy-heatmap", "--scale", "smoke"]).exception, ZeroDivisionError)
 
 
@@ -104,7 +104,7 @@ def test_an_interruption_ends_with_130_and_says_how_to_go_on(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running.Units, "kept", interrupted)
+    monkeypatch.setattr(running.JobCache, "compute", interrupted)
     done = run(app, ["reproduce", "lha-latency", "--scale", "smoke"])
     assert done.exit_code == 130
     assert "with --resume continues from here" in done.stderr

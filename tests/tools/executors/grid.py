@@ -8,7 +8,7 @@ import torch
 
 import subquad as sq
 from subquad.research.papers.base import Cell, Experiment
-from subquad.research.papers.results import PaperTable, Results
+from subquad.research.papers.results import Results, Table
 from tests.tools.executors.jobs import dies
 
 
@@ -53,7 +53,7 @@ def cells(scale):
 
 def results(scale, found):
     rows = [[key, own["error"]] for key, own in found.items()]
-    return Results(summary="Errors.", tables=[PaperTable(title="Errors", columns=["", "error"], rows=rows)])
+    return Results(summary="Errors.", tables=[Table(title="Errors", columns=["", "error"], rows=rows)])
 
 
 GRID = Experiment(

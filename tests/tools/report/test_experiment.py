@@ -14,7 +14,7 @@ from matplotlib.text import Text
 from rich.console import Console
 
 from subquad.research.papers.plots import drawn, plots
-from subquad.research.papers.results import Bars, Header, HeatMap, Lines, PaperTable, Results
+from subquad.research.papers.results import Bars, Header, HeatMap, Lines, Results, Table
 from subquad.research.papers.write import markdown, rich_results, write_results
 from subquad.tools.report.drawing import look
 
@@ -196,7 +196,7 @@ HEADER = Header(
     machine={"processor": "one"},
     seconds=1234.5,
 )
-TABLE = PaperTable(
+TABLE = Table(
     title="Times",
     columns=["method", "a | b", "[x]"],
     rows=[["full", 1.0, None], ["two\nlines | bar", 12345.678, 7]],

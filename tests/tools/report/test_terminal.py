@@ -16,7 +16,7 @@ from subquad.tools.compare import tables
 from subquad.tools.inspect import tables as inspect_tables
 from subquad.tools.plan import tables as plan_tables
 from subquad.tools.report import content
-from subquad.tools.report.content import Column, Line, Table
+from subquad.tools.report.content import Column, Line, ReportTable
 from subquad.tools.report.terminal import Parts, plain_table, rich_of
 from tests.tools.report import sample, sample_bench, sample_inspect, sample_plan
 
@@ -105,14 +105,14 @@ def test_a_table_that_fits_is_in_one_part_and_a_wider_one_repeats_its_first_colu
 
 def test_a_part_ends_with_a_group_where_it_can():
     columns = [Column(head, group) for group in ("g1", "g2") for head in ("aaaa", "bbbb", "cccc")]
-    table = rich_of(Table(columns, [Line("row", [plan_tables.Cell("0.123456")] * 6)], first="name"), False)
+    table = rich_of(ReportTable(columns, [Line("row", [plan_tables.Cell("0.123456")] * 6)], first="name"), False)
     parts = printed(table, 45).split("\n\n")
     assert [part.count("g1") for part in parts] == [3, 0]
     assert [part.count("g2") for part in parts] == [0, 3]
 
 
 def test_a_group_that_is_too_wide_is_taken_apart():
-    table = rich_of(Table([Column("head", "g")] * 6, [Line("row", [plan_tables.Cell("0.123456")] * 6)]), False)
+    table = rich_of(ReportTable([Column("head", "g")] * 6, [Line("row", [plan_tables.Cell("0.123456")] * 6)]), False)
     text = printed(table, 30)
     assert text.count("0.123456") == 6
     assert max(map(len, text.splitlines())) <= 30

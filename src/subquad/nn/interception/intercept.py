@@ -39,7 +39,7 @@ def intercept(method: str | Method, *, strict: bool = False) -> Iterator[Interce
         strict: raise where a call would run exactly instead.
 
     Returns:
-        A context manager that gives a `Seen`.
+        A context manager that gives an `InterceptionLog`.
 
     Raises:
         ValueError: a method with learned parameters, which belong to one layer; in the model, under `strict`, a call

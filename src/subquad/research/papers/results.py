@@ -9,7 +9,7 @@ Value = str | float | int | None  # of a table; None: not measured
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperTable:
+class Table:
     """Rows under columns, with what a reader must know of them. The first column names the rows."""
 
     title: str
@@ -71,7 +71,7 @@ class Results:
     """What came out: a sentence or two, tables with ours beside the published figures, plots."""
 
     summary: str
-    tables: Sequence[PaperTable]
+    tables: Sequence[Table]
     plots: Sequence[Plot] = ()
 
 

@@ -16,7 +16,7 @@ from subquad.core import files
 from subquad.methods import Full
 from subquad.research.papers.base import AGAIN, Cell, Context, Found
 from subquad.research.papers.data.tones import tones
-from subquad.research.papers.results import PaperTable
+from subquad.research.papers.results import Table
 from subquad.research.papers.tasks.speech import Speech
 from subquad.research.training.checkpoints import check_sealed, seal
 from subquad.research.training.models.blocks import SelfOrCrossAttention
@@ -324,10 +324,10 @@ def _forward(model: CTCEncoder, batch: dict[str, torch.Tensor]) -> None:
     model.eval()(**batch)
 
 
-def baseline_table(found: Found) -> PaperTable:
+def baseline_table(found: Found) -> Table:
     """Beside every model: what a guess is worth."""
     rows = [[name, percent(row[RATE]), percent(row[HELD_OUT])] for name, row in found[BASELINES].items()]
-    return PaperTable(title="Without the sound", columns=["", "known speakers, %", "held-out speaker, %"], rows=rows)
+    return Table(title="Without the sound", columns=["", "known speakers, %", "held-out speaker, %"], rows=rows)
 
 
 def percent(share: float) -> str:
@@ -335,7 +335,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def times_table(found: Found, models: Mapping[str, Sequence[str]]) -> PaperTable:
+def times_table(found: Found, models: Mapping[str, Sequence[str]]) -> Table:
     """Time of an update and of an epoch beside SDPA, updates and time to convergence, of {method: its cells}."""
     times, rows = found[TIMES], []
     exact = times["seconds"]["full"]["update"][1]
@@ -354,7 +354,7 @@ def times_table(found: Found, models: Mapping[str, Sequence[str]]) -> PaperTable
                 f"{sum(found[key]['seconds'] for key in keys) / len(keys):.0f}",
             ]
         )
-    return PaperTable(
+    return Table(
         title="Time, with full on SDPA",
         columns=[
             "trained with",

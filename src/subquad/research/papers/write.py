@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from subquad.research.papers.plots import plots
-from subquad.research.papers.results import Header, PaperTable, Results, Value
+from subquad.research.papers.results import Header, Results, Table, Value
 from subquad.tools.report.files import as_json, write_files
 from subquad.tools.report.markup import rows_of
 from subquad.tools.report.terminal import plain_table
@@ -50,7 +50,7 @@ def as_record(header: Header, results: Results, cells: dict[str, Any]) -> dict[s
 def rich_record(record: Mapping[str, Any]) -> Group:
     """What a terminal shows of the content of results.json."""
     found = record["results"]
-    tables = [PaperTable(**table) for table in found["tables"]]
+    tables = [Table(**table) for table in found["tables"]]
     return rich_results(Header(**record["experiment"]), Results(summary=found["summary"], tables=tables))
 
 
@@ -68,7 +68,7 @@ def _warning(header: Header) -> list[str]:
     return ["A smoke run shows that the experiment runs; its figures mean nothing."] if header.scale == "smoke" else []
 
 
-def table_of(table: PaperTable) -> str:
+def table_of(table: Table) -> str:
     """A table as Markdown. A bar or a new line inside a cell would end it."""
     rows = (table.columns, *table.rows)
     return rows_of([[" ".join(shown(value).split()).replace("|", "\\|") for value in row] for row in rows])

@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.text import Text
 
 from subquad.research.papers.plots import plots
-from subquad.research.papers.results import Bars, Lines, PaperTable, Plot, Results, Value
+from subquad.research.papers.results import Bars, Lines, Plot, Results, Table, Value
 from subquad.research.papers.write import shown, table_of
 from subquad.research.tuning.long_commands import in_lines
 from subquad.research.tuning.schema import TriedTrial, TuneReport
@@ -62,11 +62,11 @@ def summary(report: TuneReport) -> str:
     return f"{len(states)} trials ({counts}); the {value}."
 
 
-def table(report: TuneReport) -> PaperTable:
+def table(report: TuneReport) -> Table:
     """A row for each trial."""
     names = list(report["search"])
     columns = ["trial", report["task"]["metric"], *names, "steps", "seconds", "state"]
-    return PaperTable(title="Trials", columns=columns, rows=[_row(one, names) for one in report["trials"]])
+    return Table(title="Trials", columns=columns, rows=[_row(one, names) for one in report["trials"]])
 
 
 def _row(one: TriedTrial, names: Sequence[str]) -> list[Value]:

@@ -11,7 +11,7 @@ from subquad.tools.bench.schema import EXACT, BenchCell, BenchReport, Change, Ch
 from subquad.tools.compare.tables import noise_line
 from subquad.tools.report import cells, reading
 from subquad.tools.report.cells import Cell, Tone
-from subquad.tools.report.content import Column, Line, Table, fact, pieces
+from subquad.tools.report.content import Column, Line, ReportTable, fact, pieces
 from subquad.tools.report.markup import bullets, escaped, facts, fenced, sections, table_of
 from subquad.tools.report.terminal import TONES, Parts, rich_of, ruled
 
@@ -163,13 +163,13 @@ def _changes(found: Changes) -> list[RenderableType]:
         tone: Tone = "faster" if change["verdict"] == "faster" else "slower"
         rows.append(Line(name, [Cell(cell.text, tone) for cell in _change_row(change)[1:5]]))
     heads = [Column(head) for head in ("speed-up then", "now", "ratio", "time")]
-    return [*lines, rich_of(Table(heads, rows, first="cell"), False)]
+    return [*lines, rich_of(ReportTable(heads, rows, first="cell"), False)]
 
 
 # ---------------------------------------------------------------------- Markdown
 
 
-def _full_table(found: Sequence[BenchCell], panel: Panel) -> Table:
+def _full_table(found: Sequence[BenchCell], panel: Panel) -> ReportTable:
     heads = ("tokens", *HEADS, "bytes/token", "rounds")
     lines = []
     for name in _shown(found, panel):
@@ -177,17 +177,17 @@ def _full_table(found: Sequence[BenchCell], panel: Panel) -> Table:
             rest = [cells.number(cell.get(figure), 0) for figure in ("bytes_per_token", "repeats")]
             row = [Cell(f"{cell['length']:,}"), *_row(cell), *rest]
             lines.append(Line(f"{name} (SDPA)" if name == EXACT else name, row))
-    return Table([Column(head) for head in heads], lines)
+    return ReportTable([Column(head) for head in heads], lines)
 
 
-def _change_table(found: Sequence[Change]) -> Table:
+def _change_table(found: Sequence[Change]) -> ReportTable:
     heads = ["dtype", "passes", "tokens", "verdict", "speed-up then", "now", "ratio"]
     heads += ["time then / now", "memory now / then"]
     lines = [
         Line(c["method"], [Cell(c["dtype"]), Cell(c["passes"]), Cell(f"{c['length']:,}"), *_change_row(c)])
         for c in found
     ]
-    return Table([Column(head) for head in heads], lines)
+    return ReportTable([Column(head) for head in heads], lines)
 
 
 def _change_row(change: Change) -> list[Cell]:

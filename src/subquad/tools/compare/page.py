@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from subquad.tools.report import content, layout, reading, terms
-from subquad.tools.report.content import Table
+from subquad.tools.report.content import ReportTable
 from subquad.tools.report.schema import Report
 from subquad.tools.report.vector import Drawing
 
@@ -40,7 +40,7 @@ def html(report: Report, drawn: Mapping[str, Drawing]) -> str:
     )
 
 
-def _words(report: Report, tables: list[Table]) -> set[str]:
+def _words(report: Report, tables: list[ReportTable]) -> set[str]:
     """What the glossary may have to explain."""
     markers = {"refused": "refused", "adapter": "@", "plan": "plan:"}
     names = " ".join([method["method"] for method in report["methods"]] + [m["status"] for m in report["methods"]])
@@ -73,7 +73,7 @@ def _prose(names: list[str], text: str) -> list[tuple[str, bool]]:
     return [(piece, i % 2 == 1) for i, piece in enumerate(pieces) if piece]
 
 
-def _tables(report: Report) -> list[tuple[str, str, Table]]:
+def _tables(report: Report) -> list[tuple[str, str, ReportTable]]:
     """(title, remark, table) of all that have columns."""
     tables = [
         ("Whole forward passes", "One sequence at a time; time and quartiles.", content.model_table(report)),

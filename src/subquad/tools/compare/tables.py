@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from subquad.tools.report import content, reading
-from subquad.tools.report.content import Table
+from subquad.tools.report.content import ReportTable
 from subquad.tools.report.markup import bullets, escaped, facts, fenced, table_of
 from subquad.tools.report.schema import Report
 from subquad.tools.report.terminal import Parts, fits, rich_of
@@ -118,5 +118,5 @@ def noise_line(report: Mapping[str, Any]) -> str:
     return f"**{escaped(noise[1])}**" if noise[0] else escaped(noise[1])
 
 
-def _section(title: str, table: Table, caption: str = "") -> list[str]:
+def _section(title: str, table: ReportTable, caption: str = "") -> list[str]:
     return [part for part in (f"## {title}", escaped(caption), table_of(table)) if part] if table.columns else []

@@ -11,7 +11,7 @@ from subquad.tools.inspect.reading import Choice, bounds, choice, choices, mean,
 from subquad.tools.inspect.schema import VARIANTS, Inspected, InspectedShares, InspectReport, Spectrum, Variant
 from subquad.tools.report import cells
 from subquad.tools.report.cells import MISSING, Cell
-from subquad.tools.report.content import Column, Line, Table, fact
+from subquad.tools.report.content import Column, Line, ReportTable, fact
 from subquad.tools.report.markup import bullets, escaped, facts, fenced, sections, table_of
 from subquad.tools.report.terminal import fits, rich_of
 
@@ -91,14 +91,14 @@ def title(report: InspectReport) -> str:
 # ---------------------------------------------------------------------- tables
 
 
-def summary(report: InspectReport) -> Table:
+def summary(report: InspectReport) -> ReportTable:
     """The means over the layers."""
     means = lambda method, variant: over_layers(list(choices(method, variant).values()))  # noqa: E731
     best = mean(list(bounds(report).values()))
     return _table(report, means, lambda method: method.get("imbalance"), best)
 
 
-def of_layer(report: InspectReport, number: str) -> Table:
+def of_layer(report: InspectReport, number: str) -> ReportTable:
     """The table of one layer."""
     return _table(
         report,
@@ -108,7 +108,7 @@ def of_layer(report: InspectReport, number: str) -> Table:
     )
 
 
-def spectrum(found: Spectrum) -> Table:
+def spectrum(found: Spectrum) -> ReportTable:
     """A line for each layer: how fast the singular values of its heads' weights fall."""
     share = found["at"].index(found["index"])
     heads = [Column(head, group) for group in (f"Y({found['index']})", "for 90 %") for head in ("median", "min", "max")]
@@ -117,7 +117,7 @@ def spectrum(found: Spectrum) -> Table:
         shares, counts = [curve[share] for curve in layer["curves"]], layer["needed"]
         row = [cells.number(of(shares)) for of in (median, min, max)]
         lines.append(Line(number, [*row, *(cells.number(of(counts), 0) for of in (median, min, max))]))
-    return Table(heads, lines, first="layer")
+    return ReportTable(heads, lines, first="layer")
 
 
 def _table(
@@ -125,7 +125,7 @@ def _table(
     chosen: Callable[[Inspected, Variant], Choice | None],
     shares: Callable[[Inspected], InspectedShares | None],
     best: float,
-) -> Table:
+) -> ReportTable:
     """Methods that choose keys or hash, then the upper bound and random buckets."""
     s = report["settings"]
     heads = [Column(head, GROUPS[variant]) for variant in VARIANTS for head in ("keys", "utility", "bound")]
@@ -139,7 +139,7 @@ def _table(
     for name, utility in (("upper bound", best), ("random buckets", 1 / s["buckets"])):
         rest = [BLANK] * (len(heads) - 2 + len(SHARES))
         lines.append(Line(name, [cells.number(s["keys"], 0), cells.number(utility), *rest]))
-    return Table([*heads, *SHARES.values()], lines)
+    return ReportTable([*heads, *SHARES.values()], lines)
 
 
 def _choice(found: Choice | None) -> list[Cell]:

@@ -8,7 +8,7 @@ from rich.text import Text
 from subquad.tools.plan.schema import PlannedLength, PlanReport
 from subquad.tools.report import cells
 from subquad.tools.report.cells import MISSING, Cell
-from subquad.tools.report.content import Column, Line, Table, told
+from subquad.tools.report.content import Column, Line, ReportTable, told
 from subquad.tools.report.markup import bullets, escaped, fenced, sections, table_of
 from subquad.tools.report.terminal import rich_of
 
@@ -73,7 +73,7 @@ def tried(report: PlanReport) -> list[str]:
     return sentences
 
 
-def tables(report: PlanReport) -> list[tuple[str, str, Table]]:
+def tables(report: PlanReport) -> list[tuple[str, str, ReportTable]]:
     """(heading, what it says, table) of all tables with lines."""
     all_tables = [
         (
@@ -102,7 +102,7 @@ def metadata_of(report: PlanReport) -> list[tuple[str, list[tuple[str, str]]]]:
     return [(heading, list(pairs)) for heading, pairs in told(described(report))]
 
 
-def verified(report: PlanReport) -> Table:
+def verified(report: PlanReport) -> ReportTable:
     """A line for each length: fidelity, its bound, speed, and the best single method beside it."""
     columns = [
         Column("fidelity", "plan"),
@@ -115,7 +115,7 @@ def verified(report: PlanReport) -> Table:
         Column("speed-up", "best single method"),
     ]
     lines = [Line(f"{p['length']:,} tokens", _verified(p)) for p in report["lengths"]]
-    return Table(columns, lines, first="length").dense()
+    return ReportTable(columns, lines, first="length").dense()
 
 
 def _verified(planned: PlannedLength) -> list[Cell]:
@@ -136,13 +136,13 @@ def _verified(planned: PlannedLength) -> list[Cell]:
     return [*mine, Cell(best["method"]), cells.number(fidelity, 4), cells.speedup(best.get("speedup"))]
 
 
-def layers(report: PlanReport) -> Table:
+def layers(report: PlanReport) -> ReportTable:
     """A line for each layer; what runs at each length."""
     heads = ("method", "time", "loss")
     columns = [Column(head, f"{p['length']:,} tokens") for p in report["lengths"] for head in heads]
     numbers = list(dict.fromkeys(number for p in report["lengths"] for number in p["layers"]))
     lines = [Line(number, [cell for p in report["lengths"] for cell in _layer(p, number)]) for number in numbers]
-    return Table(columns, lines, first="layer").dense()
+    return ReportTable(columns, lines, first="layer").dense()
 
 
 def approximate(report: PlanReport) -> list[str]:
@@ -158,7 +158,7 @@ def _layer(planned: PlannedLength, number: str) -> list[Cell]:
     return [Cell(layer["method"]), cells.share(layer["time"]), cells.number(layer["loss"], 4)]
 
 
-def floors(report: PlanReport) -> Table:
+def floors(report: PlanReport) -> ReportTable:
     """A line for each length and floor."""
     columns = [Column("loss"), Column("speed-up"), Column("best single method"), Column("its speed-up")]
     lines = [
@@ -174,10 +174,10 @@ def floors(report: PlanReport) -> Table:
         for p in report["lengths"]
         for f in p["floors"]
     ]
-    return Table(columns, lines, first="length, floor").dense()
+    return ReportTable(columns, lines, first="length, floor").dense()
 
 
-def rounds(report: PlanReport) -> Table:
+def rounds(report: PlanReport) -> ReportTable:
     """A line for each choice that was verified."""
     columns = [Column("predicted loss"), Column("loss"), Column("upper bound"), Column("speed-up"), Column("passages")]
     lines = [
@@ -194,4 +194,4 @@ def rounds(report: PlanReport) -> Table:
         for p in report["lengths"]
         for i, r in enumerate(p["rounds"])
     ]
-    return Table(columns, lines, first="length, round")
+    return ReportTable(columns, lines, first="length, round")

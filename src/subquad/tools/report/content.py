@@ -97,7 +97,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table with a first column of names, methods by default, and one line for each."""
 
     columns: list[Column]
@@ -115,13 +115,13 @@ class Table:
                 runs.append((column.group, 1))
         return runs
 
-    def only(self, wanted: Callable[[int], bool]) -> "Table":
+    def only(self, wanted: Callable[[int], bool]) -> "ReportTable":
         """The table with the columns whose place `wanted` accepts."""
         kept = [i for i in range(len(self.columns)) if wanted(i)]
         lines = [Line(line.name, [line.cells[i] for i in kept], line.marks) for line in self.lines]
-        return Table([self.columns[i] for i in kept], lines, self.first)
+        return ReportTable([self.columns[i] for i in kept], lines, self.first)
 
-    def dense(self) -> "Table":
+    def dense(self) -> "ReportTable":
         """The table without columns in which nothing was measured."""
         return self.only(lambda i: any(line.cells[i].tone != "missing" for line in self.lines))
 
@@ -132,23 +132,23 @@ Part = Literal["model", "op"]
 Maker = tuple[Column, Callable[[MethodReport], Cell]]
 
 
-def _table(report: Report, makers: Sequence[Maker]) -> Table:
+def _table(report: Report, makers: Sequence[Maker]) -> ReportTable:
     lines = [Line(m["method"], [make(m) for _, make in makers], marks(report, m)) for m in ran(report)]
-    return Table([column for column, _ in makers], lines).dense()
+    return ReportTable([column for column, _ in makers], lines).dense()
 
 
-def quality_table(report: Report) -> Table:
+def quality_table(report: Report) -> ReportTable:
     """The quality of the methods at the model's own length."""
     own = own_length(report)
     return _table(report, [_nearness(report, own), *_quality_details(own)])
 
 
-def task_table(report: Report) -> Table:
+def task_table(report: Report) -> ReportTable:
     """The scores of the labelled task; no columns where there was none."""
     return _table(report, _task(report))
 
 
-def speed_table(report: Report) -> Table:
+def speed_table(report: Report) -> ReportTable:
     """Fidelity and speed-up of the methods at each length, and memory."""
     makers: list[Maker] = []
     for length in model_lengths(report):
@@ -156,7 +156,7 @@ def speed_table(report: Report) -> Table:
     return _table(report, [*makers, _memory(report, own_length(report))])
 
 
-def main_table(report: Report) -> Table:
+def main_table(report: Report) -> ReportTable:
     """Fidelity and speed-up at each length, the task, and the other quality figures at the model's own length."""
     details = _table(report, _quality_details(own_length(report)))
     tables = (speed_table(report), task_table(report), details)
@@ -164,10 +164,10 @@ def main_table(report: Report) -> Table:
         Line(parts[0].name, [cell for part in parts for cell in part.cells], parts[0].marks)
         for parts in zip(*(table.lines for table in tables), strict=True)
     ]
-    return Table([column for table in tables for column in table.columns], lines)
+    return ReportTable([column for table in tables for column in table.columns], lines)
 
 
-def model_table(report: Report) -> Table:
+def model_table(report: Report) -> ReportTable:
     """Every figure of whole forward passes, by length."""
     makers: list[Maker] = []
     for length in model_lengths(report):
@@ -177,7 +177,7 @@ def model_table(report: Report) -> Table:
     return _table(report, [(replace(column, group=f"{column.group} tokens"), make) for column, make in makers])
 
 
-def op_table(report: Report) -> Table:
+def op_table(report: Report) -> ReportTable:
     """Time of one attention call, and its speed-up, by length."""
     makers: list[Maker] = [(Column("faster from"), crossover)]
     for length in op_lengths(report):
@@ -185,12 +185,12 @@ def op_table(report: Report) -> Table:
     return _table(report, makers)
 
 
-def op_memory_table(report: Report) -> Table:
+def op_memory_table(report: Report) -> ReportTable:
     """Peak extra memory of one attention call, by length."""
     return _table(report, [_memory(report, length, "op", head=tokens(length)) for length in op_lengths(report)])
 
 
-def layer_table(report: Report) -> Table:
+def layer_table(report: Report) -> ReportTable:
     """Relative error of each layer's attention output."""
     numbers = sorted({layer for method in ran(report) for layer in layer_errors(method)})
     mean: Maker = (Column("mean", named="layer error"), lambda m: number(_mean(layer_errors(m).values())))

@@ -11,7 +11,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from subquad.tools.report import terms, vector
-from subquad.tools.report.content import Table
+from subquad.tools.report.content import ReportTable
 from subquad.tools.report.vector import Drawing
 
 
@@ -32,7 +32,7 @@ def shown(figures: Mapping[str, tuple[str, str]], drawn: Mapping[str, Drawing]) 
     ]
 
 
-def heads(tables: Iterable[Table]) -> set[str]:
+def heads(tables: Iterable[ReportTable]) -> set[str]:
     """The terms of the heads, and the marks, in some tables, which a glossary may explain."""
     return {
         word

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from subquad.tools.report.content import Line, Table, told
+from subquad.tools.report.content import Line, ReportTable, told
 
 
-def table_of(table: Table) -> str:
+def table_of(table: ReportTable) -> str:
     """A table."""
     rows = [[table.first, *(column.title for column in table.columns)]]
     rows += [[_labelled(line), *(cell.text for cell in line.cells)] for line in table.lines]

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from subquad.tools.report.content import Column, Line, Table
+from subquad.tools.report.content import Column, Line, ReportTable
 
 TONES = {"": "", "faster": "green", "slower": "red", "low": "yellow", "tie": "not bold dim", "missing": "dim"}
 NAME = 24  # columns of the marks below a name that is folded
@@ -73,12 +73,12 @@ def ruled(gap: int = 1) -> RichTable:
     return RichTable(box=box.SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False, header_style="bold")
 
 
-def rich_of(table: Table, folded: bool) -> Parts:
+def rich_of(table: ReportTable, folded: bool) -> Parts:
     """A table for the terminal; folded, with the settings of methods under their names."""
     return Parts(partial(_drawn, table, folded), [column.group for column in table.columns])
 
 
-def _drawn(table: Table, folded: bool, columns: Sequence[int]) -> RichTable:
+def _drawn(table: ReportTable, folded: bool, columns: Sequence[int]) -> RichTable:
     drawn, shown = ruled(0 if folded else 1), table.only(lambda i: i in columns)
     drawn.add_column(table.first, overflow="fold")
     for i, column in enumerate(shown.columns):

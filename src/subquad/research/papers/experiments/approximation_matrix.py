@@ -8,7 +8,7 @@ from typing import Any
 
 from subquad.research.papers import speech
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
-from subquad.research.papers.results import HeatMap, PaperTable, Results
+from subquad.research.papers.results import HeatMap, Results, Table
 from subquad.research.papers.speech import HELD_OUT, RATE, Recipe, SpeechVariant, model_key, shown
 
 TRAINED = ("full", "shared-full", "lsh-1", "lsh-4", "clustered-100", "i-clustered-100")  # the columns of the table
@@ -127,7 +127,7 @@ def results(scale: ApproximationMatrixScale, found: Found) -> Results:
     )
 
 
-def _matrix(scale: ApproximationMatrixScale, found: Found, columns: list[str], figure: str, title: str) -> PaperTable:
+def _matrix(scale: ApproximationMatrixScale, found: Found, columns: list[str], figure: str, title: str) -> Table:
     body = []
     for row, published in PUBLISHED.items():
         figures: list[str | None] = []
@@ -139,7 +139,7 @@ def _matrix(scale: ApproximationMatrixScale, found: Found, columns: list[str], f
             ours = spread(values, 1, percent=True)
             figures.append(ours if theirs is None else f"{ours} ({theirs})")
         body.append([shown(row), *figures])
-    return PaperTable(
+    return Table(
         title=title,
         columns=["evaluated with ↓, trained with →", *map(shown, columns)],
         rows=body,
@@ -147,7 +147,7 @@ def _matrix(scale: ApproximationMatrixScale, found: Found, columns: list[str], f
     )
 
 
-def _lost(scale: ApproximationMatrixScale, found: Found, rows: list[str]) -> PaperTable:
+def _lost(scale: ApproximationMatrixScale, found: Found, rows: list[str]) -> Table:
     body = [
         [
             shown(row),
@@ -158,7 +158,7 @@ def _lost(scale: ApproximationMatrixScale, found: Found, rows: list[str]) -> Pap
         for row in rows
         if row != "full" and _values(scale, found, "full", row, RATE)
     ]
-    return PaperTable(
+    return Table(
         title="What a model trained with full loses, points of error rate",
         columns=["evaluated with", "known speakers", "held-out speaker", "published (WSJ)"],
         rows=body,
@@ -167,7 +167,7 @@ def _lost(scale: ApproximationMatrixScale, found: Found, rows: list[str]) -> Pap
     )
 
 
-def _top(scale: ApproximationMatrixScale, found: Found) -> PaperTable:
+def _top(scale: ApproximationMatrixScale, found: Found) -> Table:
     layers = range(len(found[top_key(scale.seeds[0])]["1"]))
     rows = [
         [
@@ -179,7 +179,7 @@ def _top(scale: ApproximationMatrixScale, found: Found) -> PaperTable:
         ]
         for k in speech.TOPS
     ]
-    return PaperTable(
+    return Table(
         title="How much of its weight a query gives to its best keys in the model trained with full, %",
         columns=["keys", *(f"layer {layer + 1}" for layer in layers)],
         rows=rows,

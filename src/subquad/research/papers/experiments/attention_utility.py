@@ -15,7 +15,7 @@ from subquad.core import checksums as seals
 from subquad.methods import BoundMethod, Method, Routing, parse_method
 from subquad.research.papers.at_hand import AtHand, at_hand, calibrate, calibrated_row
 from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, Found, spread
-from subquad.research.papers.results import HeatMap, Lines, PaperTable, Results
+from subquad.research.papers.results import HeatMap, Lines, Results, Table
 from subquad.tools.data.texts import read_documents
 from subquad.tools.inspect.run import utility_figures
 from subquad.tools.measure.capture import LayerInputs, recorded
@@ -209,7 +209,7 @@ def results(scale: AttentionUtilityScale, found: Found) -> Results:
         rows.append([name, spread(means), f"{min(values):.3f}", f"{max(values):.3f}", share, *_own(read_, labels)])
     columns = ["buckets", "utility", "least head", "best head", "% of the bound", "own settings: utility", "keys"]
     keys = scale.length // scale.buckets
-    table = PaperTable(
+    table = Table(
         title=f"Attention utility with {scale.buckets} buckets of {keys} queries and keys",
         columns=columns,
         rows=rows,

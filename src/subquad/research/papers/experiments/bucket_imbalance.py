@@ -16,7 +16,7 @@ from subquad.methods import BoundMethod, Method, parse_method
 from subquad.research.papers.at_hand import at_hand, calibrate, calibrated_row
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
 from subquad.research.papers.experiments.attention_utility import inputs_of, sequences
-from subquad.research.papers.results import Bars, Lines, PaperTable, Results, Value
+from subquad.research.papers.results import Bars, Lines, Results, Table, Value
 from subquad.tools.inspect.run import size_figures
 from subquad.tools.measure.balance import BucketSizes
 from subquad.tools.models.pretrained import Pretrained
@@ -148,7 +148,7 @@ def results(scale: BucketImbalanceScale, found: Found) -> Results:
         for label, seeds in read_[0].items()
     ]
     columns = ["hash", "size, %", "of filled, %", "published", "ratio, %", "of both, %", "published", "empty, %"]
-    table = PaperTable(
+    table = Table(
         title=f"Unbalanced buckets, B = {scale.buckets}",
         columns=columns,
         rows=rows,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from subquad.research.papers import speech
 from subquad.research.papers.base import Cell, Experiment, Found, spread
-from subquad.research.papers.results import Lines, PaperTable, Results, Value
+from subquad.research.papers.results import Lines, Results, Table, Value
 from subquad.research.papers.speech import HELD_OUT, RATE, TIMES, Recipe, SpeechVariant, model_key, shown
 
 METHODS = ("full", "lsh-1", "lsh-4", "clustered-100", "i-clustered-100")  # the columns of table 2
@@ -91,26 +91,26 @@ def results(scale: ConvergenceScale, found: Found) -> Results:
     )
 
 
-def _errors(scale: ConvergenceScale, found: Found) -> PaperTable:
+def _errors(scale: ConvergenceScale, found: Found) -> Table:
     rows = []
     for method in scale.methods:
         records = [found[model_key(method, seed)] for seed in scale.seeds]
         figures = [[record["test"][name] for record in records] for name in (RATE, HELD_OUT)]
         rows.append([shown(method), *(spread(values, 1, percent=True) for values in figures)])
-    return PaperTable(
+    return Table(
         title="Digit error rate of the test, %",
         columns=["trained with", "known speakers", "held-out speaker"],
         rows=rows,
     )
 
 
-def _published() -> PaperTable:
+def _published() -> Table:
     rows: list[list[Value]] = [
         [f"{shown(method)}, {where}", *figures]
         for where, methods in PUBLISHED.items()
         for method, figures in methods.items()
     ]
-    return PaperTable(
+    return Table(
         title="Published",
         columns=["method", "error rate, %", "time an epoch", "hours to convergence"],
         rows=rows,

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
-from subquad.research.papers.results import HeatMap, PaperTable, Results
+from subquad.research.papers.results import HeatMap, Results, Table
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
 
@@ -132,14 +132,14 @@ def results(scale: CopyHeatmapScale, found: Found) -> Results:
     return Results(
         summary="Masked copy: 0w0w with a fifth of the symbols masked, each of them to be read in the other half.",
         tables=[
-            PaperTable(
+            Table(
                 title="Accuracy of the masked symbols, %",
                 columns=["method", *columns, "paper"],
                 rows=accuracies,
                 note="The paper's figure 5 gives colours, no numbers; the last column has what its text says of them. "
                 "A guess is right in 10 %. Where there are at least as many clusters as queries, attention is exact.",
             ),
-            PaperTable(
+            Table(
                 title="Updates until the validation's figure was good enough, or all; seconds of training",
                 columns=["method", *columns],
                 rows=efforts,

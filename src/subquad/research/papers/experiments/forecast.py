@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
 from subquad.research.papers.experiments.forecast_published import COPIED, COPIED_IN, PUBLISHED
-from subquad.research.papers.results import Lines, PaperTable, Results
+from subquad.research.papers.results import Lines, Results, Table
 from subquad.research.papers.tasks.forecast import Forecast
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
@@ -208,7 +208,7 @@ def _summary(scale: ForecastScale, found: Found) -> str:
     )
 
 
-def _ranking(scale: ForecastScale, found: Found) -> PaperTable:
+def _ranking(scale: ForecastScale, found: Found) -> Table:
     rows = []
     for case in scale.cases:
         errors = _all(scale, found, case)
@@ -221,14 +221,14 @@ def _ranking(scale: ForecastScale, found: Found) -> PaperTable:
         limit = "–" if published is None else "{:.3f} / {:.3f}".format(*published)
         name = f"{case.dataset} {case.features} {case.horizon}"
         rows.append([name, limit, f"{ours[0]:.3f} / {ours[1]:.3f}", within, shown])
-    return PaperTable(
+    return Table(
         title="Within the published figures, and which wins",
         columns=["forecast", "published LHA, MSE / MAE", "LHA and local here", "within", "MSE in order, best first"],
         rows=rows,
     )
 
 
-def _table(scale: ForecastScale, found: Found, dataset: str, features: str, cases: Sequence[Case]) -> PaperTable:
+def _table(scale: ForecastScale, found: Found, dataset: str, features: str, cases: Sequence[Case]) -> Table:
     rows: list[list[str | None]] = []
     for variant in scale.variants:
         runs = [_runs(scale, found, case, variant) for case in cases]
@@ -240,7 +240,7 @@ def _table(scale: ForecastScale, found: Found, dataset: str, features: str, case
     for name in PUBLISHED.get((dataset, features), {}):
         pairs = [_published(case).get(name) for case in cases]
         rows.append([f"{name}, published", *(None if p is None else f"{x:.3f}" for p in pairs for x in p or (0, 0))])
-    return PaperTable(
+    return Table(
         title=f"{dataset}, {features}: {FEATURES[features]}",
         columns=["", *(f"{case.horizon}: {metric}" for case in cases for metric in ("MSE", "MAE"))],
         rows=rows,
@@ -261,14 +261,14 @@ def _note(dataset: str, features: str) -> str:
     return " ".join([*notes, COPIED] if (dataset, features) == COPIED_IN else notes)
 
 
-def _times(scale: ForecastScale, found: Found) -> PaperTable:
+def _times(scale: ForecastScale, found: Found) -> Table:
     """Seconds of training, mean over seeds."""
     rows = [
         [variant.name, *(f"{_mean(scale, found, case, variant, 'training_seconds'):.0f}" for case in scale.cases)]
         for variant in scale.variants
     ]
     columns = ["", *(f"{case.dataset} {case.features} {case.horizon}" for case in scale.cases)]
-    return PaperTable(title="Seconds of training", columns=columns, rows=rows)
+    return Table(title="Seconds of training", columns=columns, rows=rows)
 
 
 def _by_horizon(scale: ForecastScale, found: Found, dataset: str, features: str, cases: Sequence[Case]) -> Lines:

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from subquad.nn import MultiheadAttention
 from subquad.nn.auxiliary import has_auxiliary_loss, with_auxiliary_loss
 from subquad.research.papers.base import Cell, Context, Experiment, Found
-from subquad.research.papers.results import Lines, PaperTable, Results
+from subquad.research.papers.results import Lines, Results, Table
 from subquad.research.papers.side_by_side import Timed, all_rounds, in_turn, naive_gib, powers, shown, speedup
 from subquad.tools.bench.calls import NAIVE, Load
 from subquad.tools.bench.schema import EXACT
@@ -150,7 +150,7 @@ def _visits(scale: LhaLatencyScale, found: Found, stage: str, length: int) -> li
     return [found[key(stage, length, visit)] for visit in range(scale.visits)]
 
 
-def _crossings(scale: LhaLatencyScale, found: Found) -> PaperTable:
+def _crossings(scale: LhaLatencyScale, found: Found) -> Table:
     rows = []
     for name in scale.methods[2:]:
         row = [short(name)]
@@ -163,18 +163,18 @@ def _crossings(scale: LhaLatencyScale, found: Found) -> PaperTable:
                 row.append(("–" if not known else f"not up to {max(known):,}" if at is None else f"{at:,.0f}") + far)
         rows.append(row)
     columns = [f"{stage}, against {name}" for stage in STAGES for name in ("a naive softmax", "SDPA")]
-    return PaperTable(
+    return Table(
         title="Tokens from which on LHA is faster, and how much at the longest", columns=["", *columns], rows=rows
     )
 
 
-def _latencies(scale: LhaLatencyScale, stage: str, visits: dict[int, list[Timed]]) -> PaperTable:
+def _latencies(scale: LhaLatencyScale, stage: str, visits: dict[int, list[Timed]]) -> Table:
     rows = []
     for name in scale.methods:
         known = [all_rounds(visits[n], name) for n in scale.lengths]
         spreads = [spread([1e3 * second for second in rounds]) if rounds else None for rounds in known]
         rows.append([short(name), *(s and f"{shown(s.median)} ({shown(s.low)}–{shown(s.high)})" for s in spreads)])
-    return PaperTable(
+    return Table(
         title=f"Latency in {stage}, ms: median (quartiles)",
         columns=["attention", *(f"N={n:,}" for n in scale.lengths)],
         rows=rows,

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from subquad.research.papers.base import Cell, Context, Experiment, Found
-from subquad.research.papers.results import Lines, PaperTable, Results
+from subquad.research.papers.results import Lines, Results, Table
 from subquad.research.papers.side_by_side import in_turn, naive_gib, powers, shown
 from subquad.tools.bench.calls import NAIVE, Calls, Load
 from subquad.tools.bench.memory import extra_memory
@@ -188,7 +188,7 @@ def results(scale: LinformerEfficiencyScale, found: Found) -> Results:
     )
 
 
-def _table(grid: Grid, figure: str, against: str) -> PaperTable:
+def _table(grid: Grid, figure: str, against: str) -> Table:
     compared = against == NAIVE
     rows = []
     for n in grid.scale.lengths:
@@ -197,14 +197,14 @@ def _table(grid: Grid, figure: str, against: str) -> PaperTable:
             ours, theirs = grid.ratio(figure, against, n, k), published(figure, n, k)
             row.append((ours or "–") + (f" ({theirs:g}×)" if compared and theirs else ""))
         rows.append(row)
-    return PaperTable(
+    return Table(
         title=f"{figure.capitalize()} saved against {SIDES[against]}{': ours (published)' if compared else ''}",
         columns=["n \\ k", *map(str, grid.scale.k)],
         rows=rows,
     )
 
 
-def _plain(grid: Grid) -> PaperTable:
+def _plain(grid: Grid) -> Table:
     """The figures that the ratios are made of, for the smallest k."""
     names = {NAIVE: "naive", EXACT: "SDPA", linformer(grid.scale.k[0]): f"k={grid.scale.k[0]}"}
     columns = [f"{name}, {unit}" for unit in ("ms", "MiB") for name in names.values()]
@@ -221,7 +221,7 @@ def _plain(grid: Grid) -> PaperTable:
         "about 1 MiB per call apart; E and F, 8·k·n bytes together and the same for all heads, are parameters and do "
         "not count."
     )
-    return PaperTable(title="What the ratios are made of", columns=["n", "batch", *columns], rows=rows, note=note)
+    return Table(title="What the ratios are made of", columns=["n", "batch", *columns], rows=rows, note=note)
 
 
 def _item(value: float | None) -> str | None:

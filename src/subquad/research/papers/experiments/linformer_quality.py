@@ -11,7 +11,7 @@ from subquad.core import checksums as seals
 from subquad.research.papers.at_hand import AtHand, at_hand, folders
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
 from subquad.research.papers.fine_tuning import FineTune, head_of, texts_of
-from subquad.research.papers.results import Bars, PaperTable, Results, Value
+from subquad.research.papers.results import Bars, Results, Table, Value
 from subquad.research.papers.text_baselines import baselines
 from subquad.research.training.checkpoints import discard_all
 from subquad.research.training.run import evaluate, train
@@ -194,7 +194,7 @@ def results(scale: LinformerQualityScale, found: Found) -> Results:
         "paper's row",
     ]
     error = 100 * (means[EXACT] * (1 - means[EXACT]) / sizes["test"]) ** 0.5
-    table = PaperTable(
+    table = Table(
         title=f"{scale.task}: accuracy after fine-tuning",
         columns=columns,
         rows=body,

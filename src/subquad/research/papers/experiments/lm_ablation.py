@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
 from subquad.research.papers.made_text import made_text
-from subquad.research.papers.results import Lines, PaperTable, Results, Value
+from subquad.research.papers.results import Lines, Results, Table, Value
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
 
@@ -204,7 +204,7 @@ def results(scale: LmAblationScale, found: Found) -> Results:
     lines = [_line(scale, row, found) for row in rows]
     columns = ["", "non-local heads", "layers", "hash", "size", "published PPL"]
     columns += ["validation, bits per byte", "test, bits per byte", "test PPL per word", "ms per step"]
-    table = PaperTable(
+    table = Table(
         title="Language models with local, random-hash and learned-hash heads",
         columns=columns,
         rows=lines,
@@ -281,12 +281,12 @@ def _rank_correlation(first: list[float], second: list[float]) -> float:
     return statistics.correlation(*ranks)
 
 
-def _baseline_table(found: Found) -> PaperTable:
+def _baseline_table(found: Found) -> Table:
     lines = [
         [name, f"{figures['bits_per_byte']:.3f}", figures.get("word_perplexity")]
         for name, figures in found["baselines"].items()
     ]
-    return PaperTable(
+    return Table(
         title="Without attention, on the same test text",
         columns=["", "bits per byte", "PPL per word"],
         rows=lines,

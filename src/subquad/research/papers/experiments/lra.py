@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
-from subquad.research.papers.results import Bars, Lines, PaperTable, Results
+from subquad.research.papers.results import Bars, Lines, Results, Table
 from subquad.research.papers.tasks.listops import TO_BEAT, solves
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
@@ -220,7 +220,7 @@ def _mean(scale: LraScale, found: Found, task: str, row: str, figure: str = "acc
     return statistics.fmean(values) if values else None
 
 
-def _accuracy(scale: LraScale, found: Found) -> PaperTable:
+def _accuracy(scale: LraScale, found: Found) -> Table:
     rows: list[list[str | None]] = []
     for row in [*PUBLISHED, *(row for row in scale.methods if row not in PUBLISHED)]:
         line: list[str | None] = [row, scale.methods.get(row) or ("published only" if row not in ROWS else "not run")]
@@ -233,7 +233,7 @@ def _accuracy(scale: LraScale, found: Found) -> PaperTable:
             blank: list[str | None] = [None] * (2 * len(scale.tasks))
             blank[2 * list(scale.tasks).index(task)] = f"{100 * figures['accuracy']:.1f}"
             rows.append([f"*{name}*", f"baseline of {task}", *blank])
-    return PaperTable(
+    return Table(
         title="Accuracy, %",
         columns=["model", "attention", *(f"{t}{w}" for t in scale.tasks for w in (", ours", ", published"))],
         rows=rows,
@@ -250,7 +250,7 @@ def _published(row: str, column: int, form: str) -> str | None:
     return None if value is None else format(value, form)
 
 
-def _listops(scale: LraScale, found: Found) -> PaperTable:
+def _listops(scale: LraScale, found: Found) -> Table:
     """ListOps by operator and by depth, with the verdict."""
     base = found["listops baselines"]
     columns = list(base["baselines"][TO_BEAT])
@@ -262,7 +262,7 @@ def _listops(scale: LraScale, found: Found) -> PaperTable:
         rows.append([row, verdict, *(_percent(_mean(scale, found, "listops", row, c)) for c in columns)])
     for name, figures in base["baselines"].items():
         rows.append([f"*{name}*", None, *(_percent(figures.get(c)) for c in columns)])
-    return PaperTable(
+    return Table(
         title="ListOps by outermost operator and by depth, %",
         columns=["model", "solves something", *(c.removeprefix("accuracy_").replace("_", " ") for c in columns)],
         rows=rows,
@@ -277,7 +277,7 @@ def _percent(value: float | None) -> str | None:
     return None if value is None else f"{100 * value:.1f}"
 
 
-def _speed(scale: LraScale, found: Found) -> PaperTable:
+def _speed(scale: LraScale, found: Found) -> Table:
     rows = []
     for row in scale.methods:
         line: list[str | None] = [row, scale.methods[row]]
@@ -286,7 +286,7 @@ def _speed(scale: LraScale, found: Found) -> PaperTable:
             line += [f"{own['relative']:.2f} ({1e3 * own['seconds']:.0f} ms)"]
             line += [_published(row, TIMED[length], ".1f") if length in TIMED else None]
         rows.append(line)
-    return PaperTable(
+    return Table(
         title="Throughput of training steps, relative to full attention (SDPA)",
         columns=["model", "attention", *(f"{n:,}{w}" for n in scale.lengths for w in (" tokens, ours", ", published"))],
         rows=rows,

@@ -17,7 +17,7 @@ from subquad.research.papers.at_hand import RANDOM, at_hand
 from subquad.research.papers.base import Cell, Context, Experiment, Found
 from subquad.research.papers.experiments.spectrum import layer_inputs, stretches
 from subquad.research.papers.kernel_error import KINDS, expected, measured, pairs, per_row
-from subquad.research.papers.results import Lines, PaperTable, Results
+from subquad.research.papers.results import Lines, Results, Table
 from subquad.tools.measure.capture import LayerInputs
 from subquad.tools.measure.fidelity import attention_weights
 from subquad.tools.measure.timing import Spread, spread
@@ -214,7 +214,7 @@ def results(scale: PerformerApproximationScale, found: Found) -> Results:
     )
 
 
-def _kernel_results(scale: PerformerApproximationScale, found: Found) -> tuple[list[PaperTable], list[Lines]]:
+def _kernel_results(scale: PerformerApproximationScale, found: Found) -> tuple[list[Table], list[Lines]]:
     errors = {
         (rows, kind): {(n, r): (e, x) for n, r, e, x in found[f"kernel {rows}"][kind]}
         for rows in ROWS
@@ -236,9 +236,7 @@ def _kernel_results(scale: PerformerApproximationScale, found: Found) -> tuple[l
             ]
             for x, p in zip(xs, at, strict=True)
         ]
-        tables.append(
-            PaperTable(title=f"Relative error of e^(x·y), {here}", columns=[what, *head], rows=body, note=KERNEL)
-        )
+        tables.append(Table(title=f"Relative error of e^(x·y), {here}", columns=[what, *head], rows=body, note=KERNEL))
         series = {}
         for kind in KINDS:
             series[f"{kind} iid, formula"] = [(x, errors["iid", kind][p][1]) for x, p in zip(xs, at, strict=True)]
@@ -264,9 +262,7 @@ KERNEL = (
 )
 
 
-def _attention_results(
-    scale: PerformerApproximationScale, deviation: float, found: Found
-) -> tuple[PaperTable, list[Lines]]:
+def _attention_results(scale: PerformerApproximationScale, deviation: float, found: Found) -> tuple[Table, list[Lines]]:
     samples = [found[attention_key(deviation, sample)] for sample in range(scale.samples)]
     plots, rows = [], []
     for what in ("output", "matrix"):
@@ -280,7 +276,7 @@ def _attention_results(
         rows.append([f"{MEAN_POOL}, {what}", *[f"{pooled:.2e}"] * len(scale.features)])
         title = f"mean square error of the {what}, entries of q and k of deviation {deviation:g}"
         plots.append(_lines(f"attention-{what}-{deviation:g}", title, "mean square error", errors, {MEAN_POOL: pooled}))
-    table = PaperTable(
+    table = Table(
         title=f"Mean square error of attention, entries of q and k of deviation {deviation:g}",
         columns=["features", *map(str, scale.features)],
         rows=rows,
@@ -291,7 +287,7 @@ def _attention_results(
     return table, plots
 
 
-def _model_results(scale: PerformerApproximationScale, found: Found) -> tuple[PaperTable, PaperTable, Lines]:
+def _model_results(scale: PerformerApproximationScale, found: Found) -> tuple[Table, Table, Lines]:
     layers = [layer for i in range(scale.sequences) for layer in found[model_key(i)]["layers"]]
     names = [f"{kind} orthogonal" for kind in KINDS]
     errors: Errors = {
@@ -301,7 +297,7 @@ def _model_results(scale: PerformerApproximationScale, found: Found) -> tuple[Pa
     pooled = spread([error for layer in layers for error in layer[MEAN_POOL]])
     rows = [[name, *(_quartiles(own[n]) for n in scale.model_features)] for name, own in errors.items()]
     rows.append([MEAN_POOL, *[_quartiles(pooled)] * len(scale.model_features)])
-    by_features = PaperTable(
+    by_features = Table(
         title="Relative error of the output in the pretrained encoder",
         columns=["features", *map(str, scale.model_features)],
         rows=rows,
@@ -314,7 +310,7 @@ def _model_results(scale: PerformerApproximationScale, found: Found) -> tuple[Pa
     return by_features, _by_layer(scale, found), plot
 
 
-def _by_layer(scale: PerformerApproximationScale, found: Found) -> PaperTable:
+def _by_layer(scale: PerformerApproximationScale, found: Found) -> Table:
     most = str(max(scale.model_features))
     rows = []
     for number, layer in enumerate(zip(*(found[model_key(i)]["layers"] for i in range(scale.sequences)), strict=True)):
@@ -327,7 +323,7 @@ def _by_layer(scale: PerformerApproximationScale, found: Found) -> PaperTable:
         rows.append(
             [str(number), f"{logits:.2f}", f"{norm:.1f}", f"10^{norm / LN_10:.0f}", *(f"{e:.3f}" for e in errors)]
         )
-    return PaperTable(
+    return Table(
         title="Why: the logits of each layer",
         columns=[
             "layer",

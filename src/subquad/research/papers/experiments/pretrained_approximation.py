@@ -15,7 +15,7 @@ from subquad.core import checksums as seals
 from subquad.methods import parse_method
 from subquad.research.papers.at_hand import AtHand, at_hand, calibrate, calibrated_row, folders
 from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, Found, spread
-from subquad.research.papers.results import HeatMap, PaperTable, Results, Value
+from subquad.research.papers.results import HeatMap, Results, Table, Value
 from subquad.research.papers.text_baselines import baselines
 from subquad.tools.compare.tasks import LabelledTask, Probe, load_task, share_right
 from subquad.tools.measure.fidelity import cosine
@@ -251,7 +251,7 @@ def results(scale: PretrainedApproximationScale, found: Found) -> Results:
         'Means over layers, on held-out passages. "utility": share of exact attention on N/B chosen keys. '
         '"error": relative error of the outputs.'
     )
-    tables += [PaperTable(title="Calibration", columns=columns, rows=fits, note=note), published()]
+    tables += [Table(title="Calibration", columns=columns, rows=fits, note=note), published()]
     return Results(
         summary="A pretrained encoder reads labelled texts with its attention replaced. Neither the model nor the "
         "probe, a logistic regression on the exact model's embeddings of the training texts, learns anything new.",
@@ -264,7 +264,7 @@ def _runs(scale: PretrainedApproximationScale, found: Found, task: str, row: Rep
     return [found[key(task, row.label, seed)] for seed in seeds(scale, row)]
 
 
-def _table(scale: PretrainedApproximationScale, found: Found, task: str) -> PaperTable:
+def _table(scale: PretrainedApproximationScale, found: Found, task: str) -> Table:
     exact, plain = found[key(task, EXACT)], found[key(task, "baselines")]
     body: list[list[Value]] = [[name, f"{100 * score:.1f}", *[None] * 5] for name, score in plain.items()]
     body.append([f"{EXACT} (exact)", f"{100 * exact['score']:.1f}", "0", "100.0", "1.000", "0", "0"])
@@ -282,7 +282,7 @@ def _table(scale: PretrainedApproximationScale, found: Found, task: str) -> Pape
         "The last two columns are published changes against exact attention, in points, on other tasks with another "
         "model, at 128 tokens at most. Time is not taken here: `subquad compare` measures it."
     )
-    return PaperTable(title=task, columns=columns, rows=body, note=note)
+    return Table(title=task, columns=columns, rows=body, note=note)
 
 
 def _against(runs: Sequence[Mapping[str, Any]], exact: Mapping[str, Any]) -> list[Value]:
@@ -300,7 +300,7 @@ def _published(label: str) -> list[Value]:
     return [f"{statistics.fmean(changes.values()):+.1f}", f"{changes['SST-2']:+.1f}"]
 
 
-def published() -> PaperTable:
+def published() -> Table:
     """Both papers' tables as changes against the exact model of the same table."""
     body: list[list[Value]] = []
     for name, (source, _) in PUBLISHED.items():
@@ -312,7 +312,7 @@ def published() -> PaperTable:
         "correlation for STS-B."
     )
     columns = ["method", "source", *GLUE, "mean"]
-    return PaperTable(title="Published: points gained or lost on GLUE", columns=columns, rows=body, note=note)
+    return Table(title="Published: points gained or lost on GLUE", columns=columns, rows=body, note=note)
 
 
 def _plot(scale: PretrainedApproximationScale, found: Found) -> HeatMap:

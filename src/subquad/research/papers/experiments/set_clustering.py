@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from subquad.research.papers.base import Cell, Context, Experiment, Found, spread
-from subquad.research.papers.results import PaperTable, Results, Value
+from subquad.research.papers.results import Results, Table, Value
 from subquad.research.training.run import train
 from subquad.research.training.settings import settings_of
 
@@ -92,7 +92,7 @@ def results(scale: SetClusteringScale, found: Found) -> Results:
         reached = [cell["test"][FIGURE] for cell in cells_of]
         above = sum(reached) / len(reached) - oracle
         rows.append([model, above, spread(reached), None, spread([cell["training_seconds"] for cell in cells_of], 1)])
-    table = PaperTable(
+    table = Table(
         title="Log-likelihood of a point of held-out sets",
         columns=["model", "above the oracle", "ours", "published", "s of training"],
         rows=rows,

@@ -14,7 +14,7 @@ import torch
 
 from subquad.research.papers.at_hand import RANDOM, AtHand, at_hand
 from subquad.research.papers.base import Cell, Context, Experiment, Found
-from subquad.research.papers.results import HeatMap, Lines, PaperTable, Results
+from subquad.research.papers.results import HeatMap, Lines, Results, Table
 from subquad.tools.data.reviews import read_reviews
 from subquad.tools.data.texts import read_documents
 from subquad.tools.inspect.run import curve_points, spectrum_figures
@@ -141,7 +141,7 @@ def at_index(own: Mapping[str, Any], index: int) -> list[list[float]]:
     return [[curve[place] for curve in layer] for layer in own["curves"]]
 
 
-def _all(by_source: Mapping[str, Mapping[str, Any]], index: int) -> PaperTable:
+def _all(by_source: Mapping[str, Mapping[str, Any]], index: int) -> Table:
     rows = []
     for source, own in by_source.items():
         shares, needed = at_index(own, index), [count for layer in own["needed"] for count in layer]
@@ -159,7 +159,7 @@ def _all(by_source: Mapping[str, Mapping[str, Any]], index: int) -> PaperTable:
             ]
         )
     columns = ["mean", "lowest head", "highest head", "j with Y(j) = 0.9, median head", "lower layers", "upper layers"]
-    return PaperTable(
+    return Table(
         title=f"Y({index}) of all layers and heads",
         columns=["", *columns],
         rows=rows,
@@ -170,14 +170,12 @@ def _all(by_source: Mapping[str, Mapping[str, Any]], index: int) -> PaperTable:
     )
 
 
-def _by_layer(by_source: Mapping[str, Mapping[str, Any]], index: int) -> PaperTable:
+def _by_layer(by_source: Mapping[str, Mapping[str, Any]], index: int) -> Table:
     layers = len(next(iter(by_source.values()))["curves"])
     rows = []
     for source, own in by_source.items():
         rows.append([source, *(f"{statistics.fmean(layer):.3f}" for layer in at_index(own, index))])
-    return PaperTable(
-        title=f"Y({index}) by layer, mean of its heads", columns=["", *map(str, range(layers))], rows=rows
-    )
+    return Table(title=f"Y({index}) by layer, mean of its heads", columns=["", *map(str, range(layers))], rows=rows)
 
 
 def _curves(source: str, by_source: Mapping[str, Mapping[str, Any]], length: int) -> Lines:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from subquad.research.papers import speech
 from subquad.research.papers.base import Cell, Experiment, Found, spread
-from subquad.research.papers.results import Lines, PaperTable, Results
+from subquad.research.papers.results import Lines, Results, Table
 from subquad.research.papers.speech import HELD_OUT, RATE, TIMES, Recipe, SpeechVariant, model_key, shown
 from subquad.research.training.model_settings import ModelSettings
 
@@ -116,7 +116,7 @@ def results(scale: SpeedAccuracyScale, found: Found) -> Results:
     )
 
 
-def _table(scale: SpeedAccuracyScale, found: Found) -> PaperTable:
+def _table(scale: SpeedAccuracyScale, found: Found) -> Table:
     rows = []
     for variant in variants(scale):
         low, median, high = (f"{1000 * seconds:.0f}" for seconds in _forward(found, variant))
@@ -130,7 +130,7 @@ def _table(scale: SpeedAccuracyScale, found: Found) -> PaperTable:
                 spread(held_out, 1, percent=True),
             ]
         )
-    return PaperTable(
+    return Table(
         title="Error and time of a forward pass",
         columns=["method", "layers", "ms (quartiles)", "digit error rate, known speakers, %", "held-out speaker, %"],
         rows=rows,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from subquad.research.papers.base import Cell, Context, Experiment, Found
-from subquad.research.papers.results import Lines, PaperTable, Results
+from subquad.research.papers.results import Lines, Results, Table
 from subquad.research.papers.side_by_side import Timed, all_rounds, in_turn, naive_gib, powers, shown, speedup
 from subquad.tools.bench.calls import NAIVE, Calls, Load
 from subquad.tools.bench.memory import extra_memory
@@ -158,10 +158,8 @@ def results(scale: TimeMemoryScale, found: Found) -> Results:
         "paper's full attention did.",
         tables=[
             _statements(costs),
-            PaperTable(
-                title="µs per token: median (quartiles)", columns=["method", *heads], rows=times, note=_note(costs)
-            ),
-            PaperTable(title="Bytes per token, peak above the inputs", columns=["method", *heads], rows=memory),
+            Table(title="µs per token: median (quartiles)", columns=["method", *heads], rows=times, note=_note(costs)),
+            Table(title="Bytes per token, peak above the inputs", columns=["method", *heads], rows=memory),
         ],
         plots=_plots(costs),
     )
@@ -184,7 +182,7 @@ def _note(costs: Costs) -> str:
     return " ".join([tight, *(f"Not run: {reason}." for reason in sorted(reasons))])
 
 
-def _statements(costs: Costs) -> PaperTable:
+def _statements(costs: Costs) -> Table:
     """What the paper says of its figure, and what came out here."""
     published = {"clustered": "1,000", "i-clustered": "2,000"}
     rows = []
@@ -197,7 +195,7 @@ def _statements(costs: Costs) -> PaperTable:
             )
     held = "tokens of one item that 11 GB hold"
     rows.append([held, "8,192 (whole layer)", costs.longest(NAIVE), costs.longest(EXACT)])
-    return PaperTable(
+    return Table(
         title="The paper's statements",
         columns=["", "paper", "against a naive softmax", "against SDPA"],
         rows=rows,

@@ -22,7 +22,7 @@ from subquad.core import files
 from subquad.methods import BoundMethod
 from subquad.research.papers.base import AGAIN, Cell, Context, Experiment, Found
 from subquad.research.papers.made_text import made_text
-from subquad.research.papers.results import Lines, PaperTable, Results, Value
+from subquad.research.papers.results import Lines, Results, Table, Value
 from subquad.research.training.run import train
 from subquad.research.training.settings import RunSettings, settings_of
 from subquad.tools.measure.capture import without_padded_queries
@@ -204,7 +204,7 @@ def results(scale: TrainingDynamicsScale, found: Found) -> Results:
     ]
     columns = ["membership in ψ", "figure", "start", "highest", "at step", "end", "share of intervals rising"]
     rows = [row for m in MEMBERSHIPS for row in _rows(MEMBERSHIPS[m], curves[m])]
-    table = PaperTable(
+    table = Table(
         title="Where the curves start, turn and end",
         columns=columns,
         rows=rows,
@@ -267,7 +267,7 @@ def _rows(membership: str, curves: dict[str, list[tuple[float, float]]]) -> list
     return rows
 
 
-def _losses(scale: TrainingDynamicsScale, found: Found) -> PaperTable:
+def _losses(scale: TrainingDynamicsScale, found: Found) -> Table:
     """What the models are worth."""
     rows: list[list[Value]] = [
         [said, seed, f"{run['test']['bits_per_byte']:.3f}", f"{run['training_seconds']:.0f}"]
@@ -275,7 +275,7 @@ def _losses(scale: TrainingDynamicsScale, found: Found) -> PaperTable:
         for seed in scale.seeds
         for run in [found[key(m, seed)]]
     ]
-    return PaperTable(
+    return Table(
         title="The models",
         columns=["membership in ψ", "seed", "test, bits per byte", "seconds of training"],
         rows=rows,
