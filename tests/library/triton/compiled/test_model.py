@@ -63,7 +63,7 @@ def test_kernels_that_multiply_fp32_whatever_comes_in():
     for launch in distinct(launches):
         if launch.work.products and "tf32" in compile_for(launch, CHIPS["sm_90"]).kinds:
             in_tf32.add(launch.name)
-    assert in_tf32 == set(model.WIDE)
+    assert in_tf32 == set(model.FP32_KERNELS)
 
 
 def test_calls_of_torch_move_what_they_read_and_write_once():
