@@ -57,8 +57,8 @@ def run(inputs: Path, command: str, model: str, *words: str) -> dict[str, Any]:
     prepare = compare.Comparison.prepare
     with (
         mock.patch.object(compare.Comparison, "prepare", lambda s, *rest: prepare(replace(s, passages=5), *rest)),
-        mock.patch.object(compare, "stretches", return_value=2),
-        mock.patch.object(compare_report, "stretches", return_value=2),
+        mock.patch.object(compare, "sequence_count", return_value=2),
+        mock.patch.object(compare_report, "sequence_count", return_value=2),
         mock.patch.object(loads, "HELD_OUT", 3),
         mock.patch.object(loads, "MOST", 2),
         ExitStack() as steady,

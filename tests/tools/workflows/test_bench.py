@@ -428,7 +428,7 @@ def test_seeds_and_devices_that_cannot_be_are_one_line(run, option, message):
 class Elsewhere(LocalExecutor):
     """Runs a pickled copy of each unit, as a worker does; the key of each with those before it."""
 
-    says = "2 processes"
+    description = "2 processes"
 
     def __init__(self):
         self.after = {}
@@ -436,7 +436,7 @@ class Elsewhere(LocalExecutor):
     def run(self, works, told):
         for work in works:
             self.after[work.key] = (work.timed, set(work.after))
-            yield work, pickle.loads(pickle.dumps(work.call))(lambda *said: None)
+            yield work, pickle.loads(pickle.dumps(work.run))(lambda *said: None)
 
 
 def test_units_run_from_copies_after_those_that_they_read(tmp_path):

@@ -25,7 +25,7 @@ def settings(model, text):
 class Workers(LocalExecutor):
     """Three at a time, as far as the run can see; it counts what it is given."""
 
-    says = "3 processes"
+    description = "3 processes"
     width = 3
 
     def __init__(self):
