@@ -20,7 +20,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from subquad.tools.runs.executors import ProcessExecutor
-    from subquad.tools.runs.jobs import Job
+from subquad.tools.runs.jobs import Job
 from tests.tools.executors.jobs import Recorder, waits
 if __name__ == "__main__":
     with ProcessExecutor(1) as executor:
@@ -90,7 +90,8 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path):
     )
     pid = tmp_path / "pid"
     try:
-        _wait_until(pid.exists)
+        _wait_until(lambda: pid.exists() or driver.poll() is not None)
+        assert driver.poll() is None, "the driver ended before its worker began"
         worker = int(_wait_until(pid.read_text))
     finally:
         driver.kill()
