@@ -43,8 +43,8 @@ def cells_of_keys_alone() -> Iterator[None]:
     """Values are zeros where cells are made; in plain PyTorch, because compiled code makes them by itself."""
     made = reference.key_cells
 
-    def of_keys(key, value, real, **settings):
-        return made(key, torch.zeros_like(value), real, **settings)
+    def of_keys(key, value, valid, **settings):
+        return made(key, torch.zeros_like(value), valid, **settings)
 
     with use_backend("reference"), patch.object(reference, "key_cells", of_keys):
         yield

@@ -38,17 +38,17 @@ def independent(seed, rows, columns, like):
 
 
 def hamming(centre, directions):
-    def labels(query, real, *, clusters, bits, iterations, seed):
+    def labels(query, valid, *, clusters, bits, iterations, seed):
         with patch.object(reference, "orthogonal", directions):
-            codes = hash_codes(query, bits, seed, centre=centre, real=real)
-        return hamming_kmeans(codes, real, clusters, bits, iterations)
+            codes = hash_codes(query, bits, seed, centre=centre, valid=valid)
+        return hamming_kmeans(codes, valid, clusters, bits, iterations)
 
     return labels
 
 
-def euclidean(query, real, *, iterations, **settings):
+def euclidean(query, valid, *, iterations, **settings):
     return query_clusters(
-        query, query, real, real, space="queries", iterations=iterations, refine=iterations, **settings
+        query, query, valid, valid, space="queries", iterations=iterations, refine=iterations, **settings
     )
 
 

@@ -29,16 +29,16 @@ def check(method: sq.Method) -> None:
 
     torch._dynamo.reset()
     run = torch.compile(
-        lambda q, k, v, real: call(q, k, v, mask=sq.Mask.padding(real), is_causal=causal),
+        lambda q, k, v, valid: call(q, k, v, mask=sq.Mask.padding(valid), is_causal=causal),
         fullgraph=True,
         backend="aot_eager",
     )
     for N in LENGTHS:
-        real = torch.arange(N) < torch.tensor([[N], [N // 2]])
+        valid = torch.arange(N) < torch.tensor([[N], [N // 2]])
         results = []
         for function in (call, run):
             inputs = [*tracked(*qkv(N, H=4, G=2)), *more]
-            options = {"mask": sq.Mask.padding(real), "is_causal": causal} if function is call else {"real": real}
+            options = {"mask": sq.Mask.padding(valid), "is_causal": causal} if function is call else {"valid": valid}
             out = function(*inputs[:3], **options)
             results.append([out, *gradients(out, *inputs)])
         torch.testing.assert_close(*results, atol=1e-5, rtol=1e-4)

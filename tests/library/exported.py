@@ -25,8 +25,8 @@ class Layer(nn.Module):
         self.bound = method.bind(heads=4, kv_heads=2, head_dim=8, max_length=128)
         self.causal = method.traits.causal == "strict"
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor) -> Tensor:
-        return self.bound(query, key, value, mask=sq.Mask.padding(real), is_causal=self.causal)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, valid: Tensor) -> Tensor:
+        return self.bound(query, key, value, mask=sq.Mask.padding(valid), is_causal=self.causal)
 
 
 def inputs(N: int) -> tuple[Tensor, ...]:

@@ -138,10 +138,10 @@ class Controlled:
     def _rows(self, query: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor]:
         """`rows` queries of each head of each item, among the real ones; none of an item that has none."""
         B, H, N, _ = query.shape
-        generator, real = torch.Generator("cpu").manual_seed(call.seed), call.mask.query_padding(N)
+        generator, valid = torch.Generator("cpu").manual_seed(call.seed), call.mask.query_padding(N)
         chosen = []
         for item in range(B):
-            tokens = torch.arange(N) if real is None else real[item].cpu().nonzero()[:, 0]
+            tokens = torch.arange(N) if valid is None else valid[item].cpu().nonzero()[:, 0]
             if len(tokens):
                 drawn = tokens[torch.randint(len(tokens), (H, self.rows), generator=generator)]
                 chosen += [(item * H + head, drawn[head]) for head in range(H)]

@@ -14,21 +14,21 @@ from subquad.methods.core.call import Call
 Rows = tuple[Int64[Tensor, "rows"], Int64[Tensor, "rows"], Int64[Tensor, "rows"]]  # item, head and query, on a CPU
 
 
-def sampled(query: Tensor, mask: Mask, real: Tensor | None, rows: int, generator: torch.Generator) -> Rows | None:
+def sampled(query: Tensor, mask: Mask, valid: Tensor | None, rows: int, generator: torch.Generator) -> Rows | None:
     """`rows` rows, each uniformly at random among all heads and real queries, with replacement; None without any.
 
-    With replacement, so that how many have some property is binomial. `real` (B,N) says which queries are real besides
+    With replacement, so that how many have some property is binomial. `valid` (B,N) says which queries are real besides
     what the mask says.
     """
     B, H, N, _ = query.shape
     padding = mask.query_padding(N)
-    real = padding if real is None else real if padding is None else real & padding
-    tokens = B * N if real is None else int(real.sum())
+    valid = padding if valid is None else valid if padding is None else valid & padding
+    tokens = B * N if valid is None else int(valid.sum())
     if tokens * H == 0:
         return None
     drawn = torch.randint(tokens, (rows,), generator=generator)
     head = torch.randint(H, (rows,), generator=generator)
-    places = drawn if real is None else real.cpu().flatten().nonzero()[:, 0][drawn]
+    places = drawn if valid is None else valid.cpu().flatten().nonzero()[:, 0][drawn]
     return places // N, head, places % N
 
 
@@ -66,16 +66,16 @@ def relative_errors(out: Float[Tensor, "rows E"], exact: Float[Tensor, "rows E"]
 def _seen(call: Call, b: int, heads: Tensor, rows: Tensor, N: int, M: int) -> Tensor | None:
     """Which keys these queries of one item see, (rows, M); None: all."""
     mask, keys = call.mask, torch.arange(M, device=rows.device)
-    real = mask.key_padding(M)
+    valid = mask.key_padding(M)
     if mask.only_padding:
-        return None if real is None else real[b].expand(len(rows), M)
+        return None if valid is None else valid[b].expand(len(rows), M)
     seen = _pattern(mask, b, rows, keys)
     if call.kept is not None and mask.span is not None:  # a window does not restrict kept tokens
         kept = call.kept.among(N)[b]
         seen = seen | (_pattern(replace(mask, span=None), b, rows, keys) & (kept[rows][:, None] | kept))
     for allowed in mask.allowed:
         seen = seen & _of_item(allowed, b, heads, rows)
-    return seen if real is None else seen & real[b]
+    return seen if valid is None else seen & valid[b]
 
 
 def _pattern(mask: Mask, b: int, rows: Tensor, keys: Tensor) -> Tensor:

@@ -142,11 +142,11 @@ class LayerWatch:
         """The rows to compare; None where there is nothing to compare, or comparing would mean nothing."""
         if call.dropout_p > 0 or transform() is not None:
             return None
-        real = None
+        valid = None
         if self._hides_padded_queries and query.shape[2] == key.shape[2]:
-            real = call.mask.key_padding(key.shape[2])
+            valid = call.mask.key_padding(key.shape[2])
         with self._lock:
-            return sampled(query, call.mask, real, self.rules.rows, self._generator)
+            return sampled(query, call.mask, valid, self.rules.rows, self._generator)
 
     def _count(
         self, errors: list[float], above: int, exceeded: bool, replaced: bool, layer: float, audit: float

@@ -11,19 +11,19 @@ struct Hashing {
   Dtype dtype;
   int32_t threads;
   Rows x;
-  const uint8_t *real;     // (B,N), or null where all are
+  const uint8_t *valid;     // (B,N), or null where all are
   const float *planes;  // (bits,D)
   int64_t *codes;       // (B,H,N) 64 bits each
 };
-DESCRIBE(Hashing, B, H, N, D, bits, centre, dtype, threads, x, real, planes, codes)
+DESCRIBE(Hashing, B, H, N, D, bits, centre, dtype, threads, x, valid, planes, codes)
 
 struct Clustering {
   int64_t B, H, N, clusters, iterations, threads;
   const int64_t *codes;  // (B,H,N)
-  const uint8_t *real;      // (B,N), or null
+  const uint8_t *valid;      // (B,N), or null
   int64_t *labels;       // (B,H,N); `clusters` for padding
 };
-DESCRIBE(Clustering, B, H, N, clusters, iterations, threads, codes, real, labels)
+DESCRIBE(Clustering, B, H, N, clusters, iterations, threads, codes, valid, labels)
 
 // Clustered attention (topk = 0) and improved clustered attention.
 struct ClusteredInputs {
@@ -32,14 +32,14 @@ struct ClusteredInputs {
   Dtype dtype;
   int64_t threads;
   Rows query, key, value;
-  const uint8_t *query_real, *key_real;  // (B,N) and (B,M), or null
+  const uint8_t *query_valid, *key_valid;  // (B,N) and (B,M), or null
 };
-DESCRIBE(ClusteredInputs, B, H, G, N, M, D, E, clusters, topk, scale, dtype, threads, query, key, value, query_real,
-         key_real)
+DESCRIBE(ClusteredInputs, B, H, G, N, M, D, E, clusters, topk, scale, dtype, threads, query, key, value, query_valid,
+         key_valid)
 
-// What the forward pass hands to the backward pass. Ranks number an item's real keys.
+// What the forward pass hands to the backward pass. Ranks number an item's valid keys.
 struct Saved {
-  int32_t *order;    // (B,H,N) positions of the real queries, sorted by cluster
+  int32_t *order;    // (B,H,N) positions of the valid queries, sorted by cluster
   int32_t *offsets;  // (B,H,clusters + 1) where each cluster starts in `order`
   int32_t *top;      // (B,H,clusters,topk) ranks of the top keys, ascending
   float *centroids;  // (B,H,clusters,D)
@@ -54,7 +54,7 @@ struct ClusteredForward {
   ClusteredInputs inputs;
   int64_t bits, iterations;
   const float *planes;    // (bits,D), or null where there are labels
-  const int64_t *labels;  // (B,H,N) the clusters of real queries, or null: they are found here
+  const int64_t *labels;  // (B,H,N) the clusters of valid queries, or null: they are found here
   RowsOut out;
   Saved saved;
   float *query_lse;  // (B,H,N), or null where nobody wants it
@@ -139,13 +139,13 @@ struct Selecting {
   Rows scores;           // (B,H,N,buckets), where there are no terms
   List<HashTerm> terms;  // scores are their sum, of vectors times `root`
   float root;
-  const uint8_t *real;       // (B,N), or null
+  const uint8_t *valid;       // (B,N), or null
   const int64_t *wanted;  // (B) tokens of each bucket
   int64_t odds;           // whether scores are logits, and tokens are ranked by their softmax
   int64_t *tokens;        // (B,H,buckets,slots), ascending; N where a slot is empty
   int64_t *best;          // (B,H,N) the bucket that a token scores highest
 };
-DESCRIBE(Selecting, B, H, N, buckets, slots, threads, scores, terms, root, real, wanted, odds, tokens, best)
+DESCRIBE(Selecting, B, H, N, buckets, slots, threads, scores, terms, root, valid, wanted, odds, tokens, best)
 
 struct Blocking {
   int64_t B, H, N, buckets, slots;  // of a block
@@ -202,23 +202,23 @@ struct QueryClusters {
   int64_t threads;
   Dtype dtype;
   Rows query, key;
-  const uint8_t *query_real, *key_real;  // (B,N) and (B,M), or null
+  const uint8_t *query_valid, *key_valid;  // (B,N) and (B,M), or null
   const int64_t *counts;              // (B) how many clusters each item has; null: `clusters`
   const float *planes;                // (bits,D)
   int64_t *labels;                    // (B,H,N); `clusters` for padding
 };
 DESCRIBE(QueryClusters, B, H, G, N, M, D, clusters, bits, iterations, refine, logits, threads, dtype, query, key,
-         query_real, key_real, counts, planes, labels)
+         query_valid, key_valid, counts, planes, labels)
 
 struct KeyCells {
   int64_t B, G, M, D, E, cells, bits, iterations, threads;
   Dtype dtype;
   Rows key, value;
-  const uint8_t *real;    // (B,M), or null
+  const uint8_t *valid;    // (B,M), or null
   const float *planes;  // (bits,D + E)
   int64_t *labels;      // (B,G,M); `cells` for padding
 };
-DESCRIBE(KeyCells, B, G, M, D, E, cells, bits, iterations, threads, dtype, key, value, real, planes, labels)
+DESCRIBE(KeyCells, B, G, M, D, E, cells, bits, iterations, threads, dtype, key, value, valid, planes, labels)
 
 // Attention to a cluster's exact keys and a tail of cells.
 struct TailInputs {
@@ -274,11 +274,11 @@ struct Moments {
   int64_t B, H, N, D, threads;
   Dtype dtype;
   Rows x;
-  const uint8_t *real;  // (B,N), or null
+  const uint8_t *valid;  // (B,N), or null
   double *mean;         // (B,H,D)
   double *squares;      // (B,H) the sum of the squared distances to the mean, or null where nobody wants it
 };
-DESCRIBE(Moments, B, H, N, D, threads, dtype, x, real, mean, squares)
+DESCRIBE(Moments, B, H, N, D, threads, dtype, x, valid, mean, squares)
 
 struct CodedTerm {
   int64_t width;
@@ -293,19 +293,19 @@ struct Coding {
   List<CodedTerm> terms;
   const float *planes;  // (bits,widths), or such planes of each head
   int64_t planes_head;  // from one head's to the next; 0 where all have the same
-  const uint8_t *real;  // (B,N), or null
+  const uint8_t *valid;  // (B,N), or null
   int64_t *codes;       // (B,H,N)
 };
-DESCRIBE(Coding, B, H, N, bits, threads, dtype, terms, planes, planes_head, real, codes)
+DESCRIBE(Coding, B, H, N, bits, threads, dtype, terms, planes, planes_head, valid, codes)
 
 struct CodeAssignment {
   int64_t B, H, N, clusters, threads;
   const int64_t *codes, *centroids;  // (B,H,N), (B,H,clusters)
-  const uint8_t *real;               // (B,N), or null
+  const uint8_t *valid;               // (B,N), or null
   int64_t *labels;                   // (B,H,N); `clusters` for padding
   int32_t *votes;                    // (B,H,clusters,64) members with each bit; in bit 63 all members
 };
-DESCRIBE(CodeAssignment, B, H, N, clusters, threads, codes, centroids, real, labels, votes)
+DESCRIBE(CodeAssignment, B, H, N, clusters, threads, codes, centroids, valid, labels, votes)
 
 struct MeanAssignment {
   int64_t B, H, N, D, clusters, threads;
@@ -313,10 +313,10 @@ struct MeanAssignment {
   Rows x;
   const double *mean;               // (B,H,D)
   const float *directions, *halves;  // (B,H,D,clusters), (B,H,clusters)
-  const uint8_t *real;               // (B,N), or null
+  const uint8_t *valid;               // (B,N), or null
   int64_t *labels;                   // (B,H,N); `clusters` for padding
 };
-DESCRIBE(MeanAssignment, B, H, N, D, clusters, threads, dtype, x, mean, directions, halves, real, labels)
+DESCRIBE(MeanAssignment, B, H, N, D, clusters, threads, dtype, x, mean, directions, halves, valid, labels)
 
 struct GroupSums {
   int64_t B, H, N, D, groups, threads;

@@ -70,8 +70,8 @@ struct TopOf {
   Positions tokens;
   int64_t wanted;  // of each column
 
-  TopOf(const Selecting &a, int64_t bh, const Masks &real) : a(a), b(bh / a.H), h(bh % a.H) {
-    tokens = real.of(b);
+  TopOf(const Selecting &a, int64_t bh, const Masks &valid) : a(a), b(bh / a.H), h(bh % a.H) {
+    tokens = valid.of(b);
     const int64_t most = tokens.count < a.slots ? tokens.count : a.slots;
     wanted = a.wanted[b] < 0 ? 0 : a.wanted[b] < most ? a.wanted[b] : most;
   }
@@ -225,21 +225,21 @@ static void merge_top(const TopOf &of, const TopScratch &own, const ChunkTops &c
 
 static int64_t bucket_top(const Selecting &a, void *workspace) {
   Arena arena{(char *)workspace};
-  const Masks real(arena, a.real, a.B, a.N);
+  const Masks valid(arena, a.valid, a.B, a.N);
   const ChunkTops chunks_of(arena, a);
   const PerThread<TopScratch> scratch(arena, a.threads, a, chunks_of);
   if (!arena.base) return arena.used;
 
   const int64_t heads = a.B * a.H;
   const Stage sampling = {heads, [&](int64_t bh, int thread) {
-    for (int64_t i = 0; a.real && i < a.N; i++) a.best[bh * a.N + i] = 0;  // padding's
-    sample_bounds(TopOf(a, bh, real), scratch.of[thread], chunks_of.bounds[bh]);
+    for (int64_t i = 0; a.valid && i < a.N; i++) a.best[bh * a.N + i] = 0;  // padding's
+    sample_bounds(TopOf(a, bh, valid), scratch.of[thread], chunks_of.bounds[bh]);
   }};
   const Stage streaming = {heads * chunks_of.chunks, [&](int64_t task, int thread) {
-    top_of_chunk(TopOf(a, task / chunks_of.chunks, real), scratch.of[thread], chunks_of, task % chunks_of.chunks);
+    top_of_chunk(TopOf(a, task / chunks_of.chunks, valid), scratch.of[thread], chunks_of, task % chunks_of.chunks);
   }};
   const Stage merging = {heads, [&](int64_t bh, int thread) {
-    merge_top(TopOf(a, bh, real), scratch.of[thread], chunks_of);
+    merge_top(TopOf(a, bh, valid), scratch.of[thread], chunks_of);
   }};
   parallel_stages(a.threads, sampling, streaming, merging);
   return arena.used;

@@ -170,14 +170,14 @@ static void prepare_centroids(const ClusteredBackward &a, int64_t bh, const Head
   zero(to.rest + in.clusters * E, (C - in.clusters) * E);
   for (int64_t c = 0; c < C; c++) {
     const int64_t row = bh * in.clusters + c;
-    const bool real = c < in.clusters;
+    const bool valid = c < in.clusters;
     for (int64_t d = 0; d < D; d++)
-      to.centroids[c * D + d] = real && d < in.D ? a.saved.centroids[row * in.D + d] * in.scale : 0;
-    to.lse[c] = real ? a.saved.lse[row] : __builtin_inff();
-    to.residual[c] = real ? a.saved.residual[row] : 0;
+      to.centroids[c * D + d] = valid && d < in.D ? a.saved.centroids[row * in.D + d] * in.scale : 0;
+    to.lse[c] = valid ? a.saved.lse[row] : __builtin_inff();
+    to.residual[c] = valid ? a.saved.residual[row] : 0;
     to.shift[c] = 0;
-    if (!real) to.of_lse[c] = 0;
-    if (!real) continue;
+    if (!valid) to.of_lse[c] = 0;
+    if (!valid) continue;
     if (a.grad_out.data)
       to.shift[c] = dot(to.rest + c * E, a.saved.rest + row * in.E, in.E) + to.mass[c] * a.saved.mass[row];
     else
@@ -296,11 +296,11 @@ static bool lists_hold(const ClusteredBackward &a, const Masks &queries, const M
   const ClusteredInputs &in = a.inputs;
   bool hold = true;
   for (int64_t bh = 0; bh < in.B * in.H; bh++) {
-    const int64_t real = queries.of(bh / in.H).count, M = keys.of(bh / in.H).count, K = in.topk < M ? in.topk : M;
+    const int64_t valid = queries.of(bh / in.H).count, M = keys.of(bh / in.H).count, K = in.topk < M ? in.topk : M;
     const int32_t *order = a.saved.order + bh * in.N, *offsets = a.saved.offsets + bh * (in.clusters + 1);
-    hold &= offsets[0] == 0 && offsets[in.clusters] == real;
+    hold &= offsets[0] == 0 && offsets[in.clusters] == valid;
     for (int64_t c = 0; c < in.clusters; c++) hold &= offsets[c] <= offsets[c + 1];
-    for (int64_t i = 0; i < real; i++) hold &= (uint32_t)order[i] < (uint32_t)in.N;
+    for (int64_t i = 0; i < valid; i++) hold &= (uint32_t)order[i] < (uint32_t)in.N;
     for (int64_t c = 0; K && c < in.clusters; c++) {
       const int32_t *top = a.saved.top + (bh * in.clusters + c) * in.topk;
       hold &= top[0] >= 0 && top[K - 1] < M;
@@ -315,7 +315,7 @@ static int64_t clustered_backward_of(const ClusteredBackward &a, void *workspace
   const ClusteredInputs &in = a.inputs;
   const int64_t group = in.H / in.G, all = in.B * in.G, wave = all < 2 * in.threads ? all : 2 * in.threads;
   Arena arena{(char *)workspace};
-  const Masks queries(arena, in.query_real, in.B, in.N), keys(arena, in.key_real, in.B, in.M);
+  const Masks queries(arena, in.query_valid, in.B, in.N), keys(arena, in.key_valid, in.B, in.M);
   HeadGradients *heads = arena.take<HeadGradients>(wave * group);
   for (int64_t i = 0; i < wave * group; i++) {
     const HeadGradients head(arena, in);
@@ -344,15 +344,15 @@ static int64_t clustered_backward_of(const ClusteredBackward &a, void *workspace
     const Stage over_keys = {now * chunks, [&](int64_t task, int thread) {
       const int64_t i = task / chunks, chunk = task % chunks, b = (first + i) / in.G, g = (first + i) % in.G;
       if (chunk == 0) {
-        zero_padding<T>(a.grad_key, in.key_real, b, g, in.M, in.D);
-        zero_padding<T>(a.grad_value, in.key_real, b, g, in.M, in.E);
+        zero_padding<T>(a.grad_key, in.key_valid, b, g, in.M, in.D);
+        zero_padding<T>(a.grad_value, in.key_valid, b, g, in.M, in.E);
       }
       if (chunk * GRAD_CHUNK < keys.of(b).count)
         keys_backward<T>(a, keys.of(b), b, g, chunk, heads + i * group, scratch.of[thread]);
     }};
     const Stage over_queries = {now * group * steps, [&](int64_t task, int thread) {
       over_clusters(task, thread, [&](int64_t b, int64_t h, int64_t c, const HeadGradients &head, const GradScratch &own) {
-        if (c == 0) zero_padding<T>(a.grad_query, in.query_real, b, h, in.N, in.D);
+        if (c == 0) zero_padding<T>(a.grad_query, in.query_valid, b, h, in.N, in.D);
         queries_backward<T>(a, keys.of(b), b, h, c, head, own.queries);
       });
     }};

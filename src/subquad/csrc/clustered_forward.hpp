@@ -27,10 +27,10 @@ static void cluster_head(const ClusteredForward &a, const Positions &queries, in
 }
 
 template <class T>
-static void zero_padding(const Rows &out, const uint8_t *real, int64_t b, int64_t h, int64_t positions, int64_t width) {
-  if (!real) return;
+static void zero_padding(const Rows &out, const uint8_t *valid, int64_t b, int64_t h, int64_t positions, int64_t width) {
+  if (!valid) return;
   for (int64_t i = 0; i < positions; i++) {
-    if (real[b * positions + i]) continue;
+    if (valid[b * positions + i]) continue;
     T *row = row_of<T>(out, b, h, i);
     for (int64_t e = 0; e < width; e++) narrow(0.0f, row + e);
   }
@@ -41,24 +41,24 @@ static bool labels_hold(const ClusteredForward &a, const Masks &queries) {
   const ClusteredInputs &in = a.inputs;
   bool hold = true;
   for (int64_t bh = 0; a.labels && bh < in.B * in.H; bh++) {
-    const Positions real = queries.of(bh / in.H);
+    const Positions valid = queries.of(bh / in.H);
     const int64_t *labels = a.labels + bh * in.N;
-    for (int64_t i = 0; i < real.count; i++) hold &= (uint64_t)labels[real[i]] < (uint64_t)in.clusters;
+    for (int64_t i = 0; i < valid.count; i++) hold &= (uint64_t)labels[valid[i]] < (uint64_t)in.clusters;
   }
   return hold;
 }
 
 // Log-sum-exps of padded queries, which see no key.
-static void hide_padding(float *lse, const uint8_t *real, int64_t positions) {
-  for (int64_t i = 0; real && i < positions; i++)
-    if (!real[i]) lse[i] = -__builtin_inff();
+static void hide_padding(float *lse, const uint8_t *valid, int64_t positions) {
+  for (int64_t i = 0; valid && i < positions; i++)
+    if (!valid[i]) lse[i] = -__builtin_inff();
 }
 
 template <class T>
 static int64_t clustered_forward_of(const ClusteredForward &a, void *workspace) {
   const ClusteredInputs &in = a.inputs;
   Arena arena{(char *)workspace};
-  const Masks queries(arena, in.query_real, in.B, in.N), keys(arena, in.key_real, in.B, in.M);
+  const Masks queries(arena, in.query_valid, in.B, in.N), keys(arena, in.key_valid, in.B, in.M);
   HashScratch hash(arena, in.B * in.H, in.N, in.D, in.threads);
   const KmeansScratch kmeans(arena, in.clusters, in.threads);
   const Pieces<uint64_t> codes = arena.take_each<uint64_t>(in.B * in.H, in.N, PAST);
@@ -96,8 +96,8 @@ static int64_t clustered_forward_of(const ClusteredForward &a, void *workspace) 
   const int64_t group = in.clusters / 16 + 1, groups = (in.clusters + group - 1) / group;
   const Stage members_of = {heads * groups, [&](int64_t task, int thread) {
     const int64_t bh = task / groups, b = bh / in.H, h = bh % in.H, first = task % groups * group;
-    if (first == 0) zero_padding<T>(a.out, in.query_real, b, h, in.N, in.E);
-    if (first == 0 && a.query_lse && in.query_real) hide_padding(a.query_lse + bh * in.N, in.query_real + b * in.N, in.N);
+    if (first == 0) zero_padding<T>(a.out, in.query_valid, b, h, in.N, in.E);
+    if (first == 0 && a.query_lse && in.query_valid) hide_padding(a.query_lse + bh * in.N, in.query_valid + b * in.N, in.N);
     for (int64_t c = first; c < first + group && c < in.clusters; c++)
       finish_cluster<T>(a, keys.of(b), b, h, c, results, merging.of[thread], members.of[thread]);
   }};

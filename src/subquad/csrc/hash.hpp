@@ -70,7 +70,7 @@ static void hash_tile(const Rows &rows, int64_t b, int64_t h, const Positions &p
   pack_signs(products, last - first, codes + first);
 }
 
-// The codes of one head's real queries, by rank. `threads` > 1 splits the sequence.
+// The codes of one head's valid queries, by rank. `threads` > 1 splits the sequence.
 template <class T>
 static void hash_head(const Rows &rows, int64_t b, int64_t h, int64_t H, int64_t D, const Positions &positions,
                       const HashScratch &scratch, bool centre, int threads, int thread, uint64_t *codes) {

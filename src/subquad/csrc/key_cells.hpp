@@ -57,7 +57,7 @@ static void cells_of_head(const KeyCells &a, const Positions &keys, int64_t b, i
 template <class T>
 static int64_t key_cells_of(const KeyCells &a, void *workspace) {
   Arena arena{(char *)workspace};
-  const Masks keys(arena, a.real, a.B, a.M);
+  const Masks keys(arena, a.valid, a.B, a.M);
   const int64_t heads = a.B * a.G, width = a.D + a.E;
   float *planes = arena.take<float>(width * WORD);
   const PerThread<CellScratch> scratch(arena, a.threads, width);

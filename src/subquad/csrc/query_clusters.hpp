@@ -202,7 +202,7 @@ static int64_t clusters_of(const QueryClusters &a, int64_t b) {
   return a.counts[b] > 1 ? a.counts[b] : 1;
 }
 
-// Labels of one head's real queries, by rank. `threads` > 1 splits the sequence.
+// Labels of one head's valid queries, by rank. `threads` > 1 splits the sequence.
 template <class T>
 static void cluster_queries(const QueryClusters &a, int64_t b, int64_t h, const Positions &queries, const Space &space,
                             const RefineScratch &own, const Pieces<float> &scores, const KmeansScratch &kmeans,
@@ -248,7 +248,7 @@ static void cluster_queries(const QueryClusters &a, int64_t b, int64_t h, const 
 template <class T>
 static int64_t query_clusters_of(const QueryClusters &a, void *workspace) {
   Arena arena{(char *)workspace};
-  const Masks queries(arena, a.query_real, a.B, a.N), keys(arena, a.key_real, a.B, a.M);
+  const Masks queries(arena, a.query_valid, a.B, a.N), keys(arena, a.key_valid, a.B, a.M);
   const int64_t heads = a.B * a.H, spaces = a.logits ? a.B * a.G : 1;
   const KmeansScratch kmeans(arena, a.clusters, a.threads);
   const Pieces<uint64_t> codes = arena.take_each<uint64_t>(heads, a.N, PAST);
@@ -267,12 +267,12 @@ static int64_t query_clusters_of(const QueryClusters &a, void *workspace) {
   };
   auto cluster = [&](int64_t bh, int threads, int thread) {
     const int64_t b = bh / a.H, h = bh % a.H;
-    const Positions real = queries.of(b);
-    cluster_queries<T>(a, b, h, real, space(b, h / (a.H / a.G)), refining.of[threads > 1 ? 0 : thread], scores, kmeans,
+    const Positions valid = queries.of(b);
+    cluster_queries<T>(a, b, h, valid, space(b, h / (a.H / a.G)), refining.of[threads > 1 ? 0 : thread], scores, kmeans,
                        threads, thread, codes[bh], labels[bh]);
     int64_t *out = a.labels + bh * a.N;
     for (int64_t i = 0; i < a.N; i++) out[i] = a.clusters;
-    for (int64_t i = 0; i < real.count; i++) out[real[i]] = labels[bh][i];
+    for (int64_t i = 0; i < valid.count; i++) out[valid[i]] = labels[bh][i];
   };
   const Stage measure = {spaces, [&](int64_t at, int thread) {
     const int64_t b = at / a.G, g = at % a.G;

@@ -1,16 +1,16 @@
 // What each rank of several does for clusters that hold tokens of all of them: sums over its own tokens, and which of the
 // given codes or means these are nearest to. Padding has no part in a sum; its codes are 0, its labels are `clusters`.
 
-// The mean of each head's real vectors, and the sum of their squared distances to it.
+// The mean of each head's valid vectors, and the sum of their squared distances to it.
 template <class T>
 static int64_t moments_of(const Moments &a, void *workspace) {
   Arena arena{(char *)workspace};
-  const Masks real(arena, a.real, a.B, a.N);
+  const Masks valid(arena, a.valid, a.B, a.N);
   const Pieces<double> squares = arena.take_each<double>(a.threads, a.D);
   if (!arena.base) return arena.used;
   parallel_for(a.threads, a.B * a.H, [&](int64_t bh, int thread) {
     const int64_t b = bh / a.H, h = bh % a.H;
-    const Positions at = real.of(b);
+    const Positions at = valid.of(b);
     double *mean = a.mean + bh * a.D, *own = squares[thread], total = 0;
     sum_rows<T>(a.x, b, h, at, 0, at.count, a.D, mean);
     for (int64_t d = 0; d < a.D; d++) mean[d] /= at.count > 0 ? (double)at.count : 1.0;
@@ -47,7 +47,7 @@ static int64_t centred_codes_of(const Coding &a, void *workspace) {
   int64_t width = 0;
   for (const CodedTerm &term : a.terms) width += term.width;
   const int64_t heads = a.B * a.H;
-  const Masks real(arena, a.real, a.B, a.N);
+  const Masks valid(arena, a.valid, a.B, a.N);
   const Pieces<float> planes = arena.take_each<float>(a.planes_head ? heads : 1, width * WORD);
   const PerThread<CodingScratch> scratch(arena, a.threads, width);
   if (!arena.base) return arena.used;
@@ -55,7 +55,7 @@ static int64_t centred_codes_of(const Coding &a, void *workspace) {
     transpose_planes(a.planes + bh * a.planes_head, a.bits, width, planes[bh]);
   parallel_for(a.threads, heads, [&](int64_t bh, int thread) {
     const int64_t b = bh / a.H, h = bh % a.H;
-    const Positions at = real.of(b);
+    const Positions at = valid.of(b);
     const CodingScratch &own = scratch.of[thread];
     int64_t *codes = a.codes + bh * a.N;
     for (int64_t i = 0; i < a.N; i++) codes[i] = 0;
@@ -87,13 +87,13 @@ static int64_t centred_codes(const Coding &a, void *workspace) {
 static int64_t assign_codes(const CodeAssignment &a, void *workspace) {
   Arena arena{(char *)workspace};
   const int64_t C = a.clusters;
-  const Masks real(arena, a.real, a.B, a.N);
+  const Masks valid(arena, a.valid, a.B, a.N);
   const KmeansScratch scratch(arena, C, a.threads);
   const Pieces<uint64_t> codes = arena.take_each<uint64_t>(a.threads, a.N, PAST);
   const Pieces<int32_t> labels = arena.take_each<int32_t>(a.threads, a.N, PAST);
   if (!arena.base) return arena.used;
   parallel_for(a.threads, a.B * a.H, [&](int64_t bh, int thread) {
-    const Positions at = real.of(bh / a.H);
+    const Positions at = valid.of(bh / a.H);
     uint64_t *own = codes[thread], *centroids = scratch.centroids[thread];
     int32_t *found = labels[thread], *votes = a.votes + bh * C * WORD;
     for (int64_t c = 0; c < C; c++) centroids[c] = (uint64_t)a.centroids[bh * C + c] | PRESENT;
@@ -128,7 +128,7 @@ template <class T>
 static int64_t assign_means_of(const MeanAssignment &a, void *workspace) {
   Arena arena{(char *)workspace};
   const int64_t C = a.clusters, D = a.D, lanes = round_up(C, W), heads = a.B * a.H;
-  const Masks real(arena, a.real, a.B, a.N);
+  const Masks valid(arena, a.valid, a.B, a.N);
   const Pieces<float> directions = arena.take_each<float>(heads, D * lanes), halves = arena.take_each<float>(heads, lanes);
   const PerThread<MeanScratch> scratch(arena, a.threads, D, lanes);
   if (!arena.base) return arena.used;
@@ -142,7 +142,7 @@ static int64_t assign_means_of(const MeanAssignment &a, void *workspace) {
   const int64_t blocks = (a.N + REFINE_BLOCK - 1) / REFINE_BLOCK;
   const Stage assign = {heads * blocks, [&](int64_t task, int thread) {
     const int64_t bh = task / blocks, b = bh / a.H, h = bh % a.H, start = task % blocks * REFINE_BLOCK;
-    const Positions at = real.of(b);
+    const Positions at = valid.of(b);
     const int64_t end = start + REFINE_BLOCK < at.count ? start + REFINE_BLOCK : at.count;
     const double *mean = a.mean + bh * D;
     const MeanScratch &own = scratch.of[thread];

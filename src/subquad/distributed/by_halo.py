@@ -72,15 +72,15 @@ def attend_near_keys(
     if seen_by_all is None and not mask.ids and min(split.lengths) >= 2 * sum(sides):  # most see their rank alone
         return run_with_borders(method, query, key, value, call, halo, sides)
     sent = [(key, 2), (value, 2)]
-    real = mask.key_padding(key.shape[2])
-    sent += [] if real is None else [(real, 1)]
+    valid = mask.key_padding(key.shape[2])
+    sent += [] if valid is None else [(valid, 1)]
     sent += [(ids, 1) for ids in mask.ids]
     item, common = None, None
     if seen_by_all is not None:
         item = item_of_ranks(mask, query.shape[2], split, query.device)
         common = Common.of(seen_by_all(method, item, mask.is_causal), query, key, value, item, call, split)
     around, rows = halo.exchange(sent, [] if common is None else common.rows)
-    inner = Mask(is_causal=mask.is_causal, span=mask.span, keys=() if real is None else (around[2],))
+    inner = Mask(is_causal=mask.is_causal, span=mask.span, keys=() if valid is None else (around[2],))
     if mask.ids:
         inner = replace(inner, ids=tuple(around[-len(mask.ids) :]))
         return _with_segments(method, query, around, call.under(inner), mask.query_padding(query.shape[2]), halo)
@@ -96,13 +96,13 @@ def attend_near_keys(
 
 
 def _with_segments(
-    method: Method, query: Tensor, around: list[Tensor], call: Call, real: Tensor | None, halo: Halo
+    method: Method, query: Tensor, around: list[Tensor], call: Call, valid: Tensor | None, halo: Halo
 ) -> Partial:
     """Packed segments: the keys around this rank's own have queries too, which are padding."""
     own = slice(halo.before, halo.before + query.shape[2])
     sides = (own.start, around[0].shape[2] - own.stop)
-    assert real is not None, "a negative id is padding"
-    mask = call.mask & Mask(queries=(F.pad(real, sides),))
+    assert valid is not None, "a negative id is padding"
+    mask = call.mask & Mask(queries=(F.pad(valid, sides),))
     query = F.pad(query, (0, 0, *sides))
     out, lse = method.attend_partial(query, around[0], around[1], call.under(mask))
     return out[:, :, own], None if lse is None else lse[:, :, own]
@@ -131,13 +131,13 @@ def segments_rise(ids: Int64[Tensor, "B N"], split: TokenSplit) -> bool:
 
 def item_of_ranks(mask: Mask, N: int, split: TokenSplit, device: torch.device) -> Item:
     """Where the items of all ranks' tokens begin and how long they are; one exchange where there is padding."""
-    sides = [real for real in (mask.key_padding(N), mask.query_padding(N)) if real is not None]
+    sides = [valid for valid in (mask.key_padding(N), mask.query_padding(N)) if valid is not None]
     if not sides:
         first, length = (torch.full((1, 1), n, device=device) for n in (0, split.tokens))
         return Item(first, length, split.tokens)
-    real = torch.stack(sides).any(0) if len(sides) == 2 else torch.ones_like(sides[0])
+    valid = torch.stack(sides).any(0) if len(sides) == 2 else torch.ones_like(sides[0])
     position = torch.arange(N, device=device) + spans(split.lengths)[split.rank].start
-    first, end = torch.where(real, position, split.tokens).amin(1), torch.where(real, position + 1, 0).amax(1)
+    first, end = torch.where(valid, position, split.tokens).amin(1), torch.where(valid, position + 1, 0).amax(1)
     told = torch.stack([first, end])
     every = torch.stack(gather(told, [told.shape] * split.ranks, split.group))
     first, end = every[:, 0].amin(0)[:, None], every[:, 1].amax(0)[:, None]
@@ -172,9 +172,9 @@ class Common:
         at = positions - spans(split.lengths)[split.rank].start
         here = (positions >= 0) & (at >= 0) & (at < N)
         at = at.clamp(0, N - 1)
-        real = call.mask.key_padding(N)
+        valid = call.mask.key_padding(N)
         rows = [taken(x, at).masked_fill(~here[:, None, :, None], 0.0) for x in (key, value)]
-        rows.append(here if real is None else here & real.gather(1, at))
+        rows.append(here if valid is None else here & valid.gather(1, at))
         if not causal:
             rows.append(taken(query, at).masked_fill(~here[:, None, :, None], 0.0))
         return Common(positions, rows, split)
@@ -194,8 +194,8 @@ class Common:
         keys, values = (torch.stack(list(parts)).sum(0) for parts in rows[:2])
         needed = halo.needed[self.split.rank]
         outside = (self.positions < needed.start) | (self.positions >= needed.stop) & (not causal)
-        real = torch.stack(list(rows[2])).any(0)
-        far = _exact(query, keys, values, real & outside, call)
+        valid = torch.stack(list(rows[2])).any(0)
+        far = _exact(query, keys, values, valid & outside, call)
         assert near[1] is not None
         out, lse = merge_partials([(wide(near[0])[0], near[1]), far])
         if not causal:
@@ -218,9 +218,9 @@ class Common:
 
 
 def _exact(
-    query: Tensor, key: Tensor, value: Tensor, real: Bool[Tensor, "B M"] | None, call: Call
+    query: Tensor, key: Tensor, value: Tensor, valid: Bool[Tensor, "B M"] | None, call: Call
 ) -> tuple[Tensor, Tensor]:
     """Exact attention to these keys, in fp32 or better: either few keys or few queries."""
     query, key, value = wide(query, *(repeat_heads(x, query.shape[1]) for x in (key, value)))
-    logits, seen = query @ key.mT * call.scale, None if real is None else real[:, None, None]
+    logits, seen = query @ key.mT * call.scale, None if valid is None else valid[:, None, None]
     return visible_softmax(logits, seen) @ value, visible_logsumexp(logits, seen)

@@ -43,15 +43,15 @@ def run_with_kept(
     rest = run(query, key, value, inner)
 
     query, key, value = wide(query, key, value)
-    real_queries, real_keys = mask.query_padding(N), mask.key_padding(N)
+    valid_queries, valid_keys = mask.query_padding(N), mask.key_padding(N)
     numbers = torch.arange(split.own.start, split.own.stop, device=query.device)[None]
-    kept_query, kept_key, kept_value, there = _from_owners(query, key, value, own, real_queries, real_keys, split)
-    others = not_kept(own, real_queries, N)
+    kept_query, kept_key, kept_value, there = _from_owners(query, key, value, own, valid_queries, valid_keys, split)
+    others = not_kept(own, valid_queries, N)
     columns = with_columns(query, kept_key, kept_value, numbers, kept.tokens, others, there[..., 1], inner, rest)
-    rows = attend_as_kept(kept_query, key, value, kept.tokens, numbers, there[..., 0], real_keys, inner)
+    rows = attend_as_kept(kept_query, key, value, kept.tokens, numbers, there[..., 0], valid_keys, inner)
     out, lse = rows
     assert lse is not None
-    return with_rows(columns, merge_of_ranks(out, lse, split), own, real_queries)
+    return with_rows(columns, merge_of_ranks(out, lse, split), own, valid_queries)
 
 
 def _kept_of_all(named: Tensor, query: Tensor, mask: Mask, split: TokenSplit) -> Kept | None:
@@ -84,12 +84,12 @@ def _from_owners(
     key: Tensor,
     value: Tensor,
     of_rank: Kept,
-    real_queries: Tensor | None,
-    real_keys: Tensor | None,
+    valid_queries: Tensor | None,
+    valid_keys: Tensor | None,
     split: TokenSplit,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Query, key and value of all kept tokens, and whether they are there as queries and as keys, (B,S,2)."""
-    flags = torch.stack([of_rank.which_are(real_queries), of_rank.which_are(real_keys)], dim=-1).to(query.dtype)
+    flags = torch.stack([of_rank.which_are(valid_queries), of_rank.which_are(valid_keys)], dim=-1).to(query.dtype)
     rows = [taken(x, of_rank.tokens).transpose(1, 2) for x in (query, key, value)]
     sent = torch.cat([*(x.flatten(2) for x in rows), flags], dim=-1)
     # Of each token all ranks but one send 0, so that the sum is what the one has.

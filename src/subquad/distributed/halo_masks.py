@@ -33,12 +33,12 @@ def run_with_borders(
 ) -> Partial:
     """The partial of this rank's queries, each of which sees no keys but those `reach` before and behind it."""
     queries, keys, values = inputs = [WholeAndRows(x) for x in (query, key, value)]
-    real = call.mask.key_padding(key.shape[2])
-    sides, _ = halo.sides([*((x, 2) for x in inputs[1:]), *(() if real is None else ((real, 1),))])
-    if real is not None:
+    valid = call.mask.key_padding(key.shape[2])
+    sides, _ = halo.sides([*((x, 2) for x in inputs[1:]), *(() if valid is None else ((valid, 1),))])
+    if valid is not None:
         before, behind = sides.pop()
-        real = torch.cat([before, real, behind], dim=1)
-    near = _Near(method, call, halo.before, real, call.mask.query_padding(query.shape[2]))
+        valid = torch.cat([before, valid, behind], dim=1)
+    near = _Near(method, call, halo.before, valid, call.mask.query_padding(query.shape[2]))
     out, lse = near.attend(queries.whole, keys.whole, values.whole, 0, 0)
     parts = list(_at_borders(inputs, sides, reach))
     if not parts:
@@ -68,7 +68,7 @@ class _Near:
     method: Method
     call: Call
     before: int
-    real: Bool[Tensor, "B M"] | None
+    valid: Bool[Tensor, "B M"] | None
     queries: Bool[Tensor, "B N"] | None  # which are real
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, first: int, first_key: int) -> Partial:
@@ -78,7 +78,7 @@ class _Near:
             is_causal=mask.is_causal,
             span=mask.span,
             offset=first - first_key,
-            keys=() if self.real is None else (self.real[:, at : at + key.shape[2]],),
+            keys=() if self.valid is None else (self.valid[:, at : at + key.shape[2]],),
             queries=() if self.queries is None else (self.queries[:, first : first + query.shape[2]],),
         )
         return self.method.attend_partial(query, key, value, self.call.under(part))

@@ -69,7 +69,7 @@ def make_mask(
                 f"the attention mask has {attention_mask.shape[1]} positions, but the cache has seen {q_offset} tokens "
                 f"and {q_length} are new: give tokens and mask of all, or a new cache for another prompt"
             )
-    real, filled, segments = _real_keys(attention_mask, kv_length, kv_offset), None, None
+    valid, filled, segments = _valid_keys(attention_mask, kv_length, kv_offset), None, None
     if causal and (isinstance(q_offset, Tensor) or kv_length != q_offset + q_length - kv_offset):
         filled = torch.arange(kv_length, device=device) < q_offset + q_length - kv_offset
     elif causal and attention_mask is None and q_length == kv_length > 1:  # else there is no packing
@@ -79,14 +79,14 @@ def make_mask(
         raise ValueError("packed sequences do not go with `parallel`; pad them, one in each item")
     look = not torch.compiler.is_compiling() and in_use() is None  # ranks must agree, whichever of them have padding
     if now is not None:  # all ranks say alike whether there is padding
-        real = real if now.padded else None
-    elif filled is None and real is not None and look and bool(real.all()):
-        real = None
-    if now is None and real is None and is_plain(q_length, kv_length, mask_function, **options):
+        valid = valid if now.padded else None
+    elif filled is None and valid is not None and look and bool(valid.all()):
+        valid = None
+    if now is None and valid is None and is_plain(q_length, kv_length, mask_function, **options):
         if options.get("allow_is_bidirectional_skip"):
             return None
-        real = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
-    handed = encode(causal=causal, real=real, filled=filled, segments=segments, batch=batch_size)
+        valid = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
+    handed = encode(causal=causal, valid=valid, filled=filled, segments=segments, batch=batch_size)
     handed = handed.to(device) if device is not None else handed
     if now is not None:
         setattr(handed, MARK, now.of)
@@ -164,7 +164,7 @@ def attend(
         )
     mask, own = _mask_of(layer, query.shape[2], key.shape[2], handed)
     extras = {"bias": position_bias, "softcap": softcap, "sinks": sinks, "hidden": hidden, "parallel": of}
-    out = layer(query, key, value, mask=mask, real=handed.real, own=own, scale=scaling, dropout_p=dropout, **extras)
+    out = layer(query, key, value, mask=mask, valid=handed.valid, own=own, scale=scaling, dropout_p=dropout, **extras)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -211,7 +211,7 @@ def _pattern(mask_function: Callable[..., Any] | None, options: dict[str, Any]) 
     return EVERYTHING if "allow_is_bidirectional_skip" in options else CAUSAL
 
 
-def _real_keys(attention_mask: Tensor | None, kv_length: int, kv_offset: int | Tensor) -> Tensor | None:
+def _valid_keys(attention_mask: Tensor | None, kv_length: int, kv_offset: int | Tensor) -> Tensor | None:
     """The 2-D mask of the user at the cache's keys, as bool (B, kv_length)."""
     if attention_mask is None:
         return None
@@ -220,8 +220,8 @@ def _real_keys(attention_mask: Tensor | None, kv_length: int, kv_offset: int | T
             max=attention_mask.shape[1] - 1
         )
         return attention_mask[:, index].bool()
-    real = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
-    return F.pad(real, (0, kv_length - real.shape[1]))
+    valid = attention_mask[:, kv_offset : kv_offset + kv_length].bool()
+    return F.pad(valid, (0, kv_length - valid.shape[1]))
 
 
 def _segments(mask_function: Any, batch: int, length: int, device: torch.device | None) -> Tensor | None:
@@ -261,7 +261,7 @@ def _mask_of_new(layer: Attached, new: int, handed: Handed) -> Mask | None:
     """The padding of the tokens that a state has not seen, which are the last of all."""
     if handed.segments is not None:
         raise ValueError(f"layer {layer.label}: packed sequences have one state each; generate from a padded batch")
-    return None if handed.real is None else Mask.padding(handed.real[:, -new:])
+    return None if handed.valid is None else Mask.padding(handed.valid[:, -new:])
 
 
 def _sinks_of(kwargs: dict[str, Any]) -> Tensor | None:

@@ -139,7 +139,7 @@ class Attached(nn.Module):
         value: Tensor,
         *,
         mask: Mask,
-        real: Tensor | None = None,
+        valid: Tensor | None = None,
         own: Tensor | None = None,
         bias: Tensor | None = None,
         softcap: float | None = None,
@@ -148,19 +148,19 @@ class Attached(nn.Module):
         parallel: Any = None,
         **options: Any,
     ) -> Tensor:
-        """Run the method for all queries: `mask`, `real`, `own` and `parallel` as in `attend_all`."""
-        keep = self._keep(mask, real, query.shape[2], key.shape[2])
+        """Run the method for all queries: `mask`, `valid`, `own` and `parallel` as in `attend_all`."""
+        keep = self._keep(mask, valid, query.shape[2], key.shape[2])
         if softcap is not None or sinks is not None:
             if not self.bound.method.is_exact:
                 raise ValueError(
                     f"layer {self.label} has capped logits or sinks, which {self.bound.method} does not know"
                 )
-            seen = mask if real is None else mask & Mask.padding(keys=real)
+            seen = mask if valid is None else mask & Mask.padding(keys=valid)
             return attend_exactly(query, key, value, seen, softcap=softcap, sinks=sinks, **options)
         options |= {"bias": bias, "keep": keep, "hidden": hidden, "parallel": parallel}
-        return attend_all(self.bound, query, key, value, mask=mask, real=real, own=own, **options)
+        return attend_all(self.bound, query, key, value, mask=mask, valid=valid, own=own, **options)
 
-    def _keep(self, mask: Mask, real: Tensor | None, N: int, M: int) -> Keep | None:
+    def _keep(self, mask: Mask, valid: Tensor | None, N: int, M: int) -> Keep | None:
         """Which tokens' attention is exact in this call, as methods take it."""
         if self.bound.method.is_exact:
             return None
@@ -173,10 +173,10 @@ class Attached(nn.Module):
                 f"layer {self.label}: keep={self.keep!r} needs all tokens at once, but there are {N} queries and {M} "
                 "keys: generate with use_cache=False, or swap without `keep`"
             )
-        return ends_of(self.keep, mask, real)
+        return ends_of(self.keep, mask, valid)
 
 
-def ends_of(keep: str, mask: Mask, real: Tensor | None) -> Keep:
+def ends_of(keep: str, mask: Mask, valid: Tensor | None) -> Keep:
     """The first real token of each item, or the first and the last; of each segment, where items are packed."""
     last = keep == "ends"
     if mask.ids:
@@ -184,11 +184,11 @@ def ends_of(keep: str, mask: Mask, real: Tensor | None) -> Keep:
         before, after = F.pad(ids, (1, 0), value=-1)[:, :-1], F.pad(ids, (0, 1), value=-1)[:, 1:]
         at_end = (ids != before) | (ids != after) if last else ids != before
         return at_end & (ids >= 0)
-    if real is None:
+    if valid is None:
         return [0, -1] if last else [0]
-    first = real.int().argmax(1)  # of several that are equal, the first
-    behind = real.flip(1).int().argmax(1)
-    return torch.stack([first, real.shape[1] - 1 - behind] if last else [first], dim=1)
+    first = valid.int().argmax(1)  # of several that are equal, the first
+    behind = valid.flip(1).int().argmax(1)
+    return torch.stack([first, valid.shape[1] - 1 - behind] if last else [first], dim=1)
 
 
 def attached_to(module: nn.Module) -> Attached | None:

@@ -30,7 +30,7 @@ class Handed:
     """A decoded mask. `offset` is where the first query stands among the keys."""
 
     causal: bool
-    real: Tensor | None = None  # bool (B,M), None: all keys are
+    valid: Tensor | None = None  # bool (B,M), None: all keys are
     segments: Tensor | None = None  # int (B,M), negative = padding
     offset: int | Tensor = 0
     window: int | None = None  # as in `Mask.window`, where the model's own mask has one
@@ -38,25 +38,25 @@ class Handed:
 
     def queries(self, N: int) -> Tensor | None:
         """The real ones of the N queries, which are the last keys, or the keys before unfilled slots."""
-        if self.real is None:
+        if self.valid is None:
             return None
         if isinstance(self.offset, Tensor):
-            return self.real.index_select(1, self.offset + torch.arange(N, device=self.real.device))
-        return self.real[:, self.real.shape[1] - N :]
+            return self.valid.index_select(1, self.offset + torch.arange(N, device=self.valid.device))
+        return self.valid[:, self.valid.shape[1] - N :]
 
 
-def encode(*, causal: bool, real: Tensor | None, filled: Tensor | None, segments: Tensor | None, batch: int) -> Tensor:
-    """The tensor to pass on: `real` and `segments` are (B,M), `filled` is (M), None where there is nothing to say."""
-    device = next((x.device for x in (real, filled, segments) if x is not None), None)
+def encode(*, causal: bool, valid: Tensor | None, filled: Tensor | None, segments: Tensor | None, batch: int) -> Tensor:
+    """The tensor to pass on: `valid` and `segments` are (B,M), `filled` is (M), None where there is nothing to say."""
+    device = next((x.device for x in (valid, filled, segments) if x is not None), None)
     if filled is not None:
-        marks = torch.ones(1, len(filled), dtype=torch.int16, device=device) if real is None else real.to(torch.int16)
+        marks = torch.ones(1, len(filled), dtype=torch.int16, device=device) if valid is None else valid.to(torch.int16)
         hidden = torch.where(filled, marks, -1).to(torch.int16)
     elif segments is not None:
-        hidden = (segments if real is None else segments * real).int()
-    elif real is None:
+        hidden = (segments if valid is None else segments * valid).int()
+    elif valid is None:
         return torch.empty(1, 1, 1, 0, dtype=torch.int8 if causal else torch.bool, device=device)
     else:
-        hidden = real.to(torch.int8) if causal else real
+        hidden = valid.to(torch.int8) if causal else valid
     return hidden.expand(batch, -1)[:, None, None, :]
 
 
@@ -86,7 +86,7 @@ def decode(given: Tensor | None, N: int, M: int, *, causal: bool, label: str, ba
     if given.dtype == torch.bool:
         return Handed(False, flat)
     if given.is_floating_point():
-        return Handed(False, _real_of_additive(flat, label))
+        return Handed(False, _valid_of_additive(flat, label))
     if given.dtype == torch.int32:
         return Handed(True, segments=flat - 1)
     if given.dtype == torch.int16:
@@ -117,8 +117,8 @@ def _decode_own(given: Tensor, N: int, M: int, label: str, batch: int | None) ->
         raise ValueError(
             f"{what} and {given.dtype}, which is not padding of the keys, causality, segments or a window; {remedy}"
         )
-    real, segments = (x if x is None or batch is None else x.expand(batch, M) for x in (handed.real, handed.segments))
-    return replace(handed, real=real, segments=segments)
+    valid, segments = (x if x is None or batch is None else x.expand(batch, M) for x in (handed.valid, handed.segments))
+    return replace(handed, valid=valid, segments=segments)
 
 
 def _read_own(given: Tensor, N: int, M: int) -> Handed | None:
@@ -131,13 +131,13 @@ def _read_own(given: Tensor, N: int, M: int) -> Handed | None:
         packed = read_segments(given)
         return None if packed is None else Handed(packed[1], segments=packed[0], read=True)
     if said.last == math.inf:
-        return Handed(False, said.real, read=True)
+        return Handed(False, said.valid, read=True)
     if N == M and said.first == -said.last:
-        return Handed(False, said.real, window=int(said.last), read=True)
+        return Handed(False, said.valid, window=int(said.last), read=True)
     if said.last != M - N:  # the queries do not stand at the end of the keys
         return None
     window = None if said.first == -math.inf else int(said.last - said.first)
-    return Handed(True, said.real, offset=M - N, window=window, read=True)
+    return Handed(True, said.valid, offset=M - N, window=window, read=True)
 
 
 def _without_rows_of_padding(given: Tensor) -> Tensor:
@@ -152,11 +152,11 @@ def _without_rows_of_padding(given: Tensor) -> Tensor:
     return seen if only_a_mask and bool(blind.any()) and not bool((blind & seen.any(-2)).any()) else given
 
 
-def _real_of_additive(bias: Tensor, label: str) -> Tensor:
-    real = bias > ALMOST_NOTHING
-    if not torch.compiler.is_compiling() and bool((real & (bias != 0)).any()):
+def _valid_of_additive(bias: Tensor, label: str) -> Tensor:
+    valid = bias > ALMOST_NOTHING
+    if not torch.compiler.is_compiling() and bool((valid & (bias != 0)).any()):
         raise ValueError(
             f"layer {label} was given an additive attention mask with values other than 0 and less than "
             f"{ALMOST_NOTHING:g}; subquad takes padding only"
         )
-    return real
+    return valid

@@ -114,9 +114,9 @@ class Split:
         return self._fixed
 
     def _positions(self, rule: str, given: Mapping[str, Any], of: Sequence) -> Tensor:
-        real, before = counted(rule, given, self._root.config), None
-        if real is not None:
-            every = self.ranks.gathered(real.sum(1))
+        valid, before = counted(rule, given, self._root.config), None
+        if valid is not None:
+            every = self.ranks.gathered(valid.sum(1))
             before = every[: of.rank].sum(0)
         return positions(rule, given, of.own.start, before, self._root.config)
 

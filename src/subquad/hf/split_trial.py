@@ -39,10 +39,10 @@ _REMEDY = "run it on one rank, or swap without `parallel`"
 
 @dataclass
 class _Call:
-    """What one layer was given and gave in one call; axes 2 are tokens. `real` (B,N) says which keys are."""
+    """What one layer was given and gave in one call; axes 2 are tokens. `valid` (B,N) says which keys are."""
 
     given: tuple[Tensor, Tensor, Tensor]
-    real: Tensor
+    valid: Tensor
     out: Tensor
 
 
@@ -53,7 +53,7 @@ class _Recording(Attached):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         out = super().forward(query, key, value, **options)
-        self.calls.append(_Call((query, key, value), _real(key, options), out))
+        self.calls.append(_Call((query, key, value), _valid(key, options), out))
         return out
 
 
@@ -72,7 +72,7 @@ class _Replaying(Attached):
         for name, have, whole in zip(("queries", "keys", "values"), (query, key, value), call.given, strict=True):
             if not _near(have, whole[:, :, self.part]):
                 raise ValueError(f"layer {self.label} has other {name} on a part of the tokens than on all of them")
-        if not torch.equal(_real(key, options), call.real[:, self.part]):
+        if not torch.equal(_valid(key, options), call.valid[:, self.part]):
             raise ValueError(f"layer {self.label} hides other keys on a part of the tokens than on all of them")
         return call.out[:, :, self.part]
 
@@ -205,8 +205,8 @@ class _Whole:
             return _as_dict(self.model(**own))
 
     def _positions(self, rule: str) -> Tensor:
-        real = counted(rule, self.batch, self.model.config)
-        return positions(rule, self.batch, 0, None if real is None else real.new_zeros(len(real)), self.model.config)
+        valid = counted(rule, self.batch, self.model.config)
+        return positions(rule, self.batch, 0, None if valid is None else valid.new_zeros(len(valid)), self.model.config)
 
 
 def _run_whole(model: PreTrainedModel, layers: list[Layer], batch: Batch) -> _Whole:
@@ -265,11 +265,11 @@ def _full(layer: Layer) -> BoundMethod:
     return BoundMethod(Full(), heads=heads, kv_heads=kv_heads, head_dim=width)
 
 
-def _real(key: Tensor, options: Mapping[str, Any]) -> Tensor:
+def _valid(key: Tensor, options: Mapping[str, Any]) -> Tensor:
     """Which keys are real by the options of a layer's call."""
-    real: Tensor | None = options.get("real")
+    valid: Tensor | None = options.get("valid")
     mask: Mask = options["mask"]
-    seen = real if real is not None else mask.key_padding(key.shape[2])
+    seen = valid if valid is not None else mask.key_padding(key.shape[2])
     return torch.ones(len(key), key.shape[2], dtype=torch.bool, device=key.device) if seen is None else seen
 
 

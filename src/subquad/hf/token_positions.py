@@ -38,11 +38,11 @@ def counted(rule: str, given: Given, config: Any) -> Tensor | None:
 
 def positions(rule: str, given: Given, start: int, before: Tensor | None, config: Any) -> Tensor:
     """The positions (B|1,n) of tokens of which `start` stand before them, and `before`, (B,), of those that count."""
-    real = counted(rule, given, config)
-    if real is None or before is None:
+    valid = counted(rule, given, config)
+    if valid is None or before is None:
         tokens = tokens_of(given)
         return torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
-    number = (real.cumsum(1) + before[:, None]) * real
+    number = (valid.cumsum(1) + before[:, None]) * valid
     return number + (config.pad_token_id if rule == "ids" else -1)
 
 

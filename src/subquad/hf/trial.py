@@ -211,16 +211,16 @@ class _Compared(Attached):
     comparable: bool  # whether every query sees a key: else outputs are undefined, here and in later layers
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *, mask: Mask, real: Tensor | None = None, **options: Any
+        self, query: Tensor, key: Tensor, value: Tensor, *, mask: Mask, valid: Tensor | None = None, **options: Any
     ) -> Tensor:
-        out = super().forward(query, key, value, mask=mask, real=real, **options)
+        out = super().forward(query, key, value, mask=mask, valid=valid, **options)
         N, M = query.shape[2], key.shape[2]
         call = next(self.expected, None)
         if call is None or call.lengths != (N, M):
             raise ValueError(
                 f"layer {self.label} attends at other times, or to other keys, than with its own attention"
             )
-        mask = mask if real is None else mask & Mask.padding(keys=real)
+        mask = mask if valid is None else mask & Mask.padding(keys=valid)
         seen = mask.to_dense(N, M, query.device)
         if bool(((seen != call.allowed) & call.allowed.any(-1, keepdim=True)).any()):
             raise ValueError(f"layer {self.label} would see other keys than with the model's own mask")

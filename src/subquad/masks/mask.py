@@ -138,7 +138,7 @@ class Mask:
         if batch is not None and items_of_mask not in (1, batch):
             raise ValueError(f"the attn_mask is for a batch of {items_of_mask}, but the batch is {batch}")
         items = items_of_mask if batch is None else batch
-        mask = Mask() if pattern.real is None else Mask.padding(keys=pattern.real.expand(items, M))
+        mask = Mask() if pattern.valid is None else Mask.padding(keys=pattern.valid.expand(items, M))
         if pattern.last == math.inf:
             return mask
         if N == M and pattern.first == -pattern.last:
@@ -211,11 +211,11 @@ class Mask:
 
     def key_padding(self, M: int) -> Tensor | None:
         """Bool (B,M), True where the key is real; None when every key is."""
-        return self._real((*self.both, *self.keys), M)
+        return self._valid((*self.both, *self.keys), M)
 
     def query_padding(self, N: int) -> Tensor | None:
         """Bool (B,N), True where the query is real; None when every query is."""
-        return self._real((*self.both, *self.queries), N)
+        return self._valid((*self.both, *self.queries), N)
 
     @property
     def only_padding(self) -> bool:
@@ -304,12 +304,12 @@ class Mask:
                     raise ValueError(f"the dense mask is {tuple(allowed.shape)} but attention is {(B, H, N, M)}")
             _check_device("the dense mask", allowed, device)
 
-    def _real(self, paddings: tuple[Tensor, ...], positions: int) -> Tensor | None:
-        real = [_as_bool(padding, positions) for padding in paddings] + [ids >= 0 for ids in self.ids]
-        if not real:
+    def _valid(self, paddings: tuple[Tensor, ...], positions: int) -> Tensor | None:
+        valid = [_as_bool(padding, positions) for padding in paddings] + [ids >= 0 for ids in self.ids]
+        if not valid:
             return None
-        together = real[0]
-        for more in real[1:]:
+        together = valid[0]
+        for more in valid[1:]:
             together = together & more
         return together
 

@@ -30,7 +30,7 @@ class IsNoPattern(ValueError):
 class Reading:
     """A mask as real keys, bool (b,M) with b the mask's own batch, None: all; and an interval of distances."""
 
-    real: Tensor | None = None
+    valid: Tensor | None = None
     first: int | float = -math.inf
     last: int | float = math.inf
 
@@ -46,9 +46,9 @@ def read_mask(attn_mask: Tensor) -> Reading:
     if allowed.shape[1] == 1:
         return Reading(_unless_all(allowed[:, 0]))
     _require_readable(allowed)
-    real = allowed.any(1)
-    if _equal(allowed, real, -math.inf, math.inf):
-        return Reading(_unless_all(real))
+    valid = allowed.any(1)
+    if _equal(allowed, valid, -math.inf, math.inf):
+        return Reading(_unless_all(valid))
     if allowed.shape[2] == 1:
         raise ValueError(
             f"this attn_mask of shape {tuple(attn_mask.shape)} has one column, which may stand for all keys; expand it "
@@ -57,8 +57,8 @@ def read_mask(attn_mask: Tensor) -> Reading:
     first, last = _distances(allowed)
     width = max(last, -first)
     for low, high in ((-math.inf, last), (first, last), (-width, width)):
-        if _is_known(low, high, *allowed.shape[1:]) and _equal(allowed, real, low, high):
-            return Reading(_unless_all(real | _beyond(low, high, allowed)), low, high)
+        if _is_known(low, high, *allowed.shape[1:]) and _equal(allowed, valid, low, high):
+            return Reading(_unless_all(valid | _beyond(low, high, allowed)), low, high)
     raise IsNoPattern(
         f"this attn_mask of shape {tuple(attn_mask.shape)} is not padding of the keys, causal, a window, or these "
         "together; give Mask.dense(…) to a method that takes it, or use method='full'"
@@ -150,13 +150,13 @@ def _is_known(first: int | float, last: int | float, N: int, M: int) -> bool:
     return (last >= 0 and last in (0, M - N)) or (N == M and first == -last)
 
 
-def _equal(allowed: Bool[Tensor, "b n M"], real: Bool[Tensor, "b M"], first: int | float, last: int | float) -> bool:
+def _equal(allowed: Bool[Tensor, "b n M"], valid: Bool[Tensor, "b M"], first: int | float, last: int | float) -> bool:
     """Whether the mask is these keys within these distances, and nothing else."""
     N, M = allowed.shape[1:]
     first, last = max(first, -N), min(last, M)
     query, key = torch.arange(N, device=allowed.device)[:, None], torch.arange(M, device=allowed.device)
     within = (key >= query + first) & (key <= query + last)
-    return torch.equal(allowed, real[:, None] & within)
+    return torch.equal(allowed, valid[:, None] & within)
 
 
 def _beyond(first: int | float, last: int | float, allowed: Bool[Tensor, "b n M"]) -> Bool[Tensor, " M"]:
@@ -166,9 +166,9 @@ def _beyond(first: int | float, last: int | float, allowed: Bool[Tensor, "b n M"
     return (key > N - 1 + last) | (key < first)
 
 
-def _unless_all(real: Bool[Tensor, "b M"]) -> Tensor | None:
+def _unless_all(valid: Bool[Tensor, "b M"]) -> Tensor | None:
     """None where every key is real, as far as that can be seen."""
-    return None if can_be_read(real) and bool(real.all()) else real
+    return None if can_be_read(valid) and bool(valid.all()) else valid
 
 
 def _require_readable(mask: Tensor) -> None:

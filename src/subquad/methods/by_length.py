@@ -244,12 +244,12 @@ class ByLength(Method):
 
 def visible_keys(mask: Mask, N: int, M: int, device: torch.device) -> Tensor:
     """How many real keys each query may see, int (B or 1, N), windows and dense masks left aside."""
-    real = mask.key_padding(M)
-    real = torch.ones(1, M, dtype=torch.bool, device=device) if real is None else real
+    valid = mask.key_padding(M)
+    valid = torch.ones(1, M, dtype=torch.bool, device=device) if valid is None else valid
     if not mask.is_causal:
-        return real.sum(1, keepdim=True).expand(-1, N)
+        return valid.sum(1, keepdim=True).expand(-1, N)
     last = mask.positions(torch.arange(N, device=device)[None])  # the last key that each query may see
-    counts = real.cumsum(1)
+    counts = valid.cumsum(1)
     rows = max(counts.shape[0], last.shape[0])
     return counts.expand(rows, -1).gather(1, last.expand(rows, -1).clamp(0, M - 1))
 

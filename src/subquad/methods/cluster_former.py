@@ -47,18 +47,18 @@ BITS, ITERATIONS = 63, 10  # of the k-means
 
 
 def cluster_tokens(
-    query: Float[Tensor, "B H N D"], key: Float[Tensor, "B H N D"], real: Tensor, clusters: int, seed: int
+    query: Float[Tensor, "B H N D"], key: Float[Tensor, "B H N D"], valid: Tensor, clusters: int, seed: int
 ) -> Int64[Tensor, "B H N"]:
     """Cluster the tokens by [q_i; k_i]: labels in [0, clusters), `clusters` for padding."""
-    codes = hash_codes(torch.cat([query, key], dim=-1), BITS, seed, centre=True, real=real)
-    return hamming_kmeans(codes, real, clusters, BITS, ITERATIONS)
+    codes = hash_codes(torch.cat([query, key], dim=-1), BITS, seed, centre=True, valid=valid)
+    return hamming_kmeans(codes, valid, clusters, BITS, ITERATIONS)
 
 
-def sorted_chunks(labels: Int64[Tensor, "B H N"], mask: Mask, real: Tensor, chunk: int) -> Buckets:
+def sorted_chunks(labels: Int64[Tensor, "B H N"], mask: Mask, valid: Tensor, chunk: int) -> Buckets:
     """Chunks of the tokens sorted by (label, position), each of which meets itself."""
     N = labels.shape[2]
-    slots = chunks_of(labels.argsort(dim=-1, stable=True), real.sum(1), chunk)
-    return Buckets(slots, slots).of_real(mask.query_padding(N), mask.key_padding(N))
+    slots = chunks_of(labels.argsort(dim=-1, stable=True), valid.sum(1), chunk)
+    return Buckets(slots, slots).of_valid(mask.query_padding(N), mask.key_padding(N))
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class ClusterFormer(Bucketed):
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys: near ones, and those of the chunk."""
         with torch.no_grad():
-            real = Timeline.of(call.mask, query, key).tokens(real_as="either")
-            labels = cluster_tokens(query, repeat_heads(key, query.shape[1]), real, self.clusters, call.seed)
-            chunks = sorted_chunks(labels, call.mask, real, self.chunk)
+            valid = Timeline.of(call.mask, query, key).tokens(valid_as="either")
+            labels = cluster_tokens(query, repeat_heads(key, query.shape[1]), valid, self.clusters, call.seed)
+            chunks = sorted_chunks(labels, call.mask, valid, self.chunk)
             return neighbours(query, key, self.window, call.mask), chunks

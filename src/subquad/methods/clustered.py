@@ -47,10 +47,10 @@ TOO_MANY_BITS = f"a hash is one 64-bit word: at most {MAX_BITS}"
 
 def clusters_of(query: Tensor, key: Tensor, call: Call, method: Any) -> Tensor:
     """The cluster of each query; as many as there are clusters for padding."""
-    real = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
+    valid = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
     with torch.no_grad():
         how = {"space": method.space, "refine": method.refine, **_clustering(query.shape[2], call, method)}
-        return query_clusters(query, key, *real, **how)
+        return query_clusters(query, key, *valid, **how)
 
 
 def _clustering(N: int, call: Call, method: Any) -> dict[str, Any]:

@@ -99,14 +99,14 @@ class ClusteredTail(Method):
     def _of_tail(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of `attend_with_tail`: clusters of queries and cells of keys."""
         N, M, line = query.shape[2], key.shape[2], Timeline.of(call.mask, query, key)
-        clusters, counts = by_length(self.clusters, 2, N, None if line.real_queries is None else line.query_lengths)
-        topk, wanted = by_length(self.topk, 8, M, None if line.real_keys is None else line.key_lengths)
+        clusters, counts = by_length(self.clusters, 2, N, None if line.valid_queries is None else line.query_lengths)
+        topk, wanted = by_length(self.topk, 8, M, None if line.valid_keys is None else line.key_lengths)
         with torch.no_grad():
             labels = query_clusters(
                 query,
                 key,
-                line.real_queries,
-                line.real_keys,
+                line.valid_queries,
+                line.valid_keys,
                 space="logits",
                 clusters=clusters,
                 bits=self.bits,
@@ -115,7 +115,7 @@ class ClusteredTail(Method):
                 seed=call.seed,
                 counts=counts,
             )
-            cell = key_cells(key, value, line.real_keys, cells=self.cells, seed=call.seed)
+            cell = key_cells(key, value, line.valid_keys, cells=self.cells, seed=call.seed)
         sizes = {"clusters": clusters, "topk": topk, "cells": self.cells, "wanted": wanted}
         return (query, key, value, labels, cell, None), sizes | {"scale": call.scale, "dropout_p": call.dropout_p}
 

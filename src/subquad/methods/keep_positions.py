@@ -20,7 +20,7 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from subquad.kernels.tokens.positions import Timeline, ValidIndex
-from subquad.kernels.tokens.slots import Buckets, real_slots
+from subquad.kernels.tokens.slots import Buckets, valid_slots
 from subquad.masks import Mask
 from subquad.methods.core.bucketed import Bucketed
 from subquad.methods.core.method import Call, Traits, choice, whole
@@ -50,11 +50,11 @@ class KeptPositions:
         line = self.line
         queries = torch.arange(-(-line.N // BLOCK) * BLOCK, device=line.device).clamp(max=line.N)
         queries = queries.view(1, 1, -1, BLOCK).expand(line.B, 1, -1, -1)
-        queries = real_slots(real_slots(queries, line.real_queries), self.others()[1])
+        queries = valid_slots(valid_slots(queries, line.valid_queries), self.others()[1])
         sets = [Buckets(queries, self.keys[:, None, None], queries.new_zeros(queries.shape[:3]))]
         if self.queries is not None:
             every = torch.arange(line.M, device=line.device).expand(line.B, 1, 1, -1)
-            sets.append(Buckets(self.queries[:, None, None], real_slots(every, line.real_keys)))
+            sets.append(Buckets(self.queries[:, None, None], valid_slots(every, line.valid_keys)))
         return tuple(_of_heads(each, heads) for each in sets)
 
 
@@ -124,7 +124,7 @@ class Keep(Bucketed):
 
     def kept(self, line: Timeline) -> KeptPositions:
         """The kept tokens of a call."""
-        ranks = ValidIndex.of(line.real_keys, line.B, line.M, line.device)
+        ranks = ValidIndex.of(line.valid_keys, line.B, line.M, line.device)
         found = ranks.ends(self.first, self.last, 1)
         if self.every > 0:
             multiples = torch.arange(0, line.M, self.every, device=line.device).expand(line.B, 1, -1)
@@ -142,4 +142,4 @@ def _as_queries(keys: Int64[Tensor, "B S"], line: Timeline) -> Int64[Tensor, "B 
     start = line.mask.positions(torch.zeros(1, 1, dtype=torch.int64, device=line.device))
     number = keys - start
     there = (keys < line.M) & (number >= 0) & (number < line.N)
-    return real_slots(torch.where(there, number, line.N)[:, None, None], line.real_queries)[:, 0, 0]
+    return valid_slots(torch.where(there, number, line.N)[:, None, None], line.valid_queries)[:, 0, 0]

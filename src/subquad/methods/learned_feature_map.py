@@ -43,7 +43,7 @@ from subquad.kernels.attention.features.visible import attend_features, drop_row
 from subquad.kernels.attention.pairs.op import attend_pairs
 from subquad.kernels.attention.softmax import merge_partials
 from subquad.kernels.tokens.positions import KeyLine, Timeline, ValidIndex
-from subquad.kernels.tokens.slots import Buckets, real_slots, taken
+from subquad.kernels.tokens.slots import Buckets, valid_slots, taken
 from subquad.masks import Mask
 from subquad.methods.core.fitting import output_error
 from subquad.methods.core.method import WIDEST, Call, Fit, Method, Partial, Traits, whole, wide
@@ -165,12 +165,12 @@ class LearnedFeatureMap(Method):
         #              s f f f |  exact  |  exact  |  exact  | f f s       s: a sink, exact for all
         line = KeyLine.of(Timeline.of(call.mask, query, key))
         query, key, value = (in_blocks(x, self.window) for x in (line.queries(query), line.keys(key), line.keys(value)))
-        real = F.pad(line.real, (0, query.shape[2] - M))
+        valid = F.pad(line.valid, (0, query.shape[2] - M))
         ranks = replace(ValidIndex.of(None, B, query.shape[2], key.device), lengths=line.lengths)
         slots = near_keys(ranks, query.shape[2] // self.window, self.window, self.sinks, is_causal)
-        near = self.exact(query, key, value, slots, real, call, Mask(is_causal=is_causal))
+        near = self.exact(query, key, value, slots, valid, call, Mask(is_causal=is_causal))
         of_query, of_key = self.maps(query, key, call)
-        hidden = ~real | self._are_sinks(ranks, is_causal)
+        hidden = ~valid | self._are_sinks(ranks, is_causal)
         parts = far(of_query, of_key, drop_rows(value, call.dropout_p), hidden, self.window, is_causal)
         out, lse = merge_partials([near, *parts])
         return line.back(out[:, :, :M]), line.back(lse[:, :, :M, None])[..., 0]
@@ -195,14 +195,14 @@ class LearnedFeatureMap(Method):
         return call.learned(query, key, call.scale)
 
     def exact(
-        self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, real: Tensor | None, call: Call, mask: Mask
+        self, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, valid: Tensor | None, call: Call, mask: Mask
     ) -> tuple[Tensor, Tensor]:
         """Blocks of queries as they follow each other, each with its keys."""
         B, H, N, _ = query.shape
         size = self.window or BLOCK
         blocks = -(-N // size)
         queries = torch.arange(blocks * size, device=query.device).clamp(max=N).view(1, 1, blocks, size)
-        keys = real_slots(keys[:, None], real).expand(B, H, -1, -1)
+        keys = valid_slots(keys[:, None], valid).expand(B, H, -1, -1)
         bucket = None if self.window else torch.zeros(B, H, blocks, dtype=torch.int64, device=query.device)
         buckets = Buckets(queries.expand(B, H, blocks, size), keys, bucket)
         return attend_pairs(query, key, value, buckets, mask, scale=call.scale, dropout_p=call.dropout_p)
@@ -227,18 +227,18 @@ class LearnedFeatureMap(Method):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Attend to near keys and to the sums over earlier blocks, and update both."""
         (B, _, N, _), w, device = query.shape, self.window, query.device
-        real = call.mask.key_padding(N)
-        real = torch.ones(B, N, dtype=torch.bool, device=device) if real is None else real
+        valid = call.mask.key_padding(N)
+        valid = torch.ones(B, N, dtype=torch.bool, device=device) if valid is None else valid
         # The keys of two blocks are kept, the query's own and the one before it; `base` is the rank of the first. Those
         # that have left this range since the step before go into the sums, and the new range is kept.
         #
         #     rank          … base                 count          new
         #     kept and new    [ k k k k | k k . . ][ n n n n n n ]
-        count, new = state["count"], state["count"] + real.sum(1)
+        count, new = state["count"], state["count"] + valid.sum(1)
         base, new_base = ((n // w - 1).clamp(min=0) * w for n in (count, new))  # ranks of the first that is kept
         there = torch.arange(2 * w, device=device) < (count - base)[:, None]
-        mask = Mask.causal(offset=2 * w) & Mask.padding(keys=torch.cat([there, real], dim=1), queries=real)
-        line = KeyLine.of(Timeline(mask, real, mask.key_padding(2 * w + N), B, N, 2 * w + N, device))
+        mask = Mask.causal(offset=2 * w) & Mask.padding(keys=torch.cat([there, valid], dim=1), queries=valid)
+        line = KeyLine.of(Timeline(mask, valid, mask.key_padding(2 * w + N), B, N, 2 * w + N, device))
         key, value = (
             in_blocks(line.keys(torch.cat([state[f"near_{what}"], x], dim=2)), w)
             for what, x in (("keys", key), ("values", value))
@@ -246,7 +246,7 @@ class LearnedFeatureMap(Method):
         query = in_blocks(line.queries(query), w)
         M = query.shape[2]
         rank = torch.arange(M, device=device) + base[:, None]
-        hidden = ~F.pad(line.real, (0, M - 2 * w - N)) | (rank < self.sinks)
+        hidden = ~F.pad(line.valid, (0, M - 2 * w - N)) | (rank < self.sinks)
         of_query, of_key = self.maps(query, key, call)
 
         first = torch.arange(self.sinks, device=device).expand(B, -1)
@@ -283,10 +283,10 @@ class LearnedFeatureMap(Method):
         begin = base[:, None] + (torch.arange(M // self.window, device=query.device) - 1) * self.window
         sinks = torch.arange(s, device=query.device)
         sinks = torch.where(sinks < begin[..., None], sinks, s + M)
-        real = torch.cat([line.real.new_ones(len(base), s), F.pad(line.real, (0, M - line.real.shape[1]))], dim=1)
+        valid = torch.cat([line.valid.new_ones(len(base), s), F.pad(line.valid, (0, M - line.valid.shape[1]))], dim=1)
         key, value = torch.cat([kept["sink_keys"], key], dim=2), torch.cat([kept["sink_values"], value], dim=2)
         slots = torch.cat([sinks, near + s], dim=2)
-        return self.exact(query, key, value, slots, real, call, Mask.causal(offset=s))
+        return self.exact(query, key, value, slots, valid, call, Mask.causal(offset=s))
 
     def fit_loss(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         """The relative error of the outputs, and of their mean."""

@@ -45,21 +45,21 @@ from subquad.kernels.attention.attention_sums import approximate_attention_sums,
 from subquad.kernels.selection.balanced import enlarged
 from subquad.kernels.selection.hash_functions import KINDS, Hashed, divergence
 from subquad.kernels.selection.top.op import top_and_best
-from subquad.kernels.tokens.positions import real_lengths
+from subquad.kernels.tokens.positions import valid_lengths
 from subquad.kernels.tokens.slots import members
 from subquad.methods.core.bucketed import HashedBuckets, LearnsHashes
 from subquad.methods.core.method import WIDEST, Call, Fit, Traits, choice, number, whole
 
 
-def membership(scores: Float[Tensor, "B H N C"], real: Tensor | None, balanced: bool) -> Float[Tensor, "B H N C"]:
+def membership(scores: Float[Tensor, "B H N C"], valid: Tensor | None, balanced: bool) -> Float[Tensor, "B H N C"]:
     """A mask of bucket members: the N/B tokens that score highest in it, or each token in its best bucket."""
     B, _, N, C = scores.shape
     if balanced:
-        sizes = enlarged(real_lengths(real, B, N, scores.device), C, 1.0)
-        inside = members(top_and_best(scores, sizes, math.ceil(N / C), real, odds=True)[0], N)
+        sizes = enlarged(valid_lengths(valid, B, N, scores.device), C, 1.0)
+        inside = members(top_and_best(scores, sizes, math.ceil(N / C), valid, odds=True)[0], N)
     else:
         inside = F.one_hot(scores.argmax(-1), C)
-        inside = inside if real is None else inside * real[:, None, :, None]
+        inside = inside if valid is None else inside * valid[:, None, :, None]
     return inside.to(scores.dtype)
 
 

@@ -110,7 +110,7 @@ class LearnedHashTail(LearnsHashes):
         """L_Q, a mean over queries and heads, and L_K, a mean over items and heads."""
         of_query, of_key = self.scores(query, key, call)
         line = Timeline.of(call.mask, query, key)
-        queries, keys = (None if x is None else x[:, None, :, None] for x in (line.real_queries, line.real_keys))
+        queries, keys = (None if x is None else x[:, None, :, None] for x in (line.valid_queries, line.valid_keys))
         with torch.no_grad():
             (buckets,) = self.meetings(query, key, call)
             inside = members(buckets.keys, line.M).to(query.dtype)

@@ -56,46 +56,46 @@ from subquad.methods.full import exact
 HIDDEN = -1e30  # a logit that is none; −inf rows would be NaN
 
 
-def sums(matrix: Float[Tensor, "_h k n"], x: Float[Tensor, "B G M D"], real: Tensor | None, skip: int) -> Tensor:
+def sums(matrix: Float[Tensor, "_h k n"], x: Float[Tensor, "B G M D"], valid: Tensor | None, skip: int) -> Tensor:
     """Σ_i E_κi x_i over an item's real tokens, without `skip` at each end: (B,G,k,D)."""
     M = x.shape[2]
-    if real is None:
+    if valid is None:
         return matrix[..., skip : max(M - skip, skip)] @ x[:, :, skip : max(M - skip, skip)]
-    rank = ranks(real, M, x.device)
-    inside = real & (rank >= skip) & (rank < real.sum(1, keepdim=True) - skip)
+    rank = ranks(valid, M, x.device)
+    inside = valid & (rank >= skip) & (rank < valid.sum(1, keepdim=True) - skip)
     slots = torch.where(inside, rank, M)[:, None, :, None].expand_as(x)
     ordered = torch.zeros_like(F.pad(x, (0, 0, 0, 1))).scatter(2, slots, x)
     return matrix[..., :M] @ ordered[:, :, :M]
 
 
 def means(
-    key: Tensor, value: Tensor, real: Tensor | None, k: int, skip: int
+    key: Tensor, value: Tensor, valid: Tensor | None, k: int, skip: int
 ) -> tuple[Float[Tensor, "B G k D"], Float[Tensor, "B G k E"], Shares]:
     """Mean keys and values of k pools of each item's real tokens, without `skip` at each end."""
     M = key.shape[2]
-    rank = ranks(real, M, key.device) - skip
-    tokens = real_tokens(real, M, key.device) - 2 * skip
+    rank = ranks(valid, M, key.device) - skip
+    tokens = valid_tokens(valid, M, key.device) - 2 * skip
     label = pool_of(rank, tokens, k)
     inside = (rank >= 0) & (rank < tokens)
-    label = torch.where(inside if real is None else inside & real, label, k)
+    label = torch.where(inside if valid is None else inside & valid, label, k)
     (mean_key, sizes), (mean_value, _) = pool_means(key, label, k), pool_means(value, label, k)
     sizes = sizes[:, None]
     return mean_key, mean_value, Shares(sizes > 0, None, sizes.clamp(min=1).to(key.dtype).log()[:, None])
 
 
-def real_tokens(real: Tensor | None, M: int, device: torch.device) -> Int64[Tensor, "#B 1"]:
+def valid_tokens(valid: Tensor | None, M: int, device: torch.device) -> Int64[Tensor, "#B 1"]:
     """How many real tokens each item has."""
-    return torch.full((1, 1), M, device=device) if real is None else real.sum(1, keepdim=True)
+    return torch.full((1, 1), M, device=device) if valid is None else valid.sum(1, keepdim=True)
 
 
-def ends_of(x: Float[Tensor, "B G M D"], real: Tensor | None) -> Float[Tensor, "B G 2 D"]:
+def ends_of(x: Float[Tensor, "B G M D"], valid: Tensor | None) -> Float[Tensor, "B G 2 D"]:
     """The first and the last real token of each item; 0 where it has none."""
-    if real is None:
+    if valid is None:
         return torch.cat([x[:, :, :1], x[:, :, -1:]], dim=2)
-    last = x.shape[2] - 1 - real.flip(1).int().argmax(1)
-    at = torch.stack([real.int().argmax(1), last], dim=1)
+    last = x.shape[2] - 1 - valid.flip(1).int().argmax(1)
+    at = torch.stack([valid.int().argmax(1), last], dim=1)
     taken = x.gather(2, at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
-    return taken.masked_fill(~real.any(1)[:, None, None, None], 0.0)
+    return taken.masked_fill(~valid.any(1)[:, None, None, None], 0.0)
 
 
 def attend_to_summary(query: Tensor, keys: Tensor, values: Tensor, shares: Shares, call: Call) -> Partial:
@@ -132,7 +132,7 @@ def causal_linformer(
     query: Float[Tensor, "B H L D"],
     key: Float[Tensor, "B G L D"],
     value: Float[Tensor, "B G L E"],
-    real: Bool[Tensor, "B L"] | None,
+    valid: Bool[Tensor, "B L"] | None,
     call: Call,
     learned: Projections,
     skip: int,
@@ -140,13 +140,13 @@ def causal_linformer(
 ) -> tuple[Float[Tensor, "B H L E"], Float[Tensor, "B H L"] | None, Past]:
     """Query t sees the keys up to number t and the past; with `skip`, the very first one and its own exactly."""
     B, H, L, _ = query.shape
-    rank = ranks(real, L, query.device)
+    rank = ranks(valid, L, query.device)
     rank = rank if past is None else rank + past.tokens[:, None]
-    there = torch.ones_like(rank, dtype=torch.bool) if real is None else real
+    there = torch.ones_like(rank, dtype=torch.bool) if valid is None else valid
     e, f = learned.columns(rank, there & (rank >= skip), key)
     shares = learned.shares(skip, rank if skip else rank + there, query.dtype)
     factor = 1.0 if shares.factor is None else shares.factor[:, None]
-    first_key, first_value = (ends_of(x, real)[:, :, :1] for x in (key, value))
+    first_key, first_value = (ends_of(x, valid)[:, :, :1] for x in (key, value))
     if past is not None:
         begun = (past.tokens > 0)[:, None, None, None]
         first_key = torch.where(begun, past.first_key, first_key)
@@ -280,34 +280,34 @@ class Linformer(Method):
 
     def _whole(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         M, skip = key.shape[2], int(self.ends == "exact")
-        real = call.mask.key_padding(M)
+        valid = call.mask.key_padding(M)
         if self.projection == "mean-pool":
-            keys, values, shares = means(key, value, real, self.k, skip)
+            keys, values, shares = means(key, value, valid, self.k, skip)
         else:
             learned = self.projections(call, M)
-            shares = learned.shares(skip, real_tokens(real, M, key.device) - skip, key.dtype)
+            shares = learned.shares(skip, valid_tokens(valid, M, key.device) - skip, key.dtype)
             of_key, of_value = learned.matrices(key.dtype)
-            keys, values = sums(of_key, key, real, skip), sums(of_value, value, real, skip)
+            keys, values = sums(of_key, key, valid, skip), sums(of_value, value, valid, skip)
             if shares.factor is not None:
                 factor = shares.factor[:, 0, :, None][:, None]
                 keys, values = keys * factor, values * factor
         if skip:
-            keys, values = (torch.cat([ends_of(x, real), y], 2) for x, y in ((key, keys), (value, values)))
-            shares = with_ends(shares, real_tokens(real, M, key.device))
+            keys, values = (torch.cat([ends_of(x, valid), y], 2) for x, y in ((key, keys), (value, values)))
+            shares = with_ends(shares, valid_tokens(valid, M, key.device))
         return attend_to_summary(query, keys, values, shares, call)
 
     def _causal(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Partial:
         line, skip = Timeline.of(call.mask, query, key), int(self.ends == "exact")
-        learned, real = self.projections(call, line.M), line.real_keys
+        learned, valid = self.projections(call, line.M), line.valid_keys
         if line.aligned:
-            return causal_linformer(query, key, value, real, call, learned, skip)[:2]
+            return causal_linformer(query, key, value, valid, call, learned, skip)[:2]
         # Queries beside their keys; behind the last key, and (last of all) those that stand before the first.
         before, more = line.places < 0, line.N + 1
         at = torch.where(before, line.M + line.N, line.places)
-        real = torch.ones(line.B, line.M, dtype=torch.bool, device=key.device) if real is None else real
+        valid = torch.ones(line.B, line.M, dtype=torch.bool, device=key.device) if valid is None else valid
         key, value = (F.pad(x, (0, 0, 0, more)) for x in (key, value))
         beside = placed(query, at, line.M + more)
-        out, lse, _ = causal_linformer(beside, key, value, F.pad(real, (0, more)), call, learned, skip)
+        out, lse, _ = causal_linformer(beside, key, value, F.pad(valid, (0, more)), call, learned, skip)
         out = taken(out, at).masked_fill(before[:, None, :, None], 0.0)
         if lse is None:
             return out, None

@@ -41,7 +41,7 @@ def plane_scores(x: Float[Tensor, "B H N D"], buckets: int, seed: int) -> Float[
 
 
 def place_scores(
-    x: Float[Tensor, "B H N D"], real: Tensor | None, buckets: int, seed: int, before: Tensor | None = None
+    x: Float[Tensor, "B H N D"], valid: Tensor | None, buckets: int, seed: int, before: Tensor | None = None
 ) -> Float[Tensor, "B H N C"]:
     """Random numbers by bucket and place among the item's real tokens; all heads have the same.
 
@@ -49,12 +49,12 @@ def place_scores(
     """
     B, H, N, _ = x.shape
     if before is not None:
-        places = ranks(real, N, x.device) + before[:, None]
+        places = ranks(valid, N, x.device) + before[:, None]
         return normal_rows(seed, places, buckets, like=x)[:, None].expand(-1, H, -1, -1)
     drawn = normal(seed, N, buckets, like=x)
-    if real is None:
+    if valid is None:
         return drawn.expand(B, H, -1, -1)
-    place = (real.cumsum(1) - 1).clamp(min=0)
+    place = (valid.cumsum(1) - 1).clamp(min=0)
     return drawn[place][:, None].expand(-1, H, -1, -1)
 
 
@@ -144,8 +144,8 @@ class RandomHash(HashedBuckets):
         (query, key), line = wide(query, key), Timeline.of(call.mask, query, key)
         buckets = self.buckets or math.ceil(line.M / self.bucket_size)
         if self.hash == "random":
-            of_query = place_scores(query, line.real_queries, buckets, call.seed, before[0])
-            of_key = place_scores(key, line.real_keys, buckets, call.seed ^ OF_KEYS, before[1])
+            of_query = place_scores(query, line.valid_queries, buckets, call.seed, before[0])
+            of_key = place_scores(key, line.valid_keys, buckets, call.seed ^ OF_KEYS, before[1])
         else:
             root = abs(call.scale) ** 0.5
             of_query, of_key = (plane_scores(x * root, buckets, call.seed) for x in (query, key))

@@ -48,13 +48,13 @@ TOO_MANY = f"it must be at most {MOST_ITERATIONS}: where A has no full rank, mor
 
 
 def landmarks_of(
-    x: Float[Tensor, "B H M D"], real: Bool[Tensor, "B M"] | None, count: int
+    x: Float[Tensor, "B H M D"], valid: Bool[Tensor, "B M"] | None, count: int
 ) -> tuple[Float[Tensor, "B H L D"], Bool[Tensor, "#B L"]]:
     """Mean of each segment, and which of them have a token."""
     M = x.shape[2]
-    tokens = M if real is None else real.sum(1, keepdim=True)
-    label = pool_of(ranks(real, M, x.device), tokens, count)
-    label = label if real is None else torch.where(real, label, count)
+    tokens = M if valid is None else valid.sum(1, keepdim=True)
+    label = pool_of(ranks(valid, M, x.device), tokens, count)
+    label = label if valid is None else torch.where(valid, label, count)
     means, sizes = pool_means(x, label, count)
     return means, sizes > 0
 
@@ -92,19 +92,19 @@ def nystrom(
     iterations: int,
 ) -> Float[Tensor, "B H N E"]:
     """F Z B V, in the dtype of the inputs, which is fp32 or fp64."""
-    H, real = query.shape[1], call.mask.key_padding(key.shape[2])
-    if real is None and torch.compiler.is_exporting():  # the length is not known, and may be less than the landmarks
-        real = torch.ones(key.shape[0], key.shape[2], dtype=torch.bool, device=key.device)
+    H, valid = query.shape[1], call.mask.key_padding(key.shape[2])
+    if valid is None and torch.compiler.is_exporting():  # the length is not known, and may be less than the landmarks
+        valid = torch.ones(key.shape[0], key.shape[2], dtype=torch.bool, device=key.device)
     of_query, rows = landmarks_of(query, call.mask.query_padding(query.shape[2]), landmarks)
-    of_key, columns = landmarks_of(key, real, landmarks)
+    of_key, columns = landmarks_of(key, valid, landmarks)
     of_key = repeat_heads(of_key, H)
-    read = sdpa(of_query, key, value, replace(call.under(keys_only(real)), dropout_p=0.0))  # B V
+    read = sdpa(of_query, key, value, replace(call.under(keys_only(valid)), dropout_p=0.0))  # B V
     middle = inverse_core(of_query, rows, of_key, columns, call.scale, iterations) @ read
-    if real is not None:
-        own, _ = landmarks_of(value, real, landmarks)
-        few = real.sum(1) <= landmarks
+    if valid is not None:
+        own, _ = landmarks_of(value, valid, landmarks)
+        few = valid.sum(1) <= landmarks
         middle = torch.where(few[:, None, None, None], repeat_heads(own, H), middle)
-    return sdpa(query, of_key, middle, call.under(keys_only(None if real is None else columns)))
+    return sdpa(query, of_key, middle, call.under(keys_only(None if valid is None else columns)))
 
 
 def keys_only(keys: Tensor | None) -> Mask:
@@ -112,10 +112,10 @@ def keys_only(keys: Tensor | None) -> Mask:
     return Mask() if keys is None else Mask.padding(keys=keys)
 
 
-def real_values(value: Float[Tensor, "B G M E"], mask: Mask) -> Float[Tensor, "B G M E"]:
+def valid_values(value: Float[Tensor, "B G M E"], mask: Mask) -> Float[Tensor, "B G M E"]:
     """The values, 0 where they are padding."""
-    real = mask.key_padding(value.shape[2])
-    return value if real is None else value.masked_fill(~real[:, None, :, None], 0.0)
+    valid = mask.key_padding(value.shape[2])
+    return value if valid is None else value.masked_fill(~valid[:, None, :, None], 0.0)
 
 
 class Convolution(nn.Module):
@@ -191,4 +191,4 @@ class Nystrom(Method):
             out = nystrom(query, key, value, call, self.landmarks, self.iterations)
         if call.learned is None:
             return out, None
-        return out + repeat_heads(call.learned(real_values(value, call.mask)), query.shape[1]), None
+        return out + repeat_heads(call.learned(valid_values(value, call.mask)), query.shape[1]), None

@@ -68,7 +68,7 @@ def sample(line: Timeline, heads: Int64[Tensor, "H"], factor: int, seed: int) ->
     first, end = (lengths * n // runs.clamp(min=1) for n in (number, number + 1))
     drawn = first + (uniform(seed, places) * (end - first)).long()
     drawn = torch.where(number < runs, drawn, -1)
-    return ValidIndex.of(line.real_keys, line.B, line.M, device).at(drawn)
+    return ValidIndex.of(line.valid_keys, line.B, line.M, device).at(drawn)
 
 
 def sparsity(query: Tensor, key: Tensor, sampled: Slots, call: Call) -> Float[Tensor, "B H N"]:
@@ -91,8 +91,8 @@ def sparsity(query: Tensor, key: Tensor, sampled: Slots, call: Call) -> Float[Te
 def top_queries(measure: Float[Tensor, "B H N"], line: Timeline, factor: int) -> Int64[Tensor, "B H u"]:
     """The queries with the largest measure, NaN first and of equal ones the earlier; N in empty slots."""
     N, most = line.N, budget(line.N, factor)
-    if line.real_queries is not None:
-        measure = measure.masked_fill(~line.real_queries[:, None], -torch.inf)
+    if line.valid_queries is not None:
+        measure = measure.masked_fill(~line.valid_queries[:, None], -torch.inf)
     best = measure.argsort(dim=-1, descending=True, stable=True)[..., :most]
     count = budgets(line.query_lengths, factor)[:, None, None]
     return torch.where(torch.arange(most, device=line.device) < count, best, N)
@@ -101,12 +101,12 @@ def top_queries(measure: Float[Tensor, "B H N"], line: Timeline, factor: int) ->
 def averaged(x: Float[Tensor, "B G M E"], line: Timeline, dropout_p: float = 0.0) -> Float[Tensor, "B G #N E"]:
     """The mean over the keys that each query sees; 0 where it sees none. Dropout is that of whole keys, for all."""
     B, G, M, _ = x.shape
-    real = torch.ones(B, M, dtype=torch.bool, device=x.device) if line.real_keys is None else line.real_keys
-    share = F.dropout(real.to(x.dtype)[:, None, :, None].expand(-1, G, -1, -1) / M, dropout_p)
+    valid = torch.ones(B, M, dtype=torch.bool, device=x.device) if line.valid_keys is None else line.valid_keys
+    share = F.dropout(valid.to(x.dtype)[:, None, :, None].expand(-1, G, -1, -1) / M, dropout_p)
     parts = x * share  # divided first: the sum of large values might overflow
     if not line.mask.is_causal:
         return parts.sum(2, keepdim=True) * (M / line.key_lengths.clamp(min=1).to(x.dtype))[:, None, None, None]
-    seen = real.cumsum(1).clamp(min=1).to(x.dtype)
+    seen = valid.cumsum(1).clamp(min=1).to(x.dtype)
     running = parts.cumsum(2) * (M / seen)[:, None, :, None]
     if line.aligned:
         return running
@@ -118,8 +118,8 @@ def seen_keys(line: Timeline) -> Int64[Tensor, "B #N"]:
     """How many keys each query sees."""
     if not line.mask.is_causal:
         return line.key_lengths[:, None]
-    real = torch.ones(line.B, line.M, dtype=torch.int64, device=line.device)
-    count = (real if line.real_keys is None else line.real_keys).cumsum(1)
+    valid = torch.ones(line.B, line.M, dtype=torch.int64, device=line.device)
+    count = (valid if line.valid_keys is None else line.valid_keys).cumsum(1)
     at = line.positions.expand(line.B, line.N)
     return count.gather(1, at.clamp(0, line.M - 1)).masked_fill(at < 0, 0)
 
@@ -199,7 +199,7 @@ class ProbSparse(Method):
         """Exact attention of the chosen queries; an empty slot computes some row, which nobody reads."""
         at = top.clamp(max=line.N - 1)
         chosen = query.gather(2, at[..., None].expand(-1, -1, -1, query.shape[3]))
-        mask = Mask() if line.real_keys is None else Mask.padding(keys=line.real_keys)
+        mask = Mask() if line.valid_keys is None else Mask.padding(keys=line.valid_keys)
         if call.mask.is_causal:
             keys = torch.arange(line.M, device=line.device)
             mask = mask & Mask.dense(call.mask.sees(at[..., None], keys))

@@ -146,8 +146,8 @@ class RandomFeature(Method):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Continue from S and z."""
         of_query, of_key, log_gate = self._mapped(query, key, call)
-        real = call.mask.key_padding(value.shape[2])
-        of_key, value, log_gate = _without(real, of_key, _with_ones(value, value), log_gate)
+        valid = call.mask.key_padding(value.shape[2])
+        of_key, value, log_gate = _without(valid, of_key, _with_ones(value, value), log_gate)
         out, sums = gated_product(of_query, of_key, value, log_gate, state["sums"])
         return normalised(out), {"sums": sums}
 
@@ -156,11 +156,11 @@ def _with_ones(value: Float[Tensor, "B G M E"], like: Tensor) -> Float[Tensor, "
     return torch.cat([value, torch.ones_like(like[..., :1])], dim=-1)
 
 
-def _without(real: Tensor | None, of_key: Tensor, value: Tensor, log_gate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _without(valid: Tensor | None, of_key: Tensor, value: Tensor, log_gate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Padding adds nothing and forgets nothing."""
-    if real is None:
+    if valid is None:
         return of_key, value, log_gate
-    pads = ~real[:, None, :]
+    pads = ~valid[:, None, :]
     masked = (x.masked_fill(pads.unsqueeze(-1), 0.0) for x in (of_key, value))
     return *masked, log_gate.masked_fill(pads, 0.0)  # type: ignore[return-value]
 

@@ -97,7 +97,7 @@ class Routing(Bucketed):
     def follow(self, query: Tensor, key: Tensor, call: Call) -> None:
         """In training, move the centroids towards their queries."""
         if call.learned.training:
-            call.learned.follow(wide(query.detach())[0], Timeline.of(call.mask, query, key).tokens(real_as="both"))
+            call.learned.follow(wide(query.detach())[0], Timeline.of(call.mask, query, key).tokens(valid_as="both"))
 
     def meetings(self, query: Tensor, key: Tensor, call: Call) -> tuple[Buckets, ...]:
         """Which queries meet which keys."""

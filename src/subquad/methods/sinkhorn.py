@@ -42,7 +42,7 @@ from subquad.kernels.attention.softmax import visible_logsumexp, visible_softmax
 from subquad.kernels.selection.chunks import chunks_of
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import Timeline
-from subquad.kernels.tokens.slots import real_slots, vectors_at
+from subquad.kernels.tokens.slots import valid_slots, vectors_at
 from subquad.methods.core.method import MOST_REPEATS, Call, Method, Partial, Traits, number, whole, wide
 
 LEAST = 1e-12  # a smaller share of a slot is none: its logarithm would have no use and a huge gradient
@@ -141,11 +141,11 @@ class Sinkhorn(Method):
         query, key, value = wide(query, key, value)
         (B, H, N, _), network = query.shape, call.learned
         assert isinstance(network, SortNetwork)
-        real = Timeline.of(call.mask, query, key).tokens(real_as="either")
-        slots = chunks_of((~real).int().argsort(dim=1, stable=True)[:, None], real.sum(1), self.block)
+        valid = Timeline.of(call.mask, query, key).tokens(valid_as="either")
+        slots = chunks_of((~valid).int().argsort(dim=1, stable=True)[:, None], valid.sum(1), self.block)
         slots = slots.expand(B, H, -1, -1)
-        of_query = real_slots(slots, call.mask.query_padding(N))
-        of_key = real_slots(slots, call.mask.key_padding(N))
+        of_query = valid_slots(slots, call.mask.query_padding(N))
+        of_key = valid_slots(slots, call.mask.key_padding(N))
         q, (k, v) = vectors_at(query, of_query), (vectors_at(repeat_heads(x, H), of_key) for x in (key, value))
 
         logits = network(pooled(q, of_query < N), pooled(k, of_key < N), call)

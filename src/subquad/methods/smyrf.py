@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from subquad.core.randomness import normal
-from subquad.kernels.selection.chunks import even_chunks, even_shared_chunks, sort_real
+from subquad.kernels.selection.chunks import even_chunks, even_shared_chunks, sort_valid
 from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.positions import Timeline
 from subquad.kernels.tokens.slots import Buckets
@@ -46,8 +46,8 @@ def asymmetric(query: Tensor, key: Tensor, line: Timeline) -> tuple[Tensor, Tens
     query, key = wide(query, repeat_heads(key, query.shape[1]))
     squares = [x.square().sum(-1) for x in (query, key)]
     longest = [
-        (square if real is None else square.masked_fill(~real[:, None], 0.0)).amax(-1, keepdim=True)
-        for square, real in zip(squares, (line.real_queries, line.real_keys), strict=True)
+        (square if valid is None else square.masked_fill(~valid[:, None], 0.0)).amax(-1, keepdim=True)
+        for square, valid in zip(squares, (line.valid_queries, line.valid_keys), strict=True)
     ]
     # Rounding, and padding, could make the differences negative.
     of_query, of_key = ((sum(longest) - square).clamp(min=0.0).sqrt()[..., None] for square in squares)
@@ -107,7 +107,7 @@ class Smyrf(Bucketed):
             sizes = [self.cluster_size or -(-tokens // self.clusters) for tokens in (line.N, line.M)]
             queries, keys = [], []
             for direction in normal(call.seed, self.rounds, f.shape[3], like=f):
-                ordered = sort_real(f @ direction, line.real_queries), sort_real(g @ direction, line.real_keys)
+                ordered = sort_valid(f @ direction, line.valid_queries), sort_valid(g @ direction, line.valid_keys)
                 queries.append(even_chunks(ordered[0], lengths[0], counts, most=most, size=sizes[0]))
                 keys.append(even_shared_chunks(ordered[1], lengths[1], counts, most=most, size=sizes[1]))
             return (Buckets(torch.cat(queries, dim=2), torch.cat(keys, dim=2)),)

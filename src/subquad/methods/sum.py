@@ -285,9 +285,9 @@ def _attend_once(
     partial = attend_inside(query, key, value, met, call, shown=shown)
     if rest is None:
         return partial
-    real, (out, lse) = call.mask.query_padding(query.shape[2]), rest.partial
+    valid, (out, lse) = call.mask.query_padding(query.shape[2]), rest.partial
     assert lse is not None
-    lse = lse if real is None else lse.masked_fill(~real[:, None], -torch.inf)
+    lse = lse if valid is None else lse.masked_fill(~valid[:, None], -torch.inf)
     how: dict[str, Any] = {"scale": 1.0, "shown": shown, "by_features": rest.by_features}
     of_met = attend_pairs(rest.of_query, rest.of_key, value, met, call.mask, **how)
     return merge_with_rest(partial, (out, lse), of_met)

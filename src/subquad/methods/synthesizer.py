@@ -155,8 +155,8 @@ class Synthesizer(Method):
                 parts.append(query @ key.mT * call.scale)
                 continue
             part = learned.kinds[kind](rows, M, call.hidden, query) * (call.scale * more)
-            if line.real_keys is not None:  # a key's column is its rank
-                columns = ranks(line.real_keys, M, key.device).clamp(max=M - 1)
+            if line.valid_keys is not None:  # a key's column is its rank
+                columns = ranks(line.valid_keys, M, key.device).clamp(max=M - 1)
                 part = part.expand(shape).gather(3, columns[:, None, None].expand(shape))
             parts.append(part)
         return learned.mixed(parts).expand(shape)

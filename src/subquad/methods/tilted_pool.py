@@ -91,7 +91,7 @@ class PoolLayout:
     near: int  # tokens of a block
 
 
-def layout_of(real: Bool[Tensor, "B M"] | None, B: int, M: int, device: torch.device, k: int, w: int) -> PoolLayout:
+def layout_of(valid: Bool[Tensor, "B M"] | None, B: int, M: int, device: torch.device, k: int, w: int) -> PoolLayout:
     """Lay out k pools of each item, or blocks alone where k is 0."""
     if not isinstance(M, int):
         raise ValueError(
@@ -99,9 +99,9 @@ def layout_of(real: Bool[Tensor, "B M"] | None, B: int, M: int, device: torch.de
             "of `dynamic_shapes`"
         )
     longest = -(-M // k) if k else w
-    ranks = ValidIndex.of(real, B, M, device)
+    ranks = ValidIndex.of(valid, B, M, device)
     own = (-(-ranks.lengths // k)).clamp(min=1) if k else torch.full_like(ranks.lengths, longest)
-    lengths = range(1, longest + 1) if k and real is not None else [longest]
+    lengths = range(1, longest + 1) if k and valid is not None else [longest]
     some = {size: sizes_of(size, w) for size in lengths}
     cell, block, pool = sizes_of_items(own[:, None], w)
     ends = {size: min(M, size * k) if k else M for size in some}
@@ -169,14 +169,14 @@ def _picked(part: Half, numbers: Int64[Tensor, "B S"]) -> Half:
 def blocks_of(mask: Mask, N: int, layout: PoolLayout, window: int) -> tuple[Tensor, Tensor]:
     """The queries by blocks, and the block of each: (B,T,S) and (B,T). Without a window all are of block 0."""
     B, M = layout.ranks.order.shape
-    real = mask.query_padding(N)
+    valid = mask.query_padding(N)
     blocks = layout.blocks if window else 1
     if window:
-        ranks = Timeline(mask, real, mask.key_padding(M), B, N, M, layout.cell.device).query_ranks
+        ranks = Timeline(mask, valid, mask.key_padding(M), B, N, M, layout.cell.device).query_ranks
         labels = (ranks // (layout.cell * layout.block)).clamp(max=blocks - 1)
     else:
         labels = torch.zeros(B, N, dtype=torch.int64, device=layout.cell.device)
-    labels = labels if real is None else labels.masked_fill(~real, blocks)
+    labels = labels if valid is None else labels.masked_fill(~valid, blocks)
     queries, bucket = by_bucket(labels[:, None], blocks, layout.near if window else BLOCK)
     return queries[:, 0], bucket[:, 0]
 

@@ -74,10 +74,10 @@ def mask_behind(remembered: int, mask: Mask | None, tokens: int, *, is_causal: b
     mask = mask or Mask()
     if not mask.aligned:
         raise ValueError(f"the memory says that {remembered} keys come before the first query, but the mask is {mask}")
-    real = Mask(both=mask.both).query_padding(tokens)
-    if real is not None:
-        keys = F.pad(real, (remembered, 0), value=True)
-        mask = replace(mask, both=(), queries=(*mask.queries, real), keys=(*mask.keys, keys))
+    valid = Mask(both=mask.both).query_padding(tokens)
+    if valid is not None:
+        keys = F.pad(valid, (remembered, 0), value=True)
+        mask = replace(mask, both=(), queries=(*mask.queries, valid), keys=(*mask.keys, keys))
     return replace(mask, is_causal=mask.is_causal or is_causal, offset=remembered)
 
 

@@ -27,7 +27,7 @@ def attend_all(
     value: Tensor,
     *,
     mask: Mask,
-    real: Tensor | None,
+    valid: Tensor | None,
     own: Tensor | None,
     bias: Tensor | None = None,
     keep: Keep | None = None,
@@ -37,20 +37,20 @@ def attend_all(
 ) -> Tensor:
     """Run a method for all queries, padded ones included.
 
-    `mask` holds no padding: `real` (B,M) says which keys are real, `own` (B,N) which queries; None: all, or not known.
+    `mask` holds no padding: `valid` (B,M) says which keys are real, `own` (B,N) which queries; None: all, or not known.
     `hidden` is the layer's input. With `parallel`, padded queries of methods that group queries have attention 0: the
     exchanges of another clustering would buy outputs that no real token depends on.
     """
-    seen = mask if real is None else mask & Mask.padding(keys=real)
+    seen = mask if valid is None else mask & Mask.padding(keys=valid)
     one_by_one = bound.method.traits.yardstick or mask.span is not None
-    if real is None or own is None or one_by_one:  # what a query gets does not depend on the other queries
+    if valid is None or own is None or one_by_one:  # what a query gets does not depend on the other queries
         return bound(query, key, value, mask=seen, bias=bias, keep=keep, hidden=hidden, parallel=parallel, **options)
     seen = seen & Mask.padding(queries=own)
     out = bound(query, key, value, mask=seen, bias=bias, keep=keep, hidden=hidden, parallel=parallel, **options)
     if parallel is not None:
         return out
     padded = padded_queries(own, mask.is_causal) if query.shape[2] == key.shape[2] else None
-    return out if padded is None else out + attend_padded(query, key, value, real, padded, **options)
+    return out if padded is None else out + attend_padded(query, key, value, valid, padded, **options)
 
 
 def padded_queries(own: Tensor, causal: bool) -> Tensor | None:
@@ -64,7 +64,7 @@ def padded_queries(own: Tensor, causal: bool) -> Tensor | None:
     return padded if torch.compiler.is_compiling() or bool(padded.any()) else None
 
 
-def attend_padded(query: Tensor, key: Tensor, value: Tensor, real: Tensor, padded: Tensor, **options: Any) -> Tensor:
+def attend_padded(query: Tensor, key: Tensor, value: Tensor, valid: Tensor, padded: Tensor, **options: Any) -> Tensor:
     """Clustered attention of the padded queries to the real keys; 0 for all others."""
-    gqa, mask = query.shape[1] != key.shape[1], Mask.padding(keys=real, queries=padded)
+    gqa, mask = query.shape[1] != key.shape[1], Mask.padding(keys=valid, queries=padded)
     return PADDED(query, key, value, mask=mask, enable_gqa=gqa, **options)

@@ -95,13 +95,13 @@ class SetAttention(nn.Module):
                 cross-attention.
         """
         check_sets(self.attention.embed_dim, x, y)
-        real, seen = paddings(mask, x, x if y is None else y)
-        x, y = cleared(x, real), None if y is None else cleared(y, seen)
+        valid, seen = paddings(mask, x, x if y is None else y)
+        x, y = cleared(x, valid), None if y is None else cleared(y, seen)
         if y is not None and y.shape[1] == 0:  # methods take no keys at all, but one that is padding
-            y, mask = y.new_zeros(len(y), 1, y.shape[2]), _hiding_all(x, real)
+            y, mask = y.new_zeros(len(y), 1, y.shape[2]), _hiding_all(x, valid)
         attended = self.attention(x, y, mask=mask, seed=seed)
         hidden = self.attention_norm(x + self.dropout(attended))
-        return cleared(self.feed_forward_norm(hidden + self.dropout(self.feed_forward(hidden))), real)
+        return cleared(self.feed_forward_norm(hidden + self.dropout(self.feed_forward(hidden))), valid)
 
 
 class InducedSetAttention(nn.Module):
@@ -156,9 +156,9 @@ class InducedSetAttention(nn.Module):
             ValueError: another width, or a mask that says more than padding.
         """
         check_sets(self.points.shape[1], x)
-        real = elements(mask, x)
-        summary = self.gather(self.points.expand(len(x), -1, -1), x, mask=_keys(real), seed=seed)
-        return self.spread(x, summary, mask=None if real is None else Mask.padding(queries=real), seed=seed)
+        valid = elements(mask, x)
+        summary = self.gather(self.points.expand(len(x), -1, -1), x, mask=_keys(valid), seed=seed)
+        return self.spread(x, summary, mask=None if valid is None else Mask.padding(queries=valid), seed=seed)
 
 
 class PoolingByAttention(nn.Module):
@@ -215,9 +215,9 @@ class PoolingByAttention(nn.Module):
             ValueError: another width, or a mask that says more than padding.
         """
         check_sets(self.seeds.shape[1], x)
-        real = elements(mask, x)
-        x = self.feed_forward(cleared(x, real))
-        return self.pool(self.seeds.expand(len(x), -1, -1), x, mask=_keys(real), seed=seed)
+        valid = elements(mask, x)
+        x = self.feed_forward(cleared(x, valid))
+        return self.pool(self.seeds.expand(len(x), -1, -1), x, mask=_keys(valid), seed=seed)
 
 
 class SetTransformer(nn.Module):
@@ -293,9 +293,9 @@ class SetTransformer(nn.Module):
             ValueError: another width, or a mask that says more than padding.
         """
         check_sets(self.embed.in_features, x)
-        real = elements(mask, x)
-        padding = None if real is None else Mask.padding(real)
-        hidden = self.embed(cleared(x, real))
+        valid = elements(mask, x)
+        padding = None if valid is None else Mask.padding(valid)
+        hidden = self.embed(cleared(x, valid))
         for block in self.encoder:
             hidden = block(hidden, mask=padding, seed=seed)
         hidden = self.pool(hidden, mask=padding, seed=seed)
@@ -360,19 +360,19 @@ def elements(mask: Mask | None, x: Tensor) -> Bool[Tensor, "B N"] | None:
     return paddings(mask, x, x)[0]
 
 
-def cleared(x: Tensor, real: Tensor | None) -> Tensor:
+def cleared(x: Tensor, valid: Tensor | None) -> Tensor:
     """0 in place of padding, which may hold anything."""
-    return x if real is None else x.masked_fill(~real[..., None], 0.0)
+    return x if valid is None else x.masked_fill(~valid[..., None], 0.0)
 
 
-def _keys(real: Tensor | None) -> Mask | None:
-    return None if real is None else Mask.padding(keys=real)
+def _keys(valid: Tensor | None) -> Mask | None:
+    return None if valid is None else Mask.padding(keys=valid)
 
 
-def _hiding_all(x: Tensor, real: Tensor | None) -> Mask:
+def _hiding_all(x: Tensor, valid: Tensor | None) -> Mask:
     """One key in each item, which is padding."""
     none = torch.zeros(len(x), 1, dtype=torch.bool, device=x.device)
-    return Mask.padding(keys=none, queries=real)
+    return Mask.padding(keys=none, queries=valid)
 
 
 def _check_least(name: str, count: int, least: int) -> None:

@@ -124,12 +124,12 @@ def attend_as_torch(
     hint = is_causal and (allowed is None or not can_be_read(allowed))
     mask, bias = mask_and_bias(method, query, key, None if hint else allowed, hint, named=MASK)
     if key_padding_mask is not None:
-        mask = mask & _padding(_real(key_padding_mask, B, M), parallel)
+        mask = mask & _padding(_valid(key_padding_mask, B, M), parallel)
     if lengths is not None:
         return bound(query, key, value, mask=mask & Mask.padding(lengths), bias=bias, **options)
-    real = mask.key_padding(M)
-    own = real if self_attention else None
-    return attend_all(bound, query, key, value, mask=replace(mask, keys=()), real=real, own=own, bias=bias, **options)
+    valid = mask.key_padding(M)
+    own = valid if self_attention else None
+    return attend_all(bound, query, key, value, mask=replace(mask, keys=()), valid=valid, own=own, bias=bias, **options)
 
 
 def _allowed(attn_mask: Tensor | None, B: int, H: int, N: int, M: int) -> Tensor | None:
@@ -142,7 +142,7 @@ def _allowed(attn_mask: Tensor | None, B: int, H: int, N: int, M: int) -> Tensor
     return allowed if allowed.ndim == 2 else allowed.unflatten(0, (B, H))
 
 
-def _real(key_padding_mask: Tensor, B: int, M: int) -> Tensor:
+def _valid(key_padding_mask: Tensor, B: int, M: int) -> Tensor:
     """torch's padding (B,M), or (M,) of an input without batch, as SDPA takes it: True = real."""
     padding = key_padding_mask[None] if key_padding_mask.ndim == 1 else key_padding_mask
     if padding.shape != (B, M):
@@ -150,9 +150,9 @@ def _real(key_padding_mask: Tensor, B: int, M: int) -> Tensor:
     return padding.logical_not() if padding.dtype == torch.bool else padding
 
 
-def _padding(real: Tensor, parallel: Any) -> Mask:
+def _padding(valid: Tensor, parallel: Any) -> Mask:
     """SDPA's padding (B,M) as a mask, which with `parallel` is there where it hides nothing: another rank has some."""
-    mask = Mask.from_sdpa(real[:, None, None], batch=len(real))
+    mask = Mask.from_sdpa(valid[:, None, None], batch=len(valid))
     if parallel is None or mask.keys:
         return mask
-    return Mask.padding(keys=torch.ones_like(real, dtype=torch.bool))
+    return Mask.padding(keys=torch.ones_like(valid, dtype=torch.bool))

@@ -108,8 +108,8 @@ def at_exact_limit(method: Method, N: int, M: int) -> Method:
 
 def lengths_to_bool(lengths: Sequence[int], width: int, side: str) -> Tensor:
     """The real tokens of items of these lengths, (B,width), which are padded on the other side of `side`."""
-    real = torch.arange(width) < torch.tensor(lengths)[:, None]
-    return real if side == "right" else real.flip(1)
+    valid = torch.arange(width) < torch.tensor(lengths)[:, None]
+    return valid if side == "right" else valid.flip(1)
 
 
 def sizes_of_one(method: Method) -> list[tuple[int, int, int]]:
@@ -119,14 +119,14 @@ def sizes_of_one(method: Method) -> list[tuple[int, int, int]]:
     return [(1, 1, 24), (2, 1, 24), (2, 2, 1), (1, 1, 1), (2, 1, 1)]
 
 
-def pad(items: list[tuple[Tensor, ...]], real: Tensor, filler: float) -> list[Tensor]:
+def pad(items: list[tuple[Tensor, ...]], valid: Tensor, filler: float) -> list[Tensor]:
     """Put the first tokens of each item, (1,H,n,·), where its row is real, and noise of size `filler` elsewhere."""
     batch = []
     for i, parts in enumerate(zip(*items, strict=True)):
         _, H, _, width = parts[0].shape
-        x = filler * normal(len(items), H, real.shape[1], width, seed=50 + i, dtype=parts[0].dtype)
+        x = filler * normal(len(items), H, valid.shape[1], width, seed=50 + i, dtype=parts[0].dtype)
         for row, part in enumerate(parts):
-            x[row][:, real[row]] = part[0, :, : int(real[row].sum())]
+            x[row][:, valid[row]] = part[0, :, : int(valid[row].sum())]
         batch.append(x)
     return batch
 
@@ -164,13 +164,13 @@ def compile_failures(methods: Sequence[Method]) -> dict[str, str]:
     return {str(method): failure for method, failure in failures if failure is not None}
 
 
-def run_per_segment(method: Method, q: Tensor, k: Tensor, v: Tensor, ids: Tensor, real: Tensor) -> Tensor:
+def run_per_segment(method: Method, q: Tensor, k: Tensor, v: Tensor, ids: Tensor, valid: Tensor) -> Tensor:
     """Each segment alone, one call each: what a packed call must equal."""
     out = torch.zeros(*q.shape[:3], v.shape[3])
     for item, number in {(b, int(n)) for b in range(len(ids)) for n in ids[b] if n >= 0}:
         here = ids[item] == number
         parts = (x[item : item + 1, :, here] for x in (q, k, v))
-        out[item][:, here] = run(method, *parts, mask=Mask.padding(keys=real[item : item + 1, here]))[0]
+        out[item][:, here] = run(method, *parts, mask=Mask.padding(keys=valid[item : item + 1, here]))[0]
     return out
 
 
@@ -298,12 +298,12 @@ class CallContract(Contract):
         items = [(scale * q, k, v) for q, k, v in made]
         alone = [run(method, *item)[0] for item in items]
         for width, filler in ((24, 1.0), (24, 300.0), (39, 30.0)):
-            real = lengths_to_bool(LENGTHS, width, side)
-            out = run(method, *pad(items, real, filler), mask=Mask.padding(real))
-            assert (out.transpose(1, 2)[~real] == 0).all()
+            valid = lengths_to_bool(LENGTHS, width, side)
+            out = run(method, *pad(items, valid, filler), mask=Mask.padding(valid))
+            assert (out.transpose(1, 2)[~valid] == 0).all()
             for row, n in enumerate(LENGTHS):
                 if n:
-                    close(out[row][:, real[row]], alone[row])
+                    close(out[row][:, valid[row]], alone[row])
 
     @pytest.mark.parametrize("side", ["left", "right"])
     def test_padding_changes_no_gradient_and_gets_none(self, method: Method, side: str):
@@ -313,18 +313,18 @@ class CallContract(Contract):
             inputs = tracked(*item)
             alone.append(torch.autograd.grad(run(method, *inputs).square().sum(), inputs, allow_unused=True))
         for width, filler in ((24, 300.0), (39, 1.0)):
-            real = lengths_to_bool(LENGTHS, width, side)
-            batch = tracked(*pad(items, real, filler))
+            valid = lengths_to_bool(LENGTHS, width, side)
+            batch = tracked(*pad(items, valid, filler))
             grads = torch.autograd.grad(
-                run(method, *batch, mask=Mask.padding(real)).square().sum(), batch, allow_unused=True
+                run(method, *batch, mask=Mask.padding(valid)).square().sum(), batch, allow_unused=True
             )
             for i, grad in enumerate(g for g in grads if g is not None):
-                assert (grad.transpose(1, 2)[~real] == 0).all(), f"input {i}"
+                assert (grad.transpose(1, 2)[~valid] == 0).all(), f"input {i}"
             for row in (r for r, n in enumerate(LENGTHS) if n):
                 for grad, want in zip(grads, alone[row], strict=True):
                     assert (grad is None) == (want is None)
                     if grad is not None:
-                        close(grad[row][:, real[row]], want[0])
+                        close(grad[row][:, valid[row]], want[0])
 
     def test_lengths_equal_the_bool_that_they_stand_for(self, method: Method):
         q, k, v = qkv()
@@ -559,15 +559,15 @@ class CallContract(Contract):
         ids = torch.stack([numbers, numbers.flip(0)])
         ids = ids if layout == "contiguous" else ids[:, normal(24, seed=5).argsort()]
         q, k, v = qkv()
-        alone = run_per_segment(method, q, k, v, ids, real=ids >= 0)
+        alone = run_per_segment(method, q, k, v, ids, valid=ids >= 0)
         close(run(method, q, k, v, mask=Mask.segments(ids)), alone)
 
     def test_packed_segments_with_hidden_keys(self, method: Method):
         ids = torch.arange(24).expand(2, 24) % 4 - 1
-        real = lengths_to_bool([20, 13], 24, "right")
+        valid = lengths_to_bool([20, 13], 24, "right")
         q, k, v = qkv()
-        out = run(method, q, k, v, mask=Mask.segments(ids) & Mask.padding(keys=real))
-        close(out, run_per_segment(method, q, k, v, ids, real))
+        out = run(method, q, k, v, mask=Mask.segments(ids) & Mask.padding(keys=valid))
+        close(out, run_per_segment(method, q, k, v, ids, valid))
 
     def test_segments_that_are_all_padding_give_zero(self, method: Method):
         q, k, v = qkv()
@@ -692,12 +692,12 @@ class CallContract(Contract):
     def test_partials_of_two_halves_of_the_keys_merge_to_the_whole(self, method: Method):
         q, k, v = qkv(19)
         exact = at_exact_limit(method, 19, 19)
-        real = lengths_to_bool([19, 5], 19, "right")  # the second item sees nothing of the second half
+        valid = lengths_to_bool([19, 5], 19, "right")  # the second item sees nothing of the second half
         half = lengths_to_bool([8, 8], 19, "right")
         parts = [
-            run(exact, q, k, v, mask=Mask.padding(keys=real & of_half), return_lse=True) for of_half in (half, ~half)
+            run(exact, q, k, v, mask=Mask.padding(keys=valid & of_half), return_lse=True) for of_half in (half, ~half)
         ]
-        whole = run(exact, q, k, v, mask=Mask.padding(keys=real), return_lse=True)
+        whole = run(exact, q, k, v, mask=Mask.padding(keys=valid), return_lse=True)
         for merged, want in zip(merge_partials(parts), whole, strict=True):
             close(merged, want)
 

@@ -58,16 +58,16 @@ class DecodingContract(Contract):
     def test_a_left_padded_prompt_leaves_the_state_of_its_tokens(self, method: Method):
         lengths = (17, 1, 0, 5)
         items = [qkv(n + 6, B=1, seed=i) for i, n in enumerate(lengths)]
-        real = lengths_to_bool(lengths, 17, "left")
-        prompt = pad([tuple(x[:, :, :n] for x in item) for item, n in zip(items, lengths, strict=True)], real, 300.0)
+        valid = lengths_to_bool(lengths, 17, "left")
+        prompt = pad([tuple(x[:, :, :n] for x in item) for item, n in zip(items, lengths, strict=True)], valid, 300.0)
         rest = [torch.cat([x[:, :, -6:] for x in parts]) for parts in zip(*items, strict=True)]
         bound = bound_for(method, *prompt)
-        out, state = bound.step(*prompt, bound.init_state(4, like=prompt[0], value_dim=6), mask=Mask.padding(real))
+        out, state = bound.step(*prompt, bound.init_state(4, like=prompt[0], value_dim=6), mask=Mask.padding(valid))
         last, _ = bound.step(*rest, state)
-        assert (out.transpose(1, 2)[~real] == 0).all()
+        assert (out.transpose(1, 2)[~valid] == 0).all()
         for row, (item, n) in enumerate(zip(items, lengths, strict=True)):
             want = bound(*item, is_causal=True)[0]
-            close(out[row][:, real[row]], want[:, :n])
+            close(out[row][:, valid[row]], want[:, :n])
             close(last[row], want[:, n:])
 
     @where(lambda traits: traits.recurrent)

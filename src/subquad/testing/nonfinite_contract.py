@@ -122,10 +122,10 @@ class NonfiniteContract(Contract):
     @on_each_backend
     @pytest.mark.parametrize("side", ["left", "right"])
     def test_padding_may_hold_anything(self, method: Method, side: str, backend: str):
-        real = lengths_to_bool([N - 9, N // 2], N, side)
-        masks = [Mask.padding(real), Mask.padding(real) & Mask.causal()]
+        valid = lengths_to_bool([N - 9, N // 2], N, side)
+        masks = [Mask.padding(valid), Mask.padding(valid) & Mask.causal()]
         # The kernel of "full" is SDPA, whose padding must be finite: but it stays in its item.
-        poison = ~real & torch.tensor([[True], [method.name != "full"]])
+        poison = ~valid & torch.tensor([[True], [method.name != "full"]])
         promised = slice(1, None) if method.name == "full" else slice(None)
         for mask in (mask for mask in masks if method.refuses(mask) is None):
             want = on_backend(backend, method, qkv(N), mask=mask)
@@ -134,7 +134,7 @@ class NonfiniteContract(Contract):
                 have = on_backend(backend, method, dirty, mask=mask)
                 for x, y in zip(have, want, strict=True):
                     close(x[promised], y[promised], msg=lambda m, at=mask, kind=name: f"{at}, {kind}: {m}")
-                    assert (x[promised].transpose(1, 2)[~real[promised]] == 0).all(), f"{mask}, {name}"
+                    assert (x[promised].transpose(1, 2)[~valid[promised]] == 0).all(), f"{mask}, {name}"
 
     # ------------------------------------------------------------ what they make of an output
 

@@ -85,8 +85,8 @@ def test_errors_are_those_of_the_method_against_exact_attention_with_padding():
         q, k, v = (one._split(p(x), 4) for p in (one.q_proj, one.k_proj, one.v_proj))
         out, want = one.attention(q, k, v, mask=mask), exact.attention(q, k, v, mask=mask)
     errors = (out - want).norm(dim=-1) / want.norm(dim=-1)
-    real = torch.cat([errors[0].flatten(), errors[1, :, :13].flatten()])
-    assert audit.report().overall.mean_square == pytest.approx(float(real.square().mean()), rel=0.1)
+    valid = torch.cat([errors[0].flatten(), errors[1, :, :13].flatten()])
+    assert audit.report().overall.mean_square == pytest.approx(float(valid.square().mean()), rel=0.1)
 
 
 def test_exact_layers_have_no_error():

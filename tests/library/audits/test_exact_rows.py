@@ -70,15 +70,15 @@ def test_rows_are_real_and_uniform_over_items_heads_and_queries():
     item, head, row = sampled(q, mask, None, 6000, torch.Generator().manual_seed(0))
     counts = torch.zeros(B, H, N).index_put((item, head, row), torch.ones(6000), accumulate=True)
     assert counts[1, :, 6:].sum() == 0
-    of_real = torch.cat([counts[0].flatten(), counts[1, :, :6].flatten()])
-    assert of_real.min() > 20  # of 50 expected
-    assert of_real.max() < 90
+    of_valid = torch.cat([counts[0].flatten(), counts[1, :, :6].flatten()])
+    assert of_valid.min() > 20  # of 50 expected
+    assert of_valid.max() < 90
 
 
 def test_queries_that_only_the_layer_knows_as_padding_are_left_out():
-    real = torch.arange(N).expand(B, N) < torch.tensor([[4], [N]])
+    valid = torch.arange(N).expand(B, N) < torch.tensor([[4], [N]])
     mask = sq.Mask.padding(queries=torch.arange(N).expand(B, N) > 1)
-    item, _, row = sampled(torch.zeros(B, H, N, D), mask, real, 500, torch.Generator())
+    item, _, row = sampled(torch.zeros(B, H, N, D), mask, valid, 500, torch.Generator())
     assert set(row[item == 0].tolist()) == {2, 3}
 
 

@@ -71,11 +71,11 @@ def run(inputs: Path, command: str, model: str, *words: str) -> dict[str, Any]:
 
 def measured_in_vain(patches: ExitStack, where: Any, name: str, value: Any) -> None:
     """Put a value in the place of what is measured, or a function that measures first, as ranks do it together."""
-    real = getattr(where, name)
+    valid = getattr(where, name)
 
     def both(*given: Any, **options: Any) -> Any:
         if name != "turn":  # which measures by itself
-            real(*given, **options)
+            valid(*given, **options)
         return value(*given, **options)
 
     patches.enter_context(mock.patch.object(where, name, both if callable(value) else value))

@@ -31,15 +31,15 @@ def text(side: str, vocabulary: int = VOCAB) -> dict[str, Tensor]:
     ids = torch.randint(5, vocabulary, (2, TOKENS), generator=torch.Generator().manual_seed(1))
     if side == "none":
         return {"input_ids": ids}
-    real = torch.arange(TOKENS) < torch.tensor([TOKENS, 4])[:, None]
-    real = real.flip(1) if side == "left" else real
-    return {"input_ids": ids.where(real, 0 if vocabulary == VOCAB else 1), "attention_mask": real.long()}
+    valid = torch.arange(TOKENS) < torch.tensor([TOKENS, 4])[:, None]
+    valid = valid.flip(1) if side == "left" else valid
+    return {"input_ids": ids.where(valid, 0 if vocabulary == VOCAB else 1), "attention_mask": valid.long()}
 
 
 def labelled(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """The batch with labels at real tokens, but not at all of them."""
-    real = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
-    chosen = real & (torch.arange(TOKENS) % 3 != 1)
+    valid = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+    chosen = valid & (torch.arange(TOKENS) % 3 != 1)
     return batch | {"labels": batch["input_ids"].where(chosen, -100)}
 
 
@@ -57,12 +57,12 @@ def of_model(
     torch.manual_seed(0)
     model = make().eval()
     batch, of = text(side, model.config.vocab_size), split(TOKENS, uneven=uneven, mode=mode)
-    real = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+    valid = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
     batch = labelled(batch) if labels else batch
     sq.hf.swap(model, method)
     want = model(**batch)
     name = "logits" if "logits" in want else "last_hidden_state"
-    g = normal(*want[name].shape, seed=1) * real[..., None]
+    g = normal(*want[name].shape, seed=1) * valid[..., None]
     (want.loss if labels else (want[name] * g).sum()).backward()
     gradients = taken(model)
 
@@ -71,7 +71,7 @@ def of_model(
         model.train().activation_checkpointing_enable()
     have = model(**sq.hf.shard(model, batch, of))
     (have.loss if labels else (have[name] * of.shard(g)).sum()).backward()
-    own = of.shard(real)
+    own = of.shard(valid)
     pairs = [(of.shard(want[name])[own], have[name][own])] if own.any() else []
     return worst(pairs + ([(want.loss, sum_of(have.loss))] if labels else []), of_parameters(gradients, model))
 
@@ -120,10 +120,10 @@ def mean_of_hidden_states() -> float:
     model, method = minilm().eval(), "i-clustered:clusters=5,topk=3"
     sq.hf.swap(model, method)
     batch, of = text("right", 1000), split(TOKENS)
-    real = batch["attention_mask"][..., None]
+    valid = batch["attention_mask"][..., None]
 
     def pooled(hidden: Tensor) -> Tensor:
-        return (hidden * real).sum(1) / real.sum(1)
+        return (hidden * valid).sum(1) / valid.sum(1)
 
     want = pooled(model(**batch).last_hidden_state)
     g = normal(*want.shape)

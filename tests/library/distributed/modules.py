@@ -18,19 +18,19 @@ def of_module(
     layer: nn.Module,
     run: Callable[[nn.Module, Tensor, sq.distributed.Sequence | None], Tensor],
     of: sq.distributed.Sequence,
-    real: Tensor | None = None,
+    valid: Tensor | None = None,
 ) -> float:
     """The worst difference of outputs and gradients; `run` runs the layer on all tokens, or on a rank's, in its own
     way."""
     x, g = normal(2, TOKENS, WIDTH), normal(2, TOKENS, WIDTH, seed=1)
-    g = g if real is None else g * real[..., None]
+    g = g if valid is None else g * valid[..., None]
     alone = copy.deepcopy(layer)
     inputs = x.clone().requires_grad_(), of.shard(x).clone().requires_grad_()
     want, have = run(alone, inputs[0], None), run(layer, inputs[1], of)
     (want * g).sum().backward()
     (have * of.shard(g)).sum().backward()
-    real = torch.ones(2, TOKENS, dtype=torch.bool) if real is None else real
-    own = of.shard(real)
+    valid = torch.ones(2, TOKENS, dtype=torch.bool) if valid is None else valid
+    own = of.shard(valid)
     pairs = [(of.shard(want)[own], have[own])] if own.any() else []
     return worst(pairs, [(of.shard(inputs[0].grad), inputs[1].grad), *of_parameters(taken(alone), layer)])
 
@@ -48,13 +48,13 @@ def self_attention() -> float:
 
 
 def padded_as_torch() -> float:
-    real = torch.arange(TOKENS) < torch.tensor([TOKENS, 9])[:, None]  # the first of several ranks has no padding
+    valid = torch.arange(TOKENS) < torch.tensor([TOKENS, 9])[:, None]  # the first of several ranks has no padding
 
     def run(layer: nn.Module, x: Tensor, of: Any) -> Tensor:
-        hidden = ~real if of is None else ~of.shard(real)
+        hidden = ~valid if of is None else ~of.shard(valid)
         return layer(x, key_padding_mask=hidden, parallel=of)
 
-    return of_module(mha("i-clustered:clusters=5,topk=3"), run, split(TOKENS), real)
+    return of_module(mha("i-clustered:clusters=5,topk=3"), run, split(TOKENS), valid)
 
 
 def tokens_first() -> float:

@@ -73,14 +73,14 @@ class Sent:
 
 def masks(name: str, B: int) -> tuple[Callable[[], sq.Mask], Callable[[sq.distributed.Sequence], sq.Mask]]:
     """A mask of the whole sequence, and this rank's part of it."""
-    real = torch.arange(TOKENS) < torch.tensor([TOKENS, 20])[:B, None]
-    left = real.flip(1)
+    valid = torch.arange(TOKENS) < torch.tensor([TOKENS, 20])[:B, None]
+    left = valid.flip(1)
     ids = (torch.arange(TOKENS) // 17).expand(B, -1).contiguous()
     whole = {
         "none": lambda: sq.Mask(),
         "causal": lambda: sq.Mask.causal(),
         "lengths": lambda: sq.Mask.padding(torch.tensor([TOKENS, 20])[:B]),
-        "padded": lambda: sq.Mask.padding(real),
+        "padded": lambda: sq.Mask.padding(valid),
         "causal left": lambda: sq.Mask.causal() & sq.Mask.padding(left),
         "window": lambda: sq.Mask.window(5),
         "causal window": lambda: sq.Mask.causal() & sq.Mask.window(5),

@@ -21,14 +21,14 @@ class Case:
 
     model: hf.PreTrainedModel
     inputs: dict[str, Tensor]
-    real: Tensor | None = None
+    valid: Tensor | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def output(self) -> Tensor:
         """The main output at real positions, flat."""
         result = self.model(**self.inputs, **self.options)
         tensor = result.logits if "logits" in result else result.last_hidden_state
-        return tensor if self.real is None else tensor[self.real]
+        return tensor if self.valid is None else tensor[self.valid]
 
 
 def padded_ids(side: str = "right", batch: int = 2, length: int = 17, pads: int = 6) -> tuple[Tensor, Tensor]:

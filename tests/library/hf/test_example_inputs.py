@@ -18,10 +18,10 @@ def test_texts_run_and_are_padded_on_the_side_asked_for(name, padding):
     if padding == "none":
         assert "attention_mask" not in inputs
     else:
-        real = inputs["attention_mask"].bool()
-        assert real[:-1].all()
-        assert real[-1].tolist() == ([True] * 4 + [False] * 4 if padding == "right" else [False] * 4 + [True] * 4)
-        assert (inputs["input_ids"][~real] == model.config.pad_token_id).all()
+        valid = inputs["attention_mask"].bool()
+        assert valid[:-1].all()
+        assert valid[-1].tolist() == ([True] * 4 + [False] * 4 if padding == "right" else [False] * 4 + [True] * 4)
+        assert (inputs["input_ids"][~valid] == model.config.pad_token_id).all()
     with torch.no_grad():
         model(**inputs)
 

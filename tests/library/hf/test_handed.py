@@ -12,39 +12,39 @@ from torch import Tensor
 from subquad.hf.mask_encoding import Handed, decode, encode
 from subquad.masks import Mask
 
-REAL = torch.tensor([[True, True, True, False], [True, True, True, True]])
+VALID = torch.tensor([[True, True, True, False], [True, True, True, True]])
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("real", [REAL, None])
-def test_padding_comes_back(causal, real):
-    given = encode(causal=causal, real=real, filled=None, segments=None, batch=2)
+@pytest.mark.parametrize("valid", [VALID, None])
+def test_padding_comes_back(causal, valid):
+    given = encode(causal=causal, valid=valid, filled=None, segments=None, batch=2)
     assert given.ndim == 4
     assert given.numel() <= 8  # never N×M
     handed = decode(given, 4, 4, causal=not causal, label="0")
     assert handed.causal == causal
-    assert (handed.real is None) == (real is None)
-    assert real is None or torch.equal(handed.real, real)
+    assert (handed.valid is None) == (valid is None)
+    assert valid is None or torch.equal(handed.valid, valid)
     assert handed.offset == 0
 
 
 def test_segments_and_slots_come_back():
     segments = torch.tensor([[1, 1, 2, 2]])
     packed = decode(
-        encode(causal=True, real=None, filled=None, segments=segments, batch=1), 4, 4, causal=False, label=""
+        encode(causal=True, valid=None, filled=None, segments=segments, batch=1), 4, 4, causal=False, label=""
     )
     assert packed.causal
     assert torch.equal(packed.segments, segments - 1)
     filled = torch.tensor([True, True, True, False, False, False])
-    real = torch.tensor([[False, True, True, False, False, False]])
-    static = decode(encode(causal=True, real=real, filled=filled, segments=None, batch=1), 2, 6, causal=False, label="")
+    valid = torch.tensor([[False, True, True, False, False, False]])
+    static = decode(encode(causal=True, valid=valid, filled=filled, segments=None, batch=1), 2, 6, causal=False, label="")
     assert static.offset == 1
-    assert torch.equal(static.real, real)
+    assert torch.equal(static.valid, valid)
     assert torch.equal(static.queries(2), torch.tensor([[True, True]]))
 
 
 def test_a_step_on_a_growing_cache_stands_at_its_end():
-    handed = decode(encode(causal=True, real=REAL, filled=None, segments=None, batch=2), 1, 4, causal=False, label="")
+    handed = decode(encode(causal=True, valid=VALID, filled=None, segments=None, batch=2), 1, 4, causal=False, label="")
     assert handed.offset == 3
     assert torch.equal(handed.queries(1), torch.tensor([[False], [True]]))
 
@@ -56,8 +56,8 @@ def test_without_a_mask_the_layer_says_whether_it_is_causal(causal):
 
 @pytest.mark.parametrize("least", [torch.finfo(torch.float32).min, -torch.inf, -1e4])
 def test_additive_padding_of_a_models_own_is_read(least):
-    bias = torch.where(REAL, 0.0, least)[:, None, None]
-    assert torch.equal(decode(bias, 4, 4, causal=True, label="0").real, REAL)
+    bias = torch.where(VALID, 0.0, least)[:, None, None]
+    assert torch.equal(decode(bias, 4, 4, causal=True, label="0").valid, VALID)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def dense(handed: Handed, rows: int = N, keys: int = N) -> Tensor:
     mask = Mask.causal(offset=handed.offset) if handed.causal else Mask(offset=max(keys - rows, 0))
     mask = mask if handed.segments is None else mask & Mask.segments(handed.segments)
     mask = mask if handed.window is None else mask & Mask.window(handed.window)
-    mask = mask if handed.real is None else mask & Mask.padding(keys=handed.real)
+    mask = mask if handed.valid is None else mask & Mask.padding(keys=handed.valid)
     return mask.to_dense(rows, keys).expand(2, -1, -1, -1)
 
 

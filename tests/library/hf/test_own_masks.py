@@ -45,8 +45,8 @@ def assert_same(have: dict[str, Tensor], want: dict[str, Tensor], inputs: dict[s
     assert have.keys() == want.keys()
     masks = {tuple(x.shape): x.bool() for name, x in inputs.items() if name.endswith("attention_mask")}
     for name, wanted in want.items():
-        real = masks.get(tuple(wanted.shape[:2]))
-        a, b = (x if real is None else x[real] for x in (have[name], wanted))
+        valid = masks.get(tuple(wanted.shape[:2]))
+        a, b = (x if valid is None else x[valid] for x in (have[name], wanted))
         torch.testing.assert_close(a, b, atol=1e-5 * float(b.abs().max()), rtol=0)
 
 

@@ -219,8 +219,8 @@ def test_a_split_model_is_copied_and_saved_and_not_pickled(split: hf.PreTrainedM
     split.save_pretrained(tmp_path)
     loaded = hf.LlamaForCausalLM.from_pretrained(tmp_path)
     assert str(sq.hf.bounds(loaded)[0].method) == "linear"
-    real = batch["attention_mask"].bool()  # elsewhere one process computes more
-    torch.testing.assert_close(loaded(**batch).logits[real], split(**batch).logits[real])
+    valid = batch["attention_mask"].bool()  # elsewhere one process computes more
+    torch.testing.assert_close(loaded(**batch).logits[valid], split(**batch).logits[valid])
     torch.testing.assert_close(copy.deepcopy(split)(**batch).logits, split(**batch).logits)
     with pytest.raises(TypeError, match=r"a process group cannot be pickled; call sq\.hf\.restore"):
         copy.copy(split._subquad_split.ranks).__reduce__()

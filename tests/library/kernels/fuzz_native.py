@@ -96,7 +96,7 @@ class Draw:
         most = torch.finfo(dtype).max
         return torch.where(x.isinf(), x, x.clamp(-most, most)).to(dtype)
 
-    def real(self, batch: int, tokens: int) -> Tensor | None:
+    def valid(self, batch: int, tokens: int) -> Tensor | None:
         """A padding mask, or None; an item may have no real token."""
         keep, share = self.maybe(), self.rng.choice((0.0, 0.1, 0.9))
         mask = torch.rand(batch, tokens, generator=self.generator()) < share
@@ -135,7 +135,7 @@ def clustered(draw: Draw) -> list[Tensor]:
     C, topk = min(N, draw.size(20)), min(M, draw.rng.choice((0, 1, draw.size(40), draw.size(M), M)))
     dtype = draw.rng.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16))
     inputs = tracked(*(draw.normal(*shape, dtype=dtype) for shape in ((B, H, N, D), (B, G, M, D), (B, G, M, E))))
-    masks = draw.real(B, N), draw.real(B, M)
+    masks = draw.valid(B, N), draw.valid(B, M)
     bits, iterations, seed = draw.rng.randint(1, 63), draw.rng.randint(0, 4), draw.rng.randrange(9)
     labels, wants_lse = draw.whole(0, C - 1, B, H, N) if draw.maybe(0.3) else None, draw.maybe(0.3)
     settings = C, topk, bits, iterations, 0.3, seed, wants_lse
@@ -159,9 +159,9 @@ def clustered(draw: Draw) -> list[Tensor]:
 
 def hashing(draw: Draw) -> list[Tensor]:
     B, H, N, D = draw.rng.randint(1, 3), draw.rng.choice((1, 2)), draw.size(1500), draw.size(40)
-    x, real = draw.normal(B, H, N, D, dtype=draw.rng.choice(tuple(interface.DTYPES))), draw.real(B, N)
-    codes = OPS.hash_words("cpu", x, draw.rng.randint(1, 63), draw.rng.randrange(9), draw.maybe(), real)
-    return [codes, OPS.kmeans_labels("cpu", codes, real, draw.size(N + 2), draw.rng.randint(0, 4))]
+    x, valid = draw.normal(B, H, N, D, dtype=draw.rng.choice(tuple(interface.DTYPES))), draw.valid(B, N)
+    codes = OPS.hash_words("cpu", x, draw.rng.randint(1, 63), draw.rng.randrange(9), draw.maybe(), valid)
+    return [codes, OPS.kmeans_labels("cpu", codes, valid, draw.size(N + 2), draw.rng.randint(0, 4))]
 
 
 def in_buckets(draw: Draw) -> list[Tensor]:
@@ -195,8 +195,8 @@ def in_buckets(draw: Draw) -> list[Tensor]:
 def top_of_buckets(draw: Draw) -> list[Tensor]:
     B, H, C = draw.rng.randint(1, 3), draw.rng.choice((1, 2)), draw.size(20)
     N = draw.rng.randint(1025, 1300) if draw.maybe(0.1) else draw.size(300)
-    scores, real, most = draw.normal(B, H, N, C), draw.real(B, N), draw.size(N)
-    return list(OPS.top_by_score("cpu", scores, draw.whole(0, most, B), most, real, draw.maybe()))
+    scores, valid, most = draw.normal(B, H, N, C), draw.valid(B, N), draw.size(N)
+    return list(OPS.top_by_score("cpu", scores, draw.whole(0, most, B), most, valid, draw.maybe()))
 
 
 def top_by_hash(draw: Draw) -> list[Tensor]:
@@ -209,9 +209,9 @@ def top_by_hash(draw: Draw) -> list[Tensor]:
             weights.append(draw.normal(H, wide, out))
             biases.append(draw.normal(H, 1, out))
         layers.append(len(widths))
-    real, most = draw.real(B, N), draw.size(N)
+    valid, most = draw.valid(B, N), draw.size(N)
     sizes = draw.whole(0, most, B)
-    return list(OPS.top_by_hash("cpu", vectors, weights, biases, layers, H, 0.5, sizes, most, real, draw.maybe()))
+    return list(OPS.top_by_hash("cpu", vectors, weights, biases, layers, H, 0.5, sizes, most, valid, draw.maybe()))
 
 
 def blocks(draw: Draw) -> list[Tensor]:
@@ -251,12 +251,12 @@ def clusters(draw: Draw) -> list[Tensor]:
     B, (H, G), N, M, D = draw.rng.randint(1, 3), draw.heads(), draw.size(700), draw.size(300), draw.size(40)
     dtype = draw.rng.choice(tuple(interface.DTYPES))
     q, k, v = (draw.normal(B, h, n, d, dtype=dtype) for h, n, d in ((H, N, D), (G, M, D), (G, M, draw.size(40))))
-    real, C = (draw.real(B, N), draw.real(B, M)), draw.size(min(N, 60))
+    valid, C = (draw.valid(B, N), draw.valid(B, M)), draw.size(min(N, 60))
     counts = draw.whole(-1, C + 2, B) if draw.maybe(0.3) else None
     rounds = draw.rng.randint(1, 63), draw.rng.randint(0, 3), draw.rng.randint(0, 3), draw.rng.randrange(9)
     space = draw.rng.choice(("logits", "queries"))
-    labels = OPS.cluster_labels("cpu", q, k, *real, counts, space, C, *rounds)
-    return [labels, OPS.cell_labels("cpu", k, v, real[1], draw.size(M + 2), *rounds[:2], rounds[3])]
+    labels = OPS.cluster_labels("cpu", q, k, *valid, counts, space, C, *rounds)
+    return [labels, OPS.cell_labels("cpu", k, v, valid[1], draw.size(M + 2), *rounds[:2], rounds[3])]
 
 
 def tails(draw: Draw) -> list[Tensor]:
@@ -291,17 +291,17 @@ def tails(draw: Draw) -> list[Tensor]:
 def of_ranks(draw: Draw) -> list[Tensor]:
     B, H, N, D, C = draw.rng.randint(1, 3), draw.rng.choice((1, 2)), draw.size(700), draw.size(40), draw.size(40)
     dtype = draw.rng.choice(tuple(interface.DTYPES))
-    x, y, real = draw.normal(B, H, N, D, dtype=dtype), draw.normal(B, H, N, draw.size(9), dtype=dtype), draw.real(B, N)
-    (mean, squares), (other, _) = (OPS.means_and_squares("cpu", each, real) for each in (x, y))
+    x, y, valid = draw.normal(B, H, N, D, dtype=dtype), draw.normal(B, H, N, draw.size(9), dtype=dtype), draw.valid(B, N)
+    (mean, squares), (other, _) = (OPS.means_and_squares("cpu", each, valid) for each in (x, y))
     bits, ones = draw.rng.randint(1, 63), torch.ones_like(squares)
     shape, width = draw.rng.choice(((1, 1), (1, H), (B, 1), (B, H))), D + y.shape[3]
     if shape == (B, H):
         planes = draw.normal(B, H, bits, width)
     else:  # planes that several heads share have a part in each of them, and are not poisoned
         planes = draw.normal(math.prod(shape), bits, width).view(*shape, bits, width)
-    codes = OPS.words_of_terms("cpu", [x, y], [mean, other], [ones, ones], planes, real)
-    labels, votes = OPS.labels_and_votes("cpu", codes, codes[:, :, :C].contiguous(), real)
-    nearest = OPS.labels_of_means("cpu", x, mean, draw.normal(B, H, D, C), draw.normal(B, H, C, 1)[..., 0], real)
+    codes = OPS.words_of_terms("cpu", [x, y], [mean, other], [ones, ones], planes, valid)
+    labels, votes = OPS.labels_and_votes("cpu", codes, codes[:, :, :C].contiguous(), valid)
+    nearest = OPS.labels_of_means("cpu", x, mean, draw.normal(B, H, D, C), draw.normal(B, H, C, 1)[..., 0], valid)
     sums, sizes = OPS.sums_and_sizes("cpu", x, draw.whole(-1, C + 1, B, H, N), C)
     return [mean, squares, codes, labels, votes, nearest, sums, sizes]
 

@@ -31,24 +31,24 @@ def in_buckets(bias):
 def main() -> None:
     torch.set_num_threads(1)
     ops, checked = torch.ops.subquad, 0
-    real = torch.arange(20).expand(2, -1) < 15, torch.arange(30).expand(2, -1) < 25
-    for query_real, key_real in ((None, None), real):
+    valid = torch.arange(20).expand(2, -1) < 15, torch.arange(30).expand(2, -1) < 25
+    for query_valid, key_valid in ((None, None), valid):
         for topk in (0, 6):
             for labels in (None, torch.arange(20).expand(2, 2, -1) % 4):
                 settings = 4, topk, 31, 3, 0.3, 5, labels is not None
-                arguments = "cpu", *tracked(*qkv(20, 30)), query_real, key_real, labels, *settings
+                arguments = "cpu", *tracked(*qkv(20, 30)), query_valid, key_valid, labels, *settings
                 torch.library.opcheck(ops.clustered_forward.default, arguments)
                 checked += 1
         q, k, v = qkv(20, 30)
         torch.library.opcheck(
-            ops.cluster_labels.default, ("cpu", q, k, query_real, key_real, None, "logits", 4, 31, 3, 2, 5)
+            ops.cluster_labels.default, ("cpu", q, k, query_valid, key_valid, None, "logits", 4, 31, 3, 2, 5)
         )
-        torch.library.opcheck(ops.cell_labels.default, ("cpu", k, v, key_real, 3, 31, 3, 5))
+        torch.library.opcheck(ops.cell_labels.default, ("cpu", k, v, key_valid, 3, 31, 3, 5))
         checked += 2
         query = qkv(20)[0]
-        torch.library.opcheck(ops.hash_words.default, ("cpu", query, 31, 0, True, query_real))
+        torch.library.opcheck(ops.hash_words.default, ("cpu", query, 31, 0, True, query_valid))
         torch.library.opcheck(
-            ops.kmeans_labels.default, ("cpu", ops.hash_words("cpu", query, 31, 0, True, query_real), query_real, 4, 3)
+            ops.kmeans_labels.default, ("cpu", ops.hash_words("cpu", query, 31, 0, True, query_valid), query_valid, 4, 3)
         )
         checked += 2
     labels, cell = torch.arange(20).expand(2, 2, -1) % 4, torch.arange(30).expand(2, 2, -1) % 3
@@ -59,11 +59,11 @@ def main() -> None:
     for bias in (None, torch.zeros(2, 4, 30)):
         torch.library.opcheck(ops.pairs_forward.default, ("cpu", *tracked(*qkv(20, 30, H=4)), *in_buckets(bias)))
         checked += 1
-    for real in (None, torch.arange(20).expand(2, -1) < 15):
-        torch.library.opcheck(ops.top_by_score.default, ("cpu", qkv(20)[0], torch.tensor([5, 3]), 5, real, True))
+    for valid in (None, torch.arange(20).expand(2, -1) < 15):
+        torch.library.opcheck(ops.top_by_score.default, ("cpu", qkv(20)[0], torch.tensor([5, 3]), 5, valid, True))
         layers = [torch.zeros(3, 8, 7), torch.zeros(3, 7, 4)], [torch.zeros(3, 1, 7), torch.zeros(3, 1, 4)], [2]
         vectors, most = [qkv(20, H=3)[0]], torch.tensor([5, 3])
-        torch.library.opcheck(ops.top_by_hash.default, ("cpu", vectors, *layers, 3, 0.3, most, 5, real, True))
+        torch.library.opcheck(ops.top_by_hash.default, ("cpu", vectors, *layers, 3, 0.3, most, 5, valid, True))
         torch.library.opcheck(ops.label_blocks.default, ("cpu", torch.arange(20).expand(2, 3, -1) % 5, 4, 8))
         checked += 3
     u, w, b = torch.zeros(4, 5, 8), torch.zeros(1, 5, 8), torch.zeros(4, 5)
@@ -86,12 +86,12 @@ def of_ranks() -> int:
     directions, halves = torch.ones(2, 2, 8, 3), torch.zeros(2, 2, 3)
     calls = [("listed_forward", (*tracked(q, k, v, torch.zeros(2, 2, 20)), labels, lists, 0.3))]
     calls += [("sums_and_sizes", (*tracked(q), labels, 4))]
-    for real in (None, torch.arange(20).expand(2, -1) < 15):
+    for valid in (None, torch.arange(20).expand(2, -1) < 15):
         calls += [
-            ("means_and_squares", (q, real)),
-            ("words_of_terms", ([q], [mean], [factor], torch.ones(1, 1, 31, 8), real)),
-            ("labels_and_votes", (words, centroids, real)),
-            ("labels_of_means", (q, mean, directions, halves, real)),
+            ("means_and_squares", (q, valid)),
+            ("words_of_terms", ([q], [mean], [factor], torch.ones(1, 1, 31, 8), valid)),
+            ("labels_and_votes", (words, centroids, valid)),
+            ("labels_of_means", (q, mean, directions, halves, valid)),
         ]
     for name, arguments in calls:
         torch.library.opcheck(getattr(torch.ops.subquad, name).default, ("cpu", *arguments))

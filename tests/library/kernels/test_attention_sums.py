@@ -82,8 +82,8 @@ def test_sums_over_all_keys_are_one_for_real_queries():
     found, _ = approximate_attention_sums(
         q, k, SIDES, 1.0, torch.ones_like(of_keys), of_queries, features=32, seed=0
     )  # fmt: skip
-    real = SIDES.query_padding(N)[:, None, :, None]
-    torch.testing.assert_close(found, torch.ones_like(found) * real)
+    valid = SIDES.query_padding(N)[:, None, :, None]
+    torch.testing.assert_close(found, torch.ones_like(found) * valid)
 
 
 def test_features_see_no_padding():

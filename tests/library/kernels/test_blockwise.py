@@ -60,11 +60,11 @@ def _to(value, device: str):
 
 def test_only_what_a_mask_shows_is_computed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(views, "LOGITS", 40)
-    view = views.View(N=8, M=10, ahead=-4, is_causal=True, span=2, real=None, ids=())
+    view = views.View(N=8, M=10, ahead=-4, is_causal=True, span=2, valid=None, ids=())
     pieces = list(view.pieces(torch.device("cpu")))
     assert [(p.rows, p.keys) for p in pieces] == [(slice(0, 4), slice(2, 8)), (slice(4, 8), slice(6, 10))]
     whole = list(
-        views.View(N=8, M=10, ahead=-12, is_causal=True, span=None, real=None, ids=()).pieces(torch.device("cpu"))
+        views.View(N=8, M=10, ahead=-12, is_causal=True, span=None, valid=None, ids=()).pieces(torch.device("cpu"))
     )
     assert whole == [views.Piece(slice(0, 8), slice(0, 10))]  # all keys are before all queries
 

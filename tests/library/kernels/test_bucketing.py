@@ -48,8 +48,8 @@ def test_a_query_in_no_bucket_meets_the_keys_of_its_best_one_and_no_others(fill,
     best = of_query.argmax(-1)
     keys = members(chosen.keys, 60).mT  # (B,H,C,M)
     wanted = keys.gather(2, best[..., None].expand(-1, -1, -1, 60)) * ~inside[..., None]
-    real = mask.query_padding(60)
-    wanted = wanted if real is None else wanted * real[:, None, :, None]
+    valid = mask.query_padding(60)
+    wanted = wanted if valid is None else wanted * valid[:, None, :, None]
     assert torch.equal(met, wanted)
     assert (wanted.sum() > 0) & (taken.sum() > 0)
     assert ((taken > 0) & (met > 0)).sum() == 0
@@ -59,10 +59,10 @@ def test_under_a_causal_mask_it_meets_itself_as_well():
     scores, mask = normal(2, 3, 60, 5), Mask.causal() & Mask.padding([60, 13])
     chosen, left_over, alone = balanced_buckets(scores, scores, mask, enlarge=1.0)
     counts = sum(part.multiplicity(60, 60, mask) for part in (chosen, left_over, alone))
-    real = mask.query_padding(60)[:, None]
-    assert (counts.diagonal(dim1=-2, dim2=-1) > 0).logical_and(real).sum() == 3 * 73
+    valid = mask.query_padding(60)[:, None]
+    assert (counts.diagonal(dim1=-2, dim2=-1) > 0).logical_and(valid).sum() == 3 * 73
     assert (counts.triu(1) == 0).all()
-    outside = ~members(chosen.queries, 60).any(-1) & real
+    outside = ~members(chosen.queries, 60).any(-1) & valid
     assert outside.any()
     assert torch.equal(alone.multiplicity(60, 60, mask), torch.diag_embed(outside.float()))
     assert (left_over.multiplicity(60, 60, mask).diagonal(dim1=-2, dim2=-1) == 0).all()
@@ -110,10 +110,10 @@ def test_every_query_is_in_its_one_best_bucket():
     buckets = best_bucket(of_query, of_key, mask, lengths, 7)
     counts = buckets.multiplicity(60, 40, mask)
     for item in range(2):
-        real = mask.key_padding(40)[item]
+        valid = mask.key_padding(40)[item]
         for head in range(3):
             for i in range(60):
-                of_bucket = of_key[item, head, :, of_query[item, head, i].argmax()].masked_fill(~real, -torch.inf)
+                of_bucket = of_key[item, head, :, of_query[item, head, i].argmax()].masked_fill(~valid, -torch.inf)
                 wanted = torch.zeros(40)
                 if mask.query_padding(60)[item, i]:
                     wanted[of_bucket.topk(lengths[item]).indices] = 1.0

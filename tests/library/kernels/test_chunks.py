@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from subquad import Mask
-from subquad.kernels.selection.chunks import even_chunks, even_shared_chunks, runs_of_labels, sort_real
+from subquad.kernels.selection.chunks import even_chunks, even_shared_chunks, runs_of_labels, sort_valid
 from subquad.testing.oracle import normal
 
 
@@ -17,13 +17,13 @@ def chunks(cut, n: int, count: int, N: int = 12, size: int = 12) -> list[list[in
 
 def test_padding_comes_last_whatever_it_holds():
     scores = torch.tensor([[[3.0, -9.0, 1.0, 2.0, -torch.inf]]])
-    real = torch.tensor([[True, False, True, True, False]])
-    assert sort_real(scores, real)[0, 0, :3].tolist() == [2, 3, 0]
-    assert sort_real(scores, None)[0, 0].tolist() == [4, 1, 2, 3, 0]
+    valid = torch.tensor([[True, False, True, True, False]])
+    assert sort_valid(scores, valid)[0, 0, :3].tolist() == [2, 3, 0]
+    assert sort_valid(scores, None)[0, 0].tolist() == [4, 1, 2, 3, 0]
 
 
 def test_equal_scores_keep_their_order():
-    assert sort_real(torch.zeros(1, 1, 50), None)[0, 0].tolist() == list(range(50))
+    assert sort_valid(torch.zeros(1, 1, 50), None)[0, 0].tolist() == list(range(50))
 
 
 @pytest.mark.parametrize("cut", [even_chunks, even_shared_chunks])

@@ -57,9 +57,9 @@ def run_with_lse(method, inputs, backend: str = "cpu", read: str = "both", **opt
 
 def holes(mask_of: int, N: int, M: int) -> Mask:
     """Padding anywhere on both sides; the last item has no key."""
-    real = [normal(mask_of, n, seed=n) > -0.5 for n in (N, M)]
-    real[1][-1] = False
-    return Mask.padding(queries=real[0], keys=real[1])
+    valid = [normal(mask_of, n, seed=n) > -0.5 for n in (N, M)]
+    valid[1][-1] = False
+    return Mask.padding(queries=valid[0], keys=valid[1])
 
 
 def assert_equal(have: list[Tensor], want: list[Tensor], tolerance: float):

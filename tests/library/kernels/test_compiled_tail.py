@@ -112,12 +112,12 @@ def test_clusters_and_cells_equal_the_reference(variant, space, refine, padded):
     """Up to rounding, which may turn a bit of a hash: here it turns none, or next to none."""
     q, k, v = qkv(700, 600, B=2, H=4, G=2, D=24, E=10)
     mask = Mask.padding(queries=[700, 300], keys=[600, 9]) if padded else Mask()
-    real = mask.query_padding(700), mask.key_padding(600)
+    valid = mask.query_padding(700), mask.key_padding(600)
     how = {"space": space, "clusters": 12, "bits": 63, "iterations": 3, "refine": refine, "seed": 3}
     both = []
     for backend in ("cpu", "reference"):
         with sq.use_backend(backend):
-            both.append((query_clusters(q, k, *real, **how), key_cells(k, v, real[1], cells=5, seed=1)))
+            both.append((query_clusters(q, k, *valid, **how), key_cells(k, v, valid[1], cells=5, seed=1)))
     for have, want in zip(*both, strict=True):
         assert (have != want).float().mean() < 2e-3
         assert have.unique().numel() == want.unique().numel()

@@ -23,16 +23,16 @@ compiled = pytest.mark.skipif(native.refusal() is not None, reason=f"no compiled
 by_score = functools.partial(balanced_buckets, odds=False)
 
 
-def top_of_each_bucket(scores: Tensor, sizes: Tensor, most: int, real: Tensor | None) -> Tensor:
-    return top_and_best(scores, sizes, most, real, odds=False)[0]
+def top_of_each_bucket(scores: Tensor, sizes: Tensor, most: int, valid: Tensor | None) -> Tensor:
+    return top_and_best(scores, sizes, most, valid, odds=False)[0]
 
 
-def one_by_one(scores, sizes, real) -> torch.Tensor:
+def one_by_one(scores, sizes, valid) -> torch.Tensor:
     """Of each column the best tokens by a sort of (score, token) pairs."""
     B, H, N, C = scores.shape
     slots = torch.full((B, H, C, int(sizes.max())), N)
     for b, h, c in torch.cartesian_prod(*map(torch.arange, (B, H, C))).tolist():
-        column, taken = scores[b, h, :, c].tolist(), [True] * N if real is None else real[b].tolist()
+        column, taken = scores[b, h, :, c].tolist(), [True] * N if valid is None else valid[b].tolist()
         tokens = [i for i in range(N) if taken[i] and column[i] > -torch.inf]
         best = sorted(tokens, key=lambda i: (-column[i], i))[: int(sizes[b])]
         slots[b, h, c, : len(best)] = torch.tensor(sorted(best))
@@ -47,9 +47,9 @@ def test_takes_the_best_of_each_column(implementation, poisoned, N, C, kind):
     scores = {"normal": scores, "ties": scores.round(), "equal": 0 * scores, "hidden": scores}[kind]
     if kind == "hidden":
         scores[:, :, 1::2] = -torch.inf
-    real = torch.stack([torch.ones(N, dtype=torch.bool), normal(N, seed=2) > 0])
-    sizes = torch.tensor([max(1, N // 3), min(max(1, N // 5), int(real[1].sum()))])
-    for given in (None, real):
+    valid = torch.stack([torch.ones(N, dtype=torch.bool), normal(N, seed=2) > 0])
+    sizes = torch.tensor([max(1, N // 3), min(max(1, N // 5), int(valid[1].sum()))])
+    for given in (None, valid):
         most = int(sizes.max())
         assert torch.equal(top_of_each_bucket(scores, sizes, most, given), one_by_one(scores, sizes, given))
 
@@ -62,8 +62,8 @@ def test_a_share_of_the_tokens_is_rounded_down_and_no_further():
 
 
 def test_fewer_tokens_than_are_asked_for(implementation):
-    real = torch.tensor([[True, False, True], [False, False, False]])
-    have = top_of_each_bucket(normal(2, 1, 3, 2), torch.tensor([2, 0]), 3, real)
+    valid = torch.tensor([[True, False, True], [False, False, False]])
+    have = top_of_each_bucket(normal(2, 1, 3, 2), torch.tensor([2, 0]), 3, valid)
     assert have.tolist() == [[[[0, 2, 3]] * 2], [[[3, 3, 3]] * 2]]
 
 
@@ -112,13 +112,13 @@ def test_hashes_that_are_still_to_be_computed(implementation, poisoned, kind, ti
             parameter += 0.3 * normal(*parameter.shape, seed=7)
     q, k, _ = qkv(N, H=6, G=2, D=D)
     of_query, of_key = hashed(q, k, functions, 0.3)
-    real = torch.arange(N).expand(2, -1) < torch.tensor([[N], [N - 9]])
+    valid = torch.arange(N).expand(2, -1) < torch.tensor([[N], [N - 9]])
     how = {"sizes": torch.tensor([11, 3]), "most": 11, "odds": True}
     for scores in (of_query + of_key,) if tied else (of_query, of_key):
-        for some in (None, real):
-            slots, best = top_and_best(scores, real=some, **how)
+        for some in (None, valid):
+            slots, best = top_and_best(scores, valid=some, **how)
             with sq.use_backend("reference"):
-                want, best_of = top_and_best(scores.scores().detach(), real=some, **how)
+                want, best_of = top_and_best(scores.scores().detach(), valid=some, **how)
             by = torch.nn.functional.pad(log_odds(scores.scores().detach()).mT, (0, 1), value=torch.inf)
             taken, wanted = (by.gather(3, x).sort(-1).values for x in (slots, want))
             torch.testing.assert_close(taken, wanted, atol=1e-5, rtol=1e-5)  # near ties may go either way

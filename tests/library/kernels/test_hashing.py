@@ -70,13 +70,13 @@ def test_codes_carry_no_gradient():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_all_implementations_agree_but_where_a_projection_is_nearly_zero(centre, dtype):
     x = (normal(2, 3, 2100, 24) + 2).to(dtype)
-    real = normal(2, 2100) > -0.5
-    have = hash_codes(x, 63, seed=5, centre=centre, real=real)
+    valid = normal(2, 2100) > -0.5
+    have = hash_codes(x, 63, seed=5, centre=centre, valid=valid)
     with use_backend("reference"):
-        want = hash_codes(x, 63, seed=5, centre=centre, real=real)
+        want = hash_codes(x, 63, seed=5, centre=centre, valid=valid)
     differing = unpack_signs(have, 63) != unpack_signs(want, 63)
-    assert not differing[~real[:, None].expand(2, 3, -1)].any()
-    vectors = centred(x, real) if centre else x.float()
+    assert not differing[~valid[:, None].expand(2, 3, -1)].any()
+    vectors = centred(x, valid) if centre else x.float()
     projections = vectors @ orthogonal(5, 63, 24, like=vectors).T
     assert differing.float().mean() < 1e-4
     assert (projections[differing].abs() < 1e-5).all()
@@ -84,10 +84,10 @@ def test_all_implementations_agree_but_where_a_projection_is_nearly_zero(centre,
 
 def test_centring_takes_a_common_offset_away_and_nothing_of_pads():
     x, offset = normal(1, 2, 40, 8), 8 * normal(1, 2, 1, 8, seed=1).round()
-    real = torch.arange(40)[None] % 3 > 0
-    plain = hash_codes(x, 63, seed=0, centre=True, real=real)
-    moved = hash_codes(torch.where(real[:, None, :, None], x, 1e4) + offset, 63, seed=0, centre=True, real=real)
+    valid = torch.arange(40)[None] % 3 > 0
+    plain = hash_codes(x, 63, seed=0, centre=True, valid=valid)
+    moved = hash_codes(torch.where(valid[:, None, :, None], x, 1e4) + offset, 63, seed=0, centre=True, valid=valid)
     same = unpack_signs(plain, 63) == unpack_signs(moved, 63)
     assert same.float().mean() > 0.999  # rounding of the offset sum may turn a bit
-    assert (plain.mT[~real] == 0).all()
-    assert not torch.equal(plain, hash_codes(x + offset, 63, seed=0, real=real))
+    assert (plain.mT[~valid] == 0).all()
+    assert not torch.equal(plain, hash_codes(x + offset, 63, seed=0, valid=valid))

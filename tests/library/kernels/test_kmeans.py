@@ -32,11 +32,11 @@ def slow_kmeans(codes: list[int], clusters: int, bits: int, iterations: int) -> 
     return [nearest(code) for code in codes]
 
 
-def expected(codes: torch.Tensor, real: torch.Tensor, clusters: int, bits: int, iterations: int) -> torch.Tensor:
+def expected(codes: torch.Tensor, valid: torch.Tensor, clusters: int, bits: int, iterations: int) -> torch.Tensor:
     labels = torch.full_like(codes, clusters)
     for b, h in torch.cartesian_prod(torch.arange(codes.shape[0]), torch.arange(codes.shape[1])).tolist():
-        kept = codes[b, h, real[b]].tolist()
-        labels[b, h, real[b]] = torch.tensor(slow_kmeans(kept, clusters, bits, iterations), dtype=torch.int64)
+        kept = codes[b, h, valid[b]].tolist()
+        labels[b, h, valid[b]] = torch.tensor(slow_kmeans(kept, clusters, bits, iterations), dtype=torch.int64)
     return labels
 
 
@@ -47,24 +47,24 @@ def problems(draw):
     few = draw(st.lists(word, min_size=1, max_size=4))  # many equal words: many ties
     item = st.lists(draw(st.sampled_from([word, st.sampled_from(few)])), min_size=N, max_size=N)
     codes = torch.tensor(draw(st.lists(item, min_size=4, max_size=4))).view(2, 2, N)
-    real = torch.tensor(draw(st.lists(st.lists(st.booleans(), min_size=N, max_size=N), min_size=2, max_size=2)))
-    return codes, real, clusters, bits, draw(st.integers(0, 4))
+    valid = torch.tensor(draw(st.lists(st.lists(st.booleans(), min_size=N, max_size=N), min_size=2, max_size=2)))
+    return codes, valid, clusters, bits, draw(st.integers(0, 4))
 
 
 @given(problems())
 @settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_equals_the_slow_one_bit_for_bit(implementation, problem):
-    codes, real, clusters, bits, iterations = problem
-    assert torch.equal(hamming_kmeans(codes, real, clusters, bits, iterations), expected(*problem))
+    codes, valid, clusters, bits, iterations = problem
+    assert torch.equal(hamming_kmeans(codes, valid, clusters, bits, iterations), expected(*problem))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("bits", [7, 63])
 def test_equals_the_slow_one_with_padding(side, bits):
     codes = hash_codes(normal(5, 2, 40, 4), bits, seed=0)
-    real = torch.arange(40) < torch.tensor([40, 0, 1, 6, 23])[:, None]
-    real = real.flip(1) if side == "left" else real
-    assert torch.equal(hamming_kmeans(codes, real, 6, bits, 10), expected(codes, real, 6, bits, 10))
+    valid = torch.arange(40) < torch.tensor([40, 0, 1, 6, 23])[:, None]
+    valid = valid.flip(1) if side == "left" else valid
+    assert torch.equal(hamming_kmeans(codes, valid, 6, bits, 10), expected(codes, valid, 6, bits, 10))
 
 
 def test_no_padding_is_all_real():
@@ -75,15 +75,15 @@ def test_no_padding_is_all_real():
 
 def test_what_pads_hold_changes_nothing():
     codes = hash_codes(normal(1, 1, 40, 4), 20, seed=0)
-    real = torch.arange(40)[None] % 3 > 0
-    other = torch.where(real[:, None], codes, 12345)
-    assert torch.equal(hamming_kmeans(codes, real, 6, 20, 5), hamming_kmeans(other, real, 6, 20, 5))
+    valid = torch.arange(40)[None] % 3 > 0
+    other = torch.where(valid[:, None], codes, 12345)
+    assert torch.equal(hamming_kmeans(codes, valid, 6, 20, 5), hamming_kmeans(other, valid, 6, 20, 5))
 
 
 def test_no_more_tokens_than_clusters_gives_each_its_own():
     codes = torch.zeros(1, 1, 8, dtype=torch.int64)  # equal codes: distance alone would put all in one cluster
-    real = torch.tensor([[0, 1, 1, 0, 1, 0, 0, 0]]).bool()
-    assert hamming_kmeans(codes, real, 3, 5, 2).tolist() == [[[3, 0, 1, 3, 2, 3, 3, 3]]]
+    valid = torch.tensor([[0, 1, 1, 0, 1, 0, 0, 0]]).bool()
+    assert hamming_kmeans(codes, valid, 3, 5, 2).tolist() == [[[3, 0, 1, 3, 2, 3, 3, 3]]]
     assert hamming_kmeans(codes, None, 9, 5, 2).tolist() == [[list(range(8))]]
 
 
@@ -105,10 +105,10 @@ def test_clear_clusters_are_found():
 @pytest.mark.parametrize("clusters", [3, 100, 300])
 def test_all_implementations_agree_on_many_codes(shape, clusters):
     codes = hash_codes(normal(*shape, 8), 63, seed=0)
-    real = normal(shape[0], shape[2]) > -1
+    valid = normal(shape[0], shape[2]) > -1
     with use_backend("reference"):
-        want = hamming_kmeans(codes, real, clusters, 63, 10)
-    assert torch.equal(hamming_kmeans(codes, real, clusters, 63, 10), want)
+        want = hamming_kmeans(codes, valid, clusters, 63, 10)
+    assert torch.equal(hamming_kmeans(codes, valid, clusters, 63, 10), want)
 
 
 def test_the_number_of_threads_changes_no_label(monkeypatch):

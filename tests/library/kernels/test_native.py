@@ -254,15 +254,15 @@ def test_a_kernel_is_not_called_with_fields_that_it_does_not_have():
 
 def misfits():
     """Calls of ops by hand whose tensors do not fit together: their addresses must not reach a kernel."""
-    ops, x, real = torch.ops.subquad, torch.zeros(2, 2, 9, 4), torch.ones(2, 8, dtype=torch.bool)
+    ops, x, valid = torch.ops.subquad, torch.zeros(2, 2, 9, 4), torch.ones(2, 8, dtype=torch.bool)
     codes, sizes = torch.zeros(2, 2, 9, dtype=torch.int64), torch.ones(2, dtype=torch.int64)
     layer = [torch.zeros(2, 4, 3)], [torch.zeros(2, 1, 3)], [1], 2, 1.0
     return {
-        "hash, mask": lambda: ops.hash_words("cpu", x, 7, 0, True, real),
-        "k-means, mask": lambda: ops.kmeans_labels("cpu", codes, real, 3, 2),
+        "hash, mask": lambda: ops.hash_words("cpu", x, 7, 0, True, valid),
+        "k-means, mask": lambda: ops.kmeans_labels("cpu", codes, valid, 3, 2),
         "k-means, codes": lambda: ops.kmeans_labels("cpu", codes.int(), None, 3, 2),
         "k-means, clusters": lambda: ops.kmeans_labels("cpu", codes, None, 0, 2),
-        "top, mask": lambda: ops.top_by_score("cpu", x, sizes, 3, real, False),
+        "top, mask": lambda: ops.top_by_score("cpu", x, sizes, 3, valid, False),
         "top, sizes": lambda: ops.top_by_score("cpu", x, sizes[:1], 3, None, False),
         "top by hash, vectors": lambda: ops.top_by_hash("cpu", [x.double()], *layer, sizes, 3, None, False),
         "blocks, labels": lambda: ops.label_blocks("cpu", codes.int(), 3, 4),
@@ -276,7 +276,7 @@ def misfits():
         "clustered, values": lambda: ops.clustered_forward(
             "cpu", x, x, x.double(), None, None, None, 3, 2, 7, 2, 1.0, 0, False
         ),
-        "clustered, mask": lambda: ops.clustered_forward("cpu", x, x, x, None, real, None, 3, 2, 7, 2, 1.0, 0, False),
+        "clustered, mask": lambda: ops.clustered_forward("cpu", x, x, x, None, valid, None, 3, 2, 7, 2, 1.0, 0, False),
         "clustered, clusters": lambda: ops.clustered_forward(
             "cpu", x, x, x, None, None, None, 0, 2, 7, 2, 1.0, 0, False
         ),

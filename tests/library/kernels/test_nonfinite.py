@@ -37,9 +37,9 @@ def all_of(count: int) -> torch.Tensor:
 @pytest.mark.parametrize("share", [0.02, 0.3])
 def test_every_backend_takes_the_same_tokens(share: float, N: int, C: int, odds: bool):
     scores = strewn(normal(2, 2, N, C), share, seed=3)
-    real = torch.stack([torch.ones(N, dtype=torch.bool), normal(N, seed=2) > -1])
+    valid = torch.stack([torch.ones(N, dtype=torch.bool), normal(N, seed=2) > -1])
     sizes = torch.tensor([max(1, N // 3), max(1, N // 5)])
-    for given in (None, real):
+    for given in (None, valid):
         have = top_and_best(scores, sizes, int(sizes.max()), given, odds=odds)
         with sq.use_backend("reference"):
             want = top_and_best(scores, sizes, int(sizes.max()), given, odds=odds)
@@ -124,10 +124,10 @@ def test_a_block_of_no_bucket_meets_nothing(number: int):
 
 
 def test_padding_has_no_place_in_blocks_of_equal_labels(implementation):
-    real = torch.arange(40) < torch.tensor([[31], [40]])
+    valid = torch.arange(40) < torch.tensor([[31], [40]])
     labels = torch.arange(40).expand(2, 3, 40) % 5
-    moved = torch.where(real[:, None], labels, 4 - labels)
-    parts = [same_label_buckets(x, 5, Mask.padding(real)) for x in (labels, moved)]
+    moved = torch.where(valid[:, None], labels, 4 - labels)
+    parts = [same_label_buckets(x, 5, Mask.padding(valid)) for x in (labels, moved)]
     for a, b in zip(*parts, strict=True):
         assert torch.equal(a.queries, b.queries)
         assert torch.equal(a.keys, b.keys)
@@ -190,9 +190,9 @@ def test_merged_means_do_not_overflow(implementation):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_padding_is_cleared_where_something_is_not_finite_and_else_left_alone(dtype: torch.dtype):
-    real = torch.tensor([[True, False, True]])
+    valid = torch.tensor([[True, False, True]])
     x = torch.full((1, 2, 3, 4), 60000.0, dtype=dtype)
     assert cleared(x, None) is x
-    assert cleared(x, real) is x
+    assert cleared(x, valid) is x
     x[0, 0, 1, 1] = torch.inf
-    assert torch.equal(cleared(x, real), torch.where(real[:, None, :, None], x, 0.0).to(dtype))
+    assert torch.equal(cleared(x, valid), torch.where(valid[:, None, :, None], x, 0.0).to(dtype))

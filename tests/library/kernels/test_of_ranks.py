@@ -15,11 +15,11 @@ from subquad.kernels.selection.shards.reference import Term
 from subquad.testing.oracle import normal, qkv, tracked
 
 pytestmark = pytest.mark.skipif(native.refusal() is not None, reason=f"no compiled kernels: {native.refusal()}")
-REAL = torch.arange(70) % 5 != 2, torch.arange(70) < 4
+VALID = torch.arange(70) % 5 != 2, torch.arange(70) < 4
 
 
-def real(padded: bool) -> Tensor | None:
-    return torch.stack(REAL) if padded else None
+def valid(padded: bool) -> Tensor | None:
+    return torch.stack(VALID) if padded else None
 
 
 def both(call) -> tuple[list[Tensor], list[Tensor]]:
@@ -43,7 +43,7 @@ def with_gradients(call, inputs: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_choices_equal_the_reference(variant, padded, dtype):
-    x, y, mask = normal(2, 3, 70, 9).to(dtype) + 1, normal(2, 3, 70, 4, seed=1).to(dtype), real(padded)
+    x, y, mask = normal(2, 3, 70, 9).to(dtype) + 1, normal(2, 3, 70, 4, seed=1).to(dtype), valid(padded)
     (mean, squares), want = both(lambda: moments_of(x, mask))
     torch.testing.assert_close([mean, squares], want)
     terms = Term(x, mean, squares + 1), Term(y, moments_of(y, mask)[0], squares)
@@ -77,7 +77,7 @@ def test_sums_of_groups_equal_the_reference(variant):
 @pytest.mark.parametrize("topk", [0, 5, 90])
 @pytest.mark.parametrize("padded", [False, True])
 def test_centroids_list_their_top_keys(variant, topk, padded):
-    inputs, mask = tracked(*qkv(6, 70, B=2, H=4, G=2)), real(padded)
+    inputs, mask = tracked(*qkv(6, 70, B=2, H=4, G=2)), valid(padded)
 
     def run(*given: Tensor) -> tuple[Tensor, ...]:
         return attend_and_list(*given, mask, topk=topk, scale=0.4)
@@ -89,7 +89,7 @@ def test_centroids_list_their_top_keys(variant, topk, padded):
 @pytest.mark.parametrize("topk", [0, 5, 90])
 @pytest.mark.parametrize("padded", [False, True])
 def test_cells_have_gradients_of_their_own(variant, topk, padded):
-    inputs, mask = tracked(*qkv(6, 70, B=2, H=4, G=2)), real(padded)
+    inputs, mask = tracked(*qkv(6, 70, B=2, H=4, G=2)), valid(padded)
     cell = (torch.arange(280).view(2, 2, 70) * 5 % 3).contiguous()
     cell = cell if mask is None else torch.where(mask[:, None], cell, 3)
     means = normal(2, 2, 3, inputs[1].shape[3], seed=9)

@@ -161,8 +161,8 @@ def test_padded_items_equal_the_reference_in_their_real_tokens(side, poison, pla
     mask = Mask.padding(queries=(torch.arange(N) < 36).expand(2, -1), keys=(torch.arange(M) < 84).expand(2, -1))
     method = ImprovedClustered(clusters=12, topk=30)
     have, want = run(method, inputs, "cpu", mask), run(method, inputs, "reference", mask)
-    assert all((x[:, :, real:] == 0).all() for x, real in zip(have, (36, 36, 84, 84), strict=True))
-    assert_same_nans(*([x[:, :, :real] for x, real in zip(of, (36, 36, 84, 84), strict=True)] for of in (have, want)))
+    assert all((x[:, :, valid:] == 0).all() for x, valid in zip(have, (36, 36, 84, 84), strict=True))
+    assert_same_nans(*([x[:, :, :valid] for x, valid in zip(of, (36, 36, 84, 84), strict=True)] for of in (have, want)))
 
 
 @pytest.mark.covering

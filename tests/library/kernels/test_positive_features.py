@@ -52,11 +52,11 @@ def test_large_inputs_stay_finite_and_every_normaliser_is_at_least_one(size):
 
 def test_padded_keys_have_none_and_change_nothing():
     q, k = normal(2, 2, 9, 4), normal(2, 2, 9, 4, seed=1)
-    real = torch.arange(9) < torch.tensor([[9], [5]])
-    whole = positive_features(q, k, real, 1.0, FEATURES, 0)
+    valid = torch.arange(9) < torch.tensor([[9], [5]])
+    whole = positive_features(q, k, valid, 1.0, FEATURES, 0)
     assert (whole[1][1, :, 5:] == 0).all()
     k[1, :, 5:] = 300.0
-    for have, want in zip(positive_features(q, k, real, 1.0, FEATURES, 0), whole, strict=True):
+    for have, want in zip(positive_features(q, k, valid, 1.0, FEATURES, 0), whole, strict=True):
         assert torch.equal(have, want)
     alone = positive_features(q[1:], k[1:, :, :5], None, 1.0, FEATURES, 0)
     torch.testing.assert_close(whole[0][1:], alone[0])

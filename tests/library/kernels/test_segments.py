@@ -19,9 +19,9 @@ def test_segments_are_in_order_and_differ_by_one_token_at_most(tokens: int, segm
 
 
 def test_ranks_count_the_real_tokens_before():
-    real = torch.tensor([[False, True, False, True, True]])
-    assert ranks(real, 5, real.device).tolist() == [[0, 0, 1, 1, 2]]
-    assert ranks(None, 3, real.device).tolist() == [[0, 1, 2]]
+    valid = torch.tensor([[False, True, False, True, True]])
+    assert ranks(valid, 5, valid.device).tolist() == [[0, 0, 1, 1, 2]]
+    assert ranks(None, 3, valid.device).tolist() == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 13, 20])

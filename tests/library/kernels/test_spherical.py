@@ -36,10 +36,10 @@ def test_each_moves_a_thousandth_towards_its_own_and_stays_where_it_has_none():
 
 
 def test_padding_moves_nothing():
-    x, real = normal(2, 2, 10, 8), torch.arange(10) < torch.tensor([10, 4])[:, None]
-    padded = x.masked_fill(~real[:, None, :, None], torch.inf)
+    x, valid = normal(2, 2, 10, 8), torch.arange(10) < torch.tensor([10, 4])[:, None]
+    padded = x.masked_fill(~valid[:, None, :, None], torch.inf)
     batch, apart = Centroids(2, 8, 3, seed=1), Centroids(2, 8, 3, seed=1)
-    batch.follow(padded, real)
+    batch.follow(padded, valid)
     apart.follow(torch.cat([x[:1], x[1:, :, :4]], dim=2), None)
     torch.testing.assert_close(batch.centroids, apart.centroids)
 

@@ -28,11 +28,11 @@ def bucketed(scored, mask: Mask, keys: int):
     """Buckets with so many keys, and the same as a label for each query and the keys chosen by each bucket."""
     of_query, of_key = scored
     N, M = of_query.shape[2], of_key.shape[2]
-    real, real_keys = mask.query_padding(N), mask.key_padding(M)
-    lengths = torch.full((of_key.shape[0],), M) if real_keys is None else real_keys.sum(1)
+    valid, valid_keys = mask.query_padding(N), mask.key_padding(M)
+    lengths = torch.full((of_key.shape[0],), M) if valid_keys is None else valid_keys.sum(1)
     buckets = best_bucket(of_query, of_key, mask, lengths.clamp(max=keys), keys)
     label = of_query.argmax(-1)
-    label = label if real is None else torch.where(real[:, None], label, -1)
+    label = label if valid is None else torch.where(valid[:, None], label, -1)
     return buckets, label, members(buckets.keys, M).mT
 
 
@@ -45,8 +45,8 @@ def attend_with_tail(query, key, value, buckets, cell, cells: int):
 
 def cells_of(B: int, G: int, M: int, cells: int, mask: Mask) -> torch.Tensor:
     cell = normal(B, G, M, seed=7).mul(100).long() % cells
-    real = mask.key_padding(M)
-    return cell if real is None else torch.where(real[:, None], cell, cells)
+    valid = mask.key_padding(M)
+    return cell if valid is None else torch.where(valid[:, None], cell, cells)
 
 
 @pytest.mark.parametrize("G", [1, 2])
@@ -130,14 +130,14 @@ def test_large_inputs_stay_finite():
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_cells_are_each_items_own_and_padding_is_in_none(side):
     k, v = normal(2, 3, 20, 6), normal(2, 3, 20, 5, seed=1)
-    real = torch.arange(20) < torch.tensor([[20], [7]])
-    real = real if side == "right" else real.flip(1)
-    cell = key_cells(k, v, real, cells=4, seed=0)
-    assert (cell[1][:, ~real[1]] == 4).all()
+    valid = torch.arange(20) < torch.tensor([[20], [7]])
+    valid = valid if side == "right" else valid.flip(1)
+    cell = key_cells(k, v, valid, cells=4, seed=0)
+    assert (cell[1][:, ~valid[1]] == 4).all()
     assert (cell[:, :, 7] < 4).any()
     assert cell.shape == (2, 3, 20)
     assert torch.equal(
-        cell[1:][:, :, real[1]], key_cells(k[1:][:, :, real[1]], v[1:][:, :, real[1]], None, cells=4, seed=0)
+        cell[1:][:, :, valid[1]], key_cells(k[1:][:, :, valid[1]], v[1:][:, :, valid[1]], None, cells=4, seed=0)
     )
     assert torch.equal(cell[:1], key_cells(k[:1], v[:1], None, cells=4, seed=0))
 

@@ -15,10 +15,10 @@ BORDERS = 0, 5, 6, 17, 30
 N = BORDERS[-1]
 
 
-def of_ranks(scores: list, K: int, real: torch.Tensor, *, odds: bool) -> torch.Tensor:
+def of_ranks(scores: list, K: int, valid: torch.Tensor, *, odds: bool) -> torch.Tensor:
     """The tokens that each bucket takes, in ascending order and numbered as on one rank; N for none."""
     parts = [slice(start, stop) for start, stop in pairwise(BORDERS)]
-    each = [candidates(own, K, real[:, part], odds=odds) for own, part in zip(scores, parts, strict=True)]
+    each = [candidates(own, K, valid[:, part], odds=odds) for own, part in zip(scores, parts, strict=True)]
     rows = [choosing(x.scores, K, [part.stop - part.start for part in parts]) for x in each]
     slots = rows[0].combine(torch.stack([x.local.flatten(0, -2) for x in rows]))[0].view(2, 3, 4, -1)
     found = []
@@ -32,14 +32,14 @@ def of_ranks(scores: list, K: int, real: torch.Tensor, *, odds: bool) -> torch.T
 def test_ranks_take_the_tokens_that_one_rank_takes(K: int, odds: bool):
     # Seven different tokens: many scores are equal, within ranks and between them.
     scores = normal(2, 3, 7, 4)[:, :, torch.arange(N) ** 2 % 7]
-    real = torch.arange(N) < torch.tensor([N, 9])[:, None]
-    want, best = top_and_best(scores, real.sum(1).clamp(max=K), min(K, N), real, odds=odds)
+    valid = torch.arange(N) < torch.tensor([N, 9])[:, None]
+    want, best = top_and_best(scores, valid.sum(1).clamp(max=K), min(K, N), valid, odds=odds)
     parts = [scores[:, :, start:stop] for start, stop in pairwise(BORDERS)]
-    have = of_ranks(parts, K, real, odds=odds)
+    have = of_ranks(parts, K, valid, odds=odds)
     assert torch.equal(have[..., : want.shape[3]], want)
     assert (have[..., want.shape[3] :] == N).all()
     whole = torch.cat([candidates(x, K, None, odds=odds).best for x in parts], dim=2)
-    assert torch.equal(whole.where(real[:, None], 0), best)
+    assert torch.equal(whole.where(valid[:, None], 0), best)
 
 
 def test_scores_of_hash_functions_are_computed_for_candidates_alone():

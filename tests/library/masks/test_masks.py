@@ -87,14 +87,14 @@ def makers(draw) -> Callable[[], Mask]:
     rows = torch.tensor(draw(st.lists(bits, min_size=5, max_size=5)))
     ids = draw(st.lists(st.integers(-1, 2), min_size=5, max_size=5))
     width, length = draw(st.integers(0, 5)), draw(st.integers(0, 5))
-    real = torch.tensor([draw(bits)])
+    valid = torch.tensor([draw(bits)])
     kinds = [
         lambda: Mask(),
         lambda: Mask.causal(),
         lambda: Mask.window(width),
         lambda: Mask.padding([length]),
-        lambda: Mask.padding(keys=real),
-        lambda: Mask.padding(queries=real),
+        lambda: Mask.padding(keys=valid),
+        lambda: Mask.padding(queries=valid),
         lambda: Mask.segments(torch.tensor([ids])),
         lambda: Mask.dense(rows.view(1, 1, 5, 5)),
     ]
@@ -113,9 +113,9 @@ def test_and_is_the_intersection(a, b, c):
 @settings(deadline=None)
 def test_visible_and_query_padding_make_up_the_whole(a, b):
     mask = a() & b()
-    visible, real = mask.visible(5, 5, CPU), mask.query_padding(5)
+    visible, valid = mask.visible(5, 5, CPU), mask.query_padding(5)
     whole = torch.ones(1, 1, 5, 5, dtype=torch.bool) if visible is None else visible
-    whole = whole if real is None else whole & real[:, None, :, None]
+    whole = whole if valid is None else whole & valid[:, None, :, None]
     assert torch.equal(whole.expand(1, 1, 5, 5), mask.to_dense(5, 5))
 
 

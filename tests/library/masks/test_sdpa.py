@@ -21,7 +21,7 @@ def patterns(draw) -> torch.Tensor:
     N, batch = draw(SIZES), draw(st.integers(1, 2))
     kind = draw(st.sampled_from(["none", "causal", "window", "causal window", "end"]))
     M = N + draw(st.integers(0, 3)) if kind in ("none", "end") else N
-    real = torch.tensor([[draw(st.booleans()) for _ in range(M)] for _ in range(batch)])
+    valid = torch.tensor([[draw(st.booleans()) for _ in range(M)] for _ in range(batch)])
     width = draw(st.integers(0, 6))
     ahead = torch.arange(M) - torch.arange(N)[:, None]
     seen = {
@@ -31,7 +31,7 @@ def patterns(draw) -> torch.Tensor:
         "causal window": (ahead <= 0) & (ahead >= -width),
         "end": ahead <= M - N,
     }[kind]
-    return (real[:, None] & seen)[:, None]
+    return (valid[:, None] & seen)[:, None]
 
 
 @given(patterns())
@@ -72,14 +72,14 @@ def test_random_bits_are_themselves_or_refused(N, M, data):
 
 
 def test_a_mask_over_keys_is_padding_of_their_size():
-    real = torch.tensor([[True, True, False], [True, False, False]])
-    for attn_mask in (real[:, None, None], real[:, None, None].expand(2, 4, 5, 3)):
+    valid = torch.tensor([[True, True, False], [True, False, False]])
+    for attn_mask in (valid[:, None, None], valid[:, None, None].expand(2, 4, 5, 3)):
         mask = Mask.from_sdpa(attn_mask)
-        assert torch.equal(mask.key_padding(3), real)
+        assert torch.equal(mask.key_padding(3), valid)
         assert mask.only_padding
         assert mask.keys[0].numel() == 6
-    alike = Mask.from_sdpa(real[1:, None, None].expand(3, 4, 5, 3))
-    assert torch.equal(alike.key_padding(3), real[1:].expand(3, 3))
+    alike = Mask.from_sdpa(valid[1:, None, None].expand(3, 4, 5, 3))
+    assert torch.equal(alike.key_padding(3), valid[1:].expand(3, 3))
 
 
 def test_nothing_hidden_is_no_mask():

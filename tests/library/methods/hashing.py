@@ -50,28 +50,28 @@ def divergence_by_hand(target: Tensor, logits: Tensor) -> Tensor:
 def padded_batch(side: str, filler: float, heads: int = 2, width: int = 24) -> tuple[Tensor, Tensor, Tensor]:
     """Items of LENGTHS tokens, noise of size `filler` around them: query, key, and which tokens are real."""
     items = [tuple(normal(1, heads, max(n, 1), 8, seed=2 * n + i) for i in range(2)) for n in LENGTHS]
-    real = lengths_to_bool(LENGTHS, width, side)
-    return *pad(items, real, filler), real
+    valid = lengths_to_bool(LENGTHS, width, side)
+    return *pad(items, valid, filler), valid
 
 
 def in_every_padding(layer: sq.BoundMethod, causal: bool = False) -> list[list[Tensor]]:
     """The loss and its gradients of the same items, padded to either side, by more or less, with other content."""
     found = []
     for side, filler, width in (("right", 1.0, 19), ("left", 300.0, 24), ("right", 30.0, 40)):
-        query, key, real = padded_batch(side, filler, width=width)
-        loss = loss_of(layer, query, key, mask=mask_of(real, causal))
+        query, key, valid = padded_batch(side, filler, width=width)
+        loss = loss_of(layer, query, key, mask=mask_of(valid, causal))
         found.append([loss, *torch.autograd.grad(loss, list(layer.parameters()))])
     return found
 
 
 def packed_and_apart(layer: sq.BoundMethod) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of items as the segments of one, as a batch, and that of a packed item without segments."""
-    query, key, real = padded_batch("right", 1.0)
-    packed = [x.transpose(1, 2)[real][None].transpose(1, 2) for x in (query, key)]
-    ids = torch.arange(len(real)).repeat_interleave(real.sum(1))[None]
+    query, key, valid = padded_batch("right", 1.0)
+    packed = [x.transpose(1, 2)[valid][None].transpose(1, 2) for x in (query, key)]
+    ids = torch.arange(len(valid)).repeat_interleave(valid.sum(1))[None]
     together = loss_of(layer, *packed, mask=Mask.segments(ids))
     none = loss_of(layer, *packed, mask=Mask.segments(torch.full_like(ids, -1)))
-    return together, loss_of(layer, query, key, mask=Mask.padding(real)), none
+    return together, loss_of(layer, query, key, mask=Mask.padding(valid)), none
 
 
 def separate_gradients(layer: sq.BoundMethod, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -85,8 +85,8 @@ def separate_gradients(layer: sq.BoundMethod, inputs: tuple[Tensor, ...]) -> dic
     return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
 
 
-def mask_of(real: Tensor, causal: bool = False) -> Mask:
-    return Mask.padding(real) & Mask(is_causal=causal)
+def mask_of(valid: Tensor, causal: bool = False) -> Mask:
+    return Mask.padding(valid) & Mask(is_causal=causal)
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,14 @@ class RandomCall:
 def some_mask(rng: random.Random, method: sq.Method, B: int, N: int, M: int) -> Mask:
     """Padding to the left, to the right or none, of both sides alike in self-attention; causal where it can be."""
 
-    def real(tokens: int) -> Tensor:
+    def valid(tokens: int) -> Tensor:
         lengths = torch.tensor([rng.randint(0, tokens) for _ in range(B)])
         right = torch.arange(tokens) < lengths[:, None]
         return right.flip(1) if rng.random() < 0.5 else right
 
     mask = Mask()
     if rng.random() < 0.8:
-        mask = Mask.padding(real(N)) if N == M and rng.random() < 0.7 else Mask.padding(keys=real(M), queries=real(N))
+        mask = Mask.padding(valid(N)) if N == M and rng.random() < 0.7 else Mask.padding(keys=valid(M), queries=valid(N))
     causal = mask & Mask.causal(offset=0)
     return causal if rng.random() < 0.4 and method.refuses(causal, cross=N != M) is None else mask
 

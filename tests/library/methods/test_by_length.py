@@ -93,8 +93,8 @@ def test_what_cannot_be_read_is_computed_for_all_and_selected():
     q, k, v = qkv(24, B=2)
     method, mask = ByLength("0:full+9:clustered:clusters=4"), Mask.padding(torch.stack([items(24), items(5)]))
 
-    def alone(q, k, v, real):
-        return method(q[None], k[None], v[None], mask=Mask.padding(real[None]))[0]
+    def alone(q, k, v, valid):
+        return method(q[None], k[None], v[None], mask=Mask.padding(valid[None]))[0]
 
     mapped = torch.vmap(alone, randomness="same")(q, k, v, mask.both[0])
     torch.testing.assert_close(mapped, method(q, k, v, mask=mask))

@@ -37,8 +37,8 @@ def test_chunks_partition_the_real_tokens():
 
 def test_chunks_are_cut_from_the_tokens_sorted_by_label_and_position():
     labels = torch.tensor([[[1, 0, 3, 1, 0, 2, 1, 3]]])  # 3: in no cluster
-    real = labels[0] < 3
-    chunks = sorted_chunks(labels, Mask.padding(real), real, 2)
+    valid = labels[0] < 3
+    chunks = sorted_chunks(labels, Mask.padding(valid), valid, 2)
     assert chunks.queries[0, 0].tolist() == [[1, 4], [0, 3], [6, 5], [8, 8]]
     assert torch.equal(chunks.keys, chunks.queries)
 

@@ -18,8 +18,8 @@ METHODS = [Clustered(clusters=7), ImprovedClustered(clusters=7, topk=9)]
 
 def test_centring_leaves_padding_out_of_the_mean():
     query = normal(2, 3, 10, 4)
-    real = torch.arange(10) < torch.tensor([10, 6])[:, None]
-    out = centred(query, real)
+    valid = torch.arange(10) < torch.tensor([10, 6])[:, None]
+    out = centred(query, valid)
     torch.testing.assert_close(out[0].mean(1), torch.zeros(3, 4), atol=1e-6, rtol=0)
     torch.testing.assert_close(out[1, :, :6].mean(1), torch.zeros(3, 4), atol=1e-6, rtol=0)
     torch.testing.assert_close(centred(query[1:, :, :6], None)[0], out[1, :, :6])

@@ -14,15 +14,15 @@ from subquad.testing.oracle import naive, qkv
 def test_equals_dense_attention(text: str):
     method, (q, k, v) = sq.parse_method(text), qkv(20)
     for mask in (Mask(), Mask.padding([20, 9]), Mask.causal() & Mask.padding([2, 20]), Mask.window(4)):
-        real = torch.ones(2, 20, dtype=torch.bool) if mask.key_padding(20) is None else mask.key_padding(20)
+        valid = torch.ones(2, 20, dtype=torch.bool) if mask.key_padding(20) is None else mask.key_padding(20)
         allowed = torch.zeros(2, 1, 20, 20, dtype=torch.bool)
-        for item, tokens in enumerate(row.nonzero()[:, 0].tolist() for row in real):
+        for item, tokens in enumerate(row.nonzero()[:, 0].tolist() for row in valid):
             kept = tokens[: method.first] + tokens[max(0, len(tokens) - method.last) :]
             kept += tokens[:: method.every] if method.every else []
             allowed[item, 0, :, kept] = True
             if method.sides == "both":
                 allowed[item, 0, kept] = True
-        want = naive(q, k, v, allowed & mask.to_dense(20, 20)) * real[:, None, :, None]
+        want = naive(q, k, v, allowed & mask.to_dense(20, 20)) * valid[:, None, :, None]
         torch.testing.assert_close(method(q, k, v, mask=mask), want)
 
 

@@ -68,14 +68,14 @@ def test_the_start_is_the_identity_and_the_far_part_has_the_size_of_the_near_one
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_blocks_are_of_real_tokens(side, is_causal):
     lengths = [29, 5, 18, 1]
-    real = torch.arange(29) < torch.tensor(lengths)[:, None]
-    real = real if side == "right" else real.flip(1)
+    valid = torch.arange(29) < torch.tensor(lengths)[:, None]
+    valid = valid if side == "right" else valid.flip(1)
     q, k, v = qkv(29, B=4)
     bound = bound_with(METHOD)
-    mask = Mask.padding(real) & Mask.causal() if is_causal else Mask.padding(real)
+    mask = Mask.padding(valid) & Mask.causal() if is_causal else Mask.padding(valid)
     with torch.no_grad():
         out = bound(q, k, v, mask=mask)
-        for item, here in enumerate(real):
+        for item, here in enumerate(valid):
             alone = (x[item : item + 1, :, here] for x in (q, k, v))
             wanted = bound(*alone, is_causal=is_causal)
             torch.testing.assert_close(out[item : item + 1, :, here], wanted, atol=1e-5, rtol=1e-4)
@@ -84,21 +84,21 @@ def test_blocks_are_of_real_tokens(side, is_causal):
 def test_a_hidden_key_takes_its_place_and_no_weight():
     """Keys that are padding where their queries are not: the token stands where it stands."""
     q, k, v = qkv(29)
-    real = normal(2, 29, seed=3) > -0.5
+    valid = normal(2, 29, seed=3) > -0.5
     bound = bound_with(sq.LearnedFeatureMap(features=6, window=4, sinks=0))
-    out = bound(q, k, v, mask=Mask.padding(keys=real))
-    changed = [torch.where(real[:, None, :, None], x, 100 * normal(*x.shape, seed=5)) for x in (k, v)]
-    torch.testing.assert_close(bound(q, *changed, mask=Mask.padding(keys=real)), out)
+    out = bound(q, k, v, mask=Mask.padding(keys=valid))
+    changed = [torch.where(valid[:, None, :, None], x, 100 * normal(*x.shape, seed=5)) for x in (k, v)]
+    torch.testing.assert_close(bound(q, *changed, mask=Mask.padding(keys=valid)), out)
 
 
 @pytest.mark.parametrize("padded", [0, 5])
 def test_chunks_on_a_cache_equal_the_whole(padded):
     q, k, v = qkv(29)
     bound = bound_with(METHOD)
-    real = torch.arange(29).expand(2, 29) >= torch.tensor([[0], [padded]])
-    whole = bound(q, k, v, mask=Mask.causal() & Mask.padding(real))
+    valid = torch.arange(29).expand(2, 29) >= torch.tensor([[0], [padded]])
+    whole = bound(q, k, v, mask=Mask.causal() & Mask.padding(valid))
     for start, end in ((10, 17), (20, 21), (6, 29)):
-        mask = Mask.causal(offset=start) & Mask.padding(keys=real[:, :end])
+        mask = Mask.causal(offset=start) & Mask.padding(keys=valid[:, :end])
         out = bound(q[:, :, start:end], k[:, :, :end], v[:, :, :end], mask=mask)
         torch.testing.assert_close(out, whole[:, :, start:end], atol=1e-5, rtol=1e-4)
 
@@ -171,10 +171,10 @@ def test_steps_from_a_state_equal_the_whole(settings, sizes):
     """Sinks may be new, kept as near keys or kept by themselves; one item is padded on the left."""
     bound = bound_with(sq.parse_method(f"learned-feature-map:features=6,{settings}")).eval()
     q, k, v = qkv(40)
-    real = torch.arange(40).expand(2, 40) >= torch.tensor([[0], [5]])
-    whole = bound(q, k, v, mask=Mask.causal() & Mask.padding(real))
+    valid = torch.arange(40).expand(2, 40) >= torch.tensor([[0], [5]])
+    whole = bound(q, k, v, mask=Mask.causal() & Mask.padding(valid))
     state, outs = bound.init_state(2, like=q, value_dim=6), []
-    for x, y, z, there in zip(*(x.split(sizes, dim=2) for x in (q, k, v)), real.split(sizes, dim=1), strict=True):
+    for x, y, z, there in zip(*(x.split(sizes, dim=2) for x in (q, k, v)), valid.split(sizes, dim=1), strict=True):
         out, state = bound.step(x, y, z, state, mask=Mask.padding(there))
         outs.append(out)
     torch.testing.assert_close(torch.cat(outs, dim=2), whole, atol=1e-5, rtol=1e-4)

@@ -42,12 +42,12 @@ def inside(logits: torch.Tensor, method: LearnedHash) -> torch.Tensor:
     return found
 
 
-def loss_by_hand(layer: sq.BoundMethod, q, k, scale: float, causal: bool = False, real=None) -> torch.Tensor:
+def loss_by_hand(layer: sq.BoundMethod, q, k, scale: float, causal: bool = False, valid=None) -> torch.Tensor:
     """KL(ψ ‖ S_Q) + KL(ψ' ‖ S_K), token by token from the dense A."""
     of_queries, of_keys = [], []
     times = q.shape[1] // k.shape[1]
     for item in range(q.shape[0]):
-        here = slice(None) if real is None else real[item]
+        here = slice(None) if valid is None else valid[item]
         for head in range(q.shape[1]):
             x, y = q[item, head][here], k[item, head // times][here]
             visible = Mask.causal().to_dense(len(x), len(y))[0, 0] if causal else torch.ones(len(x), len(y)) > 0
@@ -90,9 +90,9 @@ def test_the_loss_of_cross_attention(membership):
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_loss_of_padded_items_is_that_of_their_real_tokens(causal):
     layer = bound("lha:buckets=4,hidden=5")
-    q, k, real = (x.double() if x.is_floating_point() else x for x in padded_batch("left", 30.0))
-    loss = loss_of(layer, q, k, mask=mask_of(real, causal), scale=0.7)
-    torch.testing.assert_close(loss, loss_by_hand(layer, q, k, 0.7, causal, real))
+    q, k, valid = (x.double() if x.is_floating_point() else x for x in padded_batch("left", 30.0))
+    loss = loss_of(layer, q, k, mask=mask_of(valid, causal), scale=0.7)
+    torch.testing.assert_close(loss, loss_by_hand(layer, q, k, 0.7, causal, valid))
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -159,9 +159,9 @@ def test_no_real_query_goes_without_keys(seed):
     assert 0.02 < outside.sum() / (2 * (256 + 131)) < 0.3
     assert torch.equal(left_over.multiplicity(256, 256, mask).any(-1), outside)
     out = layer(q, k, v, mask=mask)
-    real = mask.query_padding(256)
+    valid = mask.query_padding(256)
     assert out.isfinite().all()
-    assert (out.transpose(1, 2)[real].abs().amax(-1) > 0).all()
+    assert (out.transpose(1, 2)[valid].abs().amax(-1) > 0).all()
 
 
 def test_a_query_in_no_bucket_attends_in_its_own_best_bucket():

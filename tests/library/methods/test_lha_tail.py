@@ -26,13 +26,13 @@ from tests.library.methods.hashing import (
 SETTINGS = ["buckets=4,keys=5,cells=3,hidden=5", "buckets=2,keys=30,cells=2,hash=linear"]
 
 
-def loss_by_hand(layer: sq.BoundMethod, q, k, scale: float, real=None) -> torch.Tensor:
+def loss_by_hand(layer: sq.BoundMethod, q, k, scale: float, valid=None) -> torch.Tensor:
     """L_Q, the mean over queries and heads, and L_K, the mean over items and heads, bucket by bucket."""
     method: LearnedHashTail = layer.method
     of_queries, of_keys = [], []
     times = q.shape[1] // k.shape[1]
     for item in range(q.shape[0]):
-        here = slice(None) if real is None else real[item]
+        here = slice(None) if valid is None else valid[item]
         for head in range(q.shape[1]):
             x, y = q[item, head][here], k[item, head // times][here]
             if len(x) == 0:
@@ -69,9 +69,9 @@ def test_the_loss_and_its_gradient_are_those_written_out(settings, N, M, kv_head
 
 def test_the_loss_of_padded_items_is_that_of_their_real_tokens():
     layer = bound("lha-tail:buckets=4,keys=5,hidden=5")
-    q, k, real = (x.double() if x.is_floating_point() else x for x in padded_batch("left", 30.0))
-    loss = loss_of(layer, q, k, mask=mask_of(real), scale=0.7)
-    torch.testing.assert_close(loss, loss_by_hand(layer, q, k, 0.7, real))
+    q, k, valid = (x.double() if x.is_floating_point() else x for x in padded_batch("left", 30.0))
+    loss = loss_of(layer, q, k, mask=mask_of(valid), scale=0.7)
+    torch.testing.assert_close(loss, loss_by_hand(layer, q, k, 0.7, valid))
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -124,17 +124,17 @@ def hand_made(method: sq.Method, call, q, k, v, mask: Mask, cells: int, keys) ->
     """The output from the method's scores: the best bucket of each query, the best keys of each bucket, loops."""
     of_query, of_key = method.scores(q, k, call)
     N, M = q.shape[2], k.shape[2]
-    real = mask.query_padding(N)
+    valid = mask.query_padding(N)
     label = of_query.argmax(-1)
-    label = label if real is None else torch.where(real[:, None], label, -1)
-    real_keys = torch.ones(q.shape[0], M, dtype=torch.bool) if mask.key_padding(M) is None else mask.key_padding(M)
+    label = label if valid is None else torch.where(valid[:, None], label, -1)
+    valid_keys = torch.ones(q.shape[0], M, dtype=torch.bool) if mask.key_padding(M) is None else mask.key_padding(M)
     chosen = torch.zeros_like(of_key).mT
-    for item, here in enumerate(real_keys):
+    for item, here in enumerate(valid_keys):
         ranked = of_key[item].masked_fill(~here[None, :, None], -torch.inf).mT
         best = ranked.sort(dim=-1, descending=True, stable=True).indices[..., : keys(int(here.sum()))]
         chosen[item].scatter_(2, best, 1.0)
     cell = cells_of_keys(k, mask.key_padding(k.shape[2]), cells=cells, seed=call.seed)
-    cell = torch.where(real_keys[:, None], cell, -1)
+    cell = torch.where(valid_keys[:, None], cell, -1)
     return with_tail(q, k, v, label, chosen, cell, call.scale)
 
 

@@ -153,7 +153,7 @@ def test_a_masks_window_inside_segments():
     mask = Mask.segments(ids) & Mask.window(2)
     out = sq.attention(*inputs, method=sq.Local(window=4), mask=mask)
     torch.testing.assert_close(out, naive(*inputs, mask.to_dense(23, 23)))
-    assert not torch.allclose(out, run_per_segment(sq.Local(window=4), *inputs, ids, real=ids >= 0))
+    assert not torch.allclose(out, run_per_segment(sq.Local(window=4), *inputs, ids, valid=ids >= 0))
 
 
 def test_a_masks_window_over_interleaved_segments_is_refused():

@@ -117,9 +117,9 @@ def test_random_scores_do_not_look_at_the_vectors(settings):
 
 def test_random_scores_go_by_the_place_among_the_real_tokens():
     x = normal(3, 2, 20, 6)
-    real = torch.stack([torch.arange(20) < 11, torch.arange(20) >= 9, torch.arange(20) % 2 == 0])
-    found, whole = place_scores(x, real, 5, seed=3), place_scores(x, None, 5, seed=3)
-    for item, here in enumerate(real):
+    valid = torch.stack([torch.arange(20) < 11, torch.arange(20) >= 9, torch.arange(20) % 2 == 0])
+    found, whole = place_scores(x, valid, 5, seed=3), place_scores(x, None, 5, seed=3)
+    for item, here in enumerate(valid):
         assert torch.equal(found[item][:, here], whole[item, :, : int(here.sum())])
     assert torch.equal(whole[:, 0], whole[:, 1])
     assert len(whole[0, 0].unique()) == 100
@@ -153,11 +153,11 @@ def test_no_real_query_goes_without_keys(hash, causal):
     q, k, v = qkv(256)
     mask = Mask.padding([256, 131]) & Mask(is_causal=causal)
     counts = met(method, q, k, mask=mask).sum(-1)
-    real = mask.query_padding(256)
-    assert ((counts > 0) == real[:, None]).all()
+    valid = mask.query_padding(256)
+    assert ((counts > 0) == valid[:, None]).all()
     out = method(q, k, v, mask=mask)
     assert out.isfinite().all()
-    assert (out.transpose(1, 2)[real].abs().amax(-1) > 0).all()
+    assert (out.transpose(1, 2)[valid].abs().amax(-1) > 0).all()
 
 
 def test_merge_counts_shared_buckets_or_each_key_once():

@@ -43,12 +43,12 @@ def dense(method: sq.Nystrom, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Te
     (B, H, N, _), M = q.shape, k.shape[2]
     queries, keys = mask.query_padding(N), mask.key_padding(M)
     for b in range(B):
-        real = torch.ones(N, dtype=torch.bool) if queries is None else queries[b]
+        valid = torch.ones(N, dtype=torch.bool) if queries is None else queries[b]
         seen = torch.ones(M, dtype=torch.bool) if keys is None else keys[b]
-        for h in range(H) if real.any() and seen.any() else ():
+        for h in range(H) if valid.any() and seen.any() else ():
             g = h * k.shape[1] // H
-            own = one_head(method, q[b, h, real], k[b, g, seen], v[b, g, seen])
-            out = out.index_put((torch.tensor(b), torch.tensor(h), real.nonzero().flatten()), own)
+            own = one_head(method, q[b, h, valid], k[b, g, seen], v[b, g, seen])
+            out = out.index_put((torch.tensor(b), torch.tensor(h), valid.nonzero().flatten()), own)
     return out
 
 

@@ -89,9 +89,9 @@ ORACLES = {
 every_pattern = pytest.mark.parametrize("text", ORACLES)
 
 
-def places(real: Tensor, start: int = 0) -> tuple[int, int]:
+def places(valid: Tensor, start: int = 0) -> tuple[int, int]:
     """The first real token of an item, and how many there are from it to the last."""
-    tokens = real.nonzero()[:, 0].tolist()
+    tokens = valid.nonzero()[:, 0].tolist()
     return (tokens[0], tokens[-1] + 1 - tokens[0]) if tokens else (0, 0)
 
 
@@ -115,7 +115,7 @@ def allowed(text: str, heads: int, mask: Mask, N: int, M: int, batch: int, offse
 def some_mask(rng: random.Random, B: int, N: int) -> Mask:
     """Padding at either end and inside, of keys and queries alike or not; causal or not."""
 
-    def real() -> Tensor:
+    def valid() -> Tensor:
         rows = torch.zeros(B, N, dtype=torch.bool)
         for row in rows:
             first = rng.choice([0, 0, rng.randint(0, N - 1)])
@@ -124,7 +124,7 @@ def some_mask(rng: random.Random, B: int, N: int) -> Mask:
         return rows
 
     mask = rng.choice(
-        [Mask(), Mask.padding(real()), Mask.padding(keys=real()), Mask.padding(keys=real(), queries=real())]
+        [Mask(), Mask.padding(valid()), Mask.padding(keys=valid()), Mask.padding(keys=valid(), queries=valid())]
     )
     return mask & rng.choice([Mask(), Mask.causal()])
 
@@ -185,11 +185,11 @@ def test_steps_on_a_cache_equal_the_rows_of_the_whole(text):
 def test_a_left_padded_prompt_and_its_steps(text):
     """As generation does it: a prompt, and then one query at a time on all keys so far."""
     q, k, v = qkv(20)
-    real = torch.arange(20) >= torch.tensor([[0], [6]])
-    whole = sq.attention(q, k, v, method=text, mask=Mask.padding(real) & Mask.causal())
+    valid = torch.arange(20) >= torch.tensor([[0], [6]])
+    whole = sq.attention(q, k, v, method=text, mask=Mask.padding(valid) & Mask.causal())
     for t in (8, 13, 19):
         so_far = [x[:, :, : t + 1] for x in (k, v)]
-        mask = Mask.padding(keys=real[:, : t + 1]) & Mask.causal(offset=t)
+        mask = Mask.padding(keys=valid[:, : t + 1]) & Mask.causal(offset=t)
         step = sq.attention(q[:, :, t : t + 1], *so_far, method=text, mask=mask)
         torch.testing.assert_close(step, whole[:, :, t : t + 1])
 
@@ -254,11 +254,11 @@ def test_heads_blocks_and_seeds_draw_their_own():
 def test_random_blocks_do_not_depend_on_the_batch_or_on_padding():
     q, k, v = qkv(40)
     method = sq.BigBird(block=3, random=2)
-    real = torch.arange(40) < torch.tensor([[40], [25]])
-    together = method(q, k, v, mask=Mask.padding(real))
+    valid = torch.arange(40) < torch.tensor([[40], [25]])
+    together = method(q, k, v, mask=Mask.padding(valid))
     alone = method(*(x[1:, :, :25] for x in (q, k, v)))
     torch.testing.assert_close(together[1:, :, :25], alone)
-    moved = method(*(x.roll(15, 2) for x in (q, k, v)), mask=Mask.padding(real.roll(15, 1)))
+    moved = method(*(x.roll(15, 2) for x in (q, k, v)), mask=Mask.padding(valid.roll(15, 1)))
     torch.testing.assert_close(moved[1:, :, 15:], alone)
 
 
@@ -320,9 +320,9 @@ def test_a_dilation_or_stride_beyond_the_input_leaves_the_token_itself():
 def test_global_tokens_are_those_of_each_item():
     """Of a padded one those behind the padding; of a short one all."""
     q, k, v = qkv(17)
-    real = torch.arange(17) >= torch.tensor([[0], [15]])
-    out = sq.attention(q, k, v, method="longformer:window=0,first=3", mask=Mask.padding(real))
-    exact = sq.attention(q, k, v, method="full", mask=Mask.padding(real))
+    valid = torch.arange(17) >= torch.tensor([[0], [15]])
+    out = sq.attention(q, k, v, method="longformer:window=0,first=3", mask=Mask.padding(valid))
+    exact = sq.attention(q, k, v, method="full", mask=Mask.padding(valid))
     torch.testing.assert_close(out[0, :, :3], exact[0, :, :3])
     torch.testing.assert_close(out[1], exact[1])
 

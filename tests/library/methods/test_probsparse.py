@@ -20,11 +20,11 @@ def count(tokens: int, factor: int) -> int:
     return min(max(factor * math.ceil(math.log(tokens)), 1), tokens) if tokens else 0
 
 
-def sampled_keys(real: list[int], head: int, factor: int, seed: int) -> list[int]:
+def sampled_keys(valid: list[int], head: int, factor: int, seed: int) -> list[int]:
     """One real key out of each of U equal runs."""
-    U = count(len(real), factor)
+    U = count(len(valid), factor)
     drawn = [float(uniform(seed, torch.tensor(head * 2**32 + s))) for s in range(U)]
-    runs = [real[s * len(real) // U : (s + 1) * len(real) // U] for s in range(U)]
+    runs = [valid[s * len(valid) // U : (s + 1) * len(valid) // U] for s in range(U)]
     return [run[int(share * len(run))] for run, share in zip(runs, drawn, strict=True)]
 
 
@@ -43,9 +43,9 @@ def rows_of(logits: Tensor, seen: Tensor, queries: list[int], keys: list[int], h
     return torch.stack(weights)
 
 
-def listed(real: Tensor | None, item: int, tokens: int) -> list[int]:
+def listed(valid: Tensor | None, item: int, tokens: int) -> list[int]:
     """The numbers of an item's real tokens."""
-    return list(range(tokens)) if real is None else real[item].nonzero()[:, 0].tolist()
+    return list(range(tokens)) if valid is None else valid[item].nonzero()[:, 0].tolist()
 
 
 def oracle(call: RandomCall) -> Tensor:
@@ -80,8 +80,8 @@ def test_the_numbers_of_keys_and_queries_are_those_of_the_paper(n):
 
 
 def test_a_sample_is_one_real_key_of_each_run_and_depends_on_head_seed_and_length_alone():
-    real = torch.arange(60) >= torch.tensor([[0], [13], [60]])
-    line = Timeline.of(Mask.padding(real), torch.zeros(3, 4, 60, 1), torch.zeros(3, 4, 60, 1))
+    valid = torch.arange(60) >= torch.tensor([[0], [13], [60]])
+    line = Timeline.of(Mask.padding(valid), torch.zeros(3, 4, 60, 1), torch.zeros(3, 4, 60, 1))
     drawn = sample(line, torch.arange(4), 5, seed=3).tokens
     assert drawn.shape == (3, 4, 25)
     assert (drawn[0].diff(dim=-1) > 0).all()  # no key twice

@@ -79,8 +79,8 @@ def test_rows_are_distributions_over_the_visible_keys(problem):
     q, k, mask, clusters = problem["q"], problem["k"], Mask.padding(**problem["lengths"]), problem["clusters"]
     for method in (sq.Clustered(clusters=clusters), sq.ImprovedClustered(clusters=clusters, topk=problem["topk"])):
         weights = attention_matrix(method, q, k, mask)
-        real = mask.query_padding(q.shape[2])
-        torch.testing.assert_close(weights.sum(-1)[:, :, real[0]], torch.ones(1, 2, int(real.sum())).double())
+        valid = mask.query_padding(q.shape[2])
+        torch.testing.assert_close(weights.sum(-1)[:, :, valid[0]], torch.ones(1, 2, int(valid.sum())).double())
         assert (weights >= 0).all()
         assert (weights.masked_select(~mask.to_dense(q.shape[2], k.shape[2])) == 0).all()
 

@@ -82,10 +82,10 @@ def test_closed_gates_forget_and_open_ones_do_not():
 def test_queries_among_the_keys_with_padding():
     q, k, v = qkv(24, H=4, G=2, dtype=torch.float64)
     bound = bound_with_parameters()
-    real = Mask.padding(keys=torch.arange(24) >= torch.tensor([[0], [5]]))
-    whole = bound(q, k, v, mask=real & Mask.causal())
+    valid = Mask.padding(keys=torch.arange(24) >= torch.tensor([[0], [5]]))
+    whole = bound(q, k, v, mask=valid & Mask.causal())
     for offset in (7, torch.tensor([7, 7])):
-        part = bound(q[:, :, 7:17], k, v, mask=real & Mask.causal(offset=offset))
+        part = bound(q[:, :, 7:17], k, v, mask=valid & Mask.causal(offset=offset))
         torch.testing.assert_close(part, whole[:, :, 7:17])
 
 

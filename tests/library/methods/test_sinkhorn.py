@@ -83,10 +83,10 @@ def test_a_sharp_sort_brings_another_block():
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_hidden_keys_have_no_part_in_what_is_sent(side):
     q, k, v = qkv(17)
-    real = torch.arange(17) < torch.tensor([[11], [4]])
-    real = real if side == "right" else real.flip(1)
-    layer, mask = bound(Sinkhorn(block=4)), Mask.padding(keys=real)
-    hidden = ~real[:, None, :, None]
+    valid = torch.arange(17) < torch.tensor([[11], [4]])
+    valid = valid if side == "right" else valid.flip(1)
+    layer, mask = bound(Sinkhorn(block=4)), Mask.padding(keys=valid)
+    hidden = ~valid[:, None, :, None]
     out = layer(q, k, v, mask=mask)
     torch.testing.assert_close(out, layer(q, k.masked_fill(hidden, 50.0), v.masked_fill(hidden, 50.0), mask=mask))
     equal = layer(q, k, torch.ones_like(v).masked_fill(hidden, 9.0), mask=mask)

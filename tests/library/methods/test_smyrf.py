@@ -32,8 +32,8 @@ def test_all_transformed_vectors_are_equally_long():
 def test_the_longest_vectors_are_sought_in_each_item_and_head_without_padding():
     q, k, _ = qkv(9, dtype=torch.float64)
     q[0, 0, 8], k[0, 1, 8] = 100.0, 100.0
-    real = torch.arange(9) < torch.tensor([8, 9])[:, None]
-    f, g = asymmetric(q, k, Timeline.of(Mask.padding(real), q, k))
+    valid = torch.arange(9) < torch.tensor([8, 9])[:, None]
+    f, g = asymmetric(q, k, Timeline.of(Mask.padding(valid), q, k))
     shorter = q[:1, :, :8], k[:1, :, :8]
     f_alone, g_alone = asymmetric(*shorter, Timeline.of(Mask(), *shorter))
     torch.testing.assert_close(f[:1, :, :8], f_alone)

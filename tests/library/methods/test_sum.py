@@ -54,10 +54,10 @@ def texts() -> list[str]:
 
 def kept_pairs(keep: sq.Keep | None, mask: Mask, N: int) -> tuple[Tensor, Mask]:
     """Which pairs (B,1,N,N) the kept tokens count, and the mask without them, item by item."""
-    real = mask.key_padding(N)
-    real = torch.ones(2, N, dtype=torch.bool) if real is None else real
-    columns, rows = torch.zeros(2, 1, N, N, dtype=torch.bool), torch.ones_like(real)
-    for item, tokens in enumerate(row.nonzero()[:, 0].tolist() for row in real):
+    valid = mask.key_padding(N)
+    valid = torch.ones(2, N, dtype=torch.bool) if valid is None else valid
+    columns, rows = torch.zeros(2, 1, N, N, dtype=torch.bool), torch.ones_like(valid)
+    for item, tokens in enumerate(row.nonzero()[:, 0].tolist() for row in valid):
         if keep is None:
             continue
         own = {*tokens[: keep.first], *tokens[len(tokens) - min(keep.last, len(tokens)) :]}
@@ -112,12 +112,12 @@ def test_each_key_counts_once(text: str):
     for mask in masks(method, N):
         weights = oracle(layer, *inputs, mask)
         total = weights.sum(-1, keepdim=True)
-        real = mask.query_padding(N)
-        real = torch.ones(2, N, dtype=torch.bool) if real is None else real
-        want = (weights / torch.where(total > 0, total, 1.0)) * real[:, None, :, None]
+        valid = mask.query_padding(N)
+        valid = torch.ones(2, N, dtype=torch.bool) if valid is None else valid
+        want = (weights / torch.where(total > 0, total, 1.0)) * valid[:, None, :, None]
         out, lse = layer(*inputs, every, mask=mask, return_lse=True)
         torch.testing.assert_close(out, want, atol=1e-7, rtol=1e-6, msg=lambda m, at=mask: f"{at}: {m}")
-        seen = (total[..., 0] > 0) & real[:, None]
+        seen = (total[..., 0] > 0) & valid[:, None]
         torch.testing.assert_close(lse[seen], total[..., 0][seen].log())
         assert lse[~seen].isneginf().all()
         for got, wanted in zip(gradients(out, *inputs), gradients(want, *inputs), strict=True):

@@ -40,8 +40,8 @@ def weights_of(call: RandomCall, products: Tensor, item: int, head: int) -> Tens
     """Softmax of the mixed logits (N,M) over the keys that each query sees."""
     (N, M), learned, mask = products.shape, call.bound.learned, call.mask
     hidden = hidden_for(call.bound.method, call.inputs[0]).get("hidden")
-    seen, real = mask.to_dense(N, M).expand(len(call.inputs[0]), 1, N, M)[item, 0], mask.key_padding(M)
-    keys = list(range(M)) if real is None else real[item].nonzero()[:, 0].tolist()
+    seen, valid = mask.to_dense(N, M).expand(len(call.inputs[0]), 1, N, M)[item, 0], mask.key_padding(M)
+    keys = list(range(M)) if valid is None else valid[item].nonzero()[:, 0].tolist()
     ranks = [max(sum(key <= i for key in keys) - 1, 0) for i in range(N)]
     logits = []
     for kind in call.bound.method.logits.split("-and-"):

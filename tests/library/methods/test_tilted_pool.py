@@ -88,13 +88,13 @@ def test_it_is_its_formula(n, settings):
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_each_item_of_a_padded_batch_is_laid_out_by_its_own_length(side):
     method, lengths = sq.TiltedPool(pools=4, window=3), [61, 5, 40, 1, 23]
-    real = torch.arange(61) < torch.tensor(lengths)[:, None]
-    real = real if side == "right" else real.flip(1)
+    valid = torch.arange(61) < torch.tensor(lengths)[:, None]
+    valid = valid if side == "right" else valid.flip(1)
     q, k, v = qkv(61, B=5)
     bound = bound_with(method)
     with torch.no_grad():
-        out = bound(q, k, v, mask=Mask.padding(real))
-        for item, here in enumerate(real):
+        out = bound(q, k, v, mask=Mask.padding(valid))
+        for item, here in enumerate(valid):
             alone = (x[item : item + 1, :, here] for x in (q, k, v))
             torch.testing.assert_close(out[item : item + 1, :, here], bound(*alone), atol=1e-5, rtol=1e-4)
 

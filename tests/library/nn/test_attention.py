@@ -47,9 +47,9 @@ def test_full_equals_torch_causal():
 
 def test_full_equals_torch_on_the_real_tokens_of_a_padded_batch():
     x, ours = normal(2, 9, 12), layer()
-    real = torch.arange(9) < torch.tensor([[9], [4]])
-    wanted, _ = torch_layer(ours)(x, x, x, need_weights=False, key_padding_mask=~real)
-    torch.testing.assert_close(ours(x, mask=Mask.padding(real))[real], wanted[real])
+    valid = torch.arange(9) < torch.tensor([[9], [4]])
+    wanted, _ = torch_layer(ours)(x, x, x, need_weights=False, key_padding_mask=~valid)
+    torch.testing.assert_close(ours(x, mask=Mask.padding(valid))[valid], wanted[valid])
 
 
 def test_full_equals_torch_across():
@@ -170,9 +170,9 @@ def test_steps_equal_the_causal_layer(method):
 @RECURRENT
 def test_a_left_padded_prompt_gives_the_state_of_its_tokens(method):
     x, ours = normal(2, 24, 12), layer(method)
-    real = torch.ones(2, 20, dtype=torch.bool)
-    real[1, :8] = False
-    out, state = ours.step(x[:, :20], ours.init_state(2), mask=Mask.padding(real))
+    valid = torch.ones(2, 20, dtype=torch.bool)
+    valid[1, :8] = False
+    out, state = ours.step(x[:, :20], ours.init_state(2), mask=Mask.padding(valid))
     last, _ = ours.step(x[:, 20:], state)
     alone = ours(x[1:, 8:], is_causal=True)
     torch.testing.assert_close(torch.cat([out[1:, 8:], last[1:]], 1), alone, atol=1e-5, rtol=1e-4)

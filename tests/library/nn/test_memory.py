@@ -87,9 +87,9 @@ def test_padding_is_that_of_the_new_tokens_or_of_all_keys():
     out = ours(x, memory=memory, mask=Mask.padding([9, 4]), is_causal=True)
     torch.testing.assert_close(out[1:, :4], ours(x[1:, :4], memory=memory[1:], is_causal=True))
     torch.testing.assert_close(out[1, 4:], ours.out_proj.bias.expand(5, 12))
-    real = torch.ones(2, 14, dtype=torch.bool)
-    real[1, :3] = False
-    out = ours(x, memory=memory, mask=Mask.causal() & Mask.padding(keys=real))
+    valid = torch.ones(2, 14, dtype=torch.bool)
+    valid[1, :3] = False
+    out = ours(x, memory=memory, mask=Mask.causal() & Mask.padding(keys=valid))
     torch.testing.assert_close(out[1:], ours(x[1:], memory=memory[1:, 3:], is_causal=True))
 
 

@@ -98,9 +98,9 @@ def alone(layer: nn.Module, x: Tensor) -> list[Tensor]:
 
 def assert_padding_does_not_matter(kind: str, method: str | sq.Method) -> None:
     x, layer = normal(4, 11, 12), made(kind, method)
-    real = torch.arange(11) < torch.tensor(SIZES)[:, None]
-    noisy = x.masked_fill(~real[..., None], torch.nan)
-    for mask in (PADDING, Mask.padding(real)):
+    valid = torch.arange(11) < torch.tensor(SIZES)[:, None]
+    noisy = x.masked_fill(~valid[..., None], torch.nan)
+    for mask in (PADDING, Mask.padding(valid)):
         out = layer(noisy, mask=mask)
         for got, wanted, size in zip(out, alone(layer, x), SIZES, strict=True):
             torch.testing.assert_close(got[:size] if kind in EQUIVARIANT else got, wanted, atol=1e-5, rtol=1e-4)

@@ -16,7 +16,7 @@ import subquad as sq
 from subquad.testing.oracle import gradients, normal
 
 ROUGH = "clustered:clusters=2"
-REAL = torch.tensor([[True] * 9, [True] * 5 + [False] * 4])
+VALID = torch.tensor([[True] * 9, [True] * 5 + [False] * 4])
 FUTURE = nn.Transformer.generate_square_subsequent_mask(9)
 
 
@@ -36,7 +36,7 @@ def swapped(model: nn.Module, method, **options) -> nn.Module:
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize(
-    "masks", [{}, {"src_key_padding_mask": ~REAL}, {"mask": FUTURE}, {"mask": FUTURE, "is_causal": True}], ids=str
+    "masks", [{}, {"src_key_padding_mask": ~VALID}, {"mask": FUTURE}, {"mask": FUTURE, "is_causal": True}], ids=str
 )
 def test_full_equals_torchs_encoder(training, grad, batch_first, masks):
     model = encoder(batch_first=batch_first).train(training)
@@ -51,18 +51,18 @@ def test_full_equals_torchs_encoder(training, grad, batch_first, masks):
 
 
 @pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("masks", [{}, {"src_key_padding_mask": ~REAL}], ids=["all real", "padded"])
+@pytest.mark.parametrize("masks", [{}, {"src_key_padding_mask": ~VALID}], ids=["all real", "padded"])
 def test_the_method_runs_in_eval_mode(grad, masks):
     model, x = encoder(), normal(2, 9, 12)
     ours = swapped(model, ROUGH)  # without hooks, which would keep torch from its fused path
     with torch.set_grad_enabled(grad):
-        assert not torch.allclose(ours(x, **masks)[REAL], model(x, **masks)[REAL], atol=1e-3)
-        torch.testing.assert_close(ours(x, **masks)[REAL], ours.train()(x, **masks)[REAL])  # there is no dropout
+        assert not torch.allclose(ours(x, **masks)[VALID], model(x, **masks)[VALID], atol=1e-3)
+        torch.testing.assert_close(ours(x, **masks)[VALID], ours.train()(x, **masks)[VALID])  # there is no dropout
 
 
 def test_padding_does_not_change_real_tokens():
     ours, x = swapped(encoder(), ROUGH), normal(2, 9, 12)
-    out = ours(x, src_key_padding_mask=~REAL)
+    out = ours(x, src_key_padding_mask=~VALID)
     torch.testing.assert_close(out[1:, :5], ours(x[1:, :5]), atol=1e-5, rtol=1e-4)
 
 
@@ -70,8 +70,8 @@ def test_full_equals_torchs_decoder():
     torch.manual_seed(0)
     model = nn.TransformerDecoder(nn.TransformerDecoderLayer(12, 4, 24, batch_first=True), 2).eval()
     x, y = normal(2, 9, 12), normal(2, 5, 12, seed=1)
-    hidden = torch.zeros(2, 9).masked_fill(~REAL, -math.inf)
-    masks = {"tgt_mask": FUTURE, "tgt_key_padding_mask": hidden, "memory_key_padding_mask": ~REAL[:, 2:7]}
+    hidden = torch.zeros(2, 9).masked_fill(~VALID, -math.inf)
+    masks = {"tgt_mask": FUTURE, "tgt_key_padding_mask": hidden, "memory_key_padding_mask": ~VALID[:, 2:7]}
     torch.testing.assert_close(swapped(model, "full")(x, y, **masks), model(x, y, **masks))
 
 
@@ -151,12 +151,12 @@ def test_parameters_and_hooks_stay():
 def test_restore_gives_back_what_was_there():
     model, x = encoder(), normal(2, 9, 12)
     with torch.inference_mode():
-        want = model(x, src_key_padding_mask=~REAL)
+        want = model(x, src_key_padding_mask=~VALID)
         before = [dict(vars(part)) for part in model.modules()]
         sq.nn.swap(model, ROUGH)
         sq.nn.swap(model, "full")
         sq.nn.restore(model)
-        assert torch.equal(model(x, src_key_padding_mask=~REAL), want)
+        assert torch.equal(model(x, src_key_padding_mask=~VALID), want)
     assert [dict(vars(part)) for part in model.modules()] == before
     assert set(sq.nn.describe(model).layers.values()) == {None}
     sq.nn.restore(model)  # nothing to do

@@ -64,10 +64,10 @@ def test_the_method_runs_in_it_and_is_taken_out(layers):
 
 
 def test_masks_are_read_and_causality_is_refused_where_a_method_has_none(layers):
-    x, real = normal(2, 17, 48), torch.arange(17) < torch.tensor([17, 9])[:, None]
-    want = layers[0](x, attn_mask=real[:, None, None])
+    x, valid = normal(2, 17, 48), torch.arange(17) < torch.tensor([17, 9])[:, None]
+    want = layers[0](x, attn_mask=valid[:, None, None])
     sq.nn.swap(layers, "full")
-    torch.testing.assert_close(layers[0](x, attn_mask=real[:, None, None]), want)
+    torch.testing.assert_close(layers[0](x, attn_mask=valid[:, None, None]), want)
     sq.nn.swap(layers, ROUGH)
     with pytest.raises(ValueError, match="does not support a causal mask"):
         layers[0](x, is_causal=True)

@@ -12,7 +12,7 @@ import subquad as sq
 from subquad.testing.oracle import gradients, normal
 
 ROUGH = "clustered:clusters=2"
-REAL = torch.tensor([[True] * 9, [True] * 5 + [False] * 4])
+VALID = torch.tensor([[True] * 9, [True] * 5 + [False] * 4])
 FUTURE = torch.ones(9, 9).triu(1).bool()
 
 
@@ -29,12 +29,12 @@ def pair(method="full", **options) -> tuple[sq.nn.MultiheadAttention, nn.Multihe
 
 MASKS = {
     "none": {},
-    "padding": {"key_padding_mask": ~REAL},
-    "float padding": {"key_padding_mask": torch.zeros(2, 9).masked_fill(~REAL, -math.inf)},
+    "padding": {"key_padding_mask": ~VALID},
+    "float padding": {"key_padding_mask": torch.zeros(2, 9).masked_fill(~VALID, -math.inf)},
     "causal": {"attn_mask": FUTURE},
     "causal with the hint": {"attn_mask": FUTURE, "is_causal": True},
     "float causal": {"attn_mask": nn.Transformer.generate_square_subsequent_mask(9)},
-    "causal and padding": {"attn_mask": FUTURE, "key_padding_mask": ~REAL},
+    "causal and padding": {"attn_mask": FUTURE, "key_padding_mask": ~VALID},
     "window": {"attn_mask": ~torch.ones(9, 9).tril(2).triu(-2).bool()},
     "of each head": {"attn_mask": normal(8, 9, 9) > 1},
     "bias": {"attn_mask": normal(8, 9, 9)},
@@ -75,7 +75,7 @@ def test_other_widths_of_keys_and_values():
 def test_inputs_without_a_batch():
     ours, theirs = pair(batch_first=True)
     x = normal(9, 12)
-    for masks in ({}, {"key_padding_mask": ~REAL[1]}, {"attn_mask": FUTURE}, {"attn_mask": normal(4, 9, 9) > 1}):
+    for masks in ({}, {"key_padding_mask": ~VALID[1]}, {"attn_mask": FUTURE}, {"attn_mask": normal(4, 9, 9) > 1}):
         want, _ = theirs(x, x, x, need_weights=False, **masks)
         torch.testing.assert_close(ours(x, **masks), want)
 
@@ -118,11 +118,11 @@ def test_the_result_is_torchs_pair_only_where_weights_are_declined():
 
 def test_padded_queries_do_not_change_the_others():
     ours, x = pair(ROUGH, batch_first=True)[0], normal(2, 9, 12)
-    out = ours(x, key_padding_mask=~REAL)
+    out = ours(x, key_padding_mask=~VALID)
     torch.testing.assert_close(out[1, :5], ours(x[1:, :5])[0])
     changed = x.clone()
     changed[1, 5:] = 7.0
-    torch.testing.assert_close(ours(changed, key_padding_mask=~REAL)[REAL], out[REAL])
+    torch.testing.assert_close(ours(changed, key_padding_mask=~VALID)[VALID], out[VALID])
     assert bool(out[1, 5:].std(-1).gt(0).all())  # and are computed
 
 
@@ -133,8 +133,8 @@ def test_padded_queries_do_not_change_the_others():
         ({"attn_mask": MASKS["of each head"]["attn_mask"]}, "differs between heads"),
         ({"attn_mask": normal(9, 9)}, r"holds floats that are added to the logits \(other numbers than 0 and −inf"),
         ({"attn_mask": FUTURE[:5]}, r"`attn_mask` is \(5, 9\), but it must be \(9, 9\) or \(8, 9, 9\)"),
-        ({"key_padding_mask": REAL[:, :5]}, r"`key_padding_mask` is \(2, 5\), but it must be \(2, 9\)"),
-        ({"key_padding_mask": ~REAL, "mask": sq.Mask()}, "torch's masks are given together with `mask` or `bias`"),
+        ({"key_padding_mask": VALID[:, :5]}, r"`key_padding_mask` is \(2, 5\), but it must be \(2, 9\)"),
+        ({"key_padding_mask": ~VALID, "mask": sq.Mask()}, "torch's masks are given together with `mask` or `bias`"),
     ],
 )
 def test_no_mask_is_dropped(masks, message):
@@ -209,9 +209,9 @@ def test_in_torchs_encoder_the_method_runs_in_every_mode(method, grad, replace_l
     model.eval()
     x = normal(2, 9, 12)
     with torch.set_grad_enabled(grad):
-        for masks in ({}, {"src_key_padding_mask": ~REAL}):
+        for masks in ({}, {"src_key_padding_mask": ~VALID}):
             got, want = model(x, **masks), torchs(x, **masks)
-            same = torch.allclose(got[REAL], want[REAL], atol=1e-5)
+            same = torch.allclose(got[VALID], want[VALID], atol=1e-5)
             assert same == (method == "full")  # without hooks, which would keep torch from its fused path
 
 
@@ -222,8 +222,8 @@ def test_in_torchs_decoder():
     model.self_attn, model.multihead_attn = (sq.nn.MultiheadAttention(12, 4) for _ in range(2))
     model.load_state_dict(torchs.state_dict())
     x, y = normal(2, 9, 12), normal(2, 5, 12, seed=1)
-    masks = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(9), "tgt_key_padding_mask": ~REAL}
-    masks = masks | {"tgt_key_padding_mask": torch.zeros(2, 9).masked_fill(~REAL, -math.inf)}
+    masks = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(9), "tgt_key_padding_mask": ~VALID}
+    masks = masks | {"tgt_key_padding_mask": torch.zeros(2, 9).masked_fill(~VALID, -math.inf)}
     torch.testing.assert_close(model.eval()(x, y, **masks), torchs(x, y, **masks))
 
 
@@ -239,7 +239,7 @@ def test_nested_inputs_are_one_call_for_each_item(layout):
     with pytest.raises(ValueError, match="nested tensors are for self-attention"):
         ours(x, torch.nested.nested_tensor(items, layout=layout))
     with pytest.raises(ValueError, match="torch's masks are given together with nested inputs"):
-        ours(x, key_padding_mask=~REAL)
+        ours(x, key_padding_mask=~VALID)
 
 
 def test_device_and_dtype():

@@ -43,8 +43,8 @@ def clustered_attention_of_ranks(
     query: Float[Tensor, "B H N D"],
     key: Float[Tensor, "B G M D"],
     value: Float[Tensor, "B G M E"],
-    real_queries: Bool[Tensor, "B N"] | None,
-    real_keys: Bool[Tensor, "B M"] | None,
+    valid_queries: Bool[Tensor, "B N"] | None,
+    valid_keys: Bool[Tensor, "B M"] | None,
     split: TokenSplit,
     settings: ClusterSettings,
     *,
@@ -52,13 +52,13 @@ def clustered_attention_of_ranks(
     scale: float,
 ) -> Partial:
     """`clustered_attention` over the tokens of all ranks, of which these are one rank's."""
-    query, key, value = cleared(query, real_queries), cleared(key, real_keys), cleared(value, real_keys)
-    labels, _ = clusters_of_ranks(query, key, value, (real_queries, real_keys), split, settings)
+    query, key, value = cleared(query, valid_queries), cleared(key, valid_keys), cleared(value, valid_keys)
+    labels, _ = clusters_of_ranks(query, key, value, (valid_queries, valid_keys), split, settings)
     query, key, value = wide(query, key, value)
     means = means_of_ranks(query, labels, settings.clusters, split)
     topk = min(topk, sum(split.key_lengths))
     all_keys, all_values = WholeAndRows(key), WholeAndRows(value)
-    out, lse, own = attend_and_list(means, all_keys.whole, all_values.whole, real_keys, topk=topk, scale=scale)
+    out, lse, own = attend_and_list(means, all_keys.whole, all_values.whole, valid_keys, topk=topk, scale=scale)
     if topk == 0:
         out, lse = merge_of_ranks(out, lse, split)
         of_members = (

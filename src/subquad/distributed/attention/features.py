@@ -28,8 +28,8 @@ def attend_features_of_ranks(
     **maps: Any,
 ) -> Partial:
     """`attend_features` to the keys of all ranks; under a causal mask to this rank's, merged with those before."""
-    real = mask.key_padding(key.shape[2])
-    bias = key_bias if real is None else hide_keys(key_bias, real, key)
+    valid = mask.key_padding(key.shape[2])
+    bias = key_bias if valid is None else hide_keys(key_bias, valid, key)
     partial = attend_ranks(query, key, value, split, before=mask.is_causal, key_bias=bias, **maps)
     if not mask.is_causal:
         return partial

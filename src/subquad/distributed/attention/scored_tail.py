@@ -51,10 +51,10 @@ def attend_with_scored_tail(
 ) -> Partial:
     """`attend_with_tail` of this rank's queries over the keys of all ranks, with the buckets of `best_bucket`."""
     query, key, value = cleared_inputs(query, key, value, mask)
-    real_keys, C = mask.key_padding(key.shape[2]), scores[0].shape[3]
+    valid_keys, C = mask.key_padding(key.shape[2]), scores[0].shape[3]
     labels = _best(scores[0], mask.query_padding(query.shape[2]))
-    chosen = candidates(scores[1], topk, real_keys, odds=False)
-    tokens, settings = Tokens(key, real_keys), ClusterSettings(cells, BITS, ITERATIONS_OF_KEYS, seed)
+    chosen = candidates(scores[1], topk, valid_keys, odds=False)
+    tokens, settings = Tokens(key, valid_keys), ClusterSettings(cells, BITS, ITERATIONS_OF_KEYS, seed)
     query, key, value = wide(query, key, value)
     sums = _sums(query, labels, C)
     given = [moments_as_rows(tokens), summed(sums), choosing(chosen.scores, topk, split.key_lengths)]
@@ -74,12 +74,12 @@ def attend_with_scored_tail(
 
 
 @torch.no_grad()
-def _best(of_query: Tensor | Hashed, real: Bool[Tensor, "B N"] | None) -> Int64[Tensor, "B H N"]:
+def _best(of_query: Tensor | Hashed, valid: Bool[Tensor, "B N"] | None) -> Int64[Tensor, "B H N"]:
     """The bucket that each query scores highest; as many as there are buckets for padding."""
     B, _, _, C = of_query.shape
     none = torch.zeros(B, dtype=torch.int64, device=of_query.device)
-    _, labels = top_and_best(of_query, none, 1, real, odds=False)
-    return labels if real is None else torch.where(real[:, None], labels, C)
+    _, labels = top_and_best(of_query, none, 1, valid, odds=False)
+    return labels if valid is None else torch.where(valid[:, None], labels, C)
 
 
 def _sums(query: Float[Tensor, "B H N D"], labels: Int64[Tensor, "B H N"], C: int) -> Float[Tensor, "B H C F"]:

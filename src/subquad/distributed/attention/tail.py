@@ -40,8 +40,8 @@ def tail_of_ranks(
     query: Float[Tensor, "B H N D"],
     key: Float[Tensor, "B G M D"],
     value: Float[Tensor, "B G M E"],
-    real_queries: Bool[Tensor, "B N"] | None,
-    real_keys: Bool[Tensor, "B M"] | None,
+    valid_queries: Bool[Tensor, "B N"] | None,
+    valid_keys: Bool[Tensor, "B M"] | None,
     split: TokenSplit,
     settings: ClusterSettings,
     *,
@@ -50,8 +50,8 @@ def tail_of_ranks(
     scale: float,
 ) -> Partial:
     """`query_clusters`, `key_cells` and `attend_with_tail` of all ranks' tokens, of which these are one rank's."""
-    query, key, value = cleared(query, real_queries), cleared(key, real_keys), cleared(value, real_keys)
-    labels, cell = clusters_of_ranks(query, key, value, (real_queries, real_keys), split, settings, cells)
+    query, key, value = cleared(query, valid_queries), cleared(key, valid_keys), cleared(value, valid_keys)
+    labels, cell = clusters_of_ranks(query, key, value, (valid_queries, valid_keys), split, settings, cells)
     assert cell is not None
     query, key, value = wide(query, key, value)
     means, cell_means = _means(query, labels, settings.clusters, key.detach(), cell, cells, split)

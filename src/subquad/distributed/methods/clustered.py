@@ -25,8 +25,8 @@ def attend_clustered(
     """Attention of the centroids to the keys of all ranks; with `topk`, of each query to its cluster's top keys too."""
     clusters = min(method.clusters, split.tokens)
     settings = ClusterSettings(clusters, method.bits, method.iterations, call.seed, method.space, method.refine)
-    real = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
-    return clustered_attention_of_ranks(query, key, value, *real, split, settings, topk=topk, scale=call.scale)
+    valid = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
+    return clustered_attention_of_ranks(query, key, value, *valid, split, settings, topk=topk, scale=call.scale)
 
 
 def attend_improved(
@@ -42,9 +42,9 @@ def attend_with_tail(
     """Attention to the top keys of each cluster, and to cells that hold the other keys of all ranks."""
     clusters = min(method.clusters, split.tokens)
     settings = ClusterSettings(clusters, method.bits, method.iterations, call.seed, "logits", method.refine)
-    real = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
+    valid = call.mask.query_padding(query.shape[2]), call.mask.key_padding(key.shape[2])
     topk, cells = method.topk, method.cells
-    return tail_of_ranks(query, key, value, *real, split, settings, topk=topk, cells=cells, scale=call.scale)
+    return tail_of_ranks(query, key, value, *valid, split, settings, topk=topk, cells=cells, scale=call.scale)
 
 
 register(Clustered, Strategy(kind="partials", attend=attend_clustered))

@@ -48,7 +48,7 @@ def _without_near(
         return attend_features_of_ranks(of_query, of_key, value, call.mask, split=split)
     _, side = global_indices(call.mask, query, key, split)
     ends = add(side.ends(torch.cat([key, value], dim=3), method.sinks), split.group)
-    bias = torch.zeros_like(side.real, dtype=key.dtype)
+    bias = torch.zeros_like(side.valid, dtype=key.dtype)
     bias = bias.masked_fill(are_sinks(side.index, side, method.sinks, causal), -torch.inf)[:, None]
     number = side.index if causal else None
     there = ends_there(side, method.sinks)
@@ -61,12 +61,12 @@ def _with_near(
     method: LearnedFeatureMap, query: Tensor, key: Tensor, value: Tensor, call: Call, split: TokenSplit
 ) -> Partial:
     causal, w, B = call.mask.is_causal, method.window, query.shape[0]
-    side, real_keys = _sides(query, key, call, split)
+    side, valid_keys = _sides(query, key, call, split)
     block = torch.full((B,), w, device=key.device)
     lines = Neighbourhood(side, split, block, w)
     of_query, of_key = method.maps(query, key, call)
-    hidden = ~real_keys | are_sinks(side.index, side, method.sinks, causal)
-    rows = torch.cat([key, value, real_keys[:, None, :, None].expand(*key.shape[:3], 1).to(key.dtype)], dim=3)
+    hidden = ~valid_keys | are_sinks(side.index, side, method.sinks, causal)
+    rows = torch.cat([key, value, valid_keys[:, None, :, None].expand(*key.shape[:3], 1).to(key.dtype)], dim=3)
     flagged = of_key.masked_fill(hidden[:, None, :, None], -torch.inf)
     left = lines.sums_for_others(flagged, value, _summed, merged, causal)
     none = of_no_keys(value.new_zeros(*key.shape[:2], of_key.shape[3], value.shape[3] + 1))
@@ -77,7 +77,7 @@ def _with_near(
     line_key, line_value, flag = line.split(widths, dim=3)
     shown = (flag[:, 0, :, 0].detach() > 0) & ~are_sinks(lines.numbers(), side, method.sinks, causal)
     length, places = lines.length, lines.places()
-    beside = placed(query, torch.where(side.real, places, length), length + 1)[:, :, :length]
+    beside = placed(query, torch.where(side.valid, places, length), length + 1)[:, :, :length]
     blocks = ValidIndex.of(None, B, length, key.device)
     slots = near_keys(blocks, length // w, w, 0, causal)
     parts = [method.exact(beside, line_key, line_value, slots, shown, call, Mask(is_causal=causal))]
@@ -105,9 +105,9 @@ def _sides(query: Tensor, key: Tensor, call: Call, split: TokenSplit) -> tuple[G
     mask, (B, _, N, _) = call.mask, query.shape
     sides = [mask.query_padding(N), mask.key_padding(N)]
     every = torch.ones(B, N, dtype=torch.bool, device=query.device)
-    real = every if sides[1] is None else sides[1]
+    valid = every if sides[1] is None else sides[1]
     either = Mask() if sides[0] is None or sides[1] is None else Mask.padding(sides[0] | sides[1])
-    return global_indices(either, query, key, split)[0], real
+    return global_indices(either, query, key, split)[0], valid
 
 
 def _attend_sinks(

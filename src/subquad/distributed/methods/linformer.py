@@ -29,7 +29,7 @@ def attend_causal(
     line, skip = Timeline.of(call.mask, query, key), int(method.ends == "exact")
     learned = method.projections(call, split.tokens)
     past = past_of_ranks(query, key, value, call, learned, skip, split)
-    return causal_linformer(query, key, value, line.real_keys, call, learned, skip, past)[:2]
+    return causal_linformer(query, key, value, line.valid_keys, call, learned, skip, past)[:2]
 
 
 def attend_whole(
@@ -63,7 +63,7 @@ def attend_whole(
 
 def own_sums(key: Tensor, value: Tensor, side: GlobalIndex, learned: Projections, skip: int) -> list[Tensor]:
     """What this rank's tokens add to the projections of keys and values, without `skip` at each end of the item."""
-    inside = side.real & (side.index >= skip) & (side.index < side.tokens[:, None] - skip)
+    inside = side.valid & (side.index >= skip) & (side.index < side.tokens[:, None] - skip)
     return [e.mT @ x for e, x in zip(learned.columns(side.index, inside, key), (key, value), strict=True)]
 
 
@@ -72,7 +72,7 @@ def past_of_ranks(
 ) -> Past:
     """The state that the tokens of the ranks before this one leave behind, by one exchange of k·(D + E) numbers."""
     _, side = global_indices(call.mask, query, key, split)
-    columns = learned.columns(side.index, side.real & (side.index >= skip), key)
+    columns = learned.columns(side.index, side.valid & (side.index >= skip), key)
     sums = [e.mT @ x for e, x in zip(columns, (key, value), strict=True)]
     rows = [torch.cat([side.ends(x, 1)[:, :, :1], y], dim=2) for x, y in zip((key, value), sums, strict=True)]
     (found,) = combine_together([of_earlier(torch.cat(rows, dim=3))], split.group)

@@ -16,7 +16,7 @@ from subquad.kernels.tokens.heads import repeat_heads
 from subquad.kernels.tokens.pools import pool_sizes
 from subquad.methods.core.call import Call, Partial
 from subquad.methods.full import sdpa
-from subquad.methods.nystrom import Nystrom, inverse_core, keys_only, real_values
+from subquad.methods.nystrom import Nystrom, inverse_core, keys_only, valid_values
 
 
 def attend(method: Nystrom, query: Tensor, key: Tensor, value: Tensor, call: Call, split: TokenSplit) -> Partial:
@@ -26,7 +26,7 @@ def attend(method: Nystrom, query: Tensor, key: Tensor, value: Tensor, call: Cal
     if call.learned is None:
         return out, None
     halo = Halo.around(split, method.convolution // 2, (method.convolution - 1) // 2)
-    (around,), _ = halo.exchange([(real_values(value, call.mask), 2)], [])
+    (around,), _ = halo.exchange([(valid_values(value, call.mask), 2)], [])
     convolved = call.learned(around).narrow(2, halo.before, value.shape[2])
     return out + repeat_heads(convolved, query.shape[1]), None
 

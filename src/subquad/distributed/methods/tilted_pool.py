@@ -105,7 +105,7 @@ def _sizes(method: TiltedPool, side: GlobalIndex, split: TokenSplit) -> PoolShar
 
 def _inner(side: GlobalIndex, sinks: int) -> Bool[Tensor, "B M"]:
     """The tokens of the pools."""
-    return side.real & ~are_sinks(side.index, side, sinks, causal=False)
+    return side.valid & ~are_sinks(side.index, side, sinks, causal=False)
 
 
 def _without_near(tilted: TiltedCall, queries: GlobalIndex, query: Tensor, key: Tensor, value: Tensor) -> Partial:
@@ -123,7 +123,7 @@ def _without_near(tilted: TiltedCall, queries: GlobalIndex, query: Tensor, key: 
     bias = torch.cat([bias.new_zeros(B, H, 2 * s), bias], dim=2)
     keys, values = torch.cat([sinks[0], of_keys[0]], dim=2), torch.cat([sinks[1], of_values], dim=2)
     slots = torch.where(there, torch.arange(2 * s + k, device=key.device), 2 * s + k)[:, None]
-    return _attended(tilted, query, keys, values, bias, slots, torch.where(queries.real, 0, 1), BLOCK)
+    return _attended(tilted, query, keys, values, bias, slots, torch.where(queries.valid, 0, 1), BLOCK)
 
 
 def _attended(
@@ -171,7 +171,7 @@ def _with_near(tilted: TiltedCall, queries: GlobalIndex, query: Tensor, key: Ten
         bias = torch.cat([bias, added], dim=2)
     none_slot = bias.shape[2]
     found = torch.cat([torch.where(x < 0, none_slot, x) for x in lists], dim=2)
-    label = torch.where(side.real, lines.places() // block[:, None], blocks.T)
+    label = torch.where(side.valid, lines.places() // block[:, None], blocks.T)
     return _attended(tilted, query, torch.cat(keys, 2), torch.cat(values, 2), bias, found, label, lines.most)
 
 

@@ -41,24 +41,24 @@ def clusters_of_ranks(
     query: Float[Tensor, "B H N D"],
     key: Float[Tensor, "B G M D"],
     value: Float[Tensor, "B G M E"],
-    real: tuple[Bool[Tensor, "B N"] | None, Bool[Tensor, "B M"] | None],
+    valid: tuple[Bool[Tensor, "B N"] | None, Bool[Tensor, "B M"] | None],
     split: TokenSplit,
     settings: ClusterSettings,
     cells: int | None = None,
 ) -> tuple[Int64[Tensor, "B H N"], Int64[Tensor, "B G M"] | None]:
     """The cluster of each of this rank's queries, and with `cells` the cell of each of its keys."""
     by_logits = settings.space == "logits"
-    tokens = [Tokens(query, real[0])]
+    tokens = [Tokens(query, valid[0])]
     if by_logits or cells is not None:
-        tokens.append(Tokens(key, real[1], by_logits))
+        tokens.append(Tokens(key, valid[1], by_logits))
     if cells is not None:
-        tokens.append(Tokens(value, real[1]))
+        tokens.append(Tokens(value, valid[1]))
     of_query, *others = moments_of_ranks(split, *tokens)
     metric = _metric(others[0], query.shape[1]) if by_logits else None
     problems = [_query_codes(tokens[0], of_query, metric, settings)]
     if cells is not None:
-        codes = _cell_codes(key, value, real[1], others[0], others[1], settings.seed)
-        problems.append(Codes(codes, real[1], others[0], cells, ITERATIONS))
+        codes = _cell_codes(key, value, valid[1], others[0], others[1], settings.seed)
+        problems.append(Codes(codes, valid[1], others[0], cells, ITERATIONS))
     labels, *cell = kmeans_of_ranks(problems, split)
     if settings.clusters < split.tokens:  # else each query is its own cluster
         for _ in range(settings.refine):
@@ -88,17 +88,17 @@ def _metric(of_keys: Whole, heads: int) -> Float[Tensor, "B {heads} D D"]:
 
 def _query_codes(queries: Tokens, whole: Whole, metric: Tensor | None, settings: ClusterSettings) -> Codes:
     """Sign hashes of (q − mean q)·L with L Lᵀ the metric."""
-    query, real, _ = queries
+    query, valid, _ = queries
     planes = _planes(settings.seed, settings.bits, query.shape[3], query)
     if metric is not None:
         factor, _ = torch.linalg.cholesky_ex(metric)
         planes = (planes.double() @ factor.mT).to(planes.dtype)
-    codes = centred_codes((Term(query, whole.mean, torch.ones_like(whole.squares)),), planes, real)
-    return Codes(codes, real, whole, settings.clusters, settings.iterations)
+    codes = centred_codes((Term(query, whole.mean, torch.ones_like(whole.squares)),), planes, valid)
+    return Codes(codes, valid, whole, settings.clusters, settings.iterations)
 
 
 def _cell_codes(
-    key: Tensor, value: Tensor, real: Tensor | None, of_keys: Whole, of_values: Whole, seed: int
+    key: Tensor, value: Tensor, valid: Tensor | None, of_keys: Whole, of_values: Whole, seed: int
 ) -> Int64[Tensor, "B G M"]:
     """Sign hashes of [(k − mean k)/σ_k, (v − mean v)/σ_v]."""
 
@@ -107,7 +107,7 @@ def _cell_codes(
         return Term(x, whole.mean, 1 / torch.where(spread > 0, spread.sqrt(), 1.0))
 
     planes = _planes(seed, BITS, key.shape[3] + value.shape[3], key)
-    return centred_codes((standardised(key, of_keys), standardised(value, of_values)), planes, real)
+    return centred_codes((standardised(key, of_keys), standardised(value, of_values)), planes, valid)
 
 
 def _planes(seed: int, bits: int, width: int, x: Tensor) -> Float[Tensor, "1 1 {bits} {width}"]:
@@ -126,4 +126,4 @@ def _moved(labels: Tensor, query: Tensor, of_codes: Codes, metric: Tensor | None
     directions = (means if metric is None else means @ metric) / unit
     halves = ((means * directions).sum(-1) / 2).masked_fill(sizes == 0, torch.inf)
     directions, halves = directions.mT.to(sums.dtype).contiguous(), halves.to(sums.dtype)
-    return of_codes.settled(assign_means(query, whole.mean, directions, halves, of_codes.real))
+    return of_codes.settled(assign_means(query, whole.mean, directions, halves, of_codes.valid))

@@ -10,7 +10,7 @@ from torch import Tensor
 from subquad.distributed.selection.moments import Whole
 from subquad.distributed.together import add_together
 from subquad.distributed.token_split import TokenSplit
-from subquad.kernels.selection.kmeans.reference import keep_real, ranks_and_counts
+from subquad.kernels.selection.kmeans.reference import keep_valid, ranks_and_counts
 from subquad.kernels.selection.shards.op import WORD, assign_codes
 from subquad.kernels.selection.shards.reference import words_of
 
@@ -20,7 +20,7 @@ class Codes:
     """The codes of this rank's tokens, and what `hamming_kmeans` needs to know of those of all ranks."""
 
     codes: Int64[Tensor, "B H N"]
-    real: Bool[Tensor, "B N"] | None
+    valid: Bool[Tensor, "B N"] | None
     whole: Whole
     clusters: int
     iterations: int
@@ -28,7 +28,7 @@ class Codes:
     def starts(self) -> Int64[Tensor, "B H C"]:
         """The first centroids that are on this rank, the others being 0: the tokens with ranks ⌊c·count/C⌋."""
         B, H, N = self.codes.shape
-        rank, count = ranks_and_counts(self.real, B, N, self.codes.device)
+        rank, count = ranks_and_counts(self.valid, B, N, self.codes.device)
         wanted = torch.arange(self.clusters, device=self.codes.device) * self.whole.count[:, None] // self.clusters
         wanted = wanted - self.whole.before[:, None]
         here = (wanted >= 0) & (wanted < count[:, None])
@@ -38,15 +38,15 @@ class Codes:
 
     def labels(self, centroids: Int64[Tensor, "B H C"]) -> Int64[Tensor, "B H N"]:
         """The labels for the last centroids."""
-        return self.settled(assign_codes(self.codes, centroids, self.real)[0])
+        return self.settled(assign_codes(self.codes, centroids, self.valid)[0])
 
     def settled(self, labels: Int64[Tensor, "B H N"]) -> Int64[Tensor, "B H N"]:
         """The labels, of which those of an item with no more tokens than clusters are the numbers of the tokens."""
         B, _, N = labels.shape
-        rank, _ = ranks_and_counts(self.real, B, N, labels.device)
+        rank, _ = ranks_and_counts(self.valid, B, N, labels.device)
         alone = (self.whole.count <= self.clusters)[:, None, None]
-        return keep_real(
-            torch.where(alone, (rank + self.whole.before[:, None])[:, None], labels), self.real, self.clusters
+        return keep_valid(
+            torch.where(alone, (rank + self.whole.before[:, None])[:, None], labels), self.valid, self.clusters
         )
 
 
@@ -61,7 +61,7 @@ def kmeans_of_ranks(problems: Several[Codes], split: TokenSplit) -> list[Int64[T
         moving = [n for n in moving if i < problems[n].iterations]
         if not moving:
             break
-        votes = [assign_codes(problems[n].codes, centroids[n], problems[n].real)[1] for n in moving]
+        votes = [assign_codes(problems[n].codes, centroids[n], problems[n].valid)[1] for n in moving]
         old = list(centroids)
         for n, of_all in zip(moving, add_together(votes, split.group), strict=True):
             centroids[n] = _majority(of_all, old[n])

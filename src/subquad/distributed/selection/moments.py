@@ -19,7 +19,7 @@ class Tokens(NamedTuple):
     """Vectors of this rank, which of them are real, and whether their covariance is wanted."""
 
     x: Float[Tensor, "B H N D"]
-    real: Bool[Tensor, "B N"] | None
+    valid: Bool[Tensor, "B N"] | None
     covariance: bool = False
 
 
@@ -51,12 +51,12 @@ def moments_of_ranks(split: TokenSplit, *tokens: Tokens) -> list[Whole]:
 @torch.no_grad()
 def moments_as_rows(tokens: Tokens) -> Rows:
     """This rank's moments of each item and head, in fp64: count | squares | mean | covariance."""
-    x, real, covariance = tokens
+    x, valid, covariance = tokens
     B, H, N, D = x.shape
-    count = torch.full((B,), N, device=x.device) if real is None else real.sum(1)
-    mean, squares = moments_of(x, real)
+    count = torch.full((B,), N, device=x.device) if valid is None else valid.sum(1)
+    mean, squares = moments_of(x, valid)
     parts = [count.double()[:, None, None].expand(B, H, 1), squares.unsqueeze(-1), mean]
-    parts += [_scatter(x, real, mean, squares).flatten(2)] if covariance else []
+    parts += [_scatter(x, valid, mean, squares).flatten(2)] if covariance else []
     return Rows(torch.cat(parts, dim=-1), partial(_combined, D))
 
 
@@ -69,7 +69,7 @@ def whole_of(rows: Float[Tensor, "B H F"], tokens: Tokens, split: TokenSplit) ->
     return Whole(counts.sum(1), counts[:, : split.rank].sum(1), mean, squares.squeeze(-1), squared)
 
 
-def _scatter(x: Tensor, real: Tensor | None, mean: Tensor, squares: Tensor) -> Float[Tensor, "B H D D"]:
+def _scatter(x: Tensor, valid: Tensor | None, mean: Tensor, squares: Tensor) -> Float[Tensor, "B H D D"]:
     """Σ (x − mean)(x − mean)ᵀ, of vectors that are first divided by a number so that nothing overflows."""
     largest = torch.where(squares > 0, squares, 1.0).sqrt()[..., None, None]
     total = mean.new_zeros(*mean.shape, mean.shape[-1])
@@ -77,7 +77,7 @@ def _scatter(x: Tensor, real: Tensor | None, mean: Tensor, squares: Tensor) -> F
     shift, factor = mean.unsqueeze(2).to(fine), (1 / largest).to(fine)
     for start in range(0, x.shape[2], BLOCK):
         block = (x[:, :, start : start + BLOCK] - shift) * factor
-        block = block if real is None else block.masked_fill(~real[:, None, start : start + BLOCK, None], 0.0)
+        block = block if valid is None else block.masked_fill(~valid[:, None, start : start + BLOCK, None], 0.0)
         total += (block.mT @ block).double()
     return total * largest.square()
 

@@ -26,7 +26,7 @@ from subquad.kernels.precision import wide
 from subquad.kernels.selection.hash_functions import Hashed
 from subquad.kernels.selection.top.op import top_and_best
 from subquad.kernels.selection.top.reference import log_odds
-from subquad.kernels.tokens.positions import real_lengths
+from subquad.kernels.tokens.positions import valid_lengths
 
 
 class Candidates(NamedTuple):
@@ -70,13 +70,13 @@ class Taken(NamedTuple):
 
 @torch.no_grad()
 def candidates(
-    scores: Float[Tensor, "B H N C"] | Hashed, most: int, real: Bool[Tensor, "B N"] | None, *, odds: bool
+    scores: Float[Tensor, "B H N C"] | Hashed, most: int, valid: Bool[Tensor, "B N"] | None, *, odds: bool
 ) -> Candidates:
     """The `most` tokens of this rank that score highest in each bucket; `odds` as in `top_and_best`."""
     B, _, N, _ = scores.shape
     most = min(most, N)
-    sizes = real_lengths(real, B, N, scores.device).clamp(max=most)
-    tokens, best = top_and_best(scores, sizes, most, real, odds=odds)
+    sizes = valid_lengths(valid, B, N, scores.device).clamp(max=most)
+    tokens, best = top_and_best(scores, sizes, most, valid, odds=odds)
     empty = tokens == N
     found = _scores_at(scores, tokens.clamp(max=N - 1).flatten(2))
     found = (log_odds(found) if odds else found).unflatten(2, tokens.shape[2:])  # of which a bucket reads its own

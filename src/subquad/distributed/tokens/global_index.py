@@ -9,7 +9,7 @@ from torch import Tensor
 from subquad.distributed.collectives import gather
 from subquad.distributed.token_split import TokenSplit
 from subquad.kernels.tokens.pools import pool_of
-from subquad.kernels.tokens.positions import ranks, real_lengths
+from subquad.kernels.tokens.positions import ranks, valid_lengths
 from subquad.masks import Mask
 
 
@@ -23,7 +23,7 @@ class GlobalIndex:
         counts: how many real tokens of each item each rank has.
     """
 
-    real: Bool[Tensor, "B M"]
+    valid: Bool[Tensor, "B M"]
     index: Int64[Tensor, "#B M"]
     counts: Int64[Tensor, "_R B"]
     this_rank: int
@@ -42,7 +42,7 @@ class GlobalIndex:
         """This rank's share of the first `number` real tokens of each item and of the last ones: 0 but for its own."""
         S = torch.arange(number, device=x.device)
         place = torch.cat([S.expand(len(self.tokens), -1), self.tokens[:, None] - number + S], dim=1)
-        at = (self.index[:, None] == place[..., None]) & self.real[:, None]
+        at = (self.index[:, None] == place[..., None]) & self.valid[:, None]
         return at.to(x.dtype)[:, None] @ x
 
 
@@ -58,26 +58,26 @@ def global_indices(
     ):
         counts = torch.tensor(lengths, device=device)[:, None].expand(-1, B)
         sides.append((x.shape[2], padding, counts))
-    if any(real is not None for _, real, _ in sides):
-        own = torch.stack([real_lengths(real, B, n, device) for n, real, _ in sides])
+    if any(valid is not None for _, valid, _ in sides):
+        own = torch.stack([valid_lengths(valid, B, n, device) for n, valid, _ in sides])
         every = torch.stack(gather(own, [own.shape] * split.ranks, split.group), dim=1)
-        sides = [(n, real, counts) for (n, real, _), counts in zip(sides, every, strict=True)]
-    queries, keys = (_global_index(n, real, counts, split.rank) for n, real, counts in sides)
+        sides = [(n, valid, counts) for (n, valid, _), counts in zip(sides, every, strict=True)]
+    queries, keys = (_global_index(n, valid, counts, split.rank) for n, valid, counts in sides)
     return queries, keys
 
 
-def _global_index(n: int, real: Tensor | None, counts: Tensor, this_rank: int) -> GlobalIndex:
+def _global_index(n: int, valid: Tensor | None, counts: Tensor, this_rank: int) -> GlobalIndex:
     B = counts.shape[1]
     before = counts[:this_rank].sum(0)[:, None]
-    index = ranks(real, n, counts.device) + (before[:1] if real is None else before)
-    real = torch.ones(B, n, dtype=torch.bool, device=counts.device) if real is None else real
-    return GlobalIndex(real, index, counts, this_rank)
+    index = ranks(valid, n, counts.device) + (before[:1] if valid is None else before)
+    valid = torch.ones(B, n, dtype=torch.bool, device=counts.device) if valid is None else valid
+    return GlobalIndex(valid, index, counts, this_rank)
 
 
 def pool_sums(x: Float[Tensor, "B H M D"], side: GlobalIndex, pools: int, skip: int = 0) -> Float[Tensor, "B H C D"]:
     """What this rank has of the sums of an item's pools, which leave out `skip` tokens at each end of the item."""
     tokens = (side.tokens - 2 * skip)[:, None]
     index = side.index - skip
-    label = torch.where(side.real & (index >= 0) & (index < tokens), pool_of(index, tokens, pools), pools)
+    label = torch.where(side.valid & (index >= 0) & (index < tokens), pool_of(index, tokens, pools), pools)
     sums = x.new_zeros(*x.shape[:2], pools + 1, x.shape[3])
     return sums.scatter_add(2, label[:, None, :, None].expand_as(x), x)[:, :, :pools]

@@ -70,11 +70,11 @@ class Neighbourhood:
 
     def edge(self, behind: bool) -> Int64[Tensor, "B W"]:
         """The last real tokens of this rank, or the first, which others may need; N where there are not as many."""
-        own, N = self.side.counts[self.split.rank][:, None], self.side.real.shape[1]
+        own, N = self.side.counts[self.split.rank][:, None], self.side.valid.shape[1]
         number = torch.arange(self.near, device=own.device)
         number = number if behind else own - self.near + number
         there = (number >= 0) & (number < own)
-        return torch.where(there, front_first(self.side.real).gather(1, number.clamp(0, N - 1).expand_as(there)), N)
+        return torch.where(there, front_first(self.side.valid).gather(1, number.clamp(0, N - 1).expand_as(there)), N)
 
     def numbers_of_edge(self, rank: int, behind: bool) -> tuple[Int64[Tensor, "B W"], Bool[Tensor, "B W"]]:
         """Which tokens of the item a rank's edge has, and which of its places are filled."""
@@ -87,7 +87,7 @@ class Neighbourhood:
         """For each place of this rank's line the token: its own, 0 to N − 1, then the edges of all ranks by turns."""
         rank, B = self.split.rank, len(self.block)
         begin, end = self.begin[rank][:, None], self.end[rank][:, None]
-        numbers, there = [self.side.index.expand(B, -1)], [self.side.real]
+        numbers, there = [self.side.index.expand(B, -1)], [self.side.valid]
         for other in range(self.split.ranks):
             number, filled = self.numbers_of_edge(other, behind=other > rank)
             numbers.append(number)
@@ -101,7 +101,7 @@ class Neighbourhood:
     def places(self) -> Int64[Tensor, "B N"]:
         """Where this rank's tokens stand in its line; what is not real, at 0."""
         place = self.side.index - self.begin[self.split.rank][:, None]
-        return torch.where(self.side.real, place, 0)
+        return torch.where(self.side.valid, place, 0)
 
     def numbers(self) -> Int64[Tensor, "B L"]:
         """Which token of the item stands at each place of this rank's line."""
@@ -114,14 +114,14 @@ class Neighbourhood:
         summed: Callable[[Tensor, Tensor, Tensor], Tensor],
         merged: Callable[[list[Tensor]], Tensor],
         is_causal: bool,
-        real: Bool[Tensor, "B N"] | None = None,
+        valid: Bool[Tensor, "B N"] | None = None,
     ) -> list[Tensor | None]:
         """For each rank the sums of this rank's tokens that are not in its line; None where it may not see them.
 
         `summed` makes sums of the keys and values that a bool shows; `merged` makes one of several.
-        `real` says which tokens are in sums; without it all that are real.
+        `valid` says which tokens are in sums; without it all that are real.
         """
-        real = self.side.real if real is None else real
+        valid = self.side.valid if valid is None else valid
         rank, own = self.split.rank, self.side.counts[self.split.rank][:, None]
         number = self.side.index.expand(len(own), -1)
         local = number - self.first[rank][:, None]
@@ -134,12 +134,12 @@ class Neighbourhood:
                 continue
             if behind not in bulk:  # whatever the other rank's line, these are not in it
                 inner = local < own - self.near if behind else local >= self.near
-                bulk[behind] = summed(key, value, real & inner)
+                bulk[behind] = summed(key, value, valid & inner)
             tokens = self.edge(not behind)
             numbers, filled = self.numbers_of_edge(rank, behind=not behind)
             outside = numbers < self.begin[other][:, None] if behind else numbers >= self.end[other][:, None]
             rest = summed(
-                rows_at(key, tokens), rows_at(value, tokens), filled & outside & F.pad(real, (0, 1)).gather(1, tokens)
+                rows_at(key, tokens), rows_at(value, tokens), filled & outside & F.pad(valid, (0, 1)).gather(1, tokens)
             )
             found.append(merged([bulk[behind], rest]))
         return found
@@ -194,5 +194,5 @@ def are_sinks(number: Int64[Tensor, "#B M"], side: GlobalIndex, sinks: int, caus
 
 def ends_there(side: GlobalIndex, sinks: int) -> Bool[Tensor, "B S"]:
     """Which of `GlobalIndex.ends` an item has, each once."""
-    number, tokens = torch.arange(sinks, device=side.real.device), side.tokens[:, None]
+    number, tokens = torch.arange(sinks, device=side.valid.device), side.tokens[:, None]
     return torch.cat([number < tokens, tokens - sinks + number >= sinks], dim=1)

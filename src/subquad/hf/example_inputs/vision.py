@@ -68,8 +68,8 @@ def patch_rows(form: Form) -> Tensor:
 
 def patch_mask(form: Form) -> Tensor:
     """Which of the rows are patches of the image: 1 or 0."""
-    real = spatial_shapes(form).prod(-1)
-    return (torch.arange(SIDE * SIDE) < real[:, None]).long()
+    valid = spatial_shapes(form).prod(-1)
+    return (torch.arange(SIDE * SIDE) < valid[:, None]).long()
 
 
 def numbered_rows(form: Form) -> Tensor:

@@ -46,13 +46,13 @@ def exact_weights(
 ) -> Iterator[tuple[slice, Float[Tensor, "B H rows M"]]]:
     """A = softmax(scale·q kᵀ + bias) under the mask, for `step` queries at a time; 0 for padded queries."""
     N, M = query.shape[2], key.shape[2]
-    visible, real = mask.visible(N, M, query.device), mask.query_padding(N)
+    visible, valid = mask.visible(N, M, query.device), mask.query_padding(N)
     for start in range(0, N, step):
         rows = slice(start, start + step)
         seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, rows]
         logits = query[:, :, rows] @ key.transpose(-1, -2) * scale
         weights = visible_softmax(logits if bias is None else logits + bias[:, :, rows], seen)
-        yield rows, weights if real is None else weights * real[:, None, rows, None]
+        yield rows, weights if valid is None else weights * valid[:, None, rows, None]
 
 
 @torch.no_grad()
@@ -78,8 +78,8 @@ def approximate_attention_sums(
     of_query, of_key = positive_features(query, key, mask.key_padding(M), scale, features, seed)
     total = of_query @ of_key.sum(2)[..., None]
     of_query = of_query / torch.where(total > 0, total, 1.0)  # 0 where an item has no real key
-    real = mask.query_padding(N)
-    of_query = of_query if real is None else of_query * real[:, None, :, None]
+    valid = mask.query_padding(N)
+    of_query = of_query if valid is None else of_query * valid[:, None, :, None]
     return (
         of_query @ (of_key.transpose(-1, -2) @ key_weights),
         of_key @ (of_query.transpose(-1, -2) @ query_weights),

@@ -11,7 +11,7 @@ from subquad.kernels.attention.feature_maps import exponential_map
 def positive_features(
     query: Float[Tensor, "B H N D"],
     key: Float[Tensor, "B H M D"],
-    real: Bool[Tensor, "B M"] | None,
+    valid: Bool[Tensor, "B M"] | None,
     scale: float,
     features: int,
     seed: int,
@@ -26,7 +26,7 @@ def positive_features(
     mapped = exponential_map("positive", normal(seed, features, query.shape[3], like=query), 0.0)
     query, key = query * abs(scale) ** 0.5, key * (abs(scale) ** 0.5 * (1 if scale >= 0 else -1))
     of_key = mapped.exponents(key)
-    of_key = of_key if real is None else of_key.masked_fill(~real[:, None, :, None], -torch.inf)
+    of_key = of_key if valid is None else of_key.masked_fill(~valid[:, None, :, None], -torch.inf)
     largest = of_key.amax(2, keepdim=True)
     largest = torch.where(torch.isneginf(largest), 0.0, largest)
     of_query = query @ mapped.rows.T + largest

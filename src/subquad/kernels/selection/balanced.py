@@ -12,8 +12,8 @@ from subquad.kernels.selection.chunks import tokens_at
 from subquad.kernels.selection.groups import group_sizes
 from subquad.kernels.selection.hash_functions import Hashed
 from subquad.kernels.selection.top.op import top_and_best
-from subquad.kernels.tokens.positions import real_lengths
-from subquad.kernels.tokens.slots import Buckets, real_slots, with_itself
+from subquad.kernels.tokens.positions import valid_lengths
+from subquad.kernels.tokens.slots import Buckets, valid_slots, with_itself
 from subquad.kernels.transforms import shapes_may_follow_data
 from subquad.masks import Mask
 
@@ -35,15 +35,15 @@ def balanced_buckets(
     """
     B, _, N, C = of_query.shape
     M, device = of_key.shape[2], of_query.device
-    real_queries, real_keys = mask.query_padding(N), mask.key_padding(M)
+    valid_queries, valid_keys = mask.query_padding(N), mask.key_padding(M)
     sides: list[tuple[Tensor, Tensor]] = []
-    for scores, real, tokens in ((of_query, real_queries, N), (of_key, real_keys, M)):
-        if scores is of_query and sides and real_queries is real_keys:  # tied, and without padding
+    for scores, valid, tokens in ((of_query, valid_queries, N), (of_key, valid_keys, M)):
+        if scores is of_query and sides and valid_queries is valid_keys:  # tied, and without padding
             sides *= 2
             break
-        lengths = real_lengths(real, B, tokens, device)
+        lengths = valid_lengths(valid, B, tokens, device)
         sizes = bucket_sizes(lengths, C, enlarge, size)
-        sides.append(top_and_best(scores, sizes, most_of(tokens, C, enlarge, size), real, odds=odds))
+        sides.append(top_and_best(scores, sizes, most_of(tokens, C, enlarge, size), valid, odds=odds))
     (queries, best), (keys, _) = sides
     return filled_buckets(queries, best, keys, mask)
 
@@ -53,16 +53,16 @@ def filled_buckets(
 ) -> tuple[Buckets, ...]:
     """The sets of `balanced_buckets`, from what each bucket takes and the bucket that each query scores highest."""
     (B, H, N), C = best.shape, queries.shape[2]
-    real = mask.query_padding(N)
+    valid = mask.query_padding(N)
     taken = torch.zeros(B, H, N + 1, dtype=torch.bool, device=best.device)
     alone = ~taken.scatter(2, queries.flatten(2), True)[..., :N]
-    alone = alone if real is None else alone & real[:, None]
+    alone = alone if valid is None else alone & valid[:, None]
     left_over, bucket = by_bucket(torch.where(alone, best, C), C)
     buckets = (Buckets(queries, keys), Buckets(left_over, keys, bucket))
     if not mask.is_causal:
         return buckets
-    real_keys = mask.key_padding(N)
-    return *buckets, with_itself(alone if real_keys is None else alone & real_keys[:, None])
+    valid_keys = mask.key_padding(N)
+    return *buckets, with_itself(alone if valid_keys is None else alone & valid_keys[:, None])
 
 
 def bucket_sizes(lengths: Int64[Tensor, "B"], buckets: int, enlarge: float, size: int) -> Int64[Tensor, "B"]:
@@ -94,14 +94,14 @@ def same_label_buckets(labels: Int64[Tensor, "B H N"], buckets: int, mask: Mask)
     from the labels, there would be as many parts as blocks: there each label's list of keys is as long as all tokens.
     """
     N = labels.shape[2]
-    real, real_keys = mask.query_padding(N), mask.key_padding(N)
-    if real is not None and real_keys is not None:  # padding has no place in the blocks
-        labels = torch.where((real | real_keys)[:, None], labels, buckets)
+    valid, valid_keys = mask.query_padding(N), mask.key_padding(N)
+    if valid is not None and valid_keys is not None:  # padding has no place in the blocks
+        labels = torch.where((valid | valid_keys)[:, None], labels, buckets)
     tokens, bucket = by_bucket(labels, buckets)
-    queries = real_slots(tokens, real)
+    queries = valid_slots(tokens, valid)
     if not shapes_may_follow_data(bucket):
-        return (Buckets(queries, real_slots(_members(labels, buckets), real_keys), bucket),)
-    keys, T = real_slots(tokens, real_keys), tokens.shape[2]
+        return (Buckets(queries, valid_slots(_members(labels, buckets), valid_keys), bucket),)
+    keys, T = valid_slots(tokens, valid_keys), tokens.shape[2]
     longest = int(F.one_hot(bucket).sum(2).max()) if T else 1  # one part without blocks where there is no token
     parts = []
     for back in range(longest):
@@ -133,8 +133,8 @@ def best_bucket(
     Keys are ranked by the scores as they are, not over the buckets. `most` is the largest of `keys`.
     """
     N, M, C = of_query.shape[2], of_key.shape[2], of_query.shape[3]
-    real = mask.query_padding(N)
-    _, labels = top_and_best(of_query, torch.zeros_like(keys), 1, real, odds=False)
-    labels = labels if real is None else torch.where(real[:, None], labels, C)
+    valid = mask.query_padding(N)
+    _, labels = top_and_best(of_query, torch.zeros_like(keys), 1, valid, odds=False)
+    labels = labels if valid is None else torch.where(valid[:, None], labels, C)
     queries, bucket = by_bucket(labels, C)
     return Buckets(queries, top_and_best(of_key, keys, most, mask.key_padding(M), odds=False)[0], bucket)

@@ -9,10 +9,10 @@ from subquad.kernels.tokens.slots import Buckets
 from subquad.kernels.transforms import shapes_may_follow_data
 
 
-def sort_real(scores: Float[Tensor, "B H N"], real: Bool[Tensor, "B N"] | None) -> Int64[Tensor, "B H N"]:
+def sort_valid(scores: Float[Tensor, "B H N"], valid: Bool[Tensor, "B N"] | None) -> Int64[Tensor, "B H N"]:
     """The tokens by rising score, stably; padded ones come last."""
-    if real is not None:
-        scores = scores.masked_fill(~real[:, None], torch.inf)
+    if valid is not None:
+        scores = scores.masked_fill(~valid[:, None], torch.inf)
     return scores.argsort(dim=-1, stable=True)
 
 

@@ -48,4 +48,4 @@ def neighbours(
     most = least + dilation * ((M - 1 - least).div(dilation, rounding_mode="floor") + 1 - width).clamp(min=0)
     keys = first.maximum(least).minimum(most) + dilation * torch.arange(width, device=device)
     queries, keys = (x.expand(B, H, -1, -1) for x in (queries, keys.clamp(max=M)))
-    return Buckets(queries, keys, span=span).of_real(mask.query_padding(N), mask.key_padding(M))
+    return Buckets(queries, keys, span=span).of_valid(mask.query_padding(N), mask.key_padding(M))

@@ -59,14 +59,14 @@ class PatternPositions:
         if item is not None:
             start = line.positions[:, :1] - item.first
             return PatternPositions(line, query.shape[1], item.first, item.length, start, item.tokens)
-        real = line.real_keys
-        if line.aligned and real is not None:
-            real = None if line.real_queries is None else real | line.real_queries
+        valid = line.valid_keys
+        if line.aligned and valid is not None:
+            valid = None if line.valid_queries is None else valid | line.valid_queries
         position = torch.arange(line.M, device=line.device)[None]
         first, end = position[:, :1], position[:, -1:] + 1
-        if real is not None:
-            first = torch.where(real, position, line.M).amin(1, keepdim=True)
-            end = torch.where(real, position + 1, 0).amax(1, keepdim=True)
+        if valid is not None:
+            first = torch.where(valid, position, line.M).amin(1, keepdim=True)
+            end = torch.where(valid, position + 1, 0).amax(1, keepdim=True)
         return PatternPositions(
             line, query.shape[1], first, (end - first).clamp(min=0), line.positions[:, :1] - first, line.M
         )
@@ -103,7 +103,7 @@ class PatternPositions:
         queries, keys = (x.expand(self.timeline.B, self.heads, *x.shape[2:]) for x in (queries, keys))
         if bucket is not None:
             bucket = bucket.expand(queries.shape[:3])
-        return Buckets(queries, keys, bucket, span).of_real(self.timeline.real_queries, self.timeline.real_keys)
+        return Buckets(queries, keys, bucket, span).of_valid(self.timeline.valid_queries, self.timeline.valid_keys)
 
     def meet_all(self, queries: Int64[Tensor, "#B #H 1 S"]) -> Buckets:
         """One block of queries that meet all keys."""
@@ -131,7 +131,7 @@ def each_at(distances: Int64[Tensor, "K"], mask: Mask, query: Float[Tensor, "B H
     queries = torch.arange(N, device=query.device).view(1, 1, N, 1)
     keys = mask.positions(queries) + distances
     keys = torch.where((keys >= 0) & (keys < M), keys, M).expand(B, H, -1, -1)
-    return Buckets(queries.expand(B, H, -1, -1), keys).of_real(mask.query_padding(N), mask.key_padding(M))
+    return Buckets(queries.expand(B, H, -1, -1), keys).of_valid(mask.query_padding(N), mask.key_padding(M))
 
 
 def of_heads(buckets: Buckets, N: int, which: Bool[Tensor, "H"]) -> Buckets:

@@ -34,12 +34,12 @@ class Centroids(nn.Module):
         return F.normalize(x, dim=-1) @ self.centroids.to(x.dtype).transpose(-1, -2)
 
     @torch.no_grad()
-    def follow(self, x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> None:
+    def follow(self, x: Float[Tensor, "B H N D"], valid: Bool[Tensor, "B N"] | None) -> None:
         """Move towards these vectors, of all items together, in all processes; padded vectors are skipped."""
         nearest = F.one_hot(self(x).argmax(-1), self.centroids.shape[1]).to(x.dtype)
-        nearest = nearest if real is None else nearest * real[:, None, :, None]
+        nearest = nearest if valid is None else nearest * valid[:, None, :, None]
         # Not a product with 0: what padding holds may be infinite.
-        unit = F.normalize(x if real is None else x.masked_fill(~real[:, None, :, None], 0.0), dim=-1)
+        unit = F.normalize(x if valid is None else x.masked_fill(~valid[:, None, :, None], 0.0), dim=-1)
         sums = torch.einsum("bhnc,bhnd->hcd", nearest, unit).to(self.centroids.dtype)
         counts = nearest.sum((0, 2))
         if _among_processes():  # each has a part of the batch, and all centroids stay equal

@@ -45,8 +45,8 @@ def take_apart(
 
     # Order within a segment is order in the sequence.
     inner = Mask.padding(lengths) & Mask(is_causal=mask.is_causal, span=mask.span)
-    for side, real in (("keys", mask.key_padding(N)), ("queries", mask.query_padding(N))):
-        inner = inner if real is None else inner & Mask.padding(**{side: unpack(real)})
+    for side, valid in (("keys", mask.key_padding(N)), ("queries", mask.query_padding(N))):
+        inner = inner if valid is None else inner & Mask.padding(**{side: unpack(valid)})
     return [unpack(x.transpose(1, 2)).transpose(1, 2) for x in packed], inner, together
 
 

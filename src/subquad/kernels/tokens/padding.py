@@ -8,19 +8,19 @@ from subquad.kernels.transforms import shapes_may_follow_data
 from subquad.masks import Mask
 
 
-def cleared(x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H N D"]:
+def cleared(x: Float[Tensor, "B H N D"], valid: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H N D"]:
     """The vectors, with 0 for padded tokens where these may hold something that is not finite.
 
     On a CPU one sum tells whether anything is not finite, which costs a fraction of the copy. Elsewhere, and under
     torch.compile and vmap, nothing is read back: padding is always cleared.
     """
-    if real is None:
+    if valid is None:
         return x
     if shapes_may_follow_data(x):
         wide = torch.promote_types(x.dtype, torch.float32)  # where the sum of numbers of 16 bits is finite
         if x.detach().sum(dtype=wide).isfinite():
             return x
-    return x.masked_fill(~real[:, None, :, None], 0.0)
+    return x.masked_fill(~valid[:, None, :, None], 0.0)
 
 
 def cleared_inputs(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:

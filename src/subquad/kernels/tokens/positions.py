@@ -19,8 +19,8 @@ class Timeline:
     """
 
     mask: Mask
-    real_queries: Bool[Tensor, "B N"] | None  # None: all are
-    real_keys: Bool[Tensor, "B M"] | None
+    valid_queries: Bool[Tensor, "B N"] | None  # None: all are
+    valid_keys: Bool[Tensor, "B M"] | None
     B: int
     N: int
     M: int
@@ -51,45 +51,45 @@ class Timeline:
     @property
     def query_lengths(self) -> Int64[Tensor, "B"]:
         """How many real queries each item has."""
-        return real_lengths(self.real_queries, self.B, self.N, self.device)
+        return valid_lengths(self.valid_queries, self.B, self.N, self.device)
 
     @property
     def key_lengths(self) -> Int64[Tensor, "B"]:
         """How many real keys each item has."""
-        return real_lengths(self.real_keys, self.B, self.M, self.device)
+        return valid_lengths(self.valid_keys, self.B, self.M, self.device)
 
-    def tokens(self, *, real_as: str) -> Bool[Tensor, "B N"]:
+    def tokens(self, *, valid_as: str) -> Bool[Tensor, "B N"]:
         """In self-attention, which tokens are real: as "both" query and key, or as "either"."""
         every = torch.ones(self.B, self.N, dtype=torch.bool, device=self.device)
-        query, key = (every if side is None else side for side in (self.real_queries, self.real_keys))
-        return query & key if real_as == "both" else query | key
+        query, key = (every if side is None else side for side in (self.valid_queries, self.valid_keys))
+        return query & key if valid_as == "both" else query | key
 
     @property
     def query_ranks(self) -> Int64[Tensor, "B N"]:
         """The rank of the last real key that is not behind the query; 0 where no real key is at or before it."""
         positions = self.positions.expand(self.B, self.N)
-        if self.real_keys is None:
+        if self.valid_keys is None:
             return positions
-        return (self.real_keys.cumsum(1) - 1).clamp(min=0).gather(1, positions.clamp(max=self.M - 1))
+        return (self.valid_keys.cumsum(1) - 1).clamp(min=0).gather(1, positions.clamp(max=self.M - 1))
 
 
-def real_lengths(real: Bool[Tensor, "B N"] | None, batch: int, tokens: int, device: torch.device) -> Int64[Tensor, "B"]:
+def valid_lengths(valid: Bool[Tensor, "B N"] | None, batch: int, tokens: int, device: torch.device) -> Int64[Tensor, "B"]:
     """How many real tokens each item has."""
-    if real is None:
+    if valid is None:
         return torch.full((batch,), tokens, dtype=torch.int64, device=device)
-    return real.sum(1)
+    return valid.sum(1)
 
 
-def ranks(real: Bool[Tensor, "B M"] | None, M: int, device: torch.device) -> Int64[Tensor, "#B M"]:
+def ranks(valid: Bool[Tensor, "B M"] | None, M: int, device: torch.device) -> Int64[Tensor, "#B M"]:
     """How many real tokens of its item stand before each token."""
-    if real is None:
+    if valid is None:
         return torch.arange(M, device=device)[None]
-    return real.cumsum(1) - real.long()
+    return valid.cumsum(1) - valid.long()
 
 
-def front_first(real: Bool[Tensor, "B M"]) -> Int64[Tensor, "B M"]:
+def front_first(valid: Bool[Tensor, "B M"]) -> Int64[Tensor, "B M"]:
     """The tokens of each item, the real ones first, both in their order."""
-    return (~real).to(torch.int8).argsort(dim=1, stable=True)
+    return (~valid).to(torch.int8).argsort(dim=1, stable=True)
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ class ValidIndex:
     lengths: Int64[Tensor, "B"]
 
     @staticmethod
-    def of(real: Bool[Tensor, "B M"] | None, batch: int, tokens: int, device: torch.device) -> "ValidIndex":
-        """The ranks of real keys; None for `real` means that all keys are real."""
-        lengths = real_lengths(real, batch, tokens, device)
-        if real is None:
+    def of(valid: Bool[Tensor, "B M"] | None, batch: int, tokens: int, device: torch.device) -> "ValidIndex":
+        """The ranks of real keys; None for `valid` means that all keys are real."""
+        lengths = valid_lengths(valid, batch, tokens, device)
+        if valid is None:
             return ValidIndex(torch.arange(tokens, device=device).expand(batch, tokens), lengths)
-        return ValidIndex(front_first(real), lengths)
+        return ValidIndex(front_first(valid), lengths)
 
     @property
     def tokens(self) -> int:
@@ -145,25 +145,25 @@ class KeyLine:
     order: Int64[Tensor, "B M"] | None  # where each one stood; None: all stay where they are
     at: Int64[Tensor, "B N"] | None  # where the queries stood among the keys; None: where the keys did
     places: Int64[Tensor, "B N"] | None  # of the queries in the line; None: query i is token i
-    real: Bool[Tensor, "B M"]  # which of the line are real keys
+    valid: Bool[Tensor, "B M"]  # which of the line are real keys
     lengths: Int64[Tensor, "B"]
 
     @staticmethod
     def of(timeline: Timeline) -> "KeyLine":
         """Line up the queries and the keys of a call."""
-        B, M, queries, keys = timeline.B, timeline.M, timeline.real_queries, timeline.real_keys
-        real = torch.ones(B, M, dtype=torch.bool, device=timeline.device) if keys is None else keys
+        B, M, queries, keys = timeline.B, timeline.M, timeline.valid_queries, timeline.valid_keys
+        valid = torch.ones(B, M, dtype=torch.bool, device=timeline.device) if keys is None else keys
         at = None
         if timeline.aligned:
             if keys is None:  # all are in the line, be they real as queries or not
-                return KeyLine(None, None, None, real, real.sum(1))
-            there = torch.ones_like(real) if queries is None else real | queries
+                return KeyLine(None, None, None, valid, valid.sum(1))
+            there = torch.ones_like(valid) if queries is None else valid | queries
         else:
             at = timeline.positions.expand(B, timeline.N).clamp(max=M - 1)
-            there = real.scatter(1, at, True if queries is None else real.gather(1, at) | queries)
+            there = valid.scatter(1, at, True if queries is None else valid.gather(1, at) | queries)
         order = front_first(there)
         rank = (there.cumsum(1) - 1).clamp(min=0)
-        return KeyLine(order, at, rank if at is None else rank.gather(1, at), real.gather(1, order), there.sum(1))
+        return KeyLine(order, at, rank if at is None else rank.gather(1, at), valid.gather(1, order), there.sum(1))
 
     def keys(self, x: Float[Tensor, "B G M D"]) -> Float[Tensor, "B G M D"]:
         """Put keys, or data of keys, into the line."""
@@ -171,7 +171,7 @@ class KeyLine:
 
     def queries(self, x: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H M D"]:
         """Put queries into the line; 0 for tokens that are not queries."""
-        return self.keys(x if self.at is None else placed(x, self.at, self.real.shape[1]))
+        return self.keys(x if self.at is None else placed(x, self.at, self.valid.shape[1]))
 
     def back(self, x: Float[Tensor, "B H M E"]) -> Float[Tensor, "B H N E"]:
         """Take the results of queries out of the line."""

@@ -57,9 +57,9 @@ class Buckets:
         """The mask with the span of these buckets."""
         return mask if self.span is None else mask & Mask(span=self.span)  # which may be symbolic
 
-    def of_real(self, queries: Bool[Tensor, "B N"] | None, keys: Bool[Tensor, "B M"] | None) -> "Buckets":
-        """The buckets without padding; None for `real` means that all tokens are real."""
-        return replace(self, queries=real_slots(self.queries, queries), keys=real_slots(self.keys, keys))
+    def of_valid(self, queries: Bool[Tensor, "B N"] | None, keys: Bool[Tensor, "B M"] | None) -> "Buckets":
+        """The buckets without padding; None for `valid` means that all tokens are real."""
+        return replace(self, queries=valid_slots(self.queries, queries), keys=valid_slots(self.keys, keys))
 
     def keys_of_block(self) -> Int64[Tensor, "B H T K"]:
         """For every block the keys of its bucket."""
@@ -110,12 +110,12 @@ def rows_at(x: Float[Tensor, "B H M D"], slots: Int64[Tensor, "B S"]) -> Float[T
     return taken(F.pad(x, (0, 0, 0, 1)), slots)
 
 
-def real_slots(slots: Int64[Tensor, "B H T S"], real: Bool[Tensor, "B N"] | None) -> Int64[Tensor, "B H T S"]:
+def valid_slots(slots: Int64[Tensor, "B H T S"], valid: Bool[Tensor, "B N"] | None) -> Int64[Tensor, "B H T S"]:
     """The slots, empty where their token is padding."""
-    if real is None:
+    if valid is None:
         return slots
-    hidden = F.pad(~real, (0, 1))[:, None, None].expand(*slots.shape[:3], -1)
-    return torch.where(hidden.gather(3, slots), real.shape[1], slots)
+    hidden = F.pad(~valid, (0, 1))[:, None, None].expand(*slots.shape[:3], -1)
+    return torch.where(hidden.gather(3, slots), valid.shape[1], slots)
 
 
 def with_itself(alone: Bool[Tensor, "B H N"]) -> Buckets:

@@ -15,7 +15,7 @@ ROWS = 16  # rows that one program merges
 
 
 def covariance(
-    x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None, of: Moments, jitter: float = 0.0
+    x: Float[Tensor, "B H N D"], valid: Bool[Tensor, "B N"] | None, of: Moments, jitter: float = 0.0
 ) -> Float64[Tensor, "B H D D"]:
     """The covariance of each head's real vectors, times factor², in fp64.
 
@@ -29,7 +29,7 @@ def covariance(
         products_of_run,
         (runs, B * H, blocks * blocks),
         work=Work(B * H * N * D * D, B * H * N * D * blocks * x.element_size() + 4 * products.numel()),
-        **{"x": x, **strides("x", x), **of.arguments(), "real": stored(real), "products": products},
+        **{"x": x, **strides("x", x), **of.arguments(), "valid": stored(valid), "products": products},
         **{"H": H, "N": N, "D": D, "length": length, "runs": runs, "TOKENS": tokens, "EDGE": edge},
     )
     spread = x.new_empty(B, H, D, D, dtype=torch.float64)
@@ -51,7 +51,7 @@ def products_of_run(
     x_n,
     factor,
     mean,
-    real,
+    valid,
     products,
     H,
     N,
@@ -69,7 +69,7 @@ def products_of_run(
     total = tl.zeros((EDGE, EDGE), tl.float32)
     for first in range(run * length, min(N, (run + 1) * length), TOKENS):
         token = first + tl.arange(0, TOKENS)
-        there = load_there(real, head // H, token, N)
+        there = load_there(valid, head // H, token, N)
         left = load_centred(x, x_n, token, there, factor, mean, head, row, D, EDGE)
         total += dot(tl.trans(left), load_centred(x, x_n, token, there, factor, mean, head, column, D, EDGE))
     row, column = row + tl.arange(0, EDGE), column + tl.arange(0, EDGE)

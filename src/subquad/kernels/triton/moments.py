@@ -39,9 +39,9 @@ class Moments:
         return {"factor": self.factor, "mean": self.mean}
 
 
-def moments(x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Moments:
+def moments(x: Float[Tensor, "B H N D"], valid: Bool[Tensor, "B N"] | None) -> Moments:
     """The moments of each head's real vectors; 0 where there are none."""
-    return moments_of((x, real))[0]
+    return moments_of((x, valid))[0]
 
 
 def moments_of(*given: tuple[Float[Tensor, "B H N D"], Bool[Tensor, "B N"] | None]) -> list[Moments]:
@@ -53,7 +53,7 @@ def moments_of(*given: tuple[Float[Tensor, "B H N D"], Bool[Tensor, "B N"] | Non
         moments_of_runs,
         (max(part.runs for part in parts), heads, len(parts)),
         work=Work(bytes=sum(part.x.numel() * part.x.element_size() for part in parts)),
-        **_named(names, "", "_b", "_h", "_n", "_real", "_H", "_N", "_TOKENS"),
+        **_named(names, "", "_b", "_h", "_n", "_valid", "_H", "_N", "_TOKENS"),
     )
     launch(
         merge_moments,
@@ -69,7 +69,7 @@ class _Runs:
     """Vectors, and the moments of each run of them, (B,H,runs): factors, Σ 1, Σ ‖y − μ‖²; means (B,H,runs,D)."""
 
     x: Tensor
-    real: Tensor | None
+    valid: Tensor | None
     length: int
     factors: Tensor
     numbers: Tensor
@@ -78,7 +78,7 @@ class _Runs:
     merged: Moments
 
     @staticmethod
-    def of(x: Tensor, real: Tensor | None) -> "_Runs":
+    def of(x: Tensor, valid: Tensor | None) -> "_Runs":
         x, (B, H, N, D) = rows(x), x.shape
         length = max(RUN, triton.cdiv(triton.cdiv(N, RUNS), RUN) * RUN)
         runs = max(1, triton.cdiv(N, length))
@@ -86,7 +86,7 @@ class _Runs:
         squares, means = (x.new_empty(B, H, runs, *width, dtype=torch.float64) for width in ((), (D,)))
         factor, variance, count = x.new_empty(3, B, H, dtype=torch.float32)
         merged = Moments(factor, x.new_empty(B, H, D, dtype=torch.float32), variance, count)
-        return _Runs(x, stored(real), length, factors, numbers, squares, means, merged)
+        return _Runs(x, stored(valid), length, factors, numbers, squares, means, merged)
 
     @property
     def runs(self) -> int:
@@ -101,7 +101,7 @@ class _Runs:
         _, H, N, D = self.x.shape
         return {
             **{"": self.x, **{f"_{axis}": step for axis, step in zip("bhn", self.x.stride(), strict=False)}},
-            **{"_real": self.real, "_H": H, "_N": N, "_TOKENS": max(16, TILE // padded(D))},
+            **{"_valid": self.valid, "_H": H, "_N": N, "_TOKENS": max(16, TILE // padded(D))},
             **{"_factors": self.factors, "_numbers": self.numbers, "_squares": self.squares, "_means": self.means},
             **{"_heads": self.heads, "_runs": self.runs, "_length": self.length, "_D": D, "_WIDTH": padded(D)},
             **{f"_merged_{name}": x for name, x in vars(self.merged).items()},
@@ -118,9 +118,9 @@ def _named(parts: dict[str, _Runs], *of_kernel: str) -> dict[str, Any]:
     return {f"{name}{each}": given[name][each] if name in given else None for name in ("x", "y") for each in what}
 
 
-def stored(real: Tensor | None) -> Tensor | None:
+def stored(valid: Tensor | None) -> Tensor | None:
     """The tokens that are real as the kernels read them."""
-    return None if real is None else real.contiguous()
+    return None if valid is None else valid.contiguous()
 
 
 @triton.jit
@@ -137,11 +137,11 @@ def load_centred(x, x_n, token, there, factor, mean, head, start, D, WIDTH: tl.c
 
 
 @triton.jit
-def load_there(real, item, token, N):
+def load_there(valid, item, token, N):
     """Which of these tokens are real."""
     there = token < N
-    if real is not None:
-        there = tl.load(real + item * N + token, mask=there, other=0) != 0
+    if valid is not None:
+        there = tl.load(valid + item * N + token, mask=there, other=0) != 0
     return there
 
 
@@ -162,7 +162,7 @@ def moments_of_run(
     x_b,
     x_h,
     x_n,
-    real,
+    valid,
     heads,
     runs,
     length,
@@ -180,20 +180,20 @@ def moments_of_run(
         most, number = tl.zeros((WIDTH,), tl.float32), tl.zeros((TOKENS,), tl.float32)
         for first in range(begin, end, TOKENS):
             token = first + tl.arange(0, TOKENS)
-            there = load_there(real, head // H, token, N)
+            there = load_there(valid, head // H, token, N)
             number += there.to(tl.float32)
             most = tl.maximum(most, tl.max(tl.abs(load_rows(x, x_n, token, there, D, WIDTH).to(tl.float32)), 0))
         factor, count = factor_of(tl.max(most, 0)), tl.sum(number, 0)
         total = tl.zeros((WIDTH,), tl.float32)
         for first in range(begin, end, TOKENS):
             token = first + tl.arange(0, TOKENS)
-            there = load_there(real, head // H, token, N)
+            there = load_there(valid, head // H, token, N)
             total += tl.sum(load_rows(x, x_n, token, there, D, WIDTH).to(tl.float32) * factor, 0)
         mean = total / tl.maximum(count, 1.0)
         rest, square = tl.zeros((WIDTH,), tl.float32), tl.zeros((WIDTH,), tl.float32)
         for first in range(begin, end, TOKENS):
             token = first + tl.arange(0, TOKENS)
-            there = load_there(real, head // H, token, N)
+            there = load_there(valid, head // H, token, N)
             y = load_rows(x, x_n, token, there, D, WIDTH).to(tl.float32) * factor
             y = tl.where(there[:, None], y - mean[None, :], 0.0)
             rest += tl.sum(y, 0)
@@ -212,7 +212,7 @@ def moments_of_runs(
     x_b,
     x_h,
     x_n,
-    x_real,
+    x_valid,
     x_factors,
     x_numbers,
     x_squares,
@@ -227,7 +227,7 @@ def moments_of_runs(
     y_b,
     y_h,
     y_n,
-    y_real,
+    y_valid,
     y_factors,
     y_numbers,
     y_squares,
@@ -246,12 +246,12 @@ def moments_of_runs(
     """The moments of runs of x, and of those of y. One program takes one run of a head."""
     if tl.program_id(2) == 0:
         moments_of_run(
-            *(x_factors, x_numbers, x_squares, x_means, x, x_b, x_h, x_n, x_real, x_heads, x_runs, x_length),
+            *(x_factors, x_numbers, x_squares, x_means, x, x_b, x_h, x_n, x_valid, x_heads, x_runs, x_length),
             *(x_H, x_N, x_D, x_WIDTH, x_TOKENS),
         )
     elif y is not None:
         moments_of_run(
-            *(y_factors, y_numbers, y_squares, y_means, y, y_b, y_h, y_n, y_real, y_heads, y_runs, y_length),
+            *(y_factors, y_numbers, y_squares, y_means, y, y_b, y_h, y_n, y_valid, y_heads, y_runs, y_length),
             *(y_H, y_N, y_D, y_WIDTH, y_TOKENS),
         )
 

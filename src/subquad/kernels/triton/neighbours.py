@@ -35,13 +35,13 @@ class Neighbours:
     place: Tensor
 
 
-def neighbours(key: Tensor, real: Tensor | None, size: int) -> Neighbours:
+def neighbours(key: Tensor, valid: Tensor | None, size: int) -> Neighbours:
     """The real keys of each `size` positions as one cell; at least one cell."""
     B, G, M = key.shape[:3]
     cells = max(1, triton.cdiv(M, size))
     order, place = key.new_empty(2, B, G, M, dtype=torch.int32)
     offsets = key.new_empty(B, G, cells + 1, dtype=torch.int32)
-    if real is None:
+    if valid is None:
         launch(
             list_neighbours,
             (triton.cdiv(max(M, cells + 1), TOKENS), B * G),
@@ -51,7 +51,7 @@ def neighbours(key: Tensor, real: Tensor | None, size: int) -> Neighbours:
         )
     else:
         cell = (torch.arange(M, device=key.device) // size).expand(B, G, M)
-        Members.of(cell.masked_fill(~real[:, None], cells), cells).fill_order(order, offsets, place)
+        Members.of(cell.masked_fill(~valid[:, None], cells), cells).fill_order(order, offsets, place)
     return Neighbours(order, offsets, place)
 
 

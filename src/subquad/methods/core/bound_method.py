@@ -127,8 +127,8 @@ class BoundMethod(nn.Module):
         exact = torch.promote_types(query.dtype, torch.float32)
         with without_autocast(query.device.type):
             out, state = self.method.advance(query.to(exact), key.to(exact), value.to(exact), state, call)
-        out, real = out.to(query.dtype), call.mask.query_padding(query.shape[2])
-        return (out if real is None else out.masked_fill(~real[:, None, :, None], 0.0)), state
+        out, valid = out.to(query.dtype), call.mask.query_padding(query.shape[2])
+        return (out if valid is None else out.masked_fill(~valid[:, None, :, None], 0.0)), state
 
     def _require_recurrent(self) -> None:
         if not self.method.traits.recurrent:

@@ -28,10 +28,10 @@ def output_error(
     The gradient reaches the learned parameters alone. An item without a real query, or with values of 0, counts 0.
     """
     query, key, value = wide(query.detach(), key.detach(), value.detach())
-    real = call.mask.query_padding(query.shape[2])
+    valid = call.mask.query_padding(query.shape[2])
     with torch.no_grad():
         wanted = sdpa(query, key, value, call)
-        wanted = wanted if real is None else wanted.masked_fill(~real[:, None, :, None], 0.0)
+        wanted = wanted if valid is None else wanted.masked_fill(~valid[:, None, :, None], 0.0)
     apart = method.run(query, key, value, call) - wanted
     loss = _share(apart, wanted)
     return loss + of_mean * _share(apart.sum(2), wanted.sum(2)) if of_mean else loss

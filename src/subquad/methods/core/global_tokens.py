@@ -55,9 +55,9 @@ class Kept:
         """The mask for the method, in which the kept tokens are padding."""
         return mask & Mask.padding(~self.among(N))
 
-    def which_are(self, real: Bool[Tensor, "B N"] | None) -> Bool[Tensor, "B S"]:
+    def which_are(self, valid: Bool[Tensor, "B N"] | None) -> Bool[Tensor, "B S"]:
         """Which slots hold a token that is real; None: all tokens are."""
-        return self.there if real is None else self.there & real.gather(1, self.tokens)
+        return self.there if valid is None else self.there & valid.gather(1, self.tokens)
 
 
 def kept_tokens(keep: Keep, query: Tensor, key: Tensor, mask: Mask) -> Kept | None:
@@ -190,19 +190,19 @@ def completed(
     N, mask = query.shape[2], replace(call.mask, span=None)
     query, key, value = wide(query, key, value)
     every = torch.arange(N, device=query.device)[None]
-    real_queries, real_keys = mask.query_padding(N), mask.key_padding(N)
+    valid_queries, valid_keys = mask.query_padding(N), mask.key_padding(N)
 
     of_kept = taken(key, kept.tokens), taken(value, kept.tokens)
-    others = not_kept(kept, real_queries, N)
-    columns = with_columns(query, *of_kept, every, kept.tokens, others, kept.which_are(real_keys), call, rest)
-    rows = taken(query, kept.tokens), key, value, kept.tokens, every, kept.which_are(real_queries), real_keys
-    return with_rows(columns, attend_as_kept(*rows, call), kept, real_queries)
+    others = not_kept(kept, valid_queries, N)
+    columns = with_columns(query, *of_kept, every, kept.tokens, others, kept.which_are(valid_keys), call, rest)
+    rows = taken(query, kept.tokens), key, value, kept.tokens, every, kept.which_are(valid_queries), valid_keys
+    return with_rows(columns, attend_as_kept(*rows, call), kept, valid_queries)
 
 
-def not_kept(kept: Kept, real: Bool[Tensor, "B N"] | None, N: int) -> Bool[Tensor, "B N"]:
+def not_kept(kept: Kept, valid: Bool[Tensor, "B N"] | None, N: int) -> Bool[Tensor, "B N"]:
     """Which real tokens are not kept."""
     others = ~kept.among(N)
-    return others if real is None else real & others
+    return others if valid is None else valid & others
 
 
 def with_columns(
@@ -238,22 +238,22 @@ def attend_as_kept(
     queries: Int64[Tensor, "B S"],
     keys: Int64[Tensor, "#B M"],
     there: Bool[Tensor, "B S"],
-    real_keys: Bool[Tensor, "B M"] | None,
+    valid_keys: Bool[Tensor, "B M"] | None,
     call: Call,
 ) -> Partial:
     """The partial of kept queries over these keys; (0, −inf) for a slot that is empty. No lse where nobody wants it."""
-    seen = _visible(replace(call.mask, span=None), queries, keys, there, real_keys)
+    seen = _visible(replace(call.mask, span=None), queries, keys, there, valid_keys)
     logits = _logits(query, key, call, queries, keys)
     weights = _dropped(visible_softmax(logits, seen), call)
     lse = visible_logsumexp(logits, seen) if call.wants_lse else None
     return weights @ repeat_heads(value, query.shape[1]), lse
 
 
-def with_rows(columns: Partial, rows: Partial, kept: Kept, real_queries: Bool[Tensor, "B N"] | None) -> Partial:
+def with_rows(columns: Partial, rows: Partial, kept: Kept, valid_queries: Bool[Tensor, "B N"] | None) -> Partial:
     """The partial of all queries: that of the kept ones is put where `columns` holds nothing."""
     (out, lse), (row_out, row_lse) = columns, rows
     # An empty slot adds 0 to the token whose number it holds.
-    there = kept.which_are(real_queries)
+    there = kept.which_are(valid_queries)
     place = kept.tokens[:, None].expand(-1, out.shape[1], -1)
     row_out = row_out.masked_fill(~there[:, None, :, None], 0.0)
     out = out.scatter_add_(2, place[..., None].expand_as(row_out), row_out)
@@ -261,7 +261,7 @@ def with_rows(columns: Partial, rows: Partial, kept: Kept, real_queries: Bool[Te
         return out, None
     row_lse = row_lse.masked_fill(~there[:, None], 0.0)
     lse = lse.masked_fill(kept.among(out.shape[2])[:, None], 0.0).scatter_add(2, place, row_lse)
-    return out, lse if real_queries is None else lse.masked_fill(~real_queries[:, None], -torch.inf)
+    return out, lse if valid_queries is None else lse.masked_fill(~valid_queries[:, None], -torch.inf)
 
 
 def _logits(
@@ -284,8 +284,8 @@ def _visible(
     mask: Mask,
     queries: Int64[Tensor, "#B n"],
     keys: Int64[Tensor, "#B m"],
-    real_queries: Bool[Tensor, "B n"],
-    real_keys: Bool[Tensor, "B m"] | None,
+    valid_queries: Bool[Tensor, "B n"],
+    valid_keys: Bool[Tensor, "B m"] | None,
 ) -> Bool[Tensor, "#B #H n m"]:
     """Which of these keys each of these queries may see, both given by their numbers."""
     seen = mask.sees(queries[:, None, :, None], keys[:, None, None, :])
@@ -294,8 +294,8 @@ def _visible(
         seen = seen & (of_query[:, None, :, None] == of_key[:, None, None, :])
     for allowed in mask.allowed:
         seen = seen & _pairs(allowed, queries, keys)
-    seen = seen & real_queries[:, None, :, None]
-    return seen if real_keys is None else seen & real_keys[:, None, None, :]
+    seen = seen & valid_queries[:, None, :, None]
+    return seen if valid_keys is None else seen & valid_keys[:, None, None, :]
 
 
 def _pairs(x: Tensor, queries: Int64[Tensor, "#B n"], keys: Int64[Tensor, "#B m"]) -> Tensor:

@@ -206,13 +206,13 @@ class Method(Settings, Bindable, AuxiliaryLoss, Recurrence):
     def without_padding(self, partial: Partial, call: Call) -> Partial:
         """A partial of `attend` in which padded queries are 0, with lse = −inf; without lse if the call wants none."""
         out, lse = partial
-        real = call.mask.query_padding(out.shape[2])
-        if real is not None and not self.traits.zeroes_padding:
-            out = out.masked_fill(~real[:, None, :, None], 0.0)
+        valid = call.mask.query_padding(out.shape[2])
+        if valid is not None and not self.traits.zeroes_padding:
+            out = out.masked_fill(~valid[:, None, :, None], 0.0)
         if not call.wants_lse:
             return out, None
         assert lse is not None, f"{self.name!r} gives no log-sum-exp, which its traits promise"
-        return out, lse if real is None else lse.masked_fill(~real[:, None], -torch.inf)
+        return out, lse if valid is None else lse.masked_fill(~valid[:, None], -torch.inf)
 
     @property
     def is_exact(self) -> bool:

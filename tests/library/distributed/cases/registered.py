@@ -28,8 +28,8 @@ class MeanOfValues(sq.Method):
     def sums(self, value: Tensor, call: Call) -> Tensor:
         """The sum of the real values, and in one more column how many there are."""
         value = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1)
-        real = call.mask.key_padding(value.shape[2])
-        return (value if real is None else value.masked_fill(~real[:, None, :, None], 0.0)).sum(2, keepdim=True)
+        valid = call.mask.key_padding(value.shape[2])
+        return (value if valid is None else value.masked_fill(~valid[:, None, :, None], 0.0)).sum(2, keepdim=True)
 
     def read(self, query: Tensor, sums: Tensor) -> Tensor:
         """The mean, for each query."""

@@ -28,7 +28,7 @@ class Check:
     run: Callable[[], Outputs]
     want: Outputs
     defined: Outputs | None = None  # where an output says something; None: everywhere
-    real: Outputs | None = None  # where no padded token stands
+    valid: Outputs | None = None  # where no padded token stands
     gradient: bool = False
 
     def again(self) -> Outputs:
@@ -82,8 +82,8 @@ def _add_outputs(
     check = checks[-1]
     check.defined = {name: torch.isfinite(want) for name, want in check.want.items()}
     if side == "left" and (model.config.is_encoder_decoder or is_causal(model, inputs["none"])):
-        check.defined = _at_real_tokens(check.defined, given)  # before its first token a causal row sees no key
-    check.real = _at_real_tokens(check.defined, given)
+        check.defined = _at_valid_tokens(check.defined, given)  # before its first token a causal row sees no key
+    check.valid = _at_valid_tokens(check.defined, given)
 
 
 def _add_generation(
@@ -146,7 +146,7 @@ def is_causal(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(a[k][:, 0], b[k][:, 0]) for k in a if a[k].ndim > 2 and a[k].shape[1] == ids.shape[1])
 
 
-def _at_real_tokens(defined: Outputs, inputs: Mapping[str, Tensor]) -> Outputs:
+def _at_valid_tokens(defined: Outputs, inputs: Mapping[str, Tensor]) -> Outputs:
     masks = {tuple(v.shape): v.bool() for k, v in inputs.items() if k.endswith("attention_mask") and v.ndim == 2}
     found = {}
     for name, where in defined.items():

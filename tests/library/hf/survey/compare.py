@@ -106,8 +106,8 @@ def _status(check: Check, notes: dict[str, str]) -> tuple[str, Any]:
         return "refused at first forward" if refused else "crashed", None
     deviation, where = check.distance(have)
     notes[check.name] = f"{deviation:.1e}" + (f" {where}" if deviation > TOLERANCE else "")
-    if deviation > TOLERANCE and check.real is not None:
-        notes[check.name] += f"; {farthest(check.want, have, check.real)[0]:.1e} at real tokens"
+    if deviation > TOLERANCE and check.valid is not None:
+        notes[check.name] += f"; {farthest(check.want, have, check.valid)[0]:.1e} at real tokens"
     return "equal" if deviation <= TOLERANCE else "silently wrong", have
 
 

@@ -37,7 +37,7 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 def gradients(model: PreTrainedModel, inputs: Mapping[str, Any], defined: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The gradient of one fixed scalar of the defined outputs, for every parameter and every real-valued input."""
     model.zero_grad(set_to_none=True)
-    leaves = {k: v.clone().requires_grad_() if _is_real(v) else v for k, v in inputs.items()}
+    leaves = {k: v.clone().requires_grad_() if _is_valid(v) else v for k, v in inputs.items()}
     with torch.enable_grad():
         outputs = forward(model, leaves)
         generator = torch.Generator().manual_seed(1)
@@ -47,13 +47,13 @@ def gradients(model: PreTrainedModel, inputs: Mapping[str, Any], defined: Mappin
             if output.requires_grad:
                 total = total + torch.where(defined[name], output * weights, 0.0).sum()
         total.backward()
-    found = {f"input {k}": v.grad for k, v in leaves.items() if _is_real(v) and v.grad is not None}
+    found = {f"input {k}": v.grad for k, v in leaves.items() if _is_valid(v) and v.grad is not None}
     found |= {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return {name: grad.detach() for name, grad in found.items()}
 
 
-def _is_real(value: Any) -> bool:
+def _is_valid(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import subquad as sq
-from tests.library.nn.interception.test_intercept import REAL, ROUGH, Own, encoder
+from tests.library.nn.interception.test_intercept import VALID, ROUGH, Own, encoder
 
 FUTURE = torch.ones(9, 9).triu(1).bool()
 
@@ -35,10 +35,10 @@ def masks() -> dict[str, object]:
     def run(attn_mask):
         return sq.attention(q, q, q, method="full", mask=sq.Mask.from_sdpa(attn_mask))
 
-    real = REAL[:, None, None]
-    wanted = F.scaled_dot_product_attention(q, q, q, attn_mask=real)
+    valid = VALID[:, None, None]
+    wanted = F.scaled_dot_product_attention(q, q, q, attn_mask=valid)
     return {
-        "mask over keys": torch.allclose(compiled(run)(real), wanted, atol=1e-5),
+        "mask over keys": torch.allclose(compiled(run)(valid), wanted, atol=1e-5),
         "mask that must be read": raised(lambda: compiled(run)(~FUTURE)),
     }
 
@@ -46,7 +46,7 @@ def masks() -> dict[str, object]:
 def layers() -> dict[str, object]:
     """Our layer with torch's masks, and torch's with a method swapped in."""
     ours, x = sq.nn.MultiheadAttention(16, 2).eval(), torch.randn(2, 9, 16)
-    hint, padding = {"attn_mask": FUTURE, "is_causal": True}, {"key_padding_mask": ~REAL}
+    hint, padding = {"attn_mask": FUTURE, "is_causal": True}, {"key_padding_mask": ~VALID}
     model = encoder()
     sq.nn.swap(model, ROUGH)
     return {

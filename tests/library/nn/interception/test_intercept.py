@@ -245,13 +245,13 @@ def encoder(**options) -> nn.TransformerEncoder:
     return nn.TransformerEncoder(layer, 2).eval()
 
 
-REAL = torch.tensor([[True] * 9, [True] * 5 + [False] * 4])
+VALID = torch.tensor([[True] * 9, [True] * 5 + [False] * 4])
 
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(
-    "masks", [{}, {"src_key_padding_mask": ~REAL}, {"mask": torch.ones(9, 9).triu(1).bool()}], ids=str
+    "masks", [{}, {"src_key_padding_mask": ~VALID}, {"mask": torch.ones(9, 9).triu(1).bool()}], ids=str
 )
 def test_torchs_encoder_is_seen_in_all_modes(training, grad, masks):
     model, x = encoder(dropout=0.0).train(training), normal(2, 9, 16)
@@ -263,8 +263,8 @@ def test_torchs_encoder_is_seen_in_all_modes(training, grad, masks):
         ("layers.0.self_attn (MultiheadAttention)", 1),
         ("layers.1.self_attn (MultiheadAttention)", 1),
     ]
-    real = REAL if "src_key_padding_mask" in masks else torch.ones_like(REAL)
-    torch.testing.assert_close(got[real], want[real])
+    valid = VALID if "src_key_padding_mask" in masks else torch.ones_like(VALID)
+    torch.testing.assert_close(got[valid], want[valid])
 
 
 def test_torchs_encoder_runs_the_method():
@@ -345,7 +345,7 @@ def test_torchs_encoder_takes_nested_tensors_as_without_intercept(stacked, norm_
             got = model(items())
         padded = torch.nested.to_padded_tensor(items(), 0.0)
         with sq.intercept(ROUGH, strict=True):
-            rough, of_padded = model(items()), model(padded, src_key_padding_mask=~REAL)
+            rough, of_padded = model(items()), model(padded, src_key_padding_mask=~VALID)
     assert seen.replaced == (2 if stacked else 1)
     assert got.is_nested
     assert got.layout == want.layout
@@ -382,7 +382,7 @@ def test_torchs_layer_takes_nested_tensors_as_without_intercept(options, lengths
     ("made", "masks"),
     [
         ({"batch_first": False}, {}),
-        ({"batch_first": True}, {"key_padding_mask": ~REAL}),
+        ({"batch_first": True}, {"key_padding_mask": ~VALID}),
         ({"batch_first": True}, {"attn_mask": torch.zeros(9, 9).bool()}),
     ],
     ids=["tokens first", "padding", "mask"],
@@ -417,13 +417,13 @@ def test_other_threads_run_nested_tensors_too():
 def test_padded_tokens_are_computed_where_torchs_fused_layers_return_zeros():
     model, x = encoder(), normal(2, 9, 16)
     with torch.inference_mode():
-        want = model(x, src_key_padding_mask=~REAL)
+        want = model(x, src_key_padding_mask=~VALID)
         with sq.intercept("full", strict=True):
-            got = model(x, src_key_padding_mask=~REAL)
-    torch.testing.assert_close(got[REAL], want[REAL])
-    assert not want[~REAL].any()
-    assert got[~REAL].all()  # as the docstring says
-    torch.testing.assert_close(got, model(x, src_key_padding_mask=~REAL))  # which torch itself does with gradients
+            got = model(x, src_key_padding_mask=~VALID)
+    torch.testing.assert_close(got[VALID], want[VALID])
+    assert not want[~VALID].any()
+    assert got[~VALID].all()  # as the docstring says
+    torch.testing.assert_close(got, model(x, src_key_padding_mask=~VALID))  # which torch itself does with gradients
 
 
 def test_torchs_functions_are_what_they_were():

@@ -5,8 +5,8 @@ from tests.library.triton.compiled.fits import assert_fits, meta
 
 
 def test_kmeans():
-    codes, real = meta(1, 32, 4096, dtype=torch.int64), meta(1, 4096, dtype=torch.bool)
-    for padding in (None, real):
+    codes, valid = meta(1, 32, 4096, dtype=torch.int64), meta(1, 4096, dtype=torch.bool)
+    for padding in (None, valid):
         assert len(assert_fits(lambda: hamming_kmeans(codes, padding, 100, 63, 10))) == 11  # noqa: B023
 
 

@@ -8,5 +8,5 @@ from tests.library.triton.compiled.fits import assert_fits, meta
 
 @pytest.mark.parametrize(("D", "dtype"), [(64, torch.float32), (128, torch.bfloat16)], ids=str)
 def test_moments(D, dtype):
-    x, real = meta(1, 32, 4096, D, dtype=dtype), meta(1, 4096, dtype=torch.bool)
-    assert len(assert_fits(lambda: covariance(x, real, moments(x, real)))) == 4
+    x, valid = meta(1, 32, 4096, D, dtype=dtype), meta(1, 4096, dtype=torch.bool)
+    assert len(assert_fits(lambda: covariance(x, valid, moments(x, valid)))) == 4

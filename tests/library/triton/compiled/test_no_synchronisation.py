@@ -61,7 +61,7 @@ def assert_never_waits(method: sq.Method, mask: Mask, **how: object) -> None:
 @pytest.mark.parametrize("backend", ["reference", "triton"])
 @every_method
 def test_attention_never_waits(method, backend):
-    lengths, real = Mask.padding(meta(B, dtype=torch.int64)), Mask.padding(meta(B, N, dtype=torch.bool))
+    lengths, valid = Mask.padding(meta(B, dtype=torch.int64)), Mask.padding(meta(B, N, dtype=torch.bool))
     layer = bound(method)
     try:
         with on(backend):
@@ -69,7 +69,7 @@ def test_attention_never_waits(method, backend):
                 q, k, v = inputs()
                 assert waits(lambda: layer(q, k, v, mask=lengths, **hidden_for(method, q))) == []
             assert_never_waits(method, Mask())
-            assert_never_waits(method, real if method.traits.causal == "no" else real & Mask.causal())
+            assert_never_waits(method, valid if method.traits.causal == "no" else valid & Mask.causal())
     except ValueError as error:
         if backend != "triton" or not any(reason in str(error) for reason in REASONS):
             raise

@@ -17,20 +17,20 @@ def labelled(B: int, H: int, N: int, groups: int, none: bool) -> Tensor:
     return torch.where((labels == 2) | (labels == groups), groups if none else 0, labels).contiguous()
 
 
-def both(call: str, backend: str, q: Tensor, k: Tensor, v: Tensor, real: tuple, **sizes: int) -> list[Tensor]:
+def both(call: str, backend: str, q: Tensor, k: Tensor, v: Tensor, valid: tuple, **sizes: int) -> list[Tensor]:
     """Output, lse and the gradients of a loss that reads both."""
     inputs = tracked(q, k, v)
     (B, H, N, _), (_, G, M, _) = q.shape, k.shape
     labels = labelled(B, H, N, sizes["clusters"], call == "tail")
     with sq.use_backend(backend):
         if call == "tail":
-            labels = labels if real[0] is None else labels.masked_fill(~real[0][:, None], sizes["clusters"])
+            labels = labels if valid[0] is None else labels.masked_fill(~valid[0][:, None], sizes["clusters"])
             cell = labelled(B, G, M, sizes["cells"], True)
-            cell = cell if real[1] is None else cell.masked_fill(~real[1][:, None], sizes["cells"])
+            cell = cell if valid[1] is None else cell.masked_fill(~valid[1][:, None], sizes["cells"])
             out, lse = attend_with_tail(*inputs, labels, cell, None, **sizes, scale=0.4)
         else:
             how = {"bits": 8, "iterations": 1, "scale": 0.4, "seed": 0, "wants_lse": True}
-            out, lse = clustered_attention(*inputs, *real, **sizes, **how, labels=labels)
+            out, lse = clustered_attention(*inputs, *valid, **sizes, **how, labels=labels)
     seen = torch.where(lse.isneginf(), 0.0, lse)
     loss = (out * normal(*out.shape, seed=8)).sum() + seen.square().sum()
     return [out, lse, *torch.autograd.grad(loss, inputs)]

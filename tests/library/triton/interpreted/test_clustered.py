@@ -30,7 +30,7 @@ CALLS = {
 }
 
 
-def real(B: int, N: int, M: int) -> tuple[torch.Tensor, torch.Tensor]:
+def valid(B: int, N: int, M: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Padding in the middle of both sides; the last item has no key."""
     queries, keys = torch.arange(N) % 5 != 3, torch.arange(M) % 4 != 1
     return queries.expand(B, N), keys.expand(B, M) & (torch.arange(B) < B - 1)[:, None]
@@ -44,7 +44,7 @@ def test_equals_the_reference(poisoned, call, shape, dtype):
         pytest.skip("each cell and head is one more program, which takes the interpreter long")
     sizes = SHAPES[shape]
     inputs = qkv(**sizes, dtype=dtype)
-    padding = real(sizes["B"], sizes["N"], sizes["M"]) if shape == "padded" else (None, None)
+    padding = valid(sizes["B"], sizes["N"], sizes["M"]) if shape == "padded" else (None, None)
     have = both(kind(call), "triton", *map(fenced, inputs), padding, **CALLS[call])
     want = both(kind(call), "reference", *inputs, padding, **CALLS[call])
     for a, b in zip(have, want, strict=True):
@@ -57,7 +57,7 @@ def test_equals_the_reference(poisoned, call, shape, dtype):
 @pytest.mark.parametrize("padded", [False, True])
 def test_cells_of_neighbours_are_merged(poisoned, monkeypatch, call, padded):
     monkeypatch.setattr(clustered, "CHUNK", 16)
-    inputs, padding = qkv(9, 37, B=2, H=2, G=1, D=5, E=6), real(2, 9, 37) if padded else (None, None)
+    inputs, padding = qkv(9, 37, B=2, H=2, G=1, D=5, E=6), valid(2, 9, 37) if padded else (None, None)
     have, want = (both("clustered", b, *inputs, padding, **CALLS[call]) for b in ("triton", "reference"))
     torch.testing.assert_close(have, want, atol=1e-5, rtol=1e-5)
 

@@ -20,7 +20,7 @@ def vectors(N, heads, D, seed, dtype=torch.float32):
     return fenced(normal(2, N, heads, D, seed=seed).to(dtype)).transpose(1, 2)
 
 
-def real_of(N, lengths):
+def valid_of(N, lengths):
     return fenced(torch.arange(N) < torch.tensor(lengths)[:, None])
 
 
@@ -39,13 +39,13 @@ def assert_alike(op, *args, **how):
 def test_clusters_equal_the_reference(poisoned, dtype, space):
     q, k = vectors(71, 2, 20, 0, dtype), vectors(53, 1, 20, 1, dtype)
     assert_alike(query_clusters, q[:1], k[:1], None, None, space=space, **(HOW | {"refine": 2}))
-    assert_alike(query_clusters, q, k, real_of(71, [71, 5]), real_of(53, [9, 53]), space=space, **HOW)
+    assert_alike(query_clusters, q, k, valid_of(71, [71, 5]), valid_of(53, [9, 53]), space=space, **HOW)
 
 
 @SPACES
 def test_each_item_has_its_own_number_of_clusters(poisoned, space):
     q, k, counts = vectors(40, 1, 8, 0), vectors(30, 1, 8, 1), torch.tensor([7, 3])
-    assert_alike(query_clusters, q, k, real_of(40, [40, 33]), None, space=space, counts=counts, **HOW)
+    assert_alike(query_clusters, q, k, valid_of(40, [40, 33]), None, space=space, counts=counts, **HOW)
 
 
 @pytest.mark.parametrize(("N", "M"), [(1, 1), (5, 1), (9, 3)])
@@ -75,7 +75,7 @@ def test_the_lowest_of_equally_near_means_wins():
 def test_cells_equal_the_reference(poisoned, dtype):
     k, v = vectors(71, 1, 20, 0, dtype), vectors(71, 1, 35, 1, dtype) * 3 + 5
     assert_alike(key_cells, k, v, None, cells=5, seed=1)
-    assert_alike(key_cells, k, v, real_of(71, [71, 4]), cells=5, seed=1)
+    assert_alike(key_cells, k, v, valid_of(71, [71, 4]), cells=5, seed=1)
 
 
 def test_vectors_that_are_all_equal():
@@ -85,13 +85,13 @@ def test_vectors_that_are_all_equal():
 
 
 def test_padding_may_hold_nan():
-    q, k, real = vectors(20, 1, 8, 0), vectors(20, 1, 8, 1), real_of(20, [20, 13])
-    want = on("triton", query_clusters, q, k, real, real, space="logits", **HOW)
-    cells = on("triton", key_cells, k, q, real, cells=4, seed=1)
+    q, k, valid = vectors(20, 1, 8, 0), vectors(20, 1, 8, 1), valid_of(20, [20, 13])
+    want = on("triton", query_clusters, q, k, valid, valid, space="logits", **HOW)
+    cells = on("triton", key_cells, k, q, valid, cells=4, seed=1)
     for x in (q, k):
-        x.masked_fill_(~real[:, None, :, None], torch.nan)
-    assert torch.equal(on("triton", query_clusters, q, k, real, real, space="logits", **HOW), want)
-    assert torch.equal(on("triton", key_cells, k, q, real, cells=4, seed=1), cells)
+        x.masked_fill_(~valid[:, None, :, None], torch.nan)
+    assert torch.equal(on("triton", query_clusters, q, k, valid, valid, space="logits", **HOW), want)
+    assert torch.equal(on("triton", key_cells, k, q, valid, cells=4, seed=1), cells)
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])

@@ -18,9 +18,9 @@ def codes_of(N, bits=63, B=5, H=1):
     return fenced(hash_codes(normal(B, H, N, 5), bits, seed=0))
 
 
-def real_of(N, side):
-    real = torch.arange(N) < LENGTHS.clamp(max=N)[:, None]
-    return fenced(real.flip(1) if side == "left" else real)
+def valid_of(N, side):
+    valid = torch.arange(N) < LENGTHS.clamp(max=N)[:, None]
+    return fenced(valid.flip(1) if side == "left" else valid)
 
 
 def on_triton(*args):
@@ -38,24 +38,24 @@ def test_equals_the_reference_on_words_with_ties(problem):
 @pytest.mark.parametrize(("bits", "clusters", "together"), [(7, 6, 128), (63, 70, 128), (63, 70, 1), (63, 100, 128)])
 def test_equals_the_reference(poisoned, monkeypatch, side, bits, clusters, together):
     monkeypatch.setattr(kmeans, "TOGETHER", together)
-    codes, real = codes_of(77, bits), side and real_of(77, side)
-    assert torch.equal(on_triton(codes, real, clusters, bits, 3), reference(codes, real, clusters, bits, 3))
+    codes, valid = codes_of(77, bits), side and valid_of(77, side)
+    assert torch.equal(on_triton(codes, valid, clusters, bits, 3), reference(codes, valid, clusters, bits, 3))
 
 
 @pytest.mark.parametrize("N", [0, 1, 17])
 def test_short_ones(poisoned, N):
-    codes, real = codes_of(N), real_of(N, "right")
-    assert torch.equal(on_triton(codes, real, 3, 63, 2), reference(codes, real, 3, 63, 2))
+    codes, valid = codes_of(N), valid_of(N, "right")
+    assert torch.equal(on_triton(codes, valid, 3, 63, 2), reference(codes, valid, 3, 63, 2))
 
 
 @pytest.mark.parametrize("together", [1, 128])
 @pytest.mark.parametrize("side", [None, "left"])
 def test_each_item_has_its_own_number_of_clusters(poisoned, monkeypatch, side, together):
     monkeypatch.setattr(kmeans, "TOGETHER", together)
-    codes, real = codes_of(77), side and real_of(77, side)
+    codes, valid = codes_of(77), side and valid_of(77, side)
     counts, labels = torch.tensor([5, 1, 3, 9, 2]), torch.empty_like(codes)
-    kmeans.fill_labels(labels, codes, kmeans.KMeansItems.of(real, counts, 9, labels), 3)
-    assert torch.equal(labels, reference(codes, real, 9, 63, 3, counts))
+    kmeans.fill_labels(labels, codes, kmeans.KMeansItems.of(valid, counts, 9, labels), 3)
+    assert torch.equal(labels, reference(codes, valid, 9, 63, 3, counts))
 
 
 @pytest.mark.parametrize("together", [16, 128])

@@ -8,18 +8,18 @@ from tests.library.triton.devices import DTYPES
 from tests.library.triton.interpreted.fences import fenced
 
 
-def expected(x, real):
+def expected(x, valid):
     """Mean, variance and covariance of one head's real vectors, in fp64."""
-    x = x[real].double()
+    x = x[valid].double()
     x = x if len(x) else x.new_zeros(1, x.shape[1])
     centred = x - x.mean(0)
     return x.mean(0), centred.square().mean(), centred.T @ centred / len(x)
 
 
-def assert_moments(x, real=None):
-    of = moments(x, real)
-    spread = covariance(x, real, of)
-    real = torch.ones(x.shape[0], x.shape[2], dtype=torch.bool) if real is None else real
+def assert_moments(x, valid=None):
+    of = moments(x, valid)
+    spread = covariance(x, valid, of)
+    valid = torch.ones(x.shape[0], x.shape[2], dtype=torch.bool) if valid is None else valid
     for b in range(x.shape[0]):
         for h in range(x.shape[1]):
             factor = of.factor[b, h].double()
@@ -28,7 +28,7 @@ def assert_moments(x, real=None):
                 of.variance[b, h].double() / factor**2,
                 spread[b, h].double() / factor**2,
             )
-            for got, want in zip(have, expected(x[b, h], real[b]), strict=True):
+            for got, want in zip(have, expected(x[b, h], valid[b]), strict=True):
                 torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6 * float(want.abs().max()))
 
 
@@ -54,9 +54,9 @@ def test_a_mean_far_from_zero_costs_no_digits():
 
 
 def test_padding_may_hold_anything_and_nan_stays_in_its_head():
-    x, real = normal(2, 2, 20, 4), torch.arange(20)[None] < torch.tensor([20, 7])[:, None]
+    x, valid = normal(2, 2, 20, 4), torch.arange(20)[None] < torch.tensor([20, 7])[:, None]
     x[1, :, 9], x[0, 1, 3, 2] = torch.nan, torch.inf
-    of = moments(x, real)
+    of = moments(x, valid)
     assert of.mean[0, 1].isnan().any()
     assert of.mean[[0, 1, 1], [0, 0, 1]].isfinite().all()
-    assert covariance(x, real, of)[[0, 1, 1], [0, 0, 1]].isfinite().all()
+    assert covariance(x, valid, of)[[0, 1, 1], [0, 0, 1]].isfinite().all()

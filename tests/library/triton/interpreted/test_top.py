@@ -49,9 +49,9 @@ def test_scores_are_ranked_as_by_the_reference(poisoned, dtype, N, C, most, kind
     scores = scores.round() if kind == "ties" else scores
     if kind in ("none", "nan"):
         scores[0, 1, ::3] = -torch.inf if kind == "none" else torch.nan
-    real = torch.arange(N)[None] < torch.tensor([N, N // 2])[:, None]
-    for given in (None, real):
-        how = {"sizes": torch.tensor([min(most, N), N // 3]), "most": most, "real": given, "odds": False}
+    valid = torch.arange(N)[None] < torch.tensor([N, N // 2])[:, None]
+    for given in (None, valid):
+        how = {"sizes": torch.tensor([min(most, N), N // 3]), "most": most, "valid": given, "odds": False}
         for a, b in zip(*on_both(top_and_best, fenced(scores), **how), strict=True):
             assert torch.equal(a, b)
 
@@ -69,7 +69,7 @@ def test_hashes_that_are_still_to_be_computed(poisoned, monkeypatch, kind, tied,
     q, k, _ = qkv(33, H=6, G=2, D=24)
     of_query, of_key = hashed(fenced(q), fenced(k), functions, 0.3)
     for scores in (of_query + of_key,) if tied else (of_query, of_key):
-        how = {"sizes": torch.tensor([11, 3]), "most": 11, "real": None, "odds": True}
+        how = {"sizes": torch.tensor([11, 3]), "most": 11, "valid": None, "odds": True}
         (slots, best), (want, best_of) = on_both(top_and_best, scores, **how)
         by = torch.nn.functional.pad(log_odds(scores.scores().detach()).mT, (0, 1), value=torch.inf)
         taken, wanted = (by.gather(3, x).sort(-1).values for x in (slots, want))

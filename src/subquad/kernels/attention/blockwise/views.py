@@ -43,20 +43,20 @@ class View:
     ahead: int
     is_causal: bool
     span: int | None
-    real: Bool[Tensor, "B M"] | None
+    valid: Bool[Tensor, "B M"] | None
     ids: tuple[tuple[Int64[Tensor, "B N"], Int64[Tensor, "B M"]], ...]
 
     @staticmethod
     def of(mask: Mask, queries: slice, keys: slice, M: int) -> "View":
         """What these queries see of these keys, by the mask of all tokens, of which M are keys."""
-        real = mask.key_padding(M)
+        valid = mask.key_padding(M)
         return View(
             queries.stop - queries.start,
             keys.stop - keys.start,
             keys.start - queries.start,
             mask.is_causal,
             mask.span,
-            None if real is None else real[:, keys],
+            None if valid is None else valid[:, keys],
             tuple((ids[:, queries], ids[:, keys]) for ids in mask.ids),
         )
 
@@ -66,10 +66,10 @@ class View:
         causal = self.is_causal and ahead + M - 1 > 0
         narrow = self.span is not None and max(abs(ahead - N + 1), abs(ahead + M - 1)) > self.span
         if whole and not (causal or narrow or self.ids):
-            bias = None if self.real is None else _bias(self.real[:, None, None, :])
+            bias = None if self.valid is None else _bias(self.valid[:, None, None, :])
             yield Piece(slice(0, N), slice(0, M), bias)
             return
-        if whole and causal and ahead == 0 and N == M and not (narrow or self.ids) and self.real is None:
+        if whole and causal and ahead == 0 and N == M and not (narrow or self.ids) and self.valid is None:
             yield Piece(slice(0, N), slice(0, M), causal=True)
             return
         for first in range(0, N, step := max(1, LOGITS // M)):
@@ -86,7 +86,7 @@ class View:
         seen = mask.sees(position[0][None, None, :, None], position[1])
         for of_queries, of_keys in self.ids:
             seen = seen & (of_queries[:, None, rows, None] == of_keys[:, None, None, keys])
-        return _bias(seen if self.real is None else seen & self.real[:, None, None, keys])
+        return _bias(seen if self.valid is None else seen & self.valid[:, None, None, keys])
 
 
 def _bias(seen: Bool[Tensor, "#B 1 #N M"]) -> Float[Tensor, "#B 1 #N M"]:

@@ -26,7 +26,7 @@ def attend_and_list(
     query: Float[Tensor, "B H C D"],
     key: Float[Tensor, "B G M D"],
     value: Float[Tensor, "B G M E"],
-    real: Bool[Tensor, "B M"] | None,
+    valid: Bool[Tensor, "B M"] | None,
     *,
     topk: int,
     scale: float,
@@ -37,17 +37,17 @@ def attend_and_list(
     lse. This is `clustered_attention` in which each query is a cluster of its own.
     """
     logits = query @ repeat_heads(key, query.shape[1]).mT * scale
-    visible = None if real is None else real[:, None, None, :]
-    top = _largest(hide(logits.detach(), visible), real, topk)
+    visible = None if valid is None else valid[:, None, None, :]
+    top = _largest(hide(logits.detach(), visible), valid, topk)
     values = repeat_heads(value, query.shape[1])
     return visible_softmax(logits, visible) @ values, visible_logsumexp(logits, visible), top
 
 
-def _largest(logits: Tensor, real: Tensor | None, topk: int) -> Int64[Tensor, "B H C K"]:
+def _largest(logits: Tensor, valid: Tensor | None, topk: int) -> Int64[Tensor, "B H C K"]:
     M = logits.shape[3]
     top = logits.sort(dim=-1, descending=True, stable=True).indices[..., :topk]
-    if real is not None:
-        top = torch.where(real[:, None, None].expand_as(logits).gather(3, top), top, M)
+    if valid is not None:
+        top = torch.where(valid[:, None, None].expand_as(logits).gather(3, top), top, M)
     return top.sort(dim=-1).values
 
 
@@ -57,5 +57,5 @@ def run(backend: str, x: Any) -> tuple[Tensor, Tensor, Tensor]:
     (B, H, C, _), M = x.query.shape, x.key.shape[2]
     labels = torch.arange(C, device=x.query.device).expand(B, H, C).contiguous()
     settings = C, torch.sym_min(x.topk, M), 1, 0, x.scale, 0, True
-    out, _, _, top, *_, lse = clustered_forward.run(backend, x.query, x.key, x.value, None, x.real, labels, *settings)
-    return out, lse, _NUMBERS[backend](top, x.real, M)
+    out, _, _, top, *_, lse = clustered_forward.run(backend, x.query, x.key, x.value, None, x.valid, labels, *settings)
+    return out, lse, _NUMBERS[backend](top, x.valid, M)

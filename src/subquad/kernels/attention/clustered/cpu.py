@@ -29,13 +29,13 @@ def refusal_of_few(x: Any) -> str | None:
 
 
 @lists_of("cpu")
-def numbers(top: Tensor, real: Tensor | None, keys: int) -> Tensor:
+def numbers(top: Tensor, valid: Tensor | None, keys: int) -> Tensor:
     """Keys by their ranks among the real ones; where there are fewer, any numbers follow."""
     top = top.long()
-    if real is None:
+    if valid is None:
         return top
-    count = real.sum(1)[:, None, None, None]
-    positions = (~real).byte().argsort(dim=1, stable=True)
+    count = valid.sum(1)[:, None, None, None]
+    positions = (~valid).byte().argsort(dim=1, stable=True)
     found = positions[:, None, None].expand(*top.shape[:3], keys).gather(3, top.clamp(max=keys - 1))
     return torch.where(torch.arange(top.shape[3], device=top.device) < count, found, keys)
 
@@ -99,13 +99,13 @@ def _inputs(op: str, x: Any) -> dict[str, Any]:
         op,
         key=(x.key, dtype, (B, G, M, D)),
         value=(x.value, dtype, (B, G, M, E)),
-        query_real=(x.query_real, torch.bool, (B, N)),
-        key_real=(x.key_real, torch.bool, (B, M)),
+        query_valid=(x.query_valid, torch.bool, (B, N)),
+        key_valid=(x.key_valid, torch.bool, (B, M)),
         labels=(x.labels, torch.int64, (B, H, N)),
     )
     work = B * H * (x.clusters * M + N * x.topk) * (D + E)
     return (
         {"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "E": E, "clusters": x.clusters, "topk": x.topk}
-        | {"query": x.query, "key": x.key, "value": x.value, "query_real": x.query_real, "key_real": x.key_real}
+        | {"query": x.query, "key": x.key, "value": x.value, "query_valid": x.query_valid, "key_valid": x.key_valid}
         | {"scale": x.scale, "dtype": dtype, "threads": interface.threads(work)}
     )

@@ -12,14 +12,14 @@ from subquad.kernels.tensors import token_major
 
 clustered_attention = Op(reference.clustered_attention)
 
-INPUTS = "query", "key", "value", "query_real", "key_real", "labels"
+INPUTS = "query", "key", "value", "query_valid", "key_valid", "labels"
 SETTINGS = "clusters", "topk", "bits", "iterations", "scale", "seed", "wants_lse"
 
 
 @clustered_attention.compiled
 def run(backend: str, x: Any) -> tuple[Tensor, Tensor | None]:
     """Run on a compiled backend, where `topk` are at most all keys."""
-    inputs, topk = (x.query, x.key, x.value, x.query_real, x.key_real, x.labels), torch.sym_min(x.topk, x.key.shape[2])
+    inputs, topk = (x.query, x.key, x.value, x.query_valid, x.key_valid, x.labels), torch.sym_min(x.topk, x.key.shape[2])
     settings = x.clusters, topk, x.bits, x.iterations, x.scale, x.seed, x.wants_lse
     out, *_, lse = clustered_forward.run(backend, *inputs, *settings)
     return out, lse if x.wants_lse else None

@@ -19,7 +19,7 @@ BLOCK = 32  # slots a block: small enough to waste few, large enough for dense p
 
 def cluster_queries(
     query: Float[Tensor, "B H N D"],
-    real: Bool[Tensor, "B N"] | None,
+    valid: Bool[Tensor, "B N"] | None,
     *,
     clusters: int,
     bits: int,
@@ -31,16 +31,16 @@ def cluster_queries(
     As `query_clusters` with `space="queries"` and `refine=0`, which divides the queries by their largest number first:
     rounding may turn a bit of the hash there, and the compiled kernels hash the queries as they are.
     """
-    codes = hash_codes(query, bits, seed, centre=True, real=real)
-    return hamming_kmeans(codes, real, clusters, bits, iterations)
+    codes = hash_codes(query, bits, seed, centre=True, valid=valid)
+    return hamming_kmeans(codes, valid, clusters, bits, iterations)
 
 
 def clustered_attention(
     query: Float[Tensor, "B H N D"],
     key: Float[Tensor, "B G M D"],
     value: Float[Tensor, "B G M E"],
-    query_real: Bool[Tensor, "B N"] | None,
-    key_real: Bool[Tensor, "B M"] | None,
+    query_valid: Bool[Tensor, "B N"] | None,
+    key_valid: Bool[Tensor, "B M"] | None,
     *,
     clusters: int,
     topk: int,
@@ -63,14 +63,14 @@ def clustered_attention(
     it is wanted. The gradient flows through the means, A^c and lse; the labels are constants. Compiled kernels never
     store the C×M weights of the centroids.
     """
-    query, key, value = cleared(query, query_real), cleared(key, key_real), cleared(value, key_real)
+    query, key, value = cleared(query, query_valid), cleared(key, key_valid), cleared(value, key_valid)
     if labels is None:
         settings = {"clusters": clusters, "bits": bits, "iterations": iterations, "seed": seed}
-        labels = cluster_queries(query, query_real, **settings)
-    elif query_real is not None:
-        labels = labels.masked_fill(~query_real[:, None], clusters)
+        labels = cluster_queries(query, query_valid, **settings)
+    elif query_valid is not None:
+        labels = labels.masked_fill(~query_valid[:, None], clusters)
     query, key, value = wide(query)[0], *(repeat_heads(x, query.shape[1]) for x in wide(key, value))
-    visible = None if key_real is None else key_real[:, None, None, :]
+    visible = None if key_valid is None else key_valid[:, None, None, :]
 
     centroids = group_mean(query, labels, clusters)
     logits = centroids @ key.transpose(-1, -2) * scale

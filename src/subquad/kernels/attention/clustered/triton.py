@@ -52,7 +52,7 @@ def refusal_of_few(x: Any) -> str | None:
 
 
 @lists_of("triton")
-def numbers(top: Tensor, real: Tensor | None, keys: int) -> Tensor:
+def numbers(top: Tensor, valid: Tensor | None, keys: int) -> Tensor:
     """They are numbers of keys already."""
     return top.long()
 
@@ -67,9 +67,9 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
     queries.fill_means(centroids, like=x.query)
     of_top = lse.new_empty(lse.shape) if x.topk else None
     if x.topk:
-        real = None if x.key_real is None else x.key_real[:, None].expand(-1, x.key.shape[1], -1).contiguous()
-        choose_top(centroids, x.key, None, real, x.scale, top, lse=of_top)
-    chunks = neighbours(x.key, x.key_real, CHUNK)
+        valid = None if x.key_valid is None else x.key_valid[:, None].expand(-1, x.key.shape[1], -1).contiguous()
+        choose_top(centroids, x.key, None, valid, x.scale, top, lse=of_top)
+    chunks = neighbours(x.key, x.key_valid, CHUNK)
     (B, H, C), E, X = lse.shape, rest.shape[3], chunks.offsets.shape[2] - 1
     values, of_cells = rest.new_empty(B, H, C, X, E), rest.new_empty(B, H, C, X)
     inside = inside_words(top, chunks.order, chunks.place) if x.topk else None
@@ -87,10 +87,10 @@ def forward(outputs: tuple[Tensor, ...], x: Any) -> None:
 def _labels(x: Any) -> Tensor:
     if x.labels is None:
         how = {"clusters": x.clusters, "bits": x.bits, "iterations": x.iterations, "seed": x.seed}
-        labels = cluster_queries(x.query, x.query_real, **how)
+        labels = cluster_queries(x.query, x.query_valid, **how)
     else:
         labels = x.labels.masked_fill((x.labels < 0) | (x.labels > x.clusters), x.clusters)
-    return labels if x.query_real is None else labels.masked_fill(~x.query_real[:, None], x.clusters)
+    return labels if x.query_valid is None else labels.masked_fill(~x.query_valid[:, None], x.clusters)
 
 
 @clustered_backward.on("triton")
@@ -115,7 +115,7 @@ def backward(grads: tuple[Tensor, Tensor, Tensor], x: Any) -> None:
         of_mass = of_mass - of_lse / torch.where(mass == 0, torch.inf, mass)
         shared = shared + mass * of_mass
         of_inside = of_mass - shared
-    chunks = neighbours(x.key, x.key_real, CHUNK)
+    chunks = neighbours(x.key, x.key_valid, CHUNK)
     cells = chunks.offsets.shape[2] - 1
 
     def of_cells(x: Tensor) -> Tensor:

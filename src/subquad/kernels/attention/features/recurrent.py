@@ -20,11 +20,11 @@ def advanced(
     of_query: Float[Tensor, "B H N R"],
     of_key: Float[Tensor, "B G N R"],
     value: Float[Tensor, "B G N E"],
-    real: Bool[Tensor, "B N"] | None,
+    valid: Bool[Tensor, "B N"] | None,
 ) -> tuple[Float[Tensor, "B H N E"], dict[str, Tensor]]:
     """Causal attention of new tokens to those in the state and to each other, and the state with the real ones."""
-    if real is not None:
-        pads = ~real[:, None, :, None]
+    if valid is not None:
+        pads = ~valid[:, None, :, None]
         of_key, value = of_key.masked_fill(pads, -torch.inf), value.masked_fill(pads, 0.0)
     before = FeatureState(**state)
     after = merge(before, state_of(of_key, value))

@@ -25,24 +25,24 @@ def attend_features(
 ) -> Partial:
     """`feature_attention` to the keys that the mask shows: padding, causal. `maps` are its other arguments."""
     N, M = query.shape[2], key.shape[2]
-    real = mask.key_padding(M)
+    valid = mask.key_padding(M)
 
     def attend(key: Tensor, value: Tensor, bias: Tensor | None, visible: Tensor | None, causal: bool) -> Partial:
         bias = bias if visible is None else hide_keys(bias, visible, key)
         return feature_attention(query, key, value, key_bias=bias, causal=causal, **maps)
 
     if not mask.is_causal or (mask.aligned and N == M):
-        return attend(key, value, key_bias, real, mask.is_causal)
+        return attend(key, value, key_bias, valid, mask.is_causal)
     # Keys before the first query are seen by all queries; from there on, queries and keys are the same tokens.
     own = mask.positions(torch.arange(N, device=query.device)[None])
     first, position = own[:, :1], torch.arange(M, device=query.device)
     if N == 1:
-        return attend(key, value, key_bias, _both(real, position <= first), False)
+        return attend(key, value, key_bias, _both(valid, position <= first), False)
     own_key, own_value = _at(key, own), _at(value, own)
     own_bias = None if key_bias is None else _at(key_bias.unsqueeze(-1), own).squeeze(-1)
     inside = own < M
-    shown = inside if real is None else inside & real.gather(1, own.clamp(max=M - 1).expand(len(real), -1))
-    before = attend(key, value, key_bias, _both(real, position < first), False)
+    shown = inside if valid is None else inside & valid.gather(1, own.clamp(max=M - 1).expand(len(valid), -1))
+    before = attend(key, value, key_bias, _both(valid, position < first), False)
     return merge_partials([before, attend(own_key, own_value, own_bias, shown, True)])
 
 
@@ -51,8 +51,8 @@ def drop_rows(value: Float[Tensor, "B G M E"], dropout_p: float) -> Float[Tensor
     return value * F.dropout(value.new_ones(*value.shape[:3], 1), dropout_p) if dropout_p > 0 else value
 
 
-def _both(real: Bool[Tensor, "B M"] | None, visible: Bool[Tensor, "#B M"]) -> Bool[Tensor, "#B M"]:
-    return visible if real is None else real & visible
+def _both(valid: Bool[Tensor, "B M"] | None, visible: Bool[Tensor, "#B M"]) -> Bool[Tensor, "#B M"]:
+    return visible if valid is None else valid & visible
 
 
 def hide_keys(bias: Tensor | None, visible: Bool[Tensor, "#B M"], key: Tensor) -> Float[Tensor, "B G M"]:

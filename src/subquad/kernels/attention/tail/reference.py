@@ -120,12 +120,12 @@ def top_keys(
 ) -> Int64[Tensor, "B H C K"]:
     """The keys with the largest weight times distance to the mean of their cell, ascending; M where a slot is empty."""
     H, M = means.shape[1], key.shape[2]
-    real = repeat_heads((cell < cells)[:, :, None], H)
+    valid = repeat_heads((cell < cells)[:, :, None], H)
     cell_means = group_mean(key, cell, cells) if cell_means is None else cell_means
     spread = spread_of(key - broadcast(cell_means, cell))
-    logits = hide(means @ repeat_heads(key, H).mT * scale + repeat_heads(spread[:, :, None], H), real)
+    logits = hide(means @ repeat_heads(key, H).mT * scale + repeat_heads(spread[:, :, None], H), valid)
     top = logits.topk(torch.sym_min(topk, M), dim=-1).indices
-    there = real.expand_as(logits).gather(3, top)
+    there = valid.expand_as(logits).gather(3, top)
     if wanted is not None:  # the largest come first
         there = there & (torch.arange(top.shape[3], device=top.device) < wanted[:, None, None, None])
     return torch.where(there, top, M).sort(dim=-1).values

@@ -18,22 +18,22 @@ key_cells = Op(reference.key_cells)
 
 
 def cells_of_keys(
-    key: Float[Tensor, "B G M D"], real: Bool[Tensor, "B M"] | None, *, cells: int, seed: int
+    key: Float[Tensor, "B G M D"], valid: Bool[Tensor, "B M"] | None, *, cells: int, seed: int
 ) -> Int64[Tensor, "B G M"]:
     """Like `key_cells`, by the keys alone."""
-    codes = hash_codes(key, reference.BITS, seed, centre=True, real=real)
-    return hamming_kmeans(codes, real, cells, reference.BITS, ITERATIONS_OF_KEYS)
+    codes = hash_codes(key, reference.BITS, seed, centre=True, valid=valid)
+    return hamming_kmeans(codes, valid, cells, reference.BITS, ITERATIONS_OF_KEYS)
 
 
 @key_cells.compiled
 def run(backend: str, x: Any) -> Tensor:
     """Run on a compiled backend: nothing is differentiated."""
     settings = x.cells, x.bits, x.iterations, x.seed
-    labels: Tensor = cell_labels.run(backend, x.key.detach(), x.value.detach(), x.real, *settings)
+    labels: Tensor = cell_labels.run(backend, x.key.detach(), x.value.detach(), x.valid, *settings)
     return labels
 
 
-@key_cells.operator("key", "value", "real", "cells", "bits", "iterations", "seed")
+@key_cells.operator("key", "value", "valid", "cells", "bits", "iterations", "seed")
 def cell_labels(x: Any) -> Tensor:
     """Allocate the labels."""
     if x.cells < 1:

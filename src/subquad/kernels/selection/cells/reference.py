@@ -14,7 +14,7 @@ ITERATIONS = 3  # of their k-means; more change the error by less than one perce
 def key_cells(
     key: Float[Tensor, "B G M D"],
     value: Float[Tensor, "B G M E"],
-    real: Bool[Tensor, "B M"] | None,
+    valid: Bool[Tensor, "B M"] | None,
     *,
     cells: int,
     seed: int,
@@ -30,15 +30,15 @@ def key_cells(
     Returns labels in [0, cells), and `cells` for padding. An item with no more real keys than cells: each is its own
     cell. Nothing is differentiated. Backends agree up to rounding.
     """
-    both = torch.cat([standardised(key, real), standardised(value, real)], dim=-1)
-    return hamming_kmeans(hash_codes(both, bits, seed), real, cells, bits, iterations)
+    both = torch.cat([standardised(key, valid), standardised(value, valid)], dim=-1)
+    return hamming_kmeans(hash_codes(both, bits, seed), valid, cells, bits, iterations)
 
 
-def standardised(x: Float[Tensor, "B G M D"], real: Bool[Tensor, "B M"] | None) -> Float[Tensor, "B G M D"]:
+def standardised(x: Float[Tensor, "B G M D"], valid: Bool[Tensor, "B M"] | None) -> Float[Tensor, "B G M D"]:
     """Vectors less their head's mean, divided by one standard deviation for all their components. Padding is 0."""
     # In fp64, so that the order of the sums, which changes with padding, cannot turn a bit of the hash.
     wide = x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)  # Apple's GPUs have no fp64
-    there = None if real is None else real[:, None, :, None]
+    there = None if valid is None else valid[:, None, :, None]
     count = x.shape[2] if there is None else there.sum(2, keepdim=True).clamp(min=1)
 
     def total(y: Tensor) -> Tensor:

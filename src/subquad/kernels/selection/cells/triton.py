@@ -23,8 +23,8 @@ def compute(labels: Tensor, x: Any) -> None:
     """The Triton backend of `key_cells`."""
     D, E = x.key.shape[3], x.value.shape[3]
     planes = planes_of(x.seed, x.bits, D + E, x.key.device)
-    of_keys, of_values = moments_of((x.key, x.real), (x.value, x.real))
+    of_keys, of_values = moments_of((x.key, x.valid), (x.value, x.valid))
     codes = torch.empty_like(labels)
     keys, values = Projected(x.key, planes[:, :D], of_keys, True), Projected(x.value, planes[:, D:], of_values, True)
-    sign_hash(codes, x.real, keys, values)
-    fill_labels(labels, codes, KMeansItems.of(x.real, None, x.cells, labels), x.iterations)
+    sign_hash(codes, x.valid, keys, values)
+    fill_labels(labels, codes, KMeansItems.of(x.valid, None, x.cells, labels), x.iterations)

@@ -23,8 +23,8 @@ def compute(labels: Tensor, x: Any) -> None:
     interface.check(
         "query_clusters",
         key=(x.key, dtype, (B, G, M, D)),
-        query_real=(x.query_real, torch.bool, (B, N)),
-        key_real=(x.key_real, torch.bool, (B, M)),
+        query_valid=(x.query_valid, torch.bool, (B, N)),
+        key_valid=(x.key_valid, torch.bool, (B, M)),
         counts=(x.counts, torch.int64, (B,)),
     )
     work = B * H * N * (x.clusters * (x.iterations + x.refine * D) + x.bits * D)
@@ -33,7 +33,7 @@ def compute(labels: Tensor, x: Any) -> None:
         **{"B": B, "H": H, "G": G, "N": N, "M": M, "D": D, "dtype": dtype, "threads": interface.threads(work)},
         **{"clusters": x.clusters, "bits": x.bits, "iterations": x.iterations, "refine": x.refine},
         **{"logits": x.space == "logits", "query": x.query, "key": x.key},
-        **{"query_real": x.query_real, "key_real": x.key_real, "counts": x.counts},
+        **{"query_valid": x.query_valid, "key_valid": x.key_valid, "counts": x.counts},
         planes=orthogonal(x.seed, x.bits, D, like=interface.FLOAT32),
         labels=labels,
     )

@@ -10,14 +10,14 @@ from subquad.kernels.selection.clusters import reference
 
 query_clusters = Op(reference.query_clusters)
 
-INPUTS = "query", "key", "query_real", "key_real", "counts"
+INPUTS = "query", "key", "query_valid", "key_valid", "counts"
 SETTINGS = "space", "clusters", "bits", "iterations", "refine", "seed"
 
 
 @query_clusters.compiled
 def run(backend: str, x: Any) -> Tensor:
     """Run on a compiled backend: nothing is differentiated."""
-    inputs = x.query.detach(), x.key.detach(), x.query_real, x.key_real, x.counts
+    inputs = x.query.detach(), x.key.detach(), x.query_valid, x.key_valid, x.counts
     settings = x.space, x.clusters, x.bits, x.iterations, x.refine, x.seed
     labels: Tensor = cluster_labels.run(backend, *inputs, *settings)
     return labels

@@ -17,8 +17,8 @@ JITTER = 1e-4  # share of the mean variance that is added to each, so that the c
 def query_clusters(
     query: Float[Tensor, "B H N D"],
     key: Float[Tensor, "B G M D"],
-    query_real: Bool[Tensor, "B N"] | None,
-    key_real: Bool[Tensor, "B M"] | None,
+    query_valid: Bool[Tensor, "B N"] | None,
+    key_valid: Bool[Tensor, "B M"] | None,
     *,
     space: str,
     clusters: int,
@@ -43,29 +43,29 @@ def query_clusters(
     are constants: nothing is differentiated. Backends agree up to rounding. With `counts`, from 1 to `clusters`, each
     item has that number of clusters, and `clusters` is the label of padding alone.
     """
-    mapped = scaled(query, query_real)
+    mapped = scaled(query, query_valid)
     if space == "logits":
-        mapped = mapped @ repeat_heads(logit_factor(key, key_real), query.shape[1])
+        mapped = mapped @ repeat_heads(logit_factor(key, key_valid), query.shape[1])
     codes = hash_codes(mapped, bits, seed)
     if counts is None:
-        labels = hamming_kmeans(codes, query_real, clusters, bits, iterations)
+        labels = hamming_kmeans(codes, query_valid, clusters, bits, iterations)
     else:
-        labels = kmeans_of_counts(codes, query_real, clusters, bits, iterations, counts)
+        labels = kmeans_of_counts(codes, query_valid, clusters, bits, iterations, counts)
     if clusters >= query.shape[2]:  # each query is its own cluster
         return labels
     few = clusters if counts is None else counts
-    alone = _at_most(few, query_real)
+    alone = _at_most(few, query_valid)
     for _ in range(refine):
         nearest = nearest_mean(mapped, labels, clusters)
-        nearest = nearest if query_real is None else torch.where(query_real[:, None], nearest, clusters)
+        nearest = nearest if query_valid is None else torch.where(query_valid[:, None], nearest, clusters)
         labels = nearest if alone is None else torch.where(alone, labels, nearest)
     return labels
 
 
-def logit_factor(key: Float[Tensor, "B G M D"], real: Bool[Tensor, "B M"] | None) -> Float[Tensor, "B G D D"]:
+def logit_factor(key: Float[Tensor, "B G M D"], valid: Bool[Tensor, "B M"] | None) -> Float[Tensor, "B G D D"]:
     """L with L Lᵀ = Σ + jitter, the covariance of each item's real keys, up to a positive factor."""
-    wide = scaled(key, real).double()
-    count = torch.full((key.shape[0],), key.shape[2], device=key.device) if real is None else real.sum(1)
+    wide = scaled(key, valid).double()
+    count = torch.full((key.shape[0],), key.shape[2], device=key.device) if valid is None else valid.sum(1)
     covariance = wide.mT @ wide / count.clamp(min=1)[:, None, None, None]
     mean = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)
     ones = torch.eye(key.shape[3], dtype=wide.dtype, device=key.device)
@@ -75,10 +75,10 @@ def logit_factor(key: Float[Tensor, "B G M D"], real: Bool[Tensor, "B M"] | None
     return factor.to(torch.promote_types(key.dtype, torch.float32))
 
 
-def scaled(x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H N D"]:
+def scaled(x: Float[Tensor, "B H N D"], valid: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H N D"]:
     """Vectors less their head's mean, divided by the largest number among them, so that squares cannot overflow."""
-    x = centred(x.detach(), real)
-    x = x if real is None else x.masked_fill(~real[:, None, :, None], 0.0)
+    x = centred(x.detach(), valid)
+    x = x if valid is None else x.masked_fill(~valid[:, None, :, None], 0.0)
     largest = x.abs().amax((2, 3), keepdim=True)
     return x / torch.where(largest > 0, largest, 1.0)
 
@@ -91,6 +91,6 @@ def nearest_mean(x: Float[Tensor, "B H N D"], labels: Int64[Tensor, "B H N"], cl
     return (halves[:, :, None] - x @ means.mT).argmin(-1)
 
 
-def _at_most(few: int | Tensor, real: Bool[Tensor, "B N"] | None) -> Bool[Tensor, "B 1 1"] | None:
+def _at_most(few: int | Tensor, valid: Bool[Tensor, "B N"] | None) -> Bool[Tensor, "B 1 1"] | None:
     """Items with no more real queries than clusters, or than this item's clusters; None: no item."""
-    return None if real is None else (real.sum(1) <= few)[:, None, None]
+    return None if valid is None else (valid.sum(1) <= few)[:, None, None]

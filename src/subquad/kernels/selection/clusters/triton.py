@@ -43,17 +43,17 @@ def refusal(x: Any) -> str | None:
 @cluster_labels.on("triton")
 def compute(labels: Tensor, x: Any) -> None:
     """The Triton backend of `query_clusters`."""
-    query, items, width = rows(x.query), KMeansItems.of(x.query_real, x.counts, x.clusters, labels), x.query.shape[3]
+    query, items, width = rows(x.query), KMeansItems.of(x.query_valid, x.counts, x.clusters, labels), x.query.shape[3]
     metric = None
     if x.space == "logits":
-        of, of_keys = moments_of((query, x.query_real), (x.key, x.key_real))
-        metric = covariance(x.key, x.key_real, of_keys, JITTER)
+        of, of_keys = moments_of((query, x.query_valid), (x.key, x.key_valid))
+        metric = covariance(x.key, x.key_valid, of_keys, JITTER)
         factor, _ = torch.linalg.cholesky_ex(metric)
         planes = planes_of(x.seed, x.bits, width, query.device, torch.float64) @ factor.mT
     else:
-        of, planes = moments(query, x.query_real), planes_of(x.seed, x.bits, width, query.device)
+        of, planes = moments(query, x.query_valid), planes_of(x.seed, x.bits, width, query.device)
     codes = torch.empty_like(labels)
-    sign_hash(codes, x.query_real, Projected(query, planes, of))
+    sign_hash(codes, x.query_valid, Projected(query, planes, of))
     fill_labels(labels, codes, items, x.iterations)
     if x.clusters < query.shape[2]:  # else each query is its own cluster
         for _ in range(x.refine):
@@ -178,7 +178,7 @@ def nearest_means(
     halves,
     scales,
     labels,
-    real,
+    valid,
     rank,
     count,
     wanted,
@@ -220,5 +220,5 @@ def nearest_means(
         found = tl.where(score > best, first, found)
         best = tl.where(score > best, score, best)
     c = tl.where(best == tl.max(best, 1)[:, None], found + tl.arange(0, MEANS)[None, :], C - 1)
-    label = settled(tl.min(c, 1).to(tl.int64), head // H, token, N, C, there, real, rank, count, wanted)
+    label = settled(tl.min(c, 1).to(tl.int64), head // H, token, N, C, there, valid, rank, count, wanted)
     tl.store(labels + head * N + token, label, mask=there)

@@ -21,13 +21,13 @@ def compute(codes: Tensor, given: Any) -> None:
     """The CPU backend of `hash_codes`."""
     x, bits = given.x, given.bits
     B, H, N, D = x.shape
-    interface.check("hash_codes", real=(given.real, torch.bool, (B, N)))
+    interface.check("hash_codes", valid=(given.valid, torch.bool, (B, N)))
     interface.run(
         "hash",
         **{"B": B, "H": H, "N": N, "D": D, "bits": bits, "centre": given.centre, "dtype": x.dtype},
         threads=interface.threads(2 * B * H * bits * N * D),
         x=x,
-        real=given.real,
+        valid=given.valid,
         planes=orthogonal(given.seed, bits, D, like=interface.FLOAT32),
         codes=codes,
     )

@@ -18,11 +18,11 @@ hash_codes = Op(reference.hash_codes)
 @hash_codes.compiled
 def run(backend: str, x: Any) -> Tensor:
     """Run on a compiled backend: nothing is differentiated."""
-    words: Tensor = hash_words.run(backend, x.x.detach(), x.bits, x.seed, x.centre, x.real)
+    words: Tensor = hash_words.run(backend, x.x.detach(), x.bits, x.seed, x.centre, x.valid)
     return words
 
 
-@hash_codes.operator("x", "bits", "seed", "centre", "real")
+@hash_codes.operator("x", "bits", "seed", "centre", "valid")
 def hash_words(x: Any) -> Tensor:
     """Allocate the words."""
     words: Tensor = x.x.new_empty(x.x.shape[:3], dtype=torch.int64)

@@ -13,32 +13,32 @@ def hash_codes(
     seed: int,
     *,
     centre: bool = False,
-    real: Bool[Tensor, "B N"] | None = None,
+    valid: Bool[Tensor, "B N"] | None = None,
 ) -> Int64[Tensor, "B H N"]:
     """Bit l of the word is 1 where x·w_l > 0, for random directions w_l drawn from the seed: one set for all heads.
 
     Two vectors at angle θ differ in a bit with probability θ/π (Charikar 2002). The directions are orthogonal in runs
     of D, which leaves that probability and lowers the variance over bits (super-bit LSH, Ji et al. 2012). Projections
     are taken in fp32, fp64 for fp64 inputs. 1 ≤ bits ≤ 63. With `centre`, the vectors are taken less the mean of their
-    head's real ones. Words of padding (`real` False) are 0.
+    head's real ones. Words of padding (`valid` False) are 0.
     """
     x = x.detach()
-    x = centred(x, real) if centre else x
+    x = centred(x, valid) if centre else x
     x = x if x.dtype == torch.float64 else x.float()
     planes = orthogonal(seed, bits, x.shape[-1], like=x)
     positive = x @ planes.T > 0
     weights = torch.bitwise_left_shift(1, torch.arange(bits, device=x.device))
     codes = (positive * weights).sum(-1)
-    return codes if real is None else codes.where(real[:, None], 0)
+    return codes if valid is None else codes.where(valid[:, None], 0)
 
 
-def centred(x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H N D"]:
+def centred(x: Float[Tensor, "B H N D"], valid: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H N D"]:
     """Vectors less the mean of the item's real ones, head by head."""
     # In fp64, so that the order of the sum, which changes with the amount of padding, cannot turn a bit of the hash.
     wide = x.to(torch.float32 if x.device.type == "mps" else torch.float64)  # Apple's GPUs have no fp64
-    if real is None:
+    if valid is None:
         mean = wide.mean(2, keepdim=True)
     else:
-        there = real[:, None, :, None]
+        there = valid[:, None, :, None]
         mean = wide.masked_fill(~there, 0.0).sum(2, keepdim=True) / there.sum(2, keepdim=True).clamp(min=1)
     return (wide - mean).to(torch.promote_types(x.dtype, torch.float32))

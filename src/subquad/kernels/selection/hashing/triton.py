@@ -31,7 +31,7 @@ def compute(codes: Tensor, given: Any) -> None:
     """The Triton backend of `hash_codes`."""
     x = given.x
     planes = planes_of(given.seed, given.bits, x.shape[3], x.device)
-    sign_hash(codes, given.real, Projected(x, planes, moments(x, given.real) if given.centre else None))
+    sign_hash(codes, given.valid, Projected(x, planes, moments(x, given.valid) if given.centre else None))
 
 
 @lru_cache(maxsize=256)  # of layers, seeds and devices in use: to move them each time would wait for the device
@@ -69,7 +69,7 @@ class Projected:
         return {name: x, **strides(name, x), **{f"{name}_{what}": value for what, value in given.items()}}
 
 
-def sign_hash(codes: Tensor, real: Tensor | None, x: Projected, y: Projected | None = None) -> None:
+def sign_hash(codes: Tensor, valid: Tensor | None, x: Projected, y: Projected | None = None) -> None:
     """Fill codes (B,H,N) with the signs of x·planes, or of x·planes + y·planes: those of [x, y], without a copy."""
     (B, H, N, D), bits = x.x.shape, x.planes.shape[-2]
     tokens = tile(N, MOST_ROWS if y is None else MOST_ROWS // 2)
@@ -81,7 +81,7 @@ def sign_hash(codes: Tensor, real: Tensor | None, x: Projected, y: Projected | N
         work=Work(products, B * H * N * (width * x.x.element_size() + 8)),
         **x.arguments("x"),
         **(NOTHING if y is None else y.arguments("y")),
-        real=None if real is None else real.contiguous(),
+        valid=None if valid is None else valid.contiguous(),
         codes=codes,
         H=H,
         N=N,
@@ -176,7 +176,7 @@ def sign_words(
     y_factor,
     y_mean,
     y_variance,
-    real,
+    valid,
     codes,
     H,
     N,
@@ -192,7 +192,7 @@ def sign_words(
     head = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     bit = tl.arange(0, BITS)
-    there = load_there(real, head // H, token, N)
+    there = load_there(valid, head // H, token, N)
     total = tl.zeros((TOKENS, BITS), tl.float32)
     total = project(
         *(total, x, x_b, x_h, x_n, x_planes, x_planes_h, x_planes_n, x_share, x_factor, x_mean, head),

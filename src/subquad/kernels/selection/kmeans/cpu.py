@@ -19,7 +19,7 @@ def refusal(x: Any) -> str | None:
 def compute(labels: Tensor, x: Any) -> None:
     """The CPU backend of `hamming_kmeans`."""
     B, H, N = x.codes.shape
-    interface.check("hamming_kmeans", codes=(x.codes, torch.int64, (B, H, N)), real=(x.real, torch.bool, (B, N)))
+    interface.check("hamming_kmeans", codes=(x.codes, torch.int64, (B, H, N)), valid=(x.valid, torch.bool, (B, N)))
     if x.clusters < 1:
         raise ValueError(f"hamming_kmeans: clusters={x.clusters}, but there must be 1 at least")
     threads = interface.threads(B * H * N * x.clusters * (x.iterations + 1))

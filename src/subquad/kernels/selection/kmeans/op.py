@@ -13,7 +13,7 @@ from subquad.kernels.selection.kmeans import reference
 @Op
 def hamming_kmeans(
     codes: Int64[Tensor, "B H N"],
-    real: Bool[Tensor, "B N"] | None,
+    valid: Bool[Tensor, "B N"] | None,
     clusters: int,
     bits: int,
     iterations: int,
@@ -26,17 +26,17 @@ def hamming_kmeans(
 
     Returns labels in [0, clusters), and `clusters` for padding: "in no cluster". All backends give the same labels.
     """
-    return reference.hamming_kmeans(codes, real, clusters, bits, iterations)
+    return reference.hamming_kmeans(codes, valid, clusters, bits, iterations)
 
 
 @hamming_kmeans.compiled
 def run(backend: str, x: Any) -> Tensor:
     """Run on a compiled backend, which needs no number of bits: bits that no code uses change nothing."""
-    labels: Tensor = kmeans_labels.run(backend, x.codes, x.real, x.clusters, x.iterations)
+    labels: Tensor = kmeans_labels.run(backend, x.codes, x.valid, x.clusters, x.iterations)
     return labels
 
 
-@hamming_kmeans.operator("codes", "real", "clusters", "iterations")
+@hamming_kmeans.operator("codes", "valid", "clusters", "iterations")
 def kmeans_labels(x: Any) -> Tensor:
     """Allocate the labels."""
     return torch.empty_like(x.codes, memory_format=torch.contiguous_format)

@@ -9,7 +9,7 @@ from subquad.kernels.selection.hashing.op import unpack_signs
 
 def hamming_kmeans(
     codes: Int64[Tensor, "B H N"],
-    real: Bool[Tensor, "B N"] | None,
+    valid: Bool[Tensor, "B N"] | None,
     clusters: int,
     bits: int,
     iterations: int,
@@ -17,7 +17,7 @@ def hamming_kmeans(
 ) -> Int64[Tensor, "B H N"]:
     """The reference of `hamming_kmeans`; with `counts`, item b has `counts[b]` of the clusters."""
     B, H, N = codes.shape
-    rank, count = ranks_and_counts(real, B, N, codes.device)
+    rank, count = ranks_and_counts(valid, B, N, codes.device)
     wanted = torch.full_like(count, clusters) if counts is None else counts
     if clusters >= N and counts is None:
         labels = rank[:, None].expand(B, H, N)
@@ -27,10 +27,10 @@ def hamming_kmeans(
             2, _starts(rank, count, clusters, wanted)[:, None, :, None].expand(B, H, clusters, bits)
         )
         for _ in range(iterations):
-            labels = keep_real(nearest(signs, centroids, wanted), real, clusters)
+            labels = keep_valid(nearest(signs, centroids, wanted), valid, clusters)
             centroids = majority(votes_of(signs, labels, clusters), centroids)
         labels = torch.where((count <= wanted)[:, None, None], rank[:, None], nearest(signs, centroids, wanted))
-    return keep_real(labels, real, clusters)
+    return keep_valid(labels, valid, clusters)
 
 
 def nearest(
@@ -59,11 +59,11 @@ def votes_of(
     return signs.new_zeros(B, H, clusters + 1, L).scatter_add(2, labels[..., None].expand_as(signs), signs)[:, :, :-1]
 
 
-def ranks_and_counts(real: Tensor | None, B: int, N: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def ranks_and_counts(valid: Tensor | None, B: int, N: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The number of each position among the item's real ones, (B,N), and their counts, (B,)."""
-    if real is None:
+    if valid is None:
         return torch.arange(N, device=device).expand(B, N), torch.full((B,), N, device=device)
-    return real.cumsum(1) - 1, real.sum(1)
+    return valid.cumsum(1) - 1, valid.sum(1)
 
 
 def _starts(rank: Tensor, count: Tensor, clusters: int, of_item: Tensor) -> Int64[Tensor, "B C"]:
@@ -75,6 +75,6 @@ def _starts(rank: Tensor, count: Tensor, clusters: int, of_item: Tensor) -> Int6
     return first.clamp(max=rank.shape[1] - 1)
 
 
-def keep_real(labels: Tensor, real: Tensor | None, clusters: int) -> Int64[Tensor, "B H N"]:
+def keep_valid(labels: Tensor, valid: Tensor | None, clusters: int) -> Int64[Tensor, "B H N"]:
     """Labels of `clusters`, which is none, for padding."""
-    return labels.contiguous() if real is None else torch.where(real[:, None], labels, clusters)
+    return labels.contiguous() if valid is None else torch.where(valid[:, None], labels, clusters)

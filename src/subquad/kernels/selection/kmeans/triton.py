@@ -52,7 +52,7 @@ def refusal_of_sizes(tokens: int, clusters: int) -> str | None:
 @kmeans_labels.on("triton")
 def compute(labels: Tensor, x: Any) -> None:
     """The Triton backend of `hamming_kmeans`."""
-    fill_labels(labels, x.codes.contiguous(), KMeansItems.of(x.real, None, x.clusters, labels), x.iterations)
+    fill_labels(labels, x.codes.contiguous(), KMeansItems.of(x.valid, None, x.clusters, labels), x.iterations)
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,19 @@ class KMeansItems:
     """
 
     clusters: int
-    real: Tensor | None
+    valid: Tensor | None
     rank: Tensor | None = None
     count: Tensor | None = None
     wanted: Tensor | None = None
 
     @staticmethod
-    def of(real: Tensor | None, counts: Tensor | None, clusters: int, labels: Tensor) -> "KMeansItems":
+    def of(valid: Tensor | None, counts: Tensor | None, clusters: int, labels: Tensor) -> "KMeansItems":
         """The items of these labels, (B,H,N), with `counts` clusters each, or all with the same number."""
-        if real is None and counts is None:
+        if valid is None and counts is None:
             return KMeansItems(clusters, None)
-        rank, count = ranks_and_counts(real, labels.shape[0], labels.shape[2], labels.device)
-        real = None if real is None else real.contiguous()
-        return KMeansItems(clusters, real, rank.contiguous(), count, None if counts is None else counts.contiguous())
+        rank, count = ranks_and_counts(valid, labels.shape[0], labels.shape[2], labels.device)
+        valid = None if valid is None else valid.contiguous()
+        return KMeansItems(clusters, valid, rank.contiguous(), count, None if counts is None else counts.contiguous())
 
     def starts(self, tokens: int, device: torch.device) -> Tensor:
         """The positions of the first centroids: the real tokens with ranks ⌊c·count/C⌋, (B|1,C)."""
@@ -93,7 +93,7 @@ class KMeansItems:
 
     def arguments(self) -> dict[str, Tensor | None]:
         """What `settled` reads, by name."""
-        return {"real": self.real, "rank": self.rank, "count": self.count, "wanted": self.wanted}
+        return {"valid": self.valid, "rank": self.rank, "count": self.count, "wanted": self.wanted}
 
 
 def fill_labels(labels: Tensor, codes: Tensor, items: KMeansItems, iterations: int) -> None:
@@ -103,7 +103,7 @@ def fill_labels(labels: Tensor, codes: Tensor, items: KMeansItems, iterations: i
         return
     if N <= C and items.wanted is None:  # each token is its own cluster
         rank = torch.arange(N, device=codes.device)[None] if items.rank is None else items.rank
-        rank = rank if items.real is None else rank.where(items.real, C)
+        rank = rank if items.valid is None else rank.where(items.valid, C)
         labels.copy_(rank[:, None].expand_as(labels))
         return
     if C <= TOGETHER:
@@ -181,13 +181,13 @@ def signs(words):
 
 
 @triton.jit
-def settled(label, item, token, N, C, there, real, rank, count, wanted):
+def settled(label, item, token, N, C, there, valid, rank, count, wanted):
     """Labels of tokens, less what padding and items with no more tokens than clusters do not have to find."""
     if rank is not None:
         alone = tl.load(count + item) <= (C if wanted is None else tl.load(wanted + item))
         label = tl.where(alone, tl.load(rank + item * N + token, mask=there, other=0), label)
-    if real is not None:
-        label = tl.where(tl.load(real + item * N + token, mask=there, other=0) != 0, label, C)
+    if valid is not None:
+        label = tl.where(tl.load(valid + item * N + token, mask=there, other=0) != 0, label, C)
     return label
 
 
@@ -223,7 +223,7 @@ def round_of_codes(
     after,
     labels,
     starts,
-    real,
+    valid,
     rank,
     count,
     wanted,
@@ -259,7 +259,7 @@ def round_of_codes(
         own = signs(tl.load(codes + head * N + token, mask=there, other=0))
         best = tl.max(scores_of(own, words, c, C, number, SCALE), 1)
         label = (-tl.maximum(best, -128.0 * SCALE).to(tl.int32)) & (SCALE - 1)
-        label = settled(label.to(tl.int64), head // H, token, N, C, there, real, rank, count, wanted)
+        label = settled(label.to(tl.int64), head // H, token, N, C, there, valid, rank, count, wanted)
         tl.store(labels + head * N + token, label, mask=there)
         if after is not None:
             member = (label[None, :] == c[:, None]) & there[None, :]
@@ -274,7 +274,7 @@ def nearest_codes(
     codes,
     centroids,
     labels,
-    real,
+    valid,
     rank,
     count,
     wanted,
@@ -297,7 +297,7 @@ def nearest_codes(
         words = tl.load(centroids + head * C + c, mask=c < C, other=0)
         best = tl.maximum(best, scores_of(own, words, c, C, number, SCALE))
     label = (-tl.max(best, 1).to(tl.int32)) & (SCALE - 1)
-    label = settled(label.to(tl.int64), head // H, token, N, C, there, real, rank, count, wanted)
+    label = settled(label.to(tl.int64), head // H, token, N, C, there, valid, rank, count, wanted)
     tl.store(labels + head * N + token, label, mask=there)
 
 

@@ -44,11 +44,11 @@ def refusal_of_codes(x: Any) -> str | None:
 def moments(outputs: tuple[Tensor, Tensor], given: Any) -> None:
     """The CPU backend of `moments_of`."""
     B, H, N, D = given.x.shape
-    interface.check("moments_of", real=(given.real, torch.bool, (B, N)))
+    interface.check("moments_of", valid=(given.valid, torch.bool, (B, N)))
     interface.run(
         "moments",
         **{"B": B, "H": H, "N": N, "D": D, "dtype": given.x.dtype, "threads": interface.threads(B * H * N * D)},
-        **{"x": given.x, "real": given.real, "mean": outputs[0], "squares": outputs[1]},
+        **{"x": given.x, "valid": given.valid, "mean": outputs[0], "squares": outputs[1]},
     )
 
 
@@ -71,7 +71,7 @@ def words(codes: Tensor, given: Any) -> None:
     planes = given.planes if shared else given.planes.expand(B, H, bits, width).contiguous()
     interface.check(
         "centred_codes",
-        real=(given.real, torch.bool, (B, N)),
+        valid=(given.valid, torch.bool, (B, N)),
         planes=(planes, torch.float32, (*planes.shape[:2], bits, widths)),
     )
     interface.run(
@@ -79,7 +79,7 @@ def words(codes: Tensor, given: Any) -> None:
         **{"B": B, "H": H, "N": N, "bits": bits, "dtype": dtype, "terms": terms, "planes": planes},
         planes_head=0 if shared else bits * width,
         threads=interface.threads(2 * B * H * N * bits * width),
-        real=given.real,
+        valid=given.valid,
         codes=codes,
     )
 
@@ -92,13 +92,13 @@ def votes(outputs: tuple[Tensor, Tensor], given: Any) -> None:
         "assign_codes",
         codes=(given.codes, torch.int64, (B, H, N)),
         centroids=(given.centroids, torch.int64, (B, H, C)),
-        real=(given.real, torch.bool, (B, N)),
+        valid=(given.valid, torch.bool, (B, N)),
     )
     assert outputs[1].shape[3] == WORD
     interface.run(
         "assign_codes",
         **{"B": B, "H": H, "N": N, "clusters": C, "threads": interface.threads(B * H * N * C)},
-        **{"codes": given.codes, "centroids": given.centroids, "real": given.real},
+        **{"codes": given.codes, "centroids": given.centroids, "valid": given.valid},
         **{"labels": outputs[0], "votes": outputs[1]},
     )
 
@@ -112,12 +112,12 @@ def labels(found: Tensor, given: Any) -> None:
         mean=(given.mean, torch.float64, (B, H, D)),
         directions=(given.directions, torch.float32, (B, H, D, C)),
         halves=(given.halves, torch.float32, (B, H, C)),
-        real=(given.real, torch.bool, (B, N)),
+        valid=(given.valid, torch.bool, (B, N)),
     )
     interface.run(
         "assign_means",
         **{"B": B, "H": H, "N": N, "D": D, "clusters": C, "dtype": given.x.dtype},
         threads=interface.threads(2 * B * H * N * D * C),
         **{"x": given.x, "mean": given.mean, "directions": given.directions, "halves": given.halves},
-        **{"real": given.real, "labels": found},
+        **{"valid": given.valid, "labels": found},
     )

@@ -19,11 +19,11 @@ assign_means = Op(reference.assign_means)
 @moments_of.compiled
 def run_moments(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     """Run on a compiled backend."""
-    mean, squares = means_and_squares.run(backend, x.x.detach(), x.real)
+    mean, squares = means_and_squares.run(backend, x.x.detach(), x.valid)
     return mean, squares
 
 
-@moments_of.operator("x", "real")
+@moments_of.operator("x", "valid")
 def means_and_squares(x: Any) -> tuple[Tensor, Tensor]:
     """Allocate both."""
     B, H, _, D = x.x.shape
@@ -34,14 +34,14 @@ def means_and_squares(x: Any) -> tuple[Tensor, Tensor]:
 def run_codes(backend: str, x: Any) -> Tensor:
     """Run on a compiled backend."""
     xs, means, factors = ([getattr(term, name) for term in x.terms] for name in ("x", "mean", "factor"))
-    words: Tensor = words_of_terms.run(backend, [each.detach() for each in xs], means, factors, x.planes, x.real)
+    words: Tensor = words_of_terms.run(backend, [each.detach() for each in xs], means, factors, x.planes, x.valid)
     return words
 
 
 LISTS = {"xs": list[Tensor], "means": list[Tensor], "factors": list[Tensor]}
 
 
-@centred_codes.operator(*LISTS, "planes", "real", **LISTS)
+@centred_codes.operator(*LISTS, "planes", "valid", **LISTS)
 def words_of_terms(x: Any) -> Tensor:
     """Allocate the words."""
     words: Tensor = x.xs[0].new_empty(x.xs[0].shape[:3], dtype=torch.int64)
@@ -55,7 +55,7 @@ def run_assignment(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     return labels, votes
 
 
-@assign_codes.operator("codes", "centroids", "real")
+@assign_codes.operator("codes", "centroids", "valid")
 def labels_and_votes(x: Any) -> tuple[Tensor, Tensor]:
     """Allocate both."""
     votes = x.codes.new_empty(*x.centroids.shape, WORD, dtype=torch.int32)
@@ -65,11 +65,11 @@ def labels_and_votes(x: Any) -> tuple[Tensor, Tensor]:
 @assign_means.compiled
 def run_nearest(backend: str, x: Any) -> Tensor:
     """Run on a compiled backend."""
-    labels: Tensor = labels_of_means.run(backend, x.x.detach(), x.mean, x.directions, x.halves, x.real)
+    labels: Tensor = labels_of_means.run(backend, x.x.detach(), x.mean, x.directions, x.halves, x.valid)
     return labels
 
 
-@assign_means.operator("x", "mean", "directions", "halves", "real")
+@assign_means.operator("x", "mean", "directions", "halves", "valid")
 def labels_of_means(x: Any) -> Tensor:
     """Allocate the labels."""
     labels: Tensor = x.x.new_empty(x.x.shape[:3], dtype=torch.int64)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subquad.kernels.precision import wide
 from subquad.kernels.selection.hashing.op import unpack_signs
-from subquad.kernels.selection.kmeans.reference import keep_real, nearest
+from subquad.kernels.selection.kmeans.reference import keep_valid, nearest
 
 WORD = 64  # bits
 
@@ -22,18 +22,18 @@ class Term(NamedTuple):
 
 
 def moments_of(
-    x: Float[Tensor, "B H N D"], real: Bool[Tensor, "B N"] | None
+    x: Float[Tensor, "B H N D"], valid: Bool[Tensor, "B N"] | None
 ) -> tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]:
     """The mean of each head's real vectors, and the sum of their squared distances to it, in fp64."""
     exact = x.detach().double()
-    there = torch.ones_like(exact[:, :1, :, :1], dtype=torch.bool) if real is None else real[:, None, :, None]
+    there = torch.ones_like(exact[:, :1, :, :1], dtype=torch.bool) if valid is None else valid[:, None, :, None]
     mean = exact.masked_fill(~there, 0.0).sum(2) / there.sum(2).clamp(min=1)
     squares = (exact - mean.unsqueeze(2)).masked_fill(~there, 0.0).square().sum((2, 3))
     return mean, squares
 
 
 def centred_codes(
-    terms: tuple[Term, ...], planes: Float[Tensor, "#B #H _ _"], real: Bool[Tensor, "B N"] | None
+    terms: tuple[Term, ...], planes: Float[Tensor, "#B #H _ _"], valid: Bool[Tensor, "B N"] | None
 ) -> Int64[Tensor, "B H N"]:
     """Bit l of the word is 1 where [y_1, y_2, …]·w_l > 0, with y_t = factor·(x_t − mean) in fp32: like `hash_codes`.
 
@@ -43,7 +43,7 @@ def centred_codes(
     centred = [((x.double() - mean.unsqueeze(2)) * factor[..., None, None]).to(fine) for x, mean, factor in terms]
     positive = torch.cat(centred, dim=-1) @ planes.mT.to(fine) > 0
     codes = words_of(positive)
-    return codes if real is None else codes.where(real[:, None], 0)
+    return codes if valid is None else codes.where(valid[:, None], 0)
 
 
 def words_of(bits: Bool[Tensor, "*any L"]) -> Int64[Tensor, "*any"]:
@@ -52,7 +52,7 @@ def words_of(bits: Bool[Tensor, "*any L"]) -> Int64[Tensor, "*any"]:
 
 
 def assign_codes(
-    codes: Int64[Tensor, "B H N"], centroids: Int64[Tensor, "B H C"], real: Bool[Tensor, "B N"] | None
+    codes: Int64[Tensor, "B H N"], centroids: Int64[Tensor, "B H C"], valid: Bool[Tensor, "B N"] | None
 ) -> tuple[Int64[Tensor, "B H N"], Int32[Tensor, "B H C 64"]]:
     """The nearest centroid of each code, and how many members of each centroid have each bit: half a round of k-means.
 
@@ -61,7 +61,7 @@ def assign_codes(
     B, H, C = centroids.shape
     signs = unpack_signs(codes, WORD - 1)
     all_wanted = torch.full((B,), C, device=codes.device)
-    labels = keep_real(nearest(signs, unpack_signs(centroids, WORD - 1), all_wanted), real, C)
+    labels = keep_valid(nearest(signs, unpack_signs(centroids, WORD - 1), all_wanted), valid, C)
     ones = torch.cat([(signs > 0).int(), torch.ones_like(signs[..., :1], dtype=torch.int32)], dim=-1)
     votes = ones.new_zeros(B, H, C + 1, WORD).scatter_add(2, labels.unsqueeze(-1).expand_as(ones), ones)
     return labels, votes[:, :, :C].contiguous()
@@ -72,7 +72,7 @@ def assign_means(
     mean: Float[Tensor, "B H D"],
     directions: Float[Tensor, "B H D C"],
     halves: Float[Tensor, "B H C"],
-    real: Bool[Tensor, "B N"] | None,
+    valid: Bool[Tensor, "B N"] | None,
 ) -> Int64[Tensor, "B H N"]:
     """For each vector the cluster with the smallest half − (x − mean)·direction, the lowest of equal ones.
 
@@ -80,4 +80,4 @@ def assign_means(
     """
     centred = (wide(x.detach())[0] - mean.unsqueeze(2)).to(directions.dtype)
     labels = (halves.unsqueeze(2) - centred @ directions).argmin(-1)
-    return keep_real(labels, real, halves.shape[2])
+    return keep_valid(labels, valid, halves.shape[2])

@@ -52,13 +52,13 @@ def _layer(weight: Tensor, bias: Tensor, heads: int) -> dict[str, Any]:
 
 def _select(shape: Sequence[int], work: int, x: Any, outputs: tuple[Tensor, Tensor], **scores: Any) -> None:
     (B, H, N, buckets), (tokens, best) = shape, outputs
-    interface.check("top_of_each_bucket", real=(x.real, torch.bool, (B, N)), sizes=(x.sizes, x.sizes.dtype, (B,)))
+    interface.check("top_of_each_bucket", valid=(x.valid, torch.bool, (B, N)), sizes=(x.sizes, x.sizes.dtype, (B,)))
     interface.run(
         "bucket_top",
         **{"B": B, "H": H, "N": N, "buckets": buckets, "slots": tokens.shape[3]},
         **scores,
         threads=interface.threads(work),
-        real=x.real,
+        valid=x.valid,
         wanted=x.sizes.to(torch.int64),
         odds=x.odds,
         tokens=tokens,

@@ -16,7 +16,7 @@ def top_and_best(
     scores: Float[Tensor, "B H N C"] | Hashed,
     sizes: Int64[Tensor, "B"],
     most: int,
-    real: Bool[Tensor, "B N"] | None,
+    valid: Bool[Tensor, "B N"] | None,
     *,
     odds: bool,
 ) -> tuple[Int64[Tensor, "B H C K"], Int64[Tensor, "B H N"]]:
@@ -29,13 +29,13 @@ def top_and_best(
     Scores that are still to be computed never lie in memory as a whole on a compiled backend.
     """
     scores = scores.scores() if isinstance(scores, Hashed) else scores
-    return reference.top_of_each_bucket(scores, sizes, most, real, odds=odds), scores.argmax(-1)
+    return reference.top_of_each_bucket(scores, sizes, most, valid, odds=odds), scores.argmax(-1)
 
 
 @top_and_best.compiled
 def run(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     """Run on a compiled backend, by scores or by what they are computed from."""
-    scores, choice = x.scores, (x.sizes, x.most, x.real, x.odds)
+    scores, choice = x.scores, (x.sizes, x.most, x.valid, x.odds)
     if isinstance(scores, Hashed):
         vectors, functions = [each.detach() for _, each in scores.terms], [function for function, _ in scores.terms]
         weights = [w.detach().float() for function in functions for w in function.weights]
@@ -47,7 +47,7 @@ def run(backend: str, x: Any) -> tuple[Tensor, Tensor]:
     return slots, best
 
 
-CHOICE = "sizes", "most", "real", "odds"
+CHOICE = "sizes", "most", "valid", "odds"
 HASHED: dict[str, Any] = {"vectors": list[Tensor], "weights": list[Tensor], "biases": list[Tensor]}
 HASHED |= {"layers": list[int], "heads": int, "root": float}
 

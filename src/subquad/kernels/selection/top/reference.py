@@ -10,15 +10,15 @@ def top_of_each_bucket(
     scores: Float[Tensor, "B H N C"],
     sizes: Int64[Tensor, "B"],
     most: int,
-    real: Bool[Tensor, "B N"] | None,
+    valid: Bool[Tensor, "B N"] | None,
     *,
     odds: bool,
 ) -> Int64[Tensor, "B H C K"]:
     """The slots of `subquad.kernels.selection.top.op.top_and_best`."""
     N = scores.shape[2]
     ranked = (log_odds(scores) if odds else scores).detach().transpose(-1, -2)
-    if real is not None:
-        ranked = ranked.masked_fill(~real[:, None, None, :], -torch.inf)
+    if valid is not None:
+        ranked = ranked.masked_fill(~valid[:, None, None, :], -torch.inf)
     values, order = (x[..., :most] for x in ranked.sort(dim=-1, descending=True, stable=True))
     taken = torch.arange(order.shape[3], device=scores.device) < sizes[:, None, None, None]
     return torch.where(taken & ~torch.isneginf(values), order, N).sort(-1).values

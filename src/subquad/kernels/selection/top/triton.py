@@ -47,8 +47,8 @@ def _choose(scores: Tensor, tokens: Tensor, best: Tensor, x: Any) -> None:
     """Fill the slots and the best buckets of some heads."""
     N = scores.shape[2]
     ranked = (log_odds(scores) if x.odds else scores).transpose(2, 3).contiguous()
-    if x.real is not None:
-        ranked.masked_fill_(~x.real[:, None, None, :], -torch.inf)
+    if x.valid is not None:
+        ranked.masked_fill_(~x.valid[:, None, None, :], -torch.inf)
     slots = tokens if tokens.is_contiguous() else tokens.new_empty(tokens.shape)
     list_largest(ranked, slots, empty=N, wanted=x.sizes)
     if slots is not tokens:
